@@ -1,0 +1,64 @@
+"""/bootstrap: new anchors from a few seed pairs, as a job."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Response
+from pydantic import Field
+
+from app.api import wire
+from app.api.deps import Project, Svc
+from app.api.jobs import Job, describe
+from app.api.problems import documented
+from app.api.wire import Body, JsonRoute, Name, Vectors
+from app.maths.bootstrap import Settings
+from app.services import bootstrapping
+
+router = APIRouter(tags=["bootstrap"], route_class=JsonRoute)
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class BootstrapOptions(Body):
+    """The paper's settings (Cannistraci et al. 2023, Table 3) are the defaults."""
+
+    steps: Annotated[int, Field(ge=1, le=2000)] = 250
+    learning_rate: Annotated[Finite, Field(gt=0, le=1)] = 0.02
+    epsilon: Annotated[Finite, Field(ge=1e-6, le=10)] = 1e-4
+    sinkhorn_steps: Annotated[int, Field(ge=1, le=100)] = 1
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+
+class BootstrapRequest(Body):
+    """Two pools without a known order, and a few pairs [row of source_pool, row of target_pool] that are known."""
+
+    name: Name
+    source: Name
+    target: Name
+    source_pool: Vectors
+    target_pool: Vectors
+    seeds: list[Annotated[list[int], Field(min_length=2, max_length=2)]]
+    size: Annotated[int, Field(ge=2, le=4096)] = 300
+    options: BootstrapOptions = BootstrapOptions()
+
+
+@router.post("/bootstrap", status_code=202, responses=documented(400, 404, 409, 413, 415, 422))
+def bootstrap(body: BootstrapRequest, response: Response, services: Svc, project: Project) -> Job:
+    """Queue the paper's anchor optimisation; when the job has succeeded, the anchor set `name` exists.
+
+    It finds wrong partners without a sound when the seeds are too few: the result's `nearness` is a hint, not a proof.
+    """
+    row = bootstrapping.request_bootstrap(
+        services,
+        project,
+        name=body.name,
+        source=body.source,
+        target=body.target,
+        source_pool=wire.matrix(body.source_pool, "source_pool"),
+        target_pool=wire.matrix(body.target_pool, "target_pool"),
+        seeds=[(i, j) for i, j in body.seeds],
+        settings=Settings(size=body.size, **body.options.model_dump()),
+    )
+    response.headers["Location"] = f"/jobs/{row.id}"
+    return describe(row)

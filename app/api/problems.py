@@ -1,0 +1,144 @@
+"""Errors to application/problem+json (RFC 9457), in one place. Routes raise; this file knows HTTP."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+from uuid import uuid4
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+
+from app import errors
+
+log = logging.getLogger("anchorage")
+
+MEDIA_TYPE = "application/problem+json"
+
+#: the first class of an error's ancestry found here decides
+STATUS: dict[type[errors.AnchorageError], HTTPStatus] = {
+    errors.NotFound: HTTPStatus.NOT_FOUND,
+    errors.Conflict: HTTPStatus.CONFLICT,
+    errors.TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    errors.UnsupportedMedia: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    errors.Malformed: HTTPStatus.BAD_REQUEST,
+    errors.Invalid: HTTPStatus.UNPROCESSABLE_ENTITY,
+    errors.Unavailable: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+
+#: pydantic's error types that have a code of their own here; every other one is invalid-request
+CODES = {"extra_forbidden": "unknown-field", "missing": "missing-field"}
+
+
+class FieldError(BaseModel):
+    """One wrong field of a request."""
+
+    field: str
+    message: str
+
+
+class Problem(BaseModel):
+    """What went wrong (RFC 9457). `code` is stable; `detail` is for people."""
+
+    type: str = Field(examples=["urn:anchorage:dimension-mismatch"])
+    title: str
+    status: int
+    code: str
+    detail: str
+    instance: str
+    field: str | None = None
+    rows: list[int] | None = Field(None, description="The first 20 rows at fault, counted from 0.")
+    row_count: int | None = Field(None, description="How many rows are at fault.")
+    limit: int | None = None
+    errors: list[FieldError] | None = None
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI's `responses` for routes that may answer these statuses with a problem."""
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
+
+
+def install(app: FastAPI) -> None:
+    """Every error, also those of the framework, leaves as a problem document."""
+    app.add_exception_handler(errors.AnchorageError, _anchorage_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _unexpected_error)
+
+
+def status_of(error: errors.AnchorageError) -> HTTPStatus:
+    for cls in type(error).__mro__:
+        if cls in STATUS:
+            return STATUS[cls]
+    return HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def problem(request: Request, status: HTTPStatus, code: str, detail: str, **more: Any) -> Response:
+    """The response; members without a value are left out."""
+    body = {
+        "type": f"urn:anchorage:{code}",
+        "title": status.phrase,
+        "status": status.value,
+        "code": code,
+        "detail": detail,
+        "instance": request.url.path,
+        **{name: value for name, value in more.items() if value is not None},
+    }
+    return Response(orjson.dumps(body), status_code=status, media_type=MEDIA_TYPE)
+
+
+async def _anchorage_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, errors.AnchorageError)
+    if error.__cause__ is not None:
+        log.warning("%s: %s", error.code, error.detail, exc_info=error.__cause__)
+    return problem(
+        request,
+        status_of(error),
+        error.code,
+        error.detail,
+        field=error.field,
+        rows=error.rows or None,
+        row_count=error.row_count or None,
+        limit=error.limit,
+    )
+
+
+async def _validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    found = [FieldError(field=_dotted(item["loc"]), message=item["msg"]) for item in error.errors()]
+    code = CODES.get(error.errors()[0]["type"], "invalid-request")
+    detail = "; ".join(f"{item.field}: {item.message}" for item in found[:5])
+    return problem(
+        request,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        code,
+        detail,
+        field=found[0].field,
+        errors=[item.model_dump() for item in found[: errors.ROWS_SHOWN]],
+    )
+
+
+def _dotted(location: tuple[int | str, ...]) -> str:
+    """('body', 'options', 'delta') -> 'options.delta'."""
+    return ".".join(str(part) for part in location[1:]) or str(location[0])
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    status = HTTPStatus(error.status_code)
+    response = problem(request, status, status.phrase.lower().replace(" ", "-"), str(error.detail))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _unexpected_error(request: Request, error: Exception) -> Response:
+    """A fault of ours: the client gets an id that the log has too, and nothing of the inside."""
+    incident = uuid4().hex
+    log.error("incident %s at %s %s", incident, request.method, request.url.path, exc_info=error)
+    detail = f"the service failed; its log has the reason under {incident}"
+    return problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, "internal", detail)

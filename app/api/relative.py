@@ -1,0 +1,62 @@
+"""/relative: vectors as their similarities to the anchors."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, Field
+
+from app.api import wire
+from app.api.deps import Project, Svc
+from app.api.problems import documented
+from app.api.translate import Flag, flags
+from app.api.wire import Body, Encoding, JsonRoute, Name, Vectors
+from app.services import translation
+
+router = APIRouter(tags=["vectors"], route_class=JsonRoute)
+
+
+class RelativeRequest(Body):
+    """Vectors of `encoder`, or inputs for it. `encode_power` 0 gives the paper's cosines, above 0 the graded projector's coordinates."""
+
+    encoder: Name
+    anchor_set: Name
+    vectors: Vectors = None
+    inputs: list[str] | None = None
+    encode_power: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    ridge: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
+        None, description="above power 0 only; default 1"
+    )
+    encoding: Encoding = "float"
+
+
+class RelativeAnswer(BaseModel):
+    """`count` relative vectors of `dim` = k numbers."""
+
+    vectors: Vectors
+    count: int
+    dim: int
+    flags: list[Flag]
+
+
+@router.post(
+    "/relative",
+    responses={200: {"model": RelativeAnswer}, **documented(400, 404, 409, 413, 415, 422)},
+    response_model=None,
+)
+def relative(body: RelativeRequest, services: Svc, project: Project) -> Response:
+    """The similarities of each vector to each anchor, both centred on the anchors' mean."""
+    vectors, at_mean = translation.relative(
+        services,
+        project,
+        encoder=body.encoder,
+        anchor_set=body.anchor_set,
+        vectors=wire.optional_matrix(body.vectors, "vectors"),
+        inputs=body.inputs,
+        encode_power=body.encode_power,
+        ridge=body.ridge,
+    )
+    count, dim = vectors.shape
+    answer = {"vectors": wire.encode(vectors, body.encoding), "count": count, "dim": dim, "flags": flags(at_mean)}
+    return wire.respond(answer)

@@ -1,0 +1,177 @@
+"""/heads and /stitch: classifiers trained in one space, used from every other."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, Field
+from torch import Tensor
+
+from app.api import wire
+from app.api.deps import After, Limit, PathName, Project, Svc
+from app.api.problems import documented
+from app.api.translate import Flag, Method, Options, flags
+from app.api.wire import Body, Encoding, JsonRoute, Name, Numbers, Vectors
+from app.errors import BadBase64, NotExactlyOne
+from app.heads.linear import read_safetensors
+from app.services import stitching
+from app.storage import registry, tables
+
+router = APIRouter(tags=["heads"], route_class=JsonRoute)
+
+
+class NewHead(Body):
+    """A linear head, named as torch.nn.Linear: logits = x weight^T + bias, weight (classes, dim).
+
+    It belongs to an `encoder` (it reads that encoder's vectors) or to an `anchor_set` (it reads relative vectors).
+    Weights are `weight` and `bias`, or `safetensors`: the base64 of a file with tensors of these names.
+    """
+
+    name: Name
+    encoder: Name | None = None
+    anchor_set: Name | None = None
+    classes: Annotated[list[Annotated[str, Field(max_length=200)]], Field(min_length=2, max_length=10_000)]
+    weight: Vectors = None
+    bias: Numbers = None
+    safetensors: str | None = None
+
+    def tensors(self) -> tuple[Tensor, Tensor | None]:
+        if (self.weight is None) == (self.safetensors is None):
+            raise NotExactlyOne("send exactly one of weight and safetensors", field="weight")
+        if self.weight is not None:
+            bias = None if self.bias is None else wire.vector(self.bias, "bias")
+            return wire.matrix(self.weight, "weight"), bias
+        if self.bias is not None:
+            raise NotExactlyOne("a safetensors file brings its own bias", field="bias")
+        try:
+            return read_safetensors(base64.b64decode(self.safetensors or "", validate=True))
+        except (binascii.Error, UnicodeEncodeError) as error:
+            raise BadBase64(f"not base64: {error}", field="safetensors") from None
+
+
+class Head(BaseModel):
+    """A registered head."""
+
+    name: str
+    kind: str
+    encoder: str | None
+    anchor_set: str | None
+    dim: int
+    classes: list[str]
+    created_at: datetime
+
+
+class HeadPage(BaseModel):
+    """Heads in the order of their names."""
+
+    heads: list[Head]
+
+
+class StitchRequest(Body):
+    """Vectors of `encoder`, or inputs for it, and a head of this or any other space. `anchor_set` is how the two meet."""
+
+    encoder: Name
+    head: Name
+    anchor_set: Name | None = Field(None, description="needed when the head belongs to another encoder")
+    vectors: Vectors = None
+    inputs: list[str] | None = None
+    method: Method = "auto"
+    options: Options = Options()
+    encoding: Encoding = "float"
+
+
+class StitchAnswer(BaseModel):
+    """Predicted class names, probabilities n x c in the order of `classes`, and the translator used (null: none was needed)."""
+
+    labels: list[str]
+    scores: Vectors
+    classes: list[str]
+    method: str | None
+    translator: str | None
+    flags: list[Flag]
+
+
+def describe(row: tables.Head) -> Head:
+    return Head(
+        name=row.name,
+        kind=row.kind,
+        encoder=row.encoder.name if row.encoder else None,
+        anchor_set=row.anchor_set.name if row.anchor_set else None,
+        dim=row.dim,
+        classes=row.classes,
+        created_at=row.created_at,
+    )
+
+
+@router.post("/heads", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
+def create(body: NewHead, response: Response, services: Svc, project: Project) -> Head:
+    """Register a head."""
+    weight, bias = body.tensors()
+    row = stitching.create_head(
+        services,
+        project,
+        name=body.name,
+        encoder=body.encoder,
+        anchor_set=body.anchor_set,
+        classes=body.classes,
+        weight=weight,
+        bias=bias,
+    )
+    response.headers["Location"] = f"/heads/{row.name}"
+    return describe(row)
+
+
+@router.get("/heads", responses=documented(422))
+def list_(services: Svc, project: Project, after: After = "", limit: Limit = 100) -> HeadPage:
+    """Heads in the order of their names."""
+    with services.db.transaction() as session:
+        return HeadPage(
+            heads=[describe(row) for row in registry.page(session, tables.Head, project, after=after, limit=limit)]
+        )
+
+
+@router.get("/heads/{name}", responses=documented(404, 422))
+def get(name: PathName, services: Svc, project: Project) -> Head:
+    """One head."""
+    with services.db.transaction() as session:
+        return describe(registry.by_name(session, tables.Head, project, name))
+
+
+@router.delete("/heads/{name}", status_code=204, responses=documented(404, 422))
+def delete(name: PathName, services: Svc, project: Project) -> None:
+    """Forget a head."""
+    stitching.delete_head(services, project, name)
+
+
+@router.post(
+    "/stitch",
+    responses={200: {"model": StitchAnswer}, **documented(400, 404, 409, 413, 415, 422)},
+    response_model=None,
+)
+def stitch(body: StitchRequest, services: Svc, project: Project) -> Response:
+    """Predictions of a head for vectors it was never trained on: translated into its space, or made relative, as it needs."""
+    answer = stitching.stitch(
+        services,
+        project,
+        encoder=body.encoder,
+        head=body.head,
+        anchor_set=body.anchor_set,
+        method=body.method,
+        options=body.options.given(),
+        vectors=wire.optional_matrix(body.vectors, "vectors"),
+        inputs=body.inputs,
+    )
+    return wire.respond(
+        {
+            "labels": [answer.classes[label] for label in answer.labels],
+            "scores": wire.encode(answer.scores, body.encoding),
+            "classes": answer.classes,
+            "method": answer.method,
+            "translator": answer.translator,
+            "flags": flags(answer.at_mean),
+        }
+    )

@@ -1,0 +1,242 @@
+"""Vectors on the wire: JSON lists and base64, in and out; and the reading of a JSON body.
+
+pydantic validates the envelope only: a vectors field passes through it untouched and is decoded by `matrix`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import orjson
+import torch
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from starlette.concurrency import run_in_threadpool
+from torch import Tensor
+
+from app.errors import (
+    BadBase64,
+    BadDtype,
+    BadShape,
+    BodyTooLarge,
+    EmptyVectors,
+    Malformed,
+    RaggedRows,
+    UnsupportedMedia,
+)
+
+#: wire name -> numpy dtype, little-endian
+DTYPES = {"float16": "<f2", "float32": "<f4", "float64": "<f8"}
+
+#: bodies above this are parsed in a thread, so that small requests need not wait for them
+INLINE_BYTES = 64 * 1024
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+
+Name = Annotated[str, Field(pattern=NAME, examples=["minilm"])]
+Encoding = Literal["float", "base64"]
+
+_PACKED = {
+    "type": "object",
+    "properties": {
+        "dtype": {"enum": list(DTYPES)},
+        "shape": {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 2, "maxItems": 2},
+        "base64": {"type": "string", "description": "little-endian, C order"},
+    },
+    "required": ["dtype", "shape", "base64"],
+    "additionalProperties": False,
+}
+_LISTS = {
+    "type": "array",
+    "minItems": 1,
+    "items": {"type": "array", "minItems": 1, "items": {"type": "number"}},
+    "examples": [[[0.1, -0.2], [0.3, 0.4]]],
+}
+
+#: a list of vectors in a body: passes pydantic as it is, `matrix` decodes it
+Vectors = Annotated[Any, WithJsonSchema({"anyOf": [_LISTS, _PACKED], "title": "Vectors"})]
+#: a list of numbers, decoded by `vector`
+Numbers = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "number"}, "title": "Numbers"})]
+
+
+class Body(BaseModel):
+    """The base of every request body: unknown fields are refused, and no type is guessed."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class JsonRequest(Request):
+    """A request whose JSON body was read and parsed before the framework asks for it."""
+
+    parsed: Any
+
+    async def body(self) -> bytes:
+        return b"parsed"
+
+    async def json(self) -> Any:
+        return self.parsed
+
+
+class JsonRoute(APIRoute):
+    """A route that reads its body with a size limit and orjson."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+
+        async def read_then_handle(request: Request) -> Response:
+            return await handle(await read_json(request))
+
+        return read_then_handle
+
+
+async def read_json(request: Request) -> JsonRequest:
+    """Raises UnsupportedMedia, BodyTooLarge (before the body is read, when its length is declared), Malformed."""
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media != "application/json":
+        raise UnsupportedMedia(f"expected a body of application/json, got {media or 'no content type'}")
+    data = await _read_limited(request, request.app.state.max_body_bytes)
+    parsed = JsonRequest(request.scope, request.receive)
+    parsed.parsed = await run_in_threadpool(_parse, data) if len(data) > INLINE_BYTES else _parse(data)
+    return parsed
+
+
+async def _read_limited(request: Request, limit: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise BodyTooLarge(f"a body of {declared} bytes, {limit} are allowed", limit=limit)
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > limit:
+            raise BodyTooLarge(f"a body of more than {limit} bytes, which is what is allowed", limit=limit)
+    return bytes(data)
+
+
+def _parse(data: bytes) -> Any:
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        reason = f"the body is not JSON: {error}"
+    # NaN, Infinity and 1e999 are not JSON, but a client that sends them deserves to hear which rows hold them.
+    try:
+        parsed = json.loads(data)
+        orjson.dumps(parsed)  # refuses what else only the lenient parser lets through, such as half a surrogate pair
+    except (ValueError, RecursionError, TypeError):
+        raise Malformed(reason) from None
+    return parsed
+
+
+def matrix(value: Any, field: str) -> Tensor:
+    """A vectors field (n, d) as a tensor: float64 from JSON numbers, its own dtype from base64.
+
+    Raises EmptyVectors, RaggedRows, BadShape, BadDtype, BadBase64, naming field and rows. Finiteness is the maths' to check.
+    """
+    if isinstance(value, Mapping):
+        return _packed(value, field)
+    if not isinstance(value, list):
+        raise BadShape("expected a list of vectors, or an object with dtype, shape and base64", field=field)
+    if not value:
+        raise EmptyVectors("expected at least one vector", field=field)
+    flat = [row for row, vector in enumerate(value) if not isinstance(vector, list)]
+    if flat:
+        raise BadShape("expected a list of vectors: [[...], [...]]", field=field, rows=flat)
+    _check_lengths(value, field)
+    return torch.from_numpy(_numbers(value, field))
+
+
+def vector(value: Any, field: str) -> Tensor:
+    """A list of numbers as a float64 tensor. Raises BadShape, BadDtype."""
+    if not isinstance(value, list):
+        raise BadShape("expected a list of numbers", field=field)
+    return torch.from_numpy(_numbers([value], field)[0])
+
+
+def optional_matrix(value: Any, field: str) -> Tensor | None:
+    return None if value is None else matrix(value, field)
+
+
+def encode(vectors: Tensor, encoding: Encoding) -> Any:
+    """A tensor in the form the client asks for: an array that `respond` writes as lists, or base64."""
+    array = np.ascontiguousarray(vectors.numpy(), dtype="<f4")
+    if encoding == "float":
+        return array
+    return {"dtype": "float32", "shape": list(array.shape), "base64": base64.b64encode(array.data).decode()}
+
+
+def respond(content: Any, status: int = 200, **headers: str) -> Response:
+    """A JSON response by orjson, arrays as lists of their shortest exact decimals."""
+    data = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Response(data, status_code=status, media_type="application/json", headers=headers)
+
+
+def _check_lengths(value: list[list[Any]], field: str) -> None:
+    lengths = [len(vector) for vector in value]
+    if min(lengths) == max(lengths):
+        return
+    usual = max(set(lengths), key=lengths.count)
+    rows = [row for row, length in enumerate(lengths) if length != usual]
+    raise RaggedRows(f"most vectors have {usual} numbers, {len(rows)} of {len(lengths)} do not", field=field, rows=rows)
+
+
+def _numbers(rows: list[list[Any]], field: str) -> np.ndarray[Any, Any]:
+    """Rows of equal length as float64; anything but JSON numbers is refused by row."""
+    try:
+        array = np.array(rows)
+    except (ValueError, OverflowError):  # a list inside a row
+        array = np.empty(0, dtype=object)
+    # numpy mixes booleans into floats without a word; a first look at the types of each row would cost more than parsing it.
+    if array.dtype.kind in "fiu" and array.ndim == 2 and not _holds_booleans(rows, array):
+        return array.astype(np.float64)
+    wrong = [row for row, vector in enumerate(rows) if not all(type(x) in (float, int) for x in vector)]
+    if wrong or array.ndim != 2:
+        raise BadDtype("expected numbers only", field=field, rows=wrong)
+    return np.array([[_as_float(x) for x in vector] for vector in rows]).reshape(len(rows), -1)
+
+
+def _holds_booleans(rows: list[list[Any]], array: np.ndarray[Any, Any]) -> bool:
+    """Only a row that holds an exact 0 or 1 can hide a boolean."""
+    suspects = ((array == 0) | (array == 1)).any(axis=1).nonzero()[0]
+    return any(type(x) is bool for row in suspects for x in rows[row])
+
+
+def _as_float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:  # an integer of hundreds of digits: out of range is for the maths to say
+        return math.inf
+
+
+def _packed(value: Mapping[str, Any], field: str) -> Tensor:
+    if set(value) != {"dtype", "shape", "base64"}:
+        raise BadShape("expected an object with exactly dtype, shape and base64", field=field)
+    if not isinstance(value["dtype"], str) or value["dtype"] not in DTYPES:
+        raise BadDtype(f"dtype must be one of {', '.join(DTYPES)}", field=f"{field}.dtype")
+    shape = value["shape"]
+    if not isinstance(shape, list) or len(shape) != 2 or not all(type(n) is int and n >= 0 for n in shape):
+        raise BadShape("shape must be two whole numbers, [vectors, dimension]", field=f"{field}.shape")
+    if not isinstance(value["base64"], str):
+        raise BadBase64("expected base64 text", field=f"{field}.base64")
+    dtype = np.dtype(DTYPES[value["dtype"]])
+    try:
+        data = base64.b64decode(value["base64"], validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise BadBase64(f"not base64: {error}", field=f"{field}.base64") from None
+    expected = shape[0] * shape[1] * dtype.itemsize
+    if len(data) != expected:
+        raise BadBase64(
+            f"{shape[0]} x {shape[1]} {dtype.name} numbers are {expected} bytes, got {len(data)}",
+            field=f"{field}.base64",
+        )
+    if expected == 0:
+        raise EmptyVectors("expected at least one vector of at least one number", field=field)
+    # A copy: the bytes of the request are read-only, and torch wants to own what it writes to.
+    return torch.from_numpy(np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=True))

@@ -1,0 +1,222 @@
+"""Every error Anchorage raises on purpose, and its stable `code`.
+
+AnchorageError
+├─ NotFound                  a name or id nobody has given
+│  └─ EncoderNotFound, AnchorSetNotFound, HeadNotFound, TranslatorNotFound, JobNotFound
+├─ Conflict                  the request is fine, the present state is not
+│  └─ NameTaken, InUse, EmbeddingsExist, AnchorCountMismatch, AnchorsNotEmbedded, JobFinished
+├─ TooLarge                  more than a stated limit
+│  └─ BodyTooLarge, TooManyVectors, TooManyInputs, TooManyAnchors, PoolTooLarge
+├─ UnsupportedMedia          a body that is not JSON
+├─ Malformed                 a body that does not parse at all
+├─ Invalid                   a value that is wrong: its field, and the rows where that helps
+│  └─ InvalidRequest, DimensionMismatch, RaggedRows, NonFinite, OutOfRange, BadShape, BadDtype, BadBase64, EmptyVectors,
+│     DegenerateAnchors, InvalidOption, UnknownOption, NotExactlyOne, MethodNotIndependent,
+│     EncoderNeedsVectors, EncoderUnavailable, InvalidHead, InvalidSeeds
+└─ Unavailable               the server's turn to do something about it
+   └─ JobFailed              (in a job's record only)
+
+No class knows HTTP: `app.api.problems` turns a class into a status, and a job's row stores the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+#: how many row numbers an error carries before it only counts them
+ROWS_SHOWN = 20
+
+
+class AnchorageError(Exception):
+    """The root: one sentence for a person, and for programs a code, the field and the rows."""
+
+    code: ClassVar[str] = "error"
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        field: str | None = None,
+        rows: Sequence[int] = (),
+        limit: int | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.field = field
+        self.rows = [int(row) for row in rows[:ROWS_SHOWN]]
+        self.row_count = len(rows)
+        self.limit = limit
+
+    def at(self, field: str) -> AnchorageError:
+        """The same error, naming `field` when it named none (the maths does not know the request's field names)."""
+        self.field = self.field or field
+        return self
+
+
+class NotFound(AnchorageError):
+    code = "not-found"
+
+
+class EncoderNotFound(NotFound):
+    code = "encoder-not-found"
+
+
+class AnchorSetNotFound(NotFound):
+    code = "anchor-set-not-found"
+
+
+class HeadNotFound(NotFound):
+    code = "head-not-found"
+
+
+class TranslatorNotFound(NotFound):
+    code = "translator-not-found"
+
+
+class JobNotFound(NotFound):
+    code = "job-not-found"
+
+
+class Conflict(AnchorageError):
+    code = "conflict"
+
+
+class NameTaken(Conflict):
+    code = "name-taken"
+
+
+class InUse(Conflict):
+    code = "in-use"
+
+
+class EmbeddingsExist(Conflict):
+    code = "embeddings-exist"
+
+
+class AnchorCountMismatch(Conflict):
+    code = "anchor-count-mismatch"
+
+
+class AnchorsNotEmbedded(Conflict):
+    code = "anchors-not-embedded"
+
+
+class JobFinished(Conflict):
+    code = "job-finished"
+
+
+class TooLarge(AnchorageError):
+    code = "too-large"
+
+
+class BodyTooLarge(TooLarge):
+    code = "body-too-large"
+
+
+class TooManyVectors(TooLarge):
+    code = "too-many-vectors"
+
+
+class TooManyInputs(TooLarge):
+    code = "too-many-inputs"
+
+
+class TooManyAnchors(TooLarge):
+    code = "too-many-anchors"
+
+
+class PoolTooLarge(TooLarge):
+    code = "pool-too-large"
+
+
+class UnsupportedMedia(AnchorageError):
+    code = "unsupported-media-type"
+
+
+class Malformed(AnchorageError):
+    code = "malformed-json"
+
+
+class Invalid(AnchorageError):
+    code = "invalid"
+
+
+class InvalidRequest(Invalid):
+    code = "invalid-request"
+
+
+class DimensionMismatch(Invalid):
+    code = "dimension-mismatch"
+
+
+class RaggedRows(Invalid):
+    code = "ragged-rows"
+
+
+class NonFinite(Invalid):
+    code = "non-finite"
+
+
+class OutOfRange(Invalid):
+    code = "value-out-of-range"
+
+
+class BadShape(Invalid):
+    code = "bad-shape"
+
+
+class BadDtype(Invalid):
+    code = "bad-dtype"
+
+
+class BadBase64(Invalid):
+    code = "bad-base64"
+
+
+class EmptyVectors(Invalid):
+    code = "empty-vectors"
+
+
+class DegenerateAnchors(Invalid):
+    code = "degenerate-anchors"
+
+
+class InvalidOption(Invalid):
+    code = "invalid-option"
+
+
+class UnknownOption(Invalid):
+    code = "unknown-option"
+
+
+class NotExactlyOne(Invalid):
+    code = "not-exactly-one"
+
+
+class MethodNotIndependent(Invalid):
+    code = "method-not-independent"
+
+
+class EncoderNeedsVectors(Invalid):
+    code = "encoder-needs-vectors"
+
+
+class EncoderUnavailable(Invalid):
+    code = "encoder-unavailable"
+
+
+class InvalidHead(Invalid):
+    code = "invalid-head"
+
+
+class InvalidSeeds(Invalid):
+    code = "invalid-seeds"
+
+
+class Unavailable(AnchorageError):
+    code = "unavailable"
+
+
+class JobFailed(AnchorageError):
+    code = "job-failed"

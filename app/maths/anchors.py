@@ -1,0 +1,74 @@
+"""Which items of a pool to take as anchors: at random, far apart, or one for each cluster."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from app.errors import InvalidOption
+from app.maths.inverse import farthest_points
+from app.maths.space import fit_space
+
+#: Lloyd iterations: k-means on embeddings settles well before
+ITERATIONS = 50
+
+
+def check_size(size: int, pool: int) -> None:
+    """Raise InvalidOption unless 1 <= size <= pool."""
+    if not 1 <= size <= pool:
+        raise InvalidOption(f"size must lie between 1 and the pool's {pool} items, got {size}", field="size")
+
+
+def uniform(pool: int, *, size: int, seed: int) -> list[int]:
+    """`size` of `pool` indices without repetition, every subset equally likely. Raises InvalidOption."""
+    check_size(size, pool)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(pool, generator=generator)[:size].tolist()
+
+
+def farthest(pool: Float[Tensor, "n d"], *, size: int, seed: int) -> list[int]:
+    """Greedy farthest points by 1 - |cos| around the pool's mean, from a seeded start.
+
+    pool  (n, d), any units. Returns `size` indices in the order chosen; fewer where some items equal the mean.
+    Raises InvalidOption, and as `fit_space`. Source: Moschella et al. 2023, appendix (anchor selection, fps).
+    """
+    check_size(size, pool.shape[0])
+    unit = fit_space(pool).unit
+    usable = (unit.abs().amax(dim=1) > 0).nonzero().flatten()
+    start = usable[torch.randint(len(usable), (1,), generator=torch.Generator().manual_seed(seed))]
+    return farthest_points(unit, delta=0.0, start=int(start))[:size]
+
+
+def medoids(pool: Float[Tensor, "n d"], *, size: int, seed: int) -> list[int]:
+    """The item nearest to each of `size` k-means centres (k-means++ start, Lloyd) of the pool's unit vectors.
+
+    pool  (n, d), any units; centred and scaled to unit length first. Returns at most `size` distinct indices, sorted.
+    Raises InvalidOption, and as `fit_space`. Source: Moschella et al. 2023, appendix (anchor selection, kmeans).
+    """
+    check_size(size, pool.shape[0])
+    points = fit_space(pool).unit
+    centres = _plus_plus(points, size, torch.Generator().manual_seed(seed))
+    previous = None
+    for _ in range(ITERATIONS):
+        nearest = torch.cdist(points, centres).argmin(dim=1)
+        if previous is not None and torch.equal(nearest, previous):
+            break
+        previous = nearest
+        sums = torch.zeros_like(centres).index_add_(0, nearest, points)
+        counts = torch.bincount(nearest, minlength=size)[:, None]
+        # A cluster nobody is nearest to keeps its centre.
+        centres = torch.where(counts > 0, sums / counts.clamp_min(1), centres)
+    return sorted(set(torch.cdist(centres, points).argmin(dim=1).tolist()))
+
+
+def _plus_plus(points: Float64[Tensor, "n d"], size: int, generator: torch.Generator) -> Float64[Tensor, "m d"]:
+    """k-means++ starts: each next one drawn with probability in proportion to its squared distance to the nearest so far."""
+    chosen = [int(torch.randint(len(points), (1,), generator=generator))]
+    nearest = (points - points[chosen[0]]).square().sum(dim=1)
+    while len(chosen) < size:
+        weights = nearest if bool(nearest.sum() > 0) else torch.ones_like(nearest)
+        index = int(torch.multinomial(weights, 1, generator=generator))
+        chosen.append(index)
+        nearest = torch.minimum(nearest, (points - points[index]).square().sum(dim=1))
+    return points[chosen]

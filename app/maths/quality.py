@@ -1,0 +1,168 @@
+"""How good a translation is: cosine, MRR, recall@k, two Jaccards of neighbours, and linear CKA.
+
+Everywhere: `translated` (n, d) are translated vectors and `native` (n, d) the true ones of the same items, both in the target
+encoder's units and both centred by the caller (on the target's anchors), for the mean they share is no information.
+Cosine decides who is near. Ties are resolved against the translation. Every result is dimensionless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from app.maths.space import row_norms, unit_rows
+
+#: how many query rows are compared with the whole index at once: keeps memory at CHUNK x n
+CHUNK = 1024
+
+#: the neighbourhood size of recall and of the Jaccards
+NEIGHBOURS = 10
+
+
+@dataclass(frozen=True)
+class Quality:
+    """One translation's numbers over `n` held-out items; recall and Jaccards at `k` neighbours."""
+
+    n: int
+    k: int
+    cosine: float
+    mrr: float
+    recall: float
+    jaccard_target: float
+    jaccard_own: float
+
+
+def unit(vectors: Float[Tensor, "n d"]) -> Float64[Tensor, "n d"]:
+    """Rows (n, d) scaled to length 1 in float64; a zero row stays zero."""
+    vectors = vectors.double()
+    return unit_rows(vectors, row_norms(vectors))
+
+
+def cosine(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> float:
+    """Mean over the rows of cos(translated_i, native_i), in [-1, 1]."""
+    return float((unit(translated) * unit(native)).sum(dim=1).mean())
+
+
+def similarities(
+    queries: Float64[Tensor, "n d"], index: Float64[Tensor, "m d"]
+) -> Iterator[tuple[int, Float64[Tensor, "c m"]]]:
+    """Cosines of unit queries (n, d) to a unit index (m, d), as (first row, block of at most CHUNK rows)."""
+    for start in range(0, queries.shape[0], CHUNK):
+        yield start, queries[start : start + CHUNK] @ index.T
+
+
+def ranks(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> Int64[Tensor, " n"]:
+    """The 1-based rank of native_i among all native rows by cosine to translated_i; a tie counts against it."""
+    queries, index = unit(translated), unit(native)
+    found = []
+    for start, block in similarities(queries, index):
+        own = block.gather(1, torch.arange(start, start + block.shape[0])[:, None])
+        found.append((block >= own).sum(dim=1))
+    return torch.cat(found)
+
+
+def mrr(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> float:
+    """Mean over i of 1 / rank of native_i in the whole index, not cut at any k; in (0, 1]."""
+    return float((1.0 / ranks(translated, native).double()).mean())
+
+
+def neighbours(
+    queries: Float[Tensor, "n d"], index: Float[Tensor, "n d"], k: int, *, self_included: bool
+) -> Int64[Tensor, "n k"]:
+    """The k rows of `index` (n, d) with the largest cosine to each query (n, d).
+
+    k              in 1..n, or 1..n-1 without the query's own item (row i of both is one item)
+    self_included  whether item i may be its own neighbour
+    """
+    found = []
+    for start, block in similarities(unit(queries), unit(index)):
+        if not self_included:
+            block.scatter_(1, torch.arange(start, start + block.shape[0])[:, None], -torch.inf)
+        found.append(block.topk(k, dim=1).indices)
+    return torch.cat(found)
+
+
+def shared(first: Int64[Tensor, "n k"], second: Int64[Tensor, "n k"]) -> Int64[Tensor, " n"]:
+    """How many members two neighbour lists (n, k) have in common, row by row."""
+    return (first[:, :, None] == second[:, None, :]).sum(dim=(1, 2))
+
+
+def recall(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"], k: int = NEIGHBOURS) -> float:
+    """recall@k: of the k items a native query finds in the native index, the share a translated query finds too.
+
+    The item itself is left out of both lists (in a search it is not in the index). In [0, 1]; k <= n - 1.
+    """
+    ours = neighbours(translated, native, k, self_included=False)
+    truth = neighbours(native, native, k, self_included=False)
+    return float(shared(ours, truth).double().mean() / k)
+
+
+def jaccard(
+    translated: Float[Tensor, "n d"],
+    native: Float[Tensor, "n d"],
+    k: int = NEIGHBOURS,
+    *,
+    own_space: bool = False,
+) -> float:
+    """Mean of |A & B| / |A | B| of two lists of k neighbours, in [0, 1].
+
+    own_space=False  "target": both are searched among the native vectors, the item itself included, as in the reference code of
+                     Moschella et al. 2023 and Cannistraci et al. 2023 (Table 1). k <= n.
+    own_space=True   "own": each is searched among its own vectors, the item itself left out (ReSi's). k <= n - 1. Asks whether
+                     the translated cloud keeps its own neighbourhoods, wherever it lies.
+    """
+    index = translated if own_space else native
+    ours = neighbours(translated, index, k, self_included=not own_space)
+    truth = neighbours(native, native, k, self_included=not own_space)
+    common = shared(ours, truth).double()
+    return float((common / (2 * k - common)).mean())
+
+
+def measure(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> Quality:
+    """Every number at once, at min(10, n - 1) neighbours. Needs n >= 2; vectors centred, see the module."""
+    n = translated.shape[0]
+    k = min(NEIGHBOURS, n - 1)
+    return Quality(
+        n=n,
+        k=k,
+        cosine=cosine(translated, native),
+        mrr=mrr(translated, native),
+        recall=recall(translated, native, k),
+        jaccard_target=jaccard(translated, native, k),
+        jaccard_own=jaccard(translated, native, k, own_space=True),
+    )
+
+
+def do_nothing(source: Float[Tensor, "n dx"], dim: int) -> Float[Tensor, "n dy"]:
+    """The baseline without any translation: source vectors (n, d_x) put into a d_y-dimensional index, cut or padded with zeros."""
+    if source.shape[1] >= dim:
+        return source[:, :dim]
+    return torch.nn.functional.pad(source, (0, dim - source.shape[1]))
+
+
+def cka(x: Float[Tensor, "n dx"], y: Float[Tensor, "n dy"]) -> float:
+    """Debiased linear CKA of two embeddings of the same n >= 4 items, near 0 for unrelated ones whatever their dimensions.
+
+    CKA = H(K, L) / sqrt(H(K, K) H(L, L)) with K = X X^T, L = Y Y^T, their diagonals set to zero, and
+    H(K, L) = [ tr(K L) + 1'K1 1'L1 / ((n-1)(n-2)) - 2/(n-2) 1'K L 1 ] / (n (n-3)).
+    x (n, d_x), y (n, d_y), any units. Returns at most 1; slightly below 0 is possible; 0 where a space has no variation.
+    Sources: Kornblith et al. 2019; the estimator of Song et al. 2012, equation 5. Computed without the n x n matrices.
+    """
+    x, y = x.double() - x.double().mean(dim=0), y.double() - y.double().mean(dim=0)
+    cross = _hsic(x, y)
+    own = _hsic(x, x) * _hsic(y, y)
+    return cross / own**0.5 if own > 0 else 0.0
+
+
+def _hsic(x: Float64[Tensor, "n dx"], y: Float64[Tensor, "n dy"]) -> float:
+    """N (n-3) H(K, L): for zero-diagonal K, tr(K L) = |X^T Y|_F^2 - sum of |x_i|^2 |y_i|^2, and K 1 = X (X^T 1) - |x_i|^2."""
+    n = x.shape[0]
+    own_x, own_y = x.square().sum(dim=1), y.square().sum(dim=1)
+    trace = (x.T @ y).square().sum() - (own_x * own_y).sum()
+    rows_x, rows_y = x @ x.sum(dim=0) - own_x, y @ y.sum(dim=0) - own_y
+    total = rows_x.sum() * rows_y.sum() / ((n - 1) * (n - 2))
+    return float(trace + total - 2 / (n - 2) * (rows_x * rows_y).sum())

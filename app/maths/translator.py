@@ -1,0 +1,99 @@
+"""The one object serving knows: translate(x) = s_y * r(n(x) T) + m_y. Fitting may be rich; applying is this page."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float, Float32, Float64
+from torch import Tensor
+
+from app.maths.space import Space, check_vectors, normalise, row_norms, unit_rows
+
+
+@dataclass(frozen=True, eq=False)
+class Decoder:
+    """Out of relative coordinates: decode(r) = s_y * r'(r D) + m_y, made from the target's anchors alone.
+
+    matrix       (k, d_y)  D for vectors that come as relative coordinates
+    scale, mean            s_y and m_y (d_y,), in the target encoder's units
+    renormalise            whether r' scales to unit length before s_y (an ensemble mean shrinks norms) or is the identity
+    """
+
+    matrix: Float32[Tensor, "k dy"]
+    scale: float
+    mean: Float32[Tensor, " dy"]
+    renormalise: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Translator:
+    """The fused map source space -> target space.
+
+    source_mean  (d_x,)      m_x, in the source encoder's units
+    decoder      (d_x, d_y)  T = E_x D_y in place of D, and the target's s_y, m_y and renormalise
+    """
+
+    source_mean: Float32[Tensor, " dx"]
+    decoder: Decoder
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        return self.decoder.matrix.shape[0], self.decoder.matrix.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.source_mean.nbytes + self.decoder.matrix.nbytes + self.decoder.mean.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class Translated:
+    """vectors (n, d_y) in the target's units, and which rows (n,) had no direction and became the target's mean."""
+
+    vectors: Float32[Tensor, "n dy"]
+    at_mean: Bool[Tensor, " n"]
+
+
+def make_decoder(target: Space, matrix: Float64[Tensor, "m dy"], *, renormalise: bool = True) -> Decoder:
+    """Round a fitted matrix and the target's statistics to float32, the precision of serving."""
+    return Decoder(matrix.float().contiguous(), target.scale, target.mean.float(), renormalise)
+
+
+def make_translator(
+    source: Space, target: Space, matrix: Float64[Tensor, "dx dy"], *, renormalise: bool = True
+) -> Translator:
+    """The translator that serves a fitted T (d_x, d_y), in float32."""
+    return Translator(source.mean.float(), make_decoder(target, matrix, renormalise=renormalise))
+
+
+def decode(decoder: Decoder, coordinates: Float[Tensor, "n m"]) -> Float32[Tensor, "n dy"]:
+    """s_y * r'(c M) + m_y for coordinates c (n, m): relative vectors for D, unit vectors for T.
+
+    Returns (n, d_y) in the target encoder's units; a row of zeros becomes m_y.
+    Raises as `check_vectors`: EmptyVectors, DimensionMismatch, NonFinite, OutOfRange.
+    """
+    check_vectors(coordinates, dim=decoder.matrix.shape[0])
+    product = coordinates.float() @ decoder.matrix
+    if decoder.renormalise:
+        product = unit_rows(product, row_norms(product))
+    return product.mul_(decoder.scale).add_(decoder.mean)
+
+
+def apply(translator: Translator, vectors: Float[Tensor, "n dx"]) -> Translated:
+    """Translate vectors (n, d_x), in the source encoder's units and any float dtype, in float32.
+
+    A vector equal to the source's mean has no direction: it becomes the target's mean, and is flagged.
+    Raises as `check_vectors`: EmptyVectors, DimensionMismatch, NonFinite, OutOfRange.
+    """
+    check_vectors(vectors, dim=translator.dims[0])
+    unit, norms = normalise(vectors.float(), translator.source_mean)
+    return Translated(decode(translator.decoder, unit), norms == 0)
+
+
+def content_hash(translator: Translator) -> str:
+    """SHA-256 of everything `apply` depends on, as 32 hexadecimal digits: equal hashes translate alike."""
+    decoder = translator.decoder
+    digest = hashlib.sha256(f"{decoder.scale!r} {decoder.renormalise} {list(translator.dims)}".encode())
+    for tensor in (translator.source_mean, decoder.matrix, decoder.mean):
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,247 @@
+"""Encoders, anchor sets and the spaces they make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy.orm import Session
+from torch import Tensor
+
+from app.errors import (
+    AnchorageError,
+    AnchorCountMismatch,
+    AnchorsNotEmbedded,
+    EmbeddingsExist,
+    EmptyVectors,
+    InUse,
+    InvalidRequest,
+    TooManyInputs,
+    TooManyVectors,
+)
+from app.maths import space as spaces
+from app.maths.health import examine
+from app.services.context import Limits, Services
+from app.storage import registry, tables
+from app.types import EncoderKind
+
+
+def checked(vectors: Tensor, *, field: str, limits: Limits, dim: int | None = None) -> Tensor:
+    """The vectors in float32, after every check that needs no space; errors name `field`. Raises as `check_vectors`, and TooManyVectors."""
+    if vectors.shape[0] > limits.vectors:
+        raise TooManyVectors(
+            f"{vectors.shape[0]} vectors in one request, {limits.vectors} are allowed",
+            field=field,
+            limit=limits.vectors,
+        )
+    try:
+        spaces.check_vectors(vectors, dim=dim)
+    except AnchorageError as error:
+        raise error.at(field) from None
+    return vectors.float()
+
+
+def encode(services: Services, encoder: tables.Encoder, inputs: Sequence[str], *, field: str = "inputs") -> Tensor:
+    """Vectors of texts, by the service itself. Raises EncoderNeedsVectors, EncoderUnavailable, TooManyInputs, EmptyVectors."""
+    limits = services.limits
+    if not inputs:
+        raise EmptyVectors("expected at least one input", field=field)
+    if len(inputs) > limits.vectors:
+        raise TooManyInputs(
+            f"{len(inputs)} inputs in one request, {limits.vectors} are allowed", field=field, limit=limits.vectors
+        )
+    long = [row for row, text in enumerate(inputs) if len(text) > limits.input_characters]
+    if long:
+        raise TooManyInputs(
+            f"inputs of more than {limits.input_characters} characters",
+            field=field,
+            rows=long,
+            limit=limits.input_characters,
+        )
+    model = services.encoders.get(encoder.kind, encoder.model, encoder.revision)
+    return checked(model.encode(inputs), field=field, limits=limits, dim=encoder.dim)
+
+
+def create_encoder(
+    services: Services,
+    project: str,
+    *,
+    name: str,
+    kind: EncoderKind,
+    dim: int | None,
+    model: str | None,
+    revision: str | None,
+    modality: str,
+) -> tables.Encoder:
+    """Register an encoder; one the service runs is loaded now, so that a wrong name shows at once. Raises NameTaken, EncoderUnavailable."""
+    with services.db.transaction() as session:
+        registry.require_free(session, tables.Encoder, project, name)
+    if kind is EncoderKind.external:
+        if dim is None or model_given(model, revision):
+            raise InvalidRequest("an external encoder has a dim, and no model or revision", field="dim")
+    else:
+        if dim is not None or model is None:
+            raise InvalidRequest(f"an encoder of kind {kind} has a model, which tells its dim", field="model")
+        dim = services.encoders.get(kind, model, revision).dim
+    row = tables.Encoder(
+        project=project, name=name, kind=kind, dim=dim, model=model, revision=revision, modality=modality, options={}
+    )
+    with services.db.transaction() as session:
+        registry.require_free(session, tables.Encoder, project, name)
+        session.add(row)
+    return row
+
+
+def model_given(model: str | None, revision: str | None) -> bool:
+    return model is not None or revision is not None
+
+
+def delete_encoder(services: Services, project: str, name: str) -> None:
+    """Raises EncoderNotFound, InUse."""
+    with services.db.transaction() as session:
+        row = registry.by_name(session, tables.Encoder, project, name)
+        _refuse_in_use(f"encoder {name!r}", registry.users_of_encoder(session, row))
+        session.delete(row)
+
+
+def create_anchor_set(
+    services: Services,
+    project: str,
+    *,
+    name: str,
+    embeddings: Mapping[str, Tensor],
+    provenance: dict[str, Any] | None = None,
+) -> tables.AnchorSet:
+    """A new set with all its embeddings, or nothing.
+
+    Raises NameTaken, EncoderNotFound, AnchorCountMismatch, and every vector error, naming `embeddings.<encoder>`.
+    """
+    if not embeddings:
+        raise EmptyVectors("expected embeddings by at least one encoder", field="embeddings")
+    with services.db.transaction() as session:
+        registry.require_free(session, tables.AnchorSet, project, name)
+        encoders = {
+            key: registry.by_name(session, tables.Encoder, project, key, field=f"embeddings.{key}")
+            for key in embeddings
+        }
+    size = next(iter(embeddings.values())).shape[0]
+    row = tables.AnchorSet(project=project, name=name, size=size, provenance=provenance)
+    row.spaces = [
+        _make_space(services, project, encoders[key], vectors, size=size, field=f"embeddings.{key}")
+        for key, vectors in embeddings.items()
+    ]
+    with services.db.transaction() as session:
+        registry.require_free(session, tables.AnchorSet, project, name)
+        session.add(row)
+    return row
+
+
+def encode_anchors(
+    services: Services, project: str, inputs: Sequence[str], encoders: Sequence[str]
+) -> dict[str, Tensor]:
+    """The same inputs by each of the named encoders. Raises as `encode`, and EncoderNotFound."""
+    with services.db.transaction() as session:
+        rows = [registry.by_name(session, tables.Encoder, project, name, field="encoders") for name in encoders]
+    return {row.name: encode(services, row, inputs) for row in rows}
+
+
+def add_embeddings(
+    services: Services,
+    project: str,
+    *,
+    anchor_set: str,
+    encoder: str,
+    vectors: Tensor | None,
+    inputs: Sequence[str] | None,
+) -> tables.AnchorSet:
+    """Another encoder's embeddings of a set. Raises the not-found errors, EmbeddingsExist, AnchorCountMismatch, vector errors."""
+    with services.db.transaction() as session:
+        set_row = registry.by_name(session, tables.AnchorSet, project, anchor_set)
+        encoder_row = registry.by_name(session, tables.Encoder, project, encoder)
+        _refuse_present(session, set_row, encoder_row)
+    field = "vectors"
+    if vectors is None:
+        field = "inputs"
+        vectors = encode(services, encoder_row, inputs or [])
+    space = _make_space(services, project, encoder_row, vectors, size=set_row.size, field=field)
+    with services.db.transaction() as session:
+        set_row = registry.by_name(session, tables.AnchorSet, project, anchor_set)
+        _refuse_present(session, set_row, encoder_row)
+        space.anchor_set_id = set_row.id
+        session.add(space)
+        session.flush()
+        session.refresh(set_row)
+    return set_row
+
+
+def delete_anchor_set(services: Services, project: str, name: str) -> None:
+    """The set, its spaces and its translators. Raises AnchorSetNotFound, InUse."""
+    with services.db.transaction() as session:
+        row = registry.by_name(session, tables.AnchorSet, project, name)
+        _refuse_in_use(f"anchor set {name!r}", registry.users_of_anchor_set(session, row))
+        session.delete(row)
+
+
+def anchors(services: Services, space: tables.Space) -> Tensor:
+    """A space's raw anchors (k, d), float32."""
+    return services.cache.get_or_make(
+        ("anchors", space.blob), lambda: services.blobs.get(space.blob)["anchors"], lambda tensor: tensor.nbytes
+    )
+
+
+def fitted_space(services: Services, space: tables.Space) -> spaces.Space:
+    """Mean, scale and unit anchors of a stored space."""
+    return services.cache.get_or_make(
+        ("space", space.blob),
+        lambda: spaces.fit_space(anchors(services, space)),
+        lambda fitted: fitted.unit.nbytes + fitted.mean.nbytes,
+    )
+
+
+def sweep_blobs(services: Services) -> int:
+    """Delete the blobs that crashed or deleted requests left behind; returns how many."""
+    with services.db.transaction() as session:
+        named = registry.named_blobs(session)
+    return services.blobs.sweep(named)
+
+
+def require_direction(vectors: Tensor, *, field: str) -> spaces.Space:
+    """The fitted space of raw vectors. Raises DegenerateAnchors, naming `field`, when they are all the same."""
+    try:
+        return spaces.fit_space(vectors)
+    except AnchorageError as error:
+        raise error.at(field) from None
+
+
+def _make_space(
+    services: Services, project: str, encoder: tables.Encoder, vectors: Tensor, *, size: int, field: str
+) -> tables.Space:
+    """Check and examine anchors, write their blob, and return a row not yet in any session."""
+    raw = checked(vectors, field=field, limits=services.limits, dim=encoder.dim)
+    if raw.shape[0] != size:
+        raise AnchorCountMismatch(f"the set has {size} anchors, this encoder brings {raw.shape[0]}", field=field)
+    health = asdict(examine(raw.double(), require_direction(raw, field=field)))
+    return tables.Space(
+        project=project,
+        encoder_id=encoder.id,
+        encoder=encoder,
+        blob=services.blobs.put({"anchors": raw}),
+        health=health,
+    )
+
+
+def _refuse_present(session: Session, anchor_set: tables.AnchorSet, encoder: tables.Encoder) -> None:
+    try:
+        registry.space(session, anchor_set, encoder)
+    except AnchorsNotEmbedded:
+        return
+    raise EmbeddingsExist(
+        f"anchor set {anchor_set.name!r} already has embeddings by {encoder.name!r}; they never change, make a new set",
+        field="encoder",
+    )
+
+
+def _refuse_in_use(what: str, users: Sequence[str]) -> None:
+    if users:
+        raise InUse(f"{what} is used by {', '.join(users[:10])}")

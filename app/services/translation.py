@@ -1,0 +1,227 @@
+"""Relative vectors, translators, and the vectors they translate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from typing import Any
+
+import orjson
+from sqlalchemy.orm import Session
+from torch import Tensor
+
+from app.errors import InvalidOption, NotExactlyOne, UnknownOption
+from app.maths import graded, methods, quality, selection
+from app.maths.crossfit import cross_fit
+from app.maths.space import normalise
+from app.maths.translator import Translator, apply, content_hash, decode
+from app.services import spaces
+from app.services.context import Services
+from app.storage import registry, tables
+
+
+@dataclass(frozen=True)
+class Request:
+    """A pair of spaces and how to fit between them; `method` may be auto, `options` are the client's."""
+
+    source: str
+    target: str
+    anchor_set: str
+    method: str
+    options: methods.Options
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A translator with its public id, the method that made it and all its options."""
+
+    id: str
+    translator: Translator
+    method: str
+    options: methods.Options
+
+
+@dataclass(frozen=True, eq=False)
+class Translation:
+    """vectors (n, d_y) in the target's units; `at_mean` rows had no direction; `translator` is None for relative vectors."""
+
+    vectors: Tensor
+    at_mean: Sequence[int]
+    method: str
+    options: methods.Options
+    translator: str | None
+
+
+def relative(
+    services: Services,
+    project: str,
+    *,
+    encoder: str,
+    anchor_set: str,
+    vectors: Tensor | None,
+    inputs: Sequence[str] | None,
+    encode_power: float = 0.0,
+    ridge: float | None = None,
+) -> tuple[Tensor, list[int]]:
+    """n(x) E (n, k), float32, and the rows that equal the mean. Power 0 is the paper's cosines; `ridge` belongs to other powers."""
+    if encode_power == 0 and ridge is not None:
+        raise UnknownOption("ridge is an option of encode_power above 0 only", field="ridge")
+    with services.db.transaction() as session:
+        row = space_row(session, project, anchor_set, encoder, "encoder")
+    raw = given_vectors(services, row.encoder, vectors, inputs)
+    space = spaces.fitted_space(services, row)
+    ridge = 1.0 if ridge is None else ridge
+    try:
+        projector = services.cache.get_or_make(
+            ("projector", row.blob, encode_power, ridge),
+            lambda: graded.projector(space.unit, power=encode_power, ridge=ridge).float().contiguous(),
+            lambda matrix: matrix.nbytes,
+        )
+    except InvalidOption as error:
+        error.field = (error.field or "encode_power").removeprefix("options.")
+        raise
+    unit, norms = normalise(raw, space.mean.float())
+    return unit @ projector, (norms == 0).nonzero().flatten().tolist()
+
+
+def translate(
+    services: Services,
+    project: str,
+    request: Request,
+    *,
+    vectors: Tensor | None,
+    inputs: Sequence[str] | None,
+) -> Translation:
+    """Vectors or inputs of the source encoder, in the target's space. Raises the not-found, option and vector errors."""
+    source, target = pair(services, project, request)
+    raw = given_vectors(services, source.encoder, vectors, inputs)
+    fitted = fit(services, project, source, target, request)
+    translated = apply(fitted.translator, raw)
+    at_mean = translated.at_mean.nonzero().flatten().tolist()
+    return Translation(translated.vectors, at_mean, fitted.method, fitted.options, fitted.id)
+
+
+def translate_relative(
+    services: Services, project: str, request: Request, *, coordinates: Tensor, relative_power: float
+) -> Translation:
+    """Relative vectors, wherever they come from, decoded into the target's space by an independent method.
+
+    Raises MethodNotIndependent, InvalidOption (a power that the method cannot decode), and the not-found and vector errors.
+    """
+    source, target = pair(services, project, request)
+    raw = spaces.checked(coordinates, field="relative", limits=services.limits, dim=source.anchor_set.size)
+    method = request.method if request.method != "auto" else selection.choose_for_relative(relative_power)
+    if "encode_power" in request.options:
+        raise UnknownOption(
+            "relative vectors are encoded already; say how with relative_power", field="options.encode_power"
+        )
+    options = methods.resolve(method, request.options, anchors=source.anchor_set.size)
+    if methods.METHODS[method].independent and method != "graded" and relative_power != 0:
+        raise InvalidOption(
+            f"{method} decodes plain cosines; vectors of power {relative_power} need graded", field="relative_power"
+        )
+    decoder = services.cache.get_or_make(
+        ("decoder", target.blob, method, _canonical(options)),
+        lambda: methods.fit_decoder(method, spaces.fitted_space(services, target), options),
+        lambda made: made.matrix.nbytes,
+    )
+    options.pop("encode_power", None)
+    at_mean = (raw.abs().amax(dim=1) == 0).nonzero().flatten().tolist()
+    return Translation(decode(decoder, raw), at_mean, method, options, None)
+
+
+def fit(services: Services, project: str, source: tables.Space, target: tables.Space, request: Request) -> Fitted:
+    """The cached translator, or a new one with its row written. Raises UnknownOption and InvalidOption."""
+    method = request.method if request.method != "auto" else selection.choose()
+    options = methods.resolve(method, request.options, anchors=source.anchor_set.size)
+
+    def make() -> Fitted:
+        translator = methods.fit(
+            method, spaces.fitted_space(services, source), spaces.fitted_space(services, target), options
+        )
+        made = Fitted(_public_id(translator, method, options), translator, method, options)
+        _write_down(services, project, source, target, made)
+        return made
+
+    # Spaces by their rows, not by their content: a set that was deleted and made again has new rows to write down.
+    key = ("translator", source.id, target.id, method, _canonical(options))
+    return services.cache.get_or_make(key, make, lambda fitted: fitted.translator.nbytes)
+
+
+def report(services: Services, project: str, content: str) -> tables.Translator:
+    """A translator's row with its held-out report, measured now if it never was. Raises TranslatorNotFound."""
+    with services.db.transaction() as session:
+        row = registry.translator(session, project, content)
+    if row.report is None:
+        measured = _measure(services, row)
+        with services.db.transaction() as session:
+            row = registry.translator(session, project, content)
+            row.report = measured
+    return row
+
+
+def pair(services: Services, project: str, request: Request) -> tuple[tables.Space, tables.Space]:
+    """Both spaces of a request. Raises the not-found errors and AnchorsNotEmbedded."""
+    with services.db.transaction() as session:
+        return (
+            space_row(session, project, request.anchor_set, request.source, "source"),
+            space_row(session, project, request.anchor_set, request.target, "target"),
+        )
+
+
+def space_row(session: Session, project: str, anchor_set: str, encoder: str, field: str) -> tables.Space:
+    set_row = registry.by_name(session, tables.AnchorSet, project, anchor_set, field="anchor_set")
+    return registry.space(session, set_row, registry.by_name(session, tables.Encoder, project, encoder, field=field))
+
+
+def given_vectors(
+    services: Services, encoder: tables.Encoder, vectors: Tensor | None, inputs: Sequence[str] | None
+) -> Tensor:
+    """The client's vectors, or its inputs encoded: exactly one of the two. Raises NotExactlyOne and the vector errors."""
+    if (vectors is None) == (inputs is None):
+        raise NotExactlyOne("send exactly one of vectors and inputs", field="vectors")
+    if vectors is None:
+        return spaces.encode(services, encoder, inputs or [])
+    return spaces.checked(vectors, field="vectors", limits=services.limits, dim=encoder.dim)
+
+
+def _measure(services: Services, row: tables.Translator) -> dict[str, Any]:
+    """The quality report of a translator: held-out numbers, and how alike the two spaces are."""
+    source, target = spaces.anchors(services, row.source), spaces.anchors(services, row.target)
+    held_out = cross_fit(row.method, source, target, row.options)
+    return {
+        "anchors": source.shape[0],
+        "held_out": None if held_out is None else asdict(held_out),
+        "cka": quality.cka(source, target) if source.shape[0] >= 4 else None,
+        "source": {"encoder": row.source.encoder.name, "dim": source.shape[1], **_spectrum(row.source)},
+        "target": {"encoder": row.target.encoder.name, "dim": target.shape[1], **_spectrum(row.target)},
+    }
+
+
+def _spectrum(space: tables.Space) -> dict[str, Any]:
+    return {"rank": space.health["rank"], "condition": space.health["condition"]}
+
+
+def _write_down(services: Services, project: str, source: tables.Space, target: tables.Space, fitted: Fitted) -> None:
+    row = tables.Translator(
+        project=project,
+        content=fitted.id,
+        source_id=source.id,
+        target_id=target.id,
+        method=fitted.method,
+        options=dict(fitted.options),
+    )
+    with services.db.transaction() as session:
+        if not registry.has_translator(session, row):
+            session.add(row)
+
+
+def _public_id(translator: Translator, method: str, options: methods.Options) -> str:
+    """A content hash that also covers the recipe: two methods may end in one matrix, and their reports are still two."""
+    text = f"{content_hash(translator)} {method} {_canonical(options)!r}"
+    return "tr_" + sha256(text.encode()).hexdigest()[:32]
+
+
+def _canonical(options: methods.Options) -> bytes:
+    return orjson.dumps(dict(options), option=orjson.OPT_SORT_KEYS)

@@ -1,0 +1,69 @@
+"""Content-addressed tensors: a file is named by the SHA-256 of its bytes, written before any row names it, and never changed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import load, save
+from torch import Tensor
+
+#: an unnamed blob younger than this may belong to a request still on its way to its commit
+ORPHAN_AGE_S = 3600
+
+
+class BlobStore:
+    """safetensors files below one folder, two levels deep."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
+
+    def put(self, tensors: Mapping[str, Tensor]) -> str:
+        """Write the tensors once and return their content hash; equal content is one file."""
+        data = save({name: tensor.contiguous() for name, tensor in tensors.items()})
+        digest = hashlib.sha256(data).hexdigest()
+        path = self._path(digest)
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            _write_whole(path, data)
+        else:
+            # A sweep must not take a file that a row is about to name.
+            os.utime(path)
+        return digest
+
+    def get(self, digest: str) -> dict[str, Tensor]:
+        """Read the tensors back; a file that no longer matches its name raises ValueError."""
+        data = self._path(digest).read_bytes()
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise ValueError(f"blob {digest} is damaged: its content does not match its name")
+        return load(data)
+
+    def sweep(self, named: set[str]) -> int:
+        """Delete files that no row names and that are old enough not to be on their way to one; return how many."""
+        limit = time.time() - ORPHAN_AGE_S
+        orphans = [path for path in self.root.glob("??/*") if path.name not in named and path.stat().st_mtime < limit]
+        for path in orphans:
+            path.unlink(missing_ok=True)
+        return len(orphans)
+
+    def _path(self, digest: str) -> Path:
+        return self.root / digest[:2] / digest
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """The file appears with all its bytes on disk, or not at all."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

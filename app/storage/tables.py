@@ -1,0 +1,153 @@
+"""All rows. Vectors are not here: a row names a blob by its content hash."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import JSON, DateTime, ForeignKey, Index, MetaData, String, UniqueConstraint
+from sqlalchemy.engine import Dialect
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+from sqlalchemy.types import TypeDecorator
+
+NAME_LENGTH = 100
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A moment in UTC on every database: SQLite drops the zone, so it is put back when read."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
+
+
+def new_id() -> str:
+    return uuid.uuid4().hex
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(column_0_label)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+class Owned:
+    """What every row has: an id, the project that owns it, and when it was made."""
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True, default=new_id)
+    project: Mapped[str] = mapped_column(String(NAME_LENGTH), default="default")
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=now)
+
+
+class Encoder(Owned, Base):
+    __tablename__ = "encoders"
+    __table_args__ = (UniqueConstraint("project", "name"),)
+
+    name: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    kind: Mapped[str] = mapped_column(String(40))
+    dim: Mapped[int]
+    model: Mapped[str | None] = mapped_column(String(200))
+    revision: Mapped[str | None] = mapped_column(String(100))
+    modality: Mapped[str] = mapped_column(String(20))
+    options: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
+
+
+class AnchorSet(Owned, Base):
+    __tablename__ = "anchor_sets"
+    __table_args__ = (UniqueConstraint("project", "name"),)
+
+    name: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    size: Mapped[int]
+    #: where the anchors came from, when the service made them: a bootstrap job and its settings
+    provenance: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    spaces: Mapped[list[Space]] = relationship(
+        back_populates="anchor_set",
+        cascade="all, delete-orphan",
+        passive_deletes=True,
+        order_by="Space.created_at",
+        lazy="selectin",
+    )
+
+
+class Space(Owned, Base):
+    """One encoder's embeddings of one anchor set."""
+
+    __tablename__ = "spaces"
+    __table_args__ = (UniqueConstraint("anchor_set_id", "encoder_id"),)
+
+    anchor_set_id: Mapped[str] = mapped_column(ForeignKey("anchor_sets.id", ondelete="CASCADE"))
+    encoder_id: Mapped[str] = mapped_column(ForeignKey("encoders.id"), index=True)
+    #: content hash of the raw anchors (k, d), float32
+    blob: Mapped[str] = mapped_column(String(64))
+    health: Mapped[dict[str, Any]] = mapped_column(JSON)
+    anchor_set: Mapped[AnchorSet] = relationship(back_populates="spaces", lazy="joined")
+    encoder: Mapped[Encoder] = relationship(lazy="joined")
+
+
+class Translator(Owned, Base):
+    """How a translator was fitted, so that its id can be asked about later; the matrix itself can be recomputed."""
+
+    __tablename__ = "translators"
+    __table_args__ = (
+        UniqueConstraint("project", "content", "source_id", "target_id"),
+        Index("ix_translators_project_content", "project", "content"),
+    )
+
+    #: the public id: a content hash
+    content: Mapped[str] = mapped_column(String(40))
+    source_id: Mapped[str] = mapped_column(ForeignKey("spaces.id", ondelete="CASCADE"), index=True)
+    target_id: Mapped[str] = mapped_column(ForeignKey("spaces.id", ondelete="CASCADE"), index=True)
+    method: Mapped[str] = mapped_column(String(40))
+    options: Mapped[dict[str, Any]] = mapped_column(JSON)
+    report: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    source: Mapped[Space] = relationship(foreign_keys=[source_id], lazy="joined")
+    target: Mapped[Space] = relationship(foreign_keys=[target_id], lazy="joined")
+
+
+class Head(Owned, Base):
+    """A classifier of one encoder's vectors (absolute) or of relative vectors (an anchor set's)."""
+
+    __tablename__ = "heads"
+    __table_args__ = (UniqueConstraint("project", "name"),)
+
+    name: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    kind: Mapped[str] = mapped_column(String(40))
+    dim: Mapped[int]
+    classes: Mapped[list[str]] = mapped_column(JSON)
+    blob: Mapped[str] = mapped_column(String(64))
+    encoder_id: Mapped[str | None] = mapped_column(ForeignKey("encoders.id"), index=True)
+    anchor_set_id: Mapped[str | None] = mapped_column(ForeignKey("anchor_sets.id"), index=True)
+    encoder: Mapped[Encoder | None] = relationship(lazy="joined")
+    anchor_set: Mapped[AnchorSet | None] = relationship(lazy="joined")
+
+
+class Job(Owned, Base):
+    __tablename__ = "jobs"
+    __table_args__ = (Index("ix_jobs_project_created_at", "project", "created_at"),)
+
+    kind: Mapped[str] = mapped_column(String(40))
+    state: Mapped[str] = mapped_column(String(20), index=True)
+    #: the request, vectors replaced by their blobs' hashes
+    arguments: Mapped[dict[str, Any]] = mapped_column(JSON)
+    attempts: Mapped[int] = mapped_column(default=0)
+    cancel_requested: Mapped[bool] = mapped_column(default=False)
+    #: {"done": steps, "total": steps, ...}
+    progress: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
+    result: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    #: {"code": ..., "detail": ...} of a failed job
+    error: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)

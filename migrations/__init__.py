@@ -1,0 +1,1 @@
+"""Alembic's folder: `env.py` connects it to app.storage.tables, `versions/` holds one file a change."""

@@ -1,0 +1,22 @@
+"""Run by alembic. The URL comes from the caller (app.storage.db.alembic_config) or from `alembic -x url=...`."""
+
+from alembic import context
+from sqlalchemy import create_engine
+
+from app.storage.tables import Base, UtcDateTime
+
+
+def render_item(kind, item, _context):
+    """Write our column type as the plain one beneath it: a migration must not change when the class does."""
+    return "sa.DateTime(timezone=True)" if kind == "type" and isinstance(item, UtcDateTime) else False
+
+
+url = context.config.attributes.get("url") or context.get_x_argument(as_dictionary=True)["url"]
+engine = create_engine(url)
+with engine.connect() as connection:
+    context.configure(
+        connection=connection, target_metadata=Base.metadata, render_as_batch=True, render_item=render_item
+    )
+    with context.begin_transaction():
+        context.run_migrations()
+engine.dispose()

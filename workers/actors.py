@@ -1,0 +1,25 @@
+"""Which use case runs which kind of job, and the one actor that does."""
+
+from __future__ import annotations
+
+import dramatiq
+from dramatiq import Actor, Broker
+
+from app.services import jobs
+from app.services.bootstrapping import run_bootstrap
+from app.services.context import Services
+from app.types import JobKind
+
+RUNNERS: dict[str, jobs.Run] = {
+    JobKind.bootstrap: run_bootstrap,
+}
+
+
+def declare(broker: Broker, services: Services) -> Actor[[str], None]:
+    """The actor that runs a job by its id, bound to the broker."""
+
+    @dramatiq.actor(broker=broker, queue_name="jobs")
+    def run_job(job_id: str) -> None:
+        jobs.run(services, job_id, RUNNERS)
+
+    return run_job

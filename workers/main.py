@@ -1,0 +1,44 @@
+"""The worker inside the API process: the same actors on an in-memory broker."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dramatiq import Worker
+
+from app.services import jobs
+from app.services.context import Services
+from app.storage.queue import memory_broker
+from workers.actors import declare
+
+#: jobs share the machine with requests
+THREADS = 1
+
+#: how long a stop waits for a running job; one that takes longer is found unfinished at the next start and run again
+STOP_TIMEOUT_MS = 5_000
+
+
+class EmbeddedWorker:
+    """Runs jobs in threads of this process. `services` is what requests should use: it can enqueue."""
+
+    def __init__(self, services: Services) -> None:
+        self._broker = memory_broker()
+        self._worker = Worker(self._broker, worker_threads=THREADS)
+        actor = declare(self._broker, services)
+
+        def enqueue(job_id: str) -> None:
+            actor.send(job_id)
+
+        self.services = replace(services, enqueue=enqueue)
+        self.alive = False
+
+    def start(self) -> int:
+        """Begin, with the jobs that an earlier process left unfinished; returns how many there were."""
+        self._worker.start()
+        self.alive = True
+        return jobs.recover(self.services)
+
+    def stop(self) -> None:
+        self.alive = False
+        self._worker.stop(timeout=STOP_TIMEOUT_MS)
+        self._broker.close()
