@@ -6,15 +6,13 @@ AnchorageError
 ├─ Conflict                  the request is fine, the present state is not
 │  └─ NameTaken, InUse, EmbeddingsExist, AnchorCountMismatch, AnchorsNotEmbedded, JobFinished
 ├─ TooLarge                  more than a stated limit
-│  └─ BodyTooLarge, TooManyVectors, TooManyInputs, TooManyAnchors, PoolTooLarge
+│  └─ BodyTooLarge, TooManyVectors, TooManyInputs, InputTooLong, PoolTooLarge
 ├─ UnsupportedMedia          a body that is not JSON
 ├─ Malformed                 a body that does not parse at all
-├─ Invalid                   a value that is wrong: its field, and the rows where that helps
-│  └─ InvalidRequest, DimensionMismatch, RaggedRows, NonFinite, OutOfRange, BadShape, BadDtype, BadBase64, EmptyVectors,
-│     DegenerateAnchors, InvalidOption, UnknownOption, NotExactlyOne, MethodNotIndependent,
-│     EncoderNeedsVectors, EncoderUnavailable, InvalidHead, InvalidSeeds
-└─ Unavailable               the server's turn to do something about it
-   └─ JobFailed              (in a job's record only)
+└─ Invalid                   a value that is wrong: its field, and the rows where that helps
+   └─ InvalidRequest, DimensionMismatch, RaggedRows, NonFinite, OutOfRange, BadShape, BadDtype, BadBase64, EmptyVectors,
+      DegenerateAnchors, InvalidOption, UnknownOption, NotExactlyOne, MethodNotIndependent,
+      EncoderNeedsVectors, EncoderUnavailable, InvalidHead, InvalidSeeds
 
 No class knows HTTP: `app.api.problems` turns a class into a status, and a job's row stores the same code.
 """
@@ -122,8 +120,8 @@ class TooManyInputs(TooLarge):
     code = "too-many-inputs"
 
 
-class TooManyAnchors(TooLarge):
-    code = "too-many-anchors"
+class InputTooLong(TooLarge):
+    code = "input-too-long"
 
 
 class PoolTooLarge(TooLarge):
@@ -212,11 +210,3 @@ class InvalidHead(Invalid):
 
 class InvalidSeeds(Invalid):
     code = "invalid-seeds"
-
-
-class Unavailable(AnchorageError):
-    code = "unavailable"
-
-
-class JobFailed(AnchorageError):
-    code = "job-failed"

@@ -14,9 +14,7 @@ def render_item(kind, item, _context):
 url = context.config.attributes.get("url") or context.get_x_argument(as_dictionary=True)["url"]
 engine = create_engine(url)
 with engine.connect() as connection:
-    context.configure(
-        connection=connection, target_metadata=Base.metadata, render_as_batch=True, render_item=render_item
-    )
+    context.configure(connection=connection, target_metadata=Base.metadata, render_as_batch=True, render_item=render_item)
     with context.begin_transaction():
         context.run_migrations()
 engine.dispose()

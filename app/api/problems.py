@@ -27,7 +27,6 @@ STATUS: dict[type[errors.AnchorageError], HTTPStatus] = {
     errors.UnsupportedMedia: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     errors.Malformed: HTTPStatus.BAD_REQUEST,
     errors.Invalid: HTTPStatus.UNPROCESSABLE_ENTITY,
-    errors.Unavailable: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 
 #: pydantic's error types that have a code of their own here; every other one is invalid-request

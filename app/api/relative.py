@@ -18,16 +18,14 @@ router = APIRouter(tags=["vectors"], route_class=JsonRoute)
 
 
 class RelativeRequest(Body):
-    """Vectors of `encoder`, or inputs for it. `encode_power` 0 gives the paper's cosines, above 0 the graded projector's coordinates."""
+    """Vectors of `encoder`, or inputs for it. Power 0 gives the paper's cosines, above 0 the graded projector's coordinates."""
 
     encoder: Name
     anchor_set: Name
     vectors: Vectors = None
     inputs: list[str] | None = None
     encode_power: Annotated[float, Field(allow_inf_nan=False)] = 0.0
-    ridge: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
-        None, description="above power 0 only; default 1"
-    )
+    ridge: Annotated[float, Field(allow_inf_nan=False)] | None = Field(None, description="above power 0 only; default 1")
     encoding: Encoding = "float"
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from datetime import datetime
 from typing import Annotated
 
@@ -16,7 +14,7 @@ from app.api.deps import After, Limit, PathName, Project, Svc
 from app.api.problems import documented
 from app.api.translate import Flag, Method, Options, flags
 from app.api.wire import Body, Encoding, JsonRoute, Name, Numbers, Vectors
-from app.errors import BadBase64, NotExactlyOne
+from app.errors import NotExactlyOne
 from app.heads.linear import read_safetensors
 from app.services import stitching
 from app.storage import registry, tables
@@ -47,10 +45,7 @@ class NewHead(Body):
             return wire.matrix(self.weight, "weight"), bias
         if self.bias is not None:
             raise NotExactlyOne("a safetensors file brings its own bias", field="bias")
-        try:
-            return read_safetensors(base64.b64decode(self.safetensors or "", validate=True))
-        except (binascii.Error, UnicodeEncodeError) as error:
-            raise BadBase64(f"not base64: {error}", field="safetensors") from None
+        return read_safetensors(wire.from_base64(self.safetensors or "", "safetensors"))
 
 
 class Head(BaseModel):
@@ -129,9 +124,7 @@ def create(body: NewHead, response: Response, services: Svc, project: Project) -
 def list_(services: Svc, project: Project, after: After = "", limit: Limit = 100) -> HeadPage:
     """Heads in the order of their names."""
     with services.db.transaction() as session:
-        return HeadPage(
-            heads=[describe(row) for row in registry.page(session, tables.Head, project, after=after, limit=limit)]
-        )
+        return HeadPage(heads=[describe(row) for row in registry.page(session, tables.Head, project, after=after, limit=limit)])
 
 
 @router.get("/heads/{name}", responses=documented(404, 422))

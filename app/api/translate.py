@@ -28,9 +28,7 @@ class Options(Body):
     """The method's own options; one that the method does not take is refused."""
 
     delta: Annotated[Finite, Field(ge=0, le=1)] | None = Field(None, description="irp: pruning threshold, default 0.6")
-    omega: Annotated[int, Field(ge=1, le=65_536)] | None = Field(
-        None, description="irp: subspaces, default 8, at most k"
-    )
+    omega: Annotated[int, Field(ge=1, le=65_536)] | None = Field(None, description="irp: subspaces, default 8, at most k")
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(None, description="irp: chooses the subspaces' starts")
     ridge: Annotated[Finite, Field(ge=0)] | None = Field(None, description="irp-ridge, graded, ridge: default 1")
     encode_power: Annotated[Finite, Field(ge=0, le=1)] | None = Field(None, description="graded: default 1")
@@ -72,7 +70,7 @@ class Flag(BaseModel):
 
 
 class TranslateAnswer(BaseModel):
-    """`count` vectors of `dim` numbers in the target encoder's units; a flagged row had no direction and became the target's mean."""
+    """`count` vectors of `dim` numbers in the target encoder's units; a flagged row had no direction: it is the target's mean."""
 
     vectors: Vectors
     count: int
@@ -205,8 +203,6 @@ def create_translator(body: TranslatorRequest, response: Response, services: Svc
 
 
 @router.get("/translators/{id}", responses=documented(404, 422))
-def get_translator(
-    id: Annotated[str, Path(pattern=r"^tr_[0-9a-f]{32}$")], services: Svc, project: Project
-) -> Translator:
+def get_translator(id: Annotated[str, Path(pattern=r"^tr_[0-9a-f]{32}$")], services: Svc, project: Project) -> Translator:
     """A translator's quality report; every id that /translate or /stitch answered can be asked about."""
     return describe(translation.report(services, project, id))

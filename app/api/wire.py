@@ -6,7 +6,6 @@ pydantic validates the envelope only: a vectors field passes through it untouche
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import math
 from collections.abc import Callable, Coroutine, Mapping
@@ -164,6 +163,14 @@ def optional_matrix(value: Any, field: str) -> Tensor | None:
     return None if value is None else matrix(value, field)
 
 
+def from_base64(text: str, field: str) -> bytes:
+    """Raises BadBase64."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:  # binascii.Error is one
+        raise BadBase64(f"not base64: {error}", field=field) from None
+
+
 def encode(vectors: Tensor, encoding: Encoding) -> Any:
     """A tensor in the form the client asks for: an array that `respond` writes as lists, or base64."""
     array = np.ascontiguousarray(vectors.numpy(), dtype="<f4")
@@ -226,10 +233,7 @@ def _packed(value: Mapping[str, Any], field: str) -> Tensor:
     if not isinstance(value["base64"], str):
         raise BadBase64("expected base64 text", field=f"{field}.base64")
     dtype = np.dtype(DTYPES[value["dtype"]])
-    try:
-        data = base64.b64decode(value["base64"], validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise BadBase64(f"not base64: {error}", field=f"{field}.base64") from None
+    data = from_base64(value["base64"], f"{field}.base64")
     expected = shape[0] * shape[1] * dtype.itemsize
     if len(data) != expected:
         raise BadBase64(

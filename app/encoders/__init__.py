@@ -1,0 +1,1 @@
+"""Functions from inputs to vectors. Heavy libraries are imported inside loaders."""

@@ -55,7 +55,5 @@ def read_safetensors(data: bytes) -> tuple[Tensor, Tensor | None]:
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise InvalidHead("not a safetensors file", field="safetensors") from error
     if "weight" not in tensors or not set(tensors) <= NAMES:
-        raise InvalidHead(
-            f"expected tensors 'weight' and optionally 'bias', got {sorted(tensors)}", field="safetensors"
-        )
+        raise InvalidHead(f"expected tensors 'weight' and optionally 'bias', got {sorted(tensors)}", field="safetensors")
     return tensors["weight"], tensors.get("bias")

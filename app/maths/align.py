@@ -28,9 +28,7 @@ def procrustes(source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"])
     return rotation
 
 
-def ridge(
-    source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"], *, ridge: float
-) -> Float64[Tensor, "dx dy"]:
+def ridge(source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"], *, ridge: float) -> Float64[Tensor, "dx dy"]:
     """T = (U_x^T U_x + ridge I)^-1 U_x^T U_y, minimising |U_x T - U_y|^2 + ridge |T|^2.
 
     source  (k, d_x) and target (k, d_y): unit anchors, row i the same item in both; ridge >= 0 (0: least squares of least norm)

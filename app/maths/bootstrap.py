@@ -110,9 +110,7 @@ def optimise(
     for step in range(settings.steps if len(free) else 0):
         on_step(step, last)
         relative_y = y @ torch.cat([known, free]).T
-        partner = correspondence(
-            relative_x, relative_y.detach(), epsilon=settings.epsilon, steps=settings.sinkhorn_steps
-        )
+        partner = correspondence(relative_x, relative_y.detach(), epsilon=settings.epsilon, steps=settings.sinkhorn_steps)
         loss = (relative_x[partner] - relative_y).square().mean()
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -141,7 +139,7 @@ def _discretise(
     nearness = [1.0] * len(seeds)
     taken = {j for _, j in seeds}
     if len(free):
-        cosines, nearest = (free @ y.T).max(dim=1)
+        cosines, nearest = (free @ y.T).clamp(-1.0, 1.0).max(dim=1)
         for index in cosines.argsort(descending=True, stable=True).tolist():
             j = int(nearest[index])
             if j not in taken:

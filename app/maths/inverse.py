@@ -21,7 +21,7 @@ GRAM_LIMIT = 4096
 
 
 def farthest_points(unit: Float64[Tensor, "k d"], *, delta: float, start: int) -> list[int]:
-    """Greedy farthest point sampling with the distance 1 - |cos|, begun at `start`, ended when the next point is nearer than delta.
+    """Greedy farthest point sampling by 1 - |cos|, begun at `start`, ended when the next point is nearer than delta.
 
     unit   (k, d), rows of norm 1, or 0 for an anchor that equals the mean: such a row is never chosen
     delta  in [0, 1], dimensionless: 0 keeps every anchor, 1 only mutually orthogonal ones
@@ -60,9 +60,7 @@ def subspaces(unit: Float64[Tensor, "k d"], *, delta: float, omega: int, seed: i
     """
     k = unit.shape[0]
     if not 1 <= omega <= k:
-        raise InvalidOption(
-            f"omega must lie between 1 and the number of anchors, {k}; got {omega}", field="options.omega"
-        )
+        raise InvalidOption(f"omega must lie between 1 and the number of anchors, {k}; got {omega}", field="options.omega")
     usable = (unit.abs().amax(dim=1) > 0).nonzero().flatten()
     generator = torch.Generator().manual_seed(seed)
     order = usable[torch.randperm(len(usable), generator=generator)].tolist()

@@ -47,9 +47,7 @@ def cosine(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> fl
     return float((unit(translated) * unit(native)).sum(dim=1).mean())
 
 
-def similarities(
-    queries: Float64[Tensor, "n d"], index: Float64[Tensor, "m d"]
-) -> Iterator[tuple[int, Float64[Tensor, "c m"]]]:
+def similarities(queries: Float64[Tensor, "n d"], index: Float64[Tensor, "m d"]) -> Iterator[tuple[int, Float64[Tensor, "c m"]]]:
     """Cosines of unit queries (n, d) to a unit index (m, d), as (first row, block of at most CHUNK rows)."""
     for start in range(0, queries.shape[0], CHUNK):
         yield start, queries[start : start + CHUNK] @ index.T
@@ -138,7 +136,7 @@ def measure(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> Q
 
 
 def do_nothing(source: Float[Tensor, "n dx"], dim: int) -> Float[Tensor, "n dy"]:
-    """The baseline without any translation: source vectors (n, d_x) put into a d_y-dimensional index, cut or padded with zeros."""
+    """The baseline without translation: source vectors (n, d_x) in a d_y-dimensional index, cut or padded with zeros."""
     if source.shape[1] >= dim:
         return source[:, :dim]
     return torch.nn.functional.pad(source, (0, dim - source.shape[1]))

@@ -9,5 +9,5 @@ def choose() -> str:
 
 
 def choose_for_relative(relative_power: float) -> str:
-    """For relative vectors made with `relative_power`: plain cosines (0) want the full inverse, whitened ones the graded decoder."""
+    """For relative vectors: plain cosines (power 0) want the full inverse, whitened ones the graded decoder."""
     return "irp-ridge" if relative_power == 0 else "graded"

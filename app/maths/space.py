@@ -74,9 +74,7 @@ def unit_rows(rows: Float[Tensor, "n d"], norms: Float64[Tensor, " n"]) -> Float
     return rows / largest * (inverse[:, None] * largest).to(rows.dtype)
 
 
-def normalise(
-    vectors: Float[Tensor, "n d"], mean: Float[Tensor, " d"]
-) -> tuple[Float[Tensor, "n d"], Float64[Tensor, " n"]]:
+def normalise(vectors: Float[Tensor, "n d"], mean: Float[Tensor, " d"]) -> tuple[Float[Tensor, "n d"], Float64[Tensor, " n"]]:
     """n(x) = (x - m) / |x - m|, and zero where x equals m up to rounding.
 
     vectors  (n, d), encoder's units, float32 or float64 (cast float16 first: its squares overflow)
@@ -112,14 +110,12 @@ def fit_space(anchors: Float[Tensor, "k d"]) -> Space:
         mean = torch.zeros_like(mean)
     unit, norms = normalise(anchors, mean)
     if not bool(norms.any()):
-        raise DegenerateAnchors(
-            f"the {anchors.shape[0]} anchors are all the same vector: centred on their mean they have rank 0"
-        )
+        raise DegenerateAnchors(f"the {anchors.shape[0]} anchors are all the same vector: centred on their mean they have rank 0")
     return Space(mean=mean, scale=float(norms.mean()), unit=unit)
 
 
 def relative(vectors: Float[Tensor, "n d"], space: Space) -> Float64[Tensor, "n k"]:
-    """relative(x) = n(x) U^T: the k cosines of x to the anchors, both centred on the anchors' mean.
+    """The k cosines of x to the anchors, both centred on the anchors' mean: n(x) U^T.
 
     vectors  (n, d), the encoder's own units
     Returns (n, k), dimensionless, each in [-1, 1]. Invariant to a rotation and to a positive scaling of the encoder's space.

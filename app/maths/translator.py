@@ -59,9 +59,7 @@ def make_decoder(target: Space, matrix: Float64[Tensor, "m dy"], *, renormalise:
     return Decoder(matrix.float().contiguous(), target.scale, target.mean.float(), renormalise)
 
 
-def make_translator(
-    source: Space, target: Space, matrix: Float64[Tensor, "dx dy"], *, renormalise: bool = True
-) -> Translator:
+def make_translator(source: Space, target: Space, matrix: Float64[Tensor, "dx dy"], *, renormalise: bool = True) -> Translator:
     """The translator that serves a fitted T (d_x, d_y), in float32."""
     return Translator(source.mean.float(), make_decoder(target, matrix, renormalise=renormalise))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from app.errors import PoolTooLarge
+from app.errors import InvalidRequest, PoolTooLarge
 from app.maths import bootstrap
 from app.services import spaces
 from app.services.context import Services
@@ -32,6 +32,8 @@ def request_bootstrap(
 
     Raises the not-found errors, NameTaken, PoolTooLarge, InvalidSeeds, and the vector errors.
     """
+    if source == target:
+        raise InvalidRequest("source and target are one encoder: its items are their own partners", field="target")
     with services.db.transaction() as session:
         registry.require_free(session, tables.AnchorSet, project, name)
         encoders = [

@@ -69,9 +69,7 @@ def run(services: Services, job_id: str, runners: dict[str, Run]) -> None:
     except Cancelled:
         _finish(services, row, JobState.cancelled)
     except AnchorageError as error:
-        _finish(
-            services, row, JobState.failed, error={"code": error.code, "detail": error.detail, "field": error.field}
-        )
+        _finish(services, row, JobState.failed, error={"code": error.code, "detail": error.detail, "field": error.field})
     except Exception:
         detail = "the job failed by a fault of the service; its log has the reason"
         _finish(services, row, JobState.failed, error={"code": "internal", "detail": detail})

@@ -15,6 +15,7 @@ from app.errors import (
     AnchorsNotEmbedded,
     EmbeddingsExist,
     EmptyVectors,
+    InputTooLong,
     InUse,
     InvalidRequest,
     TooManyInputs,
@@ -28,7 +29,7 @@ from app.types import EncoderKind
 
 
 def checked(vectors: Tensor, *, field: str, limits: Limits, dim: int | None = None) -> Tensor:
-    """The vectors in float32, after every check that needs no space; errors name `field`. Raises as `check_vectors`, and TooManyVectors."""
+    """The vectors in float32, once they are checked; errors name `field`. Raises as `check_vectors`, and TooManyVectors."""
     if vectors.shape[0] > limits.vectors:
         raise TooManyVectors(
             f"{vectors.shape[0]} vectors in one request, {limits.vectors} are allowed",
@@ -53,7 +54,7 @@ def encode(services: Services, encoder: tables.Encoder, inputs: Sequence[str], *
         )
     long = [row for row, text in enumerate(inputs) if len(text) > limits.input_characters]
     if long:
-        raise TooManyInputs(
+        raise InputTooLong(
             f"inputs of more than {limits.input_characters} characters",
             field=field,
             rows=long,
@@ -74,7 +75,10 @@ def create_encoder(
     revision: str | None,
     modality: str,
 ) -> tables.Encoder:
-    """Register an encoder; one the service runs is loaded now, so that a wrong name shows at once. Raises NameTaken, EncoderUnavailable."""
+    """Register an encoder; one the service runs is loaded now, so that a wrong name shows at once.
+
+    Raises NameTaken, InvalidRequest, EncoderUnavailable.
+    """
     with services.db.transaction() as session:
         registry.require_free(session, tables.Encoder, project, name)
     if kind is EncoderKind.external:
@@ -121,10 +125,7 @@ def create_anchor_set(
         raise EmptyVectors("expected embeddings by at least one encoder", field="embeddings")
     with services.db.transaction() as session:
         registry.require_free(session, tables.AnchorSet, project, name)
-        encoders = {
-            key: registry.by_name(session, tables.Encoder, project, key, field=f"embeddings.{key}")
-            for key in embeddings
-        }
+        encoders = {key: registry.by_name(session, tables.Encoder, project, key, field=f"embeddings.{key}") for key in embeddings}
     size = next(iter(embeddings.values())).shape[0]
     row = tables.AnchorSet(project=project, name=name, size=size, provenance=provenance)
     row.spaces = [
@@ -137,9 +138,7 @@ def create_anchor_set(
     return row
 
 
-def encode_anchors(
-    services: Services, project: str, inputs: Sequence[str], encoders: Sequence[str]
-) -> dict[str, Tensor]:
+def encode_anchors(services: Services, project: str, inputs: Sequence[str], encoders: Sequence[str]) -> dict[str, Tensor]:
     """The same inputs by each of the named encoders. Raises as `encode`, and EncoderNotFound."""
     with services.db.transaction() as session:
         rows = [registry.by_name(session, tables.Encoder, project, name, field="encoders") for name in encoders]

@@ -38,7 +38,10 @@ def create_head(
     weight: Tensor,
     bias: Tensor | None,
 ) -> tables.Head:
-    """Store a linear head of an encoder's space, or of an anchor set's relative space. Raises NameTaken, InvalidHead, not-found errors."""
+    """Store a linear head of an encoder's space, or of an anchor set's relative space.
+
+    Raises NotExactlyOne, NameTaken, InvalidHead, and the not-found errors.
+    """
     if (encoder is None) == (anchor_set is None):
         raise NotExactlyOne("a head belongs to exactly one of encoder and anchor_set", field="encoder")
     repeated = [row for row, label in enumerate(classes) if label in classes[:row]]
@@ -46,7 +49,7 @@ def create_head(
         raise InvalidHead("class names repeat", field="classes", rows=repeated)
     with services.db.transaction() as session:
         registry.require_free(session, tables.Head, project, name)
-        row = tables.Head(project=project, name=name, kind="linear", classes=list(classes))
+        row = tables.Head(project=project, name=name, kind="linear", classes=list(classes), encoder=None, anchor_set=None)
         if encoder is not None:
             row.encoder = registry.by_name(session, tables.Encoder, project, encoder, field="encoder")
             row.dim = row.encoder.dim

@@ -64,7 +64,7 @@ def relative(
     encode_power: float = 0.0,
     ridge: float | None = None,
 ) -> tuple[Tensor, list[int]]:
-    """n(x) E (n, k), float32, and the rows that equal the mean. Power 0 is the paper's cosines; `ridge` belongs to other powers."""
+    """n(x) E (n, k), float32, and the rows that equal the mean. Power 0: the paper's cosines, which have no `ridge`."""
     if encode_power == 0 and ridge is not None:
         raise UnknownOption("ridge is an option of encode_power above 0 only", field="ridge")
     with services.db.transaction() as session:
@@ -113,9 +113,7 @@ def translate_relative(
     raw = spaces.checked(coordinates, field="relative", limits=services.limits, dim=source.anchor_set.size)
     method = request.method if request.method != "auto" else selection.choose_for_relative(relative_power)
     if "encode_power" in request.options:
-        raise UnknownOption(
-            "relative vectors are encoded already; say how with relative_power", field="options.encode_power"
-        )
+        raise UnknownOption("relative vectors are encoded already; say how with relative_power", field="options.encode_power")
     options = methods.resolve(method, request.options, anchors=source.anchor_set.size)
     if methods.METHODS[method].independent and method != "graded" and relative_power != 0:
         raise InvalidOption(
@@ -137,9 +135,7 @@ def fit(services: Services, project: str, source: tables.Space, target: tables.S
     options = methods.resolve(method, request.options, anchors=source.anchor_set.size)
 
     def make() -> Fitted:
-        translator = methods.fit(
-            method, spaces.fitted_space(services, source), spaces.fitted_space(services, target), options
-        )
+        translator = methods.fit(method, spaces.fitted_space(services, source), spaces.fitted_space(services, target), options)
         made = Fitted(_public_id(translator, method, options), translator, method, options)
         _write_down(services, project, source, target, made)
         return made
@@ -175,9 +171,7 @@ def space_row(session: Session, project: str, anchor_set: str, encoder: str, fie
     return registry.space(session, set_row, registry.by_name(session, tables.Encoder, project, encoder, field=field))
 
 
-def given_vectors(
-    services: Services, encoder: tables.Encoder, vectors: Tensor | None, inputs: Sequence[str] | None
-) -> Tensor:
+def given_vectors(services: Services, encoder: tables.Encoder, vectors: Tensor | None, inputs: Sequence[str] | None) -> Tensor:
     """The client's vectors, or its inputs encoded: exactly one of the two. Raises NotExactlyOne and the vector errors."""
     if (vectors is None) == (inputs is None):
         raise NotExactlyOne("send exactly one of vectors and inputs", field="vectors")

@@ -63,7 +63,7 @@ def _write_whole(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        Path(temporary).replace(path)
     except BaseException:
-        os.unlink(temporary)
+        Path(temporary).unlink()
         raise

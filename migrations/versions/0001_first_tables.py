@@ -112,12 +112,8 @@ def upgrade() -> None:
         sa.Column("id", sa.String(length=32), nullable=False),
         sa.Column("project", sa.String(length=100), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["source_id"], ["spaces.id"], name=op.f("fk_translators_source_id_spaces"), ondelete="CASCADE"
-        ),
-        sa.ForeignKeyConstraint(
-            ["target_id"], ["spaces.id"], name=op.f("fk_translators_target_id_spaces"), ondelete="CASCADE"
-        ),
+        sa.ForeignKeyConstraint(["source_id"], ["spaces.id"], name=op.f("fk_translators_source_id_spaces"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(["target_id"], ["spaces.id"], name=op.f("fk_translators_target_id_spaces"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_translators")),
         sa.UniqueConstraint(
             "project",

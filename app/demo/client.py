@@ -1,0 +1,94 @@
+"""A real server in a process of its own, and the few calls the demo makes."""
+
+from __future__ import annotations
+
+import base64
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import torch
+from torch import Tensor
+
+#: importing torch on a cold disk is the slow part
+START_TIMEOUT_S = 120
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the message says why."""
+
+
+@contextmanager
+def server(data_dir: Path) -> Iterator[Client]:
+    """`anchorage serve` below `data_dir` on a free port, stopped at the end."""
+    port = free_port()
+    log = data_dir / "server.log"
+    command = [sys.executable, "-m", "app.cli", "serve", "--port", str(port), "--data-dir", str(data_dir)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")}
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)  # noqa: S603
+    try:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False) as http:
+            wait_until_ready(http, process, log)
+            yield Client(http)
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until_ready(http: httpx2.Client, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Return once /readyz says 200. Raises DemoError with the server's last words when it ends or takes too long."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if http.get("/readyz").status_code == 200:
+                return
+        except httpx2.TransportError:
+            pass
+        time.sleep(0.1)
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-10:])
+    raise DemoError(f"the server did not become ready:\n{tail}")
+
+
+class Client:
+    """POST and PUT with errors as DemoError, and vectors as base64."""
+
+    def __init__(self, http: httpx2.Client) -> None:
+        self.http = http
+        self.url = str(http.base_url)
+
+    def send(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The answer's JSON. Raises DemoError with the problem's detail."""
+        answer = self.http.request(method, path, json=body)
+        if answer.is_error:
+            raise DemoError(f"{method} {path}: {answer.status_code} {answer.text}")
+        return answer.json()  # type: ignore[no-any-return]
+
+    def post(self, path: str, **body: Any) -> dict[str, Any]:
+        return self.send("POST", path, body)
+
+
+def packed(vectors: Tensor) -> dict[str, Any]:
+    """A tensor as the wire's base64 object."""
+    array = np.ascontiguousarray(vectors.numpy(), dtype="<f4")
+    return {"dtype": "float32", "shape": list(array.shape), "base64": base64.b64encode(array.data).decode()}
+
+
+def unpacked(value: dict[str, Any]) -> Tensor:
+    """The wire's base64 object as a tensor."""
+    array = np.frombuffer(base64.b64decode(value["base64"]), "<f4").reshape(value["shape"])
+    return torch.from_numpy(array.astype(np.float32))

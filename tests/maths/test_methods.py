@@ -1,0 +1,117 @@
+"""Names, options and their limits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from app.errors import InvalidOption, MethodNotIndependent, UnknownOption
+from app.maths.align import procrustes
+from app.maths.inverse import irp
+from app.maths.methods import LARGEST_SEED, METHODS, fit, fit_decoder, resolve
+from app.maths.space import fit_space
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def test_the_methods_are_those_of_the_design():
+    assert list(METHODS) == ["irp", "irp-ridge", "graded", "procrustes", "ridge"]
+    assert [name for name, method in METHODS.items() if method.independent] == ["irp", "irp-ridge", "graded"]
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_a_method_has_a_projector_and_a_decoder_or_an_alignment_and_never_both(name):
+    method = METHODS[name]
+    assert (method.encode is not None) == (method.decode is not None) == (method.align is None) == method.independent
+    assert method.defaults["renormalise"] is True
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_an_unknown_option_is_refused_naming_it(name):
+    with pytest.raises(UnknownOption, match="lambda") as caught:
+        resolve(name, {"lambda": 1.0}, anchors=10)
+    assert caught.value.field == "options.lambda"
+
+
+def test_an_option_of_another_method_is_unknown():
+    with pytest.raises(UnknownOption) as caught:
+        resolve("procrustes", {"ridge": 1.0}, anchors=10)
+    assert caught.value.field == "options.ridge"
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_given_options_lie_over_the_defaults_which_stay_as_they_are(name):
+    before = dict(METHODS[name].defaults)
+    assert resolve(name, {}, anchors=100) == before
+    assert resolve(name, {"renormalise": False}, anchors=100) == {**before, "renormalise": False}
+    assert METHODS[name].defaults == before
+
+
+def test_the_default_omega_shrinks_to_the_number_of_anchors_and_a_given_one_does_not():
+    assert resolve("irp", {}, anchors=3)["omega"] == 3
+    assert resolve("irp", {}, anchors=300)["omega"] == 8
+    assert resolve("irp", {"omega": 8}, anchors=3)["omega"] == 8
+    space = fit_space(normal(0, 3, 5))
+    fit("irp", space, space, resolve("irp", {}, anchors=3))
+    with pytest.raises(InvalidOption) as caught:
+        fit("irp", space, space, resolve("irp", {"omega": 8}, anchors=3))
+    assert caught.value.field == "options.omega"
+
+
+@pytest.mark.parametrize("seed", [-1, LARGEST_SEED + 1])
+def test_a_seed_out_of_range_is_refused(seed):
+    with pytest.raises(InvalidOption) as caught:
+        resolve("irp", {"seed": seed}, anchors=10)
+    assert caught.value.field == "options.seed"
+
+
+@pytest.mark.parametrize("seed", [0, LARGEST_SEED])
+def test_the_first_and_the_last_seed_both_fit(seed):
+    space = fit_space(normal(1, 10, 4))
+    assert fit("irp", space, space, resolve("irp", {"seed": seed}, anchors=10)).dims == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "field"),
+    [
+        ("irp", {"delta": float("nan")}, "options.delta"),
+        ("irp", {"delta": 1.5}, "options.delta"),
+        ("irp", {"omega": 0}, "options.omega"),
+        ("irp-ridge", {"ridge": -1.0}, "options.ridge"),
+        ("ridge", {"ridge": float("inf")}, "options.ridge"),
+        ("graded", {"ridge": float("nan")}, "options.ridge"),
+        ("graded", {"encode_power": 2.0}, "options.encode_power"),
+        ("graded", {"decode_power": -0.5}, "options.decode_power"),
+    ],
+)
+def test_a_value_out_of_its_range_is_refused_naming_its_option(name, options, field):
+    space = fit_space(normal(2, 10, 4))
+    with pytest.raises(InvalidOption) as caught:
+        fit(name, space, space, resolve(name, options, anchors=10))
+    assert caught.value.field == field
+
+
+def test_fit_serves_the_matrix_of_the_named_method_and_the_means_and_scale_of_the_spaces():
+    source, target = fit_space(normal(3, 20, 6) + 1), fit_space(normal(4, 20, 5) - 1)
+    options = resolve("irp", {"delta": 0.4, "omega": 3, "seed": 2}, anchors=20)
+    translator = fit("irp", source, target, options)
+    decoder = irp(target.unit, delta=0.4, omega=3, seed=2)
+    torch.testing.assert_close(translator.decoder.matrix, (source.unit.T @ decoder).float())
+    torch.testing.assert_close(fit_decoder("irp", target, options).matrix, decoder.float())
+    joint = fit("procrustes", source, target, resolve("procrustes", {"renormalise": False}, anchors=20))
+    torch.testing.assert_close(joint.decoder.matrix, procrustes(source.unit, target.unit).float())
+    assert (translator.decoder.renormalise, joint.decoder.renormalise) == (True, False)
+    for fitted in (translator, joint):
+        assert torch.equal(fitted.source_mean, source.mean.float())
+        assert torch.equal(fitted.decoder.mean, target.mean.float())
+        assert fitted.decoder.scale == target.scale
+
+
+@pytest.mark.parametrize("name", ["procrustes", "ridge"])
+def test_a_joint_method_has_no_decoder_and_says_which_methods_do(name):
+    with pytest.raises(MethodNotIndependent, match="irp, irp-ridge, graded") as caught:
+        fit_decoder(name, fit_space(normal(5, 10, 4)), resolve(name, {}, anchors=10))
+    assert caught.value.field == "method"

@@ -1,0 +1,67 @@
+"""What the documents say is what the code does."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from app import __version__, errors
+from app.settings import Settings
+
+ROOT = Path(__file__).parent.parent
+
+
+def subclasses(cls: type) -> set[type]:
+    return {cls} | {deeper for direct in cls.__subclasses__() for deeper in subclasses(direct)}
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    text = (ROOT / "docs" / "settings.md").read_text()
+    for name, field in Settings.model_fields.items():
+        row = next(line for line in text.splitlines() if line.startswith(f"| `ANCHORAGE_{name.upper()}`"))
+        default = "" if field.default is None else str(field.default)
+        assert f"| {default} |".replace("|  |", "| |") in row, row
+        assert field.description is not None
+
+
+def test_every_error_is_in_the_tree_and_has_a_code_of_its_own() -> None:
+    found = subclasses(errors.AnchorageError)
+    assert all(cls.__name__ in (errors.__doc__ or "") for cls in found)
+    assert len({cls.code for cls in found}) == len(found)
+
+
+def test_every_error_code_is_documented() -> None:
+    text = (ROOT / "docs" / "errors.md").read_text()
+    leaves = [cls for cls in subclasses(errors.AnchorageError) if not cls.__subclasses__()]
+    assert [cls.code for cls in leaves if f"`{cls.code}`" not in text] == []
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    first = re.search(r"^## \[?([^\]\s]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert first is not None
+    assert first[1] in (__version__, "Unreleased")
+
+
+def test_the_readme_quotes_the_benchmarks() -> None:
+    """Every row of the README's two tables of numbers is in benchmarks/results, to the digits shown."""
+    text = (ROOT / "README.md").read_text()
+    results = ROOT / "benchmarks" / "results"
+    demo = json.loads((results / "demo.json").read_text())["mean"]
+    encoders = json.loads((results / "text_encoders.json").read_text())["summary"]
+    expected = {
+        (name, *(f"{row[key]:.3f}" for key in ("cosine", "recall", "mrr")))
+        for row_set in (demo, encoders)
+        for name, row in row_set.items()
+    }
+    rows = re.findall(r"^\| ([^|]+?) \| (-?\d\.\d{3}) \| (\d\.\d{3}) \| (\d\.\d{3}) \|$", text, re.MULTILINE)
+    assert len(rows) == len(demo) + len(encoders)
+    assert set(rows) <= expected
+
+
+def test_every_link_in_the_documents_leads_somewhere() -> None:
+    documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("app/demo/data/*.md")]
+    for document in documents:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text()):
+            if not target.startswith("http"):
+                assert (document.parent / target).exists(), f"{document.name} links to {target}"
