@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import uvicorn
 from pydantic import ValidationError
 
 from app import __version__
-from app.demo import run
-from app.main import create_app
+from app.demo import SENTENCE, DemoError
 from app.settings import Settings
 
 cli = typer.Typer(no_args_is_help=True, add_completion=False, help="Translate embeddings between encoders.")
@@ -24,22 +22,24 @@ SHUTDOWN_S = 10
 
 @cli.command()
 def serve(
-    host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]", show_default=False)] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on. [default: 8080]", show_default=False)] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 unless set", show_default=False)] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 8080 unless set", show_default=False)] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Where SQLite and the blobs are kept. [default: .anchorage]", show_default=False)
+        Path | None, typer.Option(help="Where SQLite and the blobs are kept; .anchorage unless set", show_default=False)
     ] = None,
 ) -> None:
     """Run the service in one process: SQLite and blobs below the data dir, no Redis, no Docker.
 
-    Every setting is also an environment variable: ANCHORAGE_HOST, ANCHORAGE_PORT, ANCHORAGE_DATA_DIR and those in
-    docs/settings.md. An option here wins over the environment.
+    Every setting is also an environment variable, ANCHORAGE_PORT for one (docs/settings.md); an option here wins.
     """
+    import uvicorn
+
     given = {"host": host, "port": port, "data_dir": data_dir}
     try:
         settings = Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     except ValidationError as error:
-        raise typer.BadParameter(str(error)) from None
+        wrong = "; ".join(f"{item['loc'][0]}: {item['msg']}, not {item['input']}" for item in error.errors())
+        raise typer.BadParameter(wrong) from None
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     if not is_loopback(settings.host):
@@ -49,6 +49,9 @@ def serve(
             fg="yellow",
             err=True,
         )
+    # Loading torch takes seconds: not before the options are known to be right, and not for --help.
+    from app.main import create_app
+
     uvicorn.run(
         create_app(settings),
         host=settings.host,
@@ -65,12 +68,14 @@ def demo(
     json: Annotated[Path | None, typer.Option(help="Also write the numbers here.", show_default=False)] = None,
     sentence: Annotated[
         str, typer.Option(help="Encoded with all-MiniLM-L6-v2 and searched for in the index of another encoder.")
-    ] = run.SENTENCE,
+    ] = SENTENCE,
 ) -> None:
     """Translate 1,810 real sentences between three encoders over HTTP, and say how good that is. Under a minute, offline."""
+    from app.demo import run
+
     try:
         run.demo(out=out, json_path=json, sentence=sentence)
-    except run.DemoError as error:
+    except DemoError as error:
         typer.secho(f"the demo stopped: {error}", fg="red", err=True)
         raise typer.Exit(1) from None
 

@@ -4,8 +4,8 @@
 
 250 texts by 13 encoders (bge, Qwen3, MiniLM, mpnet, e5, jina, MedEmbed, biomedical BERTs; 384 to 1,024 dimensions), all 156
 ordered pairs: 180 texts are the anchors, the other 70 are translated and searched for among themselves; two random splits.
-Compared with doing nothing (source vectors cut or padded), and with the paper's method (irp, the better of two deltas for each pair
-by MRR, which favours it). Data: github.com/aikalee/TherapyRecipe, as $ANCHORAGE_DATA/text-embeddings/*.npy.
+Compared with doing nothing (source vectors cut or padded), and with the paper's method (irp, the better of two deltas for
+each pair by MRR, which favours it). Data: github.com/aikalee/TherapyRecipe, as $ANCHORAGE_DATA/text-embeddings/*.npy.
 """
 
 from __future__ import annotations

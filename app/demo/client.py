@@ -18,12 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from app.demo import DemoError
+
 #: importing torch on a cold disk is the slow part
 START_TIMEOUT_S = 120
-
-
-class DemoError(Exception):
-    """The demo cannot go on; the message says why."""
 
 
 @contextmanager

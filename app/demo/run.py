@@ -18,14 +18,10 @@ from rich.table import Table
 from torch import Tensor
 
 from app.demo import picture
-from app.demo.client import Client, DemoError, packed, server, unpacked
+from app.demo.client import Client, packed, server, unpacked
 from app.demo.pack import Pack, load_pack
 from app.maths import quality
 from app.maths.methods import METHODS
-
-__all__ = ["SENTENCE", "DemoError", "demo"]
-
-SENTENCE = "Somebody took my wallet, how do I stop my card?"
 
 #: the anchor set's name on the demo's server
 ANCHORS = "banking"

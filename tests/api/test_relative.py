@@ -1,0 +1,102 @@
+"""/relative."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def ask(stocked, embeddings):
+    def post(**more):
+        body = {"encoder": "first", "anchor_set": "items", "vectors": embeddings["first"][:3].tolist(), **more}
+        return stocked.post("/relative", json={key: value for key, value in body.items() if value is not ...})
+
+    return post
+
+
+def cosines(vectors, anchors):
+    mean = anchors.mean(axis=0)
+    unit = (anchors - mean) / np.linalg.norm(anchors - mean, axis=1, keepdims=True)
+    centred = vectors - mean
+    return centred / np.linalg.norm(centred, axis=1, keepdims=True) @ unit.T
+
+
+def test_relative_vectors_are_the_centred_cosines_to_the_anchors(ask, embeddings):
+    vectors = np.random.default_rng(0).normal(size=(7, 8))
+    answer = ask(vectors=vectors.tolist())
+    assert answer.status_code == 200
+    assert (answer.json()["count"], answer.json()["dim"], answer.json()["flags"]) == (7, 40, [])
+    np.testing.assert_allclose(answer.json()["vectors"], cosines(vectors, embeddings["first"]), atol=1e-5)
+
+
+def test_an_anchor_has_cosine_one_to_itself(ask, embeddings):
+    vectors = np.array(ask(vectors=embeddings["first"].tolist()).json()["vectors"])
+    np.testing.assert_allclose(np.diag(vectors), 1, atol=1e-5)
+
+
+def test_a_vector_equal_to_the_mean_has_no_direction_and_is_flagged(ask, embeddings, packed):
+    anchors = embeddings["first"].astype("float32").astype("float64")
+    answer = ask(vectors=[[0.0] * 8, anchors.mean(axis=0).tolist()]).json()
+    assert answer["flags"] == [{"row": 1, "code": "equals-anchor-mean"}]
+    assert answer["vectors"][1] == [0.0] * 40
+
+
+def test_a_power_whitens_with_a_ridge_of_one_unless_told(ask):
+    plain, whitened = ask().json()["vectors"], ask(encode_power=1).json()["vectors"]
+    assert not np.allclose(plain, whitened, atol=1e-3)
+    assert ask(encode_power=1, ridge=1.0).json()["vectors"] == whitened
+    assert ask(encode_power=1, ridge=0).json()["vectors"] != whitened
+
+
+@pytest.mark.parametrize("power", [-0.1, 1.5, 1e300])
+def test_a_power_out_of_range_is_refused(ask, refused, power):
+    refused(ask(encode_power=power), 422, "invalid-option", "encode_power")
+
+
+@pytest.mark.parametrize("ridge", [-1, -1e-9])
+def test_a_ridge_out_of_range_is_refused(ask, refused, ridge):
+    refused(ask(encode_power=0.5, ridge=ridge), 422, "invalid-option", "ridge")
+
+
+def test_a_ridge_that_would_do_nothing_is_refused(ask, refused):
+    refused(ask(ridge=1), 422, "unknown-option", "ridge")
+
+
+@pytest.mark.parametrize("field", ["encode_power", "ridge"])
+@pytest.mark.parametrize("value", ["1", True, [1]])
+def test_a_number_of_another_type_is_refused(ask, refused, field, value):
+    refused(ask(**{field: value}), 422, "invalid-request", field)
+
+
+@pytest.mark.parametrize("field", ["encode_power", "ridge"])
+@pytest.mark.parametrize("literal", ["NaN", "Infinity"])
+def test_a_number_that_is_not_finite_is_refused(stocked, refused, field, literal):
+    body = f'{{"encoder": "first", "anchor_set": "items", "vectors": [[1, 2, 3, 4, 5, 6, 7, 8]], "{field}": {literal}}}'
+    refused(stocked.post("/relative", content=body, headers={"content-type": "application/json"}), 422, "invalid-request", field)
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code", "field"),
+    [
+        ({"encoder": "nobody"}, 404, "encoder-not-found", "encoder"),
+        ({"anchor_set": "nothing"}, 404, "anchor-set-not-found", "anchor_set"),
+        ({"encoder": ...}, 422, "missing-field", "encoder"),
+        ({"encoder": "a b"}, 422, "invalid-request", "encoder"),
+        ({"vectors": ...}, 422, "not-exactly-one", "vectors"),
+        ({"vectors": None}, 422, "not-exactly-one", "vectors"),
+        ({"inputs": ["x"]}, 422, "not-exactly-one", "vectors"),
+        ({"vectors": ..., "inputs": ["x"]}, 422, "encoder-needs-vectors", "inputs"),
+        ({"vectors": ..., "inputs": []}, 422, "empty-vectors", "inputs"),
+        ({"encoding": "npy"}, 422, "invalid-request", "encoding"),
+        ({"method": "irp"}, 422, "unknown-field", "method"),
+    ],
+    ids=str,
+)
+def test_wrong_requests(ask, refused, change, status, code, field):
+    refused(ask(**change), status, code, field)
+
+
+def test_an_encoder_that_did_not_embed_the_set_is_a_conflict(ask, stocked, refused):
+    stocked.post("/encoders", json={"name": "third", "dim": 8})
+    refused(ask(encoder="third"), 409, "anchors-not-embedded", "anchor_set", detail="'third'")

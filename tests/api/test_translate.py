@@ -1,0 +1,418 @@
+"""/translate and /translators."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from app.main import create_app
+from app.settings import Settings
+
+METHODS = {
+    "irp": {"delta": 0.6, "omega": 8, "seed": 0, "renormalise": True},
+    "irp-ridge": {"ridge": 1.0, "renormalise": True},
+    "graded": {"encode_power": 1.0, "decode_power": 0.25, "ridge": 1.0, "renormalise": True},
+    "procrustes": {"renormalise": True},
+    "ridge": {"ridge": 1.0, "renormalise": True},
+}
+PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
+
+
+@pytest.fixture
+def ask(stocked, embeddings):
+    """POST /translate of three vectors; a change of ... leaves a field out."""
+
+    def post(path="/translate", **more):
+        body = {**PAIR, "vectors": embeddings["first"][:3].tolist(), **more}
+        return stocked.post(path, json={key: value for key, value in body.items() if value is not ...})
+
+    return post
+
+
+def relative(client, vectors, **more):
+    answer = client.post("/relative", json={"encoder": "first", "anchor_set": "items", "vectors": vectors, **more})
+    assert answer.status_code == 200, answer.text
+    return answer.json()["vectors"]
+
+
+# --- good ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_translates_near_the_truth_and_says_what_it_did(ask, embeddings, method):
+    answer = ask(vectors=embeddings["first"].tolist(), method=method)
+    assert answer.status_code == 200
+    body = answer.json()
+    assert (body["count"], body["dim"], body["method"], body["options"]) == (40, 6, method, METHODS[method])
+    assert (len(body["vectors"]), len(body["vectors"][0]), body["flags"]) == (40, 6, [])
+    assert body["translator"].startswith("tr_")
+    mean = embeddings["second"].mean(axis=0)
+    ours, truth = np.array(body["vectors"]) - mean, embeddings["second"] - mean
+    cosine = (ours * truth).sum(axis=1) / np.linalg.norm(ours, axis=1) / np.linalg.norm(truth, axis=1)
+    assert cosine.mean() > 0.8  # random directions: 0
+
+
+def test_auto_says_which_method_and_options_it_used_and_equals_them(ask):
+    auto = ask().json()
+    assert auto["method"] in METHODS
+    assert auto == ask(method="auto").json() == ask(method=auto["method"], options=auto["options"]).json()
+
+
+def test_options_are_echoed_and_change_the_translator(ask):
+    options = {"delta": 0, "omega": 3, "seed": 11, "renormalise": False}
+    changed = ask(method="irp", options=options).json()
+    assert changed["options"] == options
+    assert changed["translator"] != ask(method="irp").json()["translator"]
+
+
+def test_renormalised_rows_lie_on_the_targets_sphere(ask, embeddings):
+    anchors = embeddings["second"].astype("float32").astype("float64")
+    mean = anchors.mean(axis=0)
+    scale = np.linalg.norm(anchors - mean, axis=1).mean()
+    distances = np.linalg.norm(np.array(ask().json()["vectors"]) - mean, axis=1)
+    np.testing.assert_allclose(distances, scale, rtol=1e-4)
+
+
+def test_a_set_smaller_than_the_default_omega_still_translates(stocked):
+    vectors = {"first": np.eye(8)[:4].tolist(), "second": np.eye(6)[:4].tolist()}
+    stocked.post("/anchor-sets", json={"name": "few", "embeddings": vectors})
+    body = {"source": "first", "target": "second", "anchor_set": "few", "method": "irp", "vectors": [[1.0] + [0.0] * 7]}
+    assert stocked.post("/translate", json=body).json()["options"]["omega"] == 4
+
+
+def test_lists_and_base64_are_answered_with_the_same_numbers_bit_for_bit(ask, unpacked):
+    listed, packed = ask().json(), ask(encoding="base64").json()
+    assert np.array_equal(np.array(listed.pop("vectors"), dtype=np.float32), unpacked(packed.pop("vectors")))
+    assert listed == packed
+
+
+def test_a_vector_equal_to_the_mean_becomes_the_targets_mean_and_is_flagged(ask, embeddings):
+    anchors = {name: vectors.astype("float32").astype("float64") for name, vectors in embeddings.items()}
+    answer = ask(vectors=[embeddings["first"][0].tolist(), anchors["first"].mean(axis=0).tolist()]).json()
+    assert answer["flags"] == [{"row": 1, "code": "equals-anchor-mean"}]
+    np.testing.assert_allclose(answer["vectors"][1], anchors["second"].mean(axis=0), rtol=1e-5)
+
+
+def test_translating_back_and_forth_comes_near_the_start(ask, embeddings):
+    there = ask(source="second", target="first", vectors=embeddings["second"].tolist()).json()
+    assert there["dim"] == 8
+    back = np.array(ask(vectors=there["vectors"]).json()["vectors"])
+    mean = embeddings["second"].mean(axis=0)
+    first, last = embeddings["second"] - mean, back - mean
+    cosine = (first * last).sum(axis=1) / np.linalg.norm(first, axis=1) / np.linalg.norm(last, axis=1)
+    assert cosine.mean() > 0.8
+
+
+def test_a_space_translates_into_itself(ask, embeddings):
+    answer = ask(target="first", method="procrustes", vectors=embeddings["first"].tolist()).json()
+    mean = embeddings["first"].mean(axis=0)
+    ours, truth = np.array(answer["vectors"]) - mean, embeddings["first"] - mean
+    np.testing.assert_allclose(
+        ours / np.linalg.norm(ours, axis=1, keepdims=True), truth / np.linalg.norm(truth, axis=1, keepdims=True), atol=1e-4
+    )
+
+
+# --- relative vectors ----------------------------------------------------------------------------------------------------
+
+
+def test_relative_vectors_of_power_one_decode_to_what_graded_translates(ask, stocked, embeddings):
+    vectors = np.random.default_rng(1).normal(size=(9, 8)).tolist()
+    coordinates = relative(stocked, vectors, encode_power=1)
+    decoded = ask(vectors=..., relative=coordinates, method="graded", relative_power=1).json()
+    direct = ask(vectors=vectors, method="graded", options={"encode_power": 1}).json()
+    np.testing.assert_allclose(decoded["vectors"], direct["vectors"], rtol=1e-5, atol=1e-5)
+    assert decoded["translator"] is None
+    assert decoded["method"] == "graded"
+
+
+@pytest.mark.parametrize("method", ["irp", "irp-ridge"])
+def test_plain_cosines_decode_to_what_the_inverses_translate(ask, stocked, embeddings, method):
+    vectors = np.random.default_rng(2).normal(size=(9, 8)).tolist()
+    decoded = ask(vectors=..., relative=relative(stocked, vectors), method=method).json()
+    np.testing.assert_allclose(decoded["vectors"], ask(vectors=vectors, method=method).json()["vectors"], rtol=1e-4, atol=1e-4)
+    assert decoded["options"] == METHODS[method]
+
+
+@pytest.mark.parametrize(("power", "method"), [(0, "irp-ridge"), (1, "graded"), (0.5, "graded")])
+def test_auto_for_relative_vectors_can_decode_their_power(ask, stocked, embeddings, power, method):
+    coordinates = relative(stocked, embeddings["first"][:3].tolist(), encode_power=power)
+    answer = ask(vectors=..., relative=coordinates, relative_power=power)
+    assert answer.json()["method"] == method
+    assert "encode_power" not in answer.json()["options"]
+
+
+def test_a_relative_vector_of_zeros_becomes_the_targets_mean_and_is_flagged(ask, embeddings):
+    answer = ask(vectors=..., relative=[[0.0] * 40]).json()
+    assert answer["flags"] == [{"row": 0, "code": "equals-anchor-mean"}]
+    np.testing.assert_allclose(answer["vectors"][0], embeddings["second"].mean(axis=0), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "field"),
+    [
+        ({"relative": [[0.5] * 39]}, "dimension-mismatch", "relative"),
+        ({"relative": [[0.5] * 8]}, "dimension-mismatch", "relative"),
+        ({"relative": []}, "empty-vectors", "relative"),
+        ({"relative": [[]]}, "empty-vectors", "relative"),
+        ({"relative": [0.5] * 2}, "bad-shape", "relative"),
+        ({"method": "procrustes"}, "method-not-independent", "method"),
+        ({"method": "ridge"}, "method-not-independent", "method"),
+        ({"method": "irp", "relative_power": 1}, "invalid-option", "relative_power"),
+        ({"method": "irp-ridge", "relative_power": 0.5}, "invalid-option", "relative_power"),
+        ({"relative_power": 1.5}, "invalid-request", "relative_power"),
+        ({"relative_power": -0.5}, "invalid-request", "relative_power"),
+        ({"relative_power": "1"}, "invalid-request", "relative_power"),
+        ({"relative_power": True}, "invalid-request", "relative_power"),
+        ({"method": "graded", "options": {"encode_power": 1}}, "unknown-option", "options.encode_power"),
+        ({"vectors": [[0.5] * 8]}, "not-exactly-one", "relative"),
+        ({"inputs": ["x"]}, "not-exactly-one", "relative"),
+    ],
+    ids=str,
+)
+def test_relative_vectors_that_cannot_be_decoded_are_refused(ask, refused, change, code, field):
+    answer = ask(**{"vectors": ..., "relative": [[0.5] * 40], **change})
+    rows = [0, 1] if code == "bad-shape" else None
+    refused(answer, 422, code, field, rows)
+
+
+def test_relative_vectors_that_are_not_finite_are_refused_by_row(ask, refused, packed):
+    array = np.full((3, 40), 0.5)
+    array[1, 3] = np.nan
+    refused(ask(vectors=..., relative=packed(array)), 422, "non-finite", "relative", [1])
+
+
+def test_relative_power_without_relative_vectors_is_refused(ask, refused):
+    refused(ask(relative_power=0), 422, "not-exactly-one", "relative_power")
+
+
+# --- bad requests --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code", "field"),
+    [
+        ({"source": "nobody"}, 404, "encoder-not-found", "source"),
+        ({"target": "nobody"}, 404, "encoder-not-found", "target"),
+        ({"anchor_set": "nothing"}, 404, "anchor-set-not-found", "anchor_set"),
+        ({"source": "a b"}, 422, "invalid-request", "source"),
+        ({"target": ...}, 422, "missing-field", "target"),
+        ({"method": "magic"}, 422, "invalid-request", "method"),
+        ({"method": None}, 422, "invalid-request", "method"),
+        ({"options": []}, 422, "invalid-request", "options"),
+        ({"options": {"surplus": 1}}, 422, "unknown-field", "options.surplus"),
+        ({"surplus": 1}, 422, "unknown-field", "surplus"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("path", ["/translate", "/translators"])
+def test_wrong_requests(ask, refused, path, change, status, code, field):
+    answer = ask(path, **change) if path == "/translate" else ask(path, vectors=..., **change)
+    refused(answer, status, code, field)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "field"),
+    [
+        ({"vectors": ...}, "not-exactly-one", "vectors"),
+        ({"inputs": ["x"]}, "not-exactly-one", "inputs"),
+        ({"vectors": ..., "inputs": ["x"]}, "encoder-needs-vectors", "inputs"),
+        ({"vectors": [[1.0] * 6]}, "dimension-mismatch", "vectors"),
+        ({"encoding": "arrow"}, "invalid-request", "encoding"),
+    ],
+    ids=str,
+)
+def test_wrong_vectors(ask, refused, change, code, field):
+    refused(ask(**change), 422, code, field)
+
+
+def test_a_translator_takes_no_vectors(ask, refused):
+    refused(ask("/translators"), 422, "unknown-field", "vectors")
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_an_encoder_that_did_not_embed_the_set_is_a_conflict(ask, stocked, refused, side):
+    stocked.post("/encoders", json={"name": "third", "dim": 8})
+    refused(ask(**{side: "third"}), 409, "anchors-not-embedded", "anchor_set", detail="'third'")
+    refused(ask("/translators", vectors=..., **{side: "third"}), 409, "anchors-not-embedded", "anchor_set")
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "field"),
+    [
+        ("irp", {"delta": -0.1}, "options.delta"),
+        ("irp", {"delta": 1.1}, "options.delta"),
+        ("irp", {"delta": "0.5"}, "options.delta"),
+        ("irp", {"delta": True}, "options.delta"),
+        ("irp", {"omega": 0}, "options.omega"),
+        ("irp", {"omega": -1}, "options.omega"),
+        ("irp", {"omega": 65_537}, "options.omega"),
+        ("irp", {"omega": 2.0}, "options.omega"),
+        ("irp", {"omega": True}, "options.omega"),
+        ("irp", {"seed": -1}, "options.seed"),
+        ("irp", {"seed": 2**63}, "options.seed"),
+        ("irp", {"seed": 2**64}, "options.seed"),
+        ("irp", {"seed": "0"}, "options.seed"),
+        ("irp-ridge", {"ridge": -1}, "options.ridge"),
+        ("graded", {"ridge": [1]}, "options.ridge"),
+        ("ridge", {"ridge": -1e-300}, "options.ridge"),
+        ("graded", {"encode_power": 1.01}, "options.encode_power"),
+        ("graded", {"decode_power": -0.01}, "options.decode_power"),
+        ("graded", {"renormalise": 1}, "options.renormalise"),
+        ("graded", {"renormalise": "yes"}, "options.renormalise"),
+    ],
+    ids=str,
+)
+def test_an_option_out_of_range_or_of_another_type_is_refused(ask, refused, method, options, field):
+    refused(ask(method=method, options=options), 422, "invalid-request", field)
+
+
+@pytest.mark.parametrize("literal", ["NaN", "Infinity", "1e999"])
+@pytest.mark.parametrize("option", ["delta", "ridge", "encode_power", "decode_power"])
+def test_an_option_that_is_not_finite_is_refused(stocked, refused, option, literal):
+    body = (
+        '{"source": "first", "target": "second", "anchor_set": "items", "vectors": [[1, 2, 3, 4, 5, 6, 7, 8]], '
+        f'"options": {{"{option}": {literal}}}}}'
+    )
+    answer = stocked.post("/translate", content=body, headers={"content-type": "application/json"})
+    refused(answer, 422, "invalid-request", f"options.{option}")
+
+
+def test_more_subspaces_than_anchors_are_refused(ask, refused):
+    assert ask(method="irp", options={"omega": 40}).status_code == 200
+    refused(ask(method="irp", options={"omega": 41}), 422, "invalid-option", "options.omega", detail="40")
+
+
+@pytest.mark.parametrize("options", [{"delta": 0}, {"delta": 1}, {"seed": 2**63 - 1}, {"omega": 1}])
+def test_the_ends_of_the_ranges_are_accepted(ask, options):
+    assert ask(method="irp", options=options).status_code == 200
+
+
+@pytest.mark.parametrize("options", [{"ridge": 0}, {"ridge": 1e300}, {"encode_power": 0, "decode_power": 0}, {"decode_power": 1, "ridge": 0}])
+def test_the_ends_of_the_graded_ranges_give_finite_numbers(ask, options):
+    answer = ask(method="graded", options=options)
+    assert answer.status_code == 200
+    assert np.isfinite(np.array(answer.json()["vectors"], dtype=float)).all()
+
+
+@pytest.mark.parametrize(
+    ("method", "option"),
+    [(method, option) for method in METHODS for option in ("delta", "ridge", "encode_power") if option not in METHODS[method]],
+)
+def test_an_option_the_method_does_not_take_is_refused(ask, refused, method, option):
+    refused(ask(method=method, options={option: 0.5}), 422, "unknown-option", f"options.{option}", detail=method)
+
+
+# --- translators ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_report_of_a_translator(ask, method):
+    answer = ask("/translators", vectors=..., method=method)
+    assert answer.status_code == 201
+    made = answer.json()
+    assert answer.headers["location"] == f"/translators/{made['id']}"
+    assert {key: made[key] for key in PAIR} == PAIR
+    assert (made["method"], made["options"]) == (method, METHODS[method])
+    report = made["report"]
+    assert report["anchors"] == 40
+    assert (report["source"]["encoder"], report["source"]["dim"], report["source"]["rank"]) == ("first", 8, 8)
+    assert (report["target"]["encoder"], report["target"]["dim"], report["target"]["rank"]) == ("second", 6, 6)
+    assert report["source"]["condition"] >= 1
+    assert 0.5 < report["cka"] <= 1
+    held_out = report["held_out"]
+    assert held_out["folds"] == 5
+    for quality in (held_out["translated"], held_out["do_nothing"]):
+        assert (quality["n"], quality["k"]) == (40, 10)
+        assert all(-1 <= quality[name] <= 1 for name in ("cosine", "mrr", "recall", "jaccard_target", "jaccard_own"))
+    assert held_out["translated"]["cosine"] > held_out["do_nothing"]["cosine"] + 0.3
+
+
+def test_the_id_of_a_translation_can_be_asked_about(ask, stocked):
+    id_ = ask(method="irp").json()["translator"]
+    first = stocked.get(f"/translators/{id_}")
+    assert first.status_code == 200
+    assert first.json()["id"] == id_
+    assert first.json()["report"]["held_out"]["folds"] == 5
+    assert stocked.get(f"/translators/{id_}").json() == first.json()
+    assert ask("/translators", vectors=..., method="irp").json() == first.json()
+
+
+def test_the_same_recipe_has_the_same_id_and_another_recipe_another(ask):
+    ids = [ask(method="irp", options=options).json()["translator"] for options in ({}, {"seed": 0}, {"delta": 0.6, "omega": 8})]
+    assert len(set(ids)) == 1
+    others = {ask(method=method).json()["translator"] for method in METHODS}
+    assert len(others) == 5
+    assert ask(source="second", target="first", vectors=[[1.0] * 6]).json()["translator"] not in others
+
+
+def test_a_few_anchors_have_no_held_out_numbers(stocked):
+    vectors = {"first": np.eye(8)[:5].tolist(), "second": np.eye(6)[:5].tolist()}
+    stocked.post("/anchor-sets", json={"name": "few", "embeddings": vectors})
+    report = stocked.post("/translators", json={**PAIR, "anchor_set": "few"}).json()["report"]
+    assert (report["anchors"], report["held_out"]) == (5, None)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_smallest_sets_have_a_report_without_cka(stocked, size):
+    vectors = {"first": np.eye(8)[:size].tolist(), "second": np.eye(6)[:size].tolist()}
+    stocked.post("/anchor-sets", json={"name": "few", "embeddings": vectors})
+    assert stocked.post("/translators", json={**PAIR, "anchor_set": "few"}).json()["report"]["cka"] is None
+
+
+def test_an_unknown_or_malformed_id_is_refused(client, refused):
+    refused(client.get("/translators/tr_" + "0" * 32), 404, "translator-not-found", "id")
+    for id_ in ("x", "tr_", "tr_" + "0" * 31, "tr_" + "g" * 32, "tr_" + "A" * 32):
+        refused(client.get(f"/translators/{id_}"), 422, "invalid-request", "id")
+
+
+def test_a_deleted_set_takes_its_translators_along(ask, stocked, refused):
+    id_ = ask().json()["translator"]
+    stocked.delete("/anchor-sets/items")
+    refused(stocked.get(f"/translators/{id_}"), 404, "translator-not-found", "id")
+    refused(ask(), 404, "anchor-set-not-found", "anchor_set")
+
+
+def test_a_set_made_again_with_other_vectors_never_serves_the_old_translator(ask, stocked, embeddings):
+    old = ask().json()
+    stocked.delete("/anchor-sets/items")
+    changed = {"first": embeddings["first"].tolist(), "second": (-embeddings["second"]).tolist()}
+    stocked.post("/anchor-sets", json={"name": "items", "embeddings": changed})
+    new = ask().json()
+    assert new["translator"] != old["translator"]
+    np.testing.assert_allclose(new["vectors"], -np.array(old["vectors"]), rtol=1e-4, atol=1e-4)
+
+
+def test_a_set_made_again_with_the_same_vectors_serves_the_same_translator(ask, stocked, embeddings):
+    old = ask().json()
+    stocked.delete("/anchor-sets/items")
+    body = {"name": "items", "embeddings": {name: vectors.tolist() for name, vectors in embeddings.items()}}
+    stocked.post("/anchor-sets", json=body)
+    assert ask().json() == old
+    assert stocked.get(f"/translators/{old['translator']}").json()["id"] == old["translator"]
+
+
+def test_two_sets_of_the_same_vectors_share_an_id_and_either_may_go(ask, stocked, embeddings):
+    body = {"name": "twin", "embeddings": {name: vectors.tolist() for name, vectors in embeddings.items()}}
+    stocked.post("/anchor-sets", json=body)
+    id_ = ask().json()["translator"]
+    assert ask(anchor_set="twin").json()["translator"] == id_
+    stocked.delete("/anchor-sets/items")
+    assert stocked.get(f"/translators/{id_}").json()["anchor_set"] == "twin"
+
+
+def test_everything_is_there_after_a_restart(tmp_path, embeddings):
+    settings = Settings(data_dir=tmp_path / "a b%20c")
+    request = {**PAIR, "vectors": embeddings["first"].tolist()}
+    with TestClient(create_app(settings)) as client:
+        for name, vectors in embeddings.items():
+            client.post("/encoders", json={"name": name, "dim": vectors.shape[1]})
+        body = {"name": "items", "embeddings": {name: vectors.tolist() for name, vectors in embeddings.items()}}
+        before_set = client.post("/anchor-sets", json=body).json()
+        unasked = client.post("/translate", json=request).json()
+        reported = client.post("/translators", json={**PAIR, "method": "irp"}).json()
+    with TestClient(create_app(settings)) as client:
+        assert client.get("/anchor-sets/items").json() == before_set
+        assert client.get(f"/translators/{unasked['translator']}").json()["id"] == unasked["translator"]
+        assert client.get(f"/translators/{reported['id']}").json() == reported
+        assert client.post("/translate", json=request).json() == unasked
