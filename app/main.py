@@ -28,8 +28,9 @@ log = logging.getLogger("anchorage")
 DESCRIPTION = """
 Translates embeddings between encoders from a few hundred *parallel anchors*: the same items embedded by each encoder.
 
-1. `POST /encoders` for each encoder, 2. `POST /anchor-sets` with the anchors' embeddings by each of them,
-3. `POST /translate` (or `/relative`, `/stitch`), and `POST /translators` to hear how good a translation is.
+1. `POST /encoders` for each encoder.
+2. `POST /anchor-sets` with the anchors' embeddings by each of them.
+3. `POST /translate`, `/relative` or `/stitch`; `POST /translators` says how good a translation is.
 
 Errors are `application/problem+json` with a stable `code`.
 """
@@ -47,7 +48,13 @@ def create_app(settings: Settings) -> FastAPI:
         await run_in_threadpool(worker.stop)
         services.db.close()
 
-    app = FastAPIOffline(title="Anchorage", version=__version__, description=DESCRIPTION, lifespan=lifespan)
+    app = FastAPIOffline(
+        title="Anchorage",
+        version=__version__,
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        generate_unique_id_function=lambda route: route.name,
+    )
     app.state.services = worker.services
     app.state.worker_alive = lambda: worker.alive
     app.state.max_body_bytes = settings.max_body_bytes

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from app.api import wire
 from app.api.deps import After, Limit, PathName, Project, Svc
@@ -25,6 +25,12 @@ MOST_ENCODERS = 64
 class NewAnchorSet(Body):
     """Either `embeddings`, vectors by encoder name, row i the same item in each; or `inputs`, to be encoded by `encoders`."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"name": "faq", "embeddings": {"old": [[1, 0], [0, 1], [1, 1]], "new": [[0, 2], [2, 0], [2, 2]]}}]
+        }
+    )
+
     name: Name
     embeddings: Annotated[dict[Name, Vectors], Field(max_length=MOST_ENCODERS)] | None = None
     inputs: list[str] | None = None
@@ -33,6 +39,8 @@ class NewAnchorSet(Body):
 
 class NewEmbeddings(Body):
     """Another encoder's embeddings of the set's items, in the set's order: `vectors`, or `inputs` to be encoded."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"vectors": [[1, 0], [0, 1], [1, 1]]}]})
 
     vectors: Vectors = None
     inputs: list[str] | None = None
@@ -91,7 +99,7 @@ def describe(row: tables.AnchorSet) -> AnchorSet:
 
 
 @router.post("", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
-def create(body: NewAnchorSet, response: Response, services: Svc, project: Project) -> AnchorSet:
+def create_anchor_set(body: NewAnchorSet, response: Response, services: Svc, project: Project) -> AnchorSet:
     """Create a set with all its embeddings, or nothing. Duplicate and collinear anchors are accepted and reported."""
     if (body.embeddings is None) == (body.inputs is None):
         raise NotExactlyOne("send exactly one of embeddings and inputs", field="embeddings")
@@ -117,7 +125,7 @@ def add_embeddings(name: PathName, encoder: PathName, body: NewEmbeddings, servi
 
 
 @router.get("", responses=documented(422))
-def list_(services: Svc, project: Project, after: After = "", limit: Limit = 100) -> AnchorSetPage:
+def list_anchor_sets(services: Svc, project: Project, after: After = "", limit: Limit = 100) -> AnchorSetPage:
     """Anchor sets in the order of their names."""
     with services.db.transaction() as session:
         rows = registry.page(session, tables.AnchorSet, project, after=after, limit=limit)
@@ -125,13 +133,13 @@ def list_(services: Svc, project: Project, after: After = "", limit: Limit = 100
 
 
 @router.get("/{name}", responses=documented(404, 422))
-def get(name: PathName, services: Svc, project: Project) -> AnchorSet:
+def get_anchor_set(name: PathName, services: Svc, project: Project) -> AnchorSet:
     """One set: its size, its encoders, and the health of each space."""
     with services.db.transaction() as session:
         return describe(registry.by_name(session, tables.AnchorSet, project, name))
 
 
 @router.delete("/{name}", status_code=204, responses=documented(404, 409, 422))
-def delete(name: PathName, services: Svc, project: Project) -> None:
+def delete_anchor_set(name: PathName, services: Svc, project: Project) -> None:
     """Forget a set, its embeddings and its translators; refused while a head uses it."""
     spaces.delete_anchor_set(services, project, name)

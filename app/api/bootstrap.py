@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Response
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from app.api import wire
 from app.api.deps import Project, Svc
@@ -32,6 +32,22 @@ class BootstrapOptions(Body):
 
 class BootstrapRequest(Body):
     """Two pools without a known order, and a few pairs [row of source_pool, row of target_pool] that are known."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "name": "grown",
+                    "source": "old",
+                    "target": "new",
+                    "size": 3,
+                    "seeds": [[0, 2], [1, 0]],
+                    "source_pool": [[1, 0], [0, 1], [1, 1]],
+                    "target_pool": [[2, 0], [2, 2], [0, 2]],
+                }
+            ]
+        }
+    )
 
     name: Name
     source: Name

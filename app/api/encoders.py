@@ -62,7 +62,7 @@ class EncoderPage(BaseModel):
 
 
 @router.post("", status_code=201, responses=documented(400, 409, 413, 415, 422))
-def create(body: NewEncoder, response: Response, services: Svc, project: Project) -> Encoder:
+def create_encoder(body: NewEncoder, response: Response, services: Svc, project: Project) -> Encoder:
     """Register an encoder. One that the service runs is loaded now, so that a wrong model name shows at once."""
     row = spaces.create_encoder(
         services,
@@ -79,7 +79,7 @@ def create(body: NewEncoder, response: Response, services: Svc, project: Project
 
 
 @router.get("", responses=documented(422))
-def list_(services: Svc, project: Project, after: After = "", limit: Limit = 100) -> EncoderPage:
+def list_encoders(services: Svc, project: Project, after: After = "", limit: Limit = 100) -> EncoderPage:
     """Encoders in the order of their names."""
     with services.db.transaction() as session:
         rows = registry.page(session, tables.Encoder, project, after=after, limit=limit)
@@ -87,13 +87,13 @@ def list_(services: Svc, project: Project, after: After = "", limit: Limit = 100
 
 
 @router.get("/{name}", responses=documented(404, 422))
-def get(name: PathName, services: Svc, project: Project) -> Encoder:
+def get_encoder(name: PathName, services: Svc, project: Project) -> Encoder:
     """One encoder."""
     with services.db.transaction() as session:
         return Encoder.model_validate(registry.by_name(session, tables.Encoder, project, name))
 
 
 @router.delete("/{name}", status_code=204, responses=documented(404, 409, 422))
-def delete(name: PathName, services: Svc, project: Project) -> None:
+def delete_encoder(name: PathName, services: Svc, project: Project) -> None:
     """Forget an encoder; refused while an anchor set or a head uses it."""
     spaces.delete_encoder(services, project, name)

@@ -48,20 +48,20 @@ def describe(row: tables.Job) -> Job:
 
 
 @router.get("", responses=documented(422))
-def list_(services: Svc, project: Project, state: JobState | None = None, limit: Limit = 100) -> JobPage:
+def list_jobs(services: Svc, project: Project, state: JobState | None = None, limit: Limit = 100) -> JobPage:
     """The newest jobs first."""
     with services.db.transaction() as session:
         return JobPage(jobs=[describe(row) for row in registry.jobs(session, project, state=state, limit=limit)])
 
 
 @router.get("/{id}", responses=documented(404, 422))
-def get(id: JobId, services: Svc, project: Project) -> Job:
+def get_job(id: JobId, services: Svc, project: Project) -> Job:
     """One job."""
     with services.db.transaction() as session:
         return describe(registry.job(session, project, id))
 
 
 @router.post("/{id}/cancel", status_code=202, responses=documented(404, 409, 422))
-def cancel(id: JobId, services: Svc, project: Project) -> Job:
+def cancel_job(id: JobId, services: Svc, project: Project) -> Job:
     """Ask a job to stop; a running one does at its next step."""
     return describe(jobs.cancel(services, project, id))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from app.api import wire
 from app.api.deps import Project, Svc
@@ -19,6 +19,8 @@ router = APIRouter(tags=["vectors"], route_class=JsonRoute)
 
 class RelativeRequest(Body):
     """Vectors of `encoder`, or inputs for it. Power 0 gives the paper's cosines, above 0 the graded projector's coordinates."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"encoder": "old", "anchor_set": "faq", "vectors": [[0.5, 0.1]]}]})
 
     encoder: Name
     anchor_set: Name

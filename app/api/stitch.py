@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from app.api import wire
@@ -28,6 +28,12 @@ class NewHead(Body):
     It belongs to an `encoder` (it reads that encoder's vectors) or to an `anchor_set` (it reads relative vectors).
     Weights are `weight` and `bias`, or `safetensors`: the base64 of a file with tensors of these names.
     """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"name": "spam", "encoder": "new", "classes": ["no", "yes"], "weight": [[1, 0], [0, 1]], "bias": [0, 0]}]
+        }
+    )
 
     name: Name
     encoder: Name | None = None
@@ -69,6 +75,10 @@ class HeadPage(BaseModel):
 class StitchRequest(Body):
     """Vectors of `encoder`, or inputs for it, and a head of this or any other space. `anchor_set` is how the two meet."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"encoder": "old", "head": "spam", "anchor_set": "faq", "vectors": [[0.5, 0.1]]}]}
+    )
+
     encoder: Name
     head: Name
     anchor_set: Name | None = Field(None, description="needed when the head belongs to another encoder")
@@ -103,7 +113,7 @@ def describe(row: tables.Head) -> Head:
 
 
 @router.post("/heads", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
-def create(body: NewHead, response: Response, services: Svc, project: Project) -> Head:
+def create_head(body: NewHead, response: Response, services: Svc, project: Project) -> Head:
     """Register a head."""
     weight, bias = body.tensors()
     row = stitching.create_head(
@@ -121,21 +131,21 @@ def create(body: NewHead, response: Response, services: Svc, project: Project) -
 
 
 @router.get("/heads", responses=documented(422))
-def list_(services: Svc, project: Project, after: After = "", limit: Limit = 100) -> HeadPage:
+def list_heads(services: Svc, project: Project, after: After = "", limit: Limit = 100) -> HeadPage:
     """Heads in the order of their names."""
     with services.db.transaction() as session:
         return HeadPage(heads=[describe(row) for row in registry.page(session, tables.Head, project, after=after, limit=limit)])
 
 
 @router.get("/heads/{name}", responses=documented(404, 422))
-def get(name: PathName, services: Svc, project: Project) -> Head:
+def get_head(name: PathName, services: Svc, project: Project) -> Head:
     """One head."""
     with services.db.transaction() as session:
         return describe(registry.by_name(session, tables.Head, project, name))
 
 
 @router.delete("/heads/{name}", status_code=204, responses=documented(404, 422))
-def delete(name: PathName, services: Svc, project: Project) -> None:
+def delete_head(name: PathName, services: Svc, project: Project) -> None:
     """Forget a head."""
     stitching.delete_head(services, project, name)
 

@@ -42,6 +42,8 @@ class Options(Body):
 class TranslatorRequest(Body):
     """Which two spaces of which anchor set, and how to fit between them."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"source": "old", "target": "new", "anchor_set": "faq"}]})
+
     source: Name
     target: Name
     anchor_set: Name
@@ -54,6 +56,10 @@ class TranslatorRequest(Body):
 
 class TranslateRequest(TranslatorRequest):
     """Exactly one of `vectors` and `inputs` of the source encoder, or `relative` vectors made with `relative_power`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"source": "old", "target": "new", "anchor_set": "faq", "vectors": [[0.5, 0.1]]}]}
+    )
 
     vectors: Vectors = None
     inputs: list[str] | None = None
