@@ -52,8 +52,12 @@ def serve(
     # Loading torch takes seconds: not before the options are known to be right, and not for --help.
     from app.main import create_app
 
+    try:
+        application = create_app(settings)
+    except OSError as error:
+        raise typer.BadParameter(f"the data dir cannot be used: {error}") from None
     uvicorn.run(
-        create_app(settings),
+        application,
         host=settings.host,
         port=settings.port,
         timeout_graceful_shutdown=SHUTDOWN_S,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,14 @@ torch.set_num_threads(1)
 # Timings vary on shared machines; a test is wrong or right, never late.
 hypothesis_settings.register_profile("anchorage", deadline=None, max_examples=50)
 hypothesis_settings.load_profile("anchorage")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A laptop may lack an encoder or a server; CI may not: there a skipped test is a failure."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("CI") and reporter is not None and reporter.stats.get("skipped"):
+        reporter.write_line("CI=true: a skipped test is a failure", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture

@@ -44,6 +44,9 @@ def load(model: str, revision: str | None, *, models_dir: Path | None, allow_hub
         )
     source = _find(model, models_dir=models_dir, allow_hub=allow_hub)
     from sentence_transformers import SentenceTransformer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a server's log is no terminal
 
     try:
         loaded = SentenceTransformer(

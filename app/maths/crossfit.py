@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from app.errors import DegenerateAnchors, InvalidOption
+from app.errors import DegenerateAnchors
 from app.maths.methods import Options, fit
 from app.maths.quality import Quality, do_nothing, measure
 from app.maths.space import fit_space
@@ -39,7 +39,7 @@ def cross_fit(
 
     source  (k, d_x) and target (k, d_y): raw anchors, the encoders' own units, row i the same item
     Every fold's fit has 4/5 of the anchors, so the estimate is a little low. Index size of the retrieval numbers: k.
-    Returns None when k < FEWEST, or when a fold cannot be fitted at all.
+    Returns None when k < FEWEST, or when all anchors outside a fold are one vector. Raises InvalidOption.
     """
     k = source.shape[0]
     if k < FEWEST:
@@ -47,13 +47,13 @@ def cross_fit(
     source, target = source.double(), target.double()
     fold_of = torch.randperm(k, generator=torch.Generator().manual_seed(seed)) % FOLDS
     translated = torch.empty_like(target)
-    try:
-        for fold in range(FOLDS):
-            held = fold_of == fold
-            translator = fit(name, fit_space(source[~held]), fit_space(target[~held]), options)
-            translated[held] = apply(translator, source[held]).vectors.double()
-    except (DegenerateAnchors, InvalidOption):
-        return None
+    for fold in range(FOLDS):
+        held = fold_of == fold
+        try:
+            x, y = fit_space(source[~held]), fit_space(target[~held])
+        except DegenerateAnchors:
+            return None
+        translated[held] = apply(fit(name, x, y, _for_fewer(options, x.size)), source[held]).vectors.double()
     mean = target.mean(dim=0)
     native = target - mean
     return HeldOut(
@@ -61,3 +61,8 @@ def cross_fit(
         translated=measure(translated - mean, native),
         do_nothing=measure(do_nothing(source, target.shape[1]) - mean, native),
     )
+
+
+def _for_fewer(options: Options, anchors: int) -> Options:
+    """A fold has fewer anchors than the whole fit, and omega may not exceed them."""
+    return {**options, "omega": min(int(options["omega"]), anchors)} if "omega" in options else options

@@ -56,7 +56,8 @@ def check_vectors(vectors: Float[Tensor, "n d"], *, dim: int | None = None) -> N
     if dim is not None and vectors.shape[1] != dim:
         raise DimensionMismatch(f"expected vectors of dimension {dim}, got {vectors.shape[1]}")
     # One pass decides the usual case: NaN and infinity both survive a maximum of magnitudes.
-    if bool(vectors.abs().amax() <= LARGEST):
+    # As a Python number: float16 would round the bound itself to infinity.
+    if float(vectors.abs().amax()) <= LARGEST:
         return
     finite = vectors.isfinite().all(dim=1)
     if not bool(finite.all()):
@@ -81,7 +82,11 @@ def normalise(vectors: Float[Tensor, "n d"], mean: Float[Tensor, " d"]) -> tuple
     mean     (d,), same units and dtype
     Returns n(x) (n, d), and the norms |x - m| (n,) in float64, exactly 0 for the rows that equal the mean.
     """
-    centred = vectors - mean
+    return directions(vectors - mean, mean)
+
+
+def directions(centred: Float[Tensor, "n d"], mean: Float[Tensor, " d"]) -> tuple[Float[Tensor, "n d"], Float64[Tensor, " n"]]:
+    """Centred rows (n, d) over their norms, and the norms (n,): both zero where a norm is only rounding of the mean's (d,)."""
     norms = row_norms(centred)
     rounding = ROUNDINGS * torch.finfo(torch.float32).eps
     floor = rounding * torch.linalg.vector_norm(mean, dtype=torch.float64)
@@ -105,10 +110,14 @@ def fit_space(anchors: Float[Tensor, "k d"]) -> Space:
     anchors = anchors.double()
     check_vectors(anchors)
     mean = anchors.mean(dim=0)
-    # A mean that is only the rounding of the sum is 0: else a zero anchor among balanced ones would get a random direction.
-    if mean.norm() <= anchors.shape[0] * torch.finfo(torch.float64).eps * row_norms(anchors).max():
-        mean = torch.zeros_like(mean)
-    unit, norms = normalise(anchors, mean)
+    centred = anchors - mean
+    if mean.norm() > anchors.shape[0] * torch.finfo(torch.float64).eps * row_norms(anchors).max():
+        # Twice: where the mean is large beside the spread, its rounding would leave one common direction of noise.
+        centred = centred - centred.mean(dim=0)
+    else:
+        # Only the rounding of the sum: kept, it would give a zero anchor among balanced ones a random direction.
+        mean, centred = torch.zeros_like(mean), anchors
+    unit, norms = directions(centred, mean)
     if not bool(norms.any()):
         raise DegenerateAnchors(f"the {anchors.shape[0]} anchors are all the same vector: centred on their mean they have rank 0")
     return Space(mean=mean, scale=float(norms.mean()), unit=unit)

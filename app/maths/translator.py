@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float, Float32, Float64
 from torch import Tensor
 
+from app.errors import OutOfRange
 from app.maths.space import Space, check_vectors, normalise, row_norms, unit_rows
 
 
@@ -64,17 +65,18 @@ def make_translator(source: Space, target: Space, matrix: Float64[Tensor, "dx dy
     return Translator(source.mean.float(), make_decoder(target, matrix, renormalise=renormalise))
 
 
-def decode(decoder: Decoder, coordinates: Float[Tensor, "n m"]) -> Float32[Tensor, "n dy"]:
-    """s_y * r'(c M) + m_y for coordinates c (n, m): relative vectors for D, unit vectors for T.
+def decode(decoder: Decoder, relative: Float[Tensor, "n k"]) -> Float32[Tensor, "n dy"]:
+    """s_y * r'(r D) + m_y for relative vectors r (n, k), float of any width, decoded in float32.
 
     Returns (n, d_y) in the target encoder's units; a row of zeros becomes m_y.
-    Raises as `check_vectors`: EmptyVectors, DimensionMismatch, NonFinite, OutOfRange.
+    Raises as `check_vectors`, and OutOfRange for rows so large that their product overflows.
     """
-    check_vectors(coordinates, dim=decoder.matrix.shape[0])
-    product = coordinates.float() @ decoder.matrix
-    if decoder.renormalise:
-        product = unit_rows(product, row_norms(product))
-    return product.mul_(decoder.scale).add_(decoder.mean)
+    check_vectors(relative, dim=decoder.matrix.shape[0])
+    vectors = _finish(decoder, relative.float())
+    overflowed = (~vectors.isfinite().all(dim=1)).nonzero().flatten().tolist()
+    if overflowed:
+        raise OutOfRange(f"{len(overflowed)} relative vectors are too large to decode in float32", rows=overflowed)
+    return vectors
 
 
 def apply(translator: Translator, vectors: Float[Tensor, "n dx"]) -> Translated:
@@ -85,7 +87,15 @@ def apply(translator: Translator, vectors: Float[Tensor, "n dx"]) -> Translated:
     """
     check_vectors(vectors, dim=translator.dims[0])
     unit, norms = normalise(vectors.float(), translator.source_mean)
-    return Translated(decode(translator.decoder, unit), norms == 0)
+    return Translated(_finish(translator.decoder, unit), norms == 0)
+
+
+def _finish(decoder: Decoder, coordinates: Float32[Tensor, "n m"]) -> Float32[Tensor, "n dy"]:
+    """s_y * r'(c M) + m_y: the one product that serving pays for."""
+    product = coordinates @ decoder.matrix
+    if decoder.renormalise:
+        product = unit_rows(product, row_norms(product))
+    return product.mul_(decoder.scale).add_(decoder.mean)
 
 
 def content_hash(translator: Translator) -> str:

@@ -11,7 +11,7 @@ import orjson
 from sqlalchemy.orm import Session
 from torch import Tensor
 
-from app.errors import InvalidOption, NotExactlyOne, UnknownOption
+from app.errors import InvalidOption, NotExactlyOne, OutOfRange, UnknownOption
 from app.maths import graded, methods, quality, selection
 from app.maths.crossfit import cross_fit
 from app.maths.space import normalise
@@ -126,7 +126,11 @@ def translate_relative(
     )
     options.pop("encode_power", None)
     at_mean = (raw.abs().amax(dim=1) == 0).nonzero().flatten().tolist()
-    return Translation(decode(decoder, raw), at_mean, method, options, None)
+    try:
+        vectors = decode(decoder, raw)
+    except OutOfRange as error:
+        raise error.at("relative") from None
+    return Translation(vectors, at_mean, method, options, None)
 
 
 def fit(services: Services, project: str, source: tables.Space, target: tables.Space, request: Request) -> Fitted:

@@ -402,7 +402,7 @@ def test_two_sets_of_the_same_vectors_share_an_id_and_either_may_go(ask, stocked
 
 
 def test_everything_is_there_after_a_restart(tmp_path, embeddings):
-    settings = Settings(data_dir=tmp_path / "a b%20c")
+    settings = Settings(data_dir=tmp_path / "a b" / "c")
     request = {**PAIR, "vectors": embeddings["first"].tolist()}
     with TestClient(create_app(settings)) as client:
         for name, vectors in embeddings.items():

@@ -76,6 +76,14 @@ def test_medoids_find_one_item_of_every_well_separated_cluster(seed):
     assert [index // 10 for index in found] == [0, 1, 2, 3, 4, 5]
 
 
+@given(seed=seeds)
+def test_the_only_medoid_is_the_item_nearest_to_the_mean_direction(seed):
+    # Squaring skews the pool: balanced directions would leave no nearest item.
+    pool = normal(seed, 25, 4).square()
+    unit = fit_space(pool).unit
+    assert medoids(pool, size=1, seed=seed) == [int((unit - unit.mean(dim=0)).norm(dim=1).argmin())]
+
+
 @given(seed=seeds, size=st.integers(1, 25))
 def test_medoids_give_at_most_size_distinct_sorted_indices_equal_for_equal_seeds(seed, size):
     pool = normal(seed, 25, 4)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from app.errors import InvalidOption
 from app.maths.crossfit import FEWEST, FOLDS, cross_fit
 from app.maths.methods import METHODS, fit, resolve
 from app.maths.quality import measure
@@ -75,7 +76,16 @@ def test_there_is_no_estimate_where_a_fold_cannot_be_fitted():
     source = torch.zeros(10, 4, dtype=torch.float64)
     source[0] = 1.0
     assert cross_fit("graded", source, normal(10, 10, 4), resolve("graded", {}, anchors=10)) is None
-    assert cross_fit("irp", normal(11, 10, 4), normal(10, 10, 4), resolve("irp", {"omega": 10}, anchors=10)) is None
+
+
+def test_as_many_subspaces_as_anchors_are_estimated_with_as_many_as_a_fold_has():
+    options = resolve("irp", {"omega": 10}, anchors=10)
+    assert cross_fit("irp", normal(11, 10, 4), normal(10, 10, 4), options) is not None
+
+
+def test_a_wrong_option_is_an_error_and_not_a_missing_estimate():
+    with pytest.raises(InvalidOption):
+        cross_fit("ridge", normal(11, 10, 4), normal(10, 10, 4), {"ridge": -1.0, "renormalise": True})
 
 
 def test_float32_anchors_of_different_dimensions_are_estimated_like_float64_ones():
