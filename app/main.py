@@ -20,7 +20,7 @@ from app.services.context import Limits, Services
 from app.settings import Settings
 from app.storage.blobs import BlobStore
 from app.storage.cache import MemoryCache
-from app.storage.db import Database
+from app.storage.db import Database, sqlite_url
 from workers.main import EmbeddedWorker
 
 log = logging.getLogger("anchorage")
@@ -71,7 +71,7 @@ def make_services(settings: Settings) -> Services:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     return Services(
-        db=Database(settings.url),
+        db=Database(settings.database_url or sqlite_url(settings.data_dir / "anchorage.db")),
         blobs=BlobStore(settings.data_dir / "blobs"),
         cache=MemoryCache(settings.cache_bytes),
         encoders=EncoderPool(models_dir=settings.models_dir, allow_hub=settings.allow_hub),

@@ -24,7 +24,3 @@ class Settings(BaseSettings):
     max_pool: int = Field(4_096, ge=2, description="most items in one pool of a bootstrap")
     cache_bytes: int = Field(512 * 1024 * 1024, ge=0, description="memory for anchors, decoders and translators")
     threads: int | None = Field(None, ge=1, description="torch threads; default: torch's own choice")
-
-    @property
-    def url(self) -> str:
-        return self.database_url or f"sqlite:///{(self.data_dir / 'anchorage.db').absolute()}"

@@ -13,7 +13,7 @@ from app.api import wire
 from app.api.deps import Project, Svc
 from app.api.problems import documented
 from app.api.wire import Body, Encoding, JsonRoute, Name, Vectors
-from app.errors import NotExactlyOne
+from app.errors import MissingField, NotExactlyOne
 from app.maths.methods import Options as MethodOptions
 from app.services import translation
 from app.storage import tables
@@ -50,17 +50,22 @@ class TranslatorRequest(Body):
     method: Method = "auto"
     options: Options = Options()
 
-    def request(self) -> translation.Request:
-        return translation.Request(self.source, self.target, self.anchor_set, self.method, self.options.given())
 
+class TranslateRequest(Body):
+    """Exactly one of `vectors` and `inputs` of the source encoder, or `relative` vectors made with `relative_power`.
 
-class TranslateRequest(TranslatorRequest):
-    """Exactly one of `vectors` and `inputs` of the source encoder, or `relative` vectors made with `relative_power`."""
+    Relative vectors need no `source`: they are decoded by what the target's anchors say alone.
+    """
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"source": "old", "target": "new", "anchor_set": "faq", "vectors": [[0.5, 0.1]]}]}
     )
 
+    source: Name | None = None
+    target: Name
+    anchor_set: Name
+    method: Method = "auto"
+    options: Options = Options()
     vectors: Vectors = None
     inputs: list[str] | None = None
     relative: Vectors = None
@@ -141,6 +146,10 @@ class Translator(BaseModel):
     created_at: datetime
 
 
+def pair_of(body: TranslatorRequest | TranslateRequest) -> translation.Request:
+    return translation.Request(body.source, body.target, body.anchor_set, body.method, body.options.given())
+
+
 def flags(at_mean: Sequence[int]) -> list[dict[str, Any]]:
     return [{"row": row, "code": "equals-anchor-mean"} for row in at_mean]
 
@@ -187,12 +196,14 @@ def _translate(body: TranslateRequest, services: Svc, project: str) -> translati
     if body.relative is None:
         if body.relative_power is not None:
             raise NotExactlyOne("relative_power belongs to relative vectors", field="relative_power")
+        if body.source is None:
+            raise MissingField("vectors and inputs need a source, the encoder they come from", field="source")
         vectors = wire.optional_matrix(body.vectors, "vectors")
-        return translation.translate(services, project, body.request(), vectors=vectors, inputs=body.inputs)
+        return translation.translate(services, project, pair_of(body), vectors=vectors, inputs=body.inputs)
     return translation.translate_relative(
         services,
         project,
-        body.request(),
+        pair_of(body),
         coordinates=wire.matrix(body.relative, "relative"),
         relative_power=body.relative_power or 0.0,
     )
@@ -201,7 +212,7 @@ def _translate(body: TranslateRequest, services: Svc, project: str) -> translati
 @router.post("/translators", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
 def create_translator(body: TranslatorRequest, response: Response, services: Svc, project: Project) -> Translator:
     """Fit a translator and measure it on held-out anchors, without translating anything."""
-    request = body.request()
+    request = pair_of(body)
     source, target = translation.pair(services, project, request)
     fitted = translation.fit(services, project, source, target, request)
     response.headers["Location"] = f"/translators/{fitted.id}"

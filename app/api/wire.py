@@ -128,8 +128,8 @@ def _parse(data: bytes) -> Any:
     # NaN, Infinity and 1e999 are not JSON, but a client that sends them deserves to hear which rows hold them.
     try:
         parsed = json.loads(data)
-        orjson.dumps(parsed)  # refuses what else only the lenient parser lets through, such as half a surrogate pair
-    except (ValueError, RecursionError, TypeError):
+        json.dumps(parsed, ensure_ascii=False).encode()  # refuses half a surrogate pair, which it lets through as well
+    except (ValueError, RecursionError):
         raise Malformed(reason) from None
     return parsed
 
@@ -153,10 +153,12 @@ def matrix(value: Any, field: str) -> Tensor:
 
 
 def vector(value: Any, field: str) -> Tensor:
-    """A list of numbers as a float64 tensor. Raises BadShape, BadDtype."""
+    """A list of numbers as a float64 tensor. Raises BadShape, BadDtype, naming the places as rows."""
     if not isinstance(value, list):
         raise BadShape("expected a list of numbers", field=field)
-    return torch.from_numpy(_numbers([value], field)[0])
+    if not value:
+        return torch.zeros(0)
+    return torch.from_numpy(_numbers([[number] for number in value], field).flatten())
 
 
 def optional_matrix(value: Any, field: str) -> Tensor | None:

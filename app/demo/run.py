@@ -248,7 +248,9 @@ def search(client: Client, pack: Pack, sentence: str, console: Console) -> None:
     cosines = (index @ quality.unit(unpacked(answer["vectors"])).T).flatten()
     console.print(f"\nEncoded by all-MiniLM-L6-v2, searched for in the index of static-256:\n  [bold]{sentence}[/bold]")
     for row in cosines.topk(3).indices.tolist():
-        console.print(f"  {cosines[row]:.3f}  {pack.sentences[row]}  [dim]{pack.classes[int(pack.labels[row])]}[/dim]")
+        console.print(
+            f"  {cosines[row]:.3f}  {pack.sentences[row]}  [dim]{pack.classes[int(pack.labels[row])]}[/dim]", soft_wrap=True
+        )
 
 
 def write_numbers(

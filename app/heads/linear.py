@@ -27,8 +27,9 @@ class LinearHead:
         return {"weight": self.weight, "bias": self.bias}
 
     def scores(self, vectors: Float32[Tensor, "n d"]) -> Float32[Tensor, "n c"]:
-        """Probabilities (n, c): the softmax of the logits."""
-        return torch.softmax(torch.nn.functional.linear(vectors, self.weight, self.bias), dim=1)
+        """Probabilities (n, c): the softmax of the logits, in float64, where no product of float32 numbers overflows."""
+        logits = torch.nn.functional.linear(vectors.double(), self.weight.double(), self.bias.double())
+        return torch.softmax(logits, dim=1).float()
 
 
 def linear_head(weight: Tensor, bias: Tensor | None, *, dim: int, classes: int) -> LinearHead:

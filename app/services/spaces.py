@@ -139,7 +139,9 @@ def create_anchor_set(
 
 
 def encode_anchors(services: Services, project: str, inputs: Sequence[str], encoders: Sequence[str]) -> dict[str, Tensor]:
-    """The same inputs by each of the named encoders. Raises as `encode`, and EncoderNotFound."""
+    """The same inputs by each of the named encoders. Raises as `encode`, and EncoderNotFound, InvalidRequest."""
+    if not encoders or len(set(encoders)) < len(encoders):
+        raise InvalidRequest("expected at least one encoder, and each once", field="encoders")
     with services.db.transaction() as session:
         rows = [registry.by_name(session, tables.Encoder, project, name, field="encoders") for name in encoders]
     return {row.name: encode(services, row, inputs) for row in rows}
@@ -157,7 +159,7 @@ def add_embeddings(
     """Another encoder's embeddings of a set. Raises the not-found errors, EmbeddingsExist, AnchorCountMismatch, vector errors."""
     with services.db.transaction() as session:
         set_row = registry.by_name(session, tables.AnchorSet, project, anchor_set)
-        encoder_row = registry.by_name(session, tables.Encoder, project, encoder)
+        encoder_row = registry.by_name(session, tables.Encoder, project, encoder, field="encoder")
         _refuse_present(session, set_row, encoder_row)
     field = "vectors"
     if vectors is None:

@@ -23,9 +23,12 @@ from app.storage import registry, tables
 
 @dataclass(frozen=True)
 class Request:
-    """A pair of spaces and how to fit between them; `method` may be auto, `options` are the client's."""
+    """A pair of spaces and how to fit between them; `method` may be auto, `options` are the client's.
 
-    source: str
+    `source` may be None for relative vectors, whose source need not be known.
+    """
+
+    source: str | None
     target: str
     anchor_set: str
     method: str
@@ -109,12 +112,18 @@ def translate_relative(
 
     Raises MethodNotIndependent, InvalidOption (a power that the method cannot decode), and the not-found and vector errors.
     """
-    source, target = pair(services, project, request)
-    raw = spaces.checked(coordinates, field="relative", limits=services.limits, dim=source.anchor_set.size)
-    method = request.method if request.method != "auto" else selection.choose_for_relative(relative_power)
+    with services.db.transaction() as session:
+        target = space_row(session, project, request.anchor_set, request.target, "target")
+        if request.source is not None:
+            space_row(session, project, request.anchor_set, request.source, "source")
+    size = target.anchor_set.size
+    raw = spaces.checked(coordinates, field="relative", limits=services.limits, dim=size)
     if "encode_power" in request.options:
         raise UnknownOption("relative vectors are encoded already; say how with relative_power", field="options.encode_power")
-    options = methods.resolve(method, request.options, anchors=source.anchor_set.size)
+    method, given = request.method, request.options
+    if method == "auto":
+        method, given = "graded", {"decode_power": selection.decode_power(relative_power), **given}
+    options = methods.resolve(method, given, anchors=size)
     if methods.METHODS[method].independent and method != "graded" and relative_power != 0:
         raise InvalidOption(
             f"{method} decodes plain cosines; vectors of power {relative_power} need graded", field="relative_power"
@@ -163,6 +172,7 @@ def report(services: Services, project: str, content: str) -> tables.Translator:
 
 def pair(services: Services, project: str, request: Request) -> tuple[tables.Space, tables.Space]:
     """Both spaces of a request. Raises the not-found errors and AnchorsNotEmbedded."""
+    assert request.source is not None
     with services.db.transaction() as session:
         return (
             space_row(session, project, request.anchor_set, request.source, "source"),

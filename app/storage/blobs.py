@@ -28,12 +28,12 @@ class BlobStore:
         data = save({name: tensor.contiguous() for name, tensor in tensors.items()})
         digest = hashlib.sha256(data).hexdigest()
         path = self._path(digest)
-        if not path.exists():
-            path.parent.mkdir(exist_ok=True)
-            _write_whole(path, data)
-        else:
+        path.parent.mkdir(exist_ok=True)
+        if path.exists() and path.read_bytes() == data:
             # A sweep must not take a file that a row is about to name.
             os.utime(path)
+        else:
+            _write_whole(path, data)
         return digest
 
     def get(self, digest: str) -> dict[str, Tensor]:

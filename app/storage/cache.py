@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 class MemoryCache:
-    """Least recently used out first, bounded in bytes. Two requests for one missing key make it once."""
+    """Least recently used out first, bounded in bytes. Requests for one missing key make it once."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -20,7 +20,7 @@ class MemoryCache:
         self.misses = 0
         self._entries: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
-        self._making: dict[Hashable, threading.Lock] = {}
+        self._turns: dict[Hashable, _Turn] = {}
 
     def get_or_make(self, key: Hashable, make: Callable[[], Value], size: Callable[[Value], int]) -> Value:
         """The cached value, or `make()`'s, kept when `size` of it fits; what `make` raises is not kept."""
@@ -30,18 +30,21 @@ class MemoryCache:
                 self.hits += 1
                 return value  # type: ignore[no-any-return]
             self.misses += 1
-            turn = self._making.setdefault(key, threading.Lock())
-        with turn:
-            try:
+            turn = self._turns.setdefault(key, _Turn())
+            turn.takers += 1
+        try:
+            with turn.lock:
                 with self._lock:
                     found, value = self._look_up(key)
                 if not found:
                     value = make()
                     self._keep(key, value, size(value))
                 return value  # type: ignore[no-any-return]
-            finally:
-                with self._lock:
-                    self._making.pop(key, None)
+        finally:
+            with self._lock:
+                turn.takers -= 1
+                if turn.takers == 0:
+                    del self._turns[key]
 
     def _look_up(self, key: Hashable) -> tuple[bool, Any]:
         entry = self._entries.get(key)
@@ -59,3 +62,11 @@ class MemoryCache:
             while self.used_bytes > self.limit_bytes:
                 _, (_, freed) = self._entries.popitem(last=False)
                 self.used_bytes -= freed
+
+
+class _Turn:
+    """Whose turn it is to make one missing value, and how many wait or make."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.takers = 0

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import create_engine, event, text
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -23,7 +24,7 @@ BUSY_TIMEOUT_S = 30
 class Database:
     """SQLite or PostgreSQL behind one interface."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str | URL) -> None:
         self.url = url
         arguments: dict[str, Any] = {"timeout": BUSY_TIMEOUT_S} if is_sqlite(url) else {}
         self.engine = create_engine(url, connect_args=arguments, pool_pre_ping=not is_sqlite(url))
@@ -58,11 +59,16 @@ class Database:
         self.engine.dispose()
 
 
-def is_sqlite(url: str) -> bool:
+def sqlite_url(file: Path) -> URL:
+    """The URL of a SQLite file, whatever characters its path has."""
+    return URL.create("sqlite", database=str(file.absolute()))
+
+
+def is_sqlite(url: str | URL) -> bool:
     return make_url(url).get_backend_name() == "sqlite"
 
 
-def alembic_config(url: str) -> Config:
+def alembic_config(url: str | URL) -> Config:
     """Alembic's configuration without its ini file, so that an installed package can migrate too."""
     config = Config()
     config.set_main_option("script_location", str(files("migrations")))

@@ -133,7 +133,19 @@ def test_lists_of_rows_are_cut_and_counts_are_whole(pair):
 
 @pytest.mark.parametrize("method", ["auto", "irp", "irp-ridge", "graded", "procrustes", "ridge"])
 def test_delicate_anchors_still_translate_to_finite_numbers_and_have_a_report(pair, method):
-    vectors = [[0, 0, 0], [0, 0, 0], [1, 0, 0], [-1, 0, 0], [1, 0, 0], [2, 0, 0], [0, 1e-3, 0], [1e3, 0, 0], [1, 1, 1], [5, 5, 5], [9, 9, 9]]
+    vectors = [
+        [0, 0, 0],
+        [0, 0, 0],
+        [1, 0, 0],
+        [-1, 0, 0],
+        [1, 0, 0],
+        [2, 0, 0],
+        [0, 1e-3, 0],
+        [1e3, 0, 0],
+        [1, 1, 1],
+        [5, 5, 5],
+        [9, 9, 9],
+    ]
     body = {"name": "s", "embeddings": {"a": vectors, "b": [[row[0], row[1]] for row in vectors]}}
     assert pair.post("/anchor-sets", json=body).status_code == 201
     request = {"source": "a", "target": "b", "anchor_set": "s", "method": method}

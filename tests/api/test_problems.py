@@ -53,16 +53,9 @@ def test_any_text_may_be_paged_after(client, path):
 
 
 @pytest.mark.parametrize("resource", ["encoders", "anchor-sets", "heads"])
-@pytest.mark.parametrize("name", ["-x", ".", "a%20b", "a" * 101, "%C3%A9", "x%0A", "%00", ".."])
+@pytest.mark.parametrize("name", ["-x", "a%20b", "a" * 101, "%C3%A9", "x%0A", "%00"])
 def test_a_malformed_name_in_a_path_is_refused(client, refused, resource, name):
-    answer = client.get(f"/{resource}/{name}")
-    if answer.status_code == 404:  # the client library itself resolves dots: another path, or none
-        assert name in (".", "..")
-        return
-    if name in (".", "..") and answer.status_code == 200:
-        assert resource in answer.json() or resource.replace("-", "_") in answer.json()
-        return
-    refused(answer, 422, "invalid-request", "name")
+    refused(client.get(f"/{resource}/{name}"), 422, "invalid-request", "name")
 
 
 def test_several_wrong_fields_are_all_named(client, refused):

@@ -134,12 +134,27 @@ def test_plain_cosines_decode_to_what_the_inverses_translate(ask, stocked, embed
     assert decoded["options"] == METHODS[method]
 
 
-@pytest.mark.parametrize(("power", "method"), [(0, "irp-ridge"), (1, "graded"), (0.5, "graded")])
-def test_auto_for_relative_vectors_can_decode_their_power(ask, stocked, embeddings, power, method):
-    coordinates = relative(stocked, embeddings["first"][:3].tolist(), encode_power=power)
-    answer = ask(vectors=..., relative=coordinates, relative_power=power)
-    assert answer.json()["method"] == method
-    assert "encode_power" not in answer.json()["options"]
+@pytest.mark.parametrize("power", [0, 0.25, 0.5, 1])
+def test_auto_decodes_relative_vectors_of_any_power_near_the_truth(ask, stocked, embeddings, power):
+    coordinates = relative(stocked, embeddings["first"].tolist(), encode_power=power)
+    answer = ask(vectors=..., relative=coordinates, relative_power=power).json()
+    assert "encode_power" not in answer["options"]
+    again = ask(
+        vectors=..., relative=coordinates, relative_power=power, method=answer["method"], options=answer["options"]
+    ).json()
+    assert again == answer
+    mean = embeddings["second"].mean(axis=0)
+    ours, truth = np.array(answer["vectors"]) - mean, embeddings["second"] - mean
+    cosine = (ours * truth).sum(axis=1) / np.linalg.norm(ours, axis=1) / np.linalg.norm(truth, axis=1)
+    assert cosine.mean() > 0.8
+
+
+def test_relative_vectors_need_no_source_and_everything_else_does(ask, stocked, embeddings, refused):
+    coordinates = relative(stocked, embeddings["first"][:3].tolist())
+    assert ask(vectors=..., relative=coordinates, source=...).json() == ask(vectors=..., relative=coordinates).json()
+    refused(ask(vectors=..., relative=coordinates, source="nobody"), 404, "encoder-not-found", "source")
+    refused(ask(source=...), 422, "missing-field", "source")
+    refused(ask(vectors=..., inputs=["x"], source=...), 422, "missing-field", "source")
 
 
 def test_a_relative_vector_of_zeros_becomes_the_targets_mean_and_is_flagged(ask, embeddings):
@@ -288,7 +303,9 @@ def test_the_ends_of_the_ranges_are_accepted(ask, options):
     assert ask(method="irp", options=options).status_code == 200
 
 
-@pytest.mark.parametrize("options", [{"ridge": 0}, {"ridge": 1e300}, {"encode_power": 0, "decode_power": 0}, {"decode_power": 1, "ridge": 0}])
+@pytest.mark.parametrize(
+    "options", [{"ridge": 0}, {"ridge": 1e300}, {"encode_power": 0, "decode_power": 0}, {"decode_power": 1, "ridge": 0}]
+)
 def test_the_ends_of_the_graded_ranges_give_finite_numbers(ask, options):
     answer = ask(method="graded", options=options)
     assert answer.status_code == 200

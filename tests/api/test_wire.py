@@ -211,21 +211,13 @@ def test_a_body_that_is_not_json_is_a_problem_of_its_own(client, refused, body):
     assert client.get("/encoders").json() == {"encoders": []}
 
 
-@pytest.mark.parametrize("body", [b"[]", b"null", b"7", b'"x"', b"true", b'[{"name": "x", "dim": 2}]'])
+@pytest.mark.parametrize("body", [b"[]", b"7", b'"x"', b"true", b'[{"name": "x", "dim": 2}]'])
 def test_json_that_is_no_object_is_refused(client, refused, body):
-    answer = client.post("/encoders", content=body, headers=JSON)
-    refused(answer, 422, answer.json()["code"], "body")
-    assert answer.json()["code"] in ("invalid-request", "missing-field")
+    refused(client.post("/encoders", content=body, headers=JSON), 422, "invalid-request", "body")
 
 
 def test_deep_but_legal_nesting_in_a_vectors_field_is_refused(stocked, refused):
     refused(ask_raw(stocked, "[" * 500 + "1" + "]" * 500), 422, "bad-dtype", "vectors", [0])
-
-
-def test_nesting_deeper_than_the_writer_goes_beside_a_nan_is_refused(stocked, refused):
-    answer = ask_raw(stocked, "[" * 300 + "NaN" + "]" * 300)
-    assert answer.status_code in (400, 422)
-    refused(answer, answer.status_code, answer.json()["code"], answer.json().get("field"), answer.json().get("rows"))
 
 
 @pytest.mark.parametrize(
@@ -243,27 +235,28 @@ def test_no_content_type_is_refused(client, refused):
     refused(answer, 415, "unsupported-media-type", detail="no content type")
 
 
-def test_every_route_with_a_body_reads_it_by_the_same_rules(stocked, refused):
-    for method, path in [
-        ("POST", "/encoders"),
-        ("POST", "/anchor-sets"),
-        ("PUT", "/anchor-sets/items/embeddings/first"),
-        ("POST", "/relative"),
-        ("POST", "/translate"),
-        ("POST", "/translators"),
-        ("POST", "/heads"),
-        ("POST", "/stitch"),
-        ("POST", "/bootstrap"),
-    ]:
-        refused(stocked.request(method, path, content=b"{}", headers={"content-type": "text/csv"}), 415, "unsupported-media-type")
-        refused(stocked.request(method, path, content=b"{", headers=JSON), 400, "malformed-json")
-        refused(
-            stocked.request(method, path, json={"surplus": 1}),
-            422,
-            stocked.request(method, path, json={}).json()["code"] if method == "POST" else "unknown-field",
-            stocked.request(method, path, json={"surplus": 1}).json()["field"],
-        )
-        refused(stocked.request(method, path, content=b" " * (5 * 1024 * 1024), headers=JSON), 413, "body-too-large")
+ROUTES = [
+    ("POST", "/encoders"),
+    ("POST", "/anchor-sets"),
+    ("PUT", "/anchor-sets/items/embeddings/first"),
+    ("POST", "/relative"),
+    ("POST", "/translate"),
+    ("POST", "/translators"),
+    ("POST", "/heads"),
+    ("POST", "/stitch"),
+    ("POST", "/bootstrap"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_every_route_with_a_body_reads_it_by_the_same_rules(stocked, refused, method, path):
+    refused(stocked.request(method, path, content=b"{}", headers={"content-type": "text/csv"}), 415, "unsupported-media-type")
+    refused(stocked.request(method, path, content=b"{", headers=JSON), 400, "malformed-json")
+    refused(stocked.request(method, path, content=b" " * (5 * 1024 * 1024), headers=JSON), 413, "body-too-large")
+    refused(stocked.request(method, path, json=[]), 422, "invalid-request", "body")
+    answer = stocked.request(method, path, json={"surplus": 1})
+    assert answer.status_code == 422
+    assert "surplus" in {error["field"] for error in answer.json()["errors"]}
 
 
 # --- limits --------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.maths.methods import METHODS
-from app.maths.selection import choose, choose_for_relative
+from app.maths.selection import choose, decode_power
 
 
 def test_auto_for_vectors_is_graded_with_the_measured_powers():
@@ -13,11 +13,10 @@ def test_auto_for_vectors_is_graded_with_the_measured_powers():
     assert (METHODS["graded"].defaults["encode_power"], METHODS["graded"].defaults["decode_power"]) == (1.0, 0.25)
 
 
-@pytest.mark.parametrize("power", [0.0, 0.25, 1.0])
-def test_auto_for_relative_vectors_is_a_method_that_can_decode_them(power):
-    assert METHODS[choose_for_relative(power)].independent
+@pytest.mark.parametrize(("encoded", "decoded"), [(0.0, 1.0), (0.25, 1.0), (0.5, 0.75), (1.0, 0.25)])
+def test_the_decoder_undoes_what_the_encoding_has_not(encoded, decoded):
+    assert decode_power(encoded) == decoded
 
 
-def test_plain_cosines_take_the_full_inverse_and_whitened_ones_the_graded_decoder():
-    assert choose_for_relative(0.0) == "irp-ridge"
-    assert choose_for_relative(1e-3) == choose_for_relative(1.0) == "graded"
+def test_auto_decodes_whitened_relative_vectors_as_it_translates_vectors():
+    assert decode_power(1.0) == METHODS[choose()].defaults["decode_power"]

@@ -1,0 +1,128 @@
+"""Content-addressed tensors on a real disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from app.storage.blobs import ORPHAN_AGE_S, BlobStore, _write_whole
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> BlobStore:
+    return BlobStore(tmp_path / "blobs")
+
+
+def files(blobs: BlobStore) -> list[Path]:
+    return [path for path in blobs.root.rglob("*") if path.is_file()]
+
+
+def aged(path: Path, seconds: float) -> Path:
+    moment = time.time() - seconds
+    os.utime(path, (moment, moment))
+    return path
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int64])
+def test_tensors_come_back_bit_for_bit(blobs, dtype):
+    tensors = {"weight": torch.arange(12).reshape(3, 4).to(dtype), "bias": torch.arange(3).to(dtype)}
+    back = blobs.get(blobs.put(tensors))
+    assert back.keys() == tensors.keys()
+    assert all(back[name].dtype == dtype and torch.equal(back[name], tensors[name]) for name in tensors)
+
+
+def test_a_view_is_stored_as_what_it_shows(blobs):
+    table = torch.arange(12.0).reshape(3, 4)
+    assert torch.equal(blobs.get(blobs.put({"a": table.T}))["a"], table.T)
+    assert torch.equal(blobs.get(blobs.put({"a": table[:, 1:2]}))["a"], table[:, 1:2])
+
+
+def test_equal_content_is_one_file_and_other_content_another(blobs):
+    first = blobs.put({"a": torch.ones(3)})
+    assert blobs.put({"a": torch.ones(3).clone()}) == first
+    assert len(files(blobs)) == 1
+    others = {blobs.put({"a": torch.ones(4)}), blobs.put({"b": torch.ones(3)}), blobs.put({"a": torch.ones(3).double()})}
+    assert first not in others
+    assert len(files(blobs)) == 4
+
+
+def test_a_file_is_named_by_the_hash_of_its_bytes(blobs):
+    digest = blobs.put({"a": torch.ones(3)})
+    (path,) = files(blobs)
+    assert path == blobs.root / digest[:2] / digest
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == digest
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-1], lambda data: data + b"\0", lambda data: data[:-1] + b"\7", lambda data: b""]
+)
+def test_a_damaged_file_is_not_read(blobs, damage):
+    digest = blobs.put({"a": torch.ones(3)})
+    (path,) = files(blobs)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError, match="damaged"):
+        blobs.get(digest)
+
+
+def test_writing_the_content_again_heals_a_damaged_file(blobs):
+    """What was put can be read, whatever lay at its place before: else one torn disk block outlives every upload."""
+    digest = blobs.put({"a": torch.ones(3)})
+    (path,) = files(blobs)
+    path.write_bytes(b"torn")
+    assert blobs.put({"a": torch.ones(3)}) == digest
+    assert torch.equal(blobs.get(digest)["a"], torch.ones(3))
+
+
+def test_a_missing_file_is_said_to_be_missing(blobs):
+    with pytest.raises(FileNotFoundError):
+        blobs.get("0" * 64)
+
+
+def test_a_sweep_takes_only_old_files_that_nothing_names(blobs):
+    named, young, old = (blobs.put({"a": torch.full((2,), value)}) for value in (1.0, 2.0, 3.0))
+    aged(blobs.root / named[:2] / named, 2 * ORPHAN_AGE_S)
+    aged(blobs.root / old[:2] / old, 2 * ORPHAN_AGE_S)
+    assert blobs.sweep({named}) == 1
+    assert {path.name for path in files(blobs)} == {named, young}
+    assert blobs.sweep({named}) == 0
+
+
+def test_content_put_again_is_young_again(blobs):
+    digest = blobs.put({"a": torch.ones(2)})
+    aged(blobs.root / digest[:2] / digest, 2 * ORPHAN_AGE_S)
+    blobs.put({"a": torch.ones(2)})
+    assert blobs.sweep(set()) == 0
+
+
+def test_a_sweep_takes_what_a_crash_left_half_written(blobs):
+    digest = blobs.put({"a": torch.ones(2)})
+    left = blobs.root / digest[:2] / "tmpabc123"
+    left.write_bytes(b"half")
+    aged(left, 2 * ORPHAN_AGE_S)
+    assert blobs.sweep({digest}) == 1
+    assert not left.exists()
+
+
+def test_nothing_is_left_when_writing_fails(blobs):
+    digest = blobs.put({"a": torch.ones(2)})
+    (path,) = files(blobs)
+    path.unlink()
+    path.mkdir()  # the last step, taking the final name, cannot succeed
+    (path / "occupied").touch()
+    with pytest.raises(OSError, match=digest):
+        _write_whole(path, b"data")
+    assert sorted(entry.name for entry in path.parent.iterdir()) == [digest]
+
+
+def test_eight_threads_may_write_one_content(blobs):
+    with ThreadPoolExecutor(8) as pool:
+        digests = set(pool.map(lambda _: blobs.put({"a": torch.arange(10_000.0)}), range(32)))
+    assert len(digests) == 1
+    assert [path.name for path in files(blobs)] == list(digests)
+    assert torch.equal(blobs.get(digests.pop())["a"], torch.arange(10_000.0))

@@ -1,0 +1,158 @@
+"""The in-process cache."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from app.storage.cache import MemoryCache
+
+
+def load(cache: MemoryCache, key, size: int = 10, made: list | None = None):
+    def make():
+        if made is not None:
+            made.append(key)
+        return f"value of {key}"
+
+    return cache.get_or_make(key, make, lambda value: size)
+
+
+def test_a_value_is_made_once_and_then_found():
+    cache, made = MemoryCache(100), []
+    assert [load(cache, "a", made=made) for _ in range(3)] == ["value of a"] * 3
+    assert made == ["a"]
+    assert (cache.hits, cache.misses, cache.used_bytes) == (2, 1, 10)
+
+
+@pytest.mark.parametrize("value", [None, 0, False, ""])
+def test_a_value_that_looks_like_nothing_is_a_value(value):
+    cache, made = MemoryCache(100), []
+    for _ in range(2):
+        assert cache.get_or_make("a", lambda: made.append(1) or value, lambda _: 1) is value
+    assert made == [1]
+
+
+def test_bytes_are_bounded_and_the_least_recently_used_goes_first():
+    cache, made = MemoryCache(30), []
+    for key in "abc":
+        load(cache, key, made=made)
+    load(cache, "a", made=made)
+    load(cache, "d", made=made)  # b goes: a was used since
+    assert cache.used_bytes == 30
+    made.clear()
+    for key in "acd":
+        load(cache, key, made=made)
+    assert made == []
+    load(cache, "b", made=made)
+    assert made == ["b"]
+    assert cache.used_bytes == 30
+
+
+def test_a_large_value_pushes_out_as_many_as_it_needs():
+    cache, made = MemoryCache(30), []
+    for key in "abc":
+        load(cache, key)
+    load(cache, "big", size=25)
+    assert cache.used_bytes == 25
+    for key in "abc":
+        load(cache, key, size=1, made=made)
+    assert made == ["a", "b", "c"]
+
+
+def test_a_value_above_the_limit_is_served_but_not_kept():
+    cache, made = MemoryCache(30), []
+    load(cache, "a", made=made)
+    assert load(cache, "huge", size=31, made=made) == load(cache, "huge", size=31, made=made) == "value of huge"
+    load(cache, "a", made=made)
+    assert made == ["a", "huge", "huge"]
+    assert cache.used_bytes == 10
+
+
+def test_a_cache_of_nothing_serves_everything():
+    cache, made = MemoryCache(0), []
+    for _ in range(2):
+        load(cache, "a", size=1, made=made)
+    assert made == ["a", "a"]
+    assert cache.used_bytes == 0
+
+
+def test_eight_threads_that_miss_one_key_make_it_once():
+    cache, made = MemoryCache(1000), []
+    together = threading.Barrier(8)
+
+    def make():
+        made.append(1)
+        time.sleep(0.05)
+        return object()
+
+    def ask(_):
+        together.wait()
+        return cache.get_or_make("a", make, lambda value: 10)
+
+    with ThreadPoolExecutor(8) as pool:
+        values = list(pool.map(ask, range(8)))
+    assert len(made) == 1
+    assert len({id(value) for value in values}) == 1
+    assert cache.used_bytes == 10
+
+
+def test_making_one_key_does_not_hold_up_another():
+    cache, go = MemoryCache(100), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(cache.get_or_make, "slow", lambda: go.wait(10), lambda value: 1)
+        assert load(cache, "quick") == "value of quick"
+        assert not slow.done()
+        go.set()
+        assert slow.result() is True
+
+
+def test_what_fails_is_not_kept_and_the_next_one_may_make_it():
+    cache = MemoryCache(100)
+    with pytest.raises(ZeroDivisionError):
+        cache.get_or_make("a", lambda: 1 / 0, lambda value: 10)
+    assert cache.used_bytes == 0
+    assert load(cache, "a") == "value of a"
+
+
+def test_a_size_that_fails_leaves_the_key_open():
+    cache = MemoryCache(100)
+    with pytest.raises(ZeroDivisionError):
+        cache.get_or_make("a", lambda: 1, lambda value: 1 // 0)
+    assert load(cache, "a") == "value of a"
+
+
+def test_those_who_waited_for_a_failure_make_it_themselves_and_bytes_are_counted_once():
+    cache = MemoryCache(15)
+    failing, fail, making, make_it = (threading.Event() for _ in range(4))
+    calls = []
+
+    def first():
+        failing.set()
+        fail.wait(10)
+        raise ZeroDivisionError
+
+    def second():
+        calls.append(1)
+        making.set()
+        make_it.wait(10)
+        return "made"
+
+    with ThreadPoolExecutor(3) as pool:
+        a = pool.submit(cache.get_or_make, "k", first, lambda value: 10)
+        assert failing.wait(10)
+        b = pool.submit(cache.get_or_make, "k", second, lambda value: 10)
+        time.sleep(0.05)  # b waits for a
+        fail.set()
+        assert making.wait(10)  # a has failed, b makes it
+        c = pool.submit(cache.get_or_make, "k", second, lambda value: 10)
+        time.sleep(0.05)
+        make_it.set()
+        assert isinstance(a.exception(), ZeroDivisionError)
+        assert (b.result(), c.result()) == ("made", "made")
+    assert len(calls) == 1  # c came while b was making it
+    assert cache.used_bytes == 10
+    assert load(cache, "other", size=5) == "value of other"
+    assert cache.used_bytes == 15
