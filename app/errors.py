@@ -10,8 +10,8 @@ AnchorageError
 ├─ UnsupportedMedia          a body that is not JSON
 ├─ Malformed                 a body that does not parse at all
 └─ Invalid                   a value that is wrong: its field, and the rows where that helps
-   └─ InvalidRequest, MissingField, DimensionMismatch, RaggedRows, NonFinite, OutOfRange, BadShape, BadDtype, BadBase64,
-      EmptyVectors, DegenerateAnchors, InvalidOption, UnknownOption, NotExactlyOne, MethodNotIndependent,
+   └─ InvalidRequest, MissingField, UnequalAnchors, DimensionMismatch, RaggedRows, NonFinite, OutOfRange, BadShape, BadDtype,
+      BadBase64, EmptyVectors, DegenerateAnchors, InvalidOption, UnknownOption, NotExactlyOne, MethodNotIndependent,
       EncoderNeedsVectors, EncoderUnavailable, InvalidHead, InvalidSeeds
 
 No class knows HTTP: `app.api.problems` turns a class into a status, and a job's row stores the same code.
@@ -146,6 +146,10 @@ class InvalidRequest(Invalid):
 
 class MissingField(Invalid):
     code = "missing-field"
+
+
+class UnequalAnchors(Invalid):
+    code = "unequal-anchors"
 
 
 class DimensionMismatch(Invalid):

@@ -14,6 +14,9 @@ from workers.actors import declare
 #: jobs share the machine with requests
 THREADS = 1
 
+#: how long an idle worker waits before it looks whether it should stop
+POLL_MS = 100
+
 #: how long a stop waits for a running job; one that takes longer is found unfinished at the next start and run again
 STOP_TIMEOUT_MS = 5_000
 
@@ -23,7 +26,7 @@ class EmbeddedWorker:
 
     def __init__(self, services: Services) -> None:
         self._broker = memory_broker()
-        self._worker = Worker(self._broker, worker_threads=THREADS)
+        self._worker = Worker(self._broker, worker_threads=THREADS, worker_timeout=POLL_MS)
         actor = declare(self._broker, services)
 
         def enqueue(job_id: str) -> None:

@@ -12,7 +12,7 @@ from app.api.deps import Limit, Project, Svc
 from app.api.problems import documented
 from app.services import jobs
 from app.storage import registry, tables
-from app.types import JobKind, JobState
+from app.types import JobState
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -25,7 +25,7 @@ class Job(BaseModel):
     model_config = ConfigDict(from_attributes=True)
 
     id: str
-    kind: JobKind
+    kind: str
     state: JobState
     progress: dict[str, Any] = Field(description="done and total steps, and what the job wishes to tell")
     attempts: int

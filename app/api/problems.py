@@ -128,9 +128,11 @@ def _dotted(location: tuple[int | str, ...]) -> str:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
+    """An unknown path or verb: the framework raises this for nothing else here."""
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
-    response = problem(request, status, status.phrase.lower().replace(" ", "-"), str(error.detail))
+    detail = f"{request.method} {request.url.path} is no call of this service: /docs lists them all"
+    response = problem(request, status, status.phrase.lower().replace(" ", "-"), detail)
     response.headers.update(error.headers or {})
     return response
 

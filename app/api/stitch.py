@@ -81,7 +81,9 @@ class StitchRequest(Body):
 
     encoder: Name
     head: Name
-    anchor_set: Name | None = Field(None, description="needed when the head belongs to another encoder")
+    anchor_set: Name | None = Field(
+        None, description="needed when the head belongs to another encoder; a native head does not read it"
+    )
     vectors: Vectors = None
     inputs: list[str] | None = None
     method: Method = "auto"

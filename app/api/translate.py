@@ -125,7 +125,7 @@ class Report(BaseModel):
     """What to expect of a translator."""
 
     anchors: int
-    held_out: HeldOut | None = Field(description="null below 10 anchors")
+    held_out: HeldOut | None = Field(description="null below 10 anchors, or where all anchors outside a fold are one vector")
     cka: float | None = Field(description="debiased linear CKA of the two spaces")
     source: SpaceInReport
     target: SpaceInReport

@@ -62,7 +62,7 @@ def check_vectors(vectors: Float[Tensor, "n d"], *, dim: int | None = None) -> N
     finite = vectors.isfinite().all(dim=1)
     if not bool(finite.all()):
         rows = (~finite).nonzero().flatten().tolist()
-        raise NonFinite(f"{len(rows)} of {vectors.shape[0]} vectors hold NaN or infinity", rows=rows)
+        raise NonFinite(f"{len(rows)} of {vectors.shape[0]} vectors hold NaN, infinity or a number no float can hold", rows=rows)
     rows = (vectors.abs().amax(dim=1) > LARGEST).nonzero().flatten().tolist()
     raise OutOfRange(f"{len(rows)} of {vectors.shape[0]} vectors hold magnitudes above {LARGEST:g}", rows=rows)
 

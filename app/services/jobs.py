@@ -42,9 +42,10 @@ def cancel(services: Services, project: str, job_id: str) -> tables.Job:
         if JobState(row.state).finished:
             raise JobFinished(f"job {job_id} has {row.state}: there is nothing to cancel")
         row.cancel_requested = True
-        if row.state == JobState.queued:
-            row.state = JobState.cancelled
+        if registry.move_job(session, row.id, start=JobState.queued, end=JobState.cancelled):
             row.finished_at = tables.now()
+        session.flush()
+        session.refresh(row)
     return row
 
 
@@ -80,16 +81,15 @@ def run(services: Services, job_id: str, runners: dict[str, Run]) -> None:
 
 def _claim(services: Services, job_id: str) -> tables.Job | None:
     with services.db.transaction() as session:
-        row = session.get(tables.Job, job_id)
-        if row is None or row.state != JobState.queued:
+        if not registry.move_job(session, job_id, start=JobState.queued, end=JobState.running):
             return None
+        row = session.get_one(tables.Job, job_id)
         row.attempts += 1
         if row.attempts > ATTEMPTS:
             row.state = JobState.failed
             row.finished_at = tables.now()
             row.error = {"code": "attempts-exhausted", "detail": f"its worker was lost {ATTEMPTS} times"}
             return None
-        row.state = JobState.running
         row.started_at = tables.now()
         return row
 

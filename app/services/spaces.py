@@ -20,6 +20,7 @@ from app.errors import (
     InvalidRequest,
     TooManyInputs,
     TooManyVectors,
+    UnequalAnchors,
 )
 from app.maths import space as spaces
 from app.maths.health import examine
@@ -119,14 +120,18 @@ def create_anchor_set(
 ) -> tables.AnchorSet:
     """A new set with all its embeddings, or nothing.
 
-    Raises NameTaken, EncoderNotFound, AnchorCountMismatch, and every vector error, naming `embeddings.<encoder>`.
+    Raises NameTaken, EncoderNotFound, UnequalAnchors, and every vector error, naming `embeddings.<encoder>`.
     """
     if not embeddings:
         raise EmptyVectors("expected embeddings by at least one encoder", field="embeddings")
     with services.db.transaction() as session:
         registry.require_free(session, tables.AnchorSet, project, name)
         encoders = {key: registry.by_name(session, tables.Encoder, project, key, field=f"embeddings.{key}") for key in embeddings}
-    size = next(iter(embeddings.values())).shape[0]
+    sizes = {key: vectors.shape[0] for key, vectors in embeddings.items()}
+    size = next(iter(sizes.values()))
+    for key, other in sizes.items():
+        if other != size:
+            raise UnequalAnchors(f"{next(iter(sizes))!r} brings {size} vectors, {key!r} {other}", field=f"embeddings.{key}")
     row = tables.AnchorSet(project=project, name=name, size=size, provenance=provenance)
     row.spaces = [
         _make_space(services, project, encoders[key], vectors, size=size, field=f"embeddings.{key}")

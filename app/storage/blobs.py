@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from safetensors.torch import load, save
@@ -46,10 +47,13 @@ class BlobStore:
     def sweep(self, named: set[str]) -> int:
         """Delete files that no row names and that are old enough not to be on their way to one; return how many."""
         limit = time.time() - ORPHAN_AGE_S
-        orphans = [path for path in self.root.glob("??/*") if path.name not in named and path.stat().st_mtime < limit]
-        for path in orphans:
-            path.unlink(missing_ok=True)
-        return len(orphans)
+        deleted = 0
+        for path in self.root.glob("??/*"):
+            with suppress(FileNotFoundError):  # another process may be sweeping too
+                if path.name not in named and path.stat().st_mtime < limit:
+                    path.unlink()
+                    deleted += 1
+        return deleted
 
     def _path(self, digest: str) -> Path:
         return self.root / digest[:2] / digest

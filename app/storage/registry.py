@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
-from sqlalchemy import exists, select
+from sqlalchemy import CursorResult, exists, select, update
 from sqlalchemy.orm import Session
 
 from app.errors import (
@@ -102,6 +102,13 @@ def job(session: Session, project: str, job_id: str) -> Job:
     if row is None:
         raise JobNotFound(f"there is no job {job_id!r}", field="id")
     return row
+
+
+def move_job(session: Session, job_id: str, *, start: JobState, end: JobState) -> bool:
+    """Change a job's state only if it still is `start`, whatever was read before; returns whether it was."""
+    statement = update(Job).where(Job.id == job_id, Job.state == start).values(state=end)
+    moved = cast("CursorResult[Any]", session.execute(statement, execution_options={"synchronize_session": False}))
+    return moved.rowcount == 1
 
 
 def jobs(session: Session, project: str, *, state: JobState | None, limit: int) -> Sequence[Job]:

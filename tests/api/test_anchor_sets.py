@@ -186,7 +186,7 @@ def test_anchors_of_extreme_magnitude_are_measured_in_finite_numbers(pair, scale
         ({"a": [[0, 0, 0]] * 5}, 422, "degenerate-anchors", "embeddings.a"),
         ({"a": [[1, 2], [3, 4]]}, 422, "dimension-mismatch", "embeddings.a"),
         ({"a": [[1, 2, 3], [4, 5, 6]], "b": [[1, 2, 3], [4, 5, 6]]}, 422, "dimension-mismatch", "embeddings.b"),
-        ({"a": [[1, 2, 3], [4, 5, 6]], "b": [[1, 2], [4, 5], [7, 8]]}, 409, "anchor-count-mismatch", "embeddings.b"),
+        ({"a": [[1, 2, 3], [4, 5, 6]], "b": [[1, 2], [4, 5], [7, 8]]}, 422, "unequal-anchors", "embeddings.b"),
         ({"a": [[1, 2, 3], [4, 5, 6]], "b": [[1, 2], [1, 2]]}, 422, "degenerate-anchors", "embeddings.b"),
         ({"a": [[1, 2, 3], [4, 5, 6]], "nobody": [[1, 2], [4, 5]]}, 404, "encoder-not-found", "embeddings.nobody"),
         ({"a": [[1, 2, 3], [4, 5, 6]] * 1001}, 413, "too-many-vectors", "embeddings.a"),
