@@ -18,6 +18,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
 from torch import Tensor
 
 from app.errors import (
@@ -113,10 +114,13 @@ async def _read_limited(request: Request, limit: int) -> bytes:
     if declared.isdecimal() and int(declared) > limit:
         raise BodyTooLarge(f"a body of {declared} bytes, {limit} are allowed", limit=limit)
     data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > limit:
-            raise BodyTooLarge(f"a body of more than {limit} bytes, which is what is allowed", limit=limit)
+    try:
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > limit:
+                raise BodyTooLarge(f"a body of more than {limit} bytes, which is what is allowed", limit=limit)
+    except ClientDisconnect:
+        raise Malformed("the client went away before its body was whole") from None
     return bytes(data)
 
 

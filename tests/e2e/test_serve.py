@@ -47,6 +47,20 @@ def test_data_outlives_the_process(tmp_path: Path) -> None:
         assert client.http.get("/encoders/kept").json()["dim"] == 3
 
 
+def test_a_client_that_goes_away_is_no_fault_of_the_service(tmp_path: Path) -> None:
+    with server(tmp_path) as client:
+        host, port = client.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            head = f"POST /translate HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+            connection.sendall(head.encode() + b'{"source":')
+            time.sleep(0.2)
+        time.sleep(0.5)
+        assert client.http.get("/livez").status_code == 200
+    log = (tmp_path / "server.log").read_text()
+    assert "Traceback" not in log
+    assert "incident" not in log
+
+
 def test_a_terminated_server_ends_cleanly(tmp_path: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "app.cli", "serve", "--port", str(port), "--data-dir", str(tmp_path)]
