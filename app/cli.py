@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from pydantic import ValidationError
+from sqlalchemy.exc import ArgumentError
 
 from app import __version__
 from app.demo import SENTENCE, DemoError
@@ -51,19 +52,26 @@ def serve(
         )
     # Loading torch takes seconds: not before the options are known to be right, and not for --help.
     from app.main import create_app
+    from app.storage.lock import exclusive
 
     try:
-        application = create_app(settings)
+        with exclusive(settings.data_dir):
+            config = uvicorn.Config(
+                create_app(settings),
+                host=settings.host,
+                port=settings.port,
+                timeout_graceful_shutdown=SHUTDOWN_S,
+                log_config=None,
+                access_log=False,
+            )
+            # Bound first: a port in use ends the command before any job is taken up.
+            uvicorn.Server(config).run(sockets=[config.bind_socket()])
+    except BlockingIOError:
+        raise typer.BadParameter(f"another process serves the data dir {settings.data_dir}") from None
     except OSError as error:
         raise typer.BadParameter(f"the data dir cannot be used: {error}") from None
-    uvicorn.run(
-        application,
-        host=settings.host,
-        port=settings.port,
-        timeout_graceful_shutdown=SHUTDOWN_S,
-        log_config=None,
-        access_log=False,
-    )
+    except ArgumentError as error:
+        raise typer.BadParameter(f"ANCHORAGE_DATABASE_URL: {error}") from None
 
 
 @cli.command()

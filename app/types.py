@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
 from enum import StrEnum
 
 
@@ -28,3 +29,14 @@ class JobState(StrEnum):
     @property
     def finished(self) -> bool:
         return self in (JobState.succeeded, JobState.failed, JobState.cancelled)
+
+
+def repeats(items: Iterable[Hashable]) -> list[int]:
+    """The places of items that stand earlier in the list too."""
+    seen: set[Hashable] = set()
+    found = []
+    for place, item in enumerate(items):
+        if item in seen:
+            found.append(place)
+        seen.add(item)
+    return found

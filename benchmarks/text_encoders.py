@@ -47,7 +47,7 @@ NOTHING = "do nothing"
 BETTER_IRP = "irp, the better delta"
 ROWS = (NOTHING, BETTER_IRP, *VARIANTS)
 
-#: DESIGN.md section 2b, first row: MRR, recall@10, by other code on every seventh pair
+#: MRR and recall@10 by independent reference code on every seventh pair, two other splits
 REFERENCE = {
     BETTER_IRP: (0.887, 0.648),
     "procrustes": (0.967, 0.731),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import dramatiq
 from dramatiq import Actor, Broker
 
@@ -15,11 +17,11 @@ RUNNERS: dict[str, jobs.Run] = {
 }
 
 
-def declare(broker: Broker, services: Services) -> Actor[[str], None]:
-    """The actor that runs a job by its id, bound to the broker."""
+def declare(broker: Broker, services: Services, stopping: Callable[[], bool]) -> Actor[[str], None]:
+    """The actor that runs a job by its id, bound to the broker; when `stopping()` turns true it hands its job back."""
 
     @dramatiq.actor(broker=broker, queue_name="jobs")
     def run_job(job_id: str) -> None:
-        jobs.run(services, job_id, RUNNERS)
+        jobs.run(services, job_id, RUNNERS, stopping=stopping)
 
     return run_job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from threading import Event
 
 from dramatiq import Worker
 
@@ -17,7 +18,7 @@ THREADS = 1
 #: how long an idle worker waits before it looks whether it should stop
 POLL_MS = 100
 
-#: how long a stop waits for a running job; one that takes longer is found unfinished at the next start and run again
+#: how long a stop waits for a running job's next step, at which it is handed back
 STOP_TIMEOUT_MS = 5_000
 
 
@@ -27,21 +28,25 @@ class EmbeddedWorker:
     def __init__(self, services: Services) -> None:
         self._broker = memory_broker()
         self._worker = Worker(self._broker, worker_threads=THREADS, worker_timeout=POLL_MS)
-        actor = declare(self._broker, services)
+        self._stopping = Event()
+        actor = declare(self._broker, services, self._stopping.is_set)
 
         def enqueue(job_id: str) -> None:
             actor.send(job_id)
 
         self.services = replace(services, enqueue=enqueue)
-        self.alive = False
+
+    @property
+    def alive(self) -> bool:
+        threads = self._worker.workers
+        return bool(threads) and all(thread.is_alive() for thread in threads)
 
     def start(self) -> int:
         """Begin, with the jobs that an earlier process left unfinished; returns how many there were."""
         self._worker.start()
-        self.alive = True
         return jobs.recover(self.services)
 
     def stop(self) -> None:
-        self.alive = False
+        self._stopping.set()
         self._worker.stop(timeout=STOP_TIMEOUT_MS)
         self._broker.close()

@@ -35,7 +35,7 @@ class NewEncoder(Body):
 
     name: Name
     kind: Literal["external", "sentence-transformers"] = "external"
-    dim: Annotated[int, Field(ge=1, le=65_536)] | None = Field(None, description="external encoders only")
+    dim: Annotated[int, Field(ge=1, le=8_192)] | None = Field(None, description="external encoders only")
     model: Annotated[str, Field(pattern=MODEL)] | None = Field(None, description="encoders the service runs")
     revision: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")] | None = None
     modality: Literal["text", "image", "audio", "other"] = "text"

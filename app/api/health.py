@@ -32,7 +32,7 @@ class Ready(BaseModel):
 
 
 @router.get("/livez")
-def livez() -> Live:
+async def livez() -> Live:
     """200 while the process answers at all."""
     return Live()
 

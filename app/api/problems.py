@@ -93,7 +93,7 @@ def problem(request: Request, status: HTTPStatus, code: str, detail: str, **more
 
 async def _anchorage_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.AnchorageError)
-    if error.__cause__ is not None:
+    if isinstance(error, errors.EncoderUnavailable) and error.__cause__ is not None:
         log.warning("%s: %s", error.code, error.detail, exc_info=error.__cause__)
     return problem(
         request,

@@ -27,7 +27,7 @@ class RelativeRequest(Body):
     vectors: Vectors = None
     inputs: list[str] | None = None
     encode_power: Annotated[float, Field(allow_inf_nan=False)] = 0.0
-    ridge: Annotated[float, Field(allow_inf_nan=False)] | None = Field(None, description="above power 0 only; default 1")
+    ridge: Annotated[float, Field(allow_inf_nan=False)] | None = Field(None, description="above power 0; default 1")
     encoding: Encoding = "float"
 
 

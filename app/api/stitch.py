@@ -177,6 +177,6 @@ def stitch(body: StitchRequest, services: Svc, project: Project) -> Response:
             "classes": answer.classes,
             "method": answer.method,
             "translator": answer.translator,
-            "flags": flags(answer.at_mean),
+            "flags": flags(answer.at_mean, answer.outside),
         }
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
 
 from app.api import wire
 from app.api.deps import Project, Svc
@@ -28,9 +28,9 @@ class Options(Body):
     """The method's own options; one that the method does not take is refused."""
 
     delta: Annotated[Finite, Field(ge=0, le=1)] | None = Field(None, description="irp: pruning threshold, default 0.6")
-    omega: Annotated[int, Field(ge=1, le=65_536)] | None = Field(None, description="irp: subspaces, default 8, at most k")
+    omega: Annotated[int, Field(ge=1, le=64)] | None = Field(None, description="irp: subspaces, default 8, at most k")
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(None, description="irp: chooses the subspaces' starts")
-    ridge: Annotated[Finite, Field(ge=0)] | None = Field(None, description="irp-ridge, graded, ridge: default 1")
+    ridge: Annotated[Finite, Field(ge=0, le=1e6)] | None = Field(None, description="irp-ridge, graded, ridge: default 1")
     encode_power: Annotated[Finite, Field(ge=0, le=1)] | None = Field(None, description="graded: default 1")
     decode_power: Annotated[Finite, Field(ge=0, le=1)] | None = Field(None, description="graded: default 0.25")
     renormalise: bool | None = Field(None, description="scale translated directions to unit length: default true")
@@ -74,14 +74,14 @@ class TranslateRequest(Body):
 
 
 class Flag(BaseModel):
-    """Something to know about one row of an answer."""
+    """Something to know about one row of an answer: it equals the anchors' mean, or lies in directions that they do not span."""
 
     row: int
-    code: Literal["equals-anchor-mean"]
+    code: Literal["equals-anchor-mean", "outside-anchors"]
 
 
 class TranslateAnswer(BaseModel):
-    """`count` vectors of `dim` numbers in the target encoder's units; a flagged row had no direction: it is the target's mean."""
+    """`count` vectors of `dim` numbers in the target encoder's units; a flagged row is the target's mean."""
 
     vectors: Vectors
     count: int
@@ -125,7 +125,7 @@ class Report(BaseModel):
     """What to expect of a translator."""
 
     anchors: int
-    held_out: HeldOut | None = Field(description="null below 10 anchors, or where all anchors outside a fold are one vector")
+    held_out: HeldOut | None = Field(description="null below 10 distinct anchors, or where a fold leaves only one")
     cka: float | None = Field(description="debiased linear CKA of the two spaces")
     source: SpaceInReport
     target: SpaceInReport
@@ -150,8 +150,16 @@ def pair_of(body: TranslatorRequest | TranslateRequest) -> translation.Request:
     return translation.Request(body.source, body.target, body.anchor_set, body.method, body.options.given())
 
 
-def flags(at_mean: Sequence[int]) -> list[dict[str, Any]]:
-    return [{"row": row, "code": "equals-anchor-mean"} for row in at_mean]
+def flags(at_mean: Tensor | None, outside: Tensor | None = None) -> list[dict[str, Any]]:
+    """The rows of an answer that there is something to know about, in their order."""
+    codes = {"equals-anchor-mean": at_mean, "outside-anchors": outside}
+    found = [
+        {"row": row, "code": code}
+        for code, rows in codes.items()
+        if rows is not None
+        for row in rows.nonzero().flatten().tolist()
+    ]
+    return sorted(found, key=lambda flag: flag["row"])
 
 
 def describe(row: tables.Translator) -> Translator:
@@ -175,16 +183,17 @@ def describe(row: tables.Translator) -> Translator:
 def translate(body: TranslateRequest, services: Svc, project: Project) -> Response:
     """Translate vectors, inputs or relative vectors into the target encoder's space."""
     answer = _translate(body, services, project)
-    count, dim = answer.vectors.shape
+    translated = answer.translated
+    count, dim = translated.vectors.shape
     return wire.respond(
         {
-            "vectors": wire.encode(answer.vectors, body.encoding),
+            "vectors": wire.encode(translated.vectors, body.encoding),
             "count": count,
             "dim": dim,
             "method": answer.method,
             "options": dict(answer.options),
             "translator": answer.translator,
-            "flags": flags(answer.at_mean),
+            "flags": flags(translated.at_mean, translated.outside),
         }
     )
 
@@ -216,7 +225,7 @@ def create_translator(body: TranslatorRequest, response: Response, services: Svc
     source, target = translation.pair(services, project, request)
     fitted = translation.fit(services, project, source, target, request)
     response.headers["Location"] = f"/translators/{fitted.id}"
-    return describe(translation.report(services, project, fitted.id))
+    return describe(translation.report(services, project, fitted.id, spaces=(source.id, target.id)))
 
 
 @router.get("/translators/{id}", responses=documented(404, 422))

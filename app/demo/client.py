@@ -28,6 +28,7 @@ START_TIMEOUT_S = 120
 def server(data_dir: Path) -> Iterator[Client]:
     """`anchorage serve` below `data_dir` on a free port, stopped at the end."""
     port = free_port()
+    data_dir.mkdir(parents=True, exist_ok=True)
     log = data_dir / "server.log"
     command = [sys.executable, "-m", "app.cli", "serve", "--port", str(port), "--data-dir", str(data_dir)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")}

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from app.demo import picture
+from app.demo import DemoError, picture
 from app.demo.client import Client, packed, server, unpacked
 from app.demo.pack import Pack, load_pack
 from app.maths import quality
@@ -49,6 +49,10 @@ def demo(*, out: Path, json_path: Path | None, sentence: str) -> None:
     """Run everything and print it; write the picture to `out` and the numbers to `json_path`. Raises DemoError."""
     console = Console()
     began = time.monotonic()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DemoError(f"{out} cannot be written to: {error}") from None
     pack = load_pack()
     with tempfile.TemporaryDirectory(prefix="anchorage-demo-") as folder, server(Path(folder)) as client:
         console.print(f"A real server is up at {client.url}, its data in a temporary folder.")

@@ -43,6 +43,8 @@ def load(model: str, revision: str | None, *, models_dir: Path | None, allow_hub
             "sentence-transformers is not installed on the server: pip install 'anchorage[text]'", field="kind"
         )
     source = _find(model, models_dir=models_dir, allow_hub=allow_hub)
+    if revision is not None and source != model:
+        raise EncoderUnavailable(f"model {model!r} is a folder here, and folders have no revisions", field="revision")
     from sentence_transformers import SentenceTransformer
     from transformers.utils import logging
 
@@ -57,7 +59,7 @@ def load(model: str, revision: str | None, *, models_dir: Path | None, allow_hub
             local_files_only=not allow_hub,
             model_kwargs={"use_safetensors": True},
         )
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+    except Exception as error:  # whatever a broken model makes any of four libraries raise
         raise EncoderUnavailable(
             f"model {model!r} cannot be loaded: {type(error).__name__}; the server's log has the reason", field="model"
         ) from error

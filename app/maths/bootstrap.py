@@ -18,6 +18,7 @@ from torch import Tensor
 
 from app.errors import InvalidSeeds
 from app.maths.space import fit_space
+from app.types import repeats
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,8 @@ def check_seeds(seeds: list[tuple[int, int]], *, source: int, target: int, size:
     if outside:
         raise InvalidSeeds(f"seeds point outside pools of {source} and {target} items", field="seeds", rows=outside)
     for side in (0, 1):
-        items = [pair[side] for pair in seeds]
-        repeats = [row for row, item in enumerate(items) if item in items[:row]]
-        if repeats:
-            raise InvalidSeeds("a seed repeats an item of its pool", field="seeds", rows=repeats)
+        if rows := repeats(pair[side] for pair in seeds):
+            raise InvalidSeeds("a seed repeats an item of its pool", field="seeds", rows=rows)
 
 
 def correspondence(

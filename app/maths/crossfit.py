@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from app.errors import DegenerateAnchors
@@ -16,7 +16,7 @@ from app.maths.translator import apply
 
 FOLDS = 5
 
-#: fewer anchors than this leave folds too small to say anything
+#: fewer distinct anchors than this leave folds too small to say anything
 FEWEST = 10
 
 
@@ -35,17 +35,22 @@ class HeldOut:
 def cross_fit(
     name: str, source: Float[Tensor, "k dx"], target: Float[Tensor, "k dy"], options: Options, *, seed: int = 0
 ) -> HeldOut | None:
-    """Held-out quality over the k anchors by FOLDS-fold cross-fitting.
+    """Held-out quality of the distinct anchors by FOLDS-fold cross-fitting.
 
     source  (k, d_x) and target (k, d_y): raw anchors, the encoders' own units, row i the same item
-    Every fold's fit has 4/5 of the anchors, so the estimate is a little low. Index size of the retrieval numbers: k.
-    Returns None when k < FEWEST, or when all anchors outside a fold are one vector. Raises InvalidOption.
+    Anchors that are equal on either side share a fold, and are measured once: a copy in another fold would have been seen.
+    Every fold's fit has 4/5 of the anchors, so the estimate is a little low. Index size of the retrieval numbers: the groups.
+    Returns None below FEWEST groups, or when all anchors outside a fold are one vector. Raises InvalidOption.
     """
-    k = source.shape[0]
-    if k < FEWEST:
-        return None
     source, target = source.double(), target.double()
-    fold_of = torch.randperm(k, generator=torch.Generator().manual_seed(seed)) % FOLDS
+    group_of = _equal_on_either_side(source, target)
+    first = group_of == torch.arange(len(group_of))
+    groups = int(first.sum())
+    if groups < FEWEST:
+        return None
+    fold_of = torch.empty_like(group_of)
+    fold_of[first] = torch.randperm(groups, generator=torch.Generator().manual_seed(seed)) % FOLDS
+    fold_of = fold_of[group_of]
     translated = torch.empty_like(target)
     for fold in range(FOLDS):
         held = fold_of == fold
@@ -55,12 +60,25 @@ def cross_fit(
             return None
         translated[held] = apply(fit(name, x, y, _for_fewer(options, x.size)), source[held]).vectors.double()
     mean = target.mean(dim=0)
-    native = target - mean
+    native = (target - mean)[first]
     return HeldOut(
         folds=FOLDS,
-        translated=measure(translated - mean, native),
-        do_nothing=measure(do_nothing(source, target.shape[1]) - mean, native),
+        translated=measure((translated - mean)[first], native),
+        do_nothing=measure((do_nothing(source, target.shape[1]) - mean)[first], native),
     )
+
+
+def _equal_on_either_side(source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"]) -> Int64[Tensor, " k"]:
+    """For each anchor the first anchor it is joined to by rows that are equal in the source or in the target."""
+    sides = [torch.unique(side, dim=0, return_inverse=True)[1] for side in (source, target)]
+    label = torch.arange(len(source))
+    while True:
+        before = label
+        for side in sides:
+            smallest = torch.full((int(side.max()) + 1,), len(source)).scatter_reduce(0, side, label, "amin")
+            label = smallest[side]
+        if torch.equal(label, before):
+            return label
 
 
 def _for_fewer(options: Options, anchors: int) -> Options:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from app.maths.space import Space
 from app.maths.spectrum import rank_and_condition
+from app.types import repeats
 
 #: two anchors whose |cos| is above 1 - this are one direction
 COLLINEAR = 1e-6
@@ -44,7 +45,8 @@ def examine(anchors: Float64[Tensor, "k d"], space: Space) -> Health:
     """Health of raw anchors (k, d), the encoder's own units, and the space fitted to them."""
     rank, condition = rank_and_condition(space.unit)
     at_mean = (space.unit.abs().amax(dim=1) == 0).nonzero().flatten().tolist()
-    duplicates = _repeats(anchors)
+    _, groups = torch.unique(anchors, dim=0, return_inverse=True)
+    duplicates = repeats(groups.tolist())
     lines = sorted(set(_on_earlier_line(space.unit)) - set(duplicates))
     return Health(
         rank=rank,
@@ -56,18 +58,6 @@ def examine(anchors: Float64[Tensor, "k d"], space: Space) -> Health:
         collinear=lines[:LISTED],
         collinear_count=len(lines),
     )
-
-
-def _repeats(anchors: Float64[Tensor, "k d"]) -> list[int]:
-    """Rows equal to an earlier row, bit for bit."""
-    _, inverse = torch.unique(anchors, dim=0, return_inverse=True)
-    seen: set[int] = set()
-    repeats = []
-    for row, group in enumerate(inverse.tolist()):
-        if group in seen:
-            repeats.append(row)
-        seen.add(group)
-    return repeats
 
 
 def _on_earlier_line(unit: Float64[Tensor, "k d"]) -> list[int]:

@@ -1,4 +1,4 @@
-"""`auto`: which method serves when the client names none. Today a fixed, measured choice; DESIGN section 2b has the table."""
+"""`auto`: which method serves when the client names none. Today a fixed choice, measured in benchmarks/text_encoders.py."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from app.errors import DegenerateAnchors, DimensionMismatch, EmptyVectors, NonFinite, OutOfRange
 
-#: the largest magnitude accepted: differences and sums of such values stay finite in float32
-LARGEST = 1e30
+#: the largest magnitude accepted, about 1.3e30: differences of such values stay finite in float32, and it is itself a float32
+LARGEST = 2.0**100
 
 #: a row nearer to the mean than this many float32 roundings of its own magnitude has no direction worth the name
 ROUNDINGS = 8
@@ -64,7 +64,7 @@ def check_vectors(vectors: Float[Tensor, "n d"], *, dim: int | None = None) -> N
         rows = (~finite).nonzero().flatten().tolist()
         raise NonFinite(f"{len(rows)} of {vectors.shape[0]} vectors hold NaN, infinity or a number no float can hold", rows=rows)
     rows = (vectors.abs().amax(dim=1) > LARGEST).nonzero().flatten().tolist()
-    raise OutOfRange(f"{len(rows)} of {vectors.shape[0]} vectors hold magnitudes above {LARGEST:g}", rows=rows)
+    raise OutOfRange(f"{len(rows)} of {vectors.shape[0]} vectors hold magnitudes above 2^100 (1.3e30)", rows=rows)
 
 
 def unit_rows(rows: Float[Tensor, "n d"], norms: Float64[Tensor, " n"]) -> Float[Tensor, "n d"]:
@@ -119,7 +119,9 @@ def fit_space(anchors: Float[Tensor, "k d"]) -> Space:
         mean, centred = torch.zeros_like(mean), anchors
     unit, norms = directions(centred, mean)
     if not bool(norms.any()):
-        raise DegenerateAnchors(f"the {anchors.shape[0]} anchors are all the same vector: centred on their mean they have rank 0")
+        raise DegenerateAnchors(
+            f"the {anchors.shape[0]} anchors are all the same vector, up to float32 rounding: centred, they have rank 0"
+        )
     return Space(mean=mean, scale=float(norms.mean()), unit=unit)
 
 

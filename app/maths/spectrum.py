@@ -10,6 +10,9 @@ from torch import Tensor
 
 from app.errors import InvalidOption
 
+#: beyond this a ridge only moves the numbers towards underflow: squared singular values of unit anchors add up to k at most
+LARGEST_RIDGE = 1e6
+
 
 def rank_tolerance(shape: tuple[int, ...], largest: float) -> float:
     """The singular value below which a direction is rounding noise: max(n, d) * eps * the largest one."""
@@ -46,13 +49,14 @@ def whitened(unit: Float64[Tensor, "k d"], *, power: float, ridge: float) -> Flo
 
     unit   (k, d), unit anchors
     power  in [0, 1], how much of the anchors' covariance is undone; 0 returns U itself
-    ridge  >= 0, on the scale of squared singular values of U (whose sum is at most k); at 0 the pseudoinverse's convention
+    ridge  in [0, LARGEST_RIDGE], on the scale of squared singular values of U (whose sum is at most k);
+           at 0 the pseudoinverse's convention
     Returns (k, d). Raises InvalidOption; a wrong power is not given a field, for the caller knows which of the two it is.
     """
     if not (math.isfinite(power) and 0.0 <= power <= 1.0):
         raise InvalidOption(f"a power must lie in [0, 1], got {power}")
-    if not (math.isfinite(ridge) and ridge >= 0.0):
-        raise InvalidOption(f"ridge must be a finite number >= 0, got {ridge}", field="options.ridge")
+    if not 0.0 <= ridge <= LARGEST_RIDGE:
+        raise InvalidOption(f"ridge must lie in [0, {LARGEST_RIDGE:g}], got {ridge}", field="options.ridge")
     if power == 0.0:
         return unit
     left, values, right = kept_svd(unit)

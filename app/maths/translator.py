@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Bool, Float, Float32, Float64
 from torch import Tensor
 
 from app.errors import OutOfRange
-from app.maths.space import Space, check_vectors, normalise, row_norms, unit_rows
+from app.maths.space import ROUNDINGS, Space, check_vectors, normalise, row_norms, unit_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,10 +50,14 @@ class Translator:
 
 @dataclass(frozen=True, eq=False)
 class Translated:
-    """vectors (n, d_y) in the target's units, and which rows (n,) had no direction and became the target's mean."""
+    """vectors  (n, d_y) in the target's units
+    at_mean  (n,) rows that equal the source's mean: they have no direction, and became the target's mean
+    outside  (n,) rows whose direction the anchors do not span: nothing is known of it, and they became the target's mean
+    """
 
     vectors: Float32[Tensor, "n dy"]
     at_mean: Bool[Tensor, " n"]
+    outside: Bool[Tensor, " n"]
 
 
 def make_decoder(target: Space, matrix: Float64[Tensor, "m dy"], *, renormalise: bool = True) -> Decoder:
@@ -65,37 +70,48 @@ def make_translator(source: Space, target: Space, matrix: Float64[Tensor, "dx dy
     return Translator(source.mean.float(), make_decoder(target, matrix, renormalise=renormalise))
 
 
-def decode(decoder: Decoder, relative: Float[Tensor, "n k"]) -> Float32[Tensor, "n dy"]:
+def decode(decoder: Decoder, relative: Float[Tensor, "n k"]) -> Translated:
     """s_y * r'(r D) + m_y for relative vectors r (n, k), float of any width, decoded in float32.
 
-    Returns (n, d_y) in the target encoder's units; a row of zeros becomes m_y.
-    Raises as `check_vectors`, and OutOfRange for rows so large that their product overflows.
+    A row of zeros is that of a vector equal to its own mean. Raises as `check_vectors`, and OutOfRange for rows so large that
+    their product overflows.
     """
     check_vectors(relative, dim=decoder.matrix.shape[0])
-    vectors = _finish(decoder, relative.float())
+    coordinates = relative.float()
+    norms = row_norms(coordinates)
+    vectors, known = _finish(decoder, coordinates, norms)
     overflowed = (~vectors.isfinite().all(dim=1)).nonzero().flatten().tolist()
     if overflowed:
         raise OutOfRange(f"{len(overflowed)} relative vectors are too large to decode in float32", rows=overflowed)
-    return vectors
+    return Translated(vectors, norms == 0, ~known & (norms > 0))
 
 
 def apply(translator: Translator, vectors: Float[Tensor, "n dx"]) -> Translated:
     """Translate vectors (n, d_x), in the source encoder's units and any float dtype, in float32.
 
-    A vector equal to the source's mean has no direction: it becomes the target's mean, and is flagged.
+    A vector equal to the source's mean, or outside what the anchors span, becomes the target's mean, and is flagged.
     Raises as `check_vectors`: EmptyVectors, DimensionMismatch, NonFinite, OutOfRange.
     """
     check_vectors(vectors, dim=translator.dims[0])
     unit, norms = normalise(vectors.float(), translator.source_mean)
-    return Translated(_finish(translator.decoder, unit), norms == 0)
+    translated, known = _finish(translator.decoder, unit, torch.ones(1, dtype=torch.float64))
+    return Translated(translated, norms == 0, ~known & (norms > 0))
 
 
-def _finish(decoder: Decoder, coordinates: Float32[Tensor, "n m"]) -> Float32[Tensor, "n dy"]:
-    """s_y * r'(c M) + m_y: the one product that serving pays for."""
+def _finish(
+    decoder: Decoder, coordinates: Float32[Tensor, "n m"], norms: Float64[Tensor, " *n"]
+) -> tuple[Float32[Tensor, "n dy"], Bool[Tensor, " n"]]:
+    """s_y * r'(c M) + m_y, the one product that serving pays for, and which rows (n,) it says anything about.
+
+    norms  the rows' lengths |c| (n,), or one for all: a product below rounding, 8 eps |c| |M|_F, is noise and counts as zero
+    """
     product = coordinates @ decoder.matrix
+    lengths = row_norms(product)
+    rounding = ROUNDINGS * torch.finfo(torch.float32).eps * torch.linalg.vector_norm(decoder.matrix, dtype=torch.float64)
+    known = lengths > rounding * norms
     if decoder.renormalise:
-        product = unit_rows(product, row_norms(product))
-    return product.mul_(decoder.scale).add_(decoder.mean)
+        product = unit_rows(product, torch.where(known, lengths, 0.0))
+    return product.mul_(decoder.scale).add_(decoder.mean), known
 
 
 def content_hash(translator: Translator) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from app.errors import InvalidRequest, PoolTooLarge
+from app.errors import InvalidRequest, NameTaken, PoolTooLarge
 from app.maths import bootstrap
 from app.services import spaces
 from app.services.context import Services
@@ -74,21 +74,26 @@ def run_bootstrap(services: Services, job: tables.Job, progress: Progress) -> di
         settings,
         on_step=lambda step, loss: progress(step, settings.steps, {"loss": loss}),
     )
-    spaces.create_anchor_set(
-        services,
-        job.project,
-        name=arguments["name"],
-        embeddings={
-            arguments["source"]: pools["source_pool"][found.pairs[:, 0]],
-            arguments["target"]: pools["target_pool"][found.pairs[:, 1]],
-        },
-        provenance={
-            "job": job.id,
-            "method": "paper",
-            "seeds": len(arguments["seeds"]),
-            "settings": arguments["settings"],
-        },
-    )
+    try:
+        spaces.create_anchor_set(
+            services,
+            job.project,
+            name=arguments["name"],
+            embeddings={
+                arguments["source"]: pools["source_pool"][found.pairs[:, 0]],
+                arguments["target"]: pools["target_pool"][found.pairs[:, 1]],
+            },
+            provenance={
+                "job": job.id,
+                "method": "paper",
+                "seeds": len(arguments["seeds"]),
+                "settings": arguments["settings"],
+            },
+        )
+    except NameTaken:
+        # A worker lost between the set and the job's end: the set of that name is this job's own.
+        if not _made_by(services, job, arguments["name"]):
+            raise
     return {
         "anchor_set": arguments["name"],
         "size": len(found.pairs),
@@ -97,3 +102,9 @@ def run_bootstrap(services: Services, job: tables.Job, progress: Progress) -> di
         "nearness": found.nearness.tolist(),
         "loss": found.loss,
     }
+
+
+def _made_by(services: Services, job: tables.Job, name: str) -> bool:
+    with services.db.transaction() as session:
+        provenance = registry.by_name(session, tables.AnchorSet, job.project, name).provenance
+    return provenance is not None and provenance["job"] == job.id

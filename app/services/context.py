@@ -15,12 +15,14 @@ from app.storage.db import Database
 class Limits:
     """vectors  most vectors, inputs or anchors of one request
     input_characters  longest input text
+    numbers  most numbers in one answer, so that few vectors of a small encoder cannot ask for gigabytes
     pool     most items of one side of a bootstrap: its plan is a dense table
     """
 
     vectors: int = 16_384
     input_characters: int = 32_768
     pool: int = 4_096
+    numbers: int = 2**25
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,10 @@ class Cancelled(Exception):
     """Raised inside a job whose cancellation was asked for; not an error of the service."""
 
 
+class HandedBack(Exception):
+    """Raised inside a job whose worker is asked to stop: the job waits for the next one."""
+
+
 Progress = Callable[[int, int, dict[str, Any]], None]
 Run = Callable[[Services, tables.Job, Progress], dict[str, Any]]
 
@@ -40,7 +44,7 @@ def cancel(services: Services, project: str, job_id: str) -> tables.Job:
     with services.db.transaction() as session:
         row = registry.job(session, project, job_id)
         if JobState(row.state).finished:
-            raise JobFinished(f"job {job_id} has {row.state}: there is nothing to cancel")
+            raise JobFinished(f"job {job_id} is {row.state} already: there is nothing to cancel")
         row.cancel_requested = True
         if registry.move_job(session, row.id, start=JobState.queued, end=JobState.cancelled):
             row.finished_at = tables.now()
@@ -60,15 +64,22 @@ def recover(services: Services) -> int:
     return len(rows)
 
 
-def run(services: Services, job_id: str, runners: dict[str, Run]) -> None:
-    """A worker's whole turn with a job: claim it, run it, record how it ended. A job somebody else finished is left alone."""
+def run(services: Services, job_id: str, runners: dict[str, Run], *, stopping: Callable[[], bool] = lambda: False) -> None:
+    """A worker's whole turn with a job: claim it, run it, record how it ended. A job somebody else finished is left alone.
+
+    When `stopping()` turns true the job is handed back at its next step, and the try does not count.
+    """
     row = _claim(services, job_id)
     if row is None:
         return
     try:
-        result = runners[row.kind](services, row, _reporter(services, row))
+        result = runners[row.kind](services, row, _reporter(services, row, stopping))
     except Cancelled:
         _finish(services, row, JobState.cancelled)
+    except HandedBack:
+        with services.db.transaction() as session:
+            if registry.move_job(session, row.id, start=JobState.running, end=JobState.queued):
+                session.get_one(tables.Job, row.id).attempts -= 1
     except AnchorageError as error:
         _finish(services, row, JobState.failed, error={"code": error.code, "detail": error.detail, "field": error.field})
     except Exception:
@@ -94,12 +105,14 @@ def _claim(services: Services, job_id: str) -> tables.Job | None:
         return row
 
 
-def _reporter(services: Services, row: tables.Job) -> Progress:
+def _reporter(services: Services, row: tables.Job, stopping: Callable[[], bool]) -> Progress:
     """Record progress now and then, and learn of cancellation on the way."""
     last = 0.0
 
     def report(done: int, total: int, extra: dict[str, Any]) -> None:
         nonlocal last
+        if stopping():
+            raise HandedBack
         if done < total and time.monotonic() - last < PROGRESS_EVERY_S:
             return
         last = time.monotonic()
@@ -122,8 +135,9 @@ def _finish(
     error: dict[str, Any] | None = None,
 ) -> None:
     with services.db.transaction() as session:
+        if not registry.move_job(session, row.id, start=JobState.running, end=state):
+            return
         current = session.get_one(tables.Job, row.id)
-        current.state = state
         current.finished_at = tables.now()
         current.result = result
         current.error = error

@@ -7,22 +7,26 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from app.errors import InvalidHead, NotExactlyOne
+from app.errors import InvalidHead, MissingField, NotExactlyOne
 from app.heads.linear import LinearHead, linear_head
 from app.maths import methods
 from app.services import translation
 from app.services.context import Services
 from app.storage import registry, tables
+from app.types import repeats
 
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """scores (n, c), probabilities; labels (n,), indices into classes; method and translator are None for a native head."""
+    """scores (n, c), probabilities; labels (n,), indices into classes; method and translator are None for a native head.
+    The flags (n,) are those of `Translated`, or None where nothing was translated.
+    """
 
     scores: Tensor
     labels: Sequence[int]
     classes: Sequence[str]
-    at_mean: Sequence[int]
+    at_mean: Tensor | None
+    outside: Tensor | None
     method: str | None
     translator: str | None
 
@@ -44,8 +48,7 @@ def create_head(
     """
     if (encoder is None) == (anchor_set is None):
         raise NotExactlyOne("a head belongs to exactly one of encoder and anchor_set", field="encoder")
-    repeated = [row for row, label in enumerate(classes) if label in classes[:row]]
-    if repeated:
+    if repeated := repeats(classes):
         raise InvalidHead("class names repeat", field="classes", rows=repeated)
     with services.db.transaction() as session:
         registry.require_free(session, tables.Head, project, name)
@@ -88,7 +91,7 @@ def stitch(
     with services.db.transaction() as session:
         row = registry.by_name(session, tables.Head, project, head, field="head")
         source = registry.by_name(session, tables.Encoder, project, encoder, field="encoder")
-    at_mean: Sequence[int] = ()
+    at_mean = outside = None
     used_method = translator = None
     if row.anchor_set is not None:
         _refuse_method(method, options, "a relative head reads relative vectors")
@@ -103,16 +106,16 @@ def stitch(
     else:
         assert row.encoder is not None
         if anchor_set is None:
-            raise InvalidHead(
+            raise MissingField(
                 f"head {head!r} was trained on {row.encoder.name!r}: name the anchor_set to translate by",
                 field="anchor_set",
             )
         request = translation.Request(encoder, row.encoder.name, anchor_set, method, options)
         answer = translation.translate(services, project, request, vectors=vectors, inputs=inputs)
-        ready, at_mean = answer.vectors, answer.at_mean
+        ready, at_mean, outside = answer.translated.vectors, answer.translated.at_mean, answer.translated.outside
         used_method, translator = answer.method, answer.translator
     scores = loaded_head(services, row).scores(ready)
-    return Prediction(scores, scores.argmax(dim=1).tolist(), row.classes, at_mean, used_method, translator)
+    return Prediction(scores, scores.argmax(dim=1).tolist(), row.classes, at_mean, outside, used_method, translator)
 
 
 def loaded_head(services: Services, row: tables.Head) -> LinearHead:

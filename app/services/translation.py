@@ -11,11 +11,11 @@ import orjson
 from sqlalchemy.orm import Session
 from torch import Tensor
 
-from app.errors import InvalidOption, NotExactlyOne, OutOfRange, UnknownOption
+from app.errors import InvalidOption, NotExactlyOne, OutOfRange, TooManyVectors, UnknownOption
 from app.maths import graded, methods, quality, selection
 from app.maths.crossfit import cross_fit
 from app.maths.space import normalise
-from app.maths.translator import Translator, apply, content_hash, decode
+from app.maths.translator import Translated, Translator, apply, content_hash, decode
 from app.services import spaces
 from app.services.context import Services
 from app.storage import registry, tables
@@ -47,10 +47,9 @@ class Fitted:
 
 @dataclass(frozen=True, eq=False)
 class Translation:
-    """vectors (n, d_y) in the target's units; `at_mean` rows had no direction; `translator` is None for relative vectors."""
+    """The translated vectors with their flags, how they were made, and by which translator: None for relative vectors."""
 
-    vectors: Tensor
-    at_mean: Sequence[int]
+    translated: Translated
     method: str
     options: methods.Options
     translator: str | None
@@ -66,13 +65,14 @@ def relative(
     inputs: Sequence[str] | None,
     encode_power: float = 0.0,
     ridge: float | None = None,
-) -> tuple[Tensor, list[int]]:
-    """n(x) E (n, k), float32, and the rows that equal the mean. Power 0: the paper's cosines, which have no `ridge`."""
+) -> tuple[Tensor, Tensor]:
+    """n(x) E (n, k), float32, and which rows (n,) equal the mean. Power 0: the paper's cosines, which have no `ridge`."""
     if encode_power == 0 and ridge is not None:
         raise UnknownOption("ridge is an option of encode_power above 0 only", field="ridge")
     with services.db.transaction() as session:
         row = space_row(session, project, anchor_set, encoder, "encoder")
     raw = given_vectors(services, row.encoder, vectors, inputs)
+    check_answer(services, len(raw), row.anchor_set.size, field="vectors" if inputs is None else "inputs")
     space = spaces.fitted_space(services, row)
     ridge = 1.0 if ridge is None else ridge
     try:
@@ -85,7 +85,7 @@ def relative(
         error.field = (error.field or "encode_power").removeprefix("options.")
         raise
     unit, norms = normalise(raw, space.mean.float())
-    return unit @ projector, (norms == 0).nonzero().flatten().tolist()
+    return unit @ projector, norms == 0
 
 
 def translate(
@@ -99,10 +99,9 @@ def translate(
     """Vectors or inputs of the source encoder, in the target's space. Raises the not-found, option and vector errors."""
     source, target = pair(services, project, request)
     raw = given_vectors(services, source.encoder, vectors, inputs)
+    check_answer(services, len(raw), target.encoder.dim, field="vectors" if inputs is None else "inputs")
     fitted = fit(services, project, source, target, request)
-    translated = apply(fitted.translator, raw)
-    at_mean = translated.at_mean.nonzero().flatten().tolist()
-    return Translation(translated.vectors, at_mean, fitted.method, fitted.options, fitted.id)
+    return Translation(apply(fitted.translator, raw), fitted.method, fitted.options, fitted.id)
 
 
 def translate_relative(
@@ -118,6 +117,7 @@ def translate_relative(
             space_row(session, project, request.anchor_set, request.source, "source")
     size = target.anchor_set.size
     raw = spaces.checked(coordinates, field="relative", limits=services.limits, dim=size)
+    check_answer(services, len(raw), target.encoder.dim, field="relative")
     if "encode_power" in request.options:
         raise UnknownOption("relative vectors are encoded already; say how with relative_power", field="options.encode_power")
     method, given = request.method, request.options
@@ -134,12 +134,11 @@ def translate_relative(
         lambda made: made.matrix.nbytes,
     )
     options.pop("encode_power", None)
-    at_mean = (raw.abs().amax(dim=1) == 0).nonzero().flatten().tolist()
     try:
-        vectors = decode(decoder, raw)
+        translated = decode(decoder, raw)
     except OutOfRange as error:
         raise error.at("relative") from None
-    return Translation(vectors, at_mean, method, options, None)
+    return Translation(translated, method, options, None)
 
 
 def fit(services: Services, project: str, source: tables.Space, target: tables.Space, request: Request) -> Fitted:
@@ -158,16 +157,27 @@ def fit(services: Services, project: str, source: tables.Space, target: tables.S
     return services.cache.get_or_make(key, make, lambda fitted: fitted.translator.nbytes)
 
 
-def report(services: Services, project: str, content: str) -> tables.Translator:
+def report(services: Services, project: str, content: str, *, spaces: tuple[str, str] | None = None) -> tables.Translator:
     """A translator's row with its held-out report, measured now if it never was. Raises TranslatorNotFound."""
     with services.db.transaction() as session:
-        row = registry.translator(session, project, content)
+        row = registry.translator(session, project, content, spaces=spaces)
     if row.report is None:
         measured = _measure(services, row)
         with services.db.transaction() as session:
-            row = registry.translator(session, project, content)
+            row = registry.translator(session, project, content, spaces=(row.source_id, row.target_id))
             row.report = measured
     return row
+
+
+def check_answer(services: Services, count: int, dim: int, *, field: str) -> None:
+    """Raises TooManyVectors when `count` vectors of `dim` numbers are more than one answer may hold."""
+    most = services.limits.numbers // dim
+    if count > most:
+        raise TooManyVectors(
+            f"{count} vectors would be answered with {dim} numbers each; {most} such vectors are allowed in one request",
+            field=field,
+            limit=most,
+        )
 
 
 def pair(services: Services, project: str, request: Request) -> tuple[tables.Space, tables.Space]:

@@ -14,6 +14,7 @@ from sqlalchemy import create_engine, event, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm.exc import StaleDataError
 
 from app.errors import Conflict
 
@@ -42,7 +43,7 @@ class Database:
             try:
                 yield session
                 session.commit()
-            except IntegrityError as error:
+            except (IntegrityError, StaleDataError) as error:
                 session.rollback()
                 raise Conflict("another request changed what this one uses at the same moment; try again") from error
 

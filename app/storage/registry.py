@@ -68,11 +68,15 @@ def users_of_anchor_set(session: Session, anchor_set: AnchorSet) -> list[str]:
     return [f"head {name!r}" for name in heads]
 
 
-def translator(session: Session, project: str, content: str) -> Translator:
-    """The oldest translator with that content hash. Raises TranslatorNotFound."""
+def translator(session: Session, project: str, content: str, *, spaces: tuple[str, str] | None = None) -> Translator:
+    """The translator of that id between these two spaces (their row ids), else the oldest of that id. Raises TranslatorNotFound.
+
+    Sets with equal embeddings have equal translators.
+    """
+    ours = [] if spaces is None else [Translator.source_id == spaces[0], Translator.target_id == spaces[1]]
     row = session.scalar(
         select(Translator)
-        .where(Translator.project == project, Translator.content == content)
+        .where(Translator.project == project, Translator.content == content, *ours)
         .order_by(Translator.created_at)
         .limit(1)
     )

@@ -290,7 +290,7 @@ def test_huge_but_accepted_numbers_give_finite_scores(make, stocked, magnitude):
         ({"head": "nothing"}, 404, "head-not-found", "head"),
         ({"encoder": "nobody"}, 404, "encoder-not-found", "encoder"),
         ({"anchor_set": "nothing"}, 404, "anchor-set-not-found", "anchor_set"),
-        ({"anchor_set": ...}, 422, "invalid-head", "anchor_set"),
+        ({"anchor_set": ...}, 422, "missing-field", "anchor_set"),
         ({"vectors": ...}, 422, "not-exactly-one", "vectors"),
         ({"inputs": ["x"]}, 422, "not-exactly-one", "vectors"),
         ({"vectors": ..., "inputs": ["x"]}, 422, "encoder-needs-vectors", "inputs"),

@@ -79,6 +79,17 @@ def test_a_terminated_server_ends_cleanly(tmp_path: Path) -> None:
     assert f"http://127.0.0.1:{port}" in log
 
 
+def test_a_second_server_on_the_same_folder_or_port_is_refused_in_a_line(tmp_path: Path) -> None:
+    with server(tmp_path / "one") as client:
+        port = client.url.rpartition(":")[2].rstrip("/")
+        for data_dir, its_port, reason in (("one", "0", "another process serves"), ("two", port, "Address already in use")):
+            command = [sys.executable, "-m", "app.cli", "serve", "--port", its_port, "--data-dir", str(tmp_path / data_dir)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            assert done.returncode != 0
+            assert reason in " ".join(done.stderr.split()).replace(" │ │ ", " ")
+            assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("port", ["-1", "99999", "http"])
 def test_a_wrong_port_is_explained(port: str) -> None:
     command = [sys.executable, "-m", "app.cli", "serve", "--port", port]

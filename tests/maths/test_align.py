@@ -73,9 +73,9 @@ def test_ridge_zero_is_least_squares_of_least_norm(k, d):
 
 def test_a_larger_ridge_gives_a_smaller_matrix_down_to_zero():
     x, y = fit_space(normal(6, 12, 5)).unit, fit_space(normal(7, 12, 4)).unit
-    norms = [float(ridge(x, y, ridge=penalty).norm()) for penalty in (0.0, 0.1, 1.0, 10.0, 1e9)]
+    norms = [float(ridge(x, y, ridge=penalty).norm()) for penalty in (0.0, 0.1, 1.0, 10.0, 1e6)]
     assert norms == sorted(norms, reverse=True)
-    assert norms[-1] < 1e-7
+    assert norms[-1] < 1e-5
 
 
 def test_a_negative_ridge_is_refused():

@@ -92,3 +92,24 @@ def test_float32_anchors_of_different_dimensions_are_estimated_like_float64_ones
     source, target = normal(12, 40, 9).float(), normal(13, 40, 4).float()
     options = resolve("graded", {}, anchors=40)
     assert cross_fit("graded", source, target, options) == cross_fit("graded", source.double(), target.double(), options)
+
+
+@pytest.mark.parametrize("copied", ["both", "source", "target"])
+def test_copies_of_anchors_do_not_leak_into_the_estimate(copied):
+    """Twelve unrelated pairs, eight times each: whoever has seen a copy knows the answer, but nobody else can."""
+    source, target = normal(40, 12, 6), normal(41, 12, 6)
+    many_x, many_y = source.repeat(8, 1), target.repeat(8, 1)
+    if copied == "source":
+        many_y = many_y + 1e-3 * normal(42, 96, 6)
+    if copied == "target":
+        many_x = many_x + 1e-3 * normal(43, 96, 6)
+    estimate = cross_fit("graded", many_x, many_y, resolve("graded", {}, anchors=96))
+    assert estimate is not None
+    assert estimate.translated.n == 12
+    assert estimate.translated.cosine < 0.6
+
+
+def test_fewer_than_ten_distinct_anchors_give_no_estimate():
+    assert (
+        cross_fit("ridge", normal(44, 9, 4).repeat(5, 1), normal(45, 9, 4).repeat(5, 1), resolve("ridge", {}, anchors=45)) is None
+    )

@@ -50,7 +50,7 @@ def test_the_fused_matrix_equals_relative_vectors_decoded(k, dx, dy, name, optio
         coordinates = unit @ graded.projector(source.unit, power=options["encode_power"], ridge=options["ridge"])
     else:
         coordinates = relative(vectors, source)
-    two_steps = decode(fit_decoder(name, target, options), coordinates)
+    two_steps = decode(fit_decoder(name, target, options), coordinates).vectors
     fused = apply(fit(name, source, target, options), vectors).vectors
     assert float((fused - two_steps).norm(dim=1).max()) < 1e-6 * float(two_steps.norm(dim=1).min())
 
@@ -192,7 +192,7 @@ def test_without_renormalising_the_translation_is_affine_in_the_direction():
 def test_a_row_of_zero_coordinates_decodes_to_the_mean_of_the_target():
     target = fit_space(normal(22, 9, 5) + 2)
     decoder = fit_decoder("irp-ridge", target, resolve("irp-ridge", {}, anchors=9))
-    assert torch.equal(decode(decoder, torch.zeros(1, 9)), target.mean.float()[None])
+    assert torch.equal(decode(decoder, torch.zeros(1, 9)).vectors, target.mean.float()[None])
 
 
 @pytest.mark.parametrize("renormalise", [True, False])
@@ -202,7 +202,7 @@ def test_coordinates_too_large_for_float32_are_refused_or_decoded_never_turned_i
     options = resolve("irp-ridge", {"ridge": 0.0, "renormalise": renormalise}, anchors=16)
     coordinates = LARGEST * normal(25, 3, 16).sign()
     with suppress(OutOfRange):
-        assert bool(decode(fit_decoder("irp-ridge", target, options), coordinates).isfinite().all())
+        assert bool(decode(fit_decoder("irp-ridge", target, options), coordinates).vectors.isfinite().all())
 
 
 def test_neither_applying_nor_decoding_changes_what_it_was_given():
@@ -220,3 +220,17 @@ def test_dims_and_nbytes_are_those_of_the_tensors():
     translator = fitted("graded", normal(10, 20, 8), normal(11, 20, 6))
     assert translator.dims == (8, 6)
     assert translator.nbytes == 4 * (8 * 6 + 8 + 6)
+
+
+@pytest.mark.parametrize("name", ["irp", "irp-ridge", "graded", "procrustes", "ridge"])
+def test_a_direction_that_the_anchors_do_not_span_is_flagged_and_not_invented(name):
+    """Anchors in 3 of 6 dimensions: of the others nothing is known, and rounding must not become a vector."""
+    anchors, turn = torch.zeros(20, 6, dtype=torch.float64), torch.linalg.qr(normal(31, 6, 6))[0]
+    anchors[:, :3] = normal(30, 20, 3)
+    source, target = fit_space(anchors @ turn), fit_space(normal(32, 20, 4) + 5)
+    translator = fit(name, source, target, resolve(name, {}, anchors=20))
+    inside, outside = turn[:3] + source.mean, turn[3:] * 7 + source.mean
+    found = apply(translator, torch.cat([inside, outside, source.mean[None]]))
+    assert found.outside.tolist() == [False] * 3 + [True] * 3 + [False]
+    assert found.at_mean.tolist() == [False] * 6 + [True]
+    torch.testing.assert_close(found.vectors[3:], target.mean.float().expand(4, 4), rtol=0, atol=1e-6)

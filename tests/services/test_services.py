@@ -225,7 +225,7 @@ def test_without_any_cache_answers_are_the_same(stocked, tmp_path):
     cold_services = make_services(Settings(data_dir=tmp_path, cache_bytes=0))
     for _ in range(2):
         cold = translation.translate(cold_services, PROJECT, request(), vectors=vectors, inputs=None)
-        assert torch.equal(cold.vectors, warm.vectors)
+        assert torch.equal(cold.translated.vectors, warm.translated.vectors)
         assert cold.translator == warm.translator
     cold_services.db.close()
     with stocked.db.transaction() as session:
@@ -235,7 +235,7 @@ def test_without_any_cache_answers_are_the_same(stocked, tmp_path):
 def test_auto_never_takes_a_joint_method_for_relative_vectors(stocked):
     for power in (0.0, 0.25, 1.0):
         answer = translation.translate_relative(stocked, PROJECT, request("auto"), coordinates=some(2, 12), relative_power=power)
-        assert answer.vectors.shape == (2, 2)
+        assert answer.translated.vectors.shape == (2, 2)
         assert answer.translator is None
 
 
