@@ -20,6 +20,9 @@ from torch import Tensor
 
 from app.demo import DemoError
 
+#: one torch thread on either side of the socket: on a busy machine two wait for each other far longer than they save
+THREADS = 1
+
 #: importing torch on a cold disk is the slow part
 START_TIMEOUT_S = 120
 
@@ -32,6 +35,7 @@ def server(data_dir: Path) -> Iterator[Client]:
     log = data_dir / "server.log"
     command = [sys.executable, "-m", "app.cli", "serve", "--port", str(port), "--data-dir", str(data_dir)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")}
+    environment["ANCHORAGE_THREADS"] = str(THREADS)
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)  # noqa: S603
     try:

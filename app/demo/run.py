@@ -18,7 +18,7 @@ from rich.table import Table
 from torch import Tensor
 
 from app.demo import DemoError, picture
-from app.demo.client import Client, packed, server, unpacked
+from app.demo.client import THREADS, Client, packed, server, unpacked
 from app.demo.pack import Pack, load_pack
 from app.maths import quality
 from app.maths.methods import METHODS
@@ -53,6 +53,7 @@ def demo(*, out: Path, json_path: Path | None, sentence: str) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DemoError(f"{out} cannot be written to: {error}") from None
+    torch.set_num_threads(THREADS)
     pack = load_pack()
     with tempfile.TemporaryDirectory(prefix="anchorage-demo-") as folder, server(Path(folder)) as client:
         console.print(f"A real server is up at {client.url}, its data in a temporary folder.")
