@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 from pydantic import ValidationError
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import SQLAlchemyError
 
 from app import __version__
 from app.demo import SENTENCE, DemoError
@@ -52,12 +52,14 @@ def serve(
         )
     # Loading torch takes seconds: not before the options are known to be right, and not for --help.
     from app.main import create_app
-    from app.storage.lock import exclusive
+    from app.storage.lock import FolderHeld, exclusive
 
     try:
         with exclusive(settings.data_dir):
+            application = create_app(settings)
+            application.state.services.db.ping()
             config = uvicorn.Config(
-                create_app(settings),
+                application,
                 host=settings.host,
                 port=settings.port,
                 timeout_graceful_shutdown=SHUTDOWN_S,
@@ -66,12 +68,12 @@ def serve(
             )
             # Bound first: a port in use ends the command before any job is taken up.
             uvicorn.Server(config).run(sockets=[config.bind_socket()])
-    except BlockingIOError:
-        raise typer.BadParameter(f"another process serves the data dir {settings.data_dir}") from None
+    except FolderHeld as error:
+        raise typer.BadParameter(str(error)) from None
     except OSError as error:
         raise typer.BadParameter(f"the data dir cannot be used: {error}") from None
-    except ArgumentError as error:
-        raise typer.BadParameter(f"ANCHORAGE_DATABASE_URL: {error}") from None
+    except (SQLAlchemyError, ImportError) as error:
+        raise typer.BadParameter(f"the database cannot be used: {error}") from None
 
 
 @cli.command()

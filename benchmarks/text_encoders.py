@@ -44,7 +44,7 @@ VARIANTS: dict[str, tuple[str, methods.Options]] = {
     "ridge": ("ridge", {}),
 }
 NOTHING = "do nothing"
-BETTER_IRP = "irp, the better delta"
+BETTER_IRP = "irp, better delta by MRR"
 ROWS = (NOTHING, BETTER_IRP, *VARIANTS)
 
 #: MRR and recall@10 by independent reference code on every seventh pair, two other splits

@@ -49,4 +49,5 @@ class EmbeddedWorker:
     def stop(self) -> None:
         self._stopping.set()
         self._worker.stop(timeout=STOP_TIMEOUT_MS)
+        jobs.hand_back(self.services)  # a job in the middle of a long step; what it still does is not recorded
         self._broker.close()

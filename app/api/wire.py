@@ -134,7 +134,8 @@ def _parse(data: bytes) -> Any:
     # NaN, Infinity and 1e999 are not JSON, but a client that sends them deserves to hear which rows hold them.
     try:
         parsed = json.loads(data.decode())
-        json.dumps(parsed, ensure_ascii=False).encode()  # refuses half a surrogate pair, which it lets through as well
+        if b"\\u" in data:
+            json.dumps(parsed, ensure_ascii=False).encode()  # refuses half a surrogate pair, which it lets through as well
     except (ValueError, RecursionError):
         raise Malformed(reason) from None
     return parsed

@@ -77,6 +77,7 @@ def _equal_on_either_side(source: Float64[Tensor, "k dx"], target: Float64[Tenso
         for side in sides:
             smallest = torch.full((int(side.max()) + 1,), len(source)).scatter_reduce(0, side, label, "amin")
             label = smallest[side]
+        label = label[label]  # the first anchor's own first: chains close in few rounds
         if torch.equal(label, before):
             return label
 

@@ -18,11 +18,13 @@ class Decoder:
     """Out of relative coordinates: decode(r) = s_y * r'(r D) + m_y, made from the target's anchors alone.
 
     matrix       (k, d_y)  D for vectors that come as relative coordinates
+    energy       (k,)      the squared lengths of D's rows: how far a rounding of each coordinate carries
     scale, mean            s_y and m_y (d_y,), in the target encoder's units
     renormalise            whether r' scales to unit length before s_y (an ensemble mean shrinks norms) or is the identity
     """
 
     matrix: Float32[Tensor, "k dy"]
+    energy: Float32[Tensor, " k"]
     scale: float
     mean: Float32[Tensor, " dy"]
     renormalise: bool
@@ -62,7 +64,8 @@ class Translated:
 
 def make_decoder(target: Space, matrix: Float64[Tensor, "m dy"], *, renormalise: bool = True) -> Decoder:
     """Round a fitted matrix and the target's statistics to float32, the precision of serving."""
-    return Decoder(matrix.float().contiguous(), target.scale, target.mean.float(), renormalise)
+    energy = matrix.square().sum(dim=1).float()
+    return Decoder(matrix.float().contiguous(), energy, target.scale, target.mean.float(), renormalise)
 
 
 def make_translator(source: Space, target: Space, matrix: Float64[Tensor, "dx dy"], *, renormalise: bool = True) -> Translator:
@@ -78,12 +81,12 @@ def decode(decoder: Decoder, relative: Float[Tensor, "n k"]) -> Translated:
     """
     check_vectors(relative, dim=decoder.matrix.shape[0])
     coordinates = relative.float()
-    norms = row_norms(coordinates)
-    vectors, known = _finish(decoder, coordinates, norms)
+    vectors, known = _finish(decoder, coordinates, torch.zeros(1))
     overflowed = (~vectors.isfinite().all(dim=1)).nonzero().flatten().tolist()
     if overflowed:
         raise OutOfRange(f"{len(overflowed)} relative vectors are too large to decode in float32", rows=overflowed)
-    return Translated(vectors, norms == 0, ~known & (norms > 0))
+    at_mean = coordinates.abs().amax(dim=1) == 0
+    return Translated(vectors, at_mean, ~known & ~at_mean)
 
 
 def apply(translator: Translator, vectors: Float[Tensor, "n dx"]) -> Translated:
@@ -94,21 +97,26 @@ def apply(translator: Translator, vectors: Float[Tensor, "n dx"]) -> Translated:
     """
     check_vectors(vectors, dim=translator.dims[0])
     unit, norms = normalise(vectors.float(), translator.source_mean)
-    translated, known = _finish(translator.decoder, unit, torch.ones(1, dtype=torch.float64))
-    return Translated(translated, norms == 0, ~known & (norms > 0))
+    at_mean = norms == 0
+    # What the rounding of x - m, relative to m, adds to the rounding of n(x) itself.
+    offset = translator.source_mean.double().square() @ translator.decoder.energy.double()
+    carried = offset / torch.where(at_mean, 1.0, norms).square()
+    translated, known = _finish(translator.decoder, unit, carried.float())
+    return Translated(translated, at_mean, ~known & ~at_mean)
 
 
 def _finish(
-    decoder: Decoder, coordinates: Float32[Tensor, "n m"], norms: Float64[Tensor, " *n"]
+    decoder: Decoder, coordinates: Float32[Tensor, "n m"], more: Float32[Tensor, " *n"]
 ) -> tuple[Float32[Tensor, "n dy"], Bool[Tensor, " n"]]:
     """s_y * r'(c M) + m_y, the one product that serving pays for, and which rows (n,) it says anything about.
 
-    norms  the rows' lengths |c| (n,), or one for all: a product below rounding, 8 eps |c| |M|_F, is noise and counts as zero
+    A product no longer than the rounding of its coordinates can make it, 8 eps sqrt(sum_i c_i^2 |M_i|^2 + more), is noise, and
+    counts as zero. more  (n,), or one for all: squared error that the coordinates bring along, in units of eps
     """
     product = coordinates @ decoder.matrix
     lengths = row_norms(product)
-    rounding = ROUNDINGS * torch.finfo(torch.float32).eps * torch.linalg.vector_norm(decoder.matrix, dtype=torch.float64)
-    known = lengths > rounding * norms
+    rounding = ROUNDINGS * torch.finfo(torch.float32).eps
+    known = lengths > rounding * (coordinates.square() @ decoder.energy + more).sqrt()
     if decoder.renormalise:
         product = unit_rows(product, torch.where(known, lengths, 0.0))
     return product.mul_(decoder.scale).add_(decoder.mean), known

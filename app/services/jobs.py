@@ -64,6 +64,15 @@ def recover(services: Services) -> int:
     return len(rows)
 
 
+def hand_back(services: Services) -> None:
+    """When a process stops: what it runs waits for the next one, and the try does not count."""
+    with services.db.transaction() as session:
+        for row in registry.unfinished_jobs(session):
+            if registry.move_job(session, row.id, start=JobState.running, end=JobState.queued):
+                session.refresh(row)
+                row.attempts -= 1
+
+
 def run(services: Services, job_id: str, runners: dict[str, Run], *, stopping: Callable[[], bool] = lambda: False) -> None:
     """A worker's whole turn with a job: claim it, run it, record how it ended. A job somebody else finished is left alone.
 
@@ -77,9 +86,7 @@ def run(services: Services, job_id: str, runners: dict[str, Run], *, stopping: C
     except Cancelled:
         _finish(services, row, JobState.cancelled)
     except HandedBack:
-        with services.db.transaction() as session:
-            if registry.move_job(session, row.id, start=JobState.running, end=JobState.queued):
-                session.get_one(tables.Job, row.id).attempts -= 1
+        hand_back(services)
     except AnchorageError as error:
         _finish(services, row, JobState.failed, error={"code": error.code, "detail": error.detail, "field": error.field})
     except Exception:
@@ -95,12 +102,12 @@ def _claim(services: Services, job_id: str) -> tables.Job | None:
         if not registry.move_job(session, job_id, start=JobState.queued, end=JobState.running):
             return None
         row = session.get_one(tables.Job, job_id)
-        row.attempts += 1
-        if row.attempts > ATTEMPTS:
+        if row.attempts >= ATTEMPTS:
             row.state = JobState.failed
             row.finished_at = tables.now()
             row.error = {"code": "attempts-exhausted", "detail": f"its worker was lost {ATTEMPTS} times"}
             return None
+        row.attempts += 1
         row.started_at = tables.now()
         return row
 

@@ -121,7 +121,7 @@ def translate_relative(
     if "encode_power" in request.options:
         raise UnknownOption("relative vectors are encoded already; say how with relative_power", field="options.encode_power")
     method, given = request.method, request.options
-    if method == "auto":
+    if method in ("auto", "graded"):
         method, given = "graded", {"decode_power": selection.decode_power(relative_power), **given}
     options = methods.resolve(method, given, anchors=size)
     if methods.METHODS[method].independent and method != "graded" and relative_power != 0:

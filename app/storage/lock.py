@@ -8,10 +8,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
+class FolderHeld(Exception):
+    """Another process has the folder."""
+
+
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Hold the folder until the end, or raise BlockingIOError when another process holds it; a dead process holds nothing."""
+    """Hold the folder until the end, or raise FolderHeld when another process does; a dead process holds nothing."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FolderHeld(f"another process serves the data dir {folder}") from None
         yield

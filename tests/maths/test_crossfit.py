@@ -113,3 +113,11 @@ def test_fewer_than_ten_distinct_anchors_give_no_estimate():
     assert (
         cross_fit("ridge", normal(44, 9, 4).repeat(5, 1), normal(45, 9, 4).repeat(5, 1), resolve("ridge", {}, anchors=45)) is None
     )
+
+
+def test_chains_of_copies_are_one_group():
+    """Row i shares its source with one neighbour and its target with the other: all hang together."""
+    k = 3_000
+    rows = torch.arange(k)
+    source, target = normal(50, k, 2)[rows // 2], normal(51, k, 2)[(rows + 1) // 2]
+    assert cross_fit("ridge", source, target, resolve("ridge", {}, anchors=k)) is None

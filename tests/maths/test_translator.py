@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from app.demo.pack import load_pack
 from app.errors import DimensionMismatch, EmptyVectors, NonFinite, OutOfRange
 from app.maths import graded
 from app.maths.methods import METHODS, Options, fit, fit_decoder, resolve
@@ -234,3 +235,28 @@ def test_a_direction_that_the_anchors_do_not_span_is_flagged_and_not_invented(na
     assert found.outside.tolist() == [False] * 3 + [True] * 3 + [False]
     assert found.at_mean.tolist() == [False] * 6 + [True]
     torch.testing.assert_close(found.vectors[3:], target.mean.float().expand(4, 4), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-12, 1.0])
+@pytest.mark.parametrize("name", ["irp", "irp-ridge", "graded", "procrustes", "ridge"])
+def test_no_vector_of_a_real_encoder_is_taken_for_noise(name, ridge):
+    """Real anchors whose least singular value is a rounding error: huge entries of T that no real row touches."""
+    pack = load_pack()
+    x, y = (fit_space(pack.vectors[encoder][pack.anchors]) for encoder in ("minilm6-384", "static-256"))
+    given = {"ridge": ridge, "decode_power": 1.0}
+    options = resolve(name, {key: value for key, value in given.items() if key in METHODS[name].defaults}, anchors=x.size)
+    found = apply(fit(name, x, y, options), pack.vectors["minilm6-384"])
+    assert not bool(found.outside.any())
+    assert not bool(found.at_mean.any())
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0, 100.0])
+@pytest.mark.parametrize("name", ["graded", "procrustes", "ridge"])
+def test_what_is_outside_the_span_is_known_wherever_the_space_lies(name, offset):
+    anchors, turn = torch.zeros(30, 8, dtype=torch.float64), torch.linalg.qr(normal(51, 8, 8))[0]
+    anchors[:, :4] = normal(50, 30, 4)
+    source, target = fit_space(anchors @ turn + offset), fit_space(normal(52, 30, 5))
+    translator = fit(name, source, target, resolve(name, {}, anchors=30))
+    inside, outside = normal(53, 40, 4) @ turn[:4], normal(54, 40, 4) @ turn[4:]
+    assert not bool(apply(translator, inside + source.mean).outside.any())
+    assert bool(apply(translator, outside + source.mean).outside.all())

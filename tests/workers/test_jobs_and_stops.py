@@ -68,3 +68,18 @@ def test_a_job_whose_set_its_lost_worker_already_made_succeeds(tmp_path: Path) -
             jobs.run(services, job, RUNNERS)
             assert client.get(f"/jobs/{job}").json()["state"] == "succeeded"
         assert client.get("/anchor-sets/grown").json()["provenance"]["job"] == job
+
+
+def test_a_job_in_the_middle_of_a_long_step_is_handed_back_too(tmp_path: Path) -> None:
+    """What the worker cannot wait for is queued again, its try not counted, and its late end is not recorded."""
+    app = create_app(Settings(data_dir=tmp_path))
+    with TestClient(app) as client:
+        job = long_bootstrap(client)
+        wait_for(client, job, "running")
+        jobs.hand_back(app.state.services)
+        with app.state.services.db.transaction() as session:
+            row = session.get_one(tables.Job, job)
+            assert (row.state, row.attempts) == (JobState.queued, 0)
+        assert client.post(f"/jobs/{job}/cancel").json()["state"] == "cancelled"
+        time.sleep(1)
+        assert client.get(f"/jobs/{job}").json()["state"] == "cancelled"

@@ -128,12 +128,13 @@ def test_a_job_that_was_running_when_the_service_stopped_is_run_again(settings):
         with services.db.transaction() as session:
             session.get_one(tables.Job, job_id).cancel_requested = True
         ended(client, job_id)
-        # What a process that was killed in the middle of it would have left in the row.
-        with services.db.transaction() as session:
-            row = session.get_one(tables.Job, job_id)
-            row.state, row.cancel_requested, row.finished_at = "running", False, None
-            row.arguments = {**row.arguments, "settings": {**row.arguments["settings"], "steps": 2, "sinkhorn_steps": 1}}
-    with TestClient(create_app(settings)) as client:
+    # What a process that was killed in the middle of it would have left in the row.
+    app = create_app(settings)
+    with app.state.services.db.transaction() as session:
+        row = session.get_one(tables.Job, job_id)
+        row.state, row.cancel_requested, row.finished_at = "running", False, None
+        row.arguments = {**row.arguments, "settings": {**row.arguments["settings"], "steps": 2, "sinkhorn_steps": 1}}
+    with TestClient(app) as client:
         job = ended(client, job_id)
         assert (job["state"], job["attempts"]) == ("succeeded", 2)
         assert client.get("/anchor-sets/s").json()["encoders"] == ["a", "b"]
