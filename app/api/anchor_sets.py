@@ -117,8 +117,6 @@ def create_anchor_set(body: NewAnchorSet, response: Response, services: Svc, pro
 @router.put("/{name}/embeddings/{encoder}", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
 def add_embeddings(name: PathName, encoder: PathName, body: NewEmbeddings, services: Svc, project: Project) -> AnchorSet:
     """Add another encoder's embeddings of the set's items."""
-    if (body.vectors is None) == (body.inputs is None):
-        raise NotExactlyOne("send exactly one of vectors and inputs", field="vectors")
     vectors = wire.optional_matrix(body.vectors, "vectors")
     row = spaces.add_embeddings(services, project, anchor_set=name, encoder=encoder, vectors=vectors, inputs=body.inputs)
     return describe(row)

@@ -39,19 +39,28 @@ class Options(Body):
         return self.model_dump(exclude_none=True)
 
 
-class TranslatorRequest(Body):
+class PairRequest(Body):
     """Which two spaces of which anchor set, and how to fit between them."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"source": "old", "target": "new", "anchor_set": "faq"}]})
-
-    source: Name
+    source: Name | None = None
     target: Name
     anchor_set: Name
     method: Method = "auto"
     options: Options = Options()
 
+    def pair(self) -> translation.Request:
+        return translation.Request(self.source, self.target, self.anchor_set, self.method, self.options.given())
 
-class TranslateRequest(Body):
+
+class TranslatorRequest(PairRequest):
+    """Which two spaces of which anchor set, and how to fit between them."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"source": "old", "target": "new", "anchor_set": "faq"}]})
+
+    source: Name
+
+
+class TranslateRequest(PairRequest):
     """Exactly one of `vectors` and `inputs` of the source encoder, or `relative` vectors made with `relative_power`.
 
     Relative vectors need no `source`: they are decoded by what the target's anchors say alone.
@@ -61,11 +70,6 @@ class TranslateRequest(Body):
         json_schema_extra={"examples": [{"source": "old", "target": "new", "anchor_set": "faq", "vectors": [[0.5, 0.1]]}]}
     )
 
-    source: Name | None = None
-    target: Name
-    anchor_set: Name
-    method: Method = "auto"
-    options: Options = Options()
     vectors: Vectors = None
     inputs: list[str] | None = None
     relative: Vectors = None
@@ -146,10 +150,6 @@ class Translator(BaseModel):
     created_at: datetime
 
 
-def pair_of(body: TranslatorRequest | TranslateRequest) -> translation.Request:
-    return translation.Request(body.source, body.target, body.anchor_set, body.method, body.options.given())
-
-
 def flags(at_mean: Tensor | None, outside: Tensor | None = None) -> list[dict[str, Any]]:
     """The rows of an answer that there is something to know about, in their order."""
     codes = {"equals-anchor-mean": at_mean, "outside-anchors": outside}
@@ -208,11 +208,11 @@ def _translate(body: TranslateRequest, services: Svc, project: str) -> translati
         if body.source is None:
             raise MissingField("vectors and inputs need a source, the encoder they come from", field="source")
         vectors = wire.optional_matrix(body.vectors, "vectors")
-        return translation.translate(services, project, pair_of(body), vectors=vectors, inputs=body.inputs)
+        return translation.translate(services, project, body.pair(), vectors=vectors, inputs=body.inputs)
     return translation.translate_relative(
         services,
         project,
-        pair_of(body),
+        body.pair(),
         coordinates=wire.matrix(body.relative, "relative"),
         relative_power=body.relative_power or 0.0,
     )
@@ -221,11 +221,11 @@ def _translate(body: TranslateRequest, services: Svc, project: str) -> translati
 @router.post("/translators", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
 def create_translator(body: TranslatorRequest, response: Response, services: Svc, project: Project) -> Translator:
     """Fit a translator and measure it on held-out anchors, without translating anything."""
-    request = pair_of(body)
+    request = body.pair()
     source, target = translation.pair(services, project, request)
     fitted = translation.fit(services, project, source, target, request)
     response.headers["Location"] = f"/translators/{fitted.id}"
-    return describe(translation.report(services, project, fitted.id, spaces=(source.id, target.id)))
+    return describe(translation.report(services, project, fitted.id, between=(source.id, target.id)))
 
 
 @router.get("/translators/{id}", responses=documented(404, 422))

@@ -29,6 +29,10 @@ class Decoder:
     mean: Float32[Tensor, " dy"]
     renormalise: bool
 
+    @property
+    def nbytes(self) -> int:
+        return self.matrix.nbytes + self.energy.nbytes + self.mean.nbytes
+
 
 @dataclass(frozen=True, eq=False)
 class Translator:
@@ -47,7 +51,7 @@ class Translator:
 
     @property
     def nbytes(self) -> int:
-        return self.source_mean.nbytes + self.decoder.matrix.nbytes + self.decoder.mean.nbytes
+        return self.source_mean.nbytes + self.decoder.nbytes
 
 
 @dataclass(frozen=True, eq=False)

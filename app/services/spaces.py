@@ -18,6 +18,7 @@ from app.errors import (
     InputTooLong,
     InUse,
     InvalidRequest,
+    NotExactlyOne,
     TooManyInputs,
     TooManyVectors,
     UnequalAnchors,
@@ -42,6 +43,34 @@ def checked(vectors: Tensor, *, field: str, limits: Limits, dim: int | None = No
     except AnchorageError as error:
         raise error.at(field) from None
     return vectors.float()
+
+
+def sent(vectors: Tensor | None, inputs: Sequence[str] | None) -> tuple[str, int]:
+    """Which of the two fields a client sent, and how many rows: exactly one of them. Raises NotExactlyOne."""
+    if vectors is not None and inputs is None:
+        return "vectors", len(vectors)
+    if inputs is not None and vectors is None:
+        return "inputs", len(inputs)
+    raise NotExactlyOne("send exactly one of vectors and inputs", field="vectors")
+
+
+def given_vectors(services: Services, encoder: tables.Encoder, vectors: Tensor | None, inputs: Sequence[str] | None) -> Tensor:
+    """The client's vectors, or its inputs encoded. Raises NotExactlyOne, the vector errors, and as `encode`."""
+    field, _ = sent(vectors, inputs)
+    if vectors is None:
+        return encode(services, encoder, inputs or [])
+    return checked(vectors, field=field, limits=services.limits, dim=encoder.dim)
+
+
+def check_answer(services: Services, field: str, count: int, *, dim: int) -> None:
+    """Raises TooManyVectors when `count` rows of `dim` numbers are more than one answer may hold: before any work is done."""
+    most = services.limits.numbers // dim
+    if count > most:
+        raise TooManyVectors(
+            f"{count} vectors would be answered with {dim} numbers each; {most} such vectors are allowed in one request",
+            field=field,
+            limit=most,
+        )
 
 
 def encode(services: Services, encoder: tables.Encoder, inputs: Sequence[str], *, field: str = "inputs") -> Tensor:
@@ -83,7 +112,7 @@ def create_encoder(
     with services.db.transaction() as session:
         registry.require_free(session, tables.Encoder, project, name)
     if kind is EncoderKind.external:
-        if dim is None or model_given(model, revision):
+        if dim is None or model is not None or revision is not None:
             raise InvalidRequest("an external encoder has a dim, and no model or revision", field="dim")
     else:
         if dim is not None or model is None:
@@ -96,10 +125,6 @@ def create_encoder(
         registry.require_free(session, tables.Encoder, project, name)
         session.add(row)
     return row
-
-
-def model_given(model: str | None, revision: str | None) -> bool:
-    return model is not None or revision is not None
 
 
 def delete_encoder(services: Services, project: str, name: str) -> None:
@@ -161,16 +186,17 @@ def add_embeddings(
     vectors: Tensor | None,
     inputs: Sequence[str] | None,
 ) -> tables.AnchorSet:
-    """Another encoder's embeddings of a set. Raises the not-found errors, EmbeddingsExist, AnchorCountMismatch, vector errors."""
+    """Another encoder's embeddings of a set.
+
+    Raises NotExactlyOne, the not-found errors, EmbeddingsExist, AnchorCountMismatch, and the vector errors.
+    """
+    field, _ = sent(vectors, inputs)
     with services.db.transaction() as session:
         set_row = registry.by_name(session, tables.AnchorSet, project, anchor_set)
         encoder_row = registry.by_name(session, tables.Encoder, project, encoder, field="encoder")
         _refuse_present(session, set_row, encoder_row)
-    field = "vectors"
-    if vectors is None:
-        field = "inputs"
-        vectors = encode(services, encoder_row, inputs or [])
-    space = _make_space(services, project, encoder_row, vectors, size=set_row.size, field=field)
+    raw = given_vectors(services, encoder_row, vectors, inputs)
+    space = _make_space(services, project, encoder_row, raw, size=set_row.size, field=field)
     with services.db.transaction() as session:
         set_row = registry.by_name(session, tables.AnchorSet, project, anchor_set)
         _refuse_present(session, set_row, encoder_row)

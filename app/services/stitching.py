@@ -10,7 +10,7 @@ from torch import Tensor
 from app.errors import InvalidHead, MissingField, NotExactlyOne
 from app.heads.linear import LinearHead, linear_head
 from app.maths import methods
-from app.services import translation
+from app.services import spaces, translation
 from app.services.context import Services
 from app.storage import registry, tables
 from app.types import repeats
@@ -91,6 +91,7 @@ def stitch(
     with services.db.transaction() as session:
         row = registry.by_name(session, tables.Head, project, head, field="head")
         source = registry.by_name(session, tables.Encoder, project, encoder, field="encoder")
+    spaces.check_answer(services, *spaces.sent(vectors, inputs), dim=len(row.classes))
     at_mean = outside = None
     used_method = translator = None
     if row.anchor_set is not None:
@@ -102,7 +103,7 @@ def stitch(
         )
     elif row.encoder_id == source.id:
         _refuse_method(method, options, f"head {head!r} was trained on {encoder!r} itself")
-        ready = translation.given_vectors(services, source, vectors, inputs)
+        ready = spaces.given_vectors(services, source, vectors, inputs)
     else:
         assert row.encoder is not None
         if anchor_set is None:

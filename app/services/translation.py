@@ -11,7 +11,7 @@ import orjson
 from sqlalchemy.orm import Session
 from torch import Tensor
 
-from app.errors import InvalidOption, NotExactlyOne, OutOfRange, TooManyVectors, UnknownOption
+from app.errors import InvalidOption, OutOfRange, UnknownOption
 from app.maths import graded, methods, quality, selection
 from app.maths.crossfit import cross_fit
 from app.maths.space import normalise
@@ -71,8 +71,8 @@ def relative(
         raise UnknownOption("ridge is an option of encode_power above 0 only", field="ridge")
     with services.db.transaction() as session:
         row = space_row(session, project, anchor_set, encoder, "encoder")
-    raw = given_vectors(services, row.encoder, vectors, inputs)
-    check_answer(services, len(raw), row.anchor_set.size, field="vectors" if inputs is None else "inputs")
+    spaces.check_answer(services, *spaces.sent(vectors, inputs), dim=row.anchor_set.size)
+    raw = spaces.given_vectors(services, row.encoder, vectors, inputs)
     space = spaces.fitted_space(services, row)
     ridge = 1.0 if ridge is None else ridge
     try:
@@ -98,8 +98,8 @@ def translate(
 ) -> Translation:
     """Vectors or inputs of the source encoder, in the target's space. Raises the not-found, option and vector errors."""
     source, target = pair(services, project, request)
-    raw = given_vectors(services, source.encoder, vectors, inputs)
-    check_answer(services, len(raw), target.encoder.dim, field="vectors" if inputs is None else "inputs")
+    spaces.check_answer(services, *spaces.sent(vectors, inputs), dim=target.encoder.dim)
+    raw = spaces.given_vectors(services, source.encoder, vectors, inputs)
     fitted = fit(services, project, source, target, request)
     return Translation(apply(fitted.translator, raw), fitted.method, fitted.options, fitted.id)
 
@@ -117,7 +117,7 @@ def translate_relative(
             space_row(session, project, request.anchor_set, request.source, "source")
     size = target.anchor_set.size
     raw = spaces.checked(coordinates, field="relative", limits=services.limits, dim=size)
-    check_answer(services, len(raw), target.encoder.dim, field="relative")
+    spaces.check_answer(services, "relative", len(raw), dim=target.encoder.dim)
     if "encode_power" in request.options:
         raise UnknownOption("relative vectors are encoded already; say how with relative_power", field="options.encode_power")
     method, given = request.method, request.options
@@ -131,7 +131,7 @@ def translate_relative(
     decoder = services.cache.get_or_make(
         ("decoder", target.blob, method, _canonical(options)),
         lambda: methods.fit_decoder(method, spaces.fitted_space(services, target), options),
-        lambda made: made.matrix.nbytes,
+        lambda made: made.nbytes,
     )
     options.pop("encode_power", None)
     try:
@@ -157,27 +157,16 @@ def fit(services: Services, project: str, source: tables.Space, target: tables.S
     return services.cache.get_or_make(key, make, lambda fitted: fitted.translator.nbytes)
 
 
-def report(services: Services, project: str, content: str, *, spaces: tuple[str, str] | None = None) -> tables.Translator:
+def report(services: Services, project: str, content: str, *, between: tuple[str, str] | None = None) -> tables.Translator:
     """A translator's row with its held-out report, measured now if it never was. Raises TranslatorNotFound."""
     with services.db.transaction() as session:
-        row = registry.translator(session, project, content, spaces=spaces)
+        row = registry.translator(session, project, content, between=between)
     if row.report is None:
         measured = _measure(services, row)
         with services.db.transaction() as session:
-            row = registry.translator(session, project, content, spaces=(row.source_id, row.target_id))
+            row = registry.translator(session, project, content, between=(row.source_id, row.target_id))
             row.report = measured
     return row
-
-
-def check_answer(services: Services, count: int, dim: int, *, field: str) -> None:
-    """Raises TooManyVectors when `count` vectors of `dim` numbers are more than one answer may hold."""
-    most = services.limits.numbers // dim
-    if count > most:
-        raise TooManyVectors(
-            f"{count} vectors would be answered with {dim} numbers each; {most} such vectors are allowed in one request",
-            field=field,
-            limit=most,
-        )
 
 
 def pair(services: Services, project: str, request: Request) -> tuple[tables.Space, tables.Space]:
@@ -193,15 +182,6 @@ def pair(services: Services, project: str, request: Request) -> tuple[tables.Spa
 def space_row(session: Session, project: str, anchor_set: str, encoder: str, field: str) -> tables.Space:
     set_row = registry.by_name(session, tables.AnchorSet, project, anchor_set, field="anchor_set")
     return registry.space(session, set_row, registry.by_name(session, tables.Encoder, project, encoder, field=field))
-
-
-def given_vectors(services: Services, encoder: tables.Encoder, vectors: Tensor | None, inputs: Sequence[str] | None) -> Tensor:
-    """The client's vectors, or its inputs encoded: exactly one of the two. Raises NotExactlyOne and the vector errors."""
-    if (vectors is None) == (inputs is None):
-        raise NotExactlyOne("send exactly one of vectors and inputs", field="vectors")
-    if vectors is None:
-        return spaces.encode(services, encoder, inputs or [])
-    return spaces.checked(vectors, field="vectors", limits=services.limits, dim=encoder.dim)
 
 
 def _measure(services: Services, row: tables.Translator) -> dict[str, Any]:

@@ -68,12 +68,12 @@ def users_of_anchor_set(session: Session, anchor_set: AnchorSet) -> list[str]:
     return [f"head {name!r}" for name in heads]
 
 
-def translator(session: Session, project: str, content: str, *, spaces: tuple[str, str] | None = None) -> Translator:
+def translator(session: Session, project: str, content: str, *, between: tuple[str, str] | None = None) -> Translator:
     """The translator of that id between these two spaces (their row ids), else the oldest of that id. Raises TranslatorNotFound.
 
     Sets with equal embeddings have equal translators.
     """
-    ours = [] if spaces is None else [Translator.source_id == spaces[0], Translator.target_id == spaces[1]]
+    ours = [] if between is None else [Translator.source_id == between[0], Translator.target_id == between[1]]
     row = session.scalar(
         select(Translator)
         .where(Translator.project == project, Translator.content == content, *ours)

@@ -366,3 +366,8 @@ def test_an_answer_of_too_many_numbers_is_refused_naming_how_many_vectors_fit(tm
         body = {"source": "small", "target": "wide", "anchor_set": "s", "vectors": [[0, 1], [1, 0]]}
         problem = refused(client.post("/translate", json=body), 413, "too-many-vectors", "vectors")
         assert problem["limit"] == 1
+        classes = [str(label) for label in range(60)]
+        head = {"name": "many", "encoder": "small", "classes": classes, "weight": [[0, 1]] * 60}
+        assert client.post("/heads", json=head).status_code == 201
+        ask = {"encoder": "small", "head": "many", "vectors": [[0, 1], [1, 0]]}
+        assert refused(client.post("/stitch", json=ask), 413, "too-many-vectors", "vectors")["limit"] == 1

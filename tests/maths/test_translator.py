@@ -220,7 +220,7 @@ def test_neither_applying_nor_decoding_changes_what_it_was_given():
 def test_dims_and_nbytes_are_those_of_the_tensors():
     translator = fitted("graded", normal(10, 20, 8), normal(11, 20, 6))
     assert translator.dims == (8, 6)
-    assert translator.nbytes == 4 * (8 * 6 + 8 + 6)
+    assert translator.nbytes == 4 * (8 * 6 + 8 + 8 + 6)  # T, its energy, both means
 
 
 @pytest.mark.parametrize("name", ["irp", "irp-ridge", "graded", "procrustes", "ridge"])
