@@ -47,8 +47,9 @@ pack: $(INSTALLED) ## make the demo's data pack again (needs ANCHORAGE_DATA)
 	$(BIN)/python scripts/make_demo_pack.py
 
 constraints: ## resolve constraints.txt again (needs uv)
-	uv pip compile --universal --all-extras --python-version 3.11 --no-annotate --custom-compile-command "make constraints" \
+	uv pip compile --universal --all-extras --python-version 3.11 --no-annotate --no-header \
 		-c constraints.in pyproject.toml -o constraints.txt
+	sed -i '1i # Versions every test ran with; made by `make constraints`. Pins only: an extra that is not asked for is not pulled.' constraints.txt
 
 clean: ## remove the virtual environment, caches and the demo's output
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo-output

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
-import logging
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -13,12 +16,18 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from app import __version__
 from app.demo import SENTENCE, DemoError
+from app.errors import AnchorageError
 from app.settings import Settings
 
-cli = typer.Typer(no_args_is_help=True, add_completion=False, help="Translate embeddings between encoders.")
+if TYPE_CHECKING:
+    from app.services.context import Services
 
-#: how long a stopping server waits for requests in flight
-SHUTDOWN_S = 10
+cli = typer.Typer(no_args_is_help=True, add_completion=False, help="Translate embeddings between encoders.")
+keys_cli = typer.Typer(no_args_is_help=True, help="API keys: who may call, for which project. Reads the database itself.")
+cli.add_typer(keys_cli, name="keys")
+
+#: columns of `keys list`
+KEY_COLUMNS = ("id", "project", "name", "scopes", "expires", "last used", "state")
 
 
 @cli.command()
@@ -29,51 +38,148 @@ def serve(
         Path | None, typer.Option(help="Where SQLite and the blobs are kept; .anchorage unless set", show_default=False)
     ] = None,
 ) -> None:
-    """Run the service in one process: SQLite and blobs below the data dir, no Redis, no Docker.
+    """Run the service. Alone it needs nothing: SQLite and blobs below the data dir, jobs in its own process.
 
-    Every setting is also an environment variable, ANCHORAGE_PORT for one (docs/settings.md); an option here wins.
+    With ANCHORAGE_REDIS_URL, workers (`anchorage worker`) run the jobs. Every setting is an environment variable,
+    ANCHORAGE_PORT for one (docs/settings.md); an option here wins.
     """
     import uvicorn
 
-    given = {"host": host, "port": port, "data_dir": data_dir}
-    try:
-        settings = Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
-    except ValidationError as error:
-        wrong = "; ".join(f"{item['loc'][0]}: {item['msg']}, not {item['input']}" for item in error.errors())
-        raise typer.BadParameter(wrong) from None
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    if not is_loopback(settings.host):
-        typer.secho(
-            f"WARNING: listening on {settings.host}: there are no API keys yet, so anyone who reaches this port can read "
-            "and delete everything. Put it behind something that checks who calls.",
-            fg="yellow",
-            err=True,
-        )
+    settings = _settings(host=host, port=port, data_dir=data_dir)
     # Loading torch takes seconds: not before the options are known to be right, and not for --help.
-    from app.main import create_app
-    from app.storage.lock import FolderHeld, exclusive
+    from app.main import asks_for_keys, create_app, is_loopback
 
-    try:
-        with exclusive(settings.data_dir):
-            application = create_app(settings)
-            application.state.services.db.ping()
-            config = uvicorn.Config(
-                application,
-                host=settings.host,
-                port=settings.port,
-                timeout_graceful_shutdown=SHUTDOWN_S,
-                log_config=None,
-                access_log=False,
+    with _storage_trouble(), _alone(settings):
+        application = create_app(settings)
+        services = application.state.services
+        services.db.ping()
+        if asks_for_keys(settings):
+            _require_a_key(services, settings)
+        elif not is_loopback(settings.host):
+            typer.secho(
+                f"WARNING: listening on {settings.host} without API keys, as ANCHORAGE_AUTH=none says: anyone who reaches this "
+                "port can read and delete everything.",
+                fg="yellow",
+                err=True,
             )
-            # Bound first: a port in use ends the command before any job is taken up.
-            uvicorn.Server(config).run(sockets=[config.bind_socket()])
-    except FolderHeld as error:
-        raise typer.BadParameter(str(error)) from None
-    except OSError as error:
-        raise typer.BadParameter(f"the data dir cannot be used: {error}") from None
-    except (SQLAlchemyError, ImportError) as error:
-        raise typer.BadParameter(f"the database cannot be used: {error}") from None
+        config = uvicorn.Config(
+            application,
+            host=settings.host,
+            port=settings.port,
+            timeout_graceful_shutdown=int(settings.shutdown_s),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+        )
+        # Bound first: a port in use ends the command before any job is taken up.
+        sockets = [config.bind_socket()]
+        server = uvicorn.Server(config)
+        _drain_first(server, application.state.admission, settings.drain_s)
+        server.run(sockets=sockets)
+
+
+@cli.command()
+def worker() -> None:
+    """Run jobs: one process for each device, until SIGTERM. Needs ANCHORAGE_REDIS_URL, and the API's database and data dir."""
+    settings = _settings()
+    from app.storage.db import SchemaOutdated
+    from workers.processes import NoQueue, main
+
+    with _storage_trouble():
+        try:
+            status = main(settings)
+        except (NoQueue, SchemaOutdated, ValueError) as error:
+            raise typer.BadParameter(str(error)) from None
+    raise typer.Exit(status)
+
+
+@cli.command()
+def migrate(
+    first_key: Annotated[
+        bool, typer.Option(help="If there is no usable API key at all, make one with every scope and print it.")
+    ] = False,
+) -> None:
+    """Bring the database to this version's schema. Safe to run at any time, and by several at once."""
+    with _storage_trouble(), _services(_settings()) as services:
+        services.db.migrate()
+        typer.echo("the database is at this version's schema")
+        if first_key and not _any_key(services):
+            from app.services.keys import create_key
+            from app.types import Scope
+
+            _, key = create_key(services, "default", name="first", scopes=list(Scope))
+            typer.echo(f"no API key yet: made one with every scope, shown this once:\n{key}")
+
+
+@keys_cli.command("create")
+def create(
+    name: Annotated[str, typer.Option(help="What the key is for.")],
+    project: Annotated[str, typer.Option(help="Whose encoders, anchor sets and heads it sees.")] = "default",
+    scope: Annotated[list[str] | None, typer.Option(help="read, write or admin: each includes the ones before it.")] = None,
+    days: Annotated[int | None, typer.Option(min=1, help="Days until it expires; never unless set.", show_default=False)] = None,
+    rate: Annotated[str | None, typer.Option(help="Like 600/minute; the server's unless set.", show_default=False)] = None,
+) -> None:
+    """Make a key and print it, once."""
+    from app.services.keys import create_key
+    from app.storage.tables import now
+    from app.types import Scope
+
+    wrong = [item for item in scope or [] if item not in list(Scope)]
+    if wrong:
+        raise typer.BadParameter(f"there is no scope {wrong[0]!r}: read, write or admin")
+    if not project.strip() or len(project) > 100:
+        raise typer.BadParameter("a project has a name of 1 to 100 characters")
+    with _storage_trouble(), _services(_settings()) as services:
+        expires_at = None if days is None else now() + timedelta(days=days)
+        scopes = [Scope(item) for item in scope or [Scope.read]]
+        row, key = create_key(services, project, name=name, scopes=scopes, expires_at=expires_at, rate_limit=rate)
+    typer.echo(f"{row.id} for project {project}, {', '.join(row.scopes)}; shown this once:", err=True)
+    typer.echo(key)
+
+
+@keys_cli.command("list")
+def list_keys(project: Annotated[str | None, typer.Option(help="Of one project only.", show_default=False)] = None) -> None:
+    """The keys, without their secrets."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from app.storage import registry
+    from app.storage.tables import now
+
+    with _storage_trouble(), _services(_settings()) as services, services.db.transaction() as session:
+        rows = registry.api_keys(session, project)
+    table = Table(*KEY_COLUMNS)
+    for row in rows:
+        expired = row.expires_at is not None and row.expires_at <= now()
+        state = "revoked" if row.revoked_at else "expired" if expired else "works"
+        used = f"{row.last_used_at:%Y-%m-%d %H:%M}" if row.last_used_at else "never"
+        expires = f"{row.expires_at:%Y-%m-%d %H:%M}" if row.expires_at else "never"
+        table.add_row(row.id, row.project, row.name, ", ".join(row.scopes), expires, used, state)
+    Console().print(table)
+
+
+@keys_cli.command("rotate")
+def rotate(
+    key_id: str,
+    project: Annotated[str, typer.Option(help="Whose key it is.")] = "default",
+    grace: Annotated[int, typer.Option(min=0, help="Seconds for which the old key still works.")] = 0,
+) -> None:
+    """Make a key with the same rights, and end this one."""
+    from app.services.keys import rotate_key
+
+    with _storage_trouble(), _services(_settings()) as services:
+        _, key = rotate_key(services, project, key_id, grace_s=grace)
+    typer.echo(key)
+
+
+@keys_cli.command("revoke")
+def revoke(key_id: str, project: Annotated[str, typer.Option(help="Whose key it is.")] = "default") -> None:
+    """End a key: running servers notice within two seconds."""
+    from app.services.keys import revoke_key
+
+    with _storage_trouble(), _services(_settings()) as services:
+        revoke_key(services, project, key_id)
+    typer.echo(f"{key_id} is revoked")
 
 
 @cli.command()
@@ -83,12 +189,22 @@ def demo(
     sentence: Annotated[
         str, typer.Option(help="Encoded with all-MiniLM-L6-v2 and searched for in the index of another encoder.")
     ] = SENTENCE,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="A running service to use, which must be empty of the demo's names; else one is started.", show_default=False
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(envvar="ANCHORAGE_API_KEY", help="That service's API key, with the scope write.", show_default=False),
+    ] = None,
 ) -> None:
     """Translate 1,810 real sentences between three encoders over HTTP, and say how good that is. Under a minute, offline."""
     from app.demo import run
 
     try:
-        run.demo(out=out, json_path=json, sentence=sentence)
+        run.demo(out=out, json_path=json, sentence=sentence, url=url, key=key)
     except DemoError as error:
         typer.secho(f"the demo stopped: {error}", fg="red", err=True)
         raise typer.Exit(1) from None
@@ -100,18 +216,96 @@ def version() -> None:
     typer.echo(__version__)
 
 
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def main() -> None:
     """The console script."""
     cli()
+
+
+def _settings(**given: Any) -> Settings:
+    """The settings, those given on the command line over the environment's; and logs as they say."""
+    from app import logs
+
+    try:
+        settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        wrong = "; ".join(f"{item['loc'][0]}: {item['msg']}, not {item['input']}" for item in error.errors())
+        raise typer.BadParameter(wrong) from None
+    logs.configure(settings.log_format)
+    return settings
+
+
+@contextmanager
+def _storage_trouble() -> Iterator[None]:
+    """Say what is wrong with disk or database in a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise typer.BadParameter(f"the data dir cannot be used: {error}") from None
+    except (SQLAlchemyError, ImportError) as error:
+        raise typer.BadParameter(f"the database cannot be used: {error}") from None
+    except AnchorageError as error:
+        raise typer.BadParameter(error.detail) from None
+
+
+@contextmanager
+def _alone(settings: Settings) -> Iterator[None]:
+    """An embedded service has its data dir to itself; one with Redis shares it with its workers."""
+    from app.storage.lock import FolderHeld, exclusive
+
+    if settings.redis_url is not None:
+        yield
+        return
+    try:
+        with exclusive(settings.data_dir):
+            yield
+    except FolderHeld as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+@contextmanager
+def _services(settings: Settings) -> Iterator[Services]:
+    from app.wiring import make_services
+
+    services = make_services(settings)
+    yield services
+    services.db.close()
+
+
+def _any_key(services: Services) -> bool:
+    from app.storage import registry
+    from app.storage.tables import now
+
+    with services.db.transaction() as session:
+        return registry.has_usable_key(session, now=now())
+
+
+def _require_a_key(services: Services, settings: Settings) -> None:
+    """Refuse to listen where nobody could call."""
+    services.db.migrate()
+    if not _any_key(services):
+        raise typer.BadParameter(
+            f"listening on {settings.host} asks callers for API keys, and there is none yet. Make one with "
+            "`anchorage keys create --name first --scope admin`, or say ANCHORAGE_AUTH=none to let everyone in"
+        )
+
+
+def _drain_first(server: Any, admission: Any, drain_s: float) -> None:
+    """At the first signal say in /readyz that this server stops, and close each connection after its answer; accept for
+    `drain_s` longer, so that load balancers notice; then finish what is in flight. A second signal does not wait.
+    """
+    stop = server.handle_exit
+
+    def handle(number: int, frame: Any) -> None:
+        if admission.stopping or drain_s == 0:
+            admission.stopping = True
+            stop(number, frame)
+            return
+        admission.stopping = True
+        timer = threading.Timer(drain_s, stop, (signal.SIGTERM, None))
+        timer.daemon = True
+        timer.start()
+
+    server.handle_exit = handle
 
 
 if __name__ == "__main__":

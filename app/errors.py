@@ -2,9 +2,17 @@
 
 AnchorageError
 ├─ NotFound                  a name or id nobody has given
-│  └─ EncoderNotFound, AnchorSetNotFound, HeadNotFound, TranslatorNotFound, JobNotFound
+│  └─ EncoderNotFound, AnchorSetNotFound, HeadNotFound, TranslatorNotFound, JobNotFound, ApiKeyNotFound
 ├─ Conflict                  the request is fine, the present state is not
-│  └─ NameTaken, InUse, EmbeddingsExist, AnchorCountMismatch, AnchorsNotEmbedded, JobFinished
+│  └─ NameTaken, InUse, EmbeddingsExist, AnchorCountMismatch, AnchorsNotEmbedded, JobFinished, RequestInProgress, ResourceGone
+├─ Unauthenticated           no key, or one that opens nothing
+├─ Forbidden                 a key whose scopes do not reach that far, or a Host this server does not answer to
+│  └─ ScopeMissing, HostNotAllowed
+├─ Later                     refused now; `retry_after_s` says when to ask again
+│  ├─ TooManyRequests        this client's own limit
+│  │  └─ RateLimited, TooManyJobs
+│  └─ Unavailable            the whole service's
+│     └─ Overloaded, QueueFull, DatabaseUnavailable, StorageUnavailable
 ├─ TooLarge                  more than a stated limit
 │  └─ BodyTooLarge, TooManyVectors, TooManyInputs, InputTooLong, PoolTooLarge
 ├─ UnsupportedMedia          a body that is not JSON
@@ -12,7 +20,7 @@ AnchorageError
 └─ Invalid                   a value that is wrong: its field, and the rows where that helps
    └─ InvalidRequest, MissingField, UnequalAnchors, DimensionMismatch, RaggedRows, NonFinite, OutOfRange, BadShape, BadDtype,
       BadBase64, EmptyVectors, DegenerateAnchors, InvalidOption, UnknownOption, NotExactlyOne, MethodNotIndependent,
-      EncoderNeedsVectors, EncoderUnavailable, InvalidHead, InvalidSeeds
+      EncoderNeedsVectors, EncoderUnavailable, InvalidHead, InvalidSeeds, IdempotencyKeyReused
 
 No class knows HTTP: `app.api.problems` turns a class into a status, and a job's row stores the same code.
 """
@@ -38,6 +46,7 @@ class AnchorageError(Exception):
         field: str | None = None,
         rows: Sequence[int] = (),
         limit: int | None = None,
+        retry_after_s: int | None = None,
     ) -> None:
         super().__init__(detail)
         self.detail = detail
@@ -45,6 +54,8 @@ class AnchorageError(Exception):
         self.rows = [int(row) for row in rows[:ROWS_SHOWN]]
         self.row_count = len(rows)
         self.limit = limit
+        #: whole seconds after which the same request may succeed; None where waiting alone changes nothing
+        self.retry_after_s = retry_after_s
 
     def at(self, field: str) -> AnchorageError:
         """The same error, naming `field` when it named none (the maths does not know the request's field names)."""
@@ -76,6 +87,10 @@ class JobNotFound(NotFound):
     code = "job-not-found"
 
 
+class ApiKeyNotFound(NotFound):
+    code = "api-key-not-found"
+
+
 class Conflict(AnchorageError):
     code = "conflict"
 
@@ -102,6 +117,69 @@ class AnchorsNotEmbedded(Conflict):
 
 class JobFinished(Conflict):
     code = "job-finished"
+
+
+class RequestInProgress(Conflict):
+    code = "request-in-progress"
+
+
+class ResourceGone(Conflict):
+    code = "resource-gone"
+
+
+class Unauthenticated(AnchorageError):
+    code = "unauthenticated"
+
+
+class Forbidden(AnchorageError):
+    code = "forbidden"
+
+
+class ScopeMissing(Forbidden):
+    code = "scope-missing"
+
+
+class HostNotAllowed(Forbidden):
+    code = "host-not-allowed"
+
+
+class Later(AnchorageError):
+    """Refused now; `retry_after_s` says when to ask again."""
+
+    def __init__(self, detail: str, *, retry_after_s: int = 1, field: str | None = None, limit: int | None = None) -> None:
+        super().__init__(detail, field=field, limit=limit, retry_after_s=retry_after_s)
+
+
+class TooManyRequests(Later):
+    code = "too-many-requests"
+
+
+class RateLimited(TooManyRequests):
+    code = "rate-limited"
+
+
+class TooManyJobs(TooManyRequests):
+    code = "too-many-jobs"
+
+
+class Unavailable(Later):
+    code = "unavailable"
+
+
+class Overloaded(Unavailable):
+    code = "overloaded"
+
+
+class QueueFull(Unavailable):
+    code = "queue-full"
+
+
+class DatabaseUnavailable(Unavailable):
+    code = "database-unavailable"
+
+
+class StorageUnavailable(Unavailable):
+    code = "storage-unavailable"
 
 
 class TooLarge(AnchorageError):
@@ -218,3 +296,7 @@ class InvalidHead(Invalid):
 
 class InvalidSeeds(Invalid):
     code = "invalid-seeds"
+
+
+class IdempotencyKeyReused(Invalid):
+    code = "idempotency-key-reused"

@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
-import torch
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
+from redis.exceptions import RedisError
 from starlette.concurrency import run_in_threadpool
 
-from app import __version__
-from app.api import anchor_sets, bootstrap, encoders, health, jobs, problems, relative, stitch, translate
-from app.encoders.registry import EncoderPool
-from app.services import spaces
-from app.services.context import Limits, Services
+from app import __version__, tracing
+from app.api import (
+    anchor_sets,
+    api_keys,
+    bootstrap,
+    encoders,
+    health,
+    jobs,
+    problems,
+    relative,
+    stitch,
+    translate,
+)
+from app.api.edge import Admission, Edge
+from app.api.limiter import RateLimiter
+from app.services import spaces, writes
+from app.services.context import Services
+from app.services.keys import KeyRing
 from app.settings import Settings
-from app.storage.blobs import BlobStore
-from app.storage.cache import MemoryCache
-from app.storage.db import Database, sqlite_url
-from workers.main import EmbeddedWorker
+from app.storage.connect import redis_client
+from app.wiring import make_queue, make_services
+from workers.main import Worker
 
 log = logging.getLogger("anchorage")
 
@@ -37,15 +51,19 @@ Errors are `application/problem+json` with a stable `code`.
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The whole service in one process: SQLite or PostgreSQL, blobs, an in-process cache and an embedded worker."""
+    """The service: with Redis, workers elsewhere run its jobs; without, it runs them itself."""
     services = make_services(settings)
-    worker = EmbeddedWorker(services)
+    queue = make_queue(settings)
+    worker = Worker(services, queue, threads=settings.worker_threads) if settings.redis_url is None else None
+    services = replace(services, enqueue=queue.put)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(_start, services, worker)
         yield
-        await run_in_threadpool(worker.stop)
+        app.state.admission.stopping = True
+        if worker is not None:
+            await run_in_threadpool(worker.stop)
         services.db.close()
 
     app = FastAPIOffline(
@@ -55,36 +73,77 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
         generate_unique_id_function=lambda route: route.name,
     )
-    app.state.services = worker.services
-    app.state.worker_alive = lambda: worker.alive
+    app.state.services = services
+    app.state.parts = health.Parts(
+        worker_alive=None if worker is None else lambda: worker.alive,
+        redis_answers=None if settings.redis_url is None else _answers(settings.redis_url),
+    )
+    app.state.admission = _admission(settings, services)
+    app.state.streams = 0
     app.state.max_body_bytes = settings.max_body_bytes
     problems.install(app)
-    for resource in (encoders, anchor_sets, relative, translate, stitch, bootstrap, jobs, health):
+    for resource in (encoders, anchor_sets, relative, translate, stitch, bootstrap, jobs, api_keys, health):
         app.include_router(resource.router)
     _document_problems(app)
+    app.add_middleware(Edge, admission=app.state.admission)
+    tracing.install(app, services.db.engine)
     return app
 
 
-def make_services(settings: Settings) -> Services:
-    """Everything the use cases need, from the settings."""
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    return Services(
-        db=Database(settings.database_url or sqlite_url(settings.data_dir / "anchorage.db")),
-        blobs=BlobStore(settings.data_dir / "blobs"),
-        cache=MemoryCache(settings.cache_bytes),
-        encoders=EncoderPool(models_dir=settings.models_dir, allow_hub=settings.allow_hub),
-        limits=Limits(vectors=settings.max_vectors, pool=settings.max_pool),
+def asks_for_keys(settings: Settings) -> bool:
+    """Whether callers need an API key: beyond loopback, unless the settings say otherwise."""
+    return settings.auth == "keys" or (settings.auth == "auto" and not is_loopback(settings.host))
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _admission(settings: Settings, services: Services) -> Admission:
+    return Admission(
+        keys=KeyRing(services) if asks_for_keys(settings) else None,
+        rates=RateLimiter(settings.rate_limit, settings.redis_url, settings.redis_prefix),
+        hosts=_hosts(settings),
+        max_body_bytes=settings.max_body_bytes,
+        max_in_flight=settings.max_in_flight,
+        max_in_flight_bytes=settings.max_in_flight_bytes,
     )
 
 
-def _start(services: Services, worker: EmbeddedWorker) -> None:
+def _hosts(settings: Settings) -> frozenset[str] | None:
+    """The names that a Host header may hold. A key protects as well: a page that borrows a browser does not have it."""
+    if settings.allowed_hosts == "*" or (settings.allowed_hosts == "auto" and asks_for_keys(settings)):
+        return None
+    if settings.allowed_hosts == "auto":
+        return None if not is_loopback(settings.host) else frozenset({"localhost", "127.0.0.1", "::1", settings.host.lower()})
+    return frozenset(name.strip().lower().strip("[]") for name in settings.allowed_hosts.split(","))
+
+
+def _answers(redis_url: str) -> Callable[[], bool]:
+    client = redis_client(redis_url)
+
+    def answers() -> bool:
+        try:
+            return bool(client.ping())
+        except RedisError as error:
+            log.warning("Redis does not answer: %s", error)
+            return False
+
+    return answers
+
+
+def _start(services: Services, worker: Worker | None) -> None:
     services.db.migrate()
+    writes.forget_requests(services)
     if swept := spaces.sweep_blobs(services):
         log.info("deleted %d blobs that nothing names", swept)
-    if recovered := worker.start():
-        log.info("took up %d unfinished jobs", recovered)
+    if worker is not None:
+        worker.start()
 
 
 def _document_problems(app: FastAPI) -> None:

@@ -31,6 +31,17 @@ class JobState(StrEnum):
         return self in (JobState.succeeded, JobState.failed, JobState.cancelled)
 
 
+class Scope(StrEnum):
+    """What a key may do; each scope includes the ones before it."""
+
+    #: ask: list, get, translate, relate, stitch
+    read = "read"
+    #: make, change and delete
+    write = "write"
+    #: keys and the audit log of the project
+    admin = "admin"
+
+
 def repeats(items: Iterable[Hashable]) -> list[int]:
     """The places of items that stand earlier in the list too."""
     seen: set[Hashable] = set()

@@ -1,9 +1,12 @@
 """Run by alembic. The URL comes from the caller (app.storage.db.alembic_config) or from `alembic -x url=...`."""
 
 from alembic import context
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, text
 
 from app.storage.tables import Base, UtcDateTime
+
+#: two processes that start at once must not both create the tables: one waits for the other (any number will do)
+LOCK = 4_126_077_329
 
 
 def render_item(kind, item, _context):
@@ -16,5 +19,7 @@ engine = create_engine(url)
 with engine.connect() as connection:
     context.configure(connection=connection, target_metadata=Base.metadata, render_as_batch=True, render_item=render_item)
     with context.begin_transaction():
+        if connection.dialect.name == "postgresql":
+            connection.execute(text(f"SELECT pg_advisory_xact_lock({LOCK})"))
         context.run_migrations()
 engine.dispose()

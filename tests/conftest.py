@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
+import psycopg
 import pytest
+import redis
 import torch
 from hypothesis import settings as hypothesis_settings
 from starlette.testclient import TestClient
@@ -30,11 +33,54 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.fixture(scope="session")
+def postgres_server() -> str:
+    """A real PostgreSQL, as ANCHORAGE_TEST_POSTGRES names it, where databases may be made; without one, a skip (in CI a failure)."""
+    url = os.environ.get("ANCHORAGE_TEST_POSTGRES", "postgresql+psycopg://postgres@127.0.0.1:5432/postgres")
+    try:
+        psycopg.connect(url.replace("+psycopg", ""), connect_timeout=3).close()
+    except psycopg.OperationalError as error:
+        pytest.skip(f"no PostgreSQL at {url} (set ANCHORAGE_TEST_POSTGRES): {error}")
+    return url
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str) -> Iterator[str]:
+    """An empty PostgreSQL database of this test's own."""
+    name = f"anchorage_test_{uuid4().hex}"
+    with psycopg.connect(postgres_server.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')
+        yield postgres_server.rpartition("/")[0] + "/" + name
+        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> str:
+    """A real Redis, as ANCHORAGE_TEST_REDIS names it; without one, a skip (in CI a failure). Keys of a test start with `redis_prefix`."""
+    url = os.environ.get("ANCHORAGE_TEST_REDIS", "redis://127.0.0.1:6379/0")
+    try:
+        redis.Redis.from_url(url, socket_connect_timeout=3).ping()
+    except redis.ConnectionError as error:
+        pytest.skip(f"no Redis at {url} (set ANCHORAGE_TEST_REDIS): {error}")
+    return url
+
+
+@pytest.fixture
+def redis_prefix(redis_url: str) -> Iterator[str]:
+    """The first word of this test's keys, all deleted after it."""
+    prefix = f"test-{uuid4().hex}"
+    yield prefix
+    client = redis.Redis.from_url(redis_url)
+    for key in client.scan_iter(f"*{prefix}*"):
+        client.delete(key)
+    client.close()
+
+
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[TestClient]:
     """The whole service, embedded: SQLite, blobs and worker below a temporary folder."""
     settings = Settings(data_dir=tmp_path, max_body_bytes=4 * 1024 * 1024, max_vectors=2_000, max_pool=200)
-    with TestClient(create_app(settings), raise_server_exceptions=False) as client:
+    with TestClient(create_app(settings), base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
         yield client
 
 

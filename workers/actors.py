@@ -10,6 +10,7 @@ from dramatiq import Actor, Broker
 from app.services import jobs
 from app.services.bootstrapping import run_bootstrap
 from app.services.context import Services
+from app.storage.queue import ACTOR, QUEUE
 from app.types import JobKind
 
 RUNNERS: dict[str, jobs.Run] = {
@@ -17,11 +18,11 @@ RUNNERS: dict[str, jobs.Run] = {
 }
 
 
-def declare(broker: Broker, services: Services, stopping: Callable[[], bool]) -> Actor[[str], None]:
+def declare(broker: Broker, services: Services, leases: jobs.Leases, stopping: Callable[[], bool]) -> Actor[[str], None]:
     """The actor that runs a job by its id, bound to the broker; when `stopping()` turns true it hands its job back."""
 
-    @dramatiq.actor(broker=broker, queue_name="jobs")
+    @dramatiq.actor(broker=broker, queue_name=QUEUE, actor_name=ACTOR)
     def run_job(job_id: str) -> None:
-        jobs.run(services, job_id, RUNNERS, stopping=stopping)
+        jobs.run(services, job_id, RUNNERS, leases, stopping=stopping)
 
     return run_job

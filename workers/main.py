@@ -1,53 +1,104 @@
-"""The worker inside the API process: the same actors on an in-memory broker."""
+"""A worker: threads that run jobs, and one that takes care of them. In the API's process, or in one of its own."""
 
 from __future__ import annotations
 
+import logging
+import threading
 from dataclasses import replace
 from threading import Event
 
-from dramatiq import Worker
+from dramatiq import Worker as Threads
 
+from app import telemetry
+from app.errors import DatabaseUnavailable
 from app.services import jobs
 from app.services.context import Services
-from app.storage.queue import memory_broker
+from app.storage.queue import Queue, QueueAway
 from workers.actors import declare
 
-#: jobs share the machine with requests
-THREADS = 1
+log = logging.getLogger("anchorage.worker")
 
-#: how long an idle worker waits before it looks whether it should stop
+#: how long an idle thread waits before it looks again
 POLL_MS = 100
 
-#: how long a stop waits for a running job's next step, at which it is handed back
+#: how long a stop waits for running jobs' next step, at which they are handed back
 STOP_TIMEOUT_MS = 5_000
 
+#: leases are renewed so many times in their life
+RENEWALS = 3
 
-class EmbeddedWorker:
-    """Runs jobs in threads of this process. `services` is what requests should use: it can enqueue."""
+#: how often the caretaker looks for jobs whose worker or message is lost
+SWEEP_S = 2.0
 
-    def __init__(self, services: Services) -> None:
-        self._broker = memory_broker()
-        self._worker = Worker(self._broker, worker_threads=THREADS, worker_timeout=POLL_MS)
+
+class Worker:
+    """Runs jobs in threads of this process. `services` is what requests should use here: it can enqueue."""
+
+    def __init__(self, services: Services, queue: Queue, *, threads: int = 1) -> None:
+        self.services = replace(services, enqueue=queue.put)
+        self._queue = queue
+        self._threads = Threads(queue.broker, worker_threads=threads, worker_timeout=POLL_MS)
+        self._threads.queue_prefetch = threads  # a job that waits behind another here could run elsewhere
         self._stopping = Event()
-        actor = declare(self._broker, services, self._stopping.is_set)
-
-        def enqueue(job_id: str) -> None:
-            actor.send(job_id)
-
-        self.services = replace(services, enqueue=enqueue)
+        self._leases = jobs.Leases(self.services)
+        self._caretaker = Caretaker(self.services, queue, self._leases)
+        declare(queue.broker, self.services, self._leases, self._stopping.is_set)
 
     @property
     def alive(self) -> bool:
-        threads = self._worker.workers
-        return bool(threads) and all(thread.is_alive() for thread in threads)
+        threads = self._threads.workers
+        return bool(threads) and self._caretaker.is_alive() and all(thread.is_alive() for thread in threads)
 
-    def start(self) -> int:
-        """Begin, with the jobs that an earlier process left unfinished; returns how many there were."""
-        self._worker.start()
-        return jobs.recover(self.services)
+    def start(self) -> None:
+        """Begin. The first sweep takes up what an earlier process left."""
+        self._threads.start()
+        self._caretaker.start()
 
     def stop(self) -> None:
         self._stopping.set()
-        self._worker.stop(timeout=STOP_TIMEOUT_MS)
-        jobs.hand_back(self.services)  # a job in the middle of a long step; what it still does is not recorded
-        self._broker.close()
+        self._threads.stop(timeout=STOP_TIMEOUT_MS)
+        try:
+            self._leases.hand_back()  # jobs in the middle of a long step; what they still do is not recorded
+        except DatabaseUnavailable as error:
+            log.warning("running jobs are not handed back, their leases will end: %s", error.detail)
+        self._caretaker.stop()
+        self._queue.broker.close()
+
+
+class Caretaker(threading.Thread):
+    """Renews this process's leases, and hands to the queue again what nobody runs."""
+
+    def __init__(self, services: Services, queue: Queue, leases: jobs.Leases) -> None:
+        super().__init__(name="caretaker", daemon=True)
+        self._services = services
+        self._queue = queue
+        self._leases = leases
+        self._ended = Event()
+        self._incarnation: str | None = None
+
+    def run(self) -> None:
+        pause = min(SWEEP_S, self._services.lease_s / RENEWALS)
+        while True:
+            for duty in (self._leases.renew, self._sweep):
+                try:
+                    duty()
+                except (DatabaseUnavailable, QueueAway) as error:
+                    log.warning("%s: %s", duty.__name__.strip("_"), error)
+                except Exception:
+                    log.exception("%s", duty.__name__.strip("_"))
+            if self._ended.wait(pause):
+                return
+
+    def stop(self) -> None:
+        self._ended.set()
+        if self.is_alive():
+            self.join()
+
+    def _sweep(self) -> None:
+        incarnation = self._queue.incarnation()
+        lost = incarnation != self._incarnation
+        count = jobs.sweep(self._services, all_queued=lost, queue_empty=self._queue.waiting() == 0)
+        self._incarnation = incarnation
+        if count:
+            telemetry.SWEPT_JOBS.inc(count)
+            log.info("handed %d jobs to the queue again", count)

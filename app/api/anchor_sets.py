@@ -9,11 +9,12 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api import wire
-from app.api.deps import After, Limit, PathName, Project, Svc
+from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
 from app.api.problems import documented
 from app.api.wire import Body, JsonRoute, Name, Vectors
 from app.errors import InvalidRequest, NotExactlyOne
 from app.services import spaces
+from app.services.writes import once
 from app.storage import registry, tables
 
 router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"], route_class=JsonRoute)
@@ -99,23 +100,29 @@ def describe(row: tables.AnchorSet) -> AnchorSet:
 
 
 @router.post("", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
-def create_anchor_set(body: NewAnchorSet, response: Response, services: Svc, project: Project) -> AnchorSet:
+def create_anchor_set(
+    body: NewAnchorSet, response: Response, services: Svc, project: Writes, _: IdempotencyKey = None
+) -> AnchorSet:
     """Create a set with all its embeddings, or nothing. Duplicate and collinear anchors are accepted and reported."""
     if (body.embeddings is None) == (body.inputs is None):
         raise NotExactlyOne("send exactly one of embeddings and inputs", field="embeddings")
     if (body.inputs is None) != (body.encoders is None):
         raise InvalidRequest("inputs and encoders go together", field="encoders")
-    if body.embeddings is not None:
-        embeddings = {key: wire.matrix(value, f"embeddings.{key}") for key, value in body.embeddings.items()}
-    else:
-        embeddings = spaces.encode_anchors(services, project, body.inputs or [], body.encoders or [])
-    row = spaces.create_anchor_set(services, project, name=body.name, embeddings=embeddings)
+
+    def make() -> tables.AnchorSet:
+        if body.embeddings is not None:
+            embeddings = {key: wire.matrix(value, f"embeddings.{key}") for key, value in body.embeddings.items()}
+        else:
+            embeddings = spaces.encode_anchors(services, project, body.inputs or [], body.encoders or [])
+        return spaces.create_anchor_set(services, project, name=body.name, embeddings=embeddings)
+
+    row = once(services, project, tables.AnchorSet, make)
     response.headers["Location"] = f"/anchor-sets/{row.name}"
     return describe(row)
 
 
 @router.put("/{name}/embeddings/{encoder}", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
-def add_embeddings(name: PathName, encoder: PathName, body: NewEmbeddings, services: Svc, project: Project) -> AnchorSet:
+def add_embeddings(name: PathName, encoder: PathName, body: NewEmbeddings, services: Svc, project: Writes) -> AnchorSet:
     """Add another encoder's embeddings of the set's items."""
     vectors = wire.optional_matrix(body.vectors, "vectors")
     row = spaces.add_embeddings(services, project, anchor_set=name, encoder=encoder, vectors=vectors, inputs=body.inputs)
@@ -123,7 +130,7 @@ def add_embeddings(name: PathName, encoder: PathName, body: NewEmbeddings, servi
 
 
 @router.get("", responses=documented(422))
-def list_anchor_sets(services: Svc, project: Project, after: After = "", limit: Limit = 100) -> AnchorSetPage:
+def list_anchor_sets(services: Svc, project: Reads, after: After = "", limit: Limit = 100) -> AnchorSetPage:
     """Anchor sets in the order of their names."""
     with services.db.transaction() as session:
         rows = registry.page(session, tables.AnchorSet, project, after=after, limit=limit)
@@ -131,13 +138,13 @@ def list_anchor_sets(services: Svc, project: Project, after: After = "", limit: 
 
 
 @router.get("/{name}", responses=documented(404, 422))
-def get_anchor_set(name: PathName, services: Svc, project: Project) -> AnchorSet:
+def get_anchor_set(name: PathName, services: Svc, project: Reads) -> AnchorSet:
     """One set: its size, its encoders, and the health of each space."""
     with services.db.transaction() as session:
         return describe(registry.by_name(session, tables.AnchorSet, project, name))
 
 
 @router.delete("/{name}", status_code=204, responses=documented(404, 409, 422))
-def delete_anchor_set(name: PathName, services: Svc, project: Project) -> None:
+def delete_anchor_set(name: PathName, services: Svc, project: Writes) -> None:
     """Forget a set, its embeddings and its translators; refused while a head uses it."""
     spaces.delete_anchor_set(services, project, name)

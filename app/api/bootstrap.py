@@ -8,12 +8,14 @@ from fastapi import APIRouter, Response
 from pydantic import ConfigDict, Field
 
 from app.api import wire
-from app.api.deps import Project, Svc
+from app.api.deps import IdempotencyKey, Svc, Writes
 from app.api.jobs import Job, describe
 from app.api.problems import documented
 from app.api.wire import Body, JsonRoute, Name, Vectors
 from app.maths.bootstrap import Settings
 from app.services import bootstrapping
+from app.services.writes import once
+from app.storage import tables
 
 router = APIRouter(tags=["bootstrap"], route_class=JsonRoute)
 
@@ -60,21 +62,25 @@ class BootstrapRequest(Body):
 
 
 @router.post("/bootstrap", status_code=202, responses=documented(400, 404, 409, 413, 415, 422))
-def bootstrap(body: BootstrapRequest, response: Response, services: Svc, project: Project) -> Job:
+def bootstrap(body: BootstrapRequest, response: Response, services: Svc, project: Writes, _: IdempotencyKey = None) -> Job:
     """Queue the paper's anchor optimisation; when the job has succeeded, the anchor set `name` exists.
 
     It finds wrong partners without a sound when the seeds are too few: the result's `nearness` is a hint, not a proof.
     """
-    row = bootstrapping.request_bootstrap(
-        services,
-        project,
-        name=body.name,
-        source=body.source,
-        target=body.target,
-        source_pool=wire.matrix(body.source_pool, "source_pool"),
-        target_pool=wire.matrix(body.target_pool, "target_pool"),
-        seeds=[(i, j) for i, j in body.seeds],
-        settings=Settings(size=body.size, **body.options.model_dump()),
-    )
+
+    def make() -> tables.Job:
+        return bootstrapping.request_bootstrap(
+            services,
+            project,
+            name=body.name,
+            source=body.source,
+            target=body.target,
+            source_pool=wire.matrix(body.source_pool, "source_pool"),
+            target_pool=wire.matrix(body.target_pool, "target_pool"),
+            seeds=[(i, j) for i, j in body.seeds],
+            settings=Settings(size=body.size, **body.options.model_dump()),
+        )
+
+    row = once(services, project, tables.Job, make)
     response.headers["Location"] = f"/jobs/{row.id}"
     return describe(row)

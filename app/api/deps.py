@@ -4,23 +4,44 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Depends, Path, Query, Request
+from fastapi import Depends, Header, Path, Query, Request, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 
 from app.api.wire import NAME
+from app.errors import ScopeMissing
 from app.services.context import Services
+from app.services.keys import Caller
+from app.types import Scope
 
 
 def services(request: Request) -> Services:
     return request.app.state.services  # type: ignore[no-any-return]
 
 
-def project(request: Request) -> str:
-    """The owner of everything this request sees; `default` until there are keys."""
-    return "default"
+bearer = HTTPBearer(auto_error=False, description="An API key: anc_... Not asked for on loopback, unless the server says so.")
+
+
+async def _project(
+    needed: SecurityScopes, request: Request, _shown: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)]
+) -> str:
+    """The project of the caller, whom the edge has recognised. Raises ScopeMissing."""
+    caller: Caller = request.state.caller
+    for scope in needed.scopes:
+        if not caller.may(Scope(scope)):
+            held = ", ".join(sorted(caller.scopes))
+            raise ScopeMissing(f"this call needs a key with the scope {scope}; this one has {held}")
+    return caller.project
 
 
 Svc = Annotated[Services, Depends(services)]
-Project = Annotated[str, Depends(project)]
+#: the caller's project, of a key that may ask, that may change things, that may manage keys
+Reads = Annotated[str, Security(_project, scopes=[Scope.read])]
+Writes = Annotated[str, Security(_project, scopes=[Scope.write])]
+Administers = Annotated[str, Security(_project, scopes=[Scope.admin])]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(description="Send a request again under the same key, and what it makes is made once. Recognised for a day."),
+]
 PathName = Annotated[str, Path(pattern=NAME)]
 After = Annotated[str, Query(max_length=100, description="Names after this one; the last name of the page before.")]
 Limit = Annotated[int, Query(ge=1, le=1000)]

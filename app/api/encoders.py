@@ -8,10 +8,11 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.deps import After, Limit, PathName, Project, Svc
+from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
 from app.api.problems import documented
 from app.api.wire import Body, JsonRoute, Name
 from app.services import spaces
+from app.services.writes import once
 from app.storage import registry, tables
 from app.types import EncoderKind
 
@@ -62,24 +63,28 @@ class EncoderPage(BaseModel):
 
 
 @router.post("", status_code=201, responses=documented(400, 409, 413, 415, 422))
-def create_encoder(body: NewEncoder, response: Response, services: Svc, project: Project) -> Encoder:
+def create_encoder(body: NewEncoder, response: Response, services: Svc, project: Writes, _: IdempotencyKey = None) -> Encoder:
     """Register an encoder. One that the service runs is loaded now, so that a wrong model name shows at once."""
-    row = spaces.create_encoder(
-        services,
-        project,
-        name=body.name,
-        kind=EncoderKind(body.kind),
-        dim=body.dim,
-        model=body.model,
-        revision=body.revision,
-        modality=body.modality,
-    )
+
+    def make() -> tables.Encoder:
+        return spaces.create_encoder(
+            services,
+            project,
+            name=body.name,
+            kind=EncoderKind(body.kind),
+            dim=body.dim,
+            model=body.model,
+            revision=body.revision,
+            modality=body.modality,
+        )
+
+    row = once(services, project, tables.Encoder, make)
     response.headers["Location"] = f"/encoders/{row.name}"
     return Encoder.model_validate(row)
 
 
 @router.get("", responses=documented(422))
-def list_encoders(services: Svc, project: Project, after: After = "", limit: Limit = 100) -> EncoderPage:
+def list_encoders(services: Svc, project: Reads, after: After = "", limit: Limit = 100) -> EncoderPage:
     """Encoders in the order of their names."""
     with services.db.transaction() as session:
         rows = registry.page(session, tables.Encoder, project, after=after, limit=limit)
@@ -87,13 +92,13 @@ def list_encoders(services: Svc, project: Project, after: After = "", limit: Lim
 
 
 @router.get("/{name}", responses=documented(404, 422))
-def get_encoder(name: PathName, services: Svc, project: Project) -> Encoder:
+def get_encoder(name: PathName, services: Svc, project: Reads) -> Encoder:
     """One encoder."""
     with services.db.transaction() as session:
         return Encoder.model_validate(registry.by_name(session, tables.Encoder, project, name))
 
 
 @router.delete("/{name}", status_code=204, responses=documented(404, 409, 422))
-def delete_encoder(name: PathName, services: Svc, project: Project) -> None:
+def delete_encoder(name: PathName, services: Svc, project: Writes) -> None:
     """Forget an encoder; refused while an anchor set or a head uses it."""
     spaces.delete_encoder(services, project, name)

@@ -1,19 +1,33 @@
-"""/livez and /readyz: is the process alive, and can it serve."""
+"""/livez, /readyz and /metrics: is the process alive, can it serve, and what has it done."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 
 from app import __version__
-from app.api.deps import Svc
+from app.api.deps import Reads, Svc
+from app.api.problems import documented
+from app.errors import DatabaseUnavailable
+from app.services import figures
 
 router = APIRouter(tags=["health"])
 log = logging.getLogger("anchorage")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How to ask what the process stands on: None where it does without."""
+
+    worker_alive: Callable[[], bool] | None
+    redis_answers: Callable[[], bool] | None
 
 
 class Live(BaseModel):
@@ -24,11 +38,15 @@ class Live(BaseModel):
 
 
 class Ready(BaseModel):
-    """What the process needs to serve a request, and whether it has it."""
+    """What the process needs to serve a request, and whether it has it; null is what it does without.
 
-    status: Literal["ok", "unavailable"]
+    degraded: requests are answered, jobs wait and caches are this process's own, because Redis is away.
+    """
+
+    status: Literal["ok", "degraded", "stopping", "unavailable"]
     database: bool
-    worker: bool
+    worker: bool | None
+    redis: bool | None
 
 
 @router.get("/livez")
@@ -39,14 +57,35 @@ async def livez() -> Live:
 
 @router.get("/readyz", responses={503: {"model": Ready}})
 def readyz(request: Request, response: Response, services: Svc) -> Ready:
-    """200 once a request can be served; 503 says what is missing."""
+    """200 once a request can be served; 503 says what is missing, or that the server is stopping."""
+    parts: Parts = request.app.state.parts
     database = True
     try:
         services.db.ping()
-    except SQLAlchemyError:
-        log.warning("the database does not answer", exc_info=True)
+    except SQLAlchemyError as error:
+        log.warning("the database does not answer: %s", type(error).__name__)
         database = False
-    worker = bool(request.app.state.worker_alive())
-    if not (database and worker):
+    worker = None if parts.worker_alive is None else parts.worker_alive()
+    redis = None if parts.redis_answers is None else parts.redis_answers()
+    status: Literal["ok", "degraded", "stopping", "unavailable"] = "ok"
+    if redis is False:
+        status = "degraded"
+    if not database or worker is False:
+        status = "unavailable"
+    if request.app.state.admission.stopping:
+        status = "stopping"
+    if status in ("unavailable", "stopping"):
         response.status_code = 503
-    return Ready(status="ok" if database and worker else "unavailable", database=database, worker=worker)
+        response.headers["Retry-After"] = "1"
+    return Ready(status=status, database=database, worker=worker, redis=redis)
+
+
+@router.get("/metrics", responses={200: {"content": {"text/plain": {}}}, **documented()}, response_class=Response)
+def metrics(services: Svc, _: Reads) -> Response:
+    """For Prometheus. No label holds a name, so a key of any project may read it."""
+    data = generate_latest(REGISTRY)
+    try:
+        data += generate_latest(figures.collect(services))
+    except DatabaseUnavailable as error:
+        log.warning("no figures from the database: %s", error.detail)
+    return Response(data, headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Header, Path, Request, Response
+from fastapi.sse import EventSourceResponse, format_sse_event
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
 
-from app.api.deps import Limit, Project, Svc
+from app.api.deps import Limit, Reads, Svc, Writes
 from app.api.problems import documented
+from app.errors import AnchorageError, Overloaded
 from app.services import jobs
+from app.services.context import Services
 from app.storage import registry, tables
 from app.types import JobState
+
+#: how often a stream looks for news, and how often it says that it is still there
+LOOK_S = 0.5
+STILL_THERE_S = 15.0
+
+#: streams of one process at once; each asks the database twice a second
+STREAMS = 100
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -48,20 +62,81 @@ def describe(row: tables.Job) -> Job:
 
 
 @router.get("", responses=documented(422))
-def list_jobs(services: Svc, project: Project, state: JobState | None = None, limit: Limit = 100) -> JobPage:
+def list_jobs(services: Svc, project: Reads, state: JobState | None = None, limit: Limit = 100) -> JobPage:
     """The newest jobs first."""
     with services.db.transaction() as session:
         return JobPage(jobs=[describe(row) for row in registry.jobs(session, project, state=state, limit=limit)])
 
 
 @router.get("/{id}", responses=documented(404, 422))
-def get_job(id: JobId, services: Svc, project: Project) -> Job:
+def get_job(id: JobId, services: Svc, project: Reads) -> Job:
     """One job."""
     with services.db.transaction() as session:
         return describe(registry.job(session, project, id))
 
 
 @router.post("/{id}/cancel", status_code=202, responses=documented(404, 409, 422))
-def cancel_job(id: JobId, services: Svc, project: Project) -> Job:
+def cancel_job(id: JobId, services: Svc, project: Writes) -> Job:
     """Ask a job to stop; a running one does at its next step."""
     return describe(jobs.cancel(services, project, id))
+
+
+@router.get(
+    "/{id}/events",
+    responses={
+        200: {"content": {"text/event-stream": {}}, "description": "events `progress`, then one `end`, each with the whole job"},
+        204: {"description": "the job has ended, and the client has seen it: it need not come back"},
+        **documented(404, 422),
+    },
+    response_class=Response,
+)
+async def job_events(
+    id: JobId,
+    request: Request,
+    services: Svc,
+    project: Reads,
+    last_event_id: Annotated[int | None, Header(ge=0, le=2**31 - 1, description="Only what came after this event.")] = None,
+) -> Response:
+    """Server-sent events of a job's progress. A client that lost its connection goes on where it was, by Last-Event-ID."""
+    seen = -1 if last_event_id is None else last_event_id
+    row = await run_in_threadpool(_look, services, project, id)
+    if JobState(row.state).finished and row.version == seen:
+        return Response(status_code=204)
+    state = request.app.state
+    if state.streams >= STREAMS:
+        raise Overloaded(f"this process serves {STREAMS} streams, which is what it can", retry_after_s=5, limit=STREAMS)
+    events = _events(request, services, project, row, seen)
+    return EventSourceResponse(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+
+
+def _look(services: Services, project: str, job_id: str) -> tables.Job:
+    with services.db.transaction() as session:
+        return registry.job(session, project, job_id)
+
+
+async def _events(request: Request, services: Services, project: str, row: tables.Job, seen: int) -> AsyncIterator[bytes]:
+    """Each change of the job's row once, until it ends or the server stops. A fault ends the stream; the client comes back."""
+    state = request.app.state
+    state.streams += 1
+    try:
+        spoke = time.monotonic()
+        while not state.admission.stopping:
+            if row.version != seen:
+                seen = row.version
+                ended = JobState(row.state).finished
+                yield format_sse_event(
+                    data_str=describe(row).model_dump_json(), event="end" if ended else "progress", id=str(seen), retry=2000
+                )
+                if ended:
+                    return
+                spoke = time.monotonic()
+            elif time.monotonic() - spoke > STILL_THERE_S:
+                yield format_sse_event(comment="still there")
+                spoke = time.monotonic()
+            await asyncio.sleep(LOOK_S)
+            try:
+                row = await run_in_threadpool(_look, services, project, row.id)
+            except AnchorageError:
+                return
+    finally:
+        state.streams -= 1

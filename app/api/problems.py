@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from app import errors
+from app import errors, telemetry
 
 log = logging.getLogger("anchorage")
 
@@ -21,13 +21,20 @@ MEDIA_TYPE = "application/problem+json"
 
 #: the first class of an error's ancestry found here decides
 STATUS: dict[type[errors.AnchorageError], HTTPStatus] = {
+    errors.Unauthenticated: HTTPStatus.UNAUTHORIZED,
+    errors.Forbidden: HTTPStatus.FORBIDDEN,
     errors.NotFound: HTTPStatus.NOT_FOUND,
     errors.Conflict: HTTPStatus.CONFLICT,
     errors.TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     errors.UnsupportedMedia: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     errors.Malformed: HTTPStatus.BAD_REQUEST,
     errors.Invalid: HTTPStatus.UNPROCESSABLE_ENTITY,
+    errors.TooManyRequests: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.Unavailable: HTTPStatus.SERVICE_UNAVAILABLE,
 }
+
+#: what any route may answer before it looks at the request
+ANYWHERE = (401, 403, 429, 503)
 
 #: pydantic's error types that have a code of their own here; every other one is invalid-request
 CODES = {"extra_forbidden": "unknown-field", "missing": "missing-field"}
@@ -53,13 +60,15 @@ class Problem(BaseModel):
     rows: list[int] | None = Field(None, description="The first 20 rows at fault, counted from 0.")
     row_count: int | None = Field(None, description="How many rows are at fault.")
     limit: int | None = None
+    retry_after: int | None = Field(None, description="Seconds after which the same request may succeed, as in Retry-After.")
+    request_id: str | None = Field(None, description="Also in X-Request-ID, and in the service's log.")
     errors: list[FieldError] | None = None
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """OpenAPI's `responses` for routes that may answer these statuses with a problem."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
+    return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in (*statuses, *ANYWHERE)}
 
 
 def install(app: FastAPI) -> None:
@@ -86,15 +95,20 @@ def problem(request: Request, status: HTTPStatus, code: str, detail: str, **more
         "code": code,
         "detail": detail,
         "instance": request.url.path,
+        "request_id": getattr(request.state, "request_id", None),
         **{name: value for name, value in more.items() if value is not None},
     }
-    return Response(orjson.dumps(body), status_code=status, media_type=MEDIA_TYPE)
+    response = Response(orjson.dumps(body), status_code=status, media_type=MEDIA_TYPE)
+    if "retry_after" in body:
+        response.headers["Retry-After"] = str(body["retry_after"])
+    if status == HTTPStatus.UNAUTHORIZED:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
 
 
-async def _anchorage_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, errors.AnchorageError)
-    if isinstance(error, errors.EncoderUnavailable) and error.__cause__ is not None:
-        log.warning("%s: %s", error.code, error.detail, exc_info=error.__cause__)
+def respond(request: Request, error: errors.AnchorageError) -> Response:
+    """The problem document of an error, counted."""
+    telemetry.REFUSED.labels(error.code).inc()
     return problem(
         request,
         status_of(error),
@@ -104,7 +118,17 @@ async def _anchorage_error(request: Request, error: Exception) -> Response:
         rows=error.rows or None,
         row_count=error.row_count or None,
         limit=error.limit,
+        retry_after=error.retry_after_s,
     )
+
+
+async def _anchorage_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, errors.AnchorageError)
+    if isinstance(error, errors.EncoderUnavailable) and error.__cause__ is not None:
+        log.warning("%s: %s", error.code, error.detail, exc_info=error.__cause__)
+    if isinstance(error, errors.Unavailable):
+        log.warning("%s: %s", error.code, error.detail, exc_info=error.__cause__)
+    return respond(request, error)
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:
@@ -139,7 +163,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _unexpected_error(request: Request, error: Exception) -> Response:
     """A fault of ours: the client gets an id that the log has too, and nothing of the inside."""
-    incident = uuid4().hex
+    incident = getattr(request.state, "request_id", None) or uuid4().hex
     log.error("incident %s at %s %s", incident, request.method, request.url.path, exc_info=error)
     detail = f"the service failed; its log has the reason under {incident}"
     return problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, "internal", detail)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api import wire
-from app.api.deps import Project, Svc
+from app.api.deps import Reads, Svc
 from app.api.problems import documented
 from app.api.translate import Flag, flags
 from app.api.wire import Body, Encoding, JsonRoute, Name, Vectors
@@ -45,7 +45,7 @@ class RelativeAnswer(BaseModel):
     responses={200: {"model": RelativeAnswer}, **documented(400, 404, 409, 413, 415, 422)},
     response_model=None,
 )
-def relative(body: RelativeRequest, services: Svc, project: Project) -> Response:
+def relative(body: RelativeRequest, services: Svc, project: Reads) -> Response:
     """The similarities of each vector to each anchor, both centred on the anchors' mean."""
     vectors, at_mean = translation.relative(
         services,

@@ -10,13 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from app.api import wire
-from app.api.deps import After, Limit, PathName, Project, Svc
+from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
 from app.api.problems import documented
 from app.api.translate import Flag, Method, Options, flags
 from app.api.wire import Body, Encoding, JsonRoute, Name, Numbers, Vectors
 from app.errors import NotExactlyOne
 from app.heads.linear import read_safetensors
 from app.services import stitching
+from app.services.writes import once
 from app.storage import registry, tables
 
 router = APIRouter(tags=["heads"], route_class=JsonRoute)
@@ -115,39 +116,43 @@ def describe(row: tables.Head) -> Head:
 
 
 @router.post("/heads", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
-def create_head(body: NewHead, response: Response, services: Svc, project: Project) -> Head:
+def create_head(body: NewHead, response: Response, services: Svc, project: Writes, _: IdempotencyKey = None) -> Head:
     """Register a head."""
-    weight, bias = body.tensors()
-    row = stitching.create_head(
-        services,
-        project,
-        name=body.name,
-        encoder=body.encoder,
-        anchor_set=body.anchor_set,
-        classes=body.classes,
-        weight=weight,
-        bias=bias,
-    )
+
+    def make() -> tables.Head:
+        weight, bias = body.tensors()
+        return stitching.create_head(
+            services,
+            project,
+            name=body.name,
+            encoder=body.encoder,
+            anchor_set=body.anchor_set,
+            classes=body.classes,
+            weight=weight,
+            bias=bias,
+        )
+
+    row = once(services, project, tables.Head, make)
     response.headers["Location"] = f"/heads/{row.name}"
     return describe(row)
 
 
 @router.get("/heads", responses=documented(422))
-def list_heads(services: Svc, project: Project, after: After = "", limit: Limit = 100) -> HeadPage:
+def list_heads(services: Svc, project: Reads, after: After = "", limit: Limit = 100) -> HeadPage:
     """Heads in the order of their names."""
     with services.db.transaction() as session:
         return HeadPage(heads=[describe(row) for row in registry.page(session, tables.Head, project, after=after, limit=limit)])
 
 
 @router.get("/heads/{name}", responses=documented(404, 422))
-def get_head(name: PathName, services: Svc, project: Project) -> Head:
+def get_head(name: PathName, services: Svc, project: Reads) -> Head:
     """One head."""
     with services.db.transaction() as session:
         return describe(registry.by_name(session, tables.Head, project, name))
 
 
 @router.delete("/heads/{name}", status_code=204, responses=documented(404, 422))
-def delete_head(name: PathName, services: Svc, project: Project) -> None:
+def delete_head(name: PathName, services: Svc, project: Writes) -> None:
     """Forget a head."""
     stitching.delete_head(services, project, name)
 
@@ -157,7 +162,7 @@ def delete_head(name: PathName, services: Svc, project: Project) -> None:
     responses={200: {"model": StitchAnswer}, **documented(400, 404, 409, 413, 415, 422)},
     response_model=None,
 )
-def stitch(body: StitchRequest, services: Svc, project: Project) -> Response:
+def stitch(body: StitchRequest, services: Svc, project: Reads) -> Response:
     """Predictions of a head for vectors it was never trained on: translated into its space, or made relative, as it needs."""
     answer = stitching.stitch(
         services,

@@ -10,12 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from app.api import wire
-from app.api.deps import Project, Svc
+from app.api.deps import IdempotencyKey, Reads, Svc, Writes
 from app.api.problems import documented
 from app.api.wire import Body, Encoding, JsonRoute, Name, Vectors
 from app.errors import MissingField, NotExactlyOne
 from app.maths.methods import Options as MethodOptions
 from app.services import translation
+from app.services.writes import once
 from app.storage import tables
 
 router = APIRouter(tags=["vectors"], route_class=JsonRoute)
@@ -180,7 +181,7 @@ def describe(row: tables.Translator) -> Translator:
     responses={200: {"model": TranslateAnswer}, **documented(400, 404, 409, 413, 415, 422)},
     response_model=None,
 )
-def translate(body: TranslateRequest, services: Svc, project: Project) -> Response:
+def translate(body: TranslateRequest, services: Svc, project: Reads) -> Response:
     """Translate vectors, inputs or relative vectors into the target encoder's space."""
     answer = _translate(body, services, project)
     translated = answer.translated
@@ -219,16 +220,23 @@ def _translate(body: TranslateRequest, services: Svc, project: str) -> translati
 
 
 @router.post("/translators", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
-def create_translator(body: TranslatorRequest, response: Response, services: Svc, project: Project) -> Translator:
+def create_translator(
+    body: TranslatorRequest, response: Response, services: Svc, project: Writes, _: IdempotencyKey = None
+) -> Translator:
     """Fit a translator and measure it on held-out anchors, without translating anything."""
-    request = body.pair()
-    source, target = translation.pair(services, project, request)
-    fitted = translation.fit(services, project, source, target, request)
-    response.headers["Location"] = f"/translators/{fitted.id}"
-    return describe(translation.report(services, project, fitted.id, between=(source.id, target.id)))
+
+    def make() -> tables.Translator:
+        request = body.pair()
+        source, target = translation.pair(services, project, request)
+        fitted = translation.fit(services, project, source, target, request)
+        return translation.report(services, project, fitted.id, between=(source.id, target.id))
+
+    row = once(services, project, tables.Translator, make)
+    response.headers["Location"] = f"/translators/{row.content}"
+    return describe(translation.report(services, project, row.content, between=(row.source_id, row.target_id)))
 
 
 @router.get("/translators/{id}", responses=documented(404, 422))
-def get_translator(id: Annotated[str, Path(pattern=r"^tr_[0-9a-f]{32}$")], services: Svc, project: Project) -> Translator:
+def get_translator(id: Annotated[str, Path(pattern=r"^tr_[0-9a-f]{32}$")], services: Svc, project: Reads) -> Translator:
     """A translator's quality report; every id that /translate or /stitch answered can be asked about."""
     return describe(translation.report(services, project, id))

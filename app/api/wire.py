@@ -6,10 +6,13 @@ pydantic validates the envelope only: a vectors field passes through it untouche
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import Annotated, Any, Literal
 
@@ -29,16 +32,20 @@ from app.errors import (
     BadShape,
     BodyTooLarge,
     EmptyVectors,
+    InvalidRequest,
     Malformed,
     RaggedRows,
     UnsupportedMedia,
 )
+from app.services.context import Repeat, origin
 
 #: wire name -> numpy dtype, little-endian
 DTYPES = {"float16": "<f2", "float32": "<f4", "float64": "<f8"}
 
 #: bodies above this are parsed in a thread, so that small requests need not wait for them
 INLINE_BYTES = 64 * 1024
+
+IDEMPOTENCY_KEY = re.compile(r"[ -~]{1,255}")
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
@@ -101,14 +108,26 @@ class JsonRoute(APIRoute):
 
 
 async def read_json(request: Request) -> JsonRequest:
-    """Raises UnsupportedMedia, BodyTooLarge (before the body is read, when its length is declared), Malformed."""
+    """Raises UnsupportedMedia, BodyTooLarge (before the body is read, when its length is declared), Malformed, InvalidRequest."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json":
         raise UnsupportedMedia(f"expected a body of application/json, got {media or 'no content type'}")
     data = await _read_limited(request, request.app.state.max_body_bytes)
+    _note_repeat(request, data)
     parsed = JsonRequest(request.scope, request.receive)
     parsed.parsed = await run_in_threadpool(_parse, data) if len(data) > INLINE_BYTES else _parse(data)
     return parsed
+
+
+def _note_repeat(request: Request, data: bytes) -> None:
+    """Let creating use cases know that the client may send this request again. Raises InvalidRequest."""
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return
+    if not IDEMPOTENCY_KEY.fullmatch(key):
+        raise InvalidRequest("an Idempotency-Key is 1 to 255 printable ASCII characters", field="Idempotency-Key")
+    fingerprint = hashlib.sha256(f"{request.method} {request.url.path}\n".encode() + data).hexdigest()
+    origin.set(replace(origin.get(), repeat=Repeat(key, fingerprint)))
 
 
 async def _read_limited(request: Request, limit: int) -> bytes:

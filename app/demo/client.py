@@ -47,6 +47,18 @@ def server(data_dir: Path) -> Iterator[Client]:
         process.wait(timeout=30)
 
 
+@contextmanager
+def running(url: str, key: str | None) -> Iterator[Client]:
+    """A service that somebody else started. Raises DemoError when it does not answer."""
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    with httpx2.Client(base_url=url, timeout=120, trust_env=False, headers=headers) as http:
+        try:
+            http.get("/livez").raise_for_status()
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise DemoError(f"no service answers at {url}: {error}") from None
+        yield Client(http)
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -83,6 +95,15 @@ class Client:
 
     def post(self, path: str, **body: Any) -> dict[str, Any]:
         return self.send("POST", path, body)
+
+    def make(self, method: str, path: str, body: dict[str, Any], *, found_at: str) -> dict[str, Any]:
+        """What the request makes, or what an earlier demo made of that name and is found there."""
+        answer = self.http.request(method, path, json=body)
+        if answer.status_code == 409 and answer.json()["code"] in ("name-taken", "embeddings-exist"):
+            answer = self.http.get(found_at)
+        if answer.is_error:
+            raise DemoError(f"{method} {path}: {answer.status_code} {answer.text}")
+        return answer.json()  # type: ignore[no-any-return]
 
 
 def packed(vectors: Tensor) -> dict[str, Any]:

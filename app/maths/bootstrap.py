@@ -74,8 +74,8 @@ def correspondence(
     """
     cost = torch.cdist(first, second)
     n, m = cost.shape
-    v = torch.zeros(m)
-    u = torch.zeros(n)
+    v = torch.zeros(m, device=cost.device)
+    u = torch.zeros(n, device=cost.device)
     for _ in range(steps):
         u = -epsilon * (torch.logsumexp((v - cost) / epsilon, dim=1) + torch.log(torch.tensor(float(n))))
         v = -epsilon * (torch.logsumexp((u[:, None] - cost) / epsilon, dim=0) + torch.log(torch.tensor(float(m))))
@@ -94,7 +94,8 @@ def optimise(
 
     source_pool  (n, d_x) and target_pool (m, d_y): raw vectors in the encoders' units; no known order beyond the seeds
     on_step      called with (steps done, loss) before each step; what it raises ends the optimisation
-    Deterministic for equal inputs and seed. Raises InvalidSeeds, and as `fit_space`.
+    Works where the pools are; the answer is on the CPU. Deterministic for equal inputs, seed and device.
+    Raises InvalidSeeds, and as `fit_space`.
     """
     check_seeds(seeds, source=len(source_pool), target=len(target_pool), size=settings.size)
     x, y = fit_space(source_pool).unit.float(), fit_space(target_pool).unit.float()
@@ -102,7 +103,8 @@ def optimise(
     rows = _source_rows(len(x), [i for i, _ in seeds], settings.size, generator)
     known = y[[j for _, j in seeds]]
     free = torch.randn(settings.size - len(seeds), y.shape[1], generator=generator)
-    free = torch.nn.functional.normalize(free).requires_grad_()
+    # Drawn on the CPU, whatever the device: equal seeds start alike everywhere.
+    free = torch.nn.functional.normalize(free.to(y.device)).requires_grad_()
     relative_x = x @ x[rows].T
     optimiser = torch.optim.Adam([free], lr=settings.learning_rate)
     last = 0.0
@@ -119,7 +121,7 @@ def optimise(
             # Back onto the sphere: the constraint |a| = 1 of equation 1.
             free.copy_(torch.nn.functional.normalize(free))
     on_step(settings.steps, last)
-    pairs, nearness = _discretise(rows, seeds, y, free.detach())
+    pairs, nearness = _discretise(rows, seeds, y.cpu(), free.detach().cpu())
     return Anchors(pairs, nearness, last)
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 from torch import Tensor
 
-from app.errors import InvalidRequest, NameTaken, PoolTooLarge
+from app.errors import InvalidRequest, PoolTooLarge
 from app.maths import bootstrap
 from app.services import spaces
 from app.services.context import Services
-from app.services.jobs import Progress, submit
+from app.services.jobs import Done, Progress, submit
 from app.storage import registry, tables
 from app.types import JobKind
 
@@ -62,49 +61,41 @@ def request_bootstrap(
     return submit(services, project, JobKind.bootstrap, arguments)
 
 
-def run_bootstrap(services: Services, job: tables.Job, progress: Progress) -> dict[str, Any]:
+def run_bootstrap(services: Services, job: tables.Job, progress: Progress) -> Done:
     """The job itself; on success the anchor set exists."""
     arguments = job.arguments
     settings = bootstrap.Settings(**arguments["settings"])
     pools = {field: services.blobs.get(digest)["pool"] for field, digest in arguments["blobs"].items()}
     found = bootstrap.optimise(
-        pools["source_pool"],
-        pools["target_pool"],
+        pools["source_pool"].to(services.device),
+        pools["target_pool"].to(services.device),
         [(i, j) for i, j in arguments["seeds"]],
         settings,
         on_step=lambda step, loss: progress(step, settings.steps, {"loss": loss}),
     )
-    try:
-        spaces.create_anchor_set(
-            services,
-            job.project,
-            name=arguments["name"],
-            embeddings={
-                arguments["source"]: pools["source_pool"][found.pairs[:, 0]],
-                arguments["target"]: pools["target_pool"][found.pairs[:, 1]],
-            },
-            provenance={
-                "job": job.id,
-                "method": "paper",
-                "seeds": len(arguments["seeds"]),
-                "settings": arguments["settings"],
-            },
-        )
-    except NameTaken:
-        # A worker lost between the set and the job's end: the set of that name is this job's own.
-        if not _made_by(services, job, arguments["name"]):
-            raise
-    return {
-        "anchor_set": arguments["name"],
-        "size": len(found.pairs),
-        "asked": settings.size,
-        "pairs": found.pairs.tolist(),
-        "nearness": found.nearness.tolist(),
-        "loss": found.loss,
-    }
-
-
-def _made_by(services: Services, job: tables.Job, name: str) -> bool:
-    with services.db.transaction() as session:
-        provenance = registry.by_name(session, tables.AnchorSet, job.project, name).provenance
-    return provenance is not None and provenance["job"] == job.id
+    made = spaces.new_anchor_set(
+        services,
+        job.project,
+        name=arguments["name"],
+        embeddings={
+            arguments["source"]: pools["source_pool"][found.pairs[:, 0]],
+            arguments["target"]: pools["target_pool"][found.pairs[:, 1]],
+        },
+        provenance={
+            "job": job.id,
+            "method": "paper",
+            "seeds": len(arguments["seeds"]),
+            "settings": arguments["settings"],
+        },
+    )
+    return Done(
+        {
+            "anchor_set": arguments["name"],
+            "size": len(found.pairs),
+            "asked": settings.size,
+            "pairs": found.pairs.tolist(),
+            "nearness": found.nearness.tolist(),
+            "loss": found.loss,
+        },
+        keep=lambda session: spaces.keep_anchor_set(session, made),
+    )

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from app.encoders.registry import EncoderPool
 from app.storage.blobs import BlobStore
-from app.storage.cache import MemoryCache
+from app.storage.cache import Cache
 from app.storage.db import Database
+
+#: a running job belongs to its worker for this long after the worker's last sign of life
+LEASE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -17,20 +21,50 @@ class Limits:
     input_characters  longest input text
     numbers  most numbers in one answer, so that few vectors of a small encoder cannot ask for gigabytes
     pool     most items of one side of a bootstrap: its plan is a dense table
+    jobs     most unfinished jobs of all projects together
+    project_jobs  most unfinished jobs of one project
     """
 
     vectors: int = 16_384
     input_characters: int = 32_768
     pool: int = 4_096
     numbers: int = 2**25
+    jobs: int = 10_000
+    project_jobs: int = 1_000
 
 
 @dataclass(frozen=True)
 class Services:
     db: Database
     blobs: BlobStore
-    cache: MemoryCache
+    cache: Cache
     encoders: EncoderPool
     limits: Limits = field(default_factory=Limits)
-    #: hands a job's id to a worker
-    enqueue: Callable[[str], None] = lambda job_id: None
+    lease_s: float = LEASE_S
+    #: where long work is computed: a torch device
+    device: str = "cpu"
+    #: hands a job's id to a worker, after so many seconds; raises QueueAway
+    enqueue: Callable[[str, float], None] = lambda job_id, pause_s: None
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """A creating request that its client may send again: the Idempotency-Key, and what the request was."""
+
+    key: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Origin:
+    """On whose behalf this context works, for the audit log: the key, and a request's id, `job <id>` or the command line."""
+
+    text: str = "command line"
+    key_id: str | None = None
+    repeat: Repeat | None = None
+    #: the row id and the claim of this try in `idempotent_requests`, while it makes what it is asked for
+    claim: tuple[str, str] | None = None
+
+
+#: set where work comes in: by the HTTP edge, the worker and the command line
+origin: ContextVar[Origin] = ContextVar("origin", default=Origin())  # noqa: B039 -- it is frozen

@@ -26,6 +26,8 @@ from app.errors import (
 from app.maths import space as spaces
 from app.maths.health import examine
 from app.services.context import Limits, Services
+from app.services.shared import SPACE
+from app.services.writes import note
 from app.storage import registry, tables
 from app.types import EncoderKind
 
@@ -124,6 +126,7 @@ def create_encoder(
     with services.db.transaction() as session:
         registry.require_free(session, tables.Encoder, project, name)
         session.add(row)
+        note(session, project, "create", "encoder", name, row)
     return row
 
 
@@ -133,6 +136,7 @@ def delete_encoder(services: Services, project: str, name: str) -> None:
         row = registry.by_name(session, tables.Encoder, project, name)
         _refuse_in_use(f"encoder {name!r}", registry.users_of_encoder(session, row))
         session.delete(row)
+        note(session, project, "delete", "encoder", name)
 
 
 def create_anchor_set(
@@ -143,7 +147,29 @@ def create_anchor_set(
     embeddings: Mapping[str, Tensor],
     provenance: dict[str, Any] | None = None,
 ) -> tables.AnchorSet:
-    """A new set with all its embeddings, or nothing.
+    """A new set with all its embeddings, or nothing. Raises as `new_anchor_set`."""
+    row = new_anchor_set(services, project, name=name, embeddings=embeddings, provenance=provenance)
+    with services.db.transaction() as session:
+        keep_anchor_set(session, row)
+    return row
+
+
+def keep_anchor_set(session: Session, row: tables.AnchorSet) -> None:
+    """Add a new set. Raises NameTaken."""
+    registry.require_free(session, tables.AnchorSet, row.project, row.name)
+    session.add(row)
+    note(session, row.project, "create", "anchor-set", row.name, row)
+
+
+def new_anchor_set(
+    services: Services,
+    project: str,
+    *,
+    name: str,
+    embeddings: Mapping[str, Tensor],
+    provenance: dict[str, Any] | None = None,
+) -> tables.AnchorSet:
+    """The row of a new set and its spaces, not yet in any session; its blobs are written.
 
     Raises NameTaken, EncoderNotFound, UnequalAnchors, and every vector error, naming `embeddings.<encoder>`.
     """
@@ -162,9 +188,6 @@ def create_anchor_set(
         _make_space(services, project, encoders[key], vectors, size=size, field=f"embeddings.{key}")
         for key, vectors in embeddings.items()
     ]
-    with services.db.transaction() as session:
-        registry.require_free(session, tables.AnchorSet, project, name)
-        session.add(row)
     return row
 
 
@@ -202,6 +225,7 @@ def add_embeddings(
         _refuse_present(session, set_row, encoder_row)
         space.anchor_set_id = set_row.id
         session.add(space)
+        note(session, project, "embed", "anchor-set", anchor_set)
         session.flush()
         session.refresh(set_row)
     return set_row
@@ -213,6 +237,7 @@ def delete_anchor_set(services: Services, project: str, name: str) -> None:
         row = registry.by_name(session, tables.AnchorSet, project, name)
         _refuse_in_use(f"anchor set {name!r}", registry.users_of_anchor_set(session, row))
         session.delete(row)
+        note(session, project, "delete", "anchor-set", name)
 
 
 def anchors(services: Services, space: tables.Space) -> Tensor:
@@ -228,6 +253,7 @@ def fitted_space(services: Services, space: tables.Space) -> spaces.Space:
         ("space", space.blob),
         lambda: spaces.fit_space(anchors(services, space)),
         lambda fitted: fitted.unit.nbytes + fitted.mean.nbytes,
+        shared=SPACE,
     )
 
 

@@ -12,6 +12,7 @@ from app.heads.linear import LinearHead, linear_head
 from app.maths import methods
 from app.services import spaces, translation
 from app.services.context import Services
+from app.services.writes import note
 from app.storage import registry, tables
 from app.types import repeats
 
@@ -62,6 +63,7 @@ def create_head(
         head = linear_head(weight, bias, dim=row.dim, classes=len(classes))
         row.blob = services.blobs.put(head.tensors())
         session.add(row)
+        note(session, project, "create", "head", name, row)
     return row
 
 
@@ -69,6 +71,7 @@ def delete_head(services: Services, project: str, name: str) -> None:
     """Raises HeadNotFound."""
     with services.db.transaction() as session:
         session.delete(registry.by_name(session, tables.Head, project, name))
+        note(session, project, "delete", "head", name)
 
 
 def stitch(

@@ -18,7 +18,12 @@ from app.maths.space import normalise
 from app.maths.translator import Translated, Translator, apply, content_hash, decode
 from app.services import spaces
 from app.services.context import Services
+from app.services.shared import DECODER, MATRIX, TRANSLATOR
+from app.services.writes import note
 from app.storage import registry, tables
+
+#: what a cached id weighs, with its key
+ID_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,7 @@ def relative(
             ("projector", row.blob, encode_power, ridge),
             lambda: graded.projector(space.unit, power=encode_power, ridge=ridge).float().contiguous(),
             lambda matrix: matrix.nbytes,
+            shared=MATRIX,
         )
     except InvalidOption as error:
         error.field = (error.field or "encode_power").removeprefix("options.")
@@ -132,6 +138,7 @@ def translate_relative(
         ("decoder", target.blob, method, _canonical(options)),
         lambda: methods.fit_decoder(method, spaces.fitted_space(services, target), options),
         lambda made: made.nbytes,
+        shared=DECODER,
     )
     options.pop("encode_power", None)
     try:
@@ -146,15 +153,19 @@ def fit(services: Services, project: str, source: tables.Space, target: tables.S
     method = request.method if request.method != "auto" else selection.choose()
     options = methods.resolve(method, request.options, anchors=source.anchor_set.size)
 
-    def make() -> Fitted:
-        translator = methods.fit(method, spaces.fitted_space(services, source), spaces.fitted_space(services, target), options)
-        made = Fitted(_public_id(translator, method, options), translator, method, options)
-        _write_down(services, project, source, target, made)
-        return made
-
-    # Spaces by their rows, not by their content: a set that was deleted and made again has new rows to write down.
-    key = ("translator", source.id, target.id, method, _canonical(options))
-    return services.cache.get_or_make(key, make, lambda fitted: fitted.translator.nbytes)
+    translator = services.cache.get_or_make(
+        ("translator", source.blob, target.blob, method, _canonical(options)),
+        lambda: methods.fit(method, spaces.fitted_space(services, source), spaces.fitted_space(services, target), options),
+        lambda made: made.nbytes,
+        shared=TRANSLATOR,
+    )
+    # By the spaces' rows, not by their content: a set that was deleted and made again has new rows to write down.
+    content = services.cache.get_or_make(
+        ("written", source.id, target.id, method, _canonical(options)),
+        lambda: _written_down(services, project, source, target, translator, method, options),
+        lambda _: ID_BYTES,
+    )
+    return Fitted(content, translator, method, options)
 
 
 def report(services: Services, project: str, content: str, *, between: tuple[str, str] | None = None) -> tables.Translator:
@@ -201,18 +212,30 @@ def _spectrum(space: tables.Space) -> dict[str, Any]:
     return {"rank": space.health["rank"], "condition": space.health["condition"]}
 
 
-def _write_down(services: Services, project: str, source: tables.Space, target: tables.Space, fitted: Fitted) -> None:
+def _written_down(
+    services: Services,
+    project: str,
+    source: tables.Space,
+    target: tables.Space,
+    translator: Translator,
+    method: str,
+    options: methods.Options,
+) -> str:
+    """The translator's public id, once a row says how it was made."""
+    content = _public_id(translator, method, options)
     row = tables.Translator(
         project=project,
-        content=fitted.id,
+        content=content,
         source_id=source.id,
         target_id=target.id,
-        method=fitted.method,
-        options=dict(fitted.options),
+        method=method,
+        options=dict(options),
     )
     with services.db.transaction() as session:
         if not registry.has_translator(session, row):
             session.add(row)
+            note(session, project, "create", "translator", content)
+    return content
 
 
 def _public_id(translator: Translator, method: str, options: methods.Options) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import tempfile
 import time
@@ -12,6 +13,13 @@ from pathlib import Path
 
 from safetensors.torch import load, save
 from torch import Tensor
+
+from app.errors import StorageUnavailable
+
+log = logging.getLogger("anchorage.blobs")
+
+#: a disk that is full or away may take a while
+RETRY_S = 30
 
 #: an unnamed blob younger than this may belong to a request still on its way to its commit
 ORPHAN_AGE_S = 3600
@@ -25,23 +33,35 @@ class BlobStore:
         root.mkdir(parents=True, exist_ok=True)
 
     def put(self, tensors: Mapping[str, Tensor]) -> str:
-        """Write the tensors once and return their content hash; equal content is one file."""
+        """Write the tensors once and return their content hash; equal content is one file.
+
+        Raises StorageUnavailable when the disk is full or away: nothing is left behind.
+        """
         data = save({name: tensor.contiguous() for name, tensor in tensors.items()})
         digest = hashlib.sha256(data).hexdigest()
         path = self._path(digest)
-        path.parent.mkdir(exist_ok=True)
-        if path.exists() and path.read_bytes() == data:
-            # A sweep must not take a file that a row is about to name.
-            os.utime(path)
-        else:
-            _write_whole(path, data)
+        try:
+            path.parent.mkdir(exist_ok=True)
+            if path.exists() and path.read_bytes() == data:
+                # A sweep must not take a file that a row is about to name.
+                os.utime(path)
+            else:
+                _write_whole(path, data)
+        except OSError as error:
+            log.exception("a blob cannot be written")
+            raise StorageUnavailable("vectors cannot be stored now; try again", retry_after_s=RETRY_S) from error
         return digest
 
     def get(self, digest: str) -> dict[str, Tensor]:
-        """Read the tensors back; a file that no longer matches its name raises ValueError."""
-        data = self._path(digest).read_bytes()
+        """Read the tensors back. Raises StorageUnavailable for a file that is away or no longer matches its name."""
+        try:
+            data = self._path(digest).read_bytes()
+        except OSError as error:
+            log.exception("blob %s cannot be read", digest)
+            raise StorageUnavailable("stored vectors cannot be read now; try again", retry_after_s=RETRY_S) from error
         if hashlib.sha256(data).hexdigest() != digest:
-            raise ValueError(f"blob {digest} is damaged: its content does not match its name")
+            log.error("blob %s is damaged: its content does not match its name", digest)
+            raise StorageUnavailable("stored vectors are damaged: the operator must restore them", retry_after_s=RETRY_S)
         return load(data)
 
     def sweep(self, named: set[str]) -> int:

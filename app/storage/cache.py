@@ -1,13 +1,235 @@
-"""What can be recomputed, kept close: a bounded in-process cache keyed by content."""
+"""What can be recomputed, kept close: memory first, then Redis for all processes, then made anew. Keyed by content."""
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from redis import Redis
+from redis.exceptions import LockError, RedisError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from app import __version__, telemetry
+
+log = logging.getLogger("anchorage.cache")
 
 Value = TypeVar("Value")
+
+#: the head of every entry: these bytes, then the digest of key and payload, then the payload (safetensors)
+MAGIC = b"ANCHOR1\n"
+DIGEST_BYTES = 16
+
+#: an entry above this stays in the processes that made it
+LARGEST_ENTRY = 256 * 1024 * 1024
+
+#: after a failed call Redis is left alone for so long: no request waits for a server that is away
+AWAY_S = 2.0
+
+#: how long the other processes wait for the one that makes a value; then it may be dead, and another one makes it
+MAKING_S = 10
+
+Key = tuple[Hashable, ...]
+
+
+@dataclass(frozen=True)
+class Shared(Generic[Value]):
+    """How a value travels between processes: as named tensors."""
+
+    dump: Callable[[Value], dict[str, Tensor]]
+    load: Callable[[dict[str, Tensor]], Value]
+
+
+class Corrupt(Exception):
+    """An entry whose bytes are not what was written."""
+
+
+def pack(key: bytes, tensors: dict[str, Tensor]) -> bytes:
+    """Bytes of an entry. Never pickle: reading them back runs nothing."""
+    payload = save({name: tensor.contiguous() for name, tensor in tensors.items()})
+    return MAGIC + _digest(key, payload) + payload
+
+
+def unpack(key: bytes, data: bytes) -> dict[str, Tensor]:
+    """The tensors of an entry. Raises Corrupt when a byte is missing, wrong, or another key's."""
+    start = len(MAGIC) + DIGEST_BYTES
+    payload = data[start:]
+    if data[: len(MAGIC)] != MAGIC or data[len(MAGIC) : start] != _digest(key, payload):
+        raise Corrupt
+    try:
+        return load(payload)
+    except SafetensorError as error:  # written so by another version of the library
+        raise Corrupt from error
+
+
+def _digest(key: bytes, payload: bytes) -> bytes:
+    return hashlib.blake2b(payload, key=hashlib.blake2b(key, digest_size=32).digest(), digest_size=DIGEST_BYTES).digest()
+
+
+class Cache:
+    """A bounded memory, and behind it Redis where there is one. Nobody waits for two makings of one value.
+
+    A value with a `shared` codec is looked for in Redis before it is made, and one process makes it while the others wait.
+    """
+
+    def __init__(self, limit_bytes: int, store: RedisStore | None = None) -> None:
+        self.memory = MemoryCache(limit_bytes)
+        self.store = store
+
+    def get_or_make(
+        self,
+        key: Key,
+        make: Callable[[], Value],
+        size: Callable[[Value], int],
+        *,
+        shared: Shared[Value] | None = None,
+    ) -> Value:
+        """The cached value, or `make()`'s, kept when `size` of it fits; what `make` raises is not kept. key[0] names its kind."""
+        kind = str(key[0])
+        missed = False
+
+        def fetch() -> Value:
+            nonlocal missed
+            missed = True
+            if shared is None or self.store is None:
+                telemetry.CACHE.labels(kind, "made").inc()
+                return make()
+            # Another version of the service may compute it otherwise.
+            return self.store.get_or_make(kind, repr((__version__, key)).encode(), make, shared)
+
+        value = self.memory.get_or_make(key, fetch, size)
+        if not missed:
+            telemetry.CACHE.labels(kind, "memory").inc()
+        else:
+            telemetry.CACHE_BYTES.set(self.memory.used_bytes)
+        return value
+
+
+class RedisStore:
+    """Entries for all processes, bounded in bytes: the least recently used go first. Redis away only means slower."""
+
+    def __init__(self, client: Redis, prefix: str, limit_bytes: int) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._limit_bytes = limit_bytes
+        self._away_until = 0.0
+        self._get = client.register_script(_GET)
+        self._put = client.register_script(_PUT)
+
+    def get_or_make(self, kind: str, key: bytes, make: Callable[[], Value], shared: Shared[Value]) -> Value:
+        """The entry's value, or `make()`'s, which becomes the entry."""
+        name = f"{kind}:{hashlib.blake2b(key, digest_size=20).hexdigest()}"
+        value = self._find(kind, name, key, shared)
+        if value is not None:
+            return value
+        with self._turn(name):
+            value = self._find(kind, name, key, shared)
+            if value is not None:
+                return value
+            telemetry.CACHE.labels(kind, "made").inc()
+            made = make()
+            self._keep(kind, name, pack(key, shared.dump(made)))
+        return made
+
+    def _find(self, kind: str, name: str, key: bytes, shared: Shared[Value]) -> Value | None:
+        with self._reach(kind) as reachable:
+            if not reachable:
+                return None
+            data = self._get(keys=self._names(name), args=[name, time.time()])
+            if data is None:
+                return None
+            try:
+                value = shared.load(unpack(key, data))
+            except (Corrupt, KeyError):
+                log.warning("cache entry %s is corrupt: made anew", name)
+                telemetry.CACHE.labels(kind, "corrupt").inc()
+                return None
+            telemetry.CACHE.labels(kind, "redis").inc()
+            return value
+        return None
+
+    def _keep(self, kind: str, name: str, data: bytes) -> None:
+        if len(data) > min(LARGEST_ENTRY, self._limit_bytes):
+            return
+        with self._reach(kind) as reachable:
+            if reachable:
+                self._put(keys=self._names(name), args=[name, time.time(), data, self._limit_bytes, f"{self._prefix}:cache:"])
+
+    @contextmanager
+    def _turn(self, name: str) -> Iterator[None]:
+        """Hold the right to make one entry. Without Redis, or when another process takes too long, everyone has it."""
+        lock = self._client.lock(f"{self._prefix}:making:{name}", timeout=MAKING_S, blocking_timeout=MAKING_S, sleep=0.02)
+        held = False
+        with self._reach("lock") as reachable:
+            held = reachable and lock.acquire()
+        try:
+            yield
+        finally:
+            if held:
+                with self._reach("lock"):
+                    try:
+                        lock.release()
+                    except LockError:
+                        log.info("making %s took longer than %d s", name, MAKING_S)
+
+    @contextmanager
+    def _reach(self, kind: str) -> Iterator[bool]:
+        """Whether to ask Redis; when it then fails, leave it alone for a while."""
+        if time.monotonic() < self._away_until:
+            yield False
+            return
+        try:
+            yield True
+        except RedisError as error:
+            self._away_until = time.monotonic() + AWAY_S
+            telemetry.CACHE.labels(kind, "away").inc()
+            log.warning("the cache in Redis does not answer: %s", error)
+
+    def _names(self, name: str) -> list[str]:
+        return [f"{self._prefix}:cache:{name}", f"{self._prefix}:cache-used", f"{self._prefix}:cache-sizes"]
+
+
+#: KEYS entry, used, sizes; ARGV name, now. A hit is used now; an entry that Redis dropped by itself leaves the books
+_GET = """
+local data = redis.call('GET', KEYS[1])
+if data then
+  redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
+else
+  redis.call('ZREM', KEYS[2], ARGV[1])
+  local size = redis.call('HGET', KEYS[3], ARGV[1])
+  if size then
+    redis.call('HDEL', KEYS[3], ARGV[1])
+    redis.call('HINCRBY', KEYS[3], 'total', -size)
+  end
+end
+return data
+"""
+
+#: KEYS entry, used, sizes; ARGV name, now, data, limit, prefix of entries. The least recently used go until it fits
+_PUT = """
+local old = redis.call('HGET', KEYS[3], ARGV[1]) or 0
+redis.call('SET', KEYS[1], ARGV[3])
+redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
+redis.call('HSET', KEYS[3], ARGV[1], #ARGV[3])
+local total = redis.call('HINCRBY', KEYS[3], 'total', #ARGV[3] - old)
+while total > tonumber(ARGV[4]) do
+  local name = redis.call('ZPOPMIN', KEYS[2])[1]
+  if not name then break end
+  redis.call('DEL', ARGV[5] .. name)
+  local size = redis.call('HGET', KEYS[3], name) or 0
+  redis.call('HDEL', KEYS[3], name)
+  total = redis.call('HINCRBY', KEYS[3], 'total', -size)
+end
+return total
+"""
 
 
 class MemoryCache:

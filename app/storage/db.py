@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -10,26 +11,46 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolExhausted
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.orm.exc import StaleDataError
 
-from app.errors import Conflict
+from app.errors import Conflict, DatabaseUnavailable, InvalidRequest
 
 #: how long a writer waits for another before SQLite gives up
 BUSY_TIMEOUT_S = 30
+
+#: how long a lost PostgreSQL is tried again before a transaction has begun; in the middle of one nothing is tried again
+CONNECT_FOR_S = 3.0
+CONNECT_PAUSE_S = 0.1
+
+#: connections of one process, and how long a request waits for one of them
+POOL_SIZE = 10
+POOL_OVERFLOW = 10
+POOL_WAIT_S = 5
+
+#: what a lost, full or restarting database raises
+LOST = (OperationalError, InterfaceError, PoolExhausted)
+
+
+class SchemaOutdated(Exception):
+    """The database's schema is not this version's."""
 
 
 class Database:
     """SQLite or PostgreSQL behind one interface."""
 
     def __init__(self, url: str | URL) -> None:
-        self.url = url
-        arguments: dict[str, Any] = {"timeout": BUSY_TIMEOUT_S} if is_sqlite(url) else {}
-        self.engine = create_engine(url, connect_args=arguments, pool_pre_ping=not is_sqlite(url))
-        if is_sqlite(url):
+        self.url = make_url(url)
+        if self.url.drivername in ("postgresql", "postgres"):  # what people paste; the driver here is psycopg 3
+            self.url = self.url.set(drivername="postgresql+psycopg")
+        self.engine = create_engine(self.url, **_engine_options(self.url))
+        if is_sqlite(self.url):
             event.listen(self.engine, "connect", _tune_sqlite)
         self._session = sessionmaker(self.engine, expire_on_commit=False)
 
@@ -37,18 +58,25 @@ class Database:
     def transaction(self) -> Iterator[Session]:
         """One use case, one transaction: committed at the end, rolled back by any exception.
 
-        A constraint that only a concurrent request can have broken is a Conflict; callers check the foreseeable ones first.
+        A constraint that only a concurrent request can have broken is a Conflict; callers check the foreseeable ones first. A
+        database that is away is waited for a moment before the transaction begins; one lost on the way is DatabaseUnavailable,
+        because only the caller knows what may be done twice.
         """
         with self._session() as session:
             try:
+                self._begin(session)
                 yield session
                 session.commit()
             except (IntegrityError, StaleDataError) as error:
                 session.rollback()
                 raise Conflict("another request changed what this one uses at the same moment; try again") from error
+            except DataError as error:
+                raise InvalidRequest("a value that the database cannot hold") from error
+            except LOST as error:
+                raise DatabaseUnavailable("the database does not answer now; try again", retry_after_s=2) from error
 
     def ping(self) -> None:
-        """Raise when the database does not answer."""
+        """Raise when the database does not answer at once."""
         with self.engine.connect() as connection:
             connection.execute(text("SELECT 1"))
 
@@ -56,8 +84,32 @@ class Database:
         """Bring the schema to the newest revision."""
         command.upgrade(alembic_config(self.url), "head")
 
+    def require_schema(self) -> None:
+        """Raises SchemaOutdated unless the schema is at the newest revision."""
+        newest = set(ScriptDirectory.from_config(alembic_config(self.url)).get_heads())
+        with self.engine.connect() as connection:
+            found = set(MigrationContext.configure(connection).get_current_heads())
+        if found != newest:
+            raise SchemaOutdated(
+                f"the database is at revision {', '.join(found) or 'none'}, this version needs {', '.join(newest)}: "
+                "run `anchorage migrate`"
+            )
+
     def close(self) -> None:
         self.engine.dispose()
+
+    def _begin(self, session: Session) -> None:
+        deadline = time.monotonic() + (0 if is_sqlite(self.url) else CONNECT_FOR_S)
+        while True:
+            try:
+                session.connection()
+            except LOST:
+                session.rollback()
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(CONNECT_PAUSE_S)
+            else:
+                return
 
 
 def sqlite_url(file: Path) -> URL:
@@ -75,6 +127,18 @@ def alembic_config(url: str | URL) -> Config:
     config.set_main_option("script_location", str(files("migrations")))
     config.attributes["url"] = url
     return config
+
+
+def _engine_options(url: URL) -> dict[str, Any]:
+    if is_sqlite(url):
+        return {"connect_args": {"timeout": BUSY_TIMEOUT_S}}
+    return {
+        "connect_args": {"connect_timeout": 3},
+        "pool_pre_ping": True,
+        "pool_size": POOL_SIZE,
+        "max_overflow": POOL_OVERFLOW,
+        "pool_timeout": POOL_WAIT_S,
+    }
 
 
 def _tune_sqlite(connection: Any, _record: object) -> None:

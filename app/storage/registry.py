@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from datetime import datetime
 from typing import Any, TypeVar, cast
 
-from sqlalchemy import CursorResult, exists, select, update
+from sqlalchemy import ColumnElement, CursorResult, Delete, Update, and_, delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from app.errors import (
     AnchorSetNotFound,
     AnchorsNotEmbedded,
+    ApiKeyNotFound,
     EncoderNotFound,
     HeadNotFound,
     JobNotFound,
     NameTaken,
     TranslatorNotFound,
 )
-from app.storage.tables import AnchorSet, Encoder, Head, Job, Space, Translator
+from app.storage.tables import AnchorSet, ApiKey, Audit, Encoder, Head, IdempotentRequest, Job, Space, Translator
 from app.types import JobState
+
+UNFINISHED = [state for state in JobState if not state.finished]
 
 Named = TypeVar("Named", Encoder, AnchorSet, Head)
 
@@ -108,11 +112,91 @@ def job(session: Session, project: str, job_id: str) -> Job:
     return row
 
 
-def move_job(session: Session, job_id: str, *, start: JobState, end: JobState) -> bool:
-    """Change a job's state only if it still is `start`, whatever was read before; returns whether it was."""
-    statement = update(Job).where(Job.id == job_id, Job.state == start).values(state=end)
-    moved = cast("CursorResult[Any]", session.execute(statement, execution_options={"synchronize_session": False}))
-    return moved.rowcount == 1
+def count_unfinished(session: Session, project: str | None = None) -> int:
+    """Jobs that wait or run, of one project or of all."""
+    query = select(func.count()).select_from(Job).where(Job.state.in_(UNFINISHED))
+    return session.scalar(query if project is None else query.where(Job.project == project)) or 0
+
+
+def count_jobs(session: Session) -> dict[str, int]:
+    """Jobs of all projects by state, also states that no job has."""
+    counts = dict.fromkeys((state.value for state in JobState), 0)
+    rows = session.execute(select(Job.state, func.count()).group_by(Job.state)).all()
+    counts.update((state, count) for state, count in rows)
+    return counts
+
+
+def oldest_queued(session: Session) -> datetime | None:
+    """When the job that waits longest was made."""
+    return session.scalar(select(Job.created_at).where(Job.state == JobState.queued).order_by(Job.created_at).limit(1))
+
+
+def newest_reports(session: Session, *, limit: int) -> Sequence[Translator]:
+    """Translators of all projects, the newest first."""
+    return session.scalars(select(Translator).order_by(Translator.created_at.desc()).limit(limit)).all()
+
+
+def cancel_job(session: Session, job_id: str, *, now: datetime) -> None:
+    """Ask an unfinished job to stop; one that waits has stopped with that."""
+    _change(session, Job.id == job_id, Job.state.in_(UNFINISHED), cancel_requested=True)
+    _change(session, Job.id == job_id, Job.state == JobState.queued, state=JobState.cancelled, finished_at=now)
+
+
+def claim_job(session: Session, job_id: str, *, lease: str, now: datetime, until: datetime) -> bool:
+    """Take a job that waits, or whose worker gave no sign of life until its lease ended; returns whether this worker has it."""
+    return _change(
+        session,
+        Job.id == job_id,
+        or_(Job.state == JobState.queued, and_(Job.state == JobState.running, Job.lease_until < now)),
+        state=JobState.running,
+        lease=lease,
+        lease_until=until,
+        attempts=Job.attempts + 1,
+        started_at=now,
+    )
+
+
+def change_leased(session: Session, held: str, /, **values: Any) -> bool:
+    """Change a running job, but only while the lease `held` is the one it runs under; returns whether it was."""
+    return _change(session, Job.lease == held, Job.state == JobState.running, **values)
+
+
+def renew_leases(session: Session, leases: Collection[str], *, until: datetime) -> None:
+    """A sign of life of a worker. No event for clients: the version stays."""
+    _silently(session, update(Job).where(Job.lease.in_(leases), Job.state == JobState.running).values(lease_until=until))
+
+
+def leased_job(session: Session, lease: str) -> Job | None:
+    return session.scalar(select(Job).where(Job.lease == lease))
+
+
+def retake_lost_jobs(session: Session, *, now: datetime, again: datetime) -> Sequence[str]:
+    """Jobs whose worker gave no sign of life until their lease ended wait again, not due before `again`; returns their ids."""
+    lost = (Job.state == JobState.running, Job.lease_until < now)
+    ids = session.scalars(select(Job.id).where(*lost)).all()
+    if ids:
+        _change(session, Job.id.in_(ids), *lost, state=JobState.queued, lease=None, due_at=again)
+    return ids
+
+
+def unclaimed_jobs(session: Session, *, due: datetime | None, again: datetime, limit: int) -> Sequence[str]:
+    """Ids of waiting jobs, oldest first: those that were due to be claimed by then, or all. None is due before `again` now."""
+    query = select(Job.id).where(Job.state == JobState.queued).order_by(Job.created_at).limit(limit)
+    ids = session.scalars(query if due is None else query.where(Job.due_at <= due)).all()
+    if ids:
+        _silently(session, update(Job).where(Job.id.in_(ids)).values(due_at=again))
+    return ids
+
+
+def _change(session: Session, *where: ColumnElement[bool], **values: Any) -> bool:
+    """Change jobs in one statement, whatever was read before, and count their version; returns whether there was one."""
+    return _silently(session, update(Job).where(*where).values(version=Job.version + 1, **values)) > 0
+
+
+def _silently(session: Session, statement: Update | Delete) -> int:
+    """Run a statement past the session's objects; returns how many rows it met."""
+    done = cast("CursorResult[Any]", session.execute(statement, execution_options={"synchronize_session": False}))
+    return done.rowcount
 
 
 def jobs(session: Session, project: str, *, state: JobState | None, limit: int) -> Sequence[Job]:
@@ -125,8 +209,7 @@ def jobs(session: Session, project: str, *, state: JobState | None, limit: int) 
 
 def unfinished_jobs(session: Session) -> Sequence[Job]:
     """Jobs of every project that a worker should still run, oldest first."""
-    states = [state for state in JobState if not state.finished]
-    return session.scalars(select(Job).where(Job.state.in_(states)).order_by(Job.created_at)).all()
+    return session.scalars(select(Job).where(Job.state.in_(UNFINISHED)).order_by(Job.created_at)).all()
 
 
 def named_blobs(session: Session) -> set[str]:
@@ -135,6 +218,61 @@ def named_blobs(session: Session) -> set[str]:
     for row in unfinished_jobs(session):
         named |= set(row.arguments.get("blobs", {}).values())
     return named
+
+
+def api_key(session: Session, project: str, key_id: str) -> ApiKey:
+    """Raises ApiKeyNotFound."""
+    row = session.scalar(select(ApiKey).where(ApiKey.project == project, ApiKey.id == key_id))
+    if row is None:
+        raise ApiKeyNotFound(f"there is no API key {key_id!r}", field="id")
+    return row
+
+
+def api_keys(session: Session, project: str | None = None) -> Sequence[ApiKey]:
+    """The keys of one project, or of all, in the order they were made."""
+    query = select(ApiKey).order_by(ApiKey.created_at, ApiKey.id)
+    return session.scalars(query if project is None else query.where(ApiKey.project == project)).all()
+
+
+def has_usable_key(session: Session, *, now: datetime) -> bool:
+    usable = exists().where(ApiKey.revoked_at.is_(None), or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now))
+    return bool(session.scalar(select(usable)))
+
+
+def touch_key(session: Session, key_id: str, *, now: datetime) -> None:
+    _silently(session, update(ApiKey).where(ApiKey.id == key_id).values(last_used_at=now))
+
+
+def audit(session: Session, project: str, *, before: datetime | None, limit: int) -> Sequence[Audit]:
+    """The newest writes first, those before a moment."""
+    query = select(Audit).where(Audit.project == project).order_by(Audit.created_at.desc(), Audit.id).limit(limit)
+    return session.scalars(query if before is None else query.where(Audit.created_at < before)).all()
+
+
+def idempotent_request(session: Session, project: str, key: str) -> IdempotentRequest | None:
+    return session.scalar(select(IdempotentRequest).where(IdempotentRequest.project == project, IdempotentRequest.key == key))
+
+
+def take_over_request(session: Session, row_id: str, *, now: datetime, claim: str, until: datetime) -> bool:
+    """Claim a request whose last try ended without a word; returns whether it was so."""
+    free = (IdempotentRequest.id == row_id, IdempotentRequest.made.is_(None), IdempotentRequest.claimed_until < now)
+    return _silently(session, update(IdempotentRequest).where(*free).values(claim=claim, claimed_until=until)) == 1
+
+
+def settle_request(session: Session, row_id: str, claim: str, *, made: str) -> bool:
+    """Note what was made, if this claim still holds and nothing was; returns whether it was so."""
+    ours = (IdempotentRequest.id == row_id, IdempotentRequest.claim == claim, IdempotentRequest.made.is_(None))
+    return _silently(session, update(IdempotentRequest).where(*ours).values(made=made)) == 1
+
+
+def release_request(session: Session, row_id: str, claim: str) -> None:
+    """Forget a request that made nothing: its next try is a new one."""
+    ours = (IdempotentRequest.id == row_id, IdempotentRequest.claim == claim, IdempotentRequest.made.is_(None))
+    _silently(session, delete(IdempotentRequest).where(*ours))
+
+
+def forget_requests(session: Session, *, before: datetime) -> None:
+    _silently(session, delete(IdempotentRequest).where(IdempotentRequest.created_at < before))
 
 
 def _article(noun: str) -> str:

@@ -36,6 +36,8 @@ def now() -> datetime:
 
 
 class Base(DeclarativeBase):
+    """Every table."""
+
     metadata = MetaData(
         naming_convention={
             "ix": "ix_%(column_0_label)s",
@@ -145,7 +147,15 @@ class Job(Owned, Base):
     state: Mapped[str] = mapped_column(String(20), index=True)
     #: the request, vectors replaced by their blobs' hashes
     arguments: Mapped[dict[str, Any]] = mapped_column(JSON)
+    #: counts every change that a client can see: the id of its last event
+    version: Mapped[int] = mapped_column(default=0)
+    #: how often a worker has claimed it and not handed it back
     attempts: Mapped[int] = mapped_column(default=0)
+    #: who runs it: a token that only the claiming worker knows, good until `lease_until` unless renewed
+    lease: Mapped[str | None] = mapped_column(String(32))
+    lease_until: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    #: a queued job that no worker has claimed by then is handed to the queue again
+    due_at: Mapped[datetime] = mapped_column(UtcDateTime, default=now)
     cancel_requested: Mapped[bool] = mapped_column(default=False)
     #: {"done": steps, "total": steps, ...}
     progress: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
@@ -154,3 +164,53 @@ class Job(Owned, Base):
     error: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class ApiKey(Owned, Base):
+    """Who may call. The secret itself is never stored: only its SHA-256, which is enough for 256 random bits."""
+
+    __tablename__ = "api_keys"
+    __table_args__ = (Index("ix_api_keys_project_created_at", "project", "created_at"),)
+
+    name: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    scopes: Mapped[list[str]] = mapped_column(JSON)
+    secret_hash: Mapped[str] = mapped_column(String(64))
+    #: like "600/minute"; None: the server's own
+    rate_limit: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
+    expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    last_used_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class Audit(Owned, Base):
+    """One write: who did what to which resource, in the transaction that did it."""
+
+    __tablename__ = "audit"
+    __table_args__ = (Index("ix_audit_project_created_at", "project", "created_at"),)
+
+    #: "create", "delete", "cancel", "rotate", "revoke", "embed"
+    action: Mapped[str] = mapped_column(String(20))
+    #: "encoder", "anchor-set", "head", "translator", "job", "api-key"
+    resource: Mapped[str] = mapped_column(String(20))
+    #: the resource's name, or its id where it has none
+    name: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    #: the key's id; None without keys, or for the command line
+    key_id: Mapped[str | None] = mapped_column(String(32))
+    #: the request's id, or "job <id>", or "command line"
+    origin: Mapped[str] = mapped_column(String(NAME_LENGTH))
+
+
+class IdempotentRequest(Owned, Base):
+    """A creating request that a client may repeat: which resource it made, noted in the transaction that made it."""
+
+    __tablename__ = "idempotent_requests"
+    __table_args__ = (UniqueConstraint("project", "key"),)
+
+    key: Mapped[str] = mapped_column(String(255))
+    #: SHA-256 of method, path and body: the same key for another request is an error
+    fingerprint: Mapped[str] = mapped_column(String(64))
+    #: who is doing it now; another try may take over after `claimed_until`
+    claim: Mapped[str] = mapped_column(String(32))
+    claimed_until: Mapped[datetime] = mapped_column(UtcDateTime)
+    #: the row id of what was made; None while it is being made
+    made: Mapped[str | None] = mapped_column(String(32))

@@ -20,7 +20,7 @@ from app.storage.tables import Base
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """One service for all tests of the routes: starting and stopping one takes longer than most of them."""
     settings = Settings(data_dir=tmp_path_factory.mktemp("api"), max_body_bytes=4 * 1024 * 1024, max_vectors=2_000, max_pool=200)
-    with TestClient(create_app(settings), raise_server_exceptions=False) as client:
+    with TestClient(create_app(settings), base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
         yield client
 
 

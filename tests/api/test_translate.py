@@ -421,14 +421,14 @@ def test_two_sets_of_the_same_vectors_share_an_id_and_either_may_go(ask, stocked
 def test_everything_is_there_after_a_restart(tmp_path, embeddings):
     settings = Settings(data_dir=tmp_path / "a b" / "c")
     request = {**PAIR, "vectors": embeddings["first"].tolist()}
-    with TestClient(create_app(settings)) as client:
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
         for name, vectors in embeddings.items():
             client.post("/encoders", json={"name": name, "dim": vectors.shape[1]})
         body = {"name": "items", "embeddings": {name: vectors.tolist() for name, vectors in embeddings.items()}}
         before_set = client.post("/anchor-sets", json=body).json()
         unasked = client.post("/translate", json=request).json()
         reported = client.post("/translators", json={**PAIR, "method": "irp"}).json()
-    with TestClient(create_app(settings)) as client:
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
         assert client.get("/anchor-sets/items").json() == before_set
         assert client.get(f"/translators/{unasked['translator']}").json()["id"] == unasked["translator"]
         assert client.get(f"/translators/{reported['id']}").json() == reported

@@ -358,7 +358,7 @@ def test_long_text_among_numbers_is_refused_without_a_table_as_wide(stocked, ref
 def test_an_answer_of_too_many_numbers_is_refused_naming_how_many_vectors_fit(tmp_path, refused):
     app = create_app(Settings(data_dir=tmp_path))
     app.state.services = replace(app.state.services, limits=Limits(numbers=100))
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://127.0.0.1") as client:
         for name, dim in (("small", 2), ("wide", 60)):
             client.post("/encoders", json={"name": name, "dim": dim})
         anchors = {"small": [[0, 1], [1, 0]], "wide": [[0] * 60, [1] * 60]}

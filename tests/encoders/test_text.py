@@ -143,7 +143,9 @@ ANCHORS = [
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
     """Encoders `minilm`, which the service runs, and `own`, external; the set `texts` embedded by both."""
-    with TestClient(create_app(Settings(data_dir=tmp_path_factory.mktemp("text"), max_vectors=50))) as client:
+    with TestClient(
+        create_app(Settings(data_dir=tmp_path_factory.mktemp("text"), max_vectors=50)), base_url="http://127.0.0.1"
+    ) as client:
         made = client.post("/encoders", json={"name": "minilm", "kind": KIND, "model": "all-MiniLM-L6-v2"})
         assert (made.status_code, made.json()["dim"], made.json()["model"]) == (201, 384, "all-MiniLM-L6-v2")
         client.post("/encoders", json={"name": "own", "dim": 5})

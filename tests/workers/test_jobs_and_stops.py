@@ -38,24 +38,24 @@ def wait_for(client: TestClient, job: str, state: str) -> dict:
 
 def test_a_stop_hands_a_running_job_back_and_does_not_count_as_a_try(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
-    with TestClient(create_app(settings)) as client:
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
         job = long_bootstrap(client)
         wait_for(client, job, "running")
     for _ in range(jobs.ATTEMPTS):
-        with TestClient(create_app(settings)) as client:
+        with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
             wait_for(client, job, "running")
     app = create_app(settings)
     with app.state.services.db.transaction() as session:
         row = session.get_one(tables.Job, job)
         assert (row.state, row.attempts) == (JobState.queued, 0)
         row.arguments = {**row.arguments, "settings": {**row.arguments["settings"], "steps": 20}}
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://127.0.0.1") as client:
         assert wait_for(client, job, "succeeded")["attempts"] == 1
 
 
 def test_a_job_whose_set_its_lost_worker_already_made_succeeds(tmp_path: Path) -> None:
     app = create_app(Settings(data_dir=tmp_path))
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://127.0.0.1") as client:
         job = long_bootstrap(client)
         client.post(f"/jobs/{job}/cancel")
         services = app.state.services
@@ -73,7 +73,7 @@ def test_a_job_whose_set_its_lost_worker_already_made_succeeds(tmp_path: Path) -
 def test_a_job_in_the_middle_of_a_long_step_is_handed_back_too(tmp_path: Path) -> None:
     """What the worker cannot wait for is queued again, its try not counted, and its late end is not recorded."""
     app = create_app(Settings(data_dir=tmp_path))
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://127.0.0.1") as client:
         job = long_bootstrap(client)
         wait_for(client, job, "running")
         jobs.hand_back(app.state.services)

@@ -73,7 +73,7 @@ def test_what_an_earlier_process_left_is_taken_up_and_the_worn_out_is_given_up(s
         {"state": "queued", "kind": "unheard-of"},
         {"state": "succeeded", "attempts": 1, "result": {"anchor_set": "s6"}, "finished_at": tables.now()},
     )
-    with TestClient(create_app(settings)) as client:
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
         job = ended(client, queued)
         assert (job["state"], job["attempts"], job["result"]["anchor_set"]) == ("succeeded", 1, "s0")
         assert client.get("/anchor-sets/s0").json()["provenance"]["job"] == queued
@@ -116,7 +116,7 @@ def test_a_job_that_was_running_when_the_service_stopped_is_run_again(settings):
         "source_pool": np.random.default_rng(0).normal(size=(300, 4)).tolist(),
         "target_pool": np.random.default_rng(1).normal(size=(300, 3)).tolist(),
     }
-    with TestClient(create_app(settings)) as client:
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
         for name, dim in (("a", 4), ("b", 3)):
             client.post("/encoders", json={"name": name, "dim": dim})
         job_id = client.post("/bootstrap", json={**body, **pools}).json()["id"]
@@ -134,7 +134,7 @@ def test_a_job_that_was_running_when_the_service_stopped_is_run_again(settings):
         row = session.get_one(tables.Job, job_id)
         row.state, row.cancel_requested, row.finished_at = "running", False, None
         row.arguments = {**row.arguments, "settings": {**row.arguments["settings"], "steps": 2, "sinkhorn_steps": 1}}
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://127.0.0.1") as client:
         job = ended(client, job_id)
         assert (job["state"], job["attempts"]) == ("succeeded", 2)
         assert client.get("/anchor-sets/s").json()["encoders"] == ["a", "b"]

@@ -1,0 +1,212 @@
+"""What happens to every request before any route sees it, and to every answer after: ids, Host, keys, limits, metrics, logs.
+
+Plain ASGI and outside the framework: a refused request costs next to nothing, and its body is never kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import structlog
+from fastapi import Request
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app import telemetry
+from app.api import problems
+from app.api.limiter import RateLimiter
+from app.errors import AnchorageError, HostNotAllowed, Overloaded, Unauthenticated
+from app.services.context import Origin, origin
+from app.services.keys import Caller, KeyRing
+
+log = logging.getLogger("anchorage.request")
+
+#: answered to everyone: they say nothing about anyone's data
+PUBLIC = frozenset({"/livez", "/readyz", "/docs", "/redoc", "/openapi.json", "/docs/oauth2-redirect"})
+PUBLIC_FOLDER = "/static-offline-docs/"
+
+#: a client's own id of a request, if it is short and plain
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass
+class Admission:
+    """What decides whether a request is let in.
+
+    hosts  names of this server that a Host header may hold; None: any
+    keys   None: no key is asked for
+    """
+
+    keys: KeyRing | None
+    rates: RateLimiter
+    hosts: frozenset[str] | None
+    max_body_bytes: int
+    max_in_flight: int
+    max_in_flight_bytes: int
+    #: a stopping server says so in /readyz and closes connections after their answer
+    stopping: bool = False
+    in_flight: int = field(default=0, init=False)
+    bytes_in_flight: int = field(default=0, init=False)
+
+
+class Edge:
+    """The outermost layer of the service."""
+
+    def __init__(self, app: ASGIApp, admission: Admission) -> None:
+        self._app = app
+        self._admission = admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        answer = _Answer(send, _request_id(headers), self._admission)
+        scope.setdefault("state", {})["request_id"] = answer.request_id
+        structlog.contextvars.clear_contextvars()
+        structlog.contextvars.bind_contextvars(request_id=answer.request_id)
+        public = scope["path"] in PUBLIC or scope["path"].startswith(PUBLIC_FOLDER)
+        try:
+            with contextlib.ExitStack() as room:
+                try:
+                    self._check_host(headers)
+                    if not public:
+                        caller = await self._admit(scope, headers)
+                        scope["state"]["caller"] = caller
+                        origin.set(Origin(text=answer.request_id, key_id=caller.key_id))
+                        room.enter_context(self._room(scope, headers))
+                except AnchorageError as error:
+                    await self._refuse(error, scope, receive, answer.send)
+                    return
+                await self._app(scope, receive, answer.send)
+        finally:
+            _record(scope, answer, quiet=public)
+
+    def _check_host(self, headers: Headers) -> None:
+        """A page of the web that makes a browser call a service on loopback brings the page's own Host along."""
+        if self._admission.hosts is None:
+            return
+        host = headers.get("host", "")
+        name = host.rpartition(":")[0] if re.search(r":\d*$", host) else host
+        if name.lower().strip("[]") not in self._admission.hosts:
+            raise HostNotAllowed(
+                "this server does not answer to that Host: ANCHORAGE_ALLOWED_HOSTS names those it does", field="Host"
+            )
+
+    async def _admit(self, scope: Scope, headers: Headers) -> Caller:
+        """Who calls, counted against its rate. Raises Unauthenticated and RateLimited."""
+        keys = self._admission.keys
+        if keys is None:
+            address = (scope.get("client") or ("",))[0]
+            await self._admission.rates.count(f"address {address}", None)
+            return Caller()
+        text = _key(headers)
+        if text is None:
+            raise Unauthenticated("send an API key: Authorization: Bearer anc_..., or X-API-Key")
+        caller = keys.recall(text)
+        if caller is None:
+            caller = await run_in_threadpool(keys.look_up, text)
+        structlog.contextvars.bind_contextvars(key_id=caller.key_id)
+        await self._admission.rates.count(f"key {caller.key_id}", caller.rate_limit)
+        return caller
+
+    @contextlib.contextmanager
+    def _room(self, scope: Scope, headers: Headers) -> Iterator[None]:
+        """A place among the requests answered now, and their bytes. Raises Overloaded. Event streams have limits of their own."""
+        if scope["path"].endswith("/events"):
+            yield
+            return
+        at = self._admission
+        size = _body_bytes(headers, at.max_body_bytes)
+        if at.in_flight >= at.max_in_flight or (at.bytes_in_flight and at.bytes_in_flight + size > at.max_in_flight_bytes):
+            raise Overloaded("the server answers as many requests as it can", retry_after_s=1)
+        at.in_flight += 1
+        at.bytes_in_flight += size
+        try:
+            _show(at)
+            yield
+        finally:
+            at.in_flight -= 1
+            at.bytes_in_flight -= size
+            _show(at)
+
+    async def _refuse(self, error: AnchorageError, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with the problem; the body is read and thrown away first, or the client would see its connection break."""
+        await _discard(receive, Headers(scope=scope), self._admission.max_body_bytes)
+        response = problems.respond(Request(scope), error)
+        await response(scope, receive, send)
+
+
+class _Answer:
+    """Watches an answer on its way out."""
+
+    def __init__(self, send: Send, request_id: str, admission: Admission) -> None:
+        self._send = send
+        self._admission = admission
+        self.request_id = request_id
+        self.started = time.perf_counter()
+        #: what a request that never got an answer counts as
+        self.status = 499
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["X-Request-ID"] = self.request_id
+            if self._admission.stopping:
+                headers["Connection"] = "close"
+        await self._send(message)
+
+
+def _record(scope: Scope, answer: _Answer, *, quiet: bool) -> None:
+    """The metric and the log line of an answered request. Routes, not paths: names in paths are their owners' alone."""
+    seconds = time.perf_counter() - answer.started
+    route = getattr(scope.get("route"), "path", "none")
+    telemetry.REQUEST_SECONDS.labels(scope["method"], route, str(answer.status)).observe(seconds)
+    if not quiet:
+        log.info("%s %s %d", scope["method"], scope["path"], answer.status, extra={"ms": round(seconds * 1000, 2)})
+
+
+def _request_id(headers: Headers) -> str:
+    given = headers.get("x-request-id", "")
+    return given if REQUEST_ID.fullmatch(given) else uuid4().hex
+
+
+def _key(headers: Headers) -> str | None:
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and value.strip():
+        return value.strip()
+    return headers.get("x-api-key")
+
+
+def _body_bytes(headers: Headers, limit: int) -> int:
+    """What a request's body may need: as declared, or the most there may be when it comes in chunks."""
+    declared = headers.get("content-length", "")
+    if declared.isdecimal():
+        return min(int(declared), limit)
+    return limit if "transfer-encoding" in headers else 0
+
+
+async def _discard(receive: Receive, headers: Headers, limit: int) -> None:
+    declared = headers.get("content-length", "0")
+    if not declared.isdecimal() or int(declared) > limit:
+        return
+    seen = 0
+    while seen <= limit:
+        message: dict[str, Any] = dict(await receive())
+        seen += len(message.get("body", b""))
+        if message["type"] != "http.request" or not message.get("more_body", False):
+            return
+
+
+def _show(admission: Admission) -> None:
+    telemetry.IN_FLIGHT.set(admission.in_flight)
+    telemetry.IN_FLIGHT_BYTES.set(admission.bytes_in_flight)

@@ -1,0 +1,184 @@
+"""API keys: who calls, for which project, and how far that reaches.
+
+A key is `anc_<id>_<secret>`: the id finds the row, the SHA-256 of the secret proves the rest. 256 random bits need no slow hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import limits
+
+from app.errors import InvalidRequest, Unauthenticated
+from app.services.context import Services
+from app.services.writes import note
+from app.storage import registry, tables
+from app.types import Scope
+
+KEY = re.compile(r"anc_([0-9a-f]{32})_([A-Za-z0-9_-]{43})")
+
+#: a key is looked up again after so long: the time a revoked one may still open other processes
+TRUST_S = 2.0
+
+#: keys remembered at once
+REMEMBERED = 10_000
+
+#: `last_used_at` is this exact
+USED_EVERY = timedelta(minutes=1)
+
+#: from the weakest: each includes those before it
+LADDER = list(Scope)
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Whom a request comes from. Without keys: the project `default`, and everything is allowed."""
+
+    project: str = "default"
+    key_id: str | None = None
+    scopes: frozenset[Scope] = frozenset(Scope)
+    rate_limit: str | None = None
+
+    def may(self, scope: Scope) -> bool:
+        """Whether one of the key's scopes is this one or includes it."""
+        return any(LADDER.index(own) >= LADDER.index(scope) for own in self.scopes)
+
+
+def create_key(
+    services: Services,
+    project: str,
+    *,
+    name: str,
+    scopes: Sequence[Scope],
+    expires_at: datetime | None = None,
+    rate_limit: str | None = None,
+) -> tuple[tables.ApiKey, str]:
+    """A new key's row and the key itself, which nobody can see again. Raises InvalidRequest."""
+    if not scopes:
+        raise InvalidRequest("a key needs at least one scope", field="scopes")
+    if expires_at is not None and (expires_at.tzinfo is None or expires_at <= tables.now()):
+        raise InvalidRequest("expires_at must lie in the future, with its offset from UTC", field="expires_at")
+    check_rate(rate_limit, field="rate_limit")
+    secret = secrets.token_urlsafe(32)
+    row = tables.ApiKey(
+        project=project,
+        name=name,
+        scopes=[scope.value for scope in LADDER if scope in scopes],
+        secret_hash=_hash(secret),
+        rate_limit=rate_limit,
+        expires_at=expires_at,
+    )
+    with services.db.transaction() as session:
+        session.add(row)
+        session.flush()
+        note(session, project, "create", "api-key", row.id, row)
+    return row, f"anc_{row.id}_{secret}"
+
+
+def rotate_key(services: Services, project: str, key_id: str, *, grace_s: float) -> tuple[tables.ApiKey, str]:
+    """A new key like the old one, which works for `grace_s` longer and no more. Raises ApiKeyNotFound, InvalidRequest."""
+    now = tables.now()
+    with services.db.transaction() as session:
+        old = registry.api_key(session, project, key_id)
+        if old.revoked_at is not None or (old.expires_at is not None and old.expires_at <= now):
+            raise InvalidRequest("this key does not work any more: make a new one", field="id")
+    secret = secrets.token_urlsafe(32)
+    row = tables.ApiKey(
+        project=project,
+        name=old.name,
+        scopes=old.scopes,
+        secret_hash=_hash(secret),
+        rate_limit=old.rate_limit,
+        expires_at=old.expires_at,
+    )
+    with services.db.transaction() as session:
+        session.add(row)
+        old = registry.api_key(session, project, key_id)
+        end = now + timedelta(seconds=grace_s)
+        old.expires_at = end if old.expires_at is None else min(end, old.expires_at)
+        session.flush()
+        note(session, project, "rotate", "api-key", key_id, row)
+    return row, f"anc_{row.id}_{secret}"
+
+
+def revoke_key(services: Services, project: str, key_id: str) -> None:
+    """End a key now; revoking twice is no error. Raises ApiKeyNotFound."""
+    with services.db.transaction() as session:
+        row = registry.api_key(session, project, key_id)
+        if row.revoked_at is None:
+            row.revoked_at = tables.now()
+            note(session, project, "revoke", "api-key", key_id)
+
+
+def check_rate(text: str | None, *, field: str) -> None:
+    """Raises InvalidRequest for what is no rate like 600/minute."""
+    if text is None:
+        return
+    try:
+        limits.parse_many(text)
+    except ValueError:
+        raise InvalidRequest("expected a rate like 600/minute, or several separated by ;", field=field) from None
+
+
+class KeyRing:
+    """Keys looked up lately, so that a busy key costs no query a request."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._known: OrderedDict[str, tuple[float, str, Caller]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def recall(self, text: str) -> Caller | None:
+        """The caller of a key that was looked up a moment ago; no IO."""
+        parsed = KEY.fullmatch(text)
+        if parsed is None:
+            return None
+        key_id, secret = parsed.groups()
+        with self._lock:
+            until, secret_hash, caller = self._known.get(key_id, (0.0, "", Caller()))
+        if time.monotonic() >= until or not hmac.compare_digest(_hash(secret), secret_hash):
+            return None
+        return caller
+
+    def look_up(self, text: str) -> Caller:
+        """The caller of a key. Raises Unauthenticated: for an unknown, wrong, expired or revoked one alike."""
+        refusal = Unauthenticated("this API key opens nothing: it is unknown, expired or revoked")
+        parsed = KEY.fullmatch(text)
+        if parsed is None:
+            raise refusal
+        key_id, secret = parsed.groups()
+        now = tables.now()
+        with self._services.db.transaction() as session:
+            row = session.get(tables.ApiKey, key_id)
+            if row is None or not hmac.compare_digest(_hash(secret), row.secret_hash):
+                raise refusal
+            if row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= now):
+                raise refusal
+            if row.last_used_at is None or now - row.last_used_at > USED_EVERY:
+                registry.touch_key(session, row.id, now=now)
+            caller = Caller(row.project, row.id, frozenset(Scope(scope) for scope in row.scopes), row.rate_limit)
+            trust_s = TRUST_S if row.expires_at is None else min(TRUST_S, (row.expires_at - now).total_seconds())
+        with self._lock:
+            self._known[key_id] = (time.monotonic() + trust_s, row.secret_hash, caller)
+            self._known.move_to_end(key_id)
+            while len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        return caller
+
+    def forget(self, key_id: str) -> None:
+        """Look a key up again at its next use: it was rotated or revoked here."""
+        with self._lock:
+            self._known.pop(key_id, None)
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,0 +1,46 @@
+"""How what the maths makes travels between processes: as named tensors, numbers as tensors of no dimension."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from app.maths.space import Space
+from app.maths.translator import Decoder, Translator
+from app.storage.cache import Shared
+
+
+def _number(value: float) -> Tensor:
+    return torch.tensor(float(value), dtype=torch.float64)
+
+
+def _dump_decoder(decoder: Decoder) -> dict[str, Tensor]:
+    return {
+        "matrix": decoder.matrix,
+        "energy": decoder.energy,
+        "mean": decoder.mean,
+        "scale": _number(decoder.scale),
+        "renormalise": _number(decoder.renormalise),
+    }
+
+
+def _load_decoder(tensors: dict[str, Tensor]) -> Decoder:
+    return Decoder(
+        matrix=tensors["matrix"],
+        energy=tensors["energy"],
+        scale=float(tensors["scale"]),
+        mean=tensors["mean"],
+        renormalise=bool(tensors["renormalise"]),
+    )
+
+
+SPACE: Shared[Space] = Shared(
+    dump=lambda space: {"mean": space.mean, "unit": space.unit, "scale": _number(space.scale)},
+    load=lambda tensors: Space(tensors["mean"], float(tensors["scale"]), tensors["unit"]),
+)
+MATRIX: Shared[Tensor] = Shared(dump=lambda matrix: {"matrix": matrix}, load=lambda tensors: tensors["matrix"])
+DECODER: Shared[Decoder] = Shared(dump=_dump_decoder, load=_load_decoder)
+TRANSLATOR: Shared[Translator] = Shared(
+    dump=lambda translator: {"source_mean": translator.source_mean, **_dump_decoder(translator.decoder)},
+    load=lambda tensors: Translator(tensors["source_mean"], _load_decoder(tensors)),
+)

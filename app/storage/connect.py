@@ -1,0 +1,21 @@
+"""One way to reach Redis: impatient, because everything in it can be done without."""
+
+from __future__ import annotations
+
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+CONNECT_S = 1.0
+ANSWER_S = 5.0
+
+
+def redis_client(url: str) -> Redis:
+    """A client that tries a call once more on a new connection, and then gives up. Raises ValueError for what is no URL."""
+    return Redis.from_url(
+        url,
+        socket_connect_timeout=CONNECT_S,
+        socket_timeout=ANSWER_S,
+        retry=Retry(NoBackoff(), 1),
+        health_check_interval=15,
+    )

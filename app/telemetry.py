@@ -1,0 +1,28 @@
+"""What the service counts, for Prometheus. No label holds a name that a client gave: one project must not learn another's."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_LONG_SECONDS = (0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 14_400)
+_BATCH = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536)
+
+REQUEST_SECONDS = Histogram(
+    "anchorage_request_seconds",
+    "Time from the first byte asked to the last answered.",
+    ["method", "route", "status"],
+    buckets=_SECONDS,
+)
+IN_FLIGHT = Gauge("anchorage_requests_in_flight", "Requests being answered now.")
+IN_FLIGHT_BYTES = Gauge("anchorage_request_bytes_in_flight", "Declared body bytes of the requests being answered now.")
+REFUSED = Counter("anchorage_refused_total", "Requests refused, by the code of their problem document.", ["code"])
+BATCH_VECTORS = Histogram("anchorage_batch_vectors", "Vectors in one request.", ["operation"], buckets=_BATCH)
+CACHE = Counter(
+    "anchorage_cache_total",
+    "Look-ups of what can be recomputed: found in memory or in Redis, or made; corrupt and away are Redis's faults.",
+    ["kind", "outcome"],
+)
+CACHE_BYTES = Gauge("anchorage_cache_bytes", "Bytes in the in-process cache.")
+JOB_SECONDS = Histogram("anchorage_job_seconds", "One try of a job.", ["kind", "outcome"], buckets=_LONG_SECONDS)
+SWEPT_JOBS = Counter("anchorage_jobs_requeued_total", "Jobs handed to the queue again: their worker or their message was lost.")

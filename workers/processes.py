@@ -1,0 +1,122 @@
+"""`python -m workers`: one process a device, each warm for as long as it lives, watched by one that computes nothing.
+
+Processes are spawned, never forked: CUDA does not survive a fork.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from multiprocessing.context import SpawnProcess
+
+import torch
+from prometheus_client import start_http_server
+
+from app import logs
+from app.settings import Settings
+from app.wiring import make_queue, make_services
+from workers.main import Worker
+
+log = logging.getLogger("anchorage.worker")
+
+#: a process that ended by itself is started again after this pause
+RESTART_S = 1.0
+
+#: how long a stop waits for the processes, which hand their jobs back meanwhile
+STOP_S = 15.0
+
+
+class NoQueue(Exception):
+    """A worker without a Redis has nothing to take jobs from."""
+
+
+def devices(wish: str) -> list[str]:
+    """The torch devices to use: those named, or every CUDA device, or the CPU. Raises ValueError for one that is not there."""
+    if wish == "auto":
+        return [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
+    found = [name.strip() for name in wish.split(",") if name.strip()]
+    for name in found:
+        device = torch.device(name) if name.partition(":")[0] in ("cpu", "cuda") else None
+        if device is None or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
+            raise ValueError(f"there is no device {name!r} here: auto, cpu, or some of {torch.cuda.device_count()} CUDA devices")
+    if not found:
+        raise ValueError("expected auto, cpu, or CUDA devices")
+    return found
+
+
+def main(settings: Settings) -> int:
+    """Run until SIGTERM or SIGINT; returns the exit status.
+
+    Raises NoQueue, ValueError for a device that is not there, SchemaOutdated, and SQLAlchemy's errors.
+    """
+    if settings.redis_url is None:
+        raise NoQueue(
+            "a worker takes its jobs from Redis: set ANCHORAGE_REDIS_URL; without it `anchorage serve` runs jobs itself"
+        )
+    wanted = devices(settings.devices)
+    if len(wanted) == 1:
+        return work(settings, wanted[0], 0)
+    return _watch(settings, wanted)
+
+
+def work(settings: Settings, device: str, number: int) -> int:
+    """One worker process: threads that share what is warm on one device."""
+    logs.configure(settings.log_format)
+    services = make_services(settings, device=device)
+    services.db.ping()
+    services.db.require_schema()
+    if settings.worker_metrics_port is not None:
+        start_http_server(settings.worker_metrics_port + number)
+    worker = Worker(services, make_queue(settings), threads=settings.worker_threads)
+    ended = threading.Event()
+    for number_of_signal in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number_of_signal, lambda *_: ended.set())
+    worker.start()
+    log.info("worker %d takes jobs on %s, %d at once", os.getpid(), device, settings.worker_threads)
+    ended.wait()
+    log.info("worker %d stops", os.getpid())
+    worker.stop()
+    services.db.close()
+    return 0
+
+
+def _watch(settings: Settings, wanted: list[str]) -> int:
+    """A process for each device; one that ends by itself is started again."""
+    spawn = multiprocessing.get_context("spawn")
+    ended = threading.Event()
+    for number_of_signal in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number_of_signal, lambda *_: ended.set())
+
+    def start(number: int) -> SpawnProcess:
+        process = spawn.Process(target=work, args=(settings, wanted[number], number), name=wanted[number])
+        process.start()
+        return process
+
+    processes = [start(number) for number in range(len(wanted))]
+    while not ended.wait(RESTART_S):
+        for number, process in enumerate(processes):
+            if not process.is_alive():
+                log.warning("the worker on %s ended with %s: started again", wanted[number], process.exitcode)
+                processes[number] = start(number)
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + STOP_S
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        process.kill()
+    return 0
+
+
+def command() -> None:
+    """The entry of `python -m workers`."""
+    settings = Settings()
+    logs.configure(settings.log_format)
+    try:
+        sys.exit(main(settings))
+    except (NoQueue, ValueError) as error:
+        sys.exit(str(error))
