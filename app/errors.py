@@ -146,6 +146,8 @@ class HostNotAllowed(Forbidden):
 class Later(AnchorageError):
     """Refused now; `retry_after_s` says when to ask again."""
 
+    code = "later"
+
     def __init__(self, detail: str, *, retry_after_s: int = 1, field: str | None = None, limit: int | None = None) -> None:
         super().__init__(detail, field=field, limit=limit, retry_after_s=retry_after_s)
 

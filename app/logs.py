@@ -19,6 +19,7 @@ def configure(style: Literal["auto", "console", "json"], *, level: int = logging
         structlog.stdlib.add_logger_name,
         structlog.stdlib.ExtraAdder(),
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _without_colours,
     ]
     last: list[structlog.typing.Processor]
     if style == "console":
@@ -33,3 +34,9 @@ def configure(style: Literal["auto", "console", "json"], *, level: int = logging
     logging.basicConfig(handlers=[handler], level=level, force=True)
     for noisy in ("alembic", "dramatiq"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _without_colours(_logger: object, _name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """uvicorn says some lines twice, once for a terminal."""
+    event.pop("color_message", None)
+    return event

@@ -15,6 +15,8 @@ class EncoderKind(StrEnum):
 
 class JobKind(StrEnum):
     bootstrap = "bootstrap"
+    #: fit a translator and measure it
+    translator = "translator"
 
 
 class JobState(StrEnum):

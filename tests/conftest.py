@@ -35,7 +35,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> str:
-    """A real PostgreSQL, as ANCHORAGE_TEST_POSTGRES names it, where databases may be made; without one, a skip (in CI a failure)."""
+    """A real PostgreSQL where databases may be made, as ANCHORAGE_TEST_POSTGRES names it; a laptop without one skips."""
     url = os.environ.get("ANCHORAGE_TEST_POSTGRES", "postgresql+psycopg://postgres@127.0.0.1:5432/postgres")
     try:
         psycopg.connect(url.replace("+psycopg", ""), connect_timeout=3).close()
@@ -56,7 +56,7 @@ def postgres_url(postgres_server: str) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def redis_url() -> str:
-    """A real Redis, as ANCHORAGE_TEST_REDIS names it; without one, a skip (in CI a failure). Keys of a test start with `redis_prefix`."""
+    """A real Redis, as ANCHORAGE_TEST_REDIS names it; a laptop without one skips. A test's keys start with `redis_prefix`."""
     url = os.environ.get("ANCHORAGE_TEST_REDIS", "redis://127.0.0.1:6379/0")
     try:
         redis.Redis.from_url(url, socket_connect_timeout=3).ping()

@@ -10,11 +10,13 @@ from dramatiq import Actor, Broker
 from app.services import jobs
 from app.services.bootstrapping import run_bootstrap
 from app.services.context import Services
+from app.services.translation import run_translator
 from app.storage.queue import ACTOR, QUEUE
 from app.types import JobKind
 
 RUNNERS: dict[str, jobs.Run] = {
     JobKind.bootstrap: run_bootstrap,
+    JobKind.translator: run_translator,
 }
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from app import telemetry
 from app.api import wire
 from app.api.deps import Reads, Svc
 from app.api.problems import documented
@@ -58,5 +59,6 @@ def relative(body: RelativeRequest, services: Svc, project: Reads) -> Response:
         ridge=body.ridge,
     )
     count, dim = vectors.shape
+    telemetry.BATCH_VECTORS.labels("relative").observe(count)
     answer = {"vectors": wire.encode(vectors, body.encoding), "count": count, "dim": dim, "flags": flags(at_mean)}
     return wire.respond(answer)

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from app import telemetry
 from app.api import wire
 from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
 from app.api.problems import documented
@@ -175,6 +176,7 @@ def stitch(body: StitchRequest, services: Svc, project: Reads) -> Response:
         vectors=wire.optional_matrix(body.vectors, "vectors"),
         inputs=body.inputs,
     )
+    telemetry.BATCH_VECTORS.labels("stitch").observe(len(answer.labels))
     return wire.respond(
         {
             "labels": [answer.classes[label] for label in answer.labels],

@@ -5,12 +5,15 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Header, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from app import telemetry
 from app.api import wire
 from app.api.deps import IdempotencyKey, Reads, Svc, Writes
+from app.api.jobs import Job
+from app.api.jobs import describe as describe_job
 from app.api.problems import documented
 from app.api.wire import Body, Encoding, JsonRoute, Name, Vectors
 from app.errors import MissingField, NotExactlyOne
@@ -186,6 +189,7 @@ def translate(body: TranslateRequest, services: Svc, project: Reads) -> Response
     answer = _translate(body, services, project)
     translated = answer.translated
     count, dim = translated.vectors.shape
+    telemetry.BATCH_VECTORS.labels("translate").observe(count)
     return wire.respond(
         {
             "vectors": wire.encode(translated.vectors, body.encoding),
@@ -219,11 +223,32 @@ def _translate(body: TranslateRequest, services: Svc, project: str) -> translati
     )
 
 
-@router.post("/translators", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
+@router.post(
+    "/translators",
+    status_code=201,
+    responses={
+        202: {"model": Job, "description": "with `Prefer: respond-async`: the job that does it"},
+        **documented(400, 404, 409, 413, 415, 422),
+    },
+)
 def create_translator(
-    body: TranslatorRequest, response: Response, services: Svc, project: Writes, _: IdempotencyKey = None
-) -> Translator:
-    """Fit a translator and measure it on held-out anchors, without translating anything."""
+    body: TranslatorRequest,
+    response: Response,
+    services: Svc,
+    project: Writes,
+    _: IdempotencyKey = None,
+    prefer: Annotated[str | None, Header(description="respond-async: a worker does it (RFC 7240)")] = None,
+) -> Translator | Job:
+    """Fit a translator and measure it on held-out anchors, without translating anything.
+
+    Large sets take a while: with `Prefer: respond-async` a worker does it, and its job's result names the translator.
+    """
+    if prefer is not None and "respond-async" in {item.strip().lower() for item in prefer.split(",")}:
+        job = once(services, project, tables.Job, lambda: translation.request_translator(services, project, body.pair()))
+        response.status_code = 202
+        response.headers["Location"] = f"/jobs/{job.id}"
+        response.headers["Preference-Applied"] = "respond-async"
+        return describe_job(job)
 
     def make() -> tables.Translator:
         request = body.pair()

@@ -126,7 +126,9 @@ def _note_repeat(request: Request, data: bytes) -> None:
         return
     if not IDEMPOTENCY_KEY.fullmatch(key):
         raise InvalidRequest("an Idempotency-Key is 1 to 255 printable ASCII characters", field="Idempotency-Key")
-    fingerprint = hashlib.sha256(f"{request.method} {request.url.path}\n".encode() + data).hexdigest()
+    fingerprint = hashlib.sha256(
+        f"{request.method} {request.url.path} {request.headers.get('prefer', '')}\n".encode() + data
+    ).hexdigest()
     origin.set(replace(origin.get(), repeat=Repeat(key, fingerprint)))
 
 

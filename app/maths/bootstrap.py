@@ -9,6 +9,7 @@ target pool are told apart by keeping the nearer one. It fails without a sound w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -77,8 +78,8 @@ def correspondence(
     v = torch.zeros(m, device=cost.device)
     u = torch.zeros(n, device=cost.device)
     for _ in range(steps):
-        u = -epsilon * (torch.logsumexp((v - cost) / epsilon, dim=1) + torch.log(torch.tensor(float(n))))
-        v = -epsilon * (torch.logsumexp((u[:, None] - cost) / epsilon, dim=0) + torch.log(torch.tensor(float(m))))
+        u = -epsilon * (torch.logsumexp((v - cost) / epsilon, dim=1) + math.log(n))
+        v = -epsilon * (torch.logsumexp((u[:, None] - cost) / epsilon, dim=0) + math.log(m))
     return (u[:, None] - cost).argmax(dim=0)
 
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from threading import BoundedSemaphore
 
 from app.encoders.registry import EncoderPool
+from app.errors import Overloaded
 from app.storage.blobs import BlobStore
 from app.storage.cache import Cache
 from app.storage.db import Database
 
 #: a running job belongs to its worker for this long after the worker's last sign of life
 LEASE_S = 30.0
+
+#: fits at once in one process, and how long another one waits for its turn: it occupies a thread that could answer others
+FITS = 2
+FIT_WAIT_S = 30
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,17 @@ class Services:
     device: str = "cpu"
     #: hands a job's id to a worker, after so many seconds; raises QueueAway
     enqueue: Callable[[str, float], None] = lambda job_id, pause_s: None
+    _fits: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(FITS))
+
+    @contextmanager
+    def heavy(self) -> Iterator[None]:
+        """A turn at work that keeps all cores busy. Raises Overloaded when none comes."""
+        if not self._fits.acquire(timeout=FIT_WAIT_S):
+            raise Overloaded("the server is fitting as many translators as it can", retry_after_s=5)
+        try:
+            yield
+        finally:
+            self._fits.release()
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,11 @@ from app.maths.space import normalise
 from app.maths.translator import Translated, Translator, apply, content_hash, decode
 from app.services import spaces
 from app.services.context import Services
+from app.services.jobs import Done, Progress, submit
 from app.services.shared import DECODER, MATRIX, TRANSLATOR
 from app.services.writes import note
 from app.storage import registry, tables
+from app.types import JobKind
 
 #: what a cached id weighs, with its key
 ID_BYTES = 1024
@@ -153,9 +155,14 @@ def fit(services: Services, project: str, source: tables.Space, target: tables.S
     method = request.method if request.method != "auto" else selection.choose()
     options = methods.resolve(method, request.options, anchors=source.anchor_set.size)
 
+    def make() -> Translator:
+        x, y = spaces.fitted_space(services, source), spaces.fitted_space(services, target)
+        with services.heavy():
+            return methods.fit(method, x, y, options)
+
     translator = services.cache.get_or_make(
         ("translator", source.blob, target.blob, method, _canonical(options)),
-        lambda: methods.fit(method, spaces.fitted_space(services, source), spaces.fitted_space(services, target), options),
+        make,
         lambda made: made.nbytes,
         shared=TRANSLATOR,
     )
@@ -180,6 +187,26 @@ def report(services: Services, project: str, content: str, *, between: tuple[str
     return row
 
 
+def request_translator(services: Services, project: str, request: Request) -> tables.Job:
+    """Queue the fit and its report. Raises what can be known now: the not-found errors, UnknownOption, InvalidOption."""
+    source, _ = pair(services, project, request)
+    method = request.method if request.method != "auto" else selection.choose()
+    methods.resolve(method, request.options, anchors=source.anchor_set.size)
+    return submit(services, project, JobKind.translator, asdict(request))
+
+
+def run_translator(services: Services, job: tables.Job, progress: Progress) -> Done:
+    """The job itself: the translator is in the cache and its report in its row."""
+    request = Request(**job.arguments)
+    progress(0, 2, {})
+    source, target = pair(services, job.project, request)
+    fitted = fit(services, job.project, source, target, request)
+    progress(1, 2, {})
+    report(services, job.project, fitted.id, between=(source.id, target.id))
+    progress(2, 2, {})
+    return Done({"translator": fitted.id})
+
+
 def pair(services: Services, project: str, request: Request) -> tuple[tables.Space, tables.Space]:
     """Both spaces of a request. Raises the not-found errors and AnchorsNotEmbedded."""
     assert request.source is not None
@@ -198,7 +225,8 @@ def space_row(session: Session, project: str, anchor_set: str, encoder: str, fie
 def _measure(services: Services, row: tables.Translator) -> dict[str, Any]:
     """The quality report of a translator: held-out numbers, and how alike the two spaces are."""
     source, target = spaces.anchors(services, row.source), spaces.anchors(services, row.target)
-    held_out = cross_fit(row.method, source, target, row.options)
+    with services.heavy():
+        held_out = cross_fit(row.method, source, target, row.options)
     return {
         "anchors": source.shape[0],
         "held_out": None if held_out is None else asdict(held_out),

@@ -1,0 +1,71 @@
+# docker build --target cpu, or cuda; without a target: cpu. BuildKit builds only what the target needs.
+ARG PYTHON=3.11
+
+# What is installed into this empty virtual environment is all that the image gets besides Python.
+FROM python:${PYTHON}-slim AS build
+RUN python3 -m venv --without-pip /venv
+# pip's own: an index, or a folder or page of wheels, in place of PyPI or beside it
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_FIND_LINKS
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /build
+
+# The dependencies in files of their own: another change in pyproject.toml does not install them again.
+FROM build AS requirements
+ARG EXTRAS="text otel"
+COPY pyproject.toml .
+RUN python3 -c "import sys, tomllib; \
+    whole = tomllib.load(open('pyproject.toml', 'rb')); \
+    project = whole['project']; \
+    extras = [line for extra in sys.argv[1:] for line in project['optional-dependencies'][extra]]; \
+    print(*project['dependencies'], *extras, sep='\n', file=open('run.txt', 'w')); \
+    print(*whole['build-system']['requires'], sep='\n', file=open('build.txt', 'w'))" $EXTRAS
+
+# The service alone, to be laid over the virtual environment: a change of the source makes a small layer.
+FROM build AS service
+COPY --from=requirements /build/build.txt .
+RUN pip install -r build.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY app app
+COPY workers workers
+COPY migrations migrations
+RUN pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
+ && pip --python /venv/bin/python install --no-deps --no-index --prefix /service dist/*.whl
+
+FROM python:${PYTHON}-slim AS runtime
+# A fixed uid, so that volumes keep their owner; a new volume takes /data's.
+RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin anchorage \
+ && install -d -o anchorage -g anchorage -m 750 /data
+# Only /data and /tmp are written to. Listening beyond loopback asks callers for API keys.
+ENV PATH=/venv/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+    ANCHORAGE_HOST=0.0.0.0 ANCHORAGE_DATA_DIR=/data HF_HOME=/data/huggingface HF_HUB_OFFLINE=1
+WORKDIR /tmp
+USER 10001:10001
+EXPOSE 8080
+ENTRYPOINT ["anchorage"]
+CMD ["serve"]
+
+FROM build AS dependencies-cpu
+COPY constraints.txt .
+# torch alone comes from PyTorch's index, whose builds bring no CUDA libraries; empty: from where the rest comes from
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN pip --python /venv/bin/python install --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -c constraints.txt torch
+COPY --from=requirements /build/run.txt .
+RUN pip --python /venv/bin/python install -c constraints.txt -r run.txt
+
+FROM runtime AS cpu
+COPY --from=dependencies-cpu /venv /venv
+COPY --from=service /service /venv
+
+FROM build AS dependencies-cuda
+COPY constraints.txt .
+COPY --from=requirements /build/run.txt .
+RUN pip --python /venv/bin/python install -c constraints.txt -r run.txt
+
+FROM runtime AS cuda
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+COPY --from=dependencies-cuda /venv /venv
+COPY --from=service /service /venv
+
+FROM cpu
