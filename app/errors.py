@@ -15,6 +15,7 @@ AnchorageError
 │     └─ Overloaded, QueueFull, DatabaseUnavailable, StorageUnavailable
 ├─ TooLarge                  more than a stated limit
 │  └─ BodyTooLarge, TooManyVectors, TooManyInputs, InputTooLong, PoolTooLarge
+├─ BodyTooSlow               a body that does not arrive
 ├─ UnsupportedMedia          a body that is not JSON
 ├─ Malformed                 a body that does not parse at all
 └─ Invalid                   a value that is wrong: its field, and the rows where that helps
@@ -206,6 +207,10 @@ class InputTooLong(TooLarge):
 
 class PoolTooLarge(TooLarge):
     code = "pool-too-large"
+
+
+class BodyTooSlow(AnchorageError):
+    code = "body-too-slow"
 
 
 class UnsupportedMedia(AnchorageError):

@@ -23,7 +23,8 @@ def configure(style: Literal["auto", "console", "json"], *, level: int = logging
     ]
     last: list[structlog.typing.Processor]
     if style == "console":
-        last = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        # Plain tracebacks: the pretty ones print local variables, and with them vectors and secrets.
+        last = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)]
     else:
         last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     formatter = structlog.stdlib.ProcessorFormatter(
@@ -37,6 +38,6 @@ def configure(style: Literal["auto", "console", "json"], *, level: int = logging
 
 
 def _without_colours(_logger: object, _name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """uvicorn says some lines twice, once for a terminal."""
+    """The web server says some lines twice, once for a terminal."""
     event.pop("color_message", None)
     return event

@@ -5,6 +5,7 @@ Plain ASGI and outside the framework: a refused request costs next to nothing, a
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import re
@@ -35,6 +36,12 @@ PUBLIC_FOLDER = "/static-offline-docs/"
 
 #: a client's own id of a request, if it is short and plain
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+EVENTS = re.compile(r"/jobs/[^/]+/events")
+
+#: a refused request's body is thrown away for so long at most
+DISCARD_S = 10
 
 
 @dataclass
@@ -121,7 +128,7 @@ class Edge:
     @contextlib.contextmanager
     def _room(self, scope: Scope, headers: Headers) -> Iterator[None]:
         """A place among the requests answered now, and their bytes. Raises Overloaded. Event streams have limits of their own."""
-        if scope["path"].endswith("/events"):
+        if EVENTS.fullmatch(scope["path"]):
             yield
             return
         at = self._admission
@@ -140,7 +147,9 @@ class Edge:
 
     async def _refuse(self, error: AnchorageError, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with the problem; the body is read and thrown away first, or the client would see its connection break."""
-        await _discard(receive, Headers(scope=scope), self._admission.max_body_bytes)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_S):
+                await _discard(receive, Headers(scope=scope), self._admission.max_body_bytes)
         response = problems.respond(Request(scope), error)
         await response(scope, receive, send)
 

@@ -26,6 +26,7 @@ STATUS: dict[type[errors.AnchorageError], HTTPStatus] = {
     errors.NotFound: HTTPStatus.NOT_FOUND,
     errors.Conflict: HTTPStatus.CONFLICT,
     errors.TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    errors.BodyTooSlow: HTTPStatus.REQUEST_TIMEOUT,
     errors.UnsupportedMedia: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     errors.Malformed: HTTPStatus.BAD_REQUEST,
     errors.Invalid: HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -68,7 +69,9 @@ class Problem(BaseModel):
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """OpenAPI's `responses` for routes that may answer these statuses with a problem."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in (*statuses, *ANYWHERE)}
+    slow = [HTTPStatus.REQUEST_TIMEOUT.value] if HTTPStatus.REQUEST_ENTITY_TOO_LARGE in statuses else []
+    every = (*statuses, *slow, *ANYWHERE)
+    return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in every}
 
 
 def install(app: FastAPI) -> None:

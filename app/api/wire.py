@@ -5,6 +5,7 @@ pydantic validates the envelope only: a vectors field passes through it untouche
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -31,6 +32,7 @@ from app.errors import (
     BadDtype,
     BadShape,
     BodyTooLarge,
+    BodyTooSlow,
     EmptyVectors,
     InvalidRequest,
     Malformed,
@@ -41,6 +43,9 @@ from app.services.context import Repeat, origin
 
 #: wire name -> numpy dtype, little-endian
 DTYPES = {"float16": "<f2", "float32": "<f4", "float64": "<f8"}
+
+#: a body arrives within so long: it holds a place among the requests answered now
+BODY_S = 120
 
 #: bodies above this are parsed in a thread, so that small requests need not wait for them
 INLINE_BYTES = 64 * 1024
@@ -108,7 +113,9 @@ class JsonRoute(APIRoute):
 
 
 async def read_json(request: Request) -> JsonRequest:
-    """Raises UnsupportedMedia, BodyTooLarge (before the body is read, when its length is declared), Malformed, InvalidRequest."""
+    """Raises UnsupportedMedia, BodyTooLarge (before the body is read, when its length is declared), BodyTooSlow, Malformed,
+    and InvalidRequest for an Idempotency-Key that is none.
+    """
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json":
         raise UnsupportedMedia(f"expected a body of application/json, got {media or 'no content type'}")
@@ -138,10 +145,13 @@ async def _read_limited(request: Request, limit: int) -> bytes:
         raise BodyTooLarge(f"a body of {declared} bytes, {limit} are allowed", limit=limit)
     data = bytearray()
     try:
-        async for chunk in request.stream():
-            data += chunk
-            if len(data) > limit:
-                raise BodyTooLarge(f"a body of more than {limit} bytes, which is what is allowed", limit=limit)
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > limit:
+                    raise BodyTooLarge(f"a body of more than {limit} bytes, which is what is allowed", limit=limit)
+    except TimeoutError:
+        raise BodyTooSlow(f"the body did not arrive within {BODY_S} s") from None
     except ClientDisconnect:
         raise Malformed("the client went away before its body was whole") from None
     return bytes(data)

@@ -210,6 +210,8 @@ def _run(services: Services, row: tables.Job, lease: str, runners: dict[str, Run
     except HandedBack:
         hand_back(services, lease)
         return "handed back"
+    except LeaseLost:
+        raise
     except Unavailable as error:
         log.warning("%s: %s", error.code, error.detail)
         return _try_again(services, row, lease, {"code": error.code, "detail": error.detail})
