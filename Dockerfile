@@ -37,9 +37,11 @@ FROM python:${PYTHON}-slim AS runtime
 # A fixed uid, so that volumes keep their owner; a new volume takes /data's.
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin anchorage \
  && install -d -o anchorage -g anchorage -m 750 /data
-# Only /data and /tmp are written to. Listening beyond loopback asks callers for API keys.
+# Only /data and /tmp are written to. Listening beyond loopback asks callers for API keys. Threads of torch that wait sleep:
+# spinning, they take the cores from the other containers.
 ENV PATH=/venv/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
-    ANCHORAGE_HOST=0.0.0.0 ANCHORAGE_DATA_DIR=/data HF_HOME=/data/huggingface HF_HUB_OFFLINE=1
+    ANCHORAGE_HOST=0.0.0.0 ANCHORAGE_DATA_DIR=/data HF_HOME=/data/huggingface HF_HUB_OFFLINE=1 \
+    OMP_WAIT_POLICY=PASSIVE
 WORKDIR /tmp
 USER 10001:10001
 EXPOSE 8080

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test serve lint format bench pack constraints clean
+.PHONY: help install demo test serve lint format bench faults pack constraints clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,10 @@ format: $(INSTALLED) ## put the code into the house style
 bench: $(INSTALLED) ## measure; tables on the screen, numbers in benchmarks/results (some need ANCHORAGE_DATA)
 	$(BIN)/anchorage demo --json benchmarks/results/demo.json
 	$(BIN)/python benchmarks/text_encoders.py
+
+faults: $(INSTALLED) ## kill, restart and fill up real processes, and count what was lost (needs PostgreSQL's and Redis's binaries)
+	$(BIN)/python benchmarks/faults/run.py
+	$(BIN)/python benchmarks/faults/shared_cache.py
 
 pack: $(INSTALLED) ## make the demo's data pack again (needs ANCHORAGE_DATA)
 	$(BIN)/python scripts/make_demo_pack.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 cli = typer.Typer(no_args_is_help=True, add_completion=False, help="Translate embeddings between encoders.")
 keys_cli = typer.Typer(no_args_is_help=True, help="API keys: who may call, for which project. Reads the database itself.")
 cli.add_typer(keys_cli, name="keys")
+
+#: an idle connection is kept for longer than load balancers and clients keep theirs: whoever closes first may cut a request
+KEEP_ALIVE_S = 75
 
 #: columns of `keys list`
 KEY_COLUMNS = ("id", "project", "name", "scopes", "expires", "last used", "state")
@@ -67,6 +71,7 @@ def serve(
             host=settings.host,
             port=settings.port,
             timeout_graceful_shutdown=int(settings.shutdown_s),
+            timeout_keep_alive=KEEP_ALIVE_S,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -129,7 +134,7 @@ def create(
         raise typer.BadParameter(f"there is no scope {wrong[0]!r}: read, write or admin")
     if not project.strip() or len(project) > 100:
         raise typer.BadParameter("a project has a name of 1 to 100 characters")
-    with _storage_trouble(), _services(_settings()) as services:
+    with _migrated(_settings()) as services:
         expires_at = None if days is None else now() + timedelta(days=days)
         scopes = [Scope(item) for item in scope or [Scope.read]]
         row, key = create_key(services, project, name=name, scopes=scopes, expires_at=expires_at, rate_limit=rate)
@@ -146,9 +151,11 @@ def list_keys(project: Annotated[str | None, typer.Option(help="Of one project o
     from app.storage import registry
     from app.storage.tables import now
 
-    with _storage_trouble(), _services(_settings()) as services, services.db.transaction() as session:
+    with _migrated(_settings()) as services, services.db.transaction() as session:
         rows = registry.api_keys(session, project)
     table = Table(*KEY_COLUMNS)
+    table.columns[0].no_wrap = True  # it is what rotate and revoke ask for
+    table.columns[0].min_width = 32
     for row in rows:
         expired = row.expires_at is not None and row.expires_at <= now()
         state = "revoked" if row.revoked_at else "expired" if expired else "works"
@@ -167,7 +174,7 @@ def rotate(
     """Make a key with the same rights, and end this one."""
     from app.services.keys import rotate_key
 
-    with _storage_trouble(), _services(_settings()) as services:
+    with _migrated(_settings()) as services:
         _, key = rotate_key(services, project, key_id, grace_s=grace)
     typer.echo(key)
 
@@ -177,7 +184,7 @@ def revoke(key_id: str, project: Annotated[str, typer.Option(help="Whose key it 
     """End a key: running servers notice within two seconds."""
     from app.services.keys import revoke_key
 
-    with _storage_trouble(), _services(_settings()) as services:
+    with _migrated(_settings()) as services:
         revoke_key(services, project, key_id)
     typer.echo(f"{key_id} is revoked")
 
@@ -225,6 +232,8 @@ def _settings(**given: Any) -> Settings:
     """The settings, those given on the command line over the environment's; and logs as they say."""
     from app import logs
 
+    # Before torch is loaded: threads that spin while they wait for each other make a busy machine several times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
@@ -245,6 +254,8 @@ def _storage_trouble() -> Iterator[None]:
         raise typer.BadParameter(f"the database cannot be used: {error}") from None
     except AnchorageError as error:
         raise typer.BadParameter(error.detail) from None
+    except ValueError as error:  # an address of Redis that only its library can tell is none
+        raise typer.BadParameter(f"a setting cannot be used: {error}") from None
 
 
 @contextmanager
@@ -267,8 +278,23 @@ def _services(settings: Settings) -> Iterator[Services]:
     from app.wiring import make_services
 
     services = make_services(settings)
-    yield services
-    services.db.close()
+    try:
+        yield services
+    finally:
+        services.close()
+
+
+@contextmanager
+def _migrated(settings: Settings) -> Iterator[Services]:
+    """The services, once it is known that their database has this version's schema."""
+    from app.storage.db import SchemaOutdated
+
+    with _storage_trouble(), _services(settings) as services:
+        try:
+            services.db.require_schema()
+        except SchemaOutdated as error:
+            raise typer.BadParameter(str(error)) from None
+        yield services
 
 
 def _any_key(services: Services) -> bool:

@@ -64,7 +64,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.admission.stopping = True
         if worker is not None:
             await run_in_threadpool(worker.stop)
-        services.db.close()
+        services.close()
 
     app = FastAPIOffline(
         title="Anchorage",

@@ -11,6 +11,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 #: where Docker and Kubernetes put secrets: the file anchorage_database_url holds ANCHORAGE_DATABASE_URL
 SECRETS = Path("/run/secrets")
 
+#: rates like 600/minute, several separated by ;
+RATE = r"^[1-9][0-9]{0,8}/(second|minute|hour|day)(;[1-9][0-9]{0,8}/(second|minute|hour|day)){0,3}$"
+
 
 class Settings(BaseSettings):
     """How this process runs."""
@@ -23,7 +26,11 @@ class Settings(BaseSettings):
     port: int = Field(8080, ge=0, le=65_535, description="port to listen on; 0 takes a free one")
     data_dir: Path = Field(Path(".anchorage"), description="where SQLite and the blobs are kept")
     database_url: str | None = Field(None, description="SQLAlchemy URL; default: SQLite below data_dir")
-    redis_url: str | None = Field(None, description="queue and shared cache; default: none, jobs run in the API's process")
+    redis_url: str | None = Field(
+        None,
+        pattern=r"^(redis|rediss|unix)://.+",
+        description="queue and shared cache; default: none, jobs run in the API's process",
+    )
     redis_prefix: str = Field("anchorage", pattern=r"^[A-Za-z0-9._-]{1,50}$", description="first word of every key in Redis")
     models_dir: Path | None = Field(None, description="folder whose subfolders may be loaded as encoders")
     allow_hub: bool = Field(False, description="whether models may be fetched from a hub")
@@ -32,7 +39,9 @@ class Settings(BaseSettings):
     allowed_hosts: str = Field(
         "auto", description="Host names answered to, separated by commas, or *; auto: loopback's without keys"
     )
-    rate_limit: str | None = Field(None, description="requests of one key, or of one address without keys: 600/minute")
+    rate_limit: str | None = Field(
+        None, pattern=RATE, description="requests of one key, or of one address without keys: 600/minute"
+    )
 
     max_body_bytes: int = Field(64 * 1024 * 1024, ge=1024, description="largest request body")
     max_vectors: int = Field(16_384, ge=1, description="most vectors, inputs or anchors of one request")

@@ -27,4 +27,5 @@ CACHE = Counter(
 )
 CACHE_BYTES = Gauge("anchorage_cache_bytes", "Bytes in the in-process cache.")
 JOB_SECONDS = Histogram("anchorage_job_seconds", "One try of a job.", ["kind", "outcome"], buckets=_LONG_SECONDS)
+CARETAKER = Gauge("anchorage_worker_seen_timestamp_seconds", "When this process last renewed its leases and swept.")
 SWEPT_JOBS = Counter("anchorage_jobs_requeued_total", "Jobs handed to the queue again: their worker or their message was lost.")

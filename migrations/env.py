@@ -1,8 +1,9 @@
 """Run by alembic. The URL comes from the caller (app.storage.db.alembic_config) or from `alembic -x url=...`."""
 
 from alembic import context
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 
+from app.storage.db import make_engine, with_driver
 from app.storage.tables import Base, UtcDateTime
 
 #: two processes that start at once must not both create the tables: one waits for the other (any number will do)
@@ -15,7 +16,7 @@ def render_item(kind, item, _context):
 
 
 url = context.config.attributes.get("url") or context.get_x_argument(as_dictionary=True)["url"]
-engine = create_engine(url)
+engine = make_engine(with_driver(url))
 with engine.connect() as connection:
     context.configure(connection=connection, target_metadata=Base.metadata, render_as_batch=True, render_item=render_item)
     with context.begin_transaction():

@@ -32,10 +32,10 @@ SWEEP_S = 2.0
 
 
 class Worker:
-    """Runs jobs in threads of this process. `services` is what requests should use here: it can enqueue."""
+    """Runs jobs in threads of this process."""
 
     def __init__(self, services: Services, queue: Queue, *, threads: int = 1) -> None:
-        self.services = replace(services, enqueue=queue.put)
+        self.services = replace(services, enqueue=queue.put, fit_wait_s=None)
         self._queue = queue
         self._threads = Threads(queue.broker, worker_threads=threads, worker_timeout=POLL_MS)
         self._threads.queue_prefetch = threads  # a job that waits behind another here could run elsewhere
@@ -79,6 +79,7 @@ class Caretaker(threading.Thread):
     def run(self) -> None:
         pause = min(SWEEP_S, self._services.lease_s / RENEWALS)
         while True:
+            telemetry.CARETAKER.set_to_current_time()
             for duty in (self._leases.renew, self._sweep):
                 try:
                     duty()
@@ -95,9 +96,10 @@ class Caretaker(threading.Thread):
             self.join()
 
     def _sweep(self) -> None:
-        incarnation = self._queue.incarnation()
-        lost = incarnation != self._incarnation
-        count = jobs.sweep(self._services, all_queued=lost, queue_empty=self._queue.waiting() == 0)
+        incarnation, empty = self._queue.incarnation(), self._queue.waiting() == 0
+        # A process that has just started cannot know what was there before: what waits in the queue speaks for its memory.
+        lost = empty if self._incarnation is None else incarnation != self._incarnation
+        count = jobs.sweep(self._services, all_queued=lost, queue_empty=empty)
         self._incarnation = incarnation
         if count:
             telemetry.SWEPT_JOBS.inc(count)

@@ -16,9 +16,11 @@ from multiprocessing.context import SpawnProcess
 
 import torch
 from prometheus_client import start_http_server
+from sqlalchemy.exc import SQLAlchemyError
 
 from app import logs
 from app.settings import Settings
+from app.storage.db import SchemaOutdated
 from app.wiring import make_queue, make_services
 from workers.main import Worker
 
@@ -41,8 +43,9 @@ def devices(wish: str) -> list[str]:
         return [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
     found = [name.strip() for name in wish.split(",") if name.strip()]
     for name in found:
-        device = torch.device(name) if name.partition(":")[0] in ("cpu", "cuda") else None
-        if device is None or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
+        kind, colon, index = name.partition(":")
+        known = name == "cpu" or (kind == "cuda" and (not colon or index.isdecimal()))
+        if not known or (kind == "cuda" and int(index or 0) >= torch.cuda.device_count()):
             raise ValueError(f"there is no device {name!r} here: auto, cpu, or some of {torch.cuda.device_count()} CUDA devices")
     if not found:
         raise ValueError("expected auto, cpu, or CUDA devices")
@@ -81,7 +84,7 @@ def work(settings: Settings, device: str, number: int) -> int:
     ended.wait()
     log.info("worker %d stops", os.getpid())
     worker.stop()
-    services.db.close()
+    services.close()
     return 0
 
 
@@ -114,9 +117,11 @@ def _watch(settings: Settings, wanted: list[str]) -> int:
 
 def command() -> None:
     """The entry of `python -m workers`."""
-    settings = Settings()
-    logs.configure(settings.log_format)
     try:
+        settings = Settings()
+        logs.configure(settings.log_format)
         sys.exit(main(settings))
-    except (NoQueue, ValueError) as error:
+    except (NoQueue, SchemaOutdated, ValueError, OSError) as error:  # wrong settings are ValueErrors
         sys.exit(str(error))
+    except SQLAlchemyError as error:
+        sys.exit(f"the database cannot be used: {error}")

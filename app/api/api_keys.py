@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.deps import Administers, IdempotencyKey, Limit, Svc
+from app.api.deps import Administers, IdempotencyKey, Limit, Moment, Svc
 from app.api.problems import documented
 from app.api.wire import Body, JsonRoute
 from app.errors import ResourceGone
@@ -37,7 +37,7 @@ class NewApiKey(Body):
     scopes: Annotated[list[Annotated[Scope, Field(strict=False)]], Field(min_length=1, max_length=3)] = Field(
         default=[Scope.read], description="admin includes write, write includes read"
     )
-    expires_at: Annotated[datetime, Field(strict=False)] | None = Field(None, description="with its offset from UTC")
+    expires_at: Annotated[Moment, Field(strict=False)] | None = Field(None, description="with its offset from UTC")
     rate_limit: Annotated[str, Field(pattern=RATE, max_length=100)] | None = Field(None, examples=["600/minute"])
 
 
@@ -164,7 +164,7 @@ def list_writes(
     services: Svc,
     project: Administers,
     before: Annotated[
-        datetime | None, Query(description="Only writes before this moment; the last one's of the page before.")
+        Moment | None, Query(description="Only writes before this moment; the last one's of the page before.")
     ] = None,
     limit: Limit = 100,
 ) -> AuditPage:

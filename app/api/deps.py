@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import Depends, Header, Path, Query, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
+from pydantic import AfterValidator, AwareDatetime
 
 from app.api.wire import NAME
 from app.errors import ScopeMissing
@@ -42,6 +44,17 @@ IdempotencyKey = Annotated[
     str | None,
     Header(description="Send a request again under the same key, and what it makes is made once. Recognised for a day."),
 ]
+
+
+def _utc(moment: datetime) -> datetime:
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("outside the calendar") from None
+
+
+#: a moment with its offset from UTC
+Moment = Annotated[AwareDatetime, AfterValidator(_utc)]
 PathName = Annotated[str, Path(pattern=NAME)]
 After = Annotated[str, Query(max_length=100, description="Names after this one; the last name of the page before.")]
 Limit = Annotated[int, Query(ge=1, le=1000)]

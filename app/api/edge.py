@@ -31,7 +31,8 @@ from app.services.keys import Caller, KeyRing
 log = logging.getLogger("anchorage.request")
 
 #: answered to everyone: they say nothing about anyone's data
-PUBLIC = frozenset({"/livez", "/readyz", "/docs", "/redoc", "/openapi.json", "/docs/oauth2-redirect"})
+PROBES = frozenset({"/livez", "/readyz"})
+PUBLIC = PROBES | frozenset({"/docs", "/redoc", "/openapi.json", "/docs/oauth2-redirect"})
 PUBLIC_FOLDER = "/static-offline-docs/"
 
 #: a client's own id of a request, if it is short and plain
@@ -83,17 +84,20 @@ class Edge:
         public = scope["path"] in PUBLIC or scope["path"].startswith(PUBLIC_FOLDER)
         try:
             with contextlib.ExitStack() as room:
-                try:
+                if scope["path"] not in PROBES:
                     self._check_host(headers)
-                    if not public:
-                        caller = await self._admit(scope, headers)
-                        scope["state"]["caller"] = caller
-                        origin.set(Origin(text=answer.request_id, key_id=caller.key_id))
-                        room.enter_context(self._room(scope, headers))
-                except AnchorageError as error:
-                    await self._refuse(error, scope, receive, answer.send)
-                    return
+                if not public:
+                    caller = await self._admit(scope, headers)
+                    scope["state"]["caller"] = caller
+                    origin.set(Origin(text=answer.request_id, key_id=caller.key_id))
+                    room.enter_context(self._room(scope, headers))
                 await self._app(scope, receive, answer.send)
+        except AnchorageError as error:  # raised here: those of a route are answered further in
+            await self._refuse(error, scope, receive, answer.send)
+        except Exception as fault:  # here and not further out, so that this answer too has its id and is counted as what it is
+            if answer.begun:
+                raise
+            await problems.internal(Request(scope), fault)(scope, receive, answer.send)
         finally:
             _record(scope, answer, quiet=public)
 
@@ -154,6 +158,9 @@ class Edge:
         await response(scope, receive, send)
 
 
+UNANSWERED = 499
+
+
 class _Answer:
     """Watches an answer on its way out."""
 
@@ -163,7 +170,11 @@ class _Answer:
         self.request_id = request_id
         self.started = time.perf_counter()
         #: what a request that never got an answer counts as
-        self.status = 499
+        self.status = UNANSWERED
+
+    @property
+    def begun(self) -> bool:
+        return self.status != UNANSWERED
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":

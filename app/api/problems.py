@@ -79,7 +79,6 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(errors.AnchorageError, _anchorage_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _unexpected_error)
 
 
 def status_of(error: errors.AnchorageError) -> HTTPStatus:
@@ -164,7 +163,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return response
 
 
-async def _unexpected_error(request: Request, error: Exception) -> Response:
+def internal(request: Request, error: Exception) -> Response:
     """A fault of ours: the client gets an id that the log has too, and nothing of the inside."""
     incident = getattr(request.state, "request_id", None) or uuid4().hex
     log.error("incident %s at %s %s", incident, request.method, request.url.path, exc_info=error)

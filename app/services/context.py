@@ -17,9 +17,9 @@ from app.storage.db import Database
 #: a running job belongs to its worker for this long after the worker's last sign of life
 LEASE_S = 30.0
 
-#: fits at once in one process, and how long another one waits for its turn: it occupies a thread that could answer others
+#: fits at once in one process, and how long a request waits for its turn: it occupies a thread that could answer others
 FITS = 2
-FIT_WAIT_S = 30
+FIT_WAIT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,19 @@ class Services:
     device: str = "cpu"
     #: hands a job's id to a worker, after so many seconds; raises QueueAway
     enqueue: Callable[[str, float], None] = lambda job_id, pause_s: None
+    #: how long to wait for a turn at heavy work; None: for as long as it takes
+    fit_wait_s: float | None = FIT_WAIT_S
     _fits: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(FITS))
+
+    def close(self) -> None:
+        """Give connections back. What comes after fails or connects anew."""
+        self.db.close()
+        self.cache.close()
 
     @contextmanager
     def heavy(self) -> Iterator[None]:
         """A turn at work that keeps all cores busy. Raises Overloaded when none comes."""
-        if not self._fits.acquire(timeout=FIT_WAIT_S):
+        if not self._fits.acquire(timeout=self.fit_wait_s):
             raise Overloaded("the server is fitting as many translators as it can", retry_after_s=5)
         try:
             yield

@@ -38,7 +38,7 @@ ATTEMPTS = 5
 #: a queued job that nobody has claimed for so long is handed to the queue again, once the queue is empty
 UNCLAIMED_S = 5.0
 
-#: after a failed try: this, doubled with each
+#: after a failed try: this, or as long as the error says, doubled with each
 BACKOFF_S = 1.0
 
 #: jobs handed to the queue again in one sweep
@@ -214,7 +214,7 @@ def _run(services: Services, row: tables.Job, lease: str, runners: dict[str, Run
         raise
     except Unavailable as error:
         log.warning("%s: %s", error.code, error.detail)
-        return _try_again(services, row, lease, {"code": error.code, "detail": error.detail})
+        return _try_again(services, row, lease, {"code": error.code, "detail": error.detail}, error.retry_after_s or 0)
     except AnchorageError as error:
         _finish(services, lease, JobState.failed, error={"code": error.code, "detail": error.detail, "field": error.field})
         return "failed"
@@ -292,12 +292,12 @@ def _finish(
             return
 
 
-def _try_again(services: Services, row: tables.Job, lease: str, error: dict[str, Any]) -> str:
-    """After a try that failed for a reason that may pass: wait and queue again, or after the last one, end."""
+def _try_again(services: Services, row: tables.Job, lease: str, error: dict[str, Any], wait_s: float = 0.0) -> str:
+    """After a try that failed for a reason that may pass: wait and queue again, longer each time, or after the last one, end."""
     if row.attempts >= ATTEMPTS:
         _finish(services, lease, JobState.failed, error=error)
         return "failed"
-    pause_s = BACKOFF_S * 2 ** (row.attempts - 1)
+    pause_s = max(BACKOFF_S, wait_s) * 2 ** (row.attempts - 1)
     with services.db.transaction() as session:
         registry.change_leased(session, lease, state=JobState.queued, lease=None, due_at=_due(pause_s), error=error)
     _enqueue(services, row.id, pause_s)

@@ -87,24 +87,22 @@ def create_key(
 def rotate_key(services: Services, project: str, key_id: str, *, grace_s: float) -> tuple[tables.ApiKey, str]:
     """A new key like the old one, which works for `grace_s` longer and no more. Raises ApiKeyNotFound, InvalidRequest."""
     now = tables.now()
+    secret = secrets.token_urlsafe(32)
     with services.db.transaction() as session:
-        old = registry.api_key(session, project, key_id)
+        old = registry.api_key(session, project, key_id, lock=True)
         if old.revoked_at is not None or (old.expires_at is not None and old.expires_at <= now):
             raise InvalidRequest("this key does not work any more: make a new one", field="id")
-    secret = secrets.token_urlsafe(32)
-    row = tables.ApiKey(
-        project=project,
-        name=old.name,
-        scopes=old.scopes,
-        secret_hash=_hash(secret),
-        rate_limit=old.rate_limit,
-        expires_at=old.expires_at,
-    )
-    with services.db.transaction() as session:
-        session.add(row)
-        old = registry.api_key(session, project, key_id)
+        row = tables.ApiKey(
+            project=project,
+            name=old.name,
+            scopes=old.scopes,
+            secret_hash=_hash(secret),
+            rate_limit=old.rate_limit,
+            expires_at=old.expires_at,
+        )
         end = now + timedelta(seconds=grace_s)
         old.expires_at = end if old.expires_at is None else min(end, old.expires_at)
+        session.add(row)
         session.flush()
         note(session, project, "rotate", "api-key", key_id, row)
     return row, f"anc_{row.id}_{secret}"
@@ -113,7 +111,7 @@ def rotate_key(services: Services, project: str, key_id: str, *, grace_s: float)
 def revoke_key(services: Services, project: str, key_id: str) -> None:
     """End a key now; revoking twice is no error. Raises ApiKeyNotFound."""
     with services.db.transaction() as session:
-        row = registry.api_key(session, project, key_id)
+        row = registry.api_key(session, project, key_id, lock=True)
         if row.revoked_at is None:
             row.revoked_at = tables.now()
             note(session, project, "revoke", "api-key", key_id)
@@ -124,9 +122,11 @@ def check_rate(text: str | None, *, field: str) -> None:
     if text is None:
         return
     try:
-        limits.parse_many(text)
+        items = limits.parse_many(text)
     except ValueError:
-        raise InvalidRequest("expected a rate like 600/minute, or several separated by ;", field=field) from None
+        items = []
+    if not items or any(item.amount < 1 for item in items):
+        raise InvalidRequest("expected a rate like 600/minute, or several separated by ;", field=field)
 
 
 class KeyRing:

@@ -11,7 +11,7 @@ import orjson
 from sqlalchemy.orm import Session
 from torch import Tensor
 
-from app.errors import InvalidOption, OutOfRange, UnknownOption
+from app.errors import Conflict, InvalidOption, OutOfRange, UnknownOption
 from app.maths import graded, methods, quality, selection
 from app.maths.crossfit import cross_fit
 from app.maths.space import normalise
@@ -259,10 +259,15 @@ def _written_down(
         method=method,
         options=dict(options),
     )
-    with services.db.transaction() as session:
-        if not registry.has_translator(session, row):
-            session.add(row)
-            note(session, project, "create", "translator", content)
+    try:
+        with services.db.transaction() as session:
+            if not registry.has_translator(session, row):
+                session.add(row)
+                note(session, project, "create", "translator", content)
+    except Conflict:  # another process wrote it at the same moment, unless one of the spaces has gone
+        with services.db.transaction() as session:
+            if not registry.has_translator(session, row):
+                raise
     return content
 
 

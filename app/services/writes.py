@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -10,9 +11,11 @@ from typing import TypeVar
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from app.errors import Conflict, IdempotencyKeyReused, RequestInProgress, ResourceGone
+from app.errors import Conflict, DatabaseUnavailable, IdempotencyKeyReused, RequestInProgress, ResourceGone
 from app.services.context import Repeat, Services, origin
 from app.storage import registry, tables
+
+log = logging.getLogger("anchorage.writes")
 
 #: a try that has not ended by then was lost with its process, and another may make what it did not
 CLAIM_S = 60
@@ -49,8 +52,7 @@ def once(services: Services, project: str, table: type[Made], make: Callable[[],
     try:
         row = make()
     except Exception:
-        with services.db.transaction() as session:
-            registry.release_request(session, *claim)
+        _release(services, claim)
         raise
     finally:
         origin.reset(token)
@@ -89,6 +91,15 @@ def _claim(services: Services, project: str, repeat: Repeat) -> tuple[str, str] 
         if not registry.take_over_request(session, row.id, now=tables.now(), claim=claim, until=until):
             raise busy
         return row.id, claim
+
+
+def _release(services: Services, claim: tuple[str, str]) -> None:
+    """Forget a request that made nothing. A database that is away remembers it until its claim ends."""
+    try:
+        with services.db.transaction() as session:
+            registry.release_request(session, *claim)
+    except DatabaseUnavailable as error:
+        log.warning("an idempotent request is remembered for %d s more: %s", CLAIM_S, error.detail)
 
 
 def _recall(services: Services, table: type[Made], row_id: str) -> Made:

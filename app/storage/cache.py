@@ -84,6 +84,10 @@ class Cache:
         self.memory = MemoryCache(limit_bytes)
         self.store = store
 
+    def close(self) -> None:
+        if self.store is not None:
+            self.store.close()
+
     def get_or_make(
         self,
         key: Key,
@@ -124,6 +128,9 @@ class RedisStore:
         self._get = client.register_script(_GET)
         self._put = client.register_script(_PUT)
 
+    def close(self) -> None:
+        self._client.close()
+
     def get_or_make(self, kind: str, key: bytes, make: Callable[[], Value], shared: Shared[Value]) -> Value:
         """The entry's value, or `make()`'s, which becomes the entry."""
         name = f"{kind}:{hashlib.blake2b(key, digest_size=20).hexdigest()}"
@@ -151,6 +158,7 @@ class RedisStore:
             except (Corrupt, KeyError):
                 log.warning("cache entry %s is corrupt: made anew", name)
                 telemetry.CACHE.labels(kind, "corrupt").inc()
+                self._client.delete(self._names(name)[0])
                 return None
             telemetry.CACHE.labels(kind, "redis").inc()
             return value
@@ -174,9 +182,10 @@ class RedisStore:
             yield
         finally:
             if held:
-                with self._reach("lock"):
+                with self._reach("lock") as reachable:
                     try:
-                        lock.release()
+                        if reachable:
+                            lock.release()
                     except LockError:
                         log.info("making %s took longer than %d s", name, MAKING_S)
 
@@ -215,6 +224,7 @@ return data
 
 #: KEYS entry, used, sizes; ARGV name, now, data, limit, prefix of entries. The least recently used go until it fits
 _PUT = """
+if redis.call('EXISTS', KEYS[2]) == 0 then redis.call('DEL', KEYS[3]) end
 local old = redis.call('HGET', KEYS[3], ARGV[1]) or 0
 redis.call('SET', KEYS[1], ARGV[3])
 redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])

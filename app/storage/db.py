@@ -13,7 +13,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine, event, text
+from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
@@ -46,12 +46,8 @@ class Database:
     """SQLite or PostgreSQL behind one interface."""
 
     def __init__(self, url: str | URL) -> None:
-        self.url = make_url(url)
-        if self.url.drivername in ("postgresql", "postgres"):  # what people paste; the driver here is psycopg 3
-            self.url = self.url.set(drivername="postgresql+psycopg")
-        self.engine = create_engine(self.url, **_engine_options(self.url))
-        if is_sqlite(self.url):
-            event.listen(self.engine, "connect", _tune_sqlite)
+        self.url = with_driver(url)
+        self.engine = make_engine(self.url)
         self._session = sessionmaker(self.engine, expire_on_commit=False)
 
     @contextmanager
@@ -73,6 +69,7 @@ class Database:
             except DataError as error:
                 raise InvalidRequest("a value that the database cannot hold") from error
             except LOST as error:
+                session.rollback()  # new rows are new again: a caller may add them once more
                 raise DatabaseUnavailable("the database does not answer now; try again", retry_after_s=2) from error
 
     def ping(self) -> None:
@@ -112,6 +109,20 @@ class Database:
                 return
 
 
+def with_driver(url: str | URL) -> URL:
+    """The URL as people paste it, with psycopg 3 as PostgreSQL's driver."""
+    parsed = make_url(url)
+    return parsed.set(drivername="postgresql+psycopg") if parsed.drivername in ("postgresql", "postgres") else parsed
+
+
+def make_engine(url: URL) -> Engine:
+    """An engine with the settings that both databases want of us."""
+    engine = create_engine(url, **_engine_options(url))
+    if is_sqlite(url):
+        event.listen(engine, "connect", _tune_sqlite)
+    return engine
+
+
 def sqlite_url(file: Path) -> URL:
     """The URL of a SQLite file, whatever characters its path has."""
     return URL.create("sqlite", database=str(file.absolute()))
@@ -133,7 +144,7 @@ def _engine_options(url: URL) -> dict[str, Any]:
     if is_sqlite(url):
         return {"connect_args": {"timeout": BUSY_TIMEOUT_S}}
     return {
-        "connect_args": {"connect_timeout": 3},
+        "connect_args": {"connect_timeout": 3, "client_encoding": "utf8"},
         "pool_pre_ping": True,
         "pool_size": POOL_SIZE,
         "max_overflow": POOL_OVERFLOW,

@@ -220,9 +220,10 @@ def named_blobs(session: Session) -> set[str]:
     return named
 
 
-def api_key(session: Session, project: str, key_id: str) -> ApiKey:
-    """Raises ApiKeyNotFound."""
-    row = session.scalar(select(ApiKey).where(ApiKey.project == project, ApiKey.id == key_id))
+def api_key(session: Session, project: str, key_id: str, *, lock: bool = False) -> ApiKey:
+    """`lock`: nobody else changes it until the transaction ends. Raises ApiKeyNotFound."""
+    query = select(ApiKey).where(ApiKey.project == project, ApiKey.id == key_id)
+    row = session.scalar(query.with_for_update() if lock else query)
     if row is None:
         raise ApiKeyNotFound(f"there is no API key {key_id!r}", field="id")
     return row

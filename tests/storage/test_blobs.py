@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from app.errors import StorageUnavailable
 from app.storage.blobs import ORPHAN_AGE_S, BlobStore, _write_whole
 
 
@@ -66,7 +68,7 @@ def test_a_damaged_file_is_not_read(blobs, damage):
     digest = blobs.put({"a": torch.ones(3)})
     (path,) = files(blobs)
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match="damaged"):
+    with pytest.raises(StorageUnavailable, match="damaged"):
         blobs.get(digest)
 
 
@@ -79,9 +81,34 @@ def test_writing_the_content_again_heals_a_damaged_file(blobs):
     assert torch.equal(blobs.get(digest)["a"], torch.ones(3))
 
 
-def test_a_missing_file_is_said_to_be_missing(blobs):
-    with pytest.raises(FileNotFoundError):
+def test_a_missing_file_is_unavailable_and_says_when_to_ask_again(blobs):
+    with pytest.raises(StorageUnavailable) as caught:
         blobs.get("0" * 64)
+    assert caught.value.retry_after_s > 0
+    assert "0" * 64 not in caught.value.detail  # what a file is called is the operator's to know
+
+
+def test_a_folder_that_went_away_is_unavailable(blobs):
+    digest = blobs.put({"a": torch.ones(3)})
+    blobs.root.rename(blobs.root.with_name("away"))
+    for call in (lambda: blobs.get(digest), lambda: blobs.put({"a": torch.zeros(3)})):
+        with pytest.raises(StorageUnavailable):
+            call()
+
+
+def test_a_full_disk_is_unavailable_and_nothing_is_left_behind(blobs):
+    """The kernel refuses to let the file grow, as a full disk does."""
+    kept = blobs.put({"a": torch.ones(3)})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(StorageUnavailable) as caught:
+            blobs.put({"a": torch.ones(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.retry_after_s > 0
+    assert [path.name for path in files(blobs)] == [kept]
+    assert torch.equal(blobs.get(blobs.put({"a": torch.ones(100_000)}))["a"], torch.ones(100_000))
 
 
 def test_a_sweep_takes_only_old_files_that_nothing_names(blobs):

@@ -1,4 +1,4 @@
-"""The in-process cache."""
+"""The in-process cache; the one in Redis is in test_redis_store.py."""
 
 from __future__ import annotations
 

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
-from pathlib import Path
 
+import psycopg
 import pytest
 from sqlalchemy import select, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.errors import Conflict
-from app.storage import tables
+from app.errors import Conflict, DatabaseUnavailable, InvalidRequest
+from app.storage import registry, tables
 from app.storage.db import Database, is_sqlite, sqlite_url
 
 
 @pytest.fixture
-def db(tmp_path: Path) -> Iterator[Database]:
-    db = Database(f"sqlite:///{tmp_path / 'test.db'}")
-    db.migrate()
-    yield db
-    db.close()
+def db(empty: Database) -> Database:
+    return empty
 
 
 def encoder(name="e", **more) -> tables.Encoder:
@@ -137,11 +134,119 @@ def test_the_data_folder_may_have_any_name(tmp_path, folder):
     assert (tmp_path / folder / "anchorage.db").is_file()
 
 
-def test_write_ahead_log_is_on(db):
+def test_write_ahead_log_is_on(tmp_path):
+    db = Database(sqlite_url(tmp_path / "test.db"))
     with db.transaction() as session:
         assert session.scalar(text("PRAGMA journal_mode")) == "wal"
+        assert session.scalar(text("PRAGMA foreign_keys")) == 1
+    db.close()
 
 
 def test_is_sqlite():
     assert is_sqlite("sqlite:///x.db")
     assert not is_sqlite("postgresql+psycopg://u@h/d")
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
+def test_the_urls_that_people_paste_all_mean_psycopg_3(scheme, postgres_url):
+    db = Database(f"{scheme}://{postgres_url.partition('://')[2]}")
+    assert db.engine.driver == "psycopg"
+    db.ping()
+    db.close()
+
+
+def test_moments_of_a_postgresql_in_another_zone_come_back_in_utc(postgres):
+    with postgres.transaction() as session:
+        session.execute(text("SET LOCAL timezone = 'Asia/Kolkata'"))
+        session.add(encoder())
+        session.flush()
+        session.expire_all()
+        assert session.scalars(select(tables.Encoder)).one().created_at.utcoffset() == timedelta(0)
+
+
+# --- what a database cannot hold ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", [{"name": "a\0b"}, {"name": "x" * 101}, {"dim": 2**40}, {"options": {"x": float("nan")}}])
+def test_what_postgresql_cannot_hold_is_an_invalid_request_and_leaves_nothing(postgres, row):
+    with pytest.raises(InvalidRequest), postgres.transaction() as session:
+        session.add_all(
+            [encoder("good"), tables.Encoder(**{"name": "e", "kind": "external", "dim": 2, "modality": "text"} | row)]
+        )
+    assert names(postgres) == []
+
+
+def test_a_name_that_postgresql_cannot_hold_is_not_found_either(postgres):
+    with pytest.raises(InvalidRequest), postgres.transaction() as session:
+        registry.by_name(session, tables.Encoder, "default", "a\0b")
+
+
+# --- a database that goes away --------------------------------------------------------------------------------------------
+
+
+def end_all(postgres: Database) -> None:
+    """What a restart does to every connection of this database."""
+    with psycopg.connect(postgres.url.set(drivername="postgresql").render_as_string(False), autocommit=True) as connection:
+        others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+        connection.execute(f"{others} AND pid <> pg_backend_pid()")
+
+
+def test_connections_lost_between_transactions_are_nobodys_concern(postgres):
+    for number in range(3):
+        with postgres.transaction() as session:
+            session.add(encoder(f"e{number}"))
+        end_all(postgres)
+    assert names(postgres) == ["e0", "e1", "e2"]
+
+
+def add_and_lose(postgres: Database, row: tables.Encoder, *more: tables.Encoder) -> None:
+    """Add a row in a transaction whose connection is lost before it adds more and commits."""
+    with postgres.transaction() as session:
+        session.add(row)
+        session.flush()
+        end_all(postgres)
+        session.add_all(more)
+        session.flush()
+
+
+@pytest.mark.parametrize("more", [[], ["second"]], ids=["at its commit", "before it"])
+def test_a_connection_lost_within_a_transaction_is_said_and_nothing_of_it_is_committed(postgres, more):
+    with pytest.raises(DatabaseUnavailable) as caught:
+        add_and_lose(postgres, encoder("first"), *(encoder(name) for name in more))
+    assert caught.value.retry_after_s > 0
+    assert names(postgres) == []
+
+
+def test_rows_of_a_commit_that_was_lost_can_be_added_again(postgres):
+    row = encoder()
+    with pytest.raises(DatabaseUnavailable):
+        add_and_lose(postgres, row)
+    with postgres.transaction() as session:
+        session.add(row)
+    assert names(postgres) == ["e"]
+
+
+def test_a_server_that_is_not_there_is_unavailable_and_says_when_to_ask_again(monkeypatch):
+    monkeypatch.setattr("app.storage.db.CONNECT_FOR_S", 0.2)
+    db = Database("postgresql://nobody@127.0.0.1:1/nothing")
+    with pytest.raises(DatabaseUnavailable) as caught, db.transaction():
+        pass
+    assert caught.value.retry_after_s > 0
+    with pytest.raises(SQLAlchemyError):
+        db.ping()
+    db.close()
+
+
+def test_a_server_that_comes_back_in_time_is_waited_for(postgres):
+    """As in a restart: no new connections for a moment, and the old ones gone."""
+    name = postgres.url.database
+    admin = postgres.url.set(drivername="postgresql", database="postgres").render_as_string(False)
+    with psycopg.connect(admin, autocommit=True) as connection, ThreadPoolExecutor(1) as pool:
+        connection.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+        found = pool.submit(names, postgres)
+        time.sleep(0.5)
+        waited = not found.done()
+        connection.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
+        assert found.result() == []
+        assert waited

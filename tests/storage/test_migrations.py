@@ -1,46 +1,57 @@
-"""The migrations, run on a real file."""
+"""The migrations, run on real databases of both kinds."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psycopg
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine, inspect, select
+from sqlalchemy import Connection, create_engine, inspect, select, text
 
 from app.storage import tables
-from app.storage.db import Database, alembic_config
+from app.storage.db import Database, SchemaOutdated, alembic_config
+
+#: the advisory lock that migrations/env.py takes
+LOCK = 4_126_077_329
+ROOT = Path(__file__).parents[2]
+MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC)
 
 
-@pytest.fixture
-def url(tmp_path):
-    return f"sqlite:///{tmp_path / 'test.db'}"
-
-
-def look(url, function):
+def look(url: str, function: Callable[[Connection], Any]) -> Any:
     engine = create_engine(url)
-    with engine.connect() as connection:
+    with engine.begin() as connection:
         found = function(connection)
     engine.dispose()
     return found
 
 
-def test_the_newest_schema_is_what_the_tables_say(url):
-    command.upgrade(alembic_config(url), "head")
-
-    def difference(connection):
-        return compare_metadata(
-            MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True}),
-            tables.Base.metadata,
-        )
-
-    assert look(url, difference) == []
-    assert {table.name for table in tables.Base.metadata.sorted_tables} <= set(look(url, lambda c: inspect(c).get_table_names()))
+def difference(connection: Connection) -> list[Any]:
+    context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+    return list(compare_metadata(context, tables.Base.metadata))
 
 
-def test_every_constraint_has_the_name_the_tables_give_it(url):
-    command.upgrade(alembic_config(url), "head")
+def names(connection: Connection) -> list[str]:
+    return sorted(inspect(connection).get_table_names())
+
+
+def test_the_newest_schema_is_what_the_tables_say(database_url):
+    command.upgrade(alembic_config(database_url), "head")
+    assert look(database_url, difference) == []
+    assert {table.name for table in tables.Base.metadata.sorted_tables} <= set(look(database_url, names))
+
+
+def test_every_constraint_and_index_has_the_name_the_tables_give_it(database_url):
+    command.upgrade(alembic_config(database_url), "head")
 
     def constraints(connection):
         inspector = inspect(connection)
@@ -52,34 +63,141 @@ def test_every_constraint_has_the_name_the_tables_give_it(url):
             if table != "alembic_version"
         }
 
-    found = look(url, constraints)
+    found = look(database_url, constraints)
+    indices = look(database_url, lambda c: {t: {i["name"] for i in inspect(c).get_indexes(t)} for t in found})
     for table in tables.Base.metadata.sorted_tables:
         assert len(found[table.name]) == len(table.constraints), table.name
         assert None not in found[table.name]
+        assert {index.name for index in table.indexes} <= indices[table.name]
 
 
-def test_down_to_nothing_and_up_again(url):
-    config = alembic_config(url)
+def test_down_to_nothing_and_up_again(database_url):
+    config = alembic_config(database_url)
     command.upgrade(config, "head")
-    before = look(url, lambda c: sorted(inspect(c).get_table_names()))
+    before = look(database_url, names)
     command.downgrade(config, "base")
-    assert look(url, lambda c: inspect(c).get_table_names()) == ["alembic_version"]
+    assert look(database_url, names) == ["alembic_version"]
     command.upgrade(config, "head")
-    assert look(url, lambda c: sorted(inspect(c).get_table_names())) == before
+    assert look(database_url, names) == before
+    assert look(database_url, difference) == []
 
 
-def test_migrating_twice_changes_nothing_and_keeps_rows(url):
-    db = Database(url)
+def test_each_step_down_and_up_again_ends_at_the_same_schema(database_url):
+    config = alembic_config(database_url)
+    command.upgrade(config, "head")
+    for revision in ScriptDirectory.from_config(config).walk_revisions():
+        if revision.down_revision is not None:
+            command.downgrade(config, str(revision.down_revision))
+            command.upgrade(config, "head")
+            assert look(database_url, difference) == []
+
+
+def old_job(state: str, minute: int) -> dict[str, Any]:
+    """A row as revision 0001 had it."""
+    return {
+        "id": state,
+        "project": "default",
+        "kind": "bootstrap",
+        "state": state,
+        "arguments": '{"name": "s"}',
+        "attempts": 2,
+        "cancel_requested": state == "cancelled",
+        "progress": '{"done": 3, "total": 9}',
+        "created_at": MOMENT.replace(minute=minute) if minute else MOMENT,
+    }
+
+
+def put_old_jobs(connection: Connection) -> None:
+    for minute, state in enumerate(("queued", "running", "succeeded", "failed", "cancelled")):
+        columns = old_job(state, minute)
+        values = ", ".join(f":{name}" for name in columns)
+        moment = columns["created_at"]
+        columns["created_at"] = moment if connection.dialect.name == "postgresql" else moment.replace(tzinfo=None)
+        connection.execute(
+            text(f"INSERT INTO jobs ({', '.join(columns)}) VALUES ({values})"),  # noqa: S608
+            {**columns, "created_at": str(columns["created_at"])},
+        )
+
+
+def test_jobs_of_the_first_version_are_taken_along_in_every_state(database_url):
+    command.upgrade(alembic_config(database_url), "0001")
+    look(database_url, put_old_jobs)
+    db = Database(database_url)
     db.migrate()
     with db.transaction() as session:
+        rows = {row.id: row for row in session.scalars(select(tables.Job))}
+    db.close()
+    states = {job_id: row.state for job_id, row in rows.items()}
+    # No lease holds the running one: its worker is one of before.
+    assert states == {**{state: state for state in states}, "running": "queued"}
+    assert len(rows) == 5
+    for row in rows.values():
+        assert (row.version, row.lease, row.lease_until, row.attempts) == (0, None, None, 2)
+        assert row.due_at == row.created_at
+        assert (row.arguments, row.progress) == ({"name": "s"}, {"done": 3, "total": 9})
+    assert rows["queued"].created_at == MOMENT
+    assert rows["cancelled"].cancel_requested is True
+
+
+def test_jobs_outlive_the_way_back_to_the_first_version(database_url):
+    config = alembic_config(database_url)
+    command.upgrade(config, "head")
+    db = Database(database_url)
+    with db.transaction() as session:
+        session.add(tables.Job(id="a", kind="bootstrap", state="queued", arguments={"x": 1}, lease="b" * 32))
+    db.close()
+    command.downgrade(config, "0001")
+    assert look(database_url, lambda c: c.execute(text("SELECT id, state FROM jobs")).all()) == [("a", "queued")]
+    assert "lease" not in look(database_url, lambda c: {column["name"] for column in inspect(c).get_columns("jobs")})
+
+
+def test_migrating_twice_changes_nothing_and_keeps_rows(empty):
+    with empty.transaction() as session:
         session.add(tables.Encoder(name="e", kind="external", dim=2, modality="text"))
-    db.migrate()
-    with db.transaction() as session:
+    empty.migrate()
+    with empty.transaction() as session:
         assert session.scalars(select(tables.Encoder.name)).all() == ["e"]
+
+
+def test_of_two_migrations_at_the_same_moment_one_waits_for_the_other(postgres_url):
+    script = "import sys; from app.storage.db import Database; Database(sys.argv[1]).migrate()"
+    # Both are held up before the first table until both stand there.
+    with psycopg.connect(postgres_url.replace("+psycopg", "")) as gate:
+        gate.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
+        both = [
+            subprocess.Popen([sys.executable, "-c", script, postgres_url], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+            for _ in range(2)
+        ]
+        waiting = (
+            "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database "
+            "WHERE locktype = 'advisory' AND NOT granted AND objid = %s AND datname = current_database()"
+        )
+        for _ in range(600):
+            found = gate.execute(waiting, (LOCK & 0xFFFFFFFF,))
+            if found.fetchone() == (2,):
+                break
+            time.sleep(0.05)
+        else:
+            raise AssertionError("they never waited for each other")
+    for process in both:
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+    assert look(postgres_url, difference) == []
+
+
+@pytest.mark.parametrize("revision", ["base", "0001"])
+def test_an_outdated_schema_is_refused_with_what_to_do(database_url, revision):
+    db = Database(database_url)
+    if revision != "base":
+        command.upgrade(alembic_config(database_url), revision)
+    with pytest.raises(SchemaOutdated, match="anchorage migrate"):
+        db.require_schema()
+    db.migrate()
+    db.require_schema()
     db.close()
 
 
-def test_the_revisions_are_one_line(url):
-    script = ScriptDirectory.from_config(alembic_config(url))
+def test_the_revisions_are_one_line(tmp_path):
+    script = ScriptDirectory.from_config(alembic_config(f"sqlite:///{tmp_path / 'test.db'}"))
     assert len(script.get_heads()) == 1
     assert len(script.get_bases()) == 1

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
 from app.errors import (
     AnchorSetNotFound,
     AnchorsNotEmbedded,
+    ApiKeyNotFound,
     EncoderNotFound,
     HeadNotFound,
     JobNotFound,
@@ -25,10 +24,9 @@ DAY = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-def db(tmp_path: Path) -> Iterator[Database]:
+def db(empty: Database) -> Database:
     """Project `p`: encoders a and b, set s embedded by a, head h of b, head r of s; project `q`: an encoder a of its own."""
-    db = Database(f"sqlite:///{tmp_path / 'test.db'}")
-    db.migrate()
+    db = empty
     a, b, other = (
         tables.Encoder(project=project, name=name, kind="external", dim=dim, modality="text")
         for project, name, dim in (("p", "a", 1), ("p", "b", 2), ("q", "a", 3))
@@ -44,8 +42,7 @@ def db(tmp_path: Path) -> Iterator[Database]:
                 tables.Head(project="p", name="r", kind="linear", dim=4, classes=["x"], blob="3" * 64, anchor_set_id=s.id),
             ]
         )
-    yield db
-    db.close()
+    return db
 
 
 def test_names_are_found_in_their_project_only(db):
@@ -81,6 +78,19 @@ def test_pages_are_confined_to_the_project(db):
     with db.transaction() as session:
         assert [row.name for row in registry.page(session, tables.Encoder, "p", after="", limit=9)] == ["a", "b"]
         assert [row.dim for row in registry.page(session, tables.Encoder, "q", after="", limit=9)] == [3]
+
+
+def test_pages_show_every_name_once_whatever_order_the_database_has(db):
+    names = {"B", "a", "b", "_", "é", "Z", "z", "10", "9", "a b", "-", "日"}
+    with db.transaction() as session:
+        session.add_all(tables.AnchorSet(project="n", name=name, size=1) for name in names)
+    seen, after = [], ""
+    with db.transaction() as session:
+        while rows := registry.page(session, tables.AnchorSet, "n", after=after, limit=5):
+            seen += [row.name for row in rows]
+            after = seen[-1]
+    assert len(seen) == len(names)
+    assert set(seen) == names
 
 
 def test_a_space_is_found_or_missing(db):
@@ -159,3 +169,194 @@ def test_deleting_a_set_deletes_its_spaces_and_translators(db):
     with db.transaction() as session:
         assert session.query(tables.Space).count() == 0
         assert session.query(tables.Translator).count() == 0
+
+
+# --- jobs: every change is one conditional statement ----------------------------------------------------------------------
+
+
+def put(db, row) -> str:
+    with db.transaction() as session:
+        session.add(row)
+    return row.id
+
+
+def change(db, function, *arguments, **values):
+    with db.transaction() as session:
+        return function(session, *arguments, **values)
+
+
+def read(db, job_id) -> tables.Job:
+    with db.transaction() as session:
+        return session.get_one(tables.Job, job_id)
+
+
+def claim(db, job_id, lease, *, now=DAY, until=DAY + timedelta(seconds=30)) -> bool:
+    return change(db, registry.claim_job, job_id, lease=lease, now=now, until=until)
+
+
+def test_a_waiting_job_is_claimed_by_one(db):
+    job_id = put(db, job("queued"))
+    assert claim(db, job_id, "first")
+    assert not claim(db, job_id, "second")
+    row = read(db, job_id)
+    assert (row.state, row.lease, row.attempts, row.lease_until) == ("running", "first", 1, DAY + timedelta(seconds=30))
+
+
+@pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled"])
+def test_a_finished_job_is_claimed_by_nobody_and_never_changes(db, state):
+    job_id = put(db, job(state))
+    assert not claim(db, job_id, "late")
+    change(db, registry.cancel_job, job_id, now=DAY)
+    assert change(db, registry.retake_lost_jobs, now=DAY + timedelta(days=9), again=DAY) == []
+    assert change(db, registry.unclaimed_jobs, due=None, again=DAY, limit=9) == []
+    row = read(db, job_id)
+    assert (row.state, row.attempts, row.version, row.cancel_requested) == (state, 0, 0, False)
+
+
+def test_a_lease_that_ended_is_taken_over_and_one_that_holds_is_not(db):
+    job_id = put(db, job("queued"))
+    claim(db, job_id, "first")
+    assert not claim(db, job_id, "second", now=DAY + timedelta(seconds=30))
+    assert claim(db, job_id, "second", now=DAY + timedelta(seconds=31))
+    assert read(db, job_id).attempts == 2
+
+
+def test_a_renewed_lease_holds_longer_and_clients_see_no_event(db):
+    job_id = put(db, job("queued"))
+    claim(db, job_id, "first")
+    version = read(db, job_id).version
+    change(db, registry.renew_leases, ["first", "unknown"], until=DAY + timedelta(minutes=5))
+    assert not claim(db, job_id, "second", now=DAY + timedelta(minutes=4))
+    assert read(db, job_id).version == version
+
+
+def test_only_the_lease_a_job_runs_under_changes_it(db):
+    job_id = put(db, job("queued"))
+    claim(db, job_id, "first")
+    claim(db, job_id, "second", now=DAY + timedelta(minutes=1))
+    assert not change(db, registry.change_leased, "first", state="succeeded", result={"by": "first"})
+    assert change(db, registry.change_leased, "second", progress={"done": 1})
+    assert change(db, registry.change_leased, "second", state="succeeded")
+    assert not change(db, registry.change_leased, "second", state="failed")  # it has ended
+    assert (read(db, job_id).state, read(db, job_id).result) == ("succeeded", None)
+
+
+def test_every_change_that_a_client_can_see_counts_the_version_up(db):
+    job_id = put(db, job("queued"))
+    seen = [read(db, job_id).version]
+    for step in (
+        lambda: claim(db, job_id, "first"),
+        lambda: change(db, registry.change_leased, "first", progress={"done": 1}),
+        lambda: change(db, registry.cancel_job, job_id, now=DAY),
+        lambda: change(db, registry.retake_lost_jobs, now=DAY + timedelta(minutes=1), again=DAY),
+        lambda: change(db, registry.cancel_job, job_id, now=DAY),
+    ):
+        step()
+        seen.append(read(db, job_id).version)
+    assert seen == sorted(set(seen))
+    assert read(db, job_id).state == "cancelled"
+
+
+def test_lost_jobs_wait_again_and_those_of_the_living_are_left(db):
+    lost, living = put(db, job("queued")), put(db, job("queued"))
+    claim(db, lost, "lost")
+    claim(db, living, "living", until=DAY + timedelta(hours=1))
+    again = DAY + timedelta(minutes=2)
+    assert change(db, registry.retake_lost_jobs, now=DAY + timedelta(minutes=1), again=again) == [lost]
+    row = read(db, lost)
+    assert (row.state, row.lease, row.due_at, row.attempts) == ("queued", None, again, 1)
+    assert read(db, living).lease == "living"
+
+
+def test_unclaimed_jobs_come_oldest_first_once_they_are_due(db):
+    rows = [job("queued", minute) for minute in (3, 1, 2)]
+    for row, due in zip(rows, (0, 1, 9), strict=True):
+        row.due_at = DAY + timedelta(minutes=due)
+        put(db, row)
+    now, again = DAY + timedelta(minutes=5), DAY + timedelta(minutes=6)
+    assert change(db, registry.unclaimed_jobs, due=now, again=again, limit=9) == [rows[1].id, rows[0].id]
+    assert change(db, registry.unclaimed_jobs, due=now, again=again, limit=9) == []  # handed over, not due again yet
+    assert change(db, registry.unclaimed_jobs, due=None, again=again, limit=2) == [rows[1].id, rows[2].id]
+
+
+def test_jobs_are_counted_by_project_and_by_state(db):
+    for state in ("queued", "queued", "running", "failed"):
+        put(db, job(state))
+    put(db, job("queued", 5, project="q"))
+    assert change(db, registry.count_unfinished, "p") == 3
+    assert change(db, registry.count_unfinished) == 4
+    assert change(db, registry.count_jobs) == {"queued": 3, "running": 1, "succeeded": 0, "failed": 1, "cancelled": 0}
+    assert change(db, registry.oldest_queued) == DAY
+
+
+# --- keys, audit, requests that may be repeated ---------------------------------------------------------------------------
+
+
+def test_keys_are_their_projects_own(db):
+    key = put(db, tables.ApiKey(project="p", name="k", scopes=["read"], secret_hash="0" * 64))
+    assert change(db, registry.api_key, "p", key).name == "k"
+    assert [row.id for row in change(db, registry.api_keys, "p")] == [row.id for row in change(db, registry.api_keys)] == [key]
+    assert change(db, registry.api_keys, "q") == []
+    with pytest.raises(ApiKeyNotFound):
+        change(db, registry.api_key, "q", key)
+
+
+@pytest.mark.parametrize(
+    ("columns", "usable"),
+    [
+        ({}, True),
+        ({"expires_at": DAY + timedelta(1)}, True),
+        ({"expires_at": DAY}, False),
+        ({"revoked_at": DAY - timedelta(1)}, False),
+        ({"revoked_at": DAY, "expires_at": DAY + timedelta(1)}, False),
+    ],
+)
+def test_a_key_is_usable_until_it_expires_or_is_revoked(db, columns, usable):
+    assert change(db, registry.has_usable_key, now=DAY) is False
+    put(db, tables.ApiKey(name="k", scopes=["read"], secret_hash="0" * 64, **columns))
+    assert change(db, registry.has_usable_key, now=DAY) is usable
+
+
+def test_the_audit_log_comes_newest_first_and_is_its_projects_own(db):
+    for minute in (1, 2, 3):
+        moment = DAY + timedelta(minutes=minute)
+        put(db, tables.Audit(project="p", action="create", resource="head", name=f"h{minute}", origin="o", created_at=moment))
+    put(db, tables.Audit(project="q", action="create", resource="head", name="other", origin="o"))
+    assert [row.name for row in change(db, registry.audit, "p", before=None, limit=2)] == ["h3", "h2"]
+    assert [row.name for row in change(db, registry.audit, "p", before=DAY + timedelta(minutes=2), limit=9)] == ["h1"]
+
+
+def request(**columns) -> tables.IdempotentRequest:
+    values = {"project": "p", "key": "k", "fingerprint": "f" * 64, "claim": "first", "claimed_until": DAY}
+    return tables.IdempotentRequest(**{**values, **columns})
+
+
+def test_a_request_is_taken_over_once_its_claim_ended_and_while_nothing_was_made(db):
+    row = put(db, request())
+    until = DAY + timedelta(minutes=2)
+    assert not change(db, registry.take_over_request, row, now=DAY, claim="second", until=until)
+    assert change(db, registry.take_over_request, row, now=DAY + timedelta(minutes=1), claim="second", until=until)
+    assert not change(db, registry.settle_request, row, "first", made="a")
+    assert change(db, registry.settle_request, row, "second", made="b")
+    assert not change(db, registry.settle_request, row, "second", made="c")
+    assert not change(db, registry.take_over_request, row, now=DAY + timedelta(days=1), claim="third", until=until)
+    assert change(db, registry.idempotent_request, "p", "k").made == "b"
+    assert change(db, registry.idempotent_request, "q", "k") is None
+
+
+def test_a_request_is_released_by_its_own_claim_and_only_if_it_made_nothing(db):
+    row, settled = put(db, request()), put(db, request(key="other", made="a"))
+    change(db, registry.release_request, row, "second")
+    assert change(db, registry.idempotent_request, "p", "k") is not None
+    change(db, registry.release_request, row, "first")
+    assert change(db, registry.idempotent_request, "p", "k") is None
+    change(db, registry.release_request, settled, "first")
+    assert change(db, registry.idempotent_request, "p", "other") is not None
+
+
+def test_old_requests_are_forgotten(db):
+    put(db, request(created_at=DAY))
+    put(db, request(key="young", created_at=DAY + timedelta(minutes=1)))
+    change(db, registry.forget_requests, before=DAY + timedelta(seconds=1))
+    assert change(db, registry.idempotent_request, "p", "k") is None
+    assert change(db, registry.idempotent_request, "p", "young") is not None

@@ -1,0 +1,89 @@
+"""The use cases on both databases, without HTTP and without workers."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+import torch
+
+from app.services import spaces
+from app.services.context import Services
+from app.settings import Settings
+from app.storage import tables
+from app.storage.db import Database, sqlite_url
+from app.types import EncoderKind
+from app.wiring import make_services
+
+PROJECT = "p"
+
+
+@pytest.fixture(scope="session")
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("migrated") / "test.db"
+    db = Database(sqlite_url(file))
+    db.migrate()
+    db.close()
+    return file
+
+
+@pytest.fixture(scope="session")
+def migrated_postgres(postgres_server: str) -> Iterator[str]:
+    """A database whose rows are deleted after each test: migrating one for each of them takes most of the time."""
+    name = f"anchorage_test_{uuid4().hex}"
+    with psycopg.connect(postgres_server.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')
+        db = Database(postgres_server.rpartition("/")[0] + "/" + name)
+        db.migrate()
+        db.close()
+        yield postgres_server.rpartition("/")[0] + "/" + name
+        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+@pytest.fixture
+def on_sqlite(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Services]:
+    shutil.copy(migrated_sqlite, tmp_path / "anchorage.db")
+    services = make_services(Settings(data_dir=tmp_path))
+    yield services
+    services.db.close()
+
+
+@pytest.fixture
+def on_postgres(migrated_postgres: str, tmp_path: Path) -> Iterator[Services]:
+    services = make_services(Settings(data_dir=tmp_path, database_url=migrated_postgres))
+    yield services
+    with services.db.transaction() as session:
+        for table in reversed(tables.Base.metadata.sorted_tables):
+            session.execute(table.delete())
+    services.db.close()
+
+
+@pytest.fixture(params=["on_sqlite", "on_postgres"])
+def services(request: pytest.FixtureRequest) -> Services:
+    return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def stock() -> Callable[[Services], Services]:
+    """Puts into project `p` the encoders `a` (3) and `b` (2), and the set `s` of 12 items."""
+
+    def stock(services: Services) -> Services:
+        for name, dim in (("a", 3), ("b", 2)):
+            spaces.create_encoder(
+                services, PROJECT, name=name, kind=EncoderKind.external, dim=dim, model=None, revision=None, modality="text"
+            )
+        draw = torch.Generator().manual_seed(0)
+        embeddings = {"a": torch.randn(12, 3, generator=draw), "b": torch.randn(12, 2, generator=draw)}
+        spaces.create_anchor_set(services, PROJECT, name="s", embeddings=embeddings)
+        return services
+
+    return stock
+
+
+@pytest.fixture
+def stocked(services: Services, stock: Callable[[Services], Services]) -> Services:
+    return stock(services)

@@ -1,0 +1,273 @@
+"""API keys on both databases: who calls, how far that reaches, and that nobody learns a secret."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import datetime, timedelta
+
+import pytest
+from sqlalchemy import select
+
+from app.errors import ApiKeyNotFound, InvalidRequest, Unauthenticated
+from app.services import keys
+from app.services.context import Services
+from app.services.keys import Caller, KeyRing
+from app.storage import registry, tables
+from app.types import Scope
+
+PROJECT = "p"
+
+
+def make(services: Services, **more) -> tuple[tables.ApiKey, str]:
+    return keys.create_key(services, PROJECT, **{"name": "k", "scopes": [Scope.write]} | more)
+
+
+def alter(services: Services, key_id: str, **values: object) -> None:
+    with services.db.transaction() as session:
+        row = session.get_one(tables.ApiKey, key_id)
+        for name, value in values.items():
+            setattr(row, name, value)
+
+
+def opens(services: Services, key: str) -> bool:
+    """Whether a process that never saw the key lets it in."""
+    try:
+        KeyRing(services).look_up(key)
+    except Unauthenticated:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("scope", "reach"),
+    [
+        (Scope.read, {Scope.read}),
+        (Scope.write, {Scope.read, Scope.write}),
+        (Scope.admin, {Scope.read, Scope.write, Scope.admin}),
+    ],
+)
+def test_each_scope_includes_those_before_it_and_no_other(scope, reach):
+    assert {wanted for wanted in Scope if Caller(scopes=frozenset([scope])).may(wanted)} == reach
+
+
+def test_no_scope_reaches_nothing_and_without_keys_everything_is_allowed():
+    assert not any(Caller(scopes=frozenset()).may(scope) for scope in Scope)
+    assert all(Caller().may(scope) for scope in Scope)
+
+
+def test_a_key_says_who_calls(services):
+    row, key = make(services, scopes=[Scope.admin, Scope.read], rate_limit="5/minute")
+    assert KeyRing(services).look_up(key) == Caller(PROJECT, row.id, frozenset([Scope.read, Scope.admin]), "5/minute")
+
+
+def test_whatever_is_wrong_with_a_key_the_answer_is_the_same(services):
+    good, key = make(services)
+    revoked, revoked_key = make(services)
+    keys.revoke_key(services, PROJECT, revoked.id)
+    expired, expired_key = make(services)
+    alter(services, expired.id, expires_at=tables.now())
+    ring, refusals = KeyRing(services), set()
+    ring.look_up(key)
+    for wrong in (
+        "",
+        "anc",
+        key[:-1],
+        key + "x",
+        key.upper(),
+        " " + key,
+        key[:-1] + ("A" if key[-1] != "A" else "B"),
+        key.replace(good.id, "0" * 32),
+        key.replace(good.id, revoked.id),
+        key.replace("anc_", "anc-"),
+        "é" * 80,
+        "anc_" + "0" * 32 + "_" + "\0" * 43,
+        revoked_key,
+        expired_key,
+    ):
+        assert ring.recall(wrong) is None
+        with pytest.raises(Unauthenticated) as caught:
+            ring.look_up(wrong)
+        refusals.add((caught.value.detail, caught.value.field))
+    assert len(refusals) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"scopes": []},
+        {"expires_at": datetime(2020, 1, 1).astimezone()},
+        {"expires_at": datetime(2999, 1, 1)},  # whose midnight?
+        {"rate_limit": ""},
+        {"rate_limit": "fast"},
+        {"rate_limit": "-1/minute"},
+    ],
+)
+def test_a_key_that_could_not_work_is_not_made(services, wrong):
+    with pytest.raises(InvalidRequest) as caught:
+        make(services, **wrong)
+    assert caught.value.field == next(iter(wrong))
+    with services.db.transaction() as session:
+        assert registry.api_keys(session) == []
+
+
+# --- the secret -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_row_and_no_log_line_holds_a_secret(services, caplog):
+    caplog.set_level(logging.DEBUG)
+    row, key = make(services)
+    rotated, second = keys.rotate_key(services, PROJECT, row.id, grace_s=60)
+    ring, said = KeyRing(services), ""
+    for text in (key, second, key[:-1] + "-"):
+        ring.recall(text)
+        try:
+            ring.look_up(text)
+        except Unauthenticated as error:
+            said += error.detail
+    keys.revoke_key(services, PROJECT, rotated.id)
+    with services.db.transaction() as session:
+        stored = "\n".join(
+            str(tuple(found)) for table in tables.Base.metadata.sorted_tables for found in session.execute(select(table))
+        )
+    assert row.id in stored
+    for text in (key, second):
+        secret = text.removeprefix("anc_")[33:]
+        assert len(secret) == 43
+        assert secret not in stored + caplog.text + said
+        assert secret not in repr(vars(row)) + repr(ring._known)
+
+
+def test_every_key_has_its_own_secret(services):
+    made = [make(services)[1] for _ in range(5)]
+    made += [keys.rotate_key(services, PROJECT, make(services)[0].id, grace_s=0)[1]]
+    assert all(keys.KEY.fullmatch(key) for key in made)
+    assert len({key.removeprefix("anc_")[33:] for key in made}) == len(made)
+
+
+# --- rotated, revoked, expired --------------------------------------------------------------------------------------------
+
+
+def test_a_rotated_key_works_on_for_its_grace_and_the_new_one_is_like_it(services):
+    end = tables.now() + timedelta(days=9)
+    row, key = make(services, scopes=[Scope.read], rate_limit="5/minute", expires_at=end)
+    fresh, second = keys.rotate_key(services, PROJECT, row.id, grace_s=3600)
+    assert opens(services, key)
+    assert opens(services, second)
+    assert (fresh.name, fresh.scopes, fresh.rate_limit, fresh.expires_at) == ("k", ["read"], "5/minute", end)
+    with services.db.transaction() as session:
+        left = registry.api_key(session, PROJECT, row.id).expires_at - tables.now()
+    assert timedelta(minutes=59) < left <= timedelta(hours=1)
+
+
+def test_without_grace_the_old_key_ends_at_once(services):
+    row, key = make(services)
+    _, second = keys.rotate_key(services, PROJECT, row.id, grace_s=0)
+    assert not opens(services, key)
+    assert opens(services, second)
+
+
+def test_grace_prolongs_no_key(services):
+    end = tables.now() + timedelta(minutes=1)
+    row, _ = make(services, expires_at=end)
+    keys.rotate_key(services, PROJECT, row.id, grace_s=3600)
+    with services.db.transaction() as session:
+        assert registry.api_key(session, PROJECT, row.id).expires_at == end
+
+
+@pytest.mark.parametrize("column", ["revoked_at", "expires_at"])
+def test_a_key_that_has_ended_is_not_rotated_back_to_life(services, column):
+    row, _ = make(services)
+    alter(services, row.id, **{column: tables.now()})
+    with pytest.raises(InvalidRequest):
+        keys.rotate_key(services, PROJECT, row.id, grace_s=60)
+
+
+def test_a_revoked_key_opens_nothing_and_revoking_twice_is_no_error(services):
+    row, key = make(services)
+    keys.revoke_key(services, PROJECT, row.id)
+    with services.db.transaction() as session:
+        first = registry.api_key(session, PROJECT, row.id).revoked_at
+    keys.revoke_key(services, PROJECT, row.id)
+    with services.db.transaction() as session:
+        assert registry.api_key(session, PROJECT, row.id).revoked_at == first
+    assert not opens(services, key)
+
+
+def test_another_project_neither_rotates_nor_revokes_a_key(services):
+    row, key = make(services)
+    with pytest.raises(ApiKeyNotFound):
+        keys.revoke_key(services, "q", row.id)
+    with pytest.raises(ApiKeyNotFound):
+        keys.rotate_key(services, "q", row.id, grace_s=0)
+    assert opens(services, key)
+
+
+# --- the ring -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_looked_up_is_recalled_without_the_database(on_postgres):
+    row, key = make(on_postgres)
+    ring = KeyRing(on_postgres)
+    assert ring.recall(key) is None
+    caller = ring.look_up(key)
+    alter(on_postgres, row.id, scopes=[])  # the database says otherwise now
+    assert ring.recall(key) == caller
+    wrong = key[:-1] + ("A" if key[-1] != "A" else "B")
+    assert ring.recall(wrong) is None
+    ring.forget(row.id)
+    assert ring.recall(key) is None
+
+
+def test_a_key_revoked_elsewhere_is_trusted_for_a_moment_and_no_more(services, monkeypatch):
+    monkeypatch.setattr(keys, "TRUST_S", 0.1)
+    row, key = make(services)
+    ring = KeyRing(services)
+    ring.look_up(key)
+    keys.revoke_key(services, PROJECT, row.id)
+    time.sleep(0.15)
+    assert ring.recall(key) is None
+    with pytest.raises(Unauthenticated):
+        ring.look_up(key)
+
+
+def test_a_key_about_to_expire_is_trusted_until_then_only(services):
+    row, key = make(services)
+    alter(services, row.id, expires_at=tables.now() + timedelta(seconds=1))
+    ring = KeyRing(services)
+    assert ring.look_up(key) is not None
+    time.sleep(1.05)
+    assert ring.recall(key) is None
+
+
+def test_a_ring_remembers_so_many_keys(services, monkeypatch):
+    monkeypatch.setattr(keys, "REMEMBERED", 2)
+    ring, made = KeyRing(services), [make(services)[1] for _ in range(3)]
+    for key in made:
+        ring.look_up(key)
+    assert [ring.recall(key) is not None for key in made] == [False, True, True]
+
+
+def test_the_moment_of_last_use_is_written_once_a_minute(services):
+    row, key = make(services)
+
+    def last() -> datetime | None:
+        with services.db.transaction() as session:
+            return registry.api_key(session, PROJECT, row.id).last_used_at
+
+    assert last() is None
+    KeyRing(services).look_up(key)
+    first = last()
+    KeyRing(services).look_up(key)
+    assert last() == first
+    alter(services, row.id, last_used_at=first - timedelta(minutes=2))
+    KeyRing(services).look_up(key)
+    assert last() >= first
+
+
+def test_a_refused_key_leaves_no_trace_of_use(services):
+    row, key = make(services)
+    keys.revoke_key(services, PROJECT, row.id)
+    assert not opens(services, key)
+    with services.db.transaction() as session:
+        assert registry.api_key(session, PROJECT, row.id).last_used_at is None

@@ -1,0 +1,51 @@
+"""From settings to services: one process by default, a deployment when Redis and PostgreSQL are named."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.settings import Settings
+from app.storage.db import is_sqlite
+from app.storage.queue import MemoryQueue, RedisQueue
+from app.wiring import make_database, make_queue, make_services
+
+
+def test_without_settings_everything_is_in_the_data_folder_and_this_process(tmp_path):
+    settings = Settings(data_dir=tmp_path / "made" / "now")
+    services = make_services(settings)
+    services.db.migrate()
+    services.db.close()
+    assert (tmp_path / "made" / "now" / "anchorage.db").is_file()
+    assert services.cache.store is None
+    assert isinstance(make_queue(settings), MemoryQueue)
+
+
+def test_nothing_is_connected_before_it_is_needed(tmp_path):
+    """An API whose PostgreSQL and Redis are still away starts, and says so when asked."""
+    away = {"database_url": "postgresql://nobody@127.0.0.1:1/nothing", "redis_url": "redis://127.0.0.1:1/0"}
+    settings = Settings(data_dir=tmp_path, **away)
+    services = make_services(settings)
+    assert not is_sqlite(services.db.url)
+    assert services.cache.store is not None
+    assert isinstance(make_queue(settings), RedisQueue)
+    services.db.close()
+
+
+def test_a_named_database_comes_before_the_data_folder(tmp_path):
+    db = make_database(Settings(data_dir=tmp_path, database_url=f"sqlite:///{tmp_path / 'other.db'}"))
+    db.migrate()
+    db.close()
+    assert (tmp_path / "other.db").is_file()
+    assert not (tmp_path / "anchorage.db").exists()
+
+
+def test_limits_and_leases_are_the_settings(tmp_path):
+    services = make_services(Settings(data_dir=tmp_path, max_vectors=7, max_pool=6, max_jobs=5, max_project_jobs=4, lease_s=3))
+    limits = services.limits
+    assert (limits.vectors, limits.pool, limits.jobs, limits.project_jobs, services.lease_s) == (7, 6, 5, 4, 3)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "http://127.0.0.1"])
+def test_what_is_no_redis_url_is_refused_at_once(tmp_path, url):
+    with pytest.raises(ValueError, match="scheme"):
+        make_queue(Settings(data_dir=tmp_path, redis_url=url))

@@ -1,0 +1,116 @@
+"""Workers on a real PostgreSQL and a real Redis, and jobs small enough to be many."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from app.errors import NameTaken
+from app.maths.bootstrap import Settings as Bootstrap
+from app.services import bootstrapping, spaces
+from app.services.context import Services
+from app.settings import Settings
+from app.storage import tables
+from app.storage.queue import RedisQueue
+from app.types import EncoderKind
+from app.wiring import make_queue, make_services
+from workers.main import Worker
+
+PROJECT = "default"
+
+
+class Deployment:
+    """The settings that all processes share, what an API process would hold of them, and the workers of a test."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.queue = self.connect()
+        self.services = replace(make_services(settings), enqueue=self.queue.put)
+        self._workers: list[tuple[Worker, Services]] = []
+
+    def connect(self) -> RedisQueue:
+        queue = make_queue(self.settings)
+        assert isinstance(queue, RedisQueue)
+        return queue
+
+    def worker(self, **changes: Any) -> Worker:
+        """Another worker, with connections of its own as if it were a process of its own, not started yet."""
+        services = make_services(self.settings.model_copy(update=changes))
+        worker = Worker(services, self.connect())
+        self._workers.append((worker, services))
+        return worker
+
+    def bootstrap(self, name: str, *, steps: int = 3) -> str:
+        """A job queued as the API does it; two encoders `a` and `b` come with the first."""
+        for encoder, dim in (("a", 4), ("b", 3)):
+            with suppress(NameTaken):
+                spaces.create_encoder(
+                    self.services,
+                    PROJECT,
+                    name=encoder,
+                    kind=EncoderKind.external,
+                    dim=dim,
+                    model=None,
+                    revision=None,
+                    modality="text",
+                )
+        draw = torch.Generator().manual_seed(0)
+        row = bootstrapping.request_bootstrap(
+            self.services,
+            PROJECT,
+            name=name,
+            source="a",
+            target="b",
+            source_pool=torch.randn(30, 4, generator=draw),
+            target_pool=torch.randn(30, 3, generator=draw),
+            seeds=[(0, 0), (1, 1), (2, 2)],
+            settings=Bootstrap(size=6, steps=steps),
+        )
+        return row.id
+
+    def row(self, job_id: str) -> tables.Job:
+        with self.services.db.transaction() as session:
+            return session.get_one(tables.Job, job_id)
+
+    def alter(self, job_id: str, **values: Any) -> None:
+        with self.services.db.transaction() as session:
+            row = session.get_one(tables.Job, job_id)
+            for name, value in values.items():
+                setattr(row, name, value)
+
+    def wait(self, job_id: str, true: Callable[[tables.Job], Any]) -> tables.Job:
+        """The job's row once it is so: generous, because machines are busy."""
+        deadline = time.monotonic() + 120
+        while not true(row := self.row(job_id)):
+            assert time.monotonic() < deadline, (row.state, row.attempts, row.progress, row.error)
+            time.sleep(0.02)
+        return row
+
+    def close(self) -> None:
+        for worker, services in self._workers:
+            worker.stop()
+            worker._queue._client.close()  # type: ignore[attr-defined]
+            services.cache.store._client.close()  # type: ignore[union-attr]
+            services.db.close()
+        self.queue.broker.close()
+        self.queue._client.close()
+        self.services.cache.store._client.close()  # type: ignore[union-attr]
+        self.services.db.close()
+
+
+@pytest.fixture
+def deployment(postgres_url: str, redis_url: str, redis_prefix: str, tmp_path: Path) -> Iterator[Deployment]:
+    settings = Settings(
+        data_dir=tmp_path, database_url=postgres_url, redis_url=redis_url, redis_prefix=redis_prefix, lease_s=2, devices="cpu"
+    )
+    found = Deployment(settings)
+    found.services.db.migrate()
+    yield found
+    found.close()

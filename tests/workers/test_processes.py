@@ -1,0 +1,138 @@
+"""`python -m workers`: real processes, killed and stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from app.settings import Settings
+from app.types import JobState
+from workers.processes import NoQueue, devices, main
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def start(deployment) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts `python -m workers` with the deployment's settings."""
+    settings = deployment.settings
+    environment = {
+        **os.environ,
+        "ANCHORAGE_DATA_DIR": str(settings.data_dir),
+        "ANCHORAGE_DATABASE_URL": settings.database_url,
+        "ANCHORAGE_REDIS_URL": settings.redis_url,
+        "ANCHORAGE_REDIS_PREFIX": settings.redis_prefix,
+        "ANCHORAGE_LEASE_S": "2",
+        "ANCHORAGE_THREADS": "1",
+    }
+    started = []
+
+    def start(devices: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "workers"],
+            cwd=ROOT,
+            env={**environment, "ANCHORAGE_DEVICES": devices},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        for child in children(process):
+            os.kill(child, signal.SIGKILL)
+        process.kill()
+        process.communicate()
+
+
+LONG = 1_000_000
+
+
+def running(row) -> bool:
+    return row.state == JobState.running and bool(row.progress)
+
+
+def shorten(deployment, job_id: str) -> None:
+    arguments = deployment.row(job_id).arguments
+    deployment.alter(job_id, arguments={**arguments, "settings": {**arguments["settings"], "steps": 3}})
+
+
+def children(process: subprocess.Popen[str]) -> set[int]:
+    """The worker processes that this one watches."""
+    try:
+        found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        return {int(child) for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()}
+    except FileNotFoundError:  # one ended meanwhile
+        return set()
+
+
+def used(pid: int) -> int:
+    """Clock ticks that a process has computed."""
+    return sum(int(field) for field in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13])
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="asks Linux which processes there are")
+def test_a_killed_process_is_replaced_its_job_finished_by_another_and_a_stop_hands_back(deployment, start):
+    process = start("cpu,cpu")
+    taking = 0
+    while taking < 2:  # each process says so
+        line = process.stderr.readline()
+        assert line, "it ended"
+        taking += "takes jobs" in line
+    job_id = deployment.bootstrap("first", steps=LONG)
+    deployment.wait(job_id, running)
+    before = {child: used(child) for child in children(process)}
+    time.sleep(0.5)
+    victim = max(before, key=lambda child: used(child) - before[child])
+    os.kill(victim, signal.SIGKILL)
+    shorten(deployment, job_id)
+    row = deployment.wait(job_id, lambda row: row.finished_at is not None)
+    assert (row.state, row.attempts) == (JobState.succeeded, 2)
+    deployment.wait(job_id, lambda row: len(children(process) - {victim}) == 2)
+
+    job_id = deployment.bootstrap("second", steps=LONG)
+    deployment.wait(job_id, running)
+    left = children(process)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors
+    row = deployment.row(job_id)
+    assert (row.state, row.attempts, row.lease) == (JobState.queued, 0, None)
+    assert not any(Path(f"/proc/{child}").exists() for child in left)
+
+
+def test_a_worker_without_redis_says_what_to_set(tmp_path):
+    with pytest.raises(NoQueue, match="ANCHORAGE_REDIS_URL"):
+        main(Settings(data_dir=tmp_path))
+
+
+def test_auto_means_every_cuda_device_or_else_the_cpu():
+    count = torch.cuda.device_count()
+    assert devices("auto") == ([f"cuda:{index}" for index in range(count)] or ["cpu"])
+
+
+def test_devices_are_named_one_by_one():
+    assert devices("cpu") == ["cpu"]
+    assert devices(" cpu , cpu,") == ["cpu", "cpu"]
+
+
+@pytest.mark.parametrize("wish", ["", " , ", "gpu", "mps", "meta", "cuda:100", "cpu,gpu"])
+def test_a_device_that_is_not_there_is_refused(wish):
+    with pytest.raises(ValueError, match="cpu"):
+        devices(wish)
+
+
+@pytest.mark.parametrize("wish", ["cuda:x", "cuda:-1", "cuda:999", "cpu:x", "cuda:"])
+def test_a_device_whose_number_makes_no_sense_is_refused(wish):
+    with pytest.raises(ValueError, match="cpu"):
+        devices(wish)
