@@ -17,6 +17,7 @@ from starlette.testclient import TestClient
 
 from app.main import create_app
 from app.settings import Settings
+from app.storage.db import Database, sqlite_url
 
 # Two cores shared with servers of our own: OpenMP threads waiting for each other cost more than they bring.
 torch.set_num_threads(1)
@@ -50,6 +51,28 @@ def postgres_url(postgres_server: str) -> Iterator[str]:
     name = f"anchorage_test_{uuid4().hex}"
     with psycopg.connect(postgres_server.replace("+psycopg", ""), autocommit=True) as connection:
         connection.execute(f'CREATE DATABASE "{name}"')
+        yield postgres_server.rpartition("/")[0] + "/" + name
+        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+@pytest.fixture(scope="session")
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("migrated") / "test.db"
+    db = Database(sqlite_url(file))
+    db.migrate()
+    db.close()
+    return file
+
+
+@pytest.fixture(scope="session")
+def migrated_postgres(postgres_server: str) -> Iterator[str]:
+    """A database whose rows are deleted after each test: migrating one for each of them takes most of the time."""
+    name = f"anchorage_test_{uuid4().hex}"
+    with psycopg.connect(postgres_server.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')
+        db = Database(postgres_server.rpartition("/")[0] + "/" + name)
+        db.migrate()
+        db.close()
         yield postgres_server.rpartition("/")[0] + "/" + name
         connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 

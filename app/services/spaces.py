@@ -139,16 +139,9 @@ def delete_encoder(services: Services, project: str, name: str) -> None:
         note(session, project, "delete", "encoder", name)
 
 
-def create_anchor_set(
-    services: Services,
-    project: str,
-    *,
-    name: str,
-    embeddings: Mapping[str, Tensor],
-    provenance: dict[str, Any] | None = None,
-) -> tables.AnchorSet:
+def create_anchor_set(services: Services, project: str, *, name: str, embeddings: Mapping[str, Tensor]) -> tables.AnchorSet:
     """A new set with all its embeddings, or nothing. Raises as `new_anchor_set`."""
-    row = new_anchor_set(services, project, name=name, embeddings=embeddings, provenance=provenance)
+    row = new_anchor_set(services, project, name=name, embeddings=embeddings)
     with services.db.transaction() as session:
         keep_anchor_set(session, row)
     return row

@@ -8,9 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from uuid import uuid4
 
-import psycopg
 import pytest
 import redis
 
@@ -25,28 +23,6 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'test.db'}"
     return str(request.getfixturevalue("postgres_url"))
-
-
-@pytest.fixture(scope="session")
-def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("migrated") / "test.db"
-    db = Database(sqlite_url(file))
-    db.migrate()
-    db.close()
-    return file
-
-
-@pytest.fixture(scope="session")
-def migrated_postgres(postgres_server: str) -> Iterator[str]:
-    """A database whose rows are deleted after each test: migrating one for each of them takes most of the time."""
-    name = f"anchorage_test_{uuid4().hex}"
-    with psycopg.connect(postgres_server.replace("+psycopg", ""), autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"')
-        db = Database(postgres_server.rpartition("/")[0] + "/" + name)
-        db.migrate()
-        db.close()
-        yield postgres_server.rpartition("/")[0] + "/" + name
-        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
 @pytest.fixture
