@@ -28,7 +28,7 @@ class Settings(BaseSettings):
     database_url: str | None = Field(None, description="SQLAlchemy URL; default: SQLite below data_dir")
     redis_url: str | None = Field(
         None,
-        pattern=r"^(redis|rediss|unix)://.+",
+        pattern=r"^rediss?://.+",
         description="queue and shared cache; default: none, jobs run in the API's process",
     )
     redis_prefix: str = Field("anchorage", pattern=r"^[A-Za-z0-9._-]{1,50}$", description="first word of every key in Redis")

@@ -35,6 +35,8 @@ PROBES = frozenset({"/livez", "/readyz"})
 PUBLIC = PROBES | frozenset({"/docs", "/redoc", "/openapi.json", "/docs/oauth2-redirect"})
 PUBLIC_FOLDER = "/static-offline-docs/"
 
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
 #: a client's own id of a request, if it is short and plain
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -87,10 +89,10 @@ class Edge:
                 if scope["path"] not in PROBES:
                     self._check_host(headers)
                 if not public:
+                    room.enter_context(self._room(scope, headers))
                     caller = await self._admit(scope, headers)
                     scope["state"]["caller"] = caller
                     origin.set(Origin(text=answer.request_id, key_id=caller.key_id))
-                    room.enter_context(self._room(scope, headers))
                 await self._app(scope, receive, answer.send)
         except AnchorageError as error:  # raised here: those of a route are answered further in
             await self._refuse(error, scope, receive, answer.send)
@@ -190,7 +192,8 @@ def _record(scope: Scope, answer: _Answer, *, quiet: bool) -> None:
     """The metric and the log line of an answered request. Routes, not paths: names in paths are their owners' alone."""
     seconds = time.perf_counter() - answer.started
     route = getattr(scope.get("route"), "path", "none")
-    telemetry.REQUEST_SECONDS.labels(scope["method"], route, str(answer.status)).observe(seconds)
+    method = scope["method"] if scope["method"] in METHODS else "other"
+    telemetry.REQUEST_SECONDS.labels(method, route, str(answer.status)).observe(seconds)
     if not quiet:
         log.info("%s %s %d", scope["method"], scope["path"], answer.status, extra={"ms": round(seconds * 1000, 2)})
 

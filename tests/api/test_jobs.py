@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
 import pytest
-
-RNG = np.random.default_rng(9)
 
 
 @pytest.fixture
-def endless(stocked):
+def endless(stocked, endless_bootstrap):
     """Queue a bootstrap that takes far longer than a test."""
 
     def post(name="b"):
-        body = {
-            "name": name,
-            "source": "first",
-            "target": "second",
-            "source_pool": RNG.normal(size=(200, 8)).tolist(),
-            "target_pool": RNG.normal(size=(200, 6)).tolist(),
-            "seeds": [[0, 0], [1, 1]],
-            "size": 200,
-            "options": {"steps": 2000, "sinkhorn_steps": 50},
-        }
-        answer = stocked.post("/bootstrap", json=body)
+        answer = stocked.post("/bootstrap", json={**endless_bootstrap, "name": name})
         assert answer.status_code == 202, answer.text
         return answer.json()["id"]
 

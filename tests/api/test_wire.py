@@ -292,7 +292,7 @@ def call(client, headers: dict[str, str], chunks: list[bytes]) -> tuple[int, dic
         "raw_path": b"/encoders",
         "query_string": b"",
         "root_path": "",
-        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "headers": [(name.encode(), value.encode()) for name, value in {"host": "127.0.0.1", **headers}.items()],
         "client": ("test", 1),
         "server": ("test", 80),
     }

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from app.demo.client import Client, free_port, server
+from app.demo.client import Client
 
 
 def test_the_documentation_needs_no_other_host(live: Client) -> None:
@@ -40,54 +40,55 @@ def test_a_body_declared_too_large_is_refused_before_it_is_sent(live: Client) ->
     assert "67108864" in answer
 
 
-def test_data_outlives_the_process(tmp_path: Path) -> None:
-    with server(tmp_path) as client:
-        client.post("/encoders", name="kept", kind="external", dim=3)
-    with server(tmp_path) as client:
-        assert client.http.get("/encoders/kept").json()["dim"] == 3
-
-
-def test_a_client_that_goes_away_is_no_fault_of_the_service(tmp_path: Path) -> None:
-    with server(tmp_path) as client:
-        host, port = client.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=10) as connection:
-            head = f"POST /translate HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
-            connection.sendall(head.encode() + b'{"source":')
-            time.sleep(0.2)
-        time.sleep(0.5)
-        assert client.http.get("/livez").status_code == 200
-    log = (tmp_path / "server.log").read_text()
+def test_a_client_that_goes_away_is_no_fault_of_the_service(live: Client, live_folder: Path) -> None:
+    host, port = live.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        head = f"POST /translate HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+        connection.sendall(head.encode() + b'{"source":')
+        time.sleep(0.2)
+    time.sleep(0.5)
+    assert live.http.get("/livez").status_code == 200
+    log = (live_folder / "server.log").read_text()
     assert "Traceback" not in log
     assert "incident" not in log
 
 
-def test_a_terminated_server_ends_cleanly(tmp_path: Path) -> None:
-    port = free_port()
-    command = [sys.executable, "-m", "app.cli", "serve", "--port", str(port), "--data-dir", str(tmp_path)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            try:
-                httpx2.get(f"http://127.0.0.1:{port}/readyz", trust_env=False).raise_for_status()
-                break
-            except httpx2.TransportError:
-                time.sleep(0.1)
-        process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=30)
-    assert process.returncode in (0, -signal.SIGTERM)
-    assert "Traceback" not in log
-    assert f"http://127.0.0.1:{port}" in log
+def test_a_terminated_server_ends_its_streams_hands_its_job_back_and_keeps_its_data(process, until) -> None:
+    server = process().start().ready()
+    with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as http:
+        for name in ("first", "second"):
+            assert http.post("/encoders", json={"name": name, "dim": 2}).status_code == 201
+        pool = [[float(i % 7), float(i % 11)] for i in range(200)]
+        body = {"name": "grown", "source": "first", "target": "second", "source_pool": pool, "target_pool": pool}
+        body |= {"seeds": [[0, 0], [1, 1]], "size": 200, "options": {"steps": 2000, "sinkhorn_steps": 100}}
+        job = http.post("/bootstrap", json=body).json()["id"]
+        until(lambda: http.get(f"/jobs/{job}").json()["state"] == "running")
+        with http.stream("GET", f"/jobs/{job}/events") as stream:
+            lines = stream.iter_lines()
+            assert "event: progress" in next(lines) + next(lines) + next(lines)
+            assert server.stop() in (0, -signal.SIGTERM)
+            assert "event: end" not in "".join(lines)  # closed in good order: read to its end
+        log = server.log.read_text()
+        assert "Traceback" not in log
+        assert server.url in log
+        server.start().ready()
+        assert http.get("/encoders/first").json()["dim"] == 2
+        row = until(lambda: [row for row in [http.get(f"/jobs/{job}").json()] if row["state"] == "running"])[0]
+        assert row["attempts"] == 1  # a try that was handed back does not count
+        assert http.post(f"/jobs/{job}/cancel").status_code == 202
 
 
-def test_a_second_server_on_the_same_folder_or_port_is_refused_in_a_line(tmp_path: Path) -> None:
-    with server(tmp_path / "one") as client:
-        port = client.url.rpartition(":")[2].rstrip("/")
-        for data_dir, its_port, reason in (("one", "0", "another process serves"), ("two", port, "Address already in use")):
-            command = [sys.executable, "-m", "app.cli", "serve", "--port", its_port, "--data-dir", str(tmp_path / data_dir)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-            assert done.returncode != 0
-            assert reason in " ".join(done.stderr.split()).replace(" │ │ ", " ")
-            assert "Traceback" not in done.stderr
+def test_a_second_server_on_the_same_folder_or_port_is_refused_in_a_line(live: Client, live_folder: Path, tmp_path: Path) -> None:
+    port = live.url.rpartition(":")[2].rstrip("/")
+    for data_dir, its_port, reason in (
+        (live_folder, "0", "another process serves"),
+        (tmp_path, port, "Address already in use"),
+    ):
+        command = [sys.executable, "-m", "app.cli", "serve", "--port", its_port, "--data-dir", str(data_dir)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode != 0
+        assert reason in " ".join(done.stderr.split()).replace(" │ │ ", " ")
+        assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("port", ["-1", "99999", "http"])

@@ -1,0 +1,294 @@
+"""What every request passes before any route sees it: ids, Host, rates, and room. Keys: see test_keys.py."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import time
+
+import pytest
+
+from app.api import edge, wire
+from app.demo.client import free_port
+from app.main import asks_for_keys
+from app.settings import Settings
+from app.storage.tables import Encoder
+
+BEYOND = "0.0.0.0"  # noqa: S104
+ENCODER = json.dumps({"name": "x", "dim": 2}).encode()
+
+
+# --- ids -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/encoders", "/encoders/none", "/nothing", "/livez", "/openapi.json"])
+def test_a_clients_own_request_id_is_used(client, path):
+    answer = client.get(path, headers={"X-Request-ID": "Job-7.step_3"})
+    assert answer.headers["x-request-id"] == "Job-7.step_3"
+    if answer.status_code == 404:
+        assert answer.json()["request_id"] == "Job-7.step_3"
+
+
+@pytest.mark.parametrize("given", [None, "", "a b", "a" * 65, "\u00e9", "a\tb", "a/b", "{}"])
+def test_any_other_request_id_is_replaced(client, given):
+    headers = {} if given is None else {"X-Request-ID": given.encode()}
+    ids = [client.get("/encoders", headers=headers).headers["x-request-id"] for _ in range(2)]
+    assert all(re.fullmatch("[0-9a-f]{32}", id_) for id_ in ids)
+    assert ids[0] != ids[1]
+
+
+@pytest.fixture
+def damaged(client):
+    """A service whose database holds a row that cannot be shown."""
+    client.post("/encoders", json={"name": "x", "dim": 2})
+    with client.app.state.services.db.transaction() as session:
+        session.query(Encoder).update({"kind": "none"}, synchronize_session=False)
+    return client
+
+
+def test_also_a_fault_of_the_service_has_its_request_id_and_is_counted_as_what_it_is(damaged, caplog):
+    answer = damaged.get("/encoders/x", headers={"X-Request-ID": "unlucky"})
+    assert (answer.status_code, answer.json()["code"], answer.json()["request_id"]) == (500, "internal", "unlucky")
+    assert "unlucky" in caplog.text
+    assert answer.headers["x-request-id"] == "unlucky"
+    assert 'anchorage_request_seconds_count{method="GET",route="/encoders/{name}",status="500"}' in damaged.get("/metrics").text
+
+
+# --- Host ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:80", "127.0.0.1", "127.0.0.1:8080", "[::1]", "[::1]:8080", "localhost:"]
+)
+def test_a_service_on_loopback_answers_to_its_own_names(client, host):
+    assert client.get("/encoders", headers={"Host": host}).status_code == 200
+
+
+HOSTS = [
+    "evil.example",
+    "evil.example:8080",
+    "127.0.0.1.evil.example",
+    "localhost.evil.example",
+    "10.0.0.1",
+    "",
+    "[::2]:8080",
+    "[",
+]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("path", ["/encoders", "/metrics", "/docs", "/nothing"])
+def test_a_service_on_loopback_answers_to_no_other_host(client, refused, host, path):
+    """A page of the web can make a browser call loopback under a name of its own."""
+    refused(client.get(path, headers={"Host": host}), 403, "host-not-allowed", "Host")
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz"])
+def test_probes_may_come_under_any_host(client, path):
+    assert client.get(path, headers={"Host": "10.0.0.1:8080"}).status_code == 200
+
+
+def test_the_operator_says_which_hosts_are_answered_to(serve, refused):
+    client = serve(allowed_hosts="api.example, Other.Example")
+    for host in ("api.example", "API.EXAMPLE:443", "other.example:8080"):
+        assert client.get("/encoders", headers={"Host": host}).status_code == 200
+    for host in ("localhost", "example"):
+        refused(client.get("/encoders", headers={"Host": host}), 403, "host-not-allowed", "Host")
+
+
+@pytest.mark.parametrize(
+    "settings", [{"allowed_hosts": "*"}, {"auth": "keys"}, {"host": BEYOND}, {"host": BEYOND, "auth": "none"}]
+)
+def test_any_host_is_answered_to_where_keys_protect_or_the_operator_says_so(serve, settings):
+    assert serve(**settings).get("/docs", headers={"Host": "evil.example"}).status_code == 200
+
+
+@pytest.mark.parametrize("host", [BEYOND, "::", "api.example", "10.0.0.1"])
+def test_beyond_loopback_keys_are_asked_for_unless_the_operator_says_otherwise(host):
+    assert asks_for_keys(Settings(host=host))
+    assert not asks_for_keys(Settings(host=host, auth="none"))
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.9.9.9", "::1"])
+def test_on_loopback_no_keys_are_asked_for_unless_the_operator_says_so(host):
+    assert not asks_for_keys(Settings(host=host))
+    assert asks_for_keys(Settings(host=host, auth="keys"))
+
+
+# --- rates ---------------------------------------------------------------------------------------------------------------
+
+
+def test_requests_above_the_rate_are_refused_until_later(serve, refused):
+    client = serve(rate_limit="3/hour")
+    answers = [client.get("/encoders") for _ in range(5)]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
+    problem = refused(answers[3], 429, "rate-limited", detail="3 per 1 hour")
+    assert problem["limit"] == 3
+    assert 1 <= problem["retry_after"] <= 3600
+    for path in ("/livez", "/readyz", "/docs", "/openapi.json"):
+        assert client.get(path).status_code == 200
+
+
+def test_of_several_rates_each_holds(serve, refused):
+    client = serve(rate_limit="100/hour;2/day")
+    assert [client.get("/encoders").status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_each_key_has_its_own_count_and_may_have_its_own_rate(serve, new_key, bearing):
+    client = serve(auth="keys", rate_limit="2/hour")
+    one, other, slow, fast = (bearing(new_key(client, rate=rate)) for rate in (None, None, "1/hour", "4/hour"))
+    for headers, allowed in ((one, 2), (other, 2), (slow, 1), (fast, 4)):
+        statuses = [client.get("/encoders", headers=headers).status_code for _ in range(5)]
+        assert statuses == [200] * allowed + [429] * (5 - allowed)
+
+
+def test_processes_count_together_in_redis(serve, redis_url, redis_prefix, tmp_path, new_key, bearing):
+    shared = {"auth": "keys", "rate_limit": "3/hour", "redis_url": redis_url, "redis_prefix": redis_prefix}
+    one, other = serve(**shared), serve(**shared)
+    headers = bearing(new_key(one))
+    assert [client.get("/encoders", headers=headers).status_code for client in (one, other, one, other, one)] == [200] * 3 + [
+        429
+    ] * 2
+
+
+def test_while_redis_is_away_each_process_counts_by_itself(serve):
+    client = serve(rate_limit="3/hour", redis_url=f"redis://127.0.0.1:{free_port()}/0")
+    assert [client.get("/encoders").status_code for _ in range(5)] == [200, 200, 200, 429, 429]
+
+
+# --- room ----------------------------------------------------------------------------------------------------------------
+
+
+class Slow:
+    """A client that has sent half of its body."""
+
+    def __init__(self, address, body=ENCODER, path="/encoders", verb="POST", length=None):
+        self.socket = socket.create_connection(address, timeout=30)
+        self.rest = body[1:]
+        head = f"{verb} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        size = f"Content-Length: {len(body)}" if length is None else length
+        self.socket.sendall(f"{head}{size}\r\n\r\n".encode() + (body[:1] if length is None else b""))
+
+    def finish(self):
+        self.socket.sendall(self.rest)
+        return self.read()
+
+    def read(self):
+        answer = http.client.HTTPResponse(self.socket)
+        answer.begin()
+        answer.read()
+        self.socket.close()
+        return answer.status
+
+
+def ask(address, verb="GET", path="/encoders", body=None):
+    connection = http.client.HTTPConnection(*address, timeout=30)
+    connection.request(verb, path, body, {"Content-Type": "application/json"} if body else {})
+    answer = connection.getresponse()
+    text = answer.read()
+    connection.close()
+    return answer, json.loads(text or b"{}")
+
+
+def until(status, address, **request):
+    """Ask until the answer has this status: the server learns of a request, and of its end, a moment after we do."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        answer, problem = ask(address, **request)
+        if answer.status == status:
+            return answer, problem
+        time.sleep(0.01)
+    raise AssertionError(f"never {status}, last {answer.status} {problem}")
+
+
+def test_requests_above_the_servers_room_are_refused_and_health_is_not(listen):
+    address = listen(max_in_flight=1)
+    slow = Slow(address)
+    answer, problem = until(503, address)
+    assert (problem["code"], problem["retry_after"], answer.headers["retry-after"]) == ("overloaded", 1, "1")
+    assert answer.headers["x-request-id"] == problem["request_id"]
+    for path in ("/livez", "/readyz", "/openapi.json"):
+        assert ask(address, path=path)[0].status == 200
+    assert slow.finish() == 201
+    assert until(200, address)[1]["encoders"][0]["name"] == "x"
+
+
+def test_an_encoder_named_events_is_no_way_around_the_limits(listen):
+    address = listen(max_in_flight=1)
+    slow = Slow(address, verb="PUT", path="/anchor-sets/x/embeddings/events")
+    assert until(503, address)[1]["code"] == "overloaded"
+    assert slow.finish() == 422
+
+
+def test_bodies_above_the_servers_room_are_refused_and_requests_without_one_are_not(listen):
+    address = listen(max_in_flight_bytes=2000)
+    slow = Slow(address, ENCODER.ljust(1500))
+    assert until(503, address, verb="POST", body=b" " * 1000)[1]["code"] == "overloaded"
+    assert ask(address)[0].status == 200
+    assert ask(address, "POST", body=b"{}")[0].status == 422
+    assert slow.finish() == 201
+    assert until(400, address, verb="POST", body=b" " * 1000)[1]["code"] == "malformed-json"
+
+
+def test_a_body_of_unknown_length_counts_as_the_largest_there_may_be(listen):
+    address = listen(max_in_flight_bytes=5000, max_body_bytes=4500)
+    slow = Slow(address, length="Transfer-Encoding: chunked")
+    assert until(503, address, verb="POST", body=b" " * 1000)[1]["code"] == "overloaded"
+    slow.rest = f"{len(ENCODER):x}\r\n".encode() + ENCODER + b"\r\n0\r\n\r\n"
+    assert slow.finish() == 201
+
+
+def test_a_body_that_does_not_arrive_gives_its_room_back(listen, monkeypatch):
+    monkeypatch.setattr(wire, "BODY_S", 0.2)
+    address = listen(max_in_flight=1)
+    assert Slow(address).read() == 408
+    assert until(200, address)[1] == {"encoders": []}
+
+
+def test_a_refusal_does_not_wait_for_a_body_that_does_not_arrive(listen, monkeypatch):
+    monkeypatch.setattr(edge, "DISCARD_S", 0.2)
+    assert Slow(listen(auth="keys")).read() == 401
+
+
+@pytest.mark.parametrize("size", [1_000_000, 3_000_000])
+@pytest.mark.parametrize(("settings", "status"), [({"rate_limit": "1/day"}, 429), ({"auth": "keys"}, 401)])
+def test_a_refused_body_is_answered_and_its_connection_serves_on(listen, settings, status, size):
+    """3 MB are more than max_body_bytes; clients send the whole body before they read the answer."""
+    address = listen(max_body_bytes=2_000_000, **settings)
+    ask(address)  # uses up the rate
+    connection = http.client.HTTPConnection(*address, timeout=30)
+    for _ in range(3):
+        connection.request("POST", "/translate", b" " * size, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        assert (answer.status, json.loads(answer.read())["status"]) == (status, status)
+    connection.request("GET", "/livez")
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "code"), [({"max_project_jobs": 2}, 429, "too-many-jobs"), ({"max_jobs": 2}, 503, "queue-full")]
+)
+def test_jobs_above_the_limit_are_refused_until_one_has_ended(serve, refused, endless_bootstrap, settings, status, code):
+    client = serve(**settings)
+    for name, dim in (("first", 8), ("second", 6)):
+        client.post("/encoders", json={"name": name, "dim": dim})
+    jobs = [client.post("/bootstrap", json={**endless_bootstrap, "name": f"b{place}"}) for place in range(3)]
+    assert [job.status_code for job in jobs] == [202, 202, status]
+    problem = refused(jobs[2], status, code)
+    assert (problem["limit"], problem["retry_after"]) == (2, 10)
+    client.post(f"/jobs/{jobs[1].json()['id']}/cancel")
+    assert client.post("/bootstrap", json=endless_bootstrap).status_code == 202
+
+
+def test_one_projects_jobs_leave_room_for_anothers(serve, new_key, bearing, endless_bootstrap):
+    client = serve(auth="keys", max_project_jobs=1)
+    statuses = []
+    for project in ("a", "b"):
+        headers = bearing(new_key(client, project=project))
+        for name, dim in (("first", 8), ("second", 6)):
+            client.post("/encoders", json={"name": name, "dim": dim}, headers=headers)
+        statuses += [client.post("/bootstrap", json=endless_bootstrap, headers=headers).status_code for _ in range(2)]
+    assert statuses == [202, 429, 202, 429]

@@ -1,0 +1,236 @@
+"""The routes on PostgreSQL, with Redis and a worker: all others are tested on SQLite, which is more forgiving."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+
+import psycopg
+import pytest
+from sqlalchemy import func, select
+
+from app.services.writes import CLAIM_S
+from app.settings import Settings
+from app.storage import tables
+from app.wiring import make_queue
+from workers.main import Worker
+
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture
+def client(serve, postgres_url, redis_url, redis_prefix):
+    """An API process on PostgreSQL and Redis; nobody runs its jobs."""
+    return serve(database_url=postgres_url, redis_url=redis_url, redis_prefix=redis_prefix)
+
+
+@pytest.fixture
+def worker(client, redis_url, redis_prefix):
+    """A worker beside it."""
+    worker = Worker(client.app.state.services, make_queue(Settings(redis_url=redis_url, redis_prefix=redis_prefix)))
+    worker.start()
+    yield
+    worker.stop()
+
+
+def test_every_operation_succeeds_on_postgresql(stocked, worker, embeddings, finished, new_key):
+    done = set()
+
+    def call(verb, path, body=None, headers=None, **names):
+        answer = stocked.request(verb, path.format(**names), json=body, headers=headers)
+        assert answer.status_code in (200, 201, 202, 204), (verb, path, answer.text)
+        done.add((verb, path))
+        return answer
+
+    first = embeddings["first"]
+    pair = {"source": "first", "target": "second", "anchor_set": "items"}
+    call("POST", "/encoders", {"name": "third", "dim": 8})
+    call("GET", "/encoders/{name}", name="third")
+    call("PUT", "/anchor-sets/{name}/embeddings/{encoder}", {"vectors": first.tolist()}, name="items", encoder="third")
+    call("POST", "/anchor-sets", {"name": "other", "embeddings": {"third": first[:5].tolist()}})
+    assert [row["name"] for row in call("GET", "/anchor-sets").json()["anchor_sets"]] == ["items", "other"]
+    assert call("GET", "/anchor-sets/{name}", name="items").json()["encoders"] == ["first", "second", "third"]
+    call("DELETE", "/anchor-sets/{name}", name="other")
+    assert call("POST", "/relative", {"encoder": "first", "anchor_set": "items", "vectors": first.tolist()}).json()["dim"] == 40
+    translated = call("POST", "/translate", {**pair, "vectors": first.tolist()}).json()
+    made = call("POST", "/translators", pair).json()
+    assert call("GET", "/translators/{id}", id=translated["translator"]).json() == made
+    job = call("POST", "/translators", {**pair, "method": "ridge"}, {"Prefer": "respond-async"}).json()
+    assert finished(stocked, job["id"])["state"] == "succeeded"
+    call("POST", "/heads", {"name": "head", "encoder": "second", "classes": ["a", "b"], "weight": [[1.0] * 6, [0.0] * 6]})
+    call("GET", "/heads/{name}", name="head")
+    body = {"encoder": "first", "head": "head", "anchor_set": "items", "vectors": first.tolist()}
+    assert len(call("POST", "/stitch", body).json()["labels"]) == 40
+    pools = {"source_pool": first.tolist(), "target_pool": embeddings["second"].tolist(), "seeds": [[i, i] for i in range(8)]}
+    body = {"name": "grown", "source": "first", "target": "second", **pools, "size": 9, "options": {"steps": 5}}
+    job = call("POST", "/bootstrap", body).json()
+    assert finished(stocked, job["id"])["state"] == "succeeded"
+    assert call("GET", "/anchor-sets/{name}", name="grown").json()["provenance"]["job"] == job["id"]
+    events = call("GET", "/jobs/{id}/events", id=job["id"]).text
+    assert "event: end" in events
+    call("GET", "/jobs/{id}", id=job["id"])
+    assert len(call("GET", "/jobs").json()["jobs"]) == 2
+    body = {**body, "name": "never", "options": {"steps": 2000, "sinkhorn_steps": 100}}
+    call("POST", "/jobs/{id}/cancel", id=call("POST", "/bootstrap", body).json()["id"])
+    call("DELETE", "/heads/{name}", name="head")
+    assert call("GET", "/heads").json() == {"heads": []}
+    key = call("POST", "/api-keys", {"name": "x", "expires_at": "2100-01-01T00:00:00+02:00"}).json()
+    shown = call("GET", "/api-keys/{id}", id=key["id"]).json()
+    assert datetime.fromisoformat(shown["expires_at"]) == datetime(2099, 12, 31, 22, tzinfo=UTC)
+    assert shown["last_used_at"] is None
+    call("POST", "/api-keys/{id}/rotate", {"grace_s": 60}, id=key["id"])
+    call("DELETE", "/api-keys/{id}", id=key["id"])
+    assert len(call("GET", "/api-keys").json()["api_keys"]) == 2
+    actions = Counter(row["action"] for row in call("GET", "/audit").json()["writes"])
+    assert actions["create"] >= 10
+    assert (actions["rotate"], actions["revoke"], actions["cancel"], actions["embed"], actions["delete"]) == (1, 1, 1, 1, 2)
+    call("DELETE", "/encoders/{name}", name=call("POST", "/encoders", {"name": "brief", "dim": 2}).json()["name"])
+    for path in ("/encoders", "/livez", "/readyz", "/metrics"):
+        call("GET", path)
+    paths = stocked.get("/openapi.json").json()["paths"]
+    assert done == {(verb.upper(), path) for path, verbs in paths.items() for verb in verbs}
+
+
+def test_no_text_in_an_address_is_a_fault_of_the_service(stocked):
+    for text in ("%00", "a%00b", "%ED%A0%80", "%F0%9F%A6%8A", "%27", "%5C", "%25"):
+        for path in (f"/encoders?after={text}", f"/heads?after={text}", f"/anchor-sets?after={text}"):
+            assert stocked.get(path).status_code in ((422,) if "%00" in text else (200, 422)), path
+        for path in (f"/encoders/{text}", f"/jobs/{text}", f"/jobs?state={text}", f"/audit?before={text}", f"/api-keys/{text}"):
+            assert stocked.get(path).status_code in (404, 422), path
+
+
+HEAD = '"encoder": "second", "weight": [[1,1,1,1,1,1],[0,0,0,0,0,0]]'
+
+#: bodies with a place for text, which no value of these fields may hold
+TEXTS = [
+    ("/encoders", '{"name": "%s", "dim": 2}'),
+    ("/encoders", '{"name": "x", "%s": 2}'),
+    ("/encoders", '{"name": "x", "kind": "sentence-transformers", "model": "%s"}'),
+    ("/encoders", '{"name": "x", "kind": "sentence-transformers", "model": "m", "revision": "%s"}'),
+    ("/anchor-sets", '{"name": "x", "embeddings": {"%s": [[1, 2]]}}'),
+    ("/anchor-sets", '{"name": "x", "inputs": ["a"], "encoders": ["%s"]}'),
+    ("/heads", '{"name": "%s", "classes": ["a", "b"], ' + HEAD + "}"),
+    ("/translate", '{"source": "first", "target": "%s", "anchor_set": "items", "vectors": [[1, 2]]}'),
+    ("/translate", '{"source": "first", "target": "second", "anchor_set": "items", "inputs": ["%s"]}'),
+    ("/bootstrap", '{"name": "%s"}'),
+    ("/api-keys", '{"name": "%s"}'),
+    ("/api-keys", '{"name": "x", "rate_limit": "%s"}'),
+]
+
+
+def test_no_text_in_a_body_is_a_fault_of_the_service(stocked):
+    for text in (r"\u0000", r"a\u0000b", r"\ud800", r"\udc00\ud800"):
+        for path, body in TEXTS:
+            answer = stocked.post(path, content=body.replace("%s", text), headers=JSON)
+            assert answer.status_code in (400, 422), (path, body, text, answer.text)
+
+
+@pytest.mark.parametrize("label", [r"\u0000", r"\ud800", "\U0001f98a", ""])
+def test_a_class_is_kept_as_it_was_sent_or_refused(stocked, label):
+    body = ('{"name": "x", "classes": ["%s", "b"], ' + HEAD + "}").replace("%s", label)
+    answer = stocked.post("/heads", content=body.encode(), headers=JSON)
+    assert answer.status_code in (201, 400, 422), answer.text
+    if answer.status_code == 201:
+        assert stocked.get("/heads/x").json() == answer.json()
+
+
+def test_of_many_equal_requests_at_once_one_makes_something(stocked):
+    pair = {"source": "first", "target": "second", "anchor_set": "items"}
+    wanted = [("/encoders", {"name": "new", "dim": 2}, tables.Encoder), ("/translators", pair, tables.Translator)]
+    wanted += [("/api-keys", {"name": "new"}, tables.ApiKey)]
+    assert CLAIM_S > 30, "else a slow machine's second try could take the first one's claim over"
+    for path, body, table in wanted:
+        with stocked.app.state.services.db.transaction() as session:
+            before = session.scalar(select(func.count()).select_from(table))
+        send = lambda _, path=path, body=body: stocked.post(path, json=body, headers={"Idempotency-Key": path})  # noqa: E731
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(send, range(16)))
+        codes = {answer.json().get("code", "made") for answer in answers}
+        assert codes <= {"made", "request-in-progress", "resource-gone" if table is tables.ApiKey else "made"}
+        assert "made" in codes
+        with stocked.app.state.services.db.transaction() as session:
+            assert session.scalar(select(func.count()).select_from(table)) == before + 1
+            made = select(func.count()).where(tables.Audit.origin.is_not(None), tables.Audit.action == "create")
+            assert (
+                session.scalar(made.where(tables.Audit.resource == {"/encoders": "encoder"}.get(path, path[1:-1]))) == before + 1
+            )
+
+
+def test_without_keys_of_the_same_name_one_of_many_requests_wins(stocked):
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: stocked.post("/encoders", json={"name": "new", "dim": 2}), range(16)))
+    assert Counter(answer.status_code for answer in answers) == {201: 1, 409: 15}
+    assert {answer.json()["code"] for answer in answers if answer.status_code == 409} <= {"name-taken", "conflict"}
+
+
+def test_two_processes_that_fit_one_translator_at_once_both_answer(
+    stocked, serve, postgres_url, redis_url, redis_prefix, tmp_path
+):
+    other = serve(database_url=postgres_url, redis_url=redis_url, redis_prefix=redis_prefix)
+    # FastAPI completes a route at its first request, and hides pydantic's warnings meanwhile in a way that two threads break
+    assert other.post("/translate", json={}).status_code == 422
+    pair = {"source": "first", "target": "second", "anchor_set": "items", "method": "ridge", "vectors": [[0.5] * 8]}
+    with ThreadPoolExecutor(8) as pool:
+        for ridge in range(1, 25):
+            body = {**pair, "options": {"ridge": ridge}}
+            answers = list(pool.map(lambda place: (stocked, other)[place % 2].post("/translate", json=body), range(8)))  # noqa: B023
+            assert {answer.status_code for answer in answers} == {200}, [answer.text for answer in answers]
+            assert len({answer.json()["translator"] for answer in answers}) == 1
+
+
+@pytest.fixture
+def away(postgres_server, postgres_url):
+    """Take this test's database away, and give it back."""
+    name = postgres_url.rpartition("/")[2]
+    with psycopg.connect(postgres_server.replace("+psycopg", ""), autocommit=True) as connection:
+
+        def change(there):
+            connection.execute(f'ALTER DATABASE "{name}" WITH ALLOW_CONNECTIONS {there}')
+            if not there:
+                connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+
+        yield change
+
+
+def test_without_its_database_every_route_says_when_to_come_back(
+    stocked, away, refused, new_key, bearing, serve, postgres_url, tmp_path
+):
+    locked = serve(database_url=postgres_url, auth="keys", data_dir=tmp_path / "locked")
+    key = bearing(new_key(locked))
+    pair = {"source": "first", "target": "second", "anchor_set": "items"}
+    calls = [
+        ("GET", path, None)
+        for path in ("/encoders", "/encoders/first", "/anchor-sets", "/heads/x", "/jobs", "/audit", "/api-keys")
+    ]
+    calls += [("GET", f"/jobs/{'0' * 32}/events", None), ("GET", f"/translators/tr_{'0' * 32}", None)]
+    calls += [("DELETE", "/encoders/first", None), ("POST", f"/jobs/{'0' * 32}/cancel", None)]
+    calls += [
+        ("POST", "/encoders", {"name": "x", "dim": 2}),
+        ("POST", "/translators", pair),
+        ("POST", "/api-keys", {"name": "x"}),
+    ]
+    calls += [("POST", "/translate", {**pair, "vectors": [[0.5] * 8]})]
+    assert stocked.post("/translate", json={**pair, "vectors": [[0.5] * 8]}).status_code == 200
+    away(False)
+    with ThreadPoolExecutor(len(calls) + 3) as pool:  # each waits a moment for the database
+        headers = {"Idempotency-Key": "again"}
+        waiting = [pool.submit(stocked.request, verb, path, json=body, headers=headers) for verb, path, body in calls]
+        ready, metrics, keyed = (
+            pool.submit(stocked.get, "/readyz"),
+            pool.submit(stocked.get, "/metrics"),
+            pool.submit(locked.get, "/encoders", headers=key),
+        )
+    for answer in [*(found.result() for found in waiting), keyed.result()]:
+        refused(answer, 503, "database-unavailable")
+    answer = ready.result()
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert (answer.json()["status"], answer.json()["database"]) == ("unavailable", False)
+    assert metrics.result().status_code == 200
+    assert stocked.get("/livez").status_code == 200
+    away(True)
+    assert stocked.get("/readyz").json()["status"] == "ok"
+    for verb, path, body in calls:
+        answer = stocked.request(verb, path, json=body, headers={"Idempotency-Key": f"again {path}"})
+        assert answer.status_code < 500, answer.text
+    assert locked.get("/encoders", headers=key).status_code == 200
