@@ -56,7 +56,7 @@ def serve(
     with _storage_trouble(), _alone(settings):
         application = create_app(settings)
         services = application.state.services
-        services.db.ping()
+        services.db.migrate()
         if asks_for_keys(settings):
             _require_a_key(services, settings)
         elif not is_loopback(settings.host):
@@ -87,13 +87,12 @@ def serve(
 def worker() -> None:
     """Run jobs: one process for each device, until SIGTERM. Needs ANCHORAGE_REDIS_URL, and the API's database and data dir."""
     settings = _settings()
-    from app.storage.db import SchemaOutdated
     from workers.processes import NoQueue, main
 
     with _storage_trouble():
         try:
             status = main(settings)
-        except (NoQueue, SchemaOutdated, ValueError) as error:
+        except (NoQueue, ValueError) as error:
             raise typer.BadParameter(str(error)) from None
     raise typer.Exit(status)
 
@@ -121,7 +120,9 @@ def create(
     name: Annotated[str, typer.Option(help="What the key is for.")],
     project: Annotated[str, typer.Option(help="Whose encoders, anchor sets and heads it sees.")] = "default",
     scope: Annotated[list[str] | None, typer.Option(help="read, write or admin: each includes the ones before it.")] = None,
-    days: Annotated[int | None, typer.Option(min=1, help="Days until it expires; never unless set.", show_default=False)] = None,
+    days: Annotated[
+        int | None, typer.Option(min=1, max=36_500, help="Days until it expires; never unless set.", show_default=False)
+    ] = None,
     rate: Annotated[str | None, typer.Option(help="Like 600/minute; the server's unless set.", show_default=False)] = None,
 ) -> None:
     """Make a key and print it, once."""
@@ -237,15 +238,22 @@ def _settings(**given: Any) -> Settings:
     try:
         settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        wrong = "; ".join(f"{item['loc'][0]}: {item['msg']}, not {item['input']}" for item in error.errors())
+        wrong = "; ".join(_wrong(item["loc"][0], item["msg"], item["input"]) for item in error.errors())
         raise typer.BadParameter(wrong) from None
     logs.configure(settings.log_format)
     return settings
 
 
+def _wrong(setting: object, message: str, given: object) -> str:
+    """What is wrong with a setting. An address may hold a password: it is not shown."""
+    return f"{setting}: {message}" + ("" if str(setting).endswith("_url") else f", not {given}")
+
+
 @contextmanager
 def _storage_trouble() -> Iterator[None]:
     """Say what is wrong with disk or database in a sentence."""
+    from app.storage.db import SchemaOutdated
+
     try:
         yield
     except OSError as error:
@@ -254,6 +262,8 @@ def _storage_trouble() -> Iterator[None]:
         raise typer.BadParameter(f"the database cannot be used: {error}") from None
     except AnchorageError as error:
         raise typer.BadParameter(error.detail) from None
+    except SchemaOutdated as error:
+        raise typer.BadParameter(str(error)) from None
     except ValueError as error:  # an address of Redis that only its library can tell is none
         raise typer.BadParameter(f"a setting cannot be used: {error}") from None
 
@@ -287,13 +297,8 @@ def _services(settings: Settings) -> Iterator[Services]:
 @contextmanager
 def _migrated(settings: Settings) -> Iterator[Services]:
     """The services, once it is known that their database has this version's schema."""
-    from app.storage.db import SchemaOutdated
-
     with _storage_trouble(), _services(settings) as services:
-        try:
-            services.db.require_schema()
-        except SchemaOutdated as error:
-            raise typer.BadParameter(str(error)) from None
+        services.db.require_schema()
         yield services
 
 
@@ -307,11 +312,12 @@ def _any_key(services: Services) -> bool:
 
 def _require_a_key(services: Services, settings: Settings) -> None:
     """Refuse to listen where nobody could call."""
-    services.db.migrate()
     if not _any_key(services):
+        where = settings.data_dir if settings.database_url is None else "its database"
         raise typer.BadParameter(
-            f"listening on {settings.host} asks callers for API keys, and there is none yet. Make one with "
-            "`anchorage keys create --name first --scope admin`, or say ANCHORAGE_AUTH=none to let everyone in"
+            f"listening on {settings.host} asks callers for API keys, and {where} "
+            "has none yet. Make one with `anchorage keys create --name first --scope admin` and the same ANCHORAGE_ variables, "
+            "or say ANCHORAGE_AUTH=none to let everyone in"
         )
 
 

@@ -72,6 +72,7 @@ def create_app(settings: Settings) -> FastAPI:
         description=DESCRIPTION,
         lifespan=lifespan,
         generate_unique_id_function=lambda route: route.name,
+        redirect_slashes=False,
     )
     app.state.services = services
     app.state.parts = health.Parts(
@@ -125,7 +126,7 @@ def _hosts(settings: Settings) -> frozenset[str] | None:
 
 
 def _answers(redis_url: str) -> Callable[[], bool]:
-    client = redis_client(redis_url)
+    client = redis_client(redis_url, tries=1)
 
     def answers() -> bool:
         try:

@@ -8,11 +8,10 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from app.types import RATE
+
 #: where Docker and Kubernetes put secrets: the file anchorage_database_url holds ANCHORAGE_DATABASE_URL
 SECRETS = Path("/run/secrets")
-
-#: rates like 600/minute, several separated by ;
-RATE = r"^[1-9][0-9]{0,8}/(second|minute|hour|day)(;[1-9][0-9]{0,8}/(second|minute|hour|day)){0,3}$"
 
 
 class Settings(BaseSettings):

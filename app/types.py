@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from enum import StrEnum
 
+#: rates like 600/minute, several separated by ;
+RATE = r"^[1-9][0-9]{0,8}/(second|minute|hour|day)(;[1-9][0-9]{0,8}/(second|minute|hour|day)){0,3}$"
+
 
 class EncoderKind(StrEnum):
     #: the client brings the vectors

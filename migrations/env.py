@@ -21,6 +21,7 @@ with engine.connect() as connection:
     context.configure(connection=connection, target_metadata=Base.metadata, render_as_batch=True, render_item=render_item)
     with context.begin_transaction():
         if connection.dialect.name == "postgresql":
+            connection.execute(text("SET lock_timeout = 0"))  # however long the other one takes
             connection.execute(text(f"SELECT pg_advisory_xact_lock({LOCK})"))
         context.run_migrations()
 engine.dispose()

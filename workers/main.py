@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from dataclasses import replace
 from threading import Event
 
@@ -11,7 +12,7 @@ from dramatiq import Worker as Threads
 
 from app import telemetry
 from app.errors import DatabaseUnavailable
-from app.services import jobs
+from app.services import jobs, writes
 from app.services.context import Services
 from app.storage.queue import Queue, QueueAway
 from workers.actors import declare
@@ -29,6 +30,9 @@ RENEWALS = 3
 
 #: how often the caretaker looks for jobs whose worker or message is lost
 SWEEP_S = 2.0
+
+#: how often requests that nobody repeats any more are forgotten
+FORGET_S = 3600
 
 
 class Worker:
@@ -75,12 +79,13 @@ class Caretaker(threading.Thread):
         self._leases = leases
         self._ended = Event()
         self._incarnation: str | None = None
+        self._forget_at = 0.0
 
     def run(self) -> None:
         pause = min(SWEEP_S, self._services.lease_s / RENEWALS)
         while True:
             telemetry.CARETAKER.set_to_current_time()
-            for duty in (self._leases.renew, self._sweep):
+            for duty in (self._leases.renew, self._sweep, self._forget):
                 try:
                     duty()
                 except (DatabaseUnavailable, QueueAway) as error:
@@ -94,6 +99,12 @@ class Caretaker(threading.Thread):
         self._ended.set()
         if self.is_alive():
             self.join()
+
+    def _forget(self) -> None:
+        """Requests that nobody repeats any more, once in a while."""
+        if time.monotonic() >= self._forget_at:
+            self._forget_at = time.monotonic() + FORGET_S
+            writes.forget_requests(self._services)
 
     def _sweep(self) -> None:
         incarnation, empty = self._queue.incarnation(), self._queue.waiting() == 0

@@ -16,6 +16,7 @@ from multiprocessing.context import SpawnProcess
 
 import torch
 from prometheus_client import start_http_server
+from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from app import logs
@@ -119,9 +120,12 @@ def command() -> None:
     """The entry of `python -m workers`."""
     try:
         settings = Settings()
+    except ValidationError as error:  # its text would show what was given, and an address may hold a password
+        sys.exit("; ".join(f"{item['loc'][0]}: {item['msg']}" for item in error.errors()))
+    try:
         logs.configure(settings.log_format)
         sys.exit(main(settings))
-    except (NoQueue, SchemaOutdated, ValueError, OSError) as error:  # wrong settings are ValueErrors
+    except (NoQueue, SchemaOutdated, ValueError, OSError) as error:
         sys.exit(str(error))
     except SQLAlchemyError as error:
         sys.exit(f"the database cannot be used: {error}")

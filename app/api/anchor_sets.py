@@ -34,7 +34,7 @@ class NewAnchorSet(Body):
 
     name: Name
     embeddings: Annotated[dict[Name, Vectors], Field(max_length=MOST_ENCODERS)] | None = None
-    inputs: list[str] | None = None
+    inputs: wire.Inputs | None = None
     encoders: Annotated[list[Name], Field(max_length=MOST_ENCODERS)] | None = None
 
 
@@ -44,7 +44,7 @@ class NewEmbeddings(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"vectors": [[1, 0], [0, 1], [1, 1]]}]})
 
     vectors: Vectors = None
-    inputs: list[str] | None = None
+    inputs: wire.Inputs | None = None
 
 
 class SpaceHealth(BaseModel):

@@ -15,12 +15,9 @@ from app.errors import ResourceGone
 from app.services import keys
 from app.services.writes import once
 from app.storage import registry, tables
-from app.types import Scope
+from app.types import RATE, Scope
 
 router = APIRouter(tags=["keys"], route_class=JsonRoute)
-
-#: rates like 600/minute, several separated by ;
-RATE = r"^[1-9][0-9]{0,8}/(second|minute|hour|day)(;[1-9][0-9]{0,8}/(second|minute|hour|day)){0,3}$"
 
 #: how long a rotated key may go on working, at most: a week
 LONGEST_GRACE_S = 7 * 24 * 3600

@@ -56,7 +56,7 @@ class BootstrapRequest(Body):
     target: Name
     source_pool: Vectors
     target_pool: Vectors
-    seeds: list[Annotated[list[int], Field(min_length=2, max_length=2)]]
+    seeds: Annotated[list[Annotated[list[int], Field(min_length=2, max_length=2)]], Field(fail_fast=True)]
     size: Annotated[int, Field(ge=2, le=4096)] = 300
     options: BootstrapOptions = BootstrapOptions()
 

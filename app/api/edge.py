@@ -16,8 +16,8 @@ from typing import Any
 from uuid import uuid4
 
 import structlog
+from anyio import CapacityLimiter, to_thread
 from fastapi import Request
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -43,6 +43,8 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 EVENTS = re.compile(r"/jobs/[^/]+/events")
 
+THREADS = 8
+
 #: a refused request's body is thrown away for so long at most
 DISCARD_S = 10
 
@@ -63,6 +65,8 @@ class Admission:
     max_in_flight_bytes: int
     #: a stopping server says so in /readyz and closes connections after their answer
     stopping: bool = False
+    #: threads for keys and probes alone: slow requests occupy all of the framework's
+    threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(THREADS))
     in_flight: int = field(default=0, init=False)
     bytes_in_flight: int = field(default=0, init=False)
 
@@ -126,7 +130,7 @@ class Edge:
             raise Unauthenticated("send an API key: Authorization: Bearer anc_..., or X-API-Key")
         caller = keys.recall(text)
         if caller is None:
-            caller = await run_in_threadpool(keys.look_up, text)
+            caller = await to_thread.run_sync(keys.look_up, text, limiter=self._admission.threads)
         structlog.contextvars.bind_contextvars(key_id=caller.key_id)
         await self._admission.rates.count(f"key {caller.key_id}", caller.rate_limit)
         return caller

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 from pydantic import BaseModel
@@ -17,6 +18,7 @@ from app.api.deps import Reads, Svc
 from app.api.problems import documented
 from app.errors import DatabaseUnavailable
 from app.services import figures
+from app.services.context import Services
 
 router = APIRouter(tags=["health"])
 log = logging.getLogger("anchorage")
@@ -56,8 +58,13 @@ async def livez() -> Live:
 
 
 @router.get("/readyz", responses={503: {"model": Ready}})
-def readyz(request: Request, response: Response, services: Svc) -> Ready:
+async def readyz(request: Request, response: Response, services: Svc) -> Ready:
     """200 once a request can be served; 503 says what is missing, or that the server is stopping."""
+    admission = request.app.state.admission
+    return await to_thread.run_sync(_ready, request, response, services, limiter=admission.threads)
+
+
+def _ready(request: Request, response: Response, services: Services) -> Ready:
     parts: Parts = request.app.state.parts
     database = True
     try:
@@ -81,11 +88,11 @@ def readyz(request: Request, response: Response, services: Svc) -> Ready:
 
 
 @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}, **documented()}, response_class=Response)
-def metrics(services: Svc, _: Reads) -> Response:
-    """For Prometheus. No label holds a name, so a key of any project may read it."""
+def metrics(services: Svc, project: Reads) -> Response:
+    """For Prometheus. No label holds a name; of translators only the project's own are shown."""
     data = generate_latest(REGISTRY)
     try:
-        data += generate_latest(figures.collect(services))
+        data += generate_latest(figures.collect(services, project))
     except DatabaseUnavailable as error:
         log.warning("no figures from the database: %s", error.detail)
     return Response(data, headers={"Content-Type": CONTENT_TYPE_LATEST})

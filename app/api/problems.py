@@ -135,7 +135,7 @@ async def _anchorage_error(request: Request, error: Exception) -> Response:
 
 async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    found = [FieldError(field=_dotted(item["loc"]), message=item["msg"]) for item in error.errors()]
+    found = [FieldError(field=_dotted(item["loc"]), message=item["msg"]) for item in error.errors()[: errors.ROWS_SHOWN]]
     code = CODES.get(error.errors()[0]["type"], "invalid-request")
     detail = "; ".join(f"{item.field}: {item.message}" for item in found[:5])
     return problem(

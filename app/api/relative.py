@@ -26,7 +26,7 @@ class RelativeRequest(Body):
     encoder: Name
     anchor_set: Name
     vectors: Vectors = None
-    inputs: list[str] | None = None
+    inputs: wire.Inputs | None = None
     encode_power: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     ridge: Annotated[float, Field(allow_inf_nan=False)] | None = Field(None, description="above power 0; default 1")
     encoding: Encoding = "float"

@@ -87,7 +87,7 @@ class StitchRequest(Body):
         None, description="needed when the head belongs to another encoder; a native head does not read it"
     )
     vectors: Vectors = None
-    inputs: list[str] | None = None
+    inputs: wire.Inputs | None = None
     method: Method = "auto"
     options: Options = Options()
     encoding: Encoding = "float"

@@ -75,7 +75,7 @@ class TranslateRequest(PairRequest):
     )
 
     vectors: Vectors = None
-    inputs: list[str] | None = None
+    inputs: wire.Inputs | None = None
     relative: Vectors = None
     relative_power: Annotated[Finite, Field(ge=0, le=1)] | None = None
     encoding: Encoding = "float"

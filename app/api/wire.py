@@ -22,7 +22,8 @@ import orjson
 import torch
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from torch import Tensor
@@ -57,6 +58,12 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 Name = Annotated[str, Field(pattern=NAME, examples=["minilm"])]
 Encoding = Literal["float", "base64"]
 
+#: no body of ours has so many
+MOST_FIELDS = 64
+
+#: texts: the first that is none ends the check
+Inputs = Annotated[list[str], Field(fail_fast=True)]
+
 _PACKED = {
     "type": "object",
     "properties": {
@@ -84,6 +91,14 @@ class Body(BaseModel):
     """The base of every request body: unknown fields are refused, and no type is guessed."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few(cls, value: Any) -> Any:
+        """An error for each of a million unknown fields would cost minutes and gigabytes."""
+        if isinstance(value, dict) and len(value) > MOST_FIELDS:
+            raise PydanticCustomError("extra_forbidden", "an object of more fields than any request has")
+        return value
 
 
 class JsonRequest(Request):

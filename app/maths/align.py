@@ -19,11 +19,16 @@ def procrustes(source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"])
     Returns T (d_x, d_y) with r singular values equal to 1 and the rest 0.
     Source: Schoenemann 1966; rectangular and rank-deficient case: the canonical polar decomposition (Higham 2010).
     """
-    product = source.T @ target
-    left, values, right = torch.linalg.svd(product, full_matrices=False)
+    if source.shape[0] < min(source.shape[1], target.shape[1]):
+        # The product has rank k at most: its SVD from that of k x k, since U_x^T = Q_x R_x and U_y^T = Q_y R_y.
+        (qx, rx), (qy, ry) = torch.linalg.qr(source.T), torch.linalg.qr(target.T)
+        left, values, right = torch.linalg.svd(rx @ ry.T)
+        left, right = qx @ left, right @ qy.T
+    else:
+        left, values, right = torch.linalg.svd(source.T @ target, full_matrices=False)
     # The product squares the anchors' spectrum, so its own rounding is relative to |U_x| |U_y|, not to sigma_1.
     scale = torch.linalg.matrix_norm(source, 2) * torch.linalg.matrix_norm(target, 2)
-    keep = values > rank_tolerance((*product.shape, source.shape[0]), float(scale))
+    keep = values > rank_tolerance((source.shape[1], target.shape[1], source.shape[0]), float(scale))
     rotation: Tensor = left[:, keep] @ right[keep]
     return rotation
 

@@ -19,7 +19,9 @@ LEASE_S = 30.0
 
 #: fits at once in one process, and how long a request waits for its turn: it occupies a thread that could answer others
 FITS = 2
+FITS_WAITING = 6
 FIT_WAIT_S = 30.0
+BUSY_FITTING = "the server is fitting as many translators as it can"
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Services:
     #: how long to wait for a turn at heavy work; None: for as long as it takes
     fit_wait_s: float | None = FIT_WAIT_S
     _fits: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(FITS))
+    _places: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(FITS + FITS_WAITING))
 
     def close(self) -> None:
         """Give connections back. What comes after fails or connects anew."""
@@ -64,12 +67,18 @@ class Services:
     @contextmanager
     def heavy(self) -> Iterator[None]:
         """A turn at work that keeps all cores busy. Raises Overloaded when none comes."""
-        if not self._fits.acquire(timeout=self.fit_wait_s):
-            raise Overloaded("the server is fitting as many translators as it can", retry_after_s=5)
+        # A place among those who fit or wait; a worker's threads are few, and may wait for as long as it takes.
+        if not self._places.acquire(blocking=self.fit_wait_s is None):
+            raise Overloaded(BUSY_FITTING, retry_after_s=5)
         try:
-            yield
+            if not self._fits.acquire(timeout=self.fit_wait_s):
+                raise Overloaded(BUSY_FITTING, retry_after_s=5)
+            try:
+                yield
+            finally:
+                self._fits.release()
         finally:
-            self._fits.release()
+            self._places.release()
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,11 @@ from app.storage import registry, tables
 TRANSLATORS = 200
 
 
-def collect(services: Services) -> CollectorRegistry:
-    """Jobs by state, how long the oldest waits, and the promised quality of each translator. Raises DatabaseUnavailable."""
+def collect(services: Services, project: str) -> CollectorRegistry:
+    """All jobs by state, how long the oldest waits, and the promised quality of the project's own translators.
+
+    Raises DatabaseUnavailable.
+    """
     found = CollectorRegistry()
     jobs = Gauge("anchorage_jobs", "Jobs, by state.", ["state"], registry=found)
     age = Gauge("anchorage_queue_oldest_seconds", "How long the oldest queued job has waited.", registry=found)
@@ -26,7 +29,7 @@ def collect(services: Services) -> CollectorRegistry:
         for state, count in registry.count_jobs(session).items():
             jobs.labels(state).set(count)
         oldest = registry.oldest_queued(session)
-        reports = registry.newest_reports(session, limit=TRANSLATORS)
+        reports = registry.newest_reports(session, project, limit=TRANSLATORS)
     age.set(0.0 if oldest is None else max(0.0, (tables.now() - oldest).total_seconds()))
     for row in reports:
         held_out = (row.report or {}).get("held_out") or {}

@@ -13,6 +13,7 @@ from app.errors import (
     AnchorageError,
     AnchorCountMismatch,
     AnchorsNotEmbedded,
+    Conflict,
     EmbeddingsExist,
     EmptyVectors,
     InputTooLong,
@@ -135,7 +136,7 @@ def delete_encoder(services: Services, project: str, name: str) -> None:
     with services.db.transaction() as session:
         row = registry.by_name(session, tables.Encoder, project, name)
         _refuse_in_use(f"encoder {name!r}", registry.users_of_encoder(session, row))
-        session.delete(row)
+        registry.remove(session, row)
         note(session, project, "delete", "encoder", name)
 
 
@@ -214,7 +215,10 @@ def add_embeddings(
     raw = given_vectors(services, encoder_row, vectors, inputs)
     space = _make_space(services, project, encoder_row, raw, size=set_row.size, field=field)
     with services.db.transaction() as session:
-        set_row = registry.by_name(session, tables.AnchorSet, project, anchor_set)
+        found = registry.by_name(session, tables.AnchorSet, project, anchor_set)
+        if found.id != set_row.id:  # another set, made meanwhile under the name of a deleted one
+            raise Conflict(f"anchor set {anchor_set!r} was made anew meanwhile; look at it and try again", field="anchor_set")
+        set_row = found
         _refuse_present(session, set_row, encoder_row)
         space.anchor_set_id = set_row.id
         session.add(space)
@@ -229,7 +233,7 @@ def delete_anchor_set(services: Services, project: str, name: str) -> None:
     with services.db.transaction() as session:
         row = registry.by_name(session, tables.AnchorSet, project, name)
         _refuse_in_use(f"anchor set {name!r}", registry.users_of_anchor_set(session, row))
-        session.delete(row)
+        registry.remove(session, row)
         note(session, project, "delete", "anchor-set", name)
 
 

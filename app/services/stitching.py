@@ -70,7 +70,7 @@ def create_head(
 def delete_head(services: Services, project: str, name: str) -> None:
     """Raises HeadNotFound."""
     with services.db.transaction() as session:
-        session.delete(registry.by_name(session, tables.Head, project, name))
+        registry.remove(session, registry.by_name(session, tables.Head, project, name))
         note(session, project, "delete", "head", name)
 
 

@@ -7,15 +7,15 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 CONNECT_S = 1.0
-ANSWER_S = 5.0
+ANSWER_S = 1.0
 
 
-def redis_client(url: str) -> Redis:
-    """A client that tries a call once more on a new connection, and then gives up. Raises ValueError for what is no URL."""
+def redis_client(url: str, *, tries: int = 2) -> Redis:
+    """A client that tries a call `tries` times, each on a new connection, and then gives up. Raises ValueError for no URL."""
     return Redis.from_url(
         url,
         socket_connect_timeout=CONNECT_S,
         socket_timeout=ANSWER_S,
-        retry=Retry(NoBackoff(), 1),
+        retry=Retry(NoBackoff(), tries - 1),
         health_check_interval=15,
     )

@@ -13,9 +13,10 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.orm.exc import StaleDataError
@@ -34,8 +35,11 @@ POOL_SIZE = 10
 POOL_OVERFLOW = 10
 POOL_WAIT_S = 5
 
+#: how long PostgreSQL lets a silent transaction keep its locks, and another one wait for them
+STALLED_MS = 10_000
+
 #: what a lost, full or restarting database raises
-LOST = (OperationalError, InterfaceError, PoolExhausted)
+LOST = (OperationalError, InterfaceError, InternalError, PoolExhausted)
 
 
 class SchemaOutdated(Exception):
@@ -78,8 +82,11 @@ class Database:
             connection.execute(text("SELECT 1"))
 
     def migrate(self) -> None:
-        """Bring the schema to the newest revision."""
-        command.upgrade(alembic_config(self.url), "head")
+        """Bring the schema to the newest revision. Raises SchemaOutdated when a newer version of the service has been here."""
+        try:
+            command.upgrade(alembic_config(self.url), "head")
+        except CommandError as error:
+            raise SchemaOutdated(f"the database's schema is not this version's, but a newer one's: {error}") from error
 
     def require_schema(self) -> None:
         """Raises SchemaOutdated unless the schema is at the newest revision."""
@@ -144,7 +151,17 @@ def _engine_options(url: URL) -> dict[str, Any]:
     if is_sqlite(url):
         return {"connect_args": {"timeout": BUSY_TIMEOUT_S}}
     return {
-        "connect_args": {"connect_timeout": 3, "client_encoding": "utf8"},
+        "connect_args": {
+            "connect_timeout": 3,
+            "client_encoding": "utf8",
+            # A process that is frozen or cut off in the middle of a transaction must not hold its rows from the others for ever.
+            "options": f"-c idle_in_transaction_session_timeout={STALLED_MS} -c lock_timeout={STALLED_MS}",
+            # A network that swallows what is sent, or a server that is gone without a word.
+            "tcp_user_timeout": STALLED_MS,
+            "keepalives_idle": 5,
+            "keepalives_interval": 2,
+            "keepalives_count": 3,
+        },
         "pool_pre_ping": True,
         "pool_size": POOL_SIZE,
         "max_overflow": POOL_OVERFLOW,

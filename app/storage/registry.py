@@ -44,6 +44,13 @@ def require_free(session: Session, table: type[Named], project: str, name: str) 
         raise NameTaken(f"there is already {_article(_NOUN[table])} named {name!r}", field="name")
 
 
+def remove(session: Session, row: Encoder | AnchorSet | Head) -> None:
+    """Delete a row, once: of several deletions of one moment, the others find nothing. What hangs on it goes with it."""
+    table = type(row)
+    if _silently(session, delete(table).where(table.id == row.id)) == 0:
+        raise _NOT_FOUND[table](f"there is no {_NOUN[table]} named {row.name!r}", field="name")
+
+
 def page(session: Session, table: type[Named], project: str, *, after: str, limit: int) -> Sequence[Named]:
     """Rows in the order of their names, those after the name `after`."""
     query = select(table).where(table.project == project, table.name > after).order_by(table.name).limit(limit)
@@ -131,9 +138,10 @@ def oldest_queued(session: Session) -> datetime | None:
     return session.scalar(select(Job.created_at).where(Job.state == JobState.queued).order_by(Job.created_at).limit(1))
 
 
-def newest_reports(session: Session, *, limit: int) -> Sequence[Translator]:
-    """Translators of all projects, the newest first."""
-    return session.scalars(select(Translator).order_by(Translator.created_at.desc()).limit(limit)).all()
+def newest_reports(session: Session, project: str, *, limit: int) -> Sequence[Translator]:
+    """The project's translators, the newest first."""
+    query = select(Translator).where(Translator.project == project).order_by(Translator.created_at.desc()).limit(limit)
+    return session.scalars(query).all()
 
 
 def cancel_job(session: Session, job_id: str, *, now: datetime) -> None:

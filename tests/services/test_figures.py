@@ -17,7 +17,7 @@ PROJECT = "p"
 
 
 def shown(services: Services) -> dict[str, float]:
-    lines = generate_latest(figures.collect(services)).decode().splitlines()
+    lines = generate_latest(figures.collect(services, PROJECT)).decode().splitlines()
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
 
@@ -69,12 +69,12 @@ def test_a_translator_without_numbers_is_left_out(stocked, report):
 def test_no_name_that_a_client_gave_is_shown(services):
     with services.db.transaction() as session:
         session.add(tables.Job(project="secret-project", kind="bootstrap", state="queued", arguments={"name": "secret-set"}))
-    assert "secret" not in generate_latest(figures.collect(services)).decode()
+    assert "secret" not in generate_latest(figures.collect(services, PROJECT)).decode()
 
 
 def test_without_a_database_there_are_no_figures(services, monkeypatch):
     monkeypatch.setattr("app.storage.db.CONNECT_FOR_S", 0.1)
     away = Database("postgresql://nobody@127.0.0.1:1/nothing")
     with pytest.raises(DatabaseUnavailable):
-        figures.collect(type(services)(away, services.blobs, services.cache, services.encoders))
+        figures.collect(type(services)(away, services.blobs, services.cache, services.encoders), PROJECT)
     away.close()

@@ -250,3 +250,28 @@ def test_a_server_that_comes_back_in_time_is_waited_for(postgres):
         connection.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
         assert found.result() == []
         assert waited
+
+
+def test_a_transaction_whose_process_is_frozen_does_not_hold_its_rows_for_ever(migrated_postgres, monkeypatch):
+    """PostgreSQL ends the silent one, and the waiting one goes on; its own wait is bounded too, and may end first."""
+    monkeypatch.setattr("app.storage.db.STALLED_MS", 500)
+    frozen, other = Database(migrated_postgres), Database(migrated_postgres)
+
+    def freeze_until_others_have_read() -> None:
+        with frozen.transaction() as stalled:
+            stalled.execute(text("LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE"))
+            for _ in range(20):
+                try:
+                    with other.transaction() as session:
+                        session.execute(text("SELECT count(*) FROM jobs"))
+                except DatabaseUnavailable:
+                    continue
+                break
+            else:
+                raise AssertionError("the rows were never free")
+            stalled.execute(text("SELECT 1"))
+
+    with pytest.raises(DatabaseUnavailable):
+        freeze_until_others_have_read()
+    frozen.close()
+    other.close()

@@ -1,0 +1,321 @@
+"""Real processes for the fault table: Redis, PostgreSQL, APIs and workers on free ports, below one temporary folder."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psycopg
+import redis
+from psycopg.rows import TupleRow
+
+from app.demo.client import free_port
+from app.storage.db import Database
+
+#: a worker silent for so long has lost its jobs
+LEASE_S = 3
+
+#: importing torch on two cores that others use as well is the slow part
+START_S = 180
+
+
+class Missing(Exception):
+    """What this machine lacks, in a sentence."""
+
+
+def binary(*names: str) -> str:
+    """The first of these programs that is here. Raises Missing."""
+    folders = [os.environ.get("PATH", ""), *sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin")), reverse=True)]
+    for name in names:
+        if found := shutil.which(name, path=os.pathsep.join(folders)):
+            return found
+    raise Missing(f"there is no {' or '.join(names)} on PATH or below /usr/lib/postgresql")
+
+
+def wait_until(happened: Callable[[], object], what: str, timeout_s: float = START_S, pause_s: float = 0.05) -> None:
+    """Return when `happened()` is true. Raises TimeoutError, naming `what`."""
+    deadline = time.monotonic() + timeout_s
+    while not happened():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {timeout_s:.0f} s in vain: {what}")
+        time.sleep(pause_s)
+
+
+def dice(seed: int) -> random.Random:
+    """For victims and moments: the same ones in every run."""
+    return random.Random(seed)  # noqa: S311 -- no secrets
+
+
+class Process:
+    """A process that may be killed and started again; all its lives write one log."""
+
+    def __init__(self, name: str, command: list[str], folder: Path, environment: dict[str, str] | None = None) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self._command = command
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of its present life."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs, ready or not."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Begin a life."""
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(self._command, stdout=output, stderr=subprocess.STDOUT, env=self._environment)
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is finished, nothing is said."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def end(self, timeout_s: float = 60) -> None:
+        """SIGTERM, and SIGKILL for what does not end by it."""
+        if self._process is None or not self.alive:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def said(self, words: str) -> int:
+        """How often the log has these words."""
+        return self.log.read_text(errors="replace").count(words) if self.log.exists() else 0
+
+    def wait_ready(self) -> None:
+        """Raises RuntimeError with the last words of a process that ends before it is ready."""
+
+        def ready() -> bool:
+            if not self.alive:
+                tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
+                raise RuntimeError(f"{self.name} ended:\n{tail}")
+            return self.ready()
+
+        wait_until(ready, f"{self.name} to be ready", pause_s=0.1)
+
+    def ready(self) -> bool:
+        """Whether it does its work now."""
+        return self.alive
+
+
+class RedisServer(Process):
+    """A Redis without persistence: killed, it has forgotten everything."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(folder)]
+        super().__init__("redis", [binary("redis-server", "valkey-server"), *options], folder)
+        self.client = redis.Redis.from_url(self.url)
+
+    def ready(self) -> bool:
+        """Whether it answers."""
+        try:
+            return bool(self.client.ping())
+        except redis.RedisError:
+            return False
+
+
+class Postgres:
+    """A cluster of its own; as root it is run by another user, because PostgreSQL refuses root."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.url = f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/postgres"
+        self._home = folder / "postgres"
+        self._home.mkdir()
+        self._identity = self._other_user()
+        self._initdb, self._pg_ctl = binary("initdb"), binary("pg_ctl")
+
+    def _other_user(self) -> dict[str, Any]:
+        if os.geteuid() != 0:
+            return {}
+        try:
+            user = pwd.getpwnam("postgres")
+        except KeyError:
+            raise Missing("as root this needs a user named postgres, because PostgreSQL refuses to run as root") from None
+        os.chown(self._home, user.pw_uid, user.pw_gid)
+        return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+
+    def _run(self, *command: str) -> None:
+        log = self._home / "commands.log"
+        with log.open("ab") as output:
+            done = subprocess.run(command, stdout=output, stderr=output, cwd=self._home, check=False, **self._identity)
+        if done.returncode:
+            raise RuntimeError(f"{Path(command[0]).name} failed:\n" + "\n".join(log.read_text().splitlines()[-15:]))
+
+    def create(self) -> None:
+        """Make the cluster and start it."""
+        self._run(self._initdb, "-D", str(self._home / "data"), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
+        self.start()
+
+    def start(self) -> None:
+        """Return once it takes connections."""
+        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories=''"
+        self._control("start", "-o", options, "-l", str(self._home / "server.log"))
+
+    def restart(self, mode: str) -> None:
+        """`pg_ctl restart` in one of its modes."""
+        self._control("restart", "-m", mode, "-l", str(self._home / "server.log"))
+
+    def stop(self, mode: str = "fast") -> None:
+        """`pg_ctl stop` in one of its modes."""
+        self._control("stop", "-m", mode)
+
+    def _control(self, verb: str, *options: str) -> None:
+        self._run(self._pg_ctl, verb, "-D", str(self._home / "data"), "-w", "-t", "60", *options)
+
+    def connect(self, *, autocommit: bool = True) -> psycopg.Connection[TupleRow]:
+        """A connection of the script's own."""
+        return psycopg.connect(self.url.replace("+psycopg", ""), autocommit=autocommit)
+
+    def rows(self, query: str, *arguments: object) -> list[TupleRow]:
+        """The answer to a query of the script's own."""
+        with self.connect() as connection:
+            return connection.execute(query, arguments).fetchall()
+
+    def execute(self, *statements: str) -> None:
+        """Statements of the script's own, each committed."""
+        with self.connect() as connection:
+            for statement in statements:
+                connection.execute(statement)
+
+    def number(self, query: str, *arguments: object) -> int:
+        """The one number that a query answers."""
+        return int(self.rows(query, *arguments)[0][0])
+
+
+class Api(Process):
+    """`anchorage serve`."""
+
+    def __init__(self, number: int, folder: Path, environment: dict[str, str]) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        command = [sys.executable, "-m", "app.cli", "serve", "--port", str(port)]
+        super().__init__(f"api-{number}", command, folder, environment)
+
+    def ready(self) -> bool:
+        """Whether /readyz says 200."""
+        try:
+            return httpx2.get(f"{self.url}/readyz", timeout=5, trust_env=False).status_code == 200
+        except httpx2.TransportError:
+            return False
+
+
+class Worker(Process):
+    """`anchorage worker`."""
+
+    def __init__(self, number: int, folder: Path, environment: dict[str, str]) -> None:
+        port = free_port()
+        self.metrics_url = f"http://127.0.0.1:{port}/metrics"
+        environment = {**environment, "ANCHORAGE_WORKER_METRICS_PORT": str(port), "ANCHORAGE_DEVICES": "cpu"}
+        super().__init__(f"worker-{number}", [sys.executable, "-m", "app.cli", "worker"], folder, environment)
+
+    def ready(self) -> bool:
+        """Whether this life has said that it takes jobs."""
+        return self.alive and self.said(f"worker {self.pid} takes jobs") > 0
+
+
+@dataclass
+class Deployment:
+    """Everything that is needed, each part a process of its own."""
+
+    folder: Path
+    redis: RedisServer
+    postgres: Postgres
+    apis: list[Api] = field(default_factory=list)
+    workers: list[Worker] = field(default_factory=list)
+
+    @property
+    def data_dir(self) -> Path:
+        """What all processes share."""
+        return self.folder / "data"
+
+    @property
+    def urls(self) -> list[str]:
+        """Of the APIs."""
+        return [api.url for api in self.apis]
+
+    @property
+    def blobs(self) -> set[Path]:
+        """Every file there is now, whole or not."""
+        return set((self.data_dir / "blobs").glob("??/*"))
+
+
+@contextmanager
+def deployment(folder: Path, *, apis: int = 2, workers: int = 2, **settings: object) -> Iterator[Deployment]:
+    """A fresh one below `folder`, ready, and ended afterwards; `settings` become ANCHORAGE_ variables. Raises Missing."""
+    folder.mkdir(exist_ok=True)
+    with ExitStack() as ending:
+        made = Deployment(folder, RedisServer(folder), Postgres(folder))
+        (made.data_dir / "blobs").mkdir(parents=True, exist_ok=True)
+        ending.callback(made.redis.kill)
+        made.redis.start()
+        made.postgres.create()
+        ending.callback(made.postgres.stop, "immediate")
+        _migrate(made.postgres.url)
+        environment = _environment(made, settings)
+        made.apis = [Api(number, folder, environment) for number in range(apis)]
+        made.workers = [Worker(number, folder, environment) for number in range(workers)]
+        processes: list[Process] = [*made.apis, *made.workers]
+        for process in processes:
+            ending.callback(process.kill)
+            process.start()
+        for process in processes:
+            process.wait_ready()
+        yield made
+
+
+def _migrate(url: str) -> None:
+    database = Database(url)
+    database.migrate()
+    database.close()
+
+
+def _environment(made: Deployment, settings: dict[str, object]) -> dict[str, str]:
+    """Nothing of the caller's settings comes along: what is measured is what the script says."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")}
+    wanted = {
+        "data_dir": made.data_dir,
+        "database_url": made.postgres.url,
+        "redis_url": made.redis.url,
+        "lease_s": LEASE_S,
+        "threads": 1,
+        **settings,
+    }
+    return {**kept, "OMP_NUM_THREADS": "1", **{f"ANCHORAGE_{name.upper()}": str(value) for name, value in wanted.items()}}
+
+
+def end_on_sigterm() -> None:
+    """A terminated script ends its processes too."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)

@@ -1,0 +1,159 @@
+"""What does an operator lose who kills a part of the service? A table of faults, done to real processes.
+
+    python benchmarks/faults/run.py                  # all, 8 to 12 minutes on 2 cores
+    python benchmarks/faults/run.py redis-lost       # one of them
+    python benchmarks/faults/run.py --keep           # logs and data stay, and it says where
+
+A Redis, a PostgreSQL cluster, `anchorage serve` and `anchorage worker` are started for each fault on free ports below a
+temporary folder; nothing that runs already is touched. It needs redis-server (or valkey-server), initdb and pg_ctl; the full disk
+needs root.
+
+Clients wait as Retry-After says and send a creating request again under its Idempotency-Key. Every vector that comes back is
+compared with the one that app.maths computes here before the fault, to 1e-6 of its largest number. In the end the database is
+asked: each creation has one row and one audit row, each job succeeded, with one set, the right pairs and the right vectors.
+
+The last five columns must be 0: 5xx other than 503 with Retry-After; requests dropped (a broken connection that the fault does
+not explain, or never the right status); jobs or answered resources lost; done twice with a visible effect; wrong vectors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import apis_killed
+import apis_rolled
+import disk_full
+import stores_lost
+import torch
+import workers_killed
+from machinery import LEASE_S, Missing, end_on_sigterm
+from rich.console import Console
+from row import NEVER, Row, Stage
+from traffic import Tally
+
+from app.demo.run import new_table
+
+RESULTS = Path(__file__).parents[1] / "results" / "faults.json"
+
+FAULTS: dict[str, Callable[[Stage], Row]] = {
+    "worker-killed": workers_killed.killed,
+    "worker-paused": workers_killed.paused,
+    "redis-lost": stores_lost.redis_lost,
+    "postgres-restarted": stores_lost.postgres_restarted,
+    "commit-lost": stores_lost.commits_lost,
+    "api-killed": apis_killed.killed,
+    "disk-full": disk_full.full,
+    "api-rolled": apis_rolled.rolled,
+}
+
+#: what the table shows of a tally, and how it calls it
+COLUMNS = {
+    "requests": "requests",
+    "ok": "2xx",
+    "refused": "4xx",
+    "busy": "503, later",
+    "broken": "other 5xx",
+    "dropped": "dropped",
+    "lost": "lost",
+    "twice": "twice",
+    "wrong": "wrong",
+}
+
+
+def main() -> None:
+    """Do the faults, print the table and write it down; exit with 1 when something is not 0 that must be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="fault", help=", ".join(FAULTS))
+    parser.add_argument("--keep", action="store_true", help="keep logs and data")
+    given = parser.parse_args()
+    if unknown := set(given.names) - set(FAULTS):
+        parser.error(f"no such fault: {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}")
+    torch.set_num_threads(1)
+    end_on_sigterm()
+    console = Console(width=max(150, Console().width))
+    folder = Path(tempfile.mkdtemp(prefix="anchorage-faults-"))
+    folder.chmod(0o711)  # PostgreSQL's user must reach its own folder below
+    try:
+        rows = {name: measure(name, folder, console) for name in given.names or FAULTS}
+    except Missing as error:
+        sys.exit(f"{error}: this needs Redis (or Valkey) and PostgreSQL installed")
+    finally:
+        if given.keep:
+            console.print(f"logs and data: {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    show(rows, console)
+    write(rows)
+    sys.exit(any(not row.good for row in rows.values()))
+
+
+def measure(name: str, folder: Path, console: Console) -> Row:
+    """One fault, with what it says on the way."""
+    begun = time.monotonic()
+
+    def say(text: str) -> None:
+        console.print(f"{time.monotonic() - begun:6.1f} s  {name}: {text}", style="dim", highlight=False)
+
+    say("starting Redis, PostgreSQL, APIs and workers")
+    try:
+        row = FAULTS[name](Stage(folder, say))
+    except (TimeoutError, RuntimeError) as error:
+        row = Row(done=f"not finished: {error}")
+        row.tally.add("lost", f"the fault could not be done to its end: {error}")
+    row.seconds = time.monotonic() - begun
+    say(f"skipped: {row.skipped}" if row.skipped else f"done, {row.tally.compared} answers compared")
+    for fault in row.tally.faults:
+        console.print(f"          {fault}", style="red", highlight=False)
+    return row
+
+
+def show(rows: dict[str, Row], console: Console) -> None:
+    """Print the table."""
+    title = "Faults, done to real processes; the last five columns must be 0"
+    table = new_table(title, ("fault", "what was done"), tuple(COLUMNS.values()))
+    table.columns[1].no_wrap = False
+    for name, row in rows.items():
+        if row.skipped:
+            table.add_row(name, f"skipped: {row.skipped}")
+        else:
+            table.add_row(name, row.done, *(_figure(field, getattr(row.tally, field)) for field in COLUMNS))
+    console.print(table)
+
+
+def _figure(name: str, value: int) -> str:
+    return f"[bold red]{value:,}[/]" if name in NEVER and value else f"{value:,}"
+
+
+def write(rows: dict[str, Row]) -> None:
+    """Put these rows into the results, beside those of faults that were not done this time."""
+    known = json.loads(RESULTS.read_text())["faults"] if RESULTS.exists() else {}
+    known.update({name: described(row) for name, row in rows.items()})
+    report = {
+        "about": __doc__.split("\n\n", 2)[2],
+        "cores": os.cpu_count(),
+        "lease_s": LEASE_S,
+        "faults": {name: known[name] for name in FAULTS if name in known},
+    }
+    RESULTS.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def described(row: Row) -> dict[str, Any]:
+    """A row as JSON."""
+    if row.skipped:
+        return {"skipped": row.skipped}
+    counted = {item.name: getattr(row.tally, item.name) for item in fields(Tally) if not item.name.startswith("_")}
+    return {"done": row.done, "seconds": round(row.seconds, 1), **counted, **row.more}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""Is a translator that one process has fitted served by all? Counted, for 200 clients at once.
+
+    python benchmarks/faults/shared_cache.py         # about a minute on 2 cores; writes benchmarks/results/shared_cache.json
+
+Two API processes and two workers share one Redis. Three made-up encoders of 768 dimensions, 1,000 anchors, all six ordered pairs
+cold; for each, 200 clients translate the same vectors at once, half of them through either API. /metrics of every process says
+how often a translator was made, read from Redis, or found in the process's own memory; workers fit no translators today, and
+their numbers show it. Then one entry in Redis gets a wrong byte and another one is cut short, one API is started again with an
+empty memory, and the 200 clients come back for every pair.
+
+It must be so, or the exit status is 1: each pair is made once in all, and read once by the other API; after the damage exactly
+the two damaged entries are made again, and counted; every answer is 200 and, pair by pair, the same bit for bit, also across the
+damage; and it is right, to 1e-6 of its largest number, by what app.maths computes here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import torch
+from machinery import Deployment, Missing, deployment, end_on_sigterm
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+from torch import Tensor
+from truth import ALLOWED, deviation
+
+from app.demo.client import packed, unpacked
+from app.demo.run import new_table
+from app.maths import methods
+from app.maths.space import fit_space
+from app.maths.translator import apply
+
+RESULTS = Path(__file__).parents[1] / "results" / "shared_cache.json"
+
+ENCODERS = ("a", "b", "c")
+PAIRS = list(permutations(ENCODERS, 2))
+ANCHORS = 1000
+DIM = 768
+PROBES = 8
+CLIENTS = 200
+
+OUTCOMES = ("made", "redis", "memory", "corrupt", "away")
+
+#: the first byte that an entry's digest covers, and some more
+DAMAGED_BYTE = 5000
+
+
+@dataclass
+class Phase:
+    """What came of all pairs once: counts of look-ups by process and outcome, and of answers."""
+
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
+    answers: Counter[int] = field(default_factory=Counter)
+    distinct: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+    largest_deviation: float = 0.0
+    seconds: float = 0.0
+
+    def total(self, outcome: str) -> int:
+        """Over all processes."""
+        return sum(counts[outcome] for counts in self.counts.values())
+
+
+def main() -> None:
+    """Measure, print and write."""
+    torch.set_num_threads(1)
+    end_on_sigterm()
+    console = Console(width=max(120, Console().width))
+    with tempfile.TemporaryDirectory(prefix="anchorage-shared-") as name:
+        Path(name).chmod(0o711)  # PostgreSQL's user must reach its own folder below
+        try:
+            with deployment(Path(name) / "service") as made:
+                cold, damaged = measure(made, console)
+        except Missing as error:
+            sys.exit(f"{error}: this needs Redis (or Valkey) and PostgreSQL installed")
+    wrong = list(problems(cold, damaged))
+    show("Every pair cold", cold, console)
+    show("Two entries damaged, one API started again", damaged, console)
+    for line in wrong:
+        console.print(line, style="red")
+    write(cold, damaged, wrong)
+    sys.exit(bool(wrong))
+
+
+def measure(made: Deployment, console: Console) -> tuple[Phase, Phase]:
+    """Both phases."""
+    vectors = embeddings()
+    bodies, right = prepare(made, vectors)
+    console.print(f"{CLIENTS} clients, {len(PAIRS)} cold pairs", style="dim")
+    cold = asyncio.run(all_pairs(made, bodies, right))
+    damage(made)
+    console.print("two entries damaged; one API is started again", style="dim")
+    made.apis[1].end()
+    made.apis[1].start()
+    made.apis[1].wait_ready()
+    damaged = asyncio.run(all_pairs(made, bodies, right))
+    for pair in PAIRS:  # the same bits as before
+        damaged.distinct[pair] |= cold.distinct[pair]
+    return cold, damaged
+
+
+def embeddings() -> dict[str, Tensor]:
+    """The anchors and some more rows by each encoder: linear pictures of the same 200 numbers, with noise."""
+    generator = torch.Generator().manual_seed(0)
+    latent = torch.randn(ANCHORS + PROBES, 200, generator=generator)
+    found = {}
+    for name in ENCODERS:
+        picture = latent @ torch.randn(200, DIM, generator=generator) / 14
+        found[name] = picture + 0.1 * torch.randn(ANCHORS + PROBES, DIM, generator=generator)
+    return found
+
+
+def prepare(
+    made: Deployment, vectors: dict[str, Tensor]
+) -> tuple[dict[tuple[str, str], dict[str, Any]], dict[tuple[str, str], Tensor]]:
+    """Create encoders and the set; returns what to send for each pair, and the right answer."""
+    with httpx2.Client(base_url=made.apis[0].url, timeout=120, trust_env=False) as http:
+        for name in ENCODERS:
+            http.post("/encoders", json={"name": name, "dim": DIM}).raise_for_status()
+        sent = {name: packed(rows[:ANCHORS]) for name, rows in vectors.items()}
+        http.post("/anchor-sets", json={"name": "shared", "embeddings": sent}).raise_for_status()
+    options = methods.resolve("graded", {}, anchors=ANCHORS)
+    spaces = {name: fit_space(rows[:ANCHORS]) for name, rows in vectors.items()}
+    bodies, right = {}, {}
+    for source, target in PAIRS:
+        probes = vectors[source][ANCHORS:]
+        names = {"source": source, "target": target, "anchor_set": "shared", "method": "graded"}
+        bodies[source, target] = {**names, "vectors": packed(probes), "encoding": "base64"}
+        right[source, target] = apply(methods.fit("graded", spaces[source], spaces[target], options), probes).vectors
+    return bodies, right
+
+
+async def all_pairs(
+    made: Deployment, bodies: dict[tuple[str, str], dict[str, Any]], right: dict[tuple[str, str], Tensor]
+) -> Phase:
+    """For each pair, all clients at once; and what the processes counted meanwhile."""
+    phase, before, begun = Phase(), looked_up(made), time.monotonic()
+    limits = httpx2.Limits(max_connections=CLIENTS)
+    async with httpx2.AsyncClient(timeout=120, trust_env=False, limits=limits) as http:
+        for pair, body in bodies.items():
+            urls = [f"{made.urls[client % len(made.urls)]}/translate" for client in range(CLIENTS)]
+            answers = await asyncio.gather(*(http.post(url, json=body) for url in urls))
+            phase.answers.update(answer.status_code for answer in answers)
+            found = {answer.json()["vectors"]["base64"] for answer in answers if answer.is_success}
+            phase.distinct[pair] = found
+            some = next(answer.json()["vectors"] for answer in answers if answer.is_success)
+            phase.largest_deviation = max(phase.largest_deviation, deviation(unpacked(some), right[pair]))
+    phase.seconds = time.monotonic() - begun
+    after = looked_up(made)
+    phase.counts = {name: counts - before[name] for name, counts in after.items()}
+    return phase
+
+
+def looked_up(made: Deployment) -> dict[str, Counter[str]]:
+    """How often each process looked a translator up, by what came of it, since it started."""
+    sources = {api.name: f"{api.url}/metrics" for api in made.apis}
+    sources |= {worker.name: worker.metrics_url for worker in made.workers}
+    return {name: Counter(dict(_translators(url))) for name, url in sources.items()}
+
+
+def _translators(url: str) -> Iterator[tuple[str, int]]:
+    text = httpx2.get(url, timeout=60, trust_env=False).raise_for_status().text
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == "anchorage_cache_total" and sample.labels["kind"] == "translator":
+                yield sample.labels["outcome"], int(sample.value)
+
+
+def damage(made: Deployment) -> None:
+    """A wrong byte in the middle of one translator's entry, and the end cut off another's."""
+    entries = sorted(made.redis.client.keys("anchorage:cache:translator:*"))
+    first, second = entries[:2]
+    data = bytearray(made.redis.client.get(first))
+    data[DAMAGED_BYTE] ^= 1
+    made.redis.client.set(first, bytes(data))
+    made.redis.client.set(second, made.redis.client.get(second)[:-100])
+
+
+def problems(cold: Phase, damaged: Phase) -> Iterator[str]:
+    """What is not as it must be."""
+    requests, apis = CLIENTS * len(PAIRS), 2
+    expected = {
+        "cold: made": (cold.total("made"), len(PAIRS)),
+        "cold: read from Redis": (cold.total("redis"), len(PAIRS) * (apis - 1)),
+        "cold: found in memory": (cold.total("memory"), requests - len(PAIRS) * apis),
+        "cold: answers of 200": (cold.answers[200], requests),
+        "damaged: made": (damaged.total("made"), 2),
+        "damaged: read from Redis": (damaged.total("redis"), len(PAIRS) - 2),
+        "damaged: corrupt entries counted": (min(damaged.total("corrupt"), 2), 2),
+        "damaged: answers of 200": (damaged.answers[200], requests),
+        "different answers to one question": (sum(len(found) - 1 for found in damaged.distinct.values()), 0),
+    }
+    for what, (found, wanted) in expected.items():
+        if found != wanted:
+            yield f"{what}: {found}, not {wanted}"
+    if not max(cold.largest_deviation, damaged.largest_deviation) <= ALLOWED:
+        yield f"answers are up to {max(cold.largest_deviation, damaged.largest_deviation):.2g} from the right vectors"
+
+
+def show(title: str, phase: Phase, console: Console) -> None:
+    """Print one table."""
+    table = new_table(f"{title}: look-ups of translators", ("process",), OUTCOMES)
+    for name, counts in phase.counts.items():
+        table.add_row(name, *(f"{counts[outcome]:,}" for outcome in OUTCOMES))
+    table.add_row("all", *(f"{phase.total(outcome):,}" for outcome in OUTCOMES))
+    console.print(table)
+    alike = sum(len(found) == 1 for found in phase.distinct.values())
+    console.print(
+        f"{phase.answers.total():,} answers ({dict(phase.answers)}) to {CLIENTS} clients in {phase.seconds:.1f} s; for {alike} "
+        f"of {len(PAIRS)} pairs all the same bit for bit; at most {phase.largest_deviation:.1g} from the right vectors\n"
+    )
+
+
+def write(cold: Phase, damaged: Phase, wrong: list[str]) -> None:
+    """Write the numbers down."""
+    report = {
+        "about": __doc__.split("\n\n", 2)[2],
+        "clients": CLIENTS,
+        "pairs": len(PAIRS),
+        "anchors": ANCHORS,
+        "dim": DIM,
+        "cold": described(cold),
+        "damaged": described(damaged),
+        "problems": wrong,
+    }
+    RESULTS.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def described(phase: Phase) -> dict[str, Any]:
+    """A phase as JSON."""
+    return {
+        "look_ups": {name: {outcome: counts[outcome] for outcome in OUTCOMES} for name, counts in phase.counts.items()},
+        "all": {outcome: phase.total(outcome) for outcome in OUTCOMES},
+        "answers": {str(status): count for status, count in phase.answers.items()},
+        "pairs_answered_alike": sum(len(found) == 1 for found in phase.distinct.values()),
+        "largest_deviation": phase.largest_deviation,
+        "seconds": round(phase.seconds, 2),
+    }
+
+
+if __name__ == "__main__":
+    main()

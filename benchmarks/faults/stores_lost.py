@@ -1,0 +1,124 @@
+"""Redis and PostgreSQL taken away and given back during 1,000 requests of every kind, from 8 clients through two APIs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from machinery import Deployment, deployment, wait_until
+from row import Row, Stage
+from traffic import Balancer, Client, Load
+from truth import World, items
+
+REQUESTS = 1000
+PER_SECOND = 25
+CLIENTS = 8
+
+REDIS_AWAY_S = 2
+REDIS_LOSSES = 5
+
+#: longer than a transaction waits for its connection
+POSTGRES_AWAY_S = 6
+
+LOST_COMMITS = 3
+
+#: what lets a COMMIT that makes a set wait for a lock that the script holds, and how many wait so
+HOLD_COMMITS = (
+    "CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS "
+    "$$ BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NULL; END $$",
+    "CREATE CONSTRAINT TRIGGER hold AFTER INSERT ON anchor_sets DEFERRABLE INITIALLY DEFERRED "
+    "FOR EACH ROW EXECUTE FUNCTION hold()",
+)
+HELD = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+
+
+def redis_lost(stage: Stage) -> Row:
+    """SIGKILL, 2 s nothing, and an empty Redis; in each outage a job is queued that must still be run."""
+    row = Row()
+    with deployment(stage.folder / "redis") as made:
+
+        def lose(number: int, world: World, client: Client) -> None:
+            made.redis.kill()
+            back_at = time.monotonic() + REDIS_AWAY_S
+            world.grow(client, f"meanwhile-{number}", number)
+            time.sleep(max(0.0, back_at - time.monotonic()))
+            made.redis.start()
+            stage.say(f"Redis lost {number + 1} of {REDIS_LOSSES} times")
+
+        _during_requests(made, row, REDIS_LOSSES, lose)
+        swept = sum(worker.said(" jobs to the queue again") for worker in made.workers)
+    row.done = (
+        f"{REQUESTS} requests, {row.more['jobs']} jobs, Redis killed and emptied {REDIS_LOSSES} times, {REDIS_AWAY_S} s each"
+    )
+    row.more.update(requests=REQUESTS, losses=REDIS_LOSSES, away_s=REDIS_AWAY_S, sweeps_that_queued_again=swept)
+    return row
+
+
+def postgres_restarted(stage: Stage) -> Row:
+    """pg_ctl restart -m immediate, -m fast, and 6 s away, twice each."""
+    row = Row()
+    with deployment(stage.folder / "postgres") as made:
+
+        def away() -> None:
+            made.postgres.stop("immediate")
+            time.sleep(POSTGRES_AWAY_S)
+            made.postgres.start()
+
+        ways: list[tuple[str, Callable[[], None]]] = [
+            ("restart -m immediate", lambda: made.postgres.restart("immediate")),
+            ("restart -m fast", lambda: made.postgres.restart("fast")),
+            (f"stop -m immediate, {POSTGRES_AWAY_S} s away", away),
+        ] * 2
+
+        def restart(number: int, world: World, client: Client) -> None:
+            stage.say(f"PostgreSQL: {ways[number][0]}, {number + 1} of {len(ways)}")
+            ways[number][1]()
+
+        _during_requests(made, row, len(ways), restart)
+    ways_said = f"immediate, fast, {POSTGRES_AWAY_S} s away"
+    row.done = f"{REQUESTS} requests, {row.more['jobs']} jobs, PostgreSQL restarted {len(ways)} times: {ways_said}"
+    row.more.update(requests=REQUESTS, restarts=[way for way, _ in ways])
+    return row
+
+
+def commits_lost(stage: Stage) -> Row:
+    """PostgreSQL killed while a job and a creation are in the middle of their COMMIT: both must happen in the end."""
+    row = Row()
+    with deployment(stage.folder / "commits", apis=1, workers=1) as made:
+        world = World(row.tally)
+        client = Client(Balancer(made.urls), row.tally)
+        world.stock(client)
+        made.postgres.execute(*HOLD_COMMITS)
+        for number in range(LOST_COMMITS):
+            holder = made.postgres.connect()
+            holder.execute("SELECT pg_advisory_lock(1)")
+            world.grow(client, f"grown-{number}", number)
+            creation = world.set_of(f"held-{number}", items(40, 700 + number))
+            creating = threading.Thread(target=creation.send, args=(Client(Balancer(made.urls), row.tally),), daemon=True)
+            creating.start()
+            wait_until(lambda: made.postgres.number(HELD) == 2, "a job and a creation to be at their commit")
+            made.postgres.restart("immediate")
+            holder.close()
+            creating.join()
+            wait_until(lambda wanted=number + 1: world.finished(made) == wanted, "the job to end")
+            stage.say(f"PostgreSQL killed during two COMMITs, {number + 1} of {LOST_COMMITS} times")
+        world.settle(made, client)
+    row.done = f"PostgreSQL killed {LOST_COMMITS} times, each during the COMMITs of a job and of a creation"
+    row.more = {"restarts": LOST_COMMITS}
+    return row
+
+
+def _during_requests(made: Deployment, row: Row, faults: int, fault: Callable[[int, World, Client], None]) -> None:
+    """The mix, with the fault spread evenly over it; then what must be there is looked for."""
+    world, balancer = World(row.tally), Balancer(made.urls)
+    client = Client(balancer, row.tally)
+    world.stock(client)
+    load = Load(world.mix(REQUESTS), balancer, row.tally, threads=CLIENTS, per_second=PER_SECOND)
+    load.start()
+    for number in range(faults):
+        load.wait_for((2 * number + 1) * REQUESTS // (2 * faults))
+        fault(number, world, client)
+    load.join()
+    waited = world.settle(made, client)
+    row.more.update(jobs=len(world.jobs), sets=len(world.sets), jobs_ended_after_s=round(waited, 1))
