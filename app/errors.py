@@ -10,7 +10,7 @@ AnchorageError
 │  └─ ScopeMissing, HostNotAllowed
 ├─ Later                     refused now; `retry_after_s` says when to ask again
 │  ├─ TooManyRequests        this client's own limit
-│  │  └─ RateLimited, TooManyJobs
+│  │  └─ RateLimited, TooManyJobs, TooMuchAtOnce
 │  └─ Unavailable            the whole service's
 │     └─ Overloaded, QueueFull, DatabaseUnavailable, StorageUnavailable
 ├─ TooLarge                  more than a stated limit
@@ -163,6 +163,10 @@ class RateLimited(TooManyRequests):
 
 class TooManyJobs(TooManyRequests):
     code = "too-many-jobs"
+
+
+class TooMuchAtOnce(TooManyRequests):
+    code = "too-much-at-once"
 
 
 class Unavailable(Later):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -80,7 +81,7 @@ def create_app(settings: Settings) -> FastAPI:
         redis_answers=None if settings.redis_url is None else _answers(settings.redis_url),
     )
     app.state.admission = _admission(settings, services)
-    app.state.streams = 0
+    app.state.streams = Counter()
     app.state.max_body_bytes = settings.max_body_bytes
     problems.install(app)
     for resource in (encoders, anchor_sets, relative, translate, stitch, bootstrap, jobs, api_keys, health):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import time
@@ -234,3 +235,16 @@ def test_secrets_may_come_as_files_and_the_environment_wins(tmp_path: Path, monk
     settings = Settings(_secrets_dir=tmp_path)
     assert settings.database_url == "postgresql://user:word@db/anchorage"
     assert settings.redis_url == "redis://environment/1"
+
+
+def test_a_password_in_a_wrong_address_is_not_shown(tmp_path: Path) -> None:
+    assert "hunter2" not in refusal(tmp_path, "serve", redis_url="valkey://:hunter2@127.0.0.1/0")
+
+
+def test_a_database_of_a_newer_version_is_said_to_be_one(tmp_path: Path) -> None:
+    run(tmp_path, "migrate")
+    with sqlite3.connect(tmp_path / "anchorage.db") as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+    assert "newer" in refusal(tmp_path, "migrate")
+    assert "newer" in refusal(tmp_path, "serve")

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app import telemetry
 from app.api import problems
 from app.api.limiter import RateLimiter
-from app.errors import AnchorageError, HostNotAllowed, Overloaded, Unauthenticated
+from app.errors import AnchorageError, HostNotAllowed, Overloaded, TooMuchAtOnce, Unauthenticated
 from app.services.context import Origin, origin
 from app.services.keys import Caller, KeyRing
 
@@ -69,6 +69,8 @@ class Admission:
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(THREADS))
     in_flight: int = field(default=0, init=False)
     bytes_in_flight: int = field(default=0, init=False)
+    #: of each key that has any: requests and bytes in flight
+    shares: dict[str, tuple[int, int]] = field(default_factory=dict, init=False)
 
 
 class Edge:
@@ -95,6 +97,7 @@ class Edge:
                 if not public:
                     room.enter_context(self._room(scope, headers))
                     caller = await self._admit(scope, headers)
+                    room.enter_context(self._share(caller, scope, headers))
                     scope["state"]["caller"] = caller
                     origin.set(Origin(text=answer.request_id, key_id=caller.key_id))
                 await self._app(scope, receive, answer.send)
@@ -154,6 +157,24 @@ class Edge:
             at.in_flight -= 1
             at.bytes_in_flight -= size
             _show(at)
+
+    @contextlib.contextmanager
+    def _share(self, caller: Caller, scope: Scope, headers: Headers) -> Iterator[None]:
+        """One key's part of the room: half of it at most, or it could lock all others out. Raises TooMuchAtOnce."""
+        if caller.key_id is None or EVENTS.fullmatch(scope["path"]):
+            yield
+            return
+        at, size = self._admission, _body_bytes(headers, self._admission.max_body_bytes)
+        count, held = at.shares.get(caller.key_id, (0, 0))
+        if count and (count >= at.max_in_flight // 2 or held + size > at.max_in_flight_bytes // 2):
+            raise TooMuchAtOnce("this key has as many requests in flight as one key may", retry_after_s=1)
+        at.shares[caller.key_id] = (count + 1, held + size)
+        try:
+            yield
+        finally:
+            count, held = at.shares.pop(caller.key_id)
+            if count > 1:
+                at.shares[caller.key_id] = (count - 1, held - size)
 
     async def _refuse(self, error: AnchorageError, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with the problem; the body is read and thrown away first, or the client would see its connection break."""

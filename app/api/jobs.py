@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from app.api.deps import Limit, Reads, Svc, Writes
 from app.api.problems import documented
-from app.errors import AnchorageError, Overloaded
+from app.errors import AnchorageError, Overloaded, TooMuchAtOnce
 from app.services import jobs
 from app.services.context import Services
 from app.storage import registry, tables
@@ -103,7 +103,9 @@ async def job_events(
     if JobState(row.state).finished and row.version == seen:
         return Response(status_code=204)
     state = request.app.state
-    if state.streams >= STREAMS:
+    if state.streams[project] >= STREAMS // 2 and state.admission.keys is not None:
+        raise TooMuchAtOnce("this project has as many streams as one project may", retry_after_s=5, limit=STREAMS // 2)
+    if state.streams.total() >= STREAMS:
         raise Overloaded(f"this process serves {STREAMS} streams, which is what it can", retry_after_s=5, limit=STREAMS)
     events = _events(request, services, project, row, seen)
     return EventSourceResponse(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
@@ -117,7 +119,7 @@ def _look(services: Services, project: str, job_id: str) -> tables.Job:
 async def _events(request: Request, services: Services, project: str, row: tables.Job, seen: int) -> AsyncIterator[bytes]:
     """Each change of the job's row once, until it ends or the server stops. A fault ends the stream; the client comes back."""
     state = request.app.state
-    state.streams += 1
+    state.streams[project] += 1
     try:
         spoke = time.monotonic()
         while not state.admission.stopping:
@@ -139,4 +141,4 @@ async def _events(request: Request, services: Services, project: str, row: table
             except AnchorageError:
                 return
     finally:
-        state.streams -= 1
+        state.streams[project] -= 1

@@ -13,8 +13,11 @@ import pytest
 from app.api import edge, wire
 from app.demo.client import free_port
 from app.main import asks_for_keys
+from app.services.keys import create_key
 from app.settings import Settings
 from app.storage.tables import Encoder
+from app.types import Scope
+from app.wiring import make_services
 
 BEYOND = "0.0.0.0"  # noqa: S104
 ENCODER = json.dumps({"name": "x", "dim": 2}).encode()
@@ -164,10 +167,11 @@ def test_while_redis_is_away_each_process_counts_by_itself(serve):
 class Slow:
     """A client that has sent half of its body."""
 
-    def __init__(self, address, body=ENCODER, path="/encoders", verb="POST", length=None):
+    def __init__(self, address, body=ENCODER, path="/encoders", verb="POST", length=None, headers=()):
         self.socket = socket.create_connection(address, timeout=30)
         self.rest = body[1:]
-        head = f"{verb} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        lines = [f"{verb} {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json", *headers, ""]
+        head = "\r\n".join(lines)
         size = f"Content-Length: {len(body)}" if length is None else length
         self.socket.sendall(f"{head}{size}\r\n\r\n".encode() + (body[:1] if length is None else b""))
 
@@ -183,9 +187,9 @@ class Slow:
         return answer.status
 
 
-def ask(address, verb="GET", path="/encoders", body=None):
+def ask(address, verb="GET", path="/encoders", body=None, headers=None):
     connection = http.client.HTTPConnection(*address, timeout=30)
-    connection.request(verb, path, body, {"Content-Type": "application/json"} if body else {})
+    connection.request(verb, path, body, {**(headers or {}), **({"Content-Type": "application/json"} if body else {})})
     answer = connection.getresponse()
     text = answer.read()
     connection.close()
@@ -213,6 +217,21 @@ def test_requests_above_the_servers_room_are_refused_and_health_is_not(listen):
         assert ask(address, path=path)[0].status == 200
     assert slow.finish() == 201
     assert until(200, address)[1]["encoders"][0]["name"] == "x"
+
+
+def test_one_key_has_half_of_the_room_and_leaves_the_rest_to_others(listen, bearing, tmp_path):
+    services = make_services(Settings(data_dir=tmp_path))
+    services.db.migrate()
+    keys = [create_key(services, project, name="x", scopes=[Scope.write])[1] for project in ("greedy", "other")]
+    services.close()
+    greedy, other = (f"Authorization: Bearer {key}" for key in keys)
+    address = listen(auth="keys", max_in_flight=4)
+    slow = [Slow(address, headers=[greedy]) for _ in range(2)]
+    assert until(429, address, headers=bearing(keys[0]))[1]["code"] == "too-much-at-once"
+    assert ask(address, headers=bearing(keys[1]))[0].status == 200
+    assert sorted(one.finish() for one in slow) == [201, 409]
+    assert until(200, address, headers=bearing(keys[0]))[1]["encoders"][0]["name"] == "x"
+    assert Slow(address, headers=[other]).finish() == 201
 
 
 def test_an_encoder_named_events_is_no_way_around_the_limits(listen):

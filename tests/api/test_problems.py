@@ -99,3 +99,31 @@ def test_the_openapi_document_describes_problems(client):
             for status, response in operation["responses"].items():
                 if status.startswith("4") or (status == "503" and path != "/readyz"):
                     assert list(response["content"]) == ["application/problem+json"], (verb, path, status)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/translate", {"source": "a", "target": "b", "anchor_set": "s", "inputs": [1] * 100_000}, "inputs.0"),
+        ("/relative", {"encoder": "a", "anchor_set": "s", "inputs": [1] * 100_000}, "inputs.0"),
+        ("/encoders", {f"field{number}": 1 for number in range(100_000)}, "body"),
+        (
+            "/bootstrap",
+            {
+                "name": "x",
+                "source": "a",
+                "target": "b",
+                "source_pool": [[1]],
+                "target_pool": [[1]],
+                "seeds": [["a"]] * 100_000,
+            },
+            "seeds.0",
+        ),
+    ],
+)
+def test_a_body_wrong_in_a_hundred_thousand_places_names_the_first(client, path, body, field):
+    """An error for each of them took minutes and gigabytes: no more than a few are made."""
+    problem = client.post(path, json=body).json()
+    assert problem["status"] == 422
+    assert problem["field"].startswith(field)
+    assert len(problem["errors"]) <= 3

@@ -83,3 +83,12 @@ def test_a_negative_ridge_is_refused():
     with pytest.raises(InvalidOption) as caught:
         ridge(x, x, ridge=-1.0)
     assert caught.value.field == "options.ridge"
+
+
+@given(seed=seeds, k=st.integers(2, 6), dx=st.integers(7, 12), dy=st.integers(7, 12))
+def test_procrustes_of_few_anchors_is_the_polar_factor_of_the_whole_product(seed, k, dx, dy):
+    """Below k = d the SVD is taken of a k x k matrix; above it, and here, of U_x^T U_y itself."""
+    source, target = fit_space(normal(seed, k, dx)).unit, fit_space(normal(seed + 1, k, dy)).unit
+    left, values, right = torch.linalg.svd(source.T @ target, full_matrices=False)
+    keep = values > 1e-10
+    torch.testing.assert_close(procrustes(source, target), left[:, keep] @ right[keep], rtol=0, atol=1e-6)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from sqlalchemy import text
 
-from app.errors import AnchorsNotEmbedded, StorageUnavailable, TooManyVectors
+from app.errors import AnchorSetNotFound, AnchorsNotEmbedded, Conflict, StorageUnavailable, TooManyVectors
 from app.services import jobs, spaces, stitching, translation
 from app.services.context import Limits, Services
 from app.settings import Settings
@@ -182,3 +182,40 @@ def test_a_head_is_stored_in_float32_and_loaded_once(stocked):
     assert loaded.weight.dtype == torch.float32
     assert torch.equal(loaded.weight, some(2, 2))
     assert stitching.loaded_head(stocked, head) is loaded
+
+
+def test_embeddings_meant_for_a_deleted_set_never_reach_another_one_of_its_name(stocked, monkeypatch):
+    """The set is deleted and made anew, with another size, while the embeddings are being examined."""
+    examine = spaces.examine
+
+    def examine_late(*arguments):
+        monkeypatch.setattr(spaces, "examine", examine)
+        spaces.delete_anchor_set(stocked, PROJECT, "s")
+        spaces.create_anchor_set(stocked, PROJECT, name="s", embeddings={"b": torch.randn(5, 2)})
+        return examine(*arguments)
+
+    spaces.create_encoder(
+        stocked, PROJECT, name="c", kind=EncoderKind.external, dim=4, model=None, revision=None, modality="text"
+    )
+    monkeypatch.setattr(spaces, "examine", examine_late)
+    with pytest.raises(Conflict):
+        spaces.add_embeddings(stocked, PROJECT, anchor_set="s", encoder="c", vectors=torch.randn(12, 4), inputs=None)
+    with stocked.db.transaction() as session:
+        row = registry.by_name(session, tables.AnchorSet, PROJECT, "s")
+        assert (row.size, [space.encoder.name for space in row.spaces]) == (5, ["b"])
+
+
+def test_of_many_deletions_of_one_moment_one_deletes_and_is_written_down(stocked):
+    def delete(_: int) -> bool:
+        try:
+            spaces.delete_anchor_set(stocked, PROJECT, "s")
+        except AnchorSetNotFound:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(delete, range(16))) == 1
+    with stocked.db.transaction() as session:
+        writes = registry.audit(session, PROJECT, before=None, limit=100)
+        assert [row.action for row in writes if row.resource == "anchor-set"].count("delete") == 1
+        assert session.scalar(text("SELECT count(*) FROM spaces")) == 0
