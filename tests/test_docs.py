@@ -65,3 +65,12 @@ def test_every_link_in_the_documents_leads_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text()):
             if not target.startswith("http"):
                 assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_the_operators_page_quotes_the_fault_table() -> None:
+    """Every fault of benchmarks/results/faults.json is in the table, with its counts."""
+    text = (ROOT / "docs" / "operations.md").read_text()
+    faults = json.loads((ROOT / "benchmarks" / "results" / "faults.json").read_text())["faults"]
+    counts = ("requests", "ok", "busy", "broken", "dropped", "lost", "twice", "wrong")
+    for name, row in faults.items():
+        assert f"| {name} | {row['done']} | " + " | ".join(str(row[key]) for key in counts) + " |" in text

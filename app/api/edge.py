@@ -35,15 +35,20 @@ PROBES = frozenset({"/livez", "/readyz"})
 PUBLIC = PROBES | frozenset({"/docs", "/redoc", "/openapi.json", "/docs/oauth2-redirect"})
 PUBLIC_FOLDER = "/static-offline-docs/"
 
+#: what the metrics call by its name; clients may write anything
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 #: a client's own id of a request, if it is short and plain
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
-
+#: streams have limits of their own: they last
 EVENTS = re.compile(r"/jobs/[^/]+/events")
 
+#: for keys and probes
 THREADS = 8
+
+#: the status of a request whose client left before it was answered, as nginx has it
+UNANSWERED = 499
 
 #: a refused request's body is thrown away for so long at most
 DISCARD_S = 10
@@ -183,9 +188,6 @@ class Edge:
                 await _discard(receive, Headers(scope=scope), self._admission.max_body_bytes)
         response = problems.respond(Request(scope), error)
         await response(scope, receive, send)
-
-
-UNANSWERED = 499
 
 
 class _Answer:
