@@ -51,7 +51,7 @@ def redis_lost(stage: Stage) -> Row:
     row.done = (
         f"{REQUESTS} requests, {row.more['jobs']} jobs, Redis killed and emptied {REDIS_LOSSES} times, {REDIS_AWAY_S} s each"
     )
-    row.more.update(requests=REQUESTS, losses=REDIS_LOSSES, away_s=REDIS_AWAY_S, sweeps_that_queued_again=swept)
+    row.more.update(requests_of_the_mix=REQUESTS, losses=REDIS_LOSSES, away_s=REDIS_AWAY_S, sweeps_that_queued_again=swept)
     return row
 
 
@@ -78,7 +78,7 @@ def postgres_restarted(stage: Stage) -> Row:
         _during_requests(made, row, len(ways), restart)
     ways_said = f"immediate, fast, {POSTGRES_AWAY_S} s away"
     row.done = f"{REQUESTS} requests, {row.more['jobs']} jobs, PostgreSQL restarted {len(ways)} times: {ways_said}"
-    row.more.update(requests=REQUESTS, restarts=[way for way, _ in ways])
+    row.more.update(requests_of_the_mix=REQUESTS, restarts=[way for way, _ in ways])
     return row
 
 
