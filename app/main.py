@@ -82,7 +82,6 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.admission = _admission(settings, services)
     app.state.streams = Counter()
-    app.state.max_body_bytes = settings.max_body_bytes
     problems.install(app)
     for resource in (encoders, anchor_sets, relative, translate, stitch, bootstrap, jobs, api_keys, health):
         app.include_router(resource.router)

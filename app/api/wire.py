@@ -134,7 +134,7 @@ async def read_json(request: Request) -> JsonRequest:
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json":
         raise UnsupportedMedia(f"expected a body of application/json, got {media or 'no content type'}")
-    data = await _read_limited(request, request.app.state.max_body_bytes)
+    data = await _read_limited(request, request.app.state.admission.max_body_bytes)
     _note_repeat(request, data)
     parsed = JsonRequest(request.scope, request.receive)
     parsed.parsed = await run_in_threadpool(_parse, data) if len(data) > INLINE_BYTES else _parse(data)
