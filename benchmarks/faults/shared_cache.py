@@ -3,14 +3,15 @@
     python benchmarks/faults/shared_cache.py         # about a minute on 2 cores; writes benchmarks/results/shared_cache.json
 
 Two API processes and two workers share one Redis. Three made-up encoders of 768 dimensions, 1,000 anchors, all six ordered pairs
-cold; for each, 200 clients translate the same vectors at once, half of them through either API. /metrics of every process says
-how often a translator was made, read from Redis, or found in the process's own memory; workers fit no translators today, and
-their numbers show it. Then one entry in Redis gets a wrong byte and another one is cut short, one API is started again with an
-empty memory, and the 200 clients come back for every pair.
+cold; for each, 200 clients translate the same vectors at once, half of them through either API. Every second pair is fitted by a
+job before, so a worker makes it and both APIs read it; the others get their job afterwards, so an API makes it and a worker reads
+it. /metrics of every process says how often a translator was made, read from Redis, or found in the process's own memory. Then
+one entry in Redis gets a wrong byte and another one is cut short, one API is started again with an empty memory, and the 200
+clients come back for every pair.
 
-It must be so, or the exit status is 1: each pair is made once in all, and read once by the other API; after the damage exactly
-the two damaged entries are made again, and counted; every answer is 200 and, pair by pair, the same bit for bit, also across the
-damage; and it is right, to 1e-6 of its largest number, by what app.maths computes here.
+It must be so, or the exit status is 1: each pair is made once in all, half of them by workers, and read once by each other
+process that needs it; after the damage exactly the two damaged entries are made again, and counted; every answer is 200 and, pair
+by pair, the same bit for bit, also across the damage; and it is right, to 1e-6 of its largest number, by what app.maths computes.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def measure(made: Deployment, console: Console) -> tuple[Phase, Phase]:
     vectors = embeddings()
     bodies, right = prepare(made, vectors)
     console.print(f"{CLIENTS} clients, {len(PAIRS)} cold pairs", style="dim")
-    cold = asyncio.run(all_pairs(made, bodies, right))
+    cold = asyncio.run(all_pairs(made, bodies, right, jobs=True))
     damage(made)
     console.print("two entries damaged; one API is started again", style="dim")
     made.apis[1].end()
@@ -141,15 +142,23 @@ def prepare(
 
 
 async def all_pairs(
-    made: Deployment, bodies: dict[tuple[str, str], dict[str, Any]], right: dict[tuple[str, str], Tensor]
+    made: Deployment,
+    bodies: dict[tuple[str, str], dict[str, Any]],
+    right: dict[tuple[str, str], Tensor],
+    *,
+    jobs: bool = False,
 ) -> Phase:
-    """For each pair, all clients at once; and what the processes counted meanwhile."""
+    """For each pair, all clients at once, a job before or after them if asked for; and what the processes counted meanwhile."""
     phase, before, begun = Phase(), looked_up(made), time.monotonic()
     limits = httpx2.Limits(max_connections=CLIENTS)
     async with httpx2.AsyncClient(timeout=120, trust_env=False, limits=limits) as http:
-        for pair, body in bodies.items():
+        for place, (pair, body) in enumerate(bodies.items()):
+            if jobs and place % 2 == 0:
+                await fit_by_job(http, made.urls[0], body)
             urls = [f"{made.urls[client % len(made.urls)]}/translate" for client in range(CLIENTS)]
             answers = await asyncio.gather(*(http.post(url, json=body) for url in urls))
+            if jobs and place % 2 == 1:
+                await fit_by_job(http, made.urls[0], body)
             phase.answers.update(answer.status_code for answer in answers)
             found = {answer.json()["vectors"]["base64"] for answer in answers if answer.is_success}
             phase.distinct[pair] = found
@@ -159,6 +168,15 @@ async def all_pairs(
     after = looked_up(made)
     phase.counts = {name: counts - before[name] for name, counts in after.items()}
     return phase
+
+
+async def fit_by_job(http: httpx2.AsyncClient, url: str, body: dict[str, Any]) -> None:
+    """Have a worker fit this pair, and wait until it has."""
+    names = {name: body[name] for name in ("source", "target", "anchor_set", "method")}
+    answer = (await http.post(f"{url}/translators", json=names, headers={"Prefer": "respond-async"})).raise_for_status()
+    while (job := (await http.get(f"{url}/jobs/{answer.json()['id']}")).json())["state"] in ("queued", "running"):
+        await asyncio.sleep(0.1)
+    assert job["state"] == "succeeded", job
 
 
 def looked_up(made: Deployment) -> dict[str, Counter[str]]:
@@ -189,9 +207,12 @@ def damage(made: Deployment) -> None:
 def problems(cold: Phase, damaged: Phase) -> Iterator[str]:
     """What is not as it must be."""
     requests, apis = CLIENTS * len(PAIRS), 2
+    workers = [name for name in cold.counts if name.startswith("worker")]
     expected = {
         "cold: made": (cold.total("made"), len(PAIRS)),
-        "cold: read from Redis": (cold.total("redis"), len(PAIRS) * (apis - 1)),
+        "cold: made by workers": (sum(cold.counts[worker]["made"] for worker in workers), len(PAIRS) // 2),
+        "cold: read from Redis": (cold.total("redis"), len(PAIRS) * apis),
+        "cold: read by workers": (sum(cold.counts[worker]["redis"] for worker in workers), len(PAIRS) // 2),
         "cold: found in memory": (cold.total("memory"), requests - len(PAIRS) * apis),
         "cold: answers of 200": (cold.answers[200], requests),
         "damaged: made": (damaged.total("made"), 2),
