@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +19,7 @@ from app import __version__
 from app.demo import SENTENCE, DemoError
 from app.errors import AnchorageError
 from app.settings import Settings
+from app.types import LONGEST_GRACE_S
 
 if TYPE_CHECKING:
     from app.services.context import Services
@@ -51,6 +52,7 @@ def serve(
 
     settings = _settings(host=host, port=port, data_dir=data_dir)
     # Loading torch takes seconds: not before the options are known to be right, and not for --help.
+    from app.api.protocol import BoundedHttp
     from app.main import asks_for_keys, create_app, is_loopback
 
     with _storage_trouble(), _alone(settings):
@@ -72,6 +74,10 @@ def serve(
             port=settings.port,
             timeout_graceful_shutdown=int(settings.shutdown_s),
             timeout_keep_alive=KEEP_ALIVE_S,
+            http=BoundedHttp,
+            ws="none",
+            # Who may say for whom a request was made: nobody, unless uvicorn's own variable names the proxies.
+            proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -133,8 +139,8 @@ def create(
     wrong = [item for item in scope or [] if item not in list(Scope)]
     if wrong:
         raise typer.BadParameter(f"there is no scope {wrong[0]!r}: read, write or admin")
-    if not project.strip() or len(project) > 100:
-        raise typer.BadParameter("a project has a name of 1 to 100 characters")
+    if not project.strip() or not project.isprintable() or len(project) > 100:
+        raise typer.BadParameter("a project has a name of 1 to 100 printable characters")
     with _migrated(_settings()) as services:
         expires_at = None if days is None else now() + timedelta(days=days)
         scopes = [Scope(item) for item in scope or [Scope.read]]
@@ -146,47 +152,41 @@ def create(
 @keys_cli.command("list")
 def list_keys(project: Annotated[str | None, typer.Option(help="Of one project only.", show_default=False)] = None) -> None:
     """The keys, without their secrets."""
-    from rich.console import Console
-    from rich.table import Table
-
     from app.storage import registry
     from app.storage.tables import now
 
     with _migrated(_settings()) as services, services.db.transaction() as session:
         rows = registry.api_keys(session, project)
-    table = Table(*KEY_COLUMNS)
-    table.columns[0].no_wrap = True  # it is what rotate and revoke ask for
-    table.columns[0].min_width = 32
+    shown = []
     for row in rows:
         expired = row.expires_at is not None and row.expires_at <= now()
         state = "revoked" if row.revoked_at else "expired" if expired else "works"
         used = f"{row.last_used_at:%Y-%m-%d %H:%M}" if row.last_used_at else "never"
         expires = f"{row.expires_at:%Y-%m-%d %H:%M}" if row.expires_at else "never"
-        table.add_row(row.id, row.project, row.name, ", ".join(row.scopes), expires, used, state)
-    Console().print(table)
+        shown.append((row.id, row.project, row.name, " ".join(row.scopes), expires, used, state))
+    _print_columns([KEY_COLUMNS, *shown])
 
 
 @keys_cli.command("rotate")
 def rotate(
     key_id: str,
-    project: Annotated[str, typer.Option(help="Whose key it is.")] = "default",
-    grace: Annotated[int, typer.Option(min=0, help="Seconds for which the old key still works.")] = 0,
+    grace: Annotated[int, typer.Option(min=0, max=LONGEST_GRACE_S, help="Seconds for which the old key still works.")] = 0,
 ) -> None:
     """Make a key with the same rights, and end this one."""
     from app.services.keys import rotate_key
 
     with _migrated(_settings()) as services:
-        _, key = rotate_key(services, project, key_id, grace_s=grace)
+        _, key = rotate_key(services, _project_of(services, key_id), key_id, grace_s=grace)
     typer.echo(key)
 
 
 @keys_cli.command("revoke")
-def revoke(key_id: str, project: Annotated[str, typer.Option(help="Whose key it is.")] = "default") -> None:
+def revoke(key_id: str) -> None:
     """End a key: running servers notice within two seconds."""
     from app.services.keys import revoke_key
 
     with _migrated(_settings()) as services:
-        revoke_key(services, project, key_id)
+        revoke_key(services, _project_of(services, key_id), key_id)
     typer.echo(f"{key_id} is revoked")
 
 
@@ -300,6 +300,21 @@ def _migrated(settings: Settings) -> Iterator[Services]:
     with _storage_trouble(), _services(settings) as services:
         services.db.require_schema()
         yield services
+
+
+def _project_of(services: Services, key_id: str) -> str:
+    """Whose key it is: on the command line, ids say it all. Raises ApiKeyNotFound."""
+    from app.storage import registry
+
+    with services.db.transaction() as session:
+        return registry.any_api_key(session, key_id).project
+
+
+def _print_columns(rows: Sequence[Sequence[str]]) -> None:
+    """One line a row, however narrow the terminal: lines can be searched and cut."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _any_key(services: Services) -> bool:

@@ -57,6 +57,7 @@ class Settings(BaseSettings):
     lease_s: float = Field(30.0, ge=1, le=3600, description="a worker silent for so long has lost its jobs")
     worker_threads: int = Field(1, ge=1, le=64, description="jobs at once in one worker process")
     devices: str = Field("auto", description="torch devices, a worker process each: auto, cpu, or cuda:0,cuda:1")
+    worker_metrics_host: str = Field("127.0.0.1", description="address of a worker's Prometheus metrics")
     worker_metrics_port: int | None = Field(None, ge=1, le=65_535, description="port of a worker's Prometheus metrics")
 
     drain_s: float = Field(0.0, ge=0, le=300, description="how long a stopping server goes on accepting, for load balancers")

@@ -9,6 +9,10 @@ from enum import StrEnum
 RATE = r"^[1-9][0-9]{0,8}/(second|minute|hour|day)(;[1-9][0-9]{0,8}/(second|minute|hour|day)){0,3}$"
 
 
+#: a rotated key works on for so long at most
+LONGEST_GRACE_S = 7 * 24 * 3600
+
+
 class EncoderKind(StrEnum):
     #: the client brings the vectors
     external = "external"

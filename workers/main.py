@@ -39,7 +39,7 @@ class Worker:
     """Runs jobs in threads of this process."""
 
     def __init__(self, services: Services, queue: Queue, *, threads: int = 1) -> None:
-        self.services = replace(services, enqueue=queue.put, fit_wait_s=None)
+        self.services = replace(services, enqueue=queue.put, turn_wait_s=None)
         self._queue = queue
         self._threads = Threads(queue.broker, worker_threads=threads, worker_timeout=POLL_MS)
         self._threads.queue_prefetch = threads  # a job that waits behind another here could run elsewhere
@@ -110,7 +110,7 @@ class Caretaker(threading.Thread):
         incarnation, empty = self._queue.incarnation(), self._queue.waiting() == 0
         # A process that has just started cannot know what was there before: what waits in the queue speaks for its memory.
         lost = empty if self._incarnation is None else incarnation != self._incarnation
-        count = jobs.sweep(self._services, all_queued=lost, queue_empty=empty)
+        count = jobs.sweep(self._services, queue_lost=lost, queue_empty=empty)
         self._incarnation = incarnation
         if count:
             telemetry.SWEPT_JOBS.inc(count)

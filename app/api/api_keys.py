@@ -15,12 +15,9 @@ from app.errors import ResourceGone
 from app.services import keys
 from app.services.writes import once
 from app.storage import registry, tables
-from app.types import RATE, Scope
+from app.types import LONGEST_GRACE_S, RATE, Scope
 
 router = APIRouter(tags=["keys"], route_class=JsonRoute)
-
-#: how long a rotated key may go on working, at most: a week
-LONGEST_GRACE_S = 7 * 24 * 3600
 
 KeyId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")]
 

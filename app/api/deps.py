@@ -16,7 +16,8 @@ from app.services.keys import Caller
 from app.types import Scope
 
 
-def services(request: Request) -> Services:
+async def services(request: Request) -> Services:
+    # async, or it would wait for one of the threads that slow requests may occupy.
     return request.app.state.services  # type: ignore[no-any-return]
 
 

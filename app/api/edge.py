@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 import logging
 import re
+import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
@@ -25,7 +25,7 @@ from app import telemetry
 from app.api import problems
 from app.api.limiter import RateLimiter
 from app.errors import AnchorageError, HostNotAllowed, Overloaded, TooMuchAtOnce, Unauthenticated
-from app.services.context import Origin, origin
+from app.services.context import Origin, answer_bytes, origin
 from app.services.keys import Caller, KeyRing
 
 log = logging.getLogger("anchorage.request")
@@ -53,6 +53,12 @@ UNANSWERED = 499
 #: a refused request's body is thrown away for so long at most
 DISCARD_S = 10
 
+#: an answer goes out in pieces of this size, each within so long: it holds its room until it is read
+PIECE_BYTES = 256 * 1024
+PIECE_S = 60
+
+BUSY_PROJECT = "this project has as much in flight as one project may"
+
 
 @dataclass
 class Admission:
@@ -74,8 +80,72 @@ class Admission:
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(THREADS))
     in_flight: int = field(default=0, init=False)
     bytes_in_flight: int = field(default=0, init=False)
-    #: of each key that has any: requests and bytes in flight
+    #: of each project that has any: requests and bytes in flight
     shares: dict[str, tuple[int, int]] = field(default_factory=dict, init=False)
+    #: routes take room for their answers in threads
+    lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+
+class Room:
+    """One request's part of what the server answers at once: a place, and the bytes of its body and of its answer.
+
+    A project may have half of it, or it could lock all others out.
+    """
+
+    def __init__(self, admission: Admission) -> None:
+        self._at = admission
+        self._entered = False
+        self._project: str | None = None
+        self._bytes = 0
+
+    def enter(self) -> None:
+        """Take a place. Raises Overloaded."""
+        at = self._at
+        with at.lock:
+            if at.in_flight >= at.max_in_flight:
+                raise Overloaded("the server answers as many requests as it can", retry_after_s=1)
+            at.in_flight += 1
+            self._entered = True
+            _show(at)
+
+    def join(self, project: str | None) -> None:
+        """Count among the project's requests; None: without keys there are no projects. Raises TooMuchAtOnce."""
+        at = self._at
+        if project is None:
+            return
+        with at.lock:
+            count, held = at.shares.get(project, (0, 0))
+            if count and count >= at.max_in_flight // 2:
+                raise TooMuchAtOnce(BUSY_PROJECT, retry_after_s=1)
+            at.shares[project] = (count + 1, held)
+            self._project = project
+
+    def take(self, size: int) -> None:
+        """Take room for so many bytes; a request that has all the room to itself gets it. Raises Overloaded, TooMuchAtOnce."""
+        at = self._at
+        with at.lock:
+            if at.bytes_in_flight > self._bytes and at.bytes_in_flight + size > at.max_in_flight_bytes:
+                raise Overloaded("the server holds as many bytes as it can", retry_after_s=1)
+            if self._project is not None:
+                count, held = at.shares[self._project]
+                if held > self._bytes and held + size > at.max_in_flight_bytes // 2:
+                    raise TooMuchAtOnce(BUSY_PROJECT, retry_after_s=1)
+                at.shares[self._project] = (count, held + size)
+            at.bytes_in_flight += size
+            self._bytes += size
+            _show(at)
+
+    def leave(self) -> None:
+        """Give everything back."""
+        at = self._at
+        with at.lock:
+            if self._project is not None:
+                count, held = at.shares.pop(self._project)
+                if count > 1:
+                    at.shares[self._project] = (count - 1, held - self._bytes)
+            at.bytes_in_flight -= self._bytes
+            at.in_flight -= self._entered
+            _show(at)
 
 
 class Edge:
@@ -95,17 +165,24 @@ class Edge:
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=answer.request_id)
         public = scope["path"] in PUBLIC or scope["path"].startswith(PUBLIC_FOLDER)
+        room = Room(self._admission)
         try:
-            with contextlib.ExitStack() as room:
-                if scope["path"] not in PROBES:
-                    self._check_host(headers)
-                if not public:
-                    room.enter_context(self._room(scope, headers))
-                    caller = await self._admit(scope, headers)
-                    room.enter_context(self._share(caller, scope, headers))
-                    scope["state"]["caller"] = caller
-                    origin.set(Origin(text=answer.request_id, key_id=caller.key_id))
-                await self._app(scope, receive, answer.send)
+            if scope["path"] not in PROBES:
+                self._check_host(headers)
+            if not public:
+                lasting = EVENTS.fullmatch(scope["path"]) is not None
+                if not lasting:
+                    room.enter()
+                caller = await self._admit(scope, headers)
+                if not lasting:
+                    room.join(None if caller.key_id is None else caller.project)
+                    room.take(_body_bytes(headers, self._admission.max_body_bytes))
+                    answer_bytes.set(room.take)
+                scope["state"]["caller"] = caller
+                origin.set(Origin(text=answer.request_id, key_id=caller.key_id))
+            await self._app(scope, receive, answer.send)
+        except _ClientStalled:
+            log.warning("%s %s: the client does not read its answer", scope["method"], scope["path"])
         except AnchorageError as error:  # raised here: those of a route are answered further in
             await self._refuse(error, scope, receive, answer.send)
         except Exception as fault:  # here and not further out, so that this answer too has its id and is counted as what it is
@@ -113,6 +190,7 @@ class Edge:
                 raise
             await problems.internal(Request(scope), fault)(scope, receive, answer.send)
         finally:
+            room.leave()
             _record(scope, answer, quiet=public)
 
     def _check_host(self, headers: Headers) -> None:
@@ -142,44 +220,6 @@ class Edge:
         structlog.contextvars.bind_contextvars(key_id=caller.key_id)
         await self._admission.rates.count(f"key {caller.key_id}", caller.rate_limit)
         return caller
-
-    @contextlib.contextmanager
-    def _room(self, scope: Scope, headers: Headers) -> Iterator[None]:
-        """A place among the requests answered now, and their bytes. Raises Overloaded. Event streams have limits of their own."""
-        if EVENTS.fullmatch(scope["path"]):
-            yield
-            return
-        at = self._admission
-        size = _body_bytes(headers, at.max_body_bytes)
-        if at.in_flight >= at.max_in_flight or (at.bytes_in_flight and at.bytes_in_flight + size > at.max_in_flight_bytes):
-            raise Overloaded("the server answers as many requests as it can", retry_after_s=1)
-        at.in_flight += 1
-        at.bytes_in_flight += size
-        try:
-            _show(at)
-            yield
-        finally:
-            at.in_flight -= 1
-            at.bytes_in_flight -= size
-            _show(at)
-
-    @contextlib.contextmanager
-    def _share(self, caller: Caller, scope: Scope, headers: Headers) -> Iterator[None]:
-        """One key's part of the room: half of it at most, or it could lock all others out. Raises TooMuchAtOnce."""
-        if caller.key_id is None or EVENTS.fullmatch(scope["path"]):
-            yield
-            return
-        at, size = self._admission, _body_bytes(headers, self._admission.max_body_bytes)
-        count, held = at.shares.get(caller.key_id, (0, 0))
-        if count and (count >= at.max_in_flight // 2 or held + size > at.max_in_flight_bytes // 2):
-            raise TooMuchAtOnce("this key has as many requests in flight as one key may", retry_after_s=1)
-        at.shares[caller.key_id] = (count + 1, held + size)
-        try:
-            yield
-        finally:
-            count, held = at.shares.pop(caller.key_id)
-            if count > 1:
-                at.shares[caller.key_id] = (count - 1, held - size)
 
     async def _refuse(self, error: AnchorageError, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with the problem; the body is read and thrown away first, or the client would see its connection break."""
@@ -212,7 +252,25 @@ class _Answer:
             headers["X-Request-ID"] = self.request_id
             if self._admission.stopping:
                 headers["Connection"] = "close"
-        await self._send(message)
+        data = message.get("body", b"")
+        if len(data) <= PIECE_BYTES:
+            await self._pass_on(message)
+            return
+        for start in range(0, len(data), PIECE_BYTES):
+            more = message.get("more_body", False) or start + PIECE_BYTES < len(data)
+            await self._pass_on({**message, "body": data[start : start + PIECE_BYTES], "more_body": more})
+
+    async def _pass_on(self, message: Message) -> None:
+        """Raises _ClientStalled when the client reads nothing for long."""
+        try:
+            async with asyncio.timeout(PIECE_S):
+                await self._send(message)
+        except TimeoutError:
+            raise _ClientStalled from None
+
+
+class _ClientStalled(Exception):
+    """The client keeps its connection, and does not read."""
 
 
 def _record(scope: Scope, answer: _Answer, *, quiet: bool) -> None:

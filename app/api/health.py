@@ -51,12 +51,14 @@ class Ready(BaseModel):
     redis: bool | None
 
 
+@router.head("/livez", include_in_schema=False)
 @router.get("/livez")
 async def livez() -> Live:
     """200 while the process answers at all."""
     return Live()
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", responses={503: {"model": Ready}})
 async def readyz(request: Request, response: Response, services: Svc) -> Ready:
     """200 once a request can be served; 503 says what is missing, or that the server is stopping."""

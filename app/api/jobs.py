@@ -8,16 +8,17 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Request, Response
+from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.sse import EventSourceResponse, format_sse_event
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
-from app.api.deps import Limit, Reads, Svc, Writes
+from app.api.deps import Limit, Moment, Reads, Svc, Writes
 from app.api.problems import documented
 from app.errors import AnchorageError, Overloaded, TooMuchAtOnce
 from app.services import jobs
 from app.services.context import Services
+from app.services.keys import TRUST_S
 from app.storage import registry, tables
 from app.types import JobState
 
@@ -33,8 +34,8 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
 JobId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")]
 
 
-class Job(BaseModel):
-    """A job: where it is, and when it has ended, its result or its error."""
+class JobSummary(BaseModel):
+    """A job as a list shows it: where it is, and how it ended."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -44,17 +45,22 @@ class Job(BaseModel):
     progress: dict[str, Any] = Field(description="done and total steps, and what the job wishes to tell")
     attempts: int
     cancel_requested: bool
-    result: dict[str, Any] | None
     error: dict[str, Any] | None = Field(description="code and detail of a failed job")
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
 
 
-class JobPage(BaseModel):
-    """The newest jobs first."""
+class Job(JobSummary):
+    """A job with its result."""
 
-    jobs: list[Job]
+    result: dict[str, Any] | None
+
+
+class JobPage(BaseModel):
+    """The newest jobs first, without their results."""
+
+    jobs: list[JobSummary]
 
 
 def describe(row: tables.Job) -> Job:
@@ -62,17 +68,25 @@ def describe(row: tables.Job) -> Job:
 
 
 @router.get("", responses=documented(422))
-def list_jobs(services: Svc, project: Reads, state: JobState | None = None, limit: Limit = 100) -> JobPage:
-    """The newest jobs first."""
+def list_jobs(
+    services: Svc,
+    project: Reads,
+    state: JobState | None = None,
+    before: Annotated[
+        Moment | None, Query(description="Only jobs made before this moment; the last one's of the page before.")
+    ] = None,
+    limit: Limit = 100,
+) -> JobPage:
+    """The newest jobs first, without their results."""
     with services.db.transaction() as session:
-        return JobPage(jobs=[describe(row) for row in registry.jobs(session, project, state=state, limit=limit)])
+        rows = registry.jobs(session, project, state=state, before=before, limit=limit)
+    return JobPage(jobs=[JobSummary.model_validate(row) for row in rows])
 
 
 @router.get("/{id}", responses=documented(404, 422))
 def get_job(id: JobId, services: Svc, project: Reads) -> Job:
     """One job."""
-    with services.db.transaction() as session:
-        return describe(registry.job(session, project, id))
+    return describe(_look(services, project, id))
 
 
 @router.post("/{id}/cancel", status_code=202, responses=documented(404, 409, 422))
@@ -119,9 +133,10 @@ def _look(services: Services, project: str, job_id: str) -> tables.Job:
 async def _events(request: Request, services: Services, project: str, row: tables.Job, seen: int) -> AsyncIterator[bytes]:
     """Each change of the job's row once, until it ends or the server stops. A fault ends the stream; the client comes back."""
     state = request.app.state
+    key_id, ring = request.state.caller.key_id, state.admission.keys
     state.streams[project] += 1
     try:
-        spoke = time.monotonic()
+        spoke = asked = time.monotonic()
         while not state.admission.stopping:
             if row.version != seen:
                 seen = row.version
@@ -137,6 +152,10 @@ async def _events(request: Request, services: Services, project: str, row: table
                 spoke = time.monotonic()
             await asyncio.sleep(LOOK_S)
             try:
+                if ring is not None and time.monotonic() - asked > TRUST_S:
+                    if not await run_in_threadpool(ring.works, key_id):
+                        return
+                    asked = time.monotonic()
                 row = await run_in_threadpool(_look, services, project, row.id)
             except AnchorageError:
                 return

@@ -243,7 +243,7 @@ def create_translator(
 
     Large sets take a while: with `Prefer: respond-async` a worker does it, and its job's result names the translator.
     """
-    if prefer is not None and "respond-async" in {item.strip().lower() for item in prefer.split(",")}:
+    if prefer is not None and "respond-async" in {item.partition(";")[0].strip().lower() for item in prefer.split(",")}:
         job = once(services, project, tables.Job, lambda: translation.request_translator(services, project, body.pair()))
         response.status_code = 202
         response.headers["Location"] = f"/jobs/{job.id}"

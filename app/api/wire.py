@@ -45,8 +45,14 @@ from app.services.context import Repeat, origin
 #: wire name -> numpy dtype, little-endian
 DTYPES = {"float16": "<f2", "float32": "<f4", "float64": "<f8"}
 
-#: a body arrives within so long: it holds a place among the requests answered now
-BODY_S = 120
+#: a body arrives within so long, and so much longer for its bytes: it holds a place among the requests answered now
+BODY_S = 20
+BODY_BYTES_PER_S = 256 * 1024
+
+#: lists and objects of one body: each costs many times its bytes in memory
+MOST_CONTAINERS = 2**18
+#: bytes looked at at once to count them
+BLOCK = 2**20
 
 #: bodies above this are parsed in a thread, so that small requests need not wait for them
 INLINE_BYTES = 64 * 1024
@@ -159,20 +165,23 @@ async def _read_limited(request: Request, limit: int) -> bytes:
     if declared.isdecimal() and int(declared) > limit:
         raise BodyTooLarge(f"a body of {declared} bytes, {limit} are allowed", limit=limit)
     data = bytearray()
+    seconds = BODY_S + (int(declared) if declared.isdecimal() else limit) / BODY_BYTES_PER_S
     try:
-        async with asyncio.timeout(BODY_S):
+        async with asyncio.timeout(seconds):
             async for chunk in request.stream():
                 data += chunk
                 if len(data) > limit:
                     raise BodyTooLarge(f"a body of more than {limit} bytes, which is what is allowed", limit=limit)
     except TimeoutError:
-        raise BodyTooSlow(f"the body did not arrive within {BODY_S} s") from None
+        raise BodyTooSlow(f"the body did not arrive within {seconds:.0f} s") from None
     except ClientDisconnect:
         raise Malformed("the client went away before its body was whole") from None
     return bytes(data)
 
 
 def _parse(data: bytes) -> Any:
+    if data.count(b"[") + data.count(b"{") > MOST_CONTAINERS and _containers(data) > MOST_CONTAINERS:
+        raise BodyTooLarge(f"a body of more than {MOST_CONTAINERS} lists and objects", limit=MOST_CONTAINERS)
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -185,6 +194,23 @@ def _parse(data: bytes) -> Any:
     except (ValueError, RecursionError):
         raise Malformed(reason) from None
     return parsed
+
+
+def _containers(data: bytes) -> int:
+    """How many lists and objects a JSON text opens, up to a block more than are allowed; brackets within strings do not count."""
+    count, slashes, inside = 0, 0, False  # slashes: backslashes right before this block
+    for start in range(0, len(data), BLOCK):
+        text = np.frombuffer(data, np.uint8, min(BLOCK, len(data) - start), start)
+        places = np.arange(len(text))
+        last_plain = np.maximum.accumulate(np.where(text == ord("\\"), -1 - slashes, places))
+        before = places - np.concatenate(([-slashes], last_plain[:-1] + 1))
+        ends = (text == ord('"')) & (before % 2 == 0)
+        within = np.logical_xor.accumulate(ends) ^ inside
+        count += int(np.count_nonzero(((text == ord("[")) | (text == ord("{"))) & ~within))
+        if count > MOST_CONTAINERS:
+            break
+        slashes, inside = len(text) - 1 - int(last_plain[-1]), bool(within[-1])
+    return count
 
 
 def matrix(value: Any, field: str) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import BoundedSemaphore
@@ -17,11 +17,11 @@ from app.storage.db import Database
 #: a running job belongs to its worker for this long after the worker's last sign of life
 LEASE_S = 30.0
 
-#: fits at once in one process, and how long a request waits for its turn: it occupies a thread that could answer others
-FITS = 2
-FITS_WAITING = 6
-FIT_WAIT_S = 30.0
-BUSY_FITTING = "the server is fitting as many translators as it can"
+#: fits, and encodings of inputs, at once in one process, and how many requests more wait for their turn, for how long: each
+#: occupies one of the threads that could answer others
+FITS, FITS_WAITING = 2, 6
+ENCODINGS, ENCODINGS_WAITING = 2, 14
+TURN_WAIT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,31 @@ class Limits:
     project_jobs: int = 1_000
 
 
+class Turns:
+    """Work that keeps all cores busy: so many at once, so many waiting, and no more."""
+
+    def __init__(self, what: str, at_once: int, waiting: int) -> None:
+        self._busy = f"the server is {what} as many as it can"
+        self._running = BoundedSemaphore(at_once)
+        self._places = BoundedSemaphore(at_once + waiting)
+
+    @contextmanager
+    def take(self, wait_s: float | None) -> Iterator[None]:
+        """A turn, after so long at most; None: however long it takes. Raises Overloaded."""
+        # A worker's threads are few, and may wait for as long as it takes.
+        if not self._places.acquire(blocking=wait_s is None):
+            raise Overloaded(self._busy, retry_after_s=5)
+        try:
+            if not self._running.acquire(timeout=wait_s):
+                raise Overloaded(self._busy, retry_after_s=5)
+            try:
+                yield
+            finally:
+                self._running.release()
+        finally:
+            self._places.release()
+
+
 @dataclass(frozen=True)
 class Services:
     db: Database
@@ -55,30 +80,22 @@ class Services:
     #: hands a job's id to a worker, after so many seconds; raises QueueAway
     enqueue: Callable[[str, float], None] = lambda job_id, pause_s: None
     #: how long to wait for a turn at heavy work; None: for as long as it takes
-    fit_wait_s: float | None = FIT_WAIT_S
-    _fits: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(FITS))
-    _places: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(FITS + FITS_WAITING))
+    turn_wait_s: float | None = TURN_WAIT_S
+    _fits: Turns = field(default_factory=lambda: Turns("fitting translators,", FITS, FITS_WAITING))
+    _encodings: Turns = field(default_factory=lambda: Turns("encoding inputs,", ENCODINGS, ENCODINGS_WAITING))
 
     def close(self) -> None:
         """Give connections back. What comes after fails or connects anew."""
         self.db.close()
         self.cache.close()
 
-    @contextmanager
-    def heavy(self) -> Iterator[None]:
-        """A turn at work that keeps all cores busy. Raises Overloaded when none comes."""
-        # A place among those who fit or wait; a worker's threads are few, and may wait for as long as it takes.
-        if not self._places.acquire(blocking=self.fit_wait_s is None):
-            raise Overloaded(BUSY_FITTING, retry_after_s=5)
-        try:
-            if not self._fits.acquire(timeout=self.fit_wait_s):
-                raise Overloaded(BUSY_FITTING, retry_after_s=5)
-            try:
-                yield
-            finally:
-                self._fits.release()
-        finally:
-            self._places.release()
+    def fitting(self) -> AbstractContextManager[None]:
+        """A turn at fitting a translator. Raises Overloaded when none comes."""
+        return self._fits.take(self.turn_wait_s)
+
+    def encoding(self) -> AbstractContextManager[None]:
+        """A turn at loading an encoder or encoding inputs. Raises Overloaded when none comes."""
+        return self._encodings.take(self.turn_wait_s)
 
 
 @dataclass(frozen=True)
@@ -102,3 +119,7 @@ class Origin:
 
 #: set where work comes in: by the HTTP edge, the worker and the command line
 origin: ContextVar[Origin] = ContextVar("origin", default=Origin())  # noqa: B039 -- it is frozen
+
+#: takes room for an answer of so many bytes, which its request gives back; raises Overloaded and TooMuchAtOnce. Set by the HTTP
+#: edge: what a job makes goes to nobody who might not read it
+answer_bytes: ContextVar[Callable[[int], None]] = ContextVar("answer_bytes", default=lambda size: None)

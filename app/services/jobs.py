@@ -41,6 +41,9 @@ UNCLAIMED_S = 5.0
 #: after a failed try: this, or as long as the error says, doubled with each
 BACKOFF_S = 1.0
 
+#: a queued job that nobody has claimed for so long beyond that may have lost its message in a queue that is never empty
+STALE_S = 30.0
+
 #: jobs handed to the queue again in one sweep
 SWEEP_ROWS = 1000
 
@@ -139,20 +142,24 @@ def cancel(services: Services, project: str, job_id: str) -> tables.Job:
     return row
 
 
-def sweep(services: Services, *, all_queued: bool, queue_empty: bool) -> int:
+def sweep(services: Services, *, queue_lost: bool, queue_empty: bool) -> int:
     """Hand to the queue again what no worker has: jobs of lost workers, and jobs whose message is lost. Returns how many.
 
     Raises QueueAway.
 
-    all_queued   the queue has lost its memory: everything that waits is handed over again
+    queue_lost   the queue has lost its memory: everything that waits for a worker, and not for its next try, is handed over again
     queue_empty  nothing waits in the queue, so a job that has waited long enough is not in it
     """
     now = tables.now()
     with services.db.transaction() as session:
         ids = registry.retake_lost_jobs(session, now=now, again=_due())
-        if all_queued or queue_empty:
-            due = None if all_queued else now
-            ids = [*ids, *registry.unclaimed_jobs(session, due=due, again=_due(), limit=SWEEP_ROWS)]
+        if queue_lost:
+            due = _due()
+        elif queue_empty:
+            due = now
+        else:
+            due = now - timedelta(seconds=STALE_S)
+        ids = [*ids, *registry.unclaimed_jobs(session, now=now, due=due, least_s=UNCLAIMED_S, limit=SWEEP_ROWS)]
     for job_id in ids:
         services.enqueue(job_id, 0.0)
     return len(ids)

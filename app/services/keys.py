@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from app.errors import InvalidRequest, Unauthenticated
+from app.errors import Conflict, InvalidRequest, Unauthenticated
 from app.services.context import Services
 from app.services.writes import note
 from app.storage import registry, tables
@@ -85,12 +85,12 @@ def create_key(
 
 
 def rotate_key(services: Services, project: str, key_id: str, *, grace_s: float) -> tuple[tables.ApiKey, str]:
-    """A new key like the old one, which works for `grace_s` longer and no more. Raises ApiKeyNotFound, InvalidRequest."""
+    """A new key like the old one, which works `grace_s` longer. Raises ApiKeyNotFound, InvalidRequest, Conflict."""
     now = tables.now()
     secret = secrets.token_urlsafe(32)
     with services.db.transaction() as session:
         old = registry.api_key(session, project, key_id, lock=True)
-        if old.revoked_at is not None or (old.expires_at is not None and old.expires_at <= now):
+        if not _usable(old):
             raise InvalidRequest("this key does not work any more: make a new one", field="id")
         row = tables.ApiKey(
             project=project,
@@ -101,7 +101,8 @@ def rotate_key(services: Services, project: str, key_id: str, *, grace_s: float)
             expires_at=old.expires_at,
         )
         end = now + timedelta(seconds=grace_s)
-        old.expires_at = end if old.expires_at is None else min(end, old.expires_at)
+        if not registry.end_key(session, old, end=end if old.expires_at is None else min(end, old.expires_at)):
+            raise Conflict("this key was rotated or revoked at the same moment: look at it and try again")
         session.add(row)
         session.flush()
         note(session, project, "rotate", "api-key", key_id, row)
@@ -121,7 +122,7 @@ def check_rate(text: str | None, *, field: str) -> None:
     """Raises InvalidRequest for what is no rate like 600/minute."""
     if text is None:
         return
-    if not re.match(RATE, text):
+    if not re.fullmatch(RATE, text):
         raise InvalidRequest("expected a rate like 600/minute, or several separated by ;", field=field)
 
 
@@ -157,7 +158,7 @@ class KeyRing:
             row = session.get(tables.ApiKey, key_id)
             if row is None or not hmac.compare_digest(_hash(secret), row.secret_hash):
                 raise refusal
-            if row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= now):
+            if not _usable(row):
                 raise refusal
             if row.last_used_at is None or now - row.last_used_at > USED_EVERY:
                 registry.touch_key(session, row.id, now=now)
@@ -170,10 +171,20 @@ class KeyRing:
                 self._known.popitem(last=False)
         return caller
 
+    def works(self, key_id: str) -> bool:
+        """Whether a key that has opened something still does."""
+        with self._services.db.transaction() as session:
+            row = session.get(tables.ApiKey, key_id)
+        return row is not None and _usable(row)
+
     def forget(self, key_id: str) -> None:
         """Look a key up again at its next use: it was rotated or revoked here."""
         with self._lock:
             self._known.pop(key_id, None)
+
+
+def _usable(row: tables.ApiKey) -> bool:
+    return row.revoked_at is None and (row.expires_at is None or row.expires_at > tables.now())
 
 
 def _hash(secret: str) -> str:

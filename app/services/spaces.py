@@ -26,11 +26,14 @@ from app.errors import (
 )
 from app.maths import space as spaces
 from app.maths.health import examine
-from app.services.context import Limits, Services
+from app.services.context import Limits, Services, answer_bytes
 from app.services.shared import SPACE
 from app.services.writes import note
 from app.storage import registry, tables
 from app.types import EncoderKind
+
+#: what a number of an answer takes until it is sent: as float32, and as text or base64
+NUMBER_BYTES = 16
 
 
 def checked(vectors: Tensor, *, field: str, limits: Limits, dim: int | None = None) -> Tensor:
@@ -66,7 +69,10 @@ def given_vectors(services: Services, encoder: tables.Encoder, vectors: Tensor |
 
 
 def check_answer(services: Services, field: str, count: int, *, dim: int) -> None:
-    """Raises TooManyVectors when `count` rows of `dim` numbers are more than one answer may hold: before any work is done."""
+    """Take room for an answer of `count` rows of `dim` numbers: before any work is done.
+
+    Raises TooManyVectors when they are more than one answer may hold, Overloaded and TooMuchAtOnce for those of all.
+    """
     most = services.limits.numbers // dim
     if count > most:
         raise TooManyVectors(
@@ -74,6 +80,7 @@ def check_answer(services: Services, field: str, count: int, *, dim: int) -> Non
             field=field,
             limit=most,
         )
+    answer_bytes.get()(count * dim * NUMBER_BYTES)
 
 
 def encode(services: Services, encoder: tables.Encoder, inputs: Sequence[str], *, field: str = "inputs") -> Tensor:
@@ -93,8 +100,9 @@ def encode(services: Services, encoder: tables.Encoder, inputs: Sequence[str], *
             rows=long,
             limit=limits.input_characters,
         )
-    model = services.encoders.get(encoder.kind, encoder.model, encoder.revision)
-    return checked(model.encode(inputs), field=field, limits=limits, dim=encoder.dim)
+    with services.encoding():
+        vectors = services.encoders.get(encoder.kind, encoder.model, encoder.revision).encode(inputs)
+    return checked(vectors, field=field, limits=limits, dim=encoder.dim)
 
 
 def create_encoder(
@@ -120,7 +128,8 @@ def create_encoder(
     else:
         if dim is not None or model is None:
             raise InvalidRequest(f"an encoder of kind {kind} has a model, which tells its dim", field="model")
-        dim = services.encoders.get(kind, model, revision).dim
+        with services.encoding():
+            dim = services.encoders.get(kind, model, revision).dim
     row = tables.Encoder(
         project=project, name=name, kind=kind, dim=dim, model=model, revision=revision, modality=modality, options={}
     )

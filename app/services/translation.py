@@ -157,7 +157,7 @@ def fit(services: Services, project: str, source: tables.Space, target: tables.S
 
     def make() -> Translator:
         x, y = spaces.fitted_space(services, source), spaces.fitted_space(services, target)
-        with services.heavy():
+        with services.fitting():
             return methods.fit(method, x, y, options)
 
     translator = services.cache.get_or_make(
@@ -225,7 +225,7 @@ def space_row(session: Session, project: str, anchor_set: str, encoder: str, fie
 def _measure(services: Services, row: tables.Translator) -> dict[str, Any]:
     """The quality report of a translator: held-out numbers, and how alike the two spaces are."""
     source, target = spaces.anchors(services, row.source), spaces.anchors(services, row.target)
-    with services.heavy():
+    with services.fitting():
         held_out = cross_fit(row.method, source, target, row.options)
     return {
         "anchors": source.shape[0],

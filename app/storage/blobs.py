@@ -41,7 +41,9 @@ class BlobStore:
         digest = hashlib.sha256(data).hexdigest()
         path = self._path(digest)
         try:
-            path.parent.mkdir(exist_ok=True)
+            if not path.parent.exists():
+                path.parent.mkdir(exist_ok=True)
+                _sync_folder(self.root)
             if path.exists() and path.read_bytes() == data:
                 # A sweep must not take a file that a row is about to name.
                 os.utime(path)
@@ -91,3 +93,13 @@ def _write_whole(path: Path, data: bytes) -> None:
     except BaseException:
         Path(temporary).unlink()
         raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """A row that names a file must not outlive a power cut that the file's name does not."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -5,6 +5,10 @@ dramatiq brings them: on Redis between processes, in memory where the API and th
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Protocol, cast
 from uuid import uuid4
 
@@ -23,6 +27,10 @@ HEARTBEAT_MS = 15_000
 
 #: of a million calls, so many look for such workers
 MAINTENANCE_CHANCE = 50_000
+
+
+#: a Redis that did not answer is left alone for so long
+AWAY_S = 2.0
 
 
 class QueueAway(Exception):
@@ -70,6 +78,9 @@ class RedisQueue:
 
     def __init__(self, client: Redis, prefix: str) -> None:
         self._client = client
+        self._answers = False
+        self._away_until = 0.0
+        self._doubt = threading.Lock()
         self._namespace = f"{prefix}:queue"
         self.broker = RedisBroker(  # type: ignore[no-untyped-call]
             client=client,
@@ -81,24 +92,31 @@ class RedisQueue:
         self.broker.declare_queue(QUEUE)
 
     def put(self, job_id: str, pause_s: float = 0.0) -> None:
-        try:
+        with self._reached():
             self.broker.enqueue(_message(job_id), delay=int(pause_s * 1000) or None)
-        except (RedisError, BrokerConnectionError) as error:
-            raise QueueAway(str(error)) from error
 
     def waiting(self) -> int:
-        try:
+        with self._reached():
             return self._client.llen(f"{self._namespace}:{QUEUE}")
-        except RedisError as error:
-            raise QueueAway(str(error)) from error
 
     def incarnation(self) -> str:
         name = f"{self._namespace}:incarnation"
-        try:
+        with self._reached():
             self._client.set(name, uuid4().hex, nx=True)
             return str(cast("bytes | None", self._client.get(name)))
-        except RedisError as error:
-            raise QueueAway(str(error)) from error
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        """While it is not known that Redis answers, one thread asks and the others wait for what it learns."""
+        with nullcontext() if self._answers else self._doubt:
+            if time.monotonic() < self._away_until:
+                raise QueueAway("Redis did not answer a moment ago")
+            try:
+                yield
+            except (RedisError, BrokerConnectionError) as error:
+                self._answers, self._away_until = False, time.monotonic() + AWAY_S
+                raise QueueAway(str(error)) from error
+            self._answers = True
 
 
 def _message(job_id: str) -> Message[None]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar, cast
 
 from sqlalchemy import ColumnElement, CursorResult, Delete, Update, and_, delete, exists, func, or_, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 
 from app.errors import (
     AnchorSetNotFound,
@@ -187,13 +187,17 @@ def retake_lost_jobs(session: Session, *, now: datetime, again: datetime) -> Seq
     return ids
 
 
-def unclaimed_jobs(session: Session, *, due: datetime | None, again: datetime, limit: int) -> Sequence[str]:
-    """Ids of waiting jobs, oldest first: those that were due to be claimed by then, or all. None is due before `again` now."""
-    query = select(Job.id).where(Job.state == JobState.queued).order_by(Job.created_at).limit(limit)
-    ids = session.scalars(query if due is None else query.where(Job.due_at <= due)).all()
-    if ids:
-        _silently(session, update(Job).where(Job.id.in_(ids)).values(due_at=again))
-    return ids
+def unclaimed_jobs(session: Session, *, now: datetime, due: datetime, least_s: float, limit: int) -> Sequence[str]:
+    """Ids of waiting jobs that were due to be claimed by then, oldest first.
+
+    Each is due again after `least_s`, or as long as it has waited: a job that waits for hours fills no queue with its messages.
+    """
+    query = select(Job.id, Job.created_at).where(Job.state == JobState.queued, Job.due_at <= due)
+    rows = session.execute(query.order_by(Job.created_at).limit(limit)).all()
+    if rows:
+        again = [{"id": row.id, "due_at": now + max(now - row.created_at, timedelta(seconds=least_s))} for row in rows]
+        session.execute(update(Job), again)
+    return [row.id for row in rows]
 
 
 def _change(session: Session, *where: ColumnElement[bool], **values: Any) -> bool:
@@ -207,12 +211,14 @@ def _silently(session: Session, statement: Update | Delete) -> int:
     return done.rowcount
 
 
-def jobs(session: Session, project: str, *, state: JobState | None, limit: int) -> Sequence[Job]:
-    """The newest jobs first."""
+def jobs(session: Session, project: str, *, state: JobState | None, before: datetime | None, limit: int) -> Sequence[Job]:
+    """The newest jobs first, those made before a moment; without what they were given and what they gave, which may be long."""
     query = select(Job).where(Job.project == project).order_by(Job.created_at.desc(), Job.id).limit(limit)
     if state is not None:
         query = query.where(Job.state == state)
-    return session.scalars(query).all()
+    if before is not None:
+        query = query.where(Job.created_at < before)
+    return session.scalars(query.options(defer(Job.arguments), defer(Job.result))).all()
 
 
 def unfinished_jobs(session: Session) -> Sequence[Job]:
@@ -237,10 +243,25 @@ def api_key(session: Session, project: str, key_id: str, *, lock: bool = False) 
     return row
 
 
+def any_api_key(session: Session, key_id: str) -> ApiKey:
+    """A key of whatever project. Raises ApiKeyNotFound."""
+    row = session.get(ApiKey, key_id)
+    if row is None:
+        raise ApiKeyNotFound(f"there is no API key {key_id!r}", field="id")
+    return row
+
+
 def api_keys(session: Session, project: str | None = None) -> Sequence[ApiKey]:
     """The keys of one project, or of all, in the order they were made."""
     query = select(ApiKey).order_by(ApiKey.created_at, ApiKey.id)
     return session.scalars(query if project is None else query.where(ApiKey.project == project)).all()
+
+
+def end_key(session: Session, row: ApiKey, *, end: datetime) -> bool:
+    """Let a key work until then and no longer; returns whether nobody has changed its end since the row was read."""
+    unchanged = ApiKey.expires_at.is_(None) if row.expires_at is None else ApiKey.expires_at == row.expires_at
+    where = (ApiKey.id == row.id, ApiKey.revoked_at.is_(None), unchanged)
+    return _silently(session, update(ApiKey).where(*where).values(expires_at=end)) == 1
 
 
 def has_usable_key(session: Session, *, now: datetime) -> bool:

@@ -17,6 +17,7 @@ import pytest
 import uvicorn
 from starlette.testclient import TestClient
 
+from app.api.protocol import BoundedHttp
 from app.main import create_app
 from app.services.keys import create_key
 from app.settings import Settings
@@ -79,7 +80,7 @@ def listen(tmp_path: Path) -> Iterator[Callable[..., tuple[str, int]]]:
 
         def start(**settings: Any) -> tuple[str, int]:
             app = create_app(Settings(**{"data_dir": tmp_path, **settings}))
-            server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, ws="none"))
+            server = uvicorn.Server(uvicorn.Config(app, http=BoundedHttp, log_config=None, access_log=False, ws="none"))
             listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
             thread.start()
