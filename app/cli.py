@@ -163,7 +163,7 @@ def list_keys(project: Annotated[str | None, typer.Option(help="Of one project o
         state = "revoked" if row.revoked_at else "expired" if expired else "works"
         used = f"{row.last_used_at:%Y-%m-%d %H:%M}" if row.last_used_at else "never"
         expires = f"{row.expires_at:%Y-%m-%d %H:%M}" if row.expires_at else "never"
-        shown.append((row.id, row.project, row.name, " ".join(row.scopes), expires, used, state))
+        shown.append((row.id, row.project, row.name, ", ".join(row.scopes), expires, used, state))
     _print_columns([KEY_COLUMNS, *shown])
 
 

@@ -170,12 +170,13 @@ def test_the_story_of_a_key(tmp_path: Path, database: dict[str, str]) -> None:
         assert text in listed
     assert made.stdout.strip().split("_", 2)[2] not in listed
     assert id_ not in run(tmp_path, "keys", "list", "--project", "other", **database).stdout
-    assert f"no API key '{id_}'" in refusal(tmp_path, "keys", "revoke", id_, **database)  # another project's
-    rotated = run(tmp_path, "keys", "rotate", id_, "--project", "search", **database)
+    assert "no API key 'x'" in refusal(tmp_path, "keys", "revoke", "x", **database)
+    assert "--grace" in refusal(tmp_path, "keys", "rotate", id_, "--grace", "99999999999999", **database)
+    rotated = run(tmp_path, "keys", "rotate", id_, **database)
     assert re.fullmatch(KEY, rotated.stdout.strip())
     assert "expired" in run(tmp_path, "keys", "list", **database).stdout
     new = rotated.stdout.split("_")[1]
-    assert run(tmp_path, "keys", "revoke", new, "--project", "search", **database).exit_code == 0
+    assert run(tmp_path, "keys", "revoke", new, **database).exit_code == 0
     listed = run(tmp_path, "keys", "list", **database).stdout
     assert "revoked" in listed
     assert "works" not in listed
@@ -193,7 +194,9 @@ def test_the_first_key_is_made_again_when_none_works_any_more(tmp_path: Path) ->
     [
         (["--scope", "root"], "no scope 'root'"),
         (["--rate", "often"], "a rate like 600/minute"),
-        (["--project", ""], "1 to 100 characters"),
+        (["--rate", "5/minute\n"], "a rate like 600/minute"),
+        (["--project", ""], "1 to 100 printable characters"),
+        (["--project", "a\x01b"], "1 to 100 printable characters"),
         (["--days", "0"], "--days"),
     ],
 )

@@ -159,7 +159,8 @@ def sweep(services: Services, *, queue_lost: bool, queue_empty: bool) -> int:
             due = now
         else:
             due = now - timedelta(seconds=STALE_S)
-        ids = [*ids, *registry.unclaimed_jobs(session, now=now, due=due, least_s=UNCLAIMED_S, limit=SWEEP_ROWS)]
+        rows = registry.unclaimed_jobs(session, now=now, due=due, least_s=UNCLAIMED_S, limit=SWEEP_ROWS, untried=queue_lost)
+        ids = [*ids, *rows]
     for job_id in ids:
         services.enqueue(job_id, 0.0)
     return len(ids)

@@ -187,12 +187,15 @@ def retake_lost_jobs(session: Session, *, now: datetime, again: datetime) -> Seq
     return ids
 
 
-def unclaimed_jobs(session: Session, *, now: datetime, due: datetime, least_s: float, limit: int) -> Sequence[str]:
-    """Ids of waiting jobs that were due to be claimed by then, oldest first.
+def unclaimed_jobs(
+    session: Session, *, now: datetime, due: datetime, least_s: float, limit: int, untried: bool = False
+) -> Sequence[str]:
+    """Ids of waiting jobs that were due to be claimed by then, oldest first; and of all that were never tried, if so wanted.
 
     Each is due again after `least_s`, or as long as it has waited: a job that waits for hours fills no queue with its messages.
     """
-    query = select(Job.id, Job.created_at).where(Job.state == JobState.queued, Job.due_at <= due)
+    ready = or_(Job.due_at <= due, Job.attempts == 0) if untried else Job.due_at <= due
+    query = select(Job.id, Job.created_at).where(Job.state == JobState.queued, ready)
     rows = session.execute(query.order_by(Job.created_at).limit(limit)).all()
     if rows:
         again = [{"id": row.id, "due_at": now + max(now - row.created_at, timedelta(seconds=least_s))} for row in rows]

@@ -218,6 +218,14 @@ def until(status, address, **request):
     raise AssertionError(f"never {status}, last {answer.status} {problem}")
 
 
+def post(address, path, body):
+    return ask(address, "POST", path, json.dumps(body).encode())[0].status
+
+
+def until_posted(status, address, path, body):
+    return until(status, address, verb="POST", path=path, body=json.dumps(body).encode())
+
+
 def test_requests_above_the_servers_room_are_refused_and_health_is_not(listen):
     address = listen(max_in_flight=1)
     slow = Slow(address)
@@ -243,6 +251,77 @@ def test_one_key_has_half_of_the_room_and_leaves_the_rest_to_others(listen, bear
     assert sorted(one.finish() for one in slow) == [201, 409]
     assert until(200, address, headers=bearing(keys[0]))[1]["encoders"][0]["name"] == "x"
     assert Slow(address, headers=[other]).finish() == 201
+
+
+def test_all_keys_of_a_project_share_its_half_of_the_room(listen, bearing, tmp_path):
+    services = make_services(Settings(data_dir=tmp_path))
+    services.db.migrate()
+    keys = [create_key(services, project, name="x", scopes=[Scope.write])[1] for project in ("greedy", "greedy", "other")]
+    services.close()
+    address = listen(auth="keys", max_in_flight=4)
+    slow = [Slow(address, headers=[f"Authorization: Bearer {key}"]) for key in keys[:2]]
+    statuses = [ask(address, headers=bearing(key))[0].status for key in keys]
+    assert statuses == [429, 429, 200]
+    assert sorted(one.finish() for one in slow) == [201, 409]
+
+
+def test_requests_without_a_working_key_take_no_room_for_their_bodies(listen, bearing, tmp_path):
+    services = make_services(Settings(data_dir=tmp_path))
+    services.db.migrate()
+    key = create_key(services, "p", name="x", scopes=[Scope.write])[1]
+    services.close()
+    address = listen(auth="keys", max_in_flight_bytes=5000, max_body_bytes=4500)
+    unknown = f"Authorization: Bearer anc_{'0' * 32}_{'A' * 43}"
+    slow = [Slow(address, ENCODER.ljust(4000), headers=[unknown]) for _ in range(4)]
+    assert ask(address, "POST", body=b" " * 4000, headers=bearing(key))[0].status == 400
+    assert [one.finish() for one in slow] == [401] * 4
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_answers_take_room_before_they_are_made(listen, monkeypatch, encoding):
+    """A few bytes of a small encoder may ask for megabytes of a large one, and their client need not read them."""
+    address = listen(max_in_flight_bytes=300_000)
+    for name, dim in (("small", 1), ("large", 2000)):
+        assert post(address, "/encoders", {"name": name, "dim": dim}) == 201
+    anchors = {"small": [[1], [2], [4]], "large": [[float(row == column) for column in range(2000)] for row in range(3)]}
+    assert post(address, "/anchor-sets", {"name": "set", "embeddings": anchors}) == 201
+    body = {"source": "small", "target": "large", "anchor_set": "set", "vectors": [[1.5]] * 8, "encoding": encoding}
+    slow = Slow(address, ENCODER.ljust(60_000))  # beside this, 8 x 2,000 numbers have no room
+    assert post(address, "/translate", body) == 503
+    assert post(address, "/translate", {**body, "vectors": [[1.5]] * 4}) == 200
+    assert slow.finish() == 201
+    assert until_posted(200, address, "/translate", body)
+
+
+def test_a_client_that_does_not_read_its_answer_is_hung_up_on(listen, monkeypatch):
+    monkeypatch.setattr(edge, "PIECE_S", 0.5)
+    address = listen(max_in_flight=1)
+    for name, dim in (("small", 1), ("large", 8192)):
+        assert post(address, "/encoders", {"name": name, "dim": dim}) == 201
+    anchors = {"small": [[1], [2]], "large": [[float(row == column) for column in range(8192)] for row in range(2)]}
+    assert post(address, "/anchor-sets", {"name": "set", "embeddings": anchors}) == 201
+    body = {"source": "small", "target": "large", "anchor_set": "set", "vectors": [[1.5]] * 2000}  # tens of megabytes
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(address)
+        data = json.dumps(body).encode()
+        lines = ["POST /translate HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json", f"Content-Length: {len(data)}"]
+        deaf.sendall("\r\n".join([*lines, "", ""]).encode() + data)
+        assert deaf.recv(12) == b"HTTP/1.1 200"
+        assert until(200, address)[1]["encoders"], "its place is free again, though it has read nothing more"
+
+
+def test_an_answer_of_many_pieces_arrives_whole(listen):
+    address = listen()
+    for name, dim in (("small", 1), ("large", 2000)):
+        assert post(address, "/encoders", {"name": name, "dim": dim}) == 201
+    anchors = {"small": [[1], [2], [4]], "large": [[float(row == column) for column in range(2000)] for row in range(3)]}
+    assert post(address, "/anchor-sets", {"name": "set", "embeddings": anchors}) == 201
+    body = {"source": "small", "target": "large", "anchor_set": "set", "vectors": [[1.5], [3.5]] * 150}
+    answer, parsed = ask(address, "POST", "/translate", json.dumps(body).encode())
+    assert int(answer.headers["content-length"]) > 4 * edge.PIECE_BYTES
+    assert [len(row) for row in parsed["vectors"]] == [2000] * 300
+    assert parsed["vectors"][::2] == [parsed["vectors"][0]] * 150
 
 
 def test_an_encoder_named_events_is_no_way_around_the_limits(listen):

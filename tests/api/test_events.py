@@ -9,6 +9,10 @@ from contextlib import contextmanager
 import pytest
 
 from app.api import jobs
+from app.services.keys import create_key
+from app.settings import Settings
+from app.types import Scope
+from app.wiring import make_services
 
 
 class Api:
@@ -129,3 +133,21 @@ def test_a_client_that_goes_away_gives_its_stream_back(api, job, monkeypatch):
                 status = answer.status
                 assert status in (200, 503)
                 assert status == 503 or next(events(answer))
+
+
+def test_the_stream_of_a_key_that_is_revoked_ends(listen, tmp_path, endless_bootstrap, bearing, monkeypatch):
+    monkeypatch.setattr(jobs, "TRUST_S", 0.0)
+    services = make_services(Settings(data_dir=tmp_path))
+    services.db.migrate()
+    admin, reader = (create_key(services, "p", name="x", scopes=[scope])[1] for scope in (Scope.admin, Scope.read))
+    services.close()
+    api = Api(listen(auth="keys"))
+    for name, dim in (("first", 8), ("second", 6)):
+        api.call("POST", "/encoders", {"name": name, "dim": dim}, **bearing(admin))
+    job_id = api.call("POST", "/bootstrap", endless_bootstrap, **bearing(admin))[1]["id"]
+    with api.open("GET", f"/jobs/{job_id}/events", **bearing(reader)) as answer:
+        stream = events(answer)
+        assert next(stream)
+        api.call("DELETE", f"/api-keys/{reader.split('_')[1]}", **bearing(admin))
+        assert "end" not in [event for _, event, _ in stream]
+    assert api.call("POST", f"/jobs/{job_id}/cancel", **bearing(admin))[1]["state"] == "running"

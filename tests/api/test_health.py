@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
+from app.api import wire
 from app.demo.client import free_port
 
 
@@ -11,6 +17,7 @@ def test_a_service_of_one_process_is_ready_with_its_worker(client):
     assert client.get("/livez").json()["status"] == "ok"
     answer = client.get("/readyz")
     assert (answer.status_code, answer.json()) == (200, {"status": "ok", "database": True, "worker": True, "redis": None})
+    assert [client.head(path).status_code for path in ("/livez", "/readyz")] == [200, 200]  # some load balancers ask so
 
 
 def test_with_redis_the_worker_is_elsewhere(serve, redis_url, redis_prefix):
@@ -54,3 +61,26 @@ def test_a_stopping_server_says_so_and_closes_its_connections(serve):
     assert (answer.status_code, answer.json()["status"], answer.headers["retry-after"]) == (503, "stopping", "1")
     answer = client.get("/encoders")
     assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+
+
+def test_a_service_whose_threads_are_all_busy_still_says_that_it_is_ready(listen, monkeypatch):
+    free, matrix = threading.Event(), wire.matrix
+    monkeypatch.setattr(wire, "matrix", lambda *given: free.wait(60) and matrix(*given))
+    address = listen()
+    body = json.dumps({"encoder": "x", "anchor_set": "x", "vectors": [[1]]})
+
+    def ask(verb, path, body=None):
+        connection = http.client.HTTPConnection(*address, timeout=60)
+        connection.request(verb, path, body, {"Content-Type": "application/json"})
+        status = connection.getresponse().status
+        connection.close()
+        return status
+
+    with ThreadPoolExecutor(60) as pool:
+        slow = [pool.submit(ask, "POST", "/relative", body) for _ in range(60)]  # more than the framework has threads
+        try:
+            assert ask("GET", "/readyz") == 200
+            assert not any(one.done() for one in slow)
+        finally:
+            free.set()
+        assert {one.result() for one in slow} == {404}

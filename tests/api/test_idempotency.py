@@ -62,7 +62,7 @@ def test_a_repeated_request_has_the_same_answer_one_row_and_one_audit_row(stocke
 
 
 def test_a_translator_asked_for_as_a_job_is_one_job(stocked, finished):
-    headers = {"Idempotency-Key": "again", "Prefer": "respond-async"}
+    headers = {"Idempotency-Key": "again", "Prefer": "wait=5, Respond-Async; x=1"}
     first, second = (stocked.post("/translators", json=PAIR, headers=headers) for _ in range(2))
     assert (first.status_code, second.status_code) == (202, 202)
     assert first.json()["id"] == second.json()["id"]

@@ -84,3 +84,15 @@ def test_an_unknown_or_malformed_id_is_refused(client, refused):
     for id_ in ("1", "0" * 31, "0" * 33, "G" * 32, "A" * 32):
         refused(client.get(f"/jobs/{id_}"), 422, "invalid-request", "id")
         refused(client.post(f"/jobs/{id_}/cancel"), 422, "invalid-request", "id")
+
+
+def test_a_list_of_jobs_leaves_out_results_and_goes_on_where_the_page_before_ended(stocked, endless, finished):
+    ids = [endless(f"b{place}") for place in range(3)]
+    for job_id in ids:
+        stocked.post(f"/jobs/{job_id}/cancel")
+        finished(stocked, job_id)
+    first = stocked.get("/jobs", params={"limit": 2}).json()["jobs"]
+    rest = stocked.get("/jobs", params={"before": first[-1]["created_at"]}).json()["jobs"]
+    assert [job["id"] for job in (*first, *rest)] == ids[::-1]
+    assert all("result" not in job for job in (*first, *rest))
+    assert "result" in stocked.get(f"/jobs/{ids[0]}").json()

@@ -7,9 +7,13 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from app.api import wire
 from app.main import create_app
 from app.services.context import Limits
 from app.settings import Settings
@@ -371,3 +375,43 @@ def test_an_answer_of_too_many_numbers_is_refused_naming_how_many_vectors_fit(tm
         assert client.post("/heads", json=head).status_code == 201
         ask = {"encoder": "small", "head": "many", "vectors": [[0, 1], [1, 0]]}
         assert refused(client.post("/stitch", json=ask), 413, "too-many-vectors", "vectors")["limit"] == 1
+
+
+def opened(data: bytes) -> int:
+    """Lists and objects that a JSON text opens, byte by byte."""
+    count, inside, escaped = 0, False, False
+    for byte in data:
+        if escaped:
+            escaped = False
+        elif inside and byte == ord("\\"):
+            escaped = True
+        elif byte == ord('"'):
+            inside = not inside
+        elif not inside and byte in b"[{":
+            count += 1
+    return count
+
+
+TEXTS = st.text('ab"\\[{', max_size=6)
+VALUES = st.recursive(TEXTS | st.none(), lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner), max_leaves=30)
+
+
+@given(VALUES, st.integers(1, 9))
+def test_containers_are_counted_as_a_parser_would(value, block):
+    data = orjson.dumps(value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "BLOCK", block)
+        assert wire._containers(data) == opened(data)
+
+
+@pytest.mark.parametrize("item", ["[],", "{},", '{"":0},'])
+def test_more_lists_and_objects_than_any_request_has_are_refused_before_they_are_made(stocked, refused, item):
+    body = '{"vectors": [' + item * (wire.MOST_CONTAINERS + 1) + "0]}"
+    problem = refused(stocked.post("/relative", content=body, headers=JSON), 413, "body-too-large")
+    assert problem["limit"] == wire.MOST_CONTAINERS
+
+
+def test_brackets_in_texts_are_not_lists(stocked, refused):
+    inputs = ["[]{}" * 4000] * 100
+    answer = stocked.post("/relative", json={"encoder": "first", "anchor_set": "items", "inputs": inputs})
+    refused(answer, 422, "encoder-needs-vectors", "inputs")

@@ -170,7 +170,7 @@ def test_a_finished_job_is_never_run_again(services, job, first):
 def test_an_unknown_job_is_left_alone(services):
     jobs.run(services, "0" * 32, {}, jobs.Leases(services))
     with services.db.transaction() as session:
-        assert registry.jobs(session, PROJECT, state=None, limit=9) == []
+        assert registry.jobs(session, PROJECT, state=None, before=None, limit=9) == []
 
 
 def test_progress_is_written_at_the_first_and_the_last_step_and_seldom_between(services, job):
@@ -350,12 +350,12 @@ def test_a_lost_worker_is_replaced_until_the_tries_are_used_up(services, job, pu
     for attempt in range(1, jobs.ATTEMPTS + 1):
         lose(services, job)
         assert row_of(services, job.id).attempts == attempt
-        assert jobs.sweep(services, all_queued=False, queue_empty=False) == 1
+        assert jobs.sweep(services, queue_lost=False, queue_empty=False) == 1
     assert put == [(job.id, 0.0)] * jobs.ATTEMPTS
     row = run(services, job, never)
     assert (row.state, row.result, row.error["code"]) == (JobState.failed, None, "attempts-exhausted")
     assert row.attempts == jobs.ATTEMPTS
-    assert jobs.sweep(services, all_queued=True, queue_empty=True) == 0
+    assert jobs.sweep(services, queue_lost=True, queue_empty=True) == 0
 
 
 # --- handed back ----------------------------------------------------------------------------------------------------------
@@ -435,18 +435,35 @@ def test_a_queue_that_is_away_loses_no_job(services, put):
     job = jobs.submit(replace(services, enqueue=queue.put), PROJECT, JobKind.bootstrap, {})
     assert row_of(services, job.id).state == JobState.queued
     alter(services, job.id, due_at=tables.now() + LONG_AGO)
-    assert jobs.sweep(services, all_queued=False, queue_empty=True) == 1
+    assert jobs.sweep(services, queue_lost=False, queue_empty=True) == 1
     assert put == [(job.id, 0.0)]
     client.close()
 
 
 def test_a_job_whose_message_is_lost_is_handed_over_again_once_it_is_due_and_the_queue_empty(services, job, put):
-    assert jobs.sweep(services, all_queued=False, queue_empty=True) == 0  # it may still be on its way
-    alter(services, job.id, due_at=tables.now() + LONG_AGO)
-    assert jobs.sweep(services, all_queued=False, queue_empty=False) == 0  # it may be what waits there
-    assert jobs.sweep(services, all_queued=False, queue_empty=True) == 1
-    assert jobs.sweep(services, all_queued=False, queue_empty=True) == 0
+    assert jobs.sweep(services, queue_lost=False, queue_empty=True) == 0  # it may still be on its way
+    alter(services, job.id, due_at=tables.now())
+    assert jobs.sweep(services, queue_lost=False, queue_empty=False) == 0  # it may be what waits there
+    assert jobs.sweep(services, queue_lost=False, queue_empty=True) == 1
+    assert jobs.sweep(services, queue_lost=False, queue_empty=True) == 0
     assert put == [(job.id, 0.0)]
+
+
+def test_a_job_whose_message_is_lost_in_a_queue_that_is_never_empty_is_handed_over_again_in_the_end(services, job, put):
+    alter(services, job.id, due_at=tables.now() - timedelta(seconds=jobs.STALE_S))
+    assert [jobs.sweep(services, queue_lost=False, queue_empty=False) for _ in range(2)] == [1, 0]
+    assert put == [(job.id, 0.0)]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_job_that_failed_waits_for_its_next_try_whatever_the_queue_has_lost(services, job, put, monkeypatch, lost):
+    """A worker that starts, or a Redis that does, must not use up the tries of a job whose disk is away for a minute."""
+    monkeypatch.setattr(jobs, "BACKOFF_S", 60)
+    run(services, job, lambda *_: 1 / 0)
+    put.clear()
+    assert jobs.sweep(services, queue_lost=lost, queue_empty=True) == 0
+    alter(services, job.id, due_at=tables.now())
+    assert jobs.sweep(services, queue_lost=lost, queue_empty=True) == 1
 
 
 def test_a_queue_that_lost_its_memory_is_given_everything_that_waits_again(services, put):
@@ -457,7 +474,7 @@ def test_a_queue_that_lost_its_memory_is_given_everything_that_waits_again(servi
     put.clear()
 
     def work(services, row, progress):
-        assert jobs.sweep(services, all_queued=True, queue_empty=True) == 3
+        assert jobs.sweep(services, queue_lost=True, queue_empty=True) == 3
         return Done({})
 
     run(services, running, work)
@@ -470,7 +487,7 @@ def test_a_lost_job_is_handed_over_once_by_two_sweeps_at_once(services, job, put
 
     def sweep(_: int) -> int:
         together.wait()
-        return jobs.sweep(services, all_queued=False, queue_empty=False)
+        return jobs.sweep(services, queue_lost=False, queue_empty=False)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(sweep, range(2)))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 
 import pytest
 from sqlalchemy import select
 
-from app.errors import ApiKeyNotFound, InvalidRequest, Unauthenticated
+from app.errors import ApiKeyNotFound, Conflict, InvalidRequest, Unauthenticated
 from app.services import keys
 from app.services.context import Services
 from app.services.keys import Caller, KeyRing
@@ -165,6 +167,25 @@ def test_without_grace_the_old_key_ends_at_once(services):
     _, second = keys.rotate_key(services, PROJECT, row.id, grace_s=0)
     assert not opens(services, key)
     assert opens(services, second)
+
+
+def test_of_several_rotations_at_once_one_is_made(services):
+    row, key = make(services)
+    together = threading.Barrier(8)
+
+    def rotate(_: int) -> int:
+        together.wait()
+        try:
+            keys.rotate_key(services, PROJECT, row.id, grace_s=0)
+        except (Conflict, InvalidRequest):
+            return 0
+        return 1
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(rotate, range(8))) == 1
+    with services.db.transaction() as session:
+        assert len(registry.api_keys(session)) == 2
+    assert not opens(services, key)
 
 
 def test_grace_prolongs_no_key(services):

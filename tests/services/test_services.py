@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,9 +12,9 @@ import pytest
 import torch
 from sqlalchemy import text
 
-from app.errors import AnchorSetNotFound, AnchorsNotEmbedded, Conflict, StorageUnavailable, TooManyVectors
+from app.errors import AnchorSetNotFound, AnchorsNotEmbedded, Conflict, Overloaded, StorageUnavailable, TooManyVectors
 from app.services import jobs, spaces, stitching, translation
-from app.services.context import Limits, Services
+from app.services.context import Limits, Services, Turns
 from app.settings import Settings
 from app.storage import registry, tables
 from app.storage.blobs import ORPHAN_AGE_S
@@ -219,3 +220,29 @@ def test_of_many_deletions_of_one_moment_one_deletes_and_is_written_down(stocked
         writes = registry.audit(session, PROJECT, before=None, limit=100)
         assert [row.action for row in writes if row.resource == "anchor-set"].count("delete") == 1
         assert session.scalar(text("SELECT count(*) FROM spaces")) == 0
+
+
+def test_work_that_keeps_all_cores_busy_takes_turns_and_sends_away_who_would_only_wait():
+    turns = Turns("tested", at_once=1, waiting=1)
+    entered, free = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with turns.take(None):
+            entered.set()
+            free.wait(30)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(work)
+        assert entered.wait(30)
+        with pytest.raises(Overloaded), turns.take(0.01):  # it may wait, and is not let in in time
+            pass
+        second = pool.submit(work)
+        while turns._places._value:  # until it waits
+            time.sleep(0.001)
+        with pytest.raises(Overloaded), turns.take(30):  # it may not even wait
+            pass
+        free.set()
+        first.result()
+        second.result()
+    with turns.take(0.01):
+        pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -96,6 +97,15 @@ class RedisServer:
             self.process.kill()
             self.process.wait()
             self.process = None
+
+    def freeze(self) -> None:
+        """It takes connections and commands, and answers nothing."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
 
 
 @pytest.fixture

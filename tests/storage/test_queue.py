@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import dramatiq
 import pytest
 
-from app.storage.queue import ACTOR, QUEUE, MemoryQueue, Queue, QueueAway, RedisQueue
+from app.storage.queue import ACTOR, AWAY_S, QUEUE, MemoryQueue, Queue, QueueAway, RedisQueue
 
 POLL_MS = 50
 
@@ -112,11 +113,33 @@ def test_a_server_that_forgot_everything_says_so_by_another_incarnation(connect,
         with pytest.raises(QueueAway):
             call()
     redis_server.start()
+    time.sleep(AWAY_S)  # left alone meanwhile
     assert queue.waiting() == 0
     assert queue.incarnation() != before
     queue.put("b")
     with Taker(queue) as taker:
         assert taker.wait(bool) == ["b"]
+    queue.broker.close()
+
+
+def test_a_hung_server_holds_up_one_thread_and_the_others_hear_of_it(connect, redis_server, monkeypatch):
+    """Frozen, it takes what is sent and answers nothing; each caller would wait for its timeout, one after the other."""
+    queue = RedisQueue(connect(redis_server.url), "p")
+    redis_server.freeze()
+    asked, enqueue = [], queue.broker.enqueue
+    monkeypatch.setattr(queue.broker, "enqueue", lambda message, delay: (asked.append(1), enqueue(message, delay=delay)))
+
+    def put(_: int) -> None:
+        with pytest.raises(QueueAway):
+            queue.put("a")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(put, range(8)))
+    assert len(asked) == 1, "one has asked, and all know"
+    redis_server.thaw()
+    time.sleep(AWAY_S)
+    queue.put("a")
+    assert queue.waiting() == 1
     queue.broker.close()
 
 

@@ -128,8 +128,10 @@ def test_jobs_are_confined_to_the_project_and_come_newest_first(db):
     with db.transaction() as session:
         session.add_all([*rows, job("queued", 9, project="q")])
     with db.transaction() as session:
-        assert [row.id for row in registry.jobs(session, "p", state=None, limit=2)] == [rows[2].id, rows[1].id]
-        assert registry.jobs(session, "p", state=JobState.failed, limit=2) == []
+        assert [row.id for row in registry.jobs(session, "p", state=None, before=None, limit=2)] == [rows[2].id, rows[1].id]
+        assert registry.jobs(session, "p", state=JobState.failed, before=None, limit=2) == []
+        before = rows[2].created_at
+        assert [row.id for row in registry.jobs(session, "p", state=None, before=before, limit=9)] == [rows[1].id, rows[0].id]
         assert registry.job(session, "p", rows[0].id).id == rows[0].id
         with pytest.raises(JobNotFound):
             registry.job(session, "q", rows[0].id)
@@ -208,7 +210,7 @@ def test_a_finished_job_is_claimed_by_nobody_and_never_changes(db, state):
     assert not claim(db, job_id, "late")
     change(db, registry.cancel_job, job_id, now=DAY)
     assert change(db, registry.retake_lost_jobs, now=DAY + timedelta(days=9), again=DAY) == []
-    assert change(db, registry.unclaimed_jobs, due=None, again=DAY, limit=9) == []
+    assert change(db, registry.unclaimed_jobs, now=DAY, due=DAY + timedelta(days=9), least_s=5, limit=9, untried=True) == []
     row = read(db, job_id)
     assert (row.state, row.attempts, row.version, row.cancel_requested) == (state, 0, 0, False)
 
@@ -273,10 +275,21 @@ def test_unclaimed_jobs_come_oldest_first_once_they_are_due(db):
     for row, due in zip(rows, (0, 1, 9), strict=True):
         row.due_at = DAY + timedelta(minutes=due)
         put(db, row)
-    now, again = DAY + timedelta(minutes=5), DAY + timedelta(minutes=6)
-    assert change(db, registry.unclaimed_jobs, due=now, again=again, limit=9) == [rows[1].id, rows[0].id]
-    assert change(db, registry.unclaimed_jobs, due=now, again=again, limit=9) == []  # handed over, not due again yet
-    assert change(db, registry.unclaimed_jobs, due=None, again=again, limit=2) == [rows[1].id, rows[2].id]
+    now = DAY + timedelta(minutes=5)
+    asked = {"now": now, "due": now, "least_s": 180, "limit": 9}
+    assert change(db, registry.unclaimed_jobs, **asked) == [rows[1].id, rows[0].id]
+    assert change(db, registry.unclaimed_jobs, **asked) == []  # handed over, not due again yet
+    ages = [(read(db, row.id).due_at - now) / timedelta(minutes=1) for row in rows[:2]]
+    assert ages == [3, 4]  # as long as they have waited, or three minutes
+    assert change(db, registry.unclaimed_jobs, **{**asked, "limit": 2}, untried=True) == [rows[1].id, rows[2].id]
+
+
+def test_a_job_that_waits_for_its_next_try_is_not_unclaimed(db):
+    row = job("queued", 1)
+    row.due_at, row.attempts = DAY + timedelta(minutes=9), 1
+    put(db, row)
+    now = DAY + timedelta(minutes=5)
+    assert change(db, registry.unclaimed_jobs, now=now, due=now, least_s=5, limit=9, untried=True) == []
 
 
 def test_jobs_are_counted_by_project_and_by_state(db):
