@@ -222,6 +222,15 @@ def post(address, path, body):
     return ask(address, "POST", path, json.dumps(body).encode())[0].status
 
 
+def enlarging(address, dim):
+    """Ask /translate so, with vectors of one number, and each becomes `dim`."""
+    for name, size in (("small", 1), ("large", dim)):
+        assert post(address, "/encoders", {"name": name, "dim": size}) == 201
+    anchors = {"small": [[1], [2], [4]], "large": [[float(row == column) for column in range(dim)] for row in range(3)]}
+    assert post(address, "/anchor-sets", {"name": "set", "embeddings": anchors}) == 201
+    return {"source": "small", "target": "large", "anchor_set": "set"}
+
+
 def until_posted(status, address, path, body):
     return until(status, address, verb="POST", path=path, body=json.dumps(body).encode())
 
@@ -281,11 +290,7 @@ def test_requests_without_a_working_key_take_no_room_for_their_bodies(listen, be
 def test_answers_take_room_before_they_are_made(listen, monkeypatch, encoding):
     """A few bytes of a small encoder may ask for megabytes of a large one, and their client need not read them."""
     address = listen(max_in_flight_bytes=300_000)
-    for name, dim in (("small", 1), ("large", 2000)):
-        assert post(address, "/encoders", {"name": name, "dim": dim}) == 201
-    anchors = {"small": [[1], [2], [4]], "large": [[float(row == column) for column in range(2000)] for row in range(3)]}
-    assert post(address, "/anchor-sets", {"name": "set", "embeddings": anchors}) == 201
-    body = {"source": "small", "target": "large", "anchor_set": "set", "vectors": [[1.5]] * 8, "encoding": encoding}
+    body = {**enlarging(address, 2000), "vectors": [[1.5]] * 8, "encoding": encoding}
     slow = Slow(address, ENCODER.ljust(60_000))  # beside this, 8 x 2,000 numbers have no room
     assert post(address, "/translate", body) == 503
     assert post(address, "/translate", {**body, "vectors": [[1.5]] * 4}) == 200
@@ -296,11 +301,7 @@ def test_answers_take_room_before_they_are_made(listen, monkeypatch, encoding):
 def test_a_client_that_does_not_read_its_answer_is_hung_up_on(listen, monkeypatch):
     monkeypatch.setattr(edge, "PIECE_S", 0.5)
     address = listen(max_in_flight=1)
-    for name, dim in (("small", 1), ("large", 8192)):
-        assert post(address, "/encoders", {"name": name, "dim": dim}) == 201
-    anchors = {"small": [[1], [2]], "large": [[float(row == column) for column in range(8192)] for row in range(2)]}
-    assert post(address, "/anchor-sets", {"name": "set", "embeddings": anchors}) == 201
-    body = {"source": "small", "target": "large", "anchor_set": "set", "vectors": [[1.5]] * 2000}  # tens of megabytes
+    body = {**enlarging(address, 8192), "vectors": [[1.5]] * 2000}  # tens of megabytes
     with socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.connect(address)
@@ -313,11 +314,7 @@ def test_a_client_that_does_not_read_its_answer_is_hung_up_on(listen, monkeypatc
 
 def test_an_answer_of_many_pieces_arrives_whole(listen):
     address = listen()
-    for name, dim in (("small", 1), ("large", 2000)):
-        assert post(address, "/encoders", {"name": name, "dim": dim}) == 201
-    anchors = {"small": [[1], [2], [4]], "large": [[float(row == column) for column in range(2000)] for row in range(3)]}
-    assert post(address, "/anchor-sets", {"name": "set", "embeddings": anchors}) == 201
-    body = {"source": "small", "target": "large", "anchor_set": "set", "vectors": [[1.5], [3.5]] * 150}
+    body = {**enlarging(address, 2000), "vectors": [[1.5], [3.5]] * 150}
     answer, parsed = ask(address, "POST", "/translate", json.dumps(body).encode())
     assert int(answer.headers["content-length"]) > 4 * edge.PIECE_BYTES
     assert [len(row) for row in parsed["vectors"]] == [2000] * 300
