@@ -287,7 +287,7 @@ def test_requests_without_a_working_key_take_no_room_for_their_bodies(listen, be
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
-def test_answers_take_room_before_they_are_made(listen, monkeypatch, encoding):
+def test_answers_take_room_before_they_are_made(listen, encoding):
     """A few bytes of a small encoder may ask for megabytes of a large one, and their client need not read them."""
     address = listen(max_in_flight_bytes=300_000)
     body = {**enlarging(address, 2000), "vectors": [[1.5]] * 8, "encoding": encoding}
