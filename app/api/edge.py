@@ -53,9 +53,11 @@ UNANSWERED = 499
 #: a refused request's body is thrown away for so long at most
 DISCARD_S = 10
 
-#: an answer goes out in pieces of this size, each within so long: it holds its room until it is read
+#: an answer goes out in pieces of this size, so that it is known whether the client reads it
 PIECE_BYTES = 256 * 1024
-PIECE_S = 60
+#: it is read within so long, and so much longer for its bytes: it holds its room until then
+ANSWER_S = 60
+ANSWER_BYTES_PER_S = 256 * 1024
 
 BUSY_PROJECT = "this project has as much in flight as one project may"
 
@@ -121,22 +123,29 @@ class Room:
             self._project = project
 
     def take(self, size: int) -> None:
-        """Take room for so many bytes; a request that has all the room to itself gets it. Raises Overloaded, TooMuchAtOnce."""
+        """Take room for so many bytes. Raises Overloaded, TooMuchAtOnce.
+
+        One request takes half of all the room at most, however much it needs: the other half is for the others.
+        """
         at = self._at
+        half = at.max_in_flight_bytes // 2
         with at.lock:
-            if at.bytes_in_flight > self._bytes and at.bytes_in_flight + size > at.max_in_flight_bytes:
+            size = min(size, half - self._bytes)
+            if size == 0:
+                return
+            count, held = at.shares.get(self._project or "", (0, 0))
+            if held + size > half:
+                raise TooMuchAtOnce(BUSY_PROJECT, retry_after_s=1)
+            if at.bytes_in_flight + size > at.max_in_flight_bytes:
                 raise Overloaded("the server holds as many bytes as it can", retry_after_s=1)
             if self._project is not None:
-                count, held = at.shares[self._project]
-                if held > self._bytes and held + size > at.max_in_flight_bytes // 2:
-                    raise TooMuchAtOnce(BUSY_PROJECT, retry_after_s=1)
                 at.shares[self._project] = (count, held + size)
             at.bytes_in_flight += size
             self._bytes += size
             _show(at)
 
     def leave(self) -> None:
-        """Give everything back."""
+        """Give everything back; more than once is no error."""
         at = self._at
         with at.lock:
             if self._project is not None:
@@ -145,6 +154,7 @@ class Room:
                     at.shares[self._project] = (count - 1, held - self._bytes)
             at.bytes_in_flight -= self._bytes
             at.in_flight -= self._entered
+            self._entered, self._project, self._bytes = False, None, 0
             _show(at)
 
 
@@ -164,34 +174,45 @@ class Edge:
         scope.setdefault("state", {})["request_id"] = answer.request_id
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=answer.request_id)
-        public = scope["path"] in PUBLIC or scope["path"].startswith(PUBLIC_FOLDER)
         room = Room(self._admission)
+        try:
+            await self._serve(scope, receive, answer, headers, room)
+        except _ClientStalled:
+            log.warning("%s %s: the client does not read its answer", scope["method"], scope["path"])
+            scope["state"].get("hang_up", lambda: None)()
+        finally:
+            room.leave()
+            _record(scope, answer, quiet=_public(scope))
+
+    async def _serve(self, scope: Scope, receive: Receive, answer: _Answer, headers: Headers, room: Room) -> None:
         try:
             if scope["path"] not in PROBES:
                 self._check_host(headers)
-            if not public:
-                lasting = EVENTS.fullmatch(scope["path"]) is not None
-                if not lasting:
-                    room.enter()
-                caller = await self._admit(scope, headers)
-                if not lasting:
-                    room.join(None if caller.key_id is None else caller.project)
-                    room.take(_body_bytes(headers, self._admission.max_body_bytes))
-                    answer_bytes.set(room.take)
-                scope["state"]["caller"] = caller
-                origin.set(Origin(text=answer.request_id, key_id=caller.key_id))
+            if not _public(scope):
+                await self._let_in(scope, answer, headers, room)
             await self._app(scope, receive, answer.send)
         except _ClientStalled:
-            log.warning("%s %s: the client does not read its answer", scope["method"], scope["path"])
+            raise
         except AnchorageError as error:  # raised here: those of a route are answered further in
+            room.leave()  # what is thrown away takes none
             await self._refuse(error, scope, receive, answer.send)
         except Exception as fault:  # here and not further out, so that this answer too has its id and is counted as what it is
             if answer.begun:
                 raise
             await problems.internal(Request(scope), fault)(scope, receive, answer.send)
-        finally:
-            room.leave()
-            _record(scope, answer, quiet=public)
+
+    async def _let_in(self, scope: Scope, answer: _Answer, headers: Headers, room: Room) -> None:
+        """Who calls, and room for it. Event streams have limits of their own: they last."""
+        lasting = EVENTS.fullmatch(scope["path"]) is not None
+        if not lasting:
+            room.enter()
+        caller = await self._admit(scope, headers)
+        if not lasting:
+            room.join(None if caller.key_id is None else caller.project)
+            room.take(_body_bytes(headers, self._admission.max_body_bytes))
+            answer_bytes.set(room.take)
+        scope["state"]["caller"] = caller
+        origin.set(Origin(text=answer.request_id, key_id=caller.key_id))
 
     def _check_host(self, headers: Headers) -> None:
         """A page of the web that makes a browser call a service on loopback brings the page's own Host along."""
@@ -253,24 +274,22 @@ class _Answer:
             if self._admission.stopping:
                 headers["Connection"] = "close"
         data = message.get("body", b"")
-        if len(data) <= PIECE_BYTES:
-            await self._pass_on(message)
-            return
-        for start in range(0, len(data), PIECE_BYTES):
-            more = message.get("more_body", False) or start + PIECE_BYTES < len(data)
-            await self._pass_on({**message, "body": data[start : start + PIECE_BYTES], "more_body": more})
-
-    async def _pass_on(self, message: Message) -> None:
-        """Raises _ClientStalled when the client reads nothing for long."""
+        *first, last = range(0, max(1, len(data)), PIECE_BYTES)
         try:
-            async with asyncio.timeout(PIECE_S):
-                await self._send(message)
+            async with asyncio.timeout(ANSWER_S + len(data) / ANSWER_BYTES_PER_S):
+                for start in first:
+                    await self._send({**message, "body": data[start : start + PIECE_BYTES], "more_body": True})
+                await self._send({**message, "body": data[last:]} if first else message)
         except TimeoutError:
             raise _ClientStalled from None
 
 
 class _ClientStalled(Exception):
     """The client keeps its connection, and does not read."""
+
+
+def _public(scope: Scope) -> bool:
+    return scope["path"] in PUBLIC or scope["path"].startswith(PUBLIC_FOLDER)
 
 
 def _record(scope: Scope, answer: _Answer, *, quiet: bool) -> None:

@@ -33,6 +33,8 @@ class BoundedHttp(HttpToolsProtocol):
         """A new request has headers of its own."""
         self._head = 0
         super().on_message_begin()
+        # For the edge: a transport that is only closed waits for a client that does not read.
+        self.scope["state"]["hang_up"] = self.transport.abort
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header, or a trailer. What is raised here ends the parsing."""

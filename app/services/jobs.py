@@ -43,6 +43,10 @@ BACKOFF_S = 1.0
 
 #: a queued job that nobody has claimed for so long beyond that may have lost its message in a queue that is never empty
 STALE_S = 30.0
+STALEST_S = 300.0
+
+#: clocks and queues count in whole milliseconds
+EARLY_S = 0.1
 
 #: jobs handed to the queue again in one sweep
 SWEEP_ROWS = 1000
@@ -151,16 +155,14 @@ def sweep(services: Services, *, queue_lost: bool, queue_empty: bool) -> int:
     queue_empty  nothing waits in the queue, so a job that has waited long enough is not in it
     """
     now = tables.now()
+    stale = now - timedelta(seconds=STALE_S)
     with services.db.transaction() as session:
-        ids = registry.retake_lost_jobs(session, now=now, again=_due())
         if queue_lost:
-            due = _due()
-        elif queue_empty:
-            due = now
-        else:
-            due = now - timedelta(seconds=STALE_S)
-        rows = registry.unclaimed_jobs(session, now=now, due=due, least_s=UNCLAIMED_S, limit=SWEEP_ROWS, untried=queue_lost)
-        ids = [*ids, *rows]
+            registry.make_due(session, stale)  # also those that this sweep is too short for
+        due = _due() if queue_lost else now if queue_empty else stale
+        again = {"least_s": UNCLAIMED_S, "most_s": STALEST_S}
+        ids = registry.unclaimed_jobs(session, now=now, due=due, limit=SWEEP_ROWS, **again)
+        ids = [*ids, *registry.retake_lost_jobs(session, now=now, again=_due())]
     for job_id in ids:
         services.enqueue(job_id, 0.0)
     return len(ids)
@@ -236,7 +238,7 @@ def _run(services: Services, row: tables.Job, lease: str, runners: dict[str, Run
 def _claim(services: Services, job_id: str, lease: str, leases: Leases) -> tables.Job | None:
     now = tables.now()
     with services.db.transaction() as session:
-        if not registry.claim_job(session, job_id, lease=lease, now=now, until=leases.until()):
+        if not registry.claim_job(session, job_id, lease=lease, now=now, until=leases.until(), ready=_due(EARLY_S)):
             return None
         row = session.get_one(tables.Job, job_id)
         if row.cancel_requested:

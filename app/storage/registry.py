@@ -150,12 +150,16 @@ def cancel_job(session: Session, job_id: str, *, now: datetime) -> None:
     _change(session, Job.id == job_id, Job.state == JobState.queued, state=JobState.cancelled, finished_at=now)
 
 
-def claim_job(session: Session, job_id: str, *, lease: str, now: datetime, until: datetime) -> bool:
-    """Take a job that waits, or whose worker gave no sign of life until its lease ended; returns whether this worker has it."""
+def claim_job(session: Session, job_id: str, *, lease: str, now: datetime, until: datetime, ready: datetime) -> bool:
+    """Take a job that waits, or whose worker gave no sign of life until its lease ended; returns whether this worker has it.
+
+    One that was tried before is left alone while it is due after `ready`: a repeated message must not shorten its pause.
+    """
+    waits = and_(Job.state == JobState.queued, or_(Job.attempts == 0, Job.due_at <= ready))
     return _change(
         session,
         Job.id == job_id,
-        or_(Job.state == JobState.queued, and_(Job.state == JobState.running, Job.lease_until < now)),
+        or_(waits, and_(Job.state == JobState.running, Job.lease_until < now)),
         state=JobState.running,
         lease=lease,
         lease_until=until,
@@ -187,19 +191,23 @@ def retake_lost_jobs(session: Session, *, now: datetime, again: datetime) -> Seq
     return ids
 
 
-def unclaimed_jobs(
-    session: Session, *, now: datetime, due: datetime, least_s: float, limit: int, untried: bool = False
-) -> Sequence[str]:
-    """Ids of waiting jobs that were due to be claimed by then, oldest first; and of all that were never tried, if so wanted.
+def make_due(session: Session, due: datetime) -> None:
+    """Nobody has the messages of waiting jobs any more: all were due then, but for those that pause before their next try."""
+    _silently(session, update(Job).where(Job.state == JobState.queued, Job.attempts == 0).values(due_at=due))
 
-    Each is due again after `least_s`, or as long as it has waited: a job that waits for hours fills no queue with its messages.
+
+def unclaimed_jobs(session: Session, *, now: datetime, due: datetime, least_s: float, most_s: float, limit: int) -> Sequence[str]:
+    """Ids of waiting jobs that were due to be claimed by then, oldest first.
+
+    Each is due again after `least_s`, or when it has waited for longer and was never tried, after as long as that, up to
+    `most_s`: jobs that wait for hours must not fill the queue with their messages.
     """
-    ready = or_(Job.due_at <= due, Job.attempts == 0) if untried else Job.due_at <= due
-    query = select(Job.id, Job.created_at).where(Job.state == JobState.queued, ready)
+    query = select(Job.id, Job.created_at, Job.attempts).where(Job.state == JobState.queued, Job.due_at <= due)
     rows = session.execute(query.order_by(Job.created_at).limit(limit)).all()
+    least, most = timedelta(seconds=least_s), timedelta(seconds=most_s)
     if rows:
-        again = [{"id": row.id, "due_at": now + max(now - row.created_at, timedelta(seconds=least_s))} for row in rows]
-        session.execute(update(Job), again)
+        pauses = {row.id: least if row.attempts else min(max(now - row.created_at, least), most) for row in rows}
+        session.execute(update(Job), [{"id": row_id, "due_at": now + pause} for row_id, pause in pauses.items()])
     return [row.id for row in rows]
 
 

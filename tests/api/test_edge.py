@@ -11,7 +11,10 @@ import time
 import pytest
 
 from app.api import edge, wire
+from app.api.edge import Admission, Room
+from app.api.limiter import RateLimiter
 from app.demo.client import free_port
+from app.errors import Overloaded, TooMuchAtOnce
 from app.main import asks_for_keys
 from app.services.keys import create_key
 from app.settings import Settings
@@ -291,15 +294,16 @@ def test_answers_take_room_before_they_are_made(listen, encoding):
     """A few bytes of a small encoder may ask for megabytes of a large one, and their client need not read them."""
     address = listen(max_in_flight_bytes=300_000)
     body = {**enlarging(address, 2000), "vectors": [[1.5]] * 8, "encoding": encoding}
-    slow = Slow(address, ENCODER.ljust(60_000))  # beside this, 8 x 2,000 numbers have no room
+    slow = [Slow(address, ENCODER.ljust(90_000)) for _ in range(2)]  # beside these, 8 x 2,000 numbers have no room
     assert post(address, "/translate", body) == 503
-    assert post(address, "/translate", {**body, "vectors": [[1.5]] * 4}) == 200
-    assert slow.finish() == 201
+    assert post(address, "/translate", {**body, "vectors": [[1.5]] * 3}) == 200
+    assert sorted(one.finish() for one in slow) == [201, 409]
     assert until_posted(200, address, "/translate", body)
 
 
 def test_a_client_that_does_not_read_its_answer_is_hung_up_on(listen, monkeypatch):
-    monkeypatch.setattr(edge, "PIECE_S", 0.5)
+    monkeypatch.setattr(edge, "ANSWER_S", 0.5)
+    monkeypatch.setattr(edge, "ANSWER_BYTES_PER_S", 2**30)
     address = listen(max_in_flight=1)
     body = {**enlarging(address, 8192), "vectors": [[1.5]] * 2000}  # tens of megabytes
     with socket.socket() as deaf:
@@ -310,6 +314,39 @@ def test_a_client_that_does_not_read_its_answer_is_hung_up_on(listen, monkeypatc
         deaf.sendall("\r\n".join([*lines, "", ""]).encode() + data)
         assert deaf.recv(12) == b"HTTP/1.1 200"
         assert until(200, address)[1]["encoders"], "its place is free again, though it has read nothing more"
+        assert sum(map(len, iter(lambda: deaf.recv(2**20), b""))) < 2000 * 8192, "and so is its connection"
+
+
+@pytest.mark.parametrize("keys", [False, True])
+def test_one_large_answer_leaves_half_of_the_room_to_the_others(listen, keys):
+    at = Admission(None, RateLimiter(None, None, "p"), None, max_body_bytes=10**9, max_in_flight=9, max_in_flight_bytes=1000)
+    large, small, other = (Room(at) for _ in range(3))
+    for room, project in ((large, "greedy"), (small, "greedy"), (other, "other")):
+        room.enter()
+        room.join(project if keys else None)
+    large.take(10**12)
+    assert at.bytes_in_flight == 500
+    large.take(10**12)  # it has its half already
+    other.take(500)
+    small.take(0)
+    with pytest.raises(TooMuchAtOnce if keys else Overloaded):
+        small.take(1)
+    for room in (large, small, other, large):
+        room.leave()
+    assert (at.in_flight, at.bytes_in_flight, at.shares) == (0, 0, {})
+    small.enter()
+    small.take(500)
+
+
+def test_what_is_refused_holds_no_place_while_its_body_is_thrown_away(listen, bearing, tmp_path):
+    services = make_services(Settings(data_dir=tmp_path))
+    services.db.migrate()
+    key = create_key(services, "p", name="x", scopes=[Scope.write])[1]
+    services.close()
+    address = listen(auth="keys", max_in_flight=2)
+    slow = [Slow(address) for _ in range(4)]
+    assert ask(address, headers=bearing(key))[0].status == 200
+    assert [one.finish() for one in slow] == [401] * 4
 
 
 def test_an_answer_of_many_pieces_arrives_whole(listen):
@@ -330,20 +367,22 @@ def test_an_encoder_named_events_is_no_way_around_the_limits(listen):
 
 def test_bodies_above_the_servers_room_are_refused_and_requests_without_one_are_not(listen):
     address = listen(max_in_flight_bytes=2000)
-    slow = Slow(address, ENCODER.ljust(1500))
+    slow = [Slow(address, ENCODER.ljust(900)) for _ in range(2)]
     assert ask(address, verb="POST", body=b" " * 1000)[1]["code"] == "overloaded"
     assert ask(address)[0].status == 200
     assert ask(address, "POST", body=b"{}")[0].status == 422
-    assert slow.finish() == 201
+    assert sorted(one.finish() for one in slow) == [201, 409]
     assert until(400, address, verb="POST", body=b" " * 1000)[1]["code"] == "malformed-json"
 
 
 def test_a_body_of_unknown_length_counts_as_the_largest_there_may_be(listen):
-    address = listen(max_in_flight_bytes=5000, max_body_bytes=4500)
+    address = listen(max_in_flight_bytes=9000, max_body_bytes=4500)
+    other = Slow(address, ENCODER.ljust(4000))
     slow = Slow(address, length="Transfer-Encoding: chunked")
     assert ask(address, verb="POST", body=b" " * 1000)[1]["code"] == "overloaded"
     slow.rest = f"{len(ENCODER):x}\r\n".encode() + ENCODER + b"\r\n0\r\n\r\n"
     assert slow.finish() == 201
+    assert other.finish() == 409
 
 
 def test_a_body_that_does_not_arrive_gives_its_room_back(listen, monkeypatch):

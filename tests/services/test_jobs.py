@@ -62,7 +62,16 @@ def alter(services: Services, job_id: str, **values: Any) -> None:
             setattr(row, name, value)
 
 
+def unpause(services: Services, job: tables.Job) -> None:
+    """Let the pause before a job's next try have passed."""
+    row = row_of(services, job.id)
+    if row.state == JobState.queued and row.attempts:
+        alter(services, job.id, due_at=tables.now())
+
+
 def run(services: Services, job: tables.Job, runner: jobs.Run, leases: jobs.Leases | None = None, **more: Any) -> tables.Job:
+    """A worker's turn with the job."""
+    unpause(services, job)
     jobs.run(services, job.id, {JobKind.bootstrap: runner}, leases or jobs.Leases(services), **more)
     return row_of(services, job.id)
 
@@ -95,7 +104,14 @@ def lose(services: Services, job: tables.Job) -> None:
     """Claim the job as a worker does that is killed then, and let its lease end."""
     now = tables.now()
     with services.db.transaction() as session:
-        assert registry.claim_job(session, job.id, lease=tables.new_id(), now=now, until=now + LONG_AGO)
+        assert registry.claim_job(
+            session,
+            job.id,
+            lease=tables.new_id(),
+            now=now,
+            until=now + LONG_AGO,
+            ready=tables.now() + timedelta(seconds=jobs.UNCLAIMED_S),
+        )
 
 
 # --- how a try ends -------------------------------------------------------------------------------------------------------
@@ -155,6 +171,7 @@ def test_a_job_that_works_at_its_second_try_shows_no_error(services, job):
 
 def test_a_kind_that_nobody_can_run_ends_failed(services, job):
     for _ in range(jobs.ATTEMPTS):
+        unpause(services, job)
         jobs.run(services, job.id, {}, jobs.Leases(services))
     row = row_of(services, job.id)
     assert (row.state, row.error["code"]) == (JobState.failed, "internal")
@@ -462,8 +479,17 @@ def test_a_job_that_failed_waits_for_its_next_try_whatever_the_queue_has_lost(se
     run(services, job, lambda *_: 1 / 0)
     put.clear()
     assert jobs.sweep(services, queue_lost=lost, queue_empty=True) == 0
+    jobs.run(services, job.id, {JobKind.bootstrap: well}, jobs.Leases(services))  # nor must a second message of it
+    assert row_of(services, job.id).attempts == 1
     alter(services, job.id, due_at=tables.now())
     assert jobs.sweep(services, queue_lost=lost, queue_empty=True) == 1
+    assert run(services, job, well).attempts == 2
+
+
+def test_a_lost_job_is_handed_over_once_when_the_queue_is_lost_too(services, job, put):
+    lose(services, job)
+    assert jobs.sweep(services, queue_lost=True, queue_empty=True) == 1
+    assert put == [(job.id, 0.0)]
 
 
 def test_a_queue_that_lost_its_memory_is_given_everything_that_waits_again(services, put):

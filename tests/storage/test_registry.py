@@ -192,8 +192,8 @@ def read(db, job_id) -> tables.Job:
         return session.get_one(tables.Job, job_id)
 
 
-def claim(db, job_id, lease, *, now=DAY, until=DAY + timedelta(seconds=30)) -> bool:
-    return change(db, registry.claim_job, job_id, lease=lease, now=now, until=until)
+def claim(db, job_id, lease, *, now=DAY, until=DAY + timedelta(seconds=30), ready=DAY) -> bool:
+    return change(db, registry.claim_job, job_id, lease=lease, now=now, until=until, ready=ready)
 
 
 def test_a_waiting_job_is_claimed_by_one(db):
@@ -210,7 +210,7 @@ def test_a_finished_job_is_claimed_by_nobody_and_never_changes(db, state):
     assert not claim(db, job_id, "late")
     change(db, registry.cancel_job, job_id, now=DAY)
     assert change(db, registry.retake_lost_jobs, now=DAY + timedelta(days=9), again=DAY) == []
-    assert change(db, registry.unclaimed_jobs, now=DAY, due=DAY + timedelta(days=9), least_s=5, limit=9, untried=True) == []
+    assert change(db, registry.unclaimed_jobs, now=DAY, due=DAY + timedelta(days=9), least_s=5, most_s=9, limit=9) == []
     row = read(db, job_id)
     assert (row.state, row.attempts, row.version, row.cancel_requested) == (state, 0, 0, False)
 
@@ -276,12 +276,14 @@ def test_unclaimed_jobs_come_oldest_first_once_they_are_due(db):
         row.due_at = DAY + timedelta(minutes=due)
         put(db, row)
     now = DAY + timedelta(minutes=5)
-    asked = {"now": now, "due": now, "least_s": 180, "limit": 9}
+    asked = {"now": now, "due": now, "least_s": 150, "most_s": 210, "limit": 9}
     assert change(db, registry.unclaimed_jobs, **asked) == [rows[1].id, rows[0].id]
     assert change(db, registry.unclaimed_jobs, **asked) == []  # handed over, not due again yet
     ages = [(read(db, row.id).due_at - now) / timedelta(minutes=1) for row in rows[:2]]
-    assert ages == [3, 4]  # as long as they have waited, or three minutes
-    assert change(db, registry.unclaimed_jobs, **{**asked, "limit": 2}, untried=True) == [rows[1].id, rows[2].id]
+    assert ages == [2.5, 3.5]  # they have waited for two and for four minutes
+    change(db, registry.make_due, now)
+    assert change(db, registry.unclaimed_jobs, **{**asked, "limit": 2}) == [rows[1].id, rows[2].id]
+    assert change(db, registry.unclaimed_jobs, **{**asked, "limit": 2}) == [rows[0].id]
 
 
 def test_a_job_that_waits_for_its_next_try_is_not_unclaimed(db):
@@ -289,7 +291,14 @@ def test_a_job_that_waits_for_its_next_try_is_not_unclaimed(db):
     row.due_at, row.attempts = DAY + timedelta(minutes=9), 1
     put(db, row)
     now = DAY + timedelta(minutes=5)
-    assert change(db, registry.unclaimed_jobs, now=now, due=now, least_s=5, limit=9, untried=True) == []
+    asked = {"due": now, "least_s": 5, "most_s": 300, "limit": 9}
+    change(db, registry.make_due, now)
+    assert change(db, registry.unclaimed_jobs, now=now, **asked) == []
+    assert not claim(db, row.id, "early", ready=now)
+    later = DAY + timedelta(minutes=9)
+    assert change(db, registry.unclaimed_jobs, now=later, **{**asked, "due": later}) == [row.id]
+    assert read(db, row.id).due_at == later + timedelta(seconds=5)  # however long it has waited
+    assert claim(db, row.id, "in time", ready=later + timedelta(seconds=5))
 
 
 def test_jobs_are_counted_by_project_and_by_state(db):
