@@ -307,7 +307,7 @@ def _project_of(services: Services, key_id: str) -> str:
     from app.storage import registry
 
     with services.db.transaction() as session:
-        return registry.any_api_key(session, key_id).project
+        return registry.api_key(session, None, key_id).project
 
 
 def _print_columns(rows: Sequence[Sequence[str]]) -> None:

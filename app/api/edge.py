@@ -191,8 +191,6 @@ class Edge:
             if not _public(scope):
                 await self._let_in(scope, answer, headers, room)
             await self._app(scope, receive, answer.send)
-        except _ClientStalled:
-            raise
         except AnchorageError as error:  # raised here: those of a route are answered further in
             room.leave()  # what is thrown away takes none
             await self._refuse(error, scope, receive, answer.send)

@@ -41,7 +41,8 @@ UNCLAIMED_S = 5.0
 #: after a failed try: this, or as long as the error says, doubled with each
 BACKOFF_S = 1.0
 
-#: a queued job that nobody has claimed for so long beyond that may have lost its message in a queue that is never empty
+#: a queued job that nobody has claimed for so long beyond that may have lost its message in a queue that is never empty; then it
+#: is handed over again after as long as it has waited, or so long
 STALE_S = 30.0
 STALEST_S = 300.0
 
@@ -160,9 +161,8 @@ def sweep(services: Services, *, queue_lost: bool, queue_empty: bool) -> int:
         if queue_lost:
             registry.make_due(session, stale)  # also those that this sweep is too short for
         due = _due() if queue_lost else now if queue_empty else stale
-        again = {"least_s": UNCLAIMED_S, "most_s": STALEST_S}
-        ids = registry.unclaimed_jobs(session, now=now, due=due, limit=SWEEP_ROWS, **again)
-        ids = [*ids, *registry.retake_lost_jobs(session, now=now, again=_due())]
+        unclaimed = registry.unclaimed_jobs(session, now=now, due=due, least_s=UNCLAIMED_S, most_s=STALEST_S, limit=SWEEP_ROWS)
+        ids = [*unclaimed, *registry.retake_lost_jobs(session, now=now, again=_due())]
     for job_id in ids:
         services.enqueue(job_id, 0.0)
     return len(ids)

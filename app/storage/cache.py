@@ -19,6 +19,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from app import __version__, telemetry
+from app.storage.connect import AWAY_S
 
 log = logging.getLogger("anchorage.cache")
 
@@ -30,9 +31,6 @@ DIGEST_BYTES = 16
 
 #: an entry above this stays in the processes that made it
 LARGEST_ENTRY = 256 * 1024 * 1024
-
-#: after a failed call Redis is left alone for so long: no request waits for a server that is away
-AWAY_S = 2.0
 
 #: how long the other processes wait for the one that makes a value; then it may be dead, and another one makes it
 MAKING_S = 10

@@ -19,6 +19,8 @@ from dramatiq.errors import BrokerConnectionError
 from redis import Redis
 from redis.exceptions import RedisError
 
+from app.storage.connect import AWAY_S
+
 QUEUE = "jobs"
 ACTOR = "run_job"
 
@@ -27,10 +29,6 @@ HEARTBEAT_MS = 15_000
 
 #: of a million calls, so many look for such workers
 MAINTENANCE_CHANCE = 50_000
-
-
-#: a Redis that did not answer is left alone for so long
-AWAY_S = 2.0
 
 
 class QueueAway(Exception):

@@ -245,18 +245,12 @@ def named_blobs(session: Session) -> set[str]:
     return named
 
 
-def api_key(session: Session, project: str, key_id: str, *, lock: bool = False) -> ApiKey:
-    """`lock`: nobody else changes it until the transaction ends. Raises ApiKeyNotFound."""
-    query = select(ApiKey).where(ApiKey.project == project, ApiKey.id == key_id)
+def api_key(session: Session, project: str | None, key_id: str, *, lock: bool = False) -> ApiKey:
+    """A key of one project, or of whichever; `lock`: nobody else changes it until the transaction ends. Raises ApiKeyNotFound."""
+    query = select(ApiKey).where(ApiKey.id == key_id)
+    if project is not None:
+        query = query.where(ApiKey.project == project)
     row = session.scalar(query.with_for_update() if lock else query)
-    if row is None:
-        raise ApiKeyNotFound(f"there is no API key {key_id!r}", field="id")
-    return row
-
-
-def any_api_key(session: Session, key_id: str) -> ApiKey:
-    """A key of whatever project. Raises ApiKeyNotFound."""
-    row = session.get(ApiKey, key_id)
     if row is None:
         raise ApiKeyNotFound(f"there is no API key {key_id!r}", field="id")
     return row

@@ -23,6 +23,7 @@ from app.services.keys import create_key
 from app.settings import Settings
 from app.storage.tables import Base
 from app.types import Scope
+from app.wiring import make_services
 
 
 @pytest.fixture(scope="session")
@@ -104,6 +105,20 @@ def new_key() -> Callable[..., str]:
         services = client.app.state.services
         _, key = create_key(services, project, name="test", scopes=[Scope(scope)], rate_limit=rate, expires_at=until)
         return key
+
+    return make
+
+
+@pytest.fixture
+def first_keys(tmp_path: Path) -> Callable[..., list[str]]:
+    """Make keys of these projects and scopes for the service that `listen` will start."""
+
+    def make(*wanted: tuple[str, Scope]) -> list[str]:
+        services = make_services(Settings(data_dir=tmp_path))
+        services.db.migrate()
+        keys = [create_key(services, project, name="x", scopes=[scope])[1] for project, scope in wanted]
+        services.close()
+        return keys
 
     return make
 

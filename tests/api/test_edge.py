@@ -6,7 +6,9 @@ import http.client
 import json
 import re
 import socket
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -16,11 +18,9 @@ from app.api.limiter import RateLimiter
 from app.demo.client import free_port
 from app.errors import Overloaded, TooMuchAtOnce
 from app.main import asks_for_keys
-from app.services.keys import create_key
 from app.settings import Settings
 from app.storage.tables import Encoder
 from app.types import Scope
-from app.wiring import make_services
 
 BEYOND = "0.0.0.0"  # noqa: S104
 ENCODER = json.dumps({"name": "x", "dim": 2}).encode()
@@ -234,10 +234,6 @@ def enlarging(address, dim):
     return {"source": "small", "target": "large", "anchor_set": "set"}
 
 
-def until_posted(status, address, path, body):
-    return until(status, address, verb="POST", path=path, body=json.dumps(body).encode())
-
-
 def test_requests_above_the_servers_room_are_refused_and_health_is_not(listen):
     address = listen(max_in_flight=1)
     slow = Slow(address)
@@ -250,11 +246,8 @@ def test_requests_above_the_servers_room_are_refused_and_health_is_not(listen):
     assert until(200, address)[1]["encoders"][0]["name"] == "x"
 
 
-def test_one_key_has_half_of_the_room_and_leaves_the_rest_to_others(listen, bearing, tmp_path):
-    services = make_services(Settings(data_dir=tmp_path))
-    services.db.migrate()
-    keys = [create_key(services, project, name="x", scopes=[Scope.write])[1] for project in ("greedy", "other")]
-    services.close()
+def test_one_key_has_half_of_the_room_and_leaves_the_rest_to_others(listen, bearing, first_keys):
+    keys = first_keys(("greedy", Scope.write), ("other", Scope.write))
     greedy, other = (f"Authorization: Bearer {key}" for key in keys)
     address = listen(auth="keys", max_in_flight=4)
     slow = [Slow(address, headers=[greedy]) for _ in range(2)]
@@ -265,11 +258,8 @@ def test_one_key_has_half_of_the_room_and_leaves_the_rest_to_others(listen, bear
     assert Slow(address, headers=[other]).finish() == 201
 
 
-def test_all_keys_of_a_project_share_its_half_of_the_room(listen, bearing, tmp_path):
-    services = make_services(Settings(data_dir=tmp_path))
-    services.db.migrate()
-    keys = [create_key(services, project, name="x", scopes=[Scope.write])[1] for project in ("greedy", "greedy", "other")]
-    services.close()
+def test_all_keys_of_a_project_share_its_half_of_the_room(listen, bearing, first_keys):
+    keys = first_keys(("greedy", Scope.write), ("greedy", Scope.write), ("other", Scope.write))
     address = listen(auth="keys", max_in_flight=4)
     slow = [Slow(address, headers=[f"Authorization: Bearer {key}"]) for key in keys[:2]]
     statuses = [ask(address, headers=bearing(key))[0].status for key in keys]
@@ -277,11 +267,8 @@ def test_all_keys_of_a_project_share_its_half_of_the_room(listen, bearing, tmp_p
     assert sorted(one.finish() for one in slow) == [201, 409]
 
 
-def test_requests_without_a_working_key_take_no_room_for_their_bodies(listen, bearing, tmp_path):
-    services = make_services(Settings(data_dir=tmp_path))
-    services.db.migrate()
-    key = create_key(services, "p", name="x", scopes=[Scope.write])[1]
-    services.close()
+def test_requests_without_a_working_key_take_no_room_for_their_bodies(listen, bearing, first_keys):
+    [key] = first_keys(("p", Scope.write))
     address = listen(auth="keys", max_in_flight_bytes=5000, max_body_bytes=4500)
     unknown = f"Authorization: Bearer anc_{'0' * 32}_{'A' * 43}"
     slow = [Slow(address, ENCODER.ljust(4000), headers=[unknown]) for _ in range(4)]
@@ -298,7 +285,7 @@ def test_answers_take_room_before_they_are_made(listen, encoding):
     assert post(address, "/translate", body) == 503
     assert post(address, "/translate", {**body, "vectors": [[1.5]] * 3}) == 200
     assert sorted(one.finish() for one in slow) == [201, 409]
-    assert until_posted(200, address, "/translate", body)
+    assert until(200, address, verb="POST", path="/translate", body=json.dumps(body).encode())
 
 
 def test_a_client_that_does_not_read_its_answer_is_hung_up_on(listen, monkeypatch):
@@ -318,7 +305,7 @@ def test_a_client_that_does_not_read_its_answer_is_hung_up_on(listen, monkeypatc
 
 
 @pytest.mark.parametrize("keys", [False, True])
-def test_one_large_answer_leaves_half_of_the_room_to_the_others(listen, keys):
+def test_one_large_answer_leaves_half_of_the_room_to_the_others(keys):
     at = Admission(None, RateLimiter(None, None, "p"), None, max_body_bytes=10**9, max_in_flight=9, max_in_flight_bytes=1000)
     large, small, other = (Room(at) for _ in range(3))
     for room, project in ((large, "greedy"), (small, "greedy"), (other, "other")):
@@ -338,11 +325,8 @@ def test_one_large_answer_leaves_half_of_the_room_to_the_others(listen, keys):
     small.take(500)
 
 
-def test_what_is_refused_holds_no_place_while_its_body_is_thrown_away(listen, bearing, tmp_path):
-    services = make_services(Settings(data_dir=tmp_path))
-    services.db.migrate()
-    key = create_key(services, "p", name="x", scopes=[Scope.write])[1]
-    services.close()
+def test_what_is_refused_holds_no_place_while_its_body_is_thrown_away(listen, bearing, first_keys):
+    [key] = first_keys(("p", Scope.write))
     address = listen(auth="keys", max_in_flight=2)
     slow = [Slow(address) for _ in range(4)]
     assert ask(address, headers=bearing(key))[0].status == 200
@@ -356,6 +340,21 @@ def test_an_answer_of_many_pieces_arrives_whole(listen):
     assert int(answer.headers["content-length"]) > 4 * edge.PIECE_BYTES
     assert [len(row) for row in parsed["vectors"]] == [2000] * 300
     assert parsed["vectors"][::2] == [parsed["vectors"][0]] * 150
+
+
+def test_a_service_whose_threads_are_all_busy_still_says_that_it_is_ready(listen, monkeypatch):
+    free, matrix = threading.Event(), wire.matrix
+    monkeypatch.setattr(wire, "matrix", lambda *given: free.wait(60) and matrix(*given))
+    address = listen()
+    body = {"encoder": "x", "anchor_set": "x", "vectors": [[1]]}
+    with ThreadPoolExecutor(60) as pool:
+        slow = [pool.submit(post, address, "/relative", body) for _ in range(60)]  # more than the framework has threads
+        try:
+            assert ask(address, path="/readyz")[0].status == 200
+            assert not any(one.done() for one in slow)
+        finally:
+            free.set()
+        assert {one.result() for one in slow} == {404}
 
 
 def test_an_encoder_named_events_is_no_way_around_the_limits(listen):

@@ -9,10 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from app.api import jobs
-from app.services.keys import create_key
-from app.settings import Settings
 from app.types import Scope
-from app.wiring import make_services
 
 
 class Api:
@@ -135,12 +132,9 @@ def test_a_client_that_goes_away_gives_its_stream_back(api, job, monkeypatch):
                 assert status == 503 or next(events(answer))
 
 
-def test_the_stream_of_a_key_that_is_revoked_ends(listen, tmp_path, endless_bootstrap, bearing, monkeypatch):
+def test_the_stream_of_a_key_that_is_revoked_ends(listen, first_keys, endless_bootstrap, bearing, monkeypatch):
     monkeypatch.setattr(jobs, "TRUST_S", 0.0)
-    services = make_services(Settings(data_dir=tmp_path))
-    services.db.migrate()
-    admin, reader = (create_key(services, "p", name="x", scopes=[scope])[1] for scope in (Scope.admin, Scope.read))
-    services.close()
+    admin, reader = first_keys(("p", Scope.admin), ("p", Scope.read))
     api = Api(listen(auth="keys"))
     for name, dim in (("first", 8), ("second", 6)):
         api.call("POST", "/encoders", {"name": name, "dim": dim}, **bearing(admin))

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
-import json
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
-from app.api import wire
 from app.demo.client import free_port
 
 
@@ -61,26 +55,3 @@ def test_a_stopping_server_says_so_and_closes_its_connections(serve):
     assert (answer.status_code, answer.json()["status"], answer.headers["retry-after"]) == (503, "stopping", "1")
     answer = client.get("/encoders")
     assert (answer.status_code, answer.headers["connection"]) == (200, "close")
-
-
-def test_a_service_whose_threads_are_all_busy_still_says_that_it_is_ready(listen, monkeypatch):
-    free, matrix = threading.Event(), wire.matrix
-    monkeypatch.setattr(wire, "matrix", lambda *given: free.wait(60) and matrix(*given))
-    address = listen()
-    body = json.dumps({"encoder": "x", "anchor_set": "x", "vectors": [[1]]})
-
-    def ask(verb, path, body=None):
-        connection = http.client.HTTPConnection(*address, timeout=60)
-        connection.request(verb, path, body, {"Content-Type": "application/json"})
-        status = connection.getresponse().status
-        connection.close()
-        return status
-
-    with ThreadPoolExecutor(60) as pool:
-        slow = [pool.submit(ask, "POST", "/relative", body) for _ in range(60)]  # more than the framework has threads
-        try:
-            assert ask("GET", "/readyz") == 200
-            assert not any(one.done() for one in slow)
-        finally:
-            free.set()
-        assert {one.result() for one in slow} == {404}
