@@ -4,7 +4,8 @@ AnchorageError
 ├─ NotFound                  a name or id nobody has given
 │  └─ EncoderNotFound, AnchorSetNotFound, HeadNotFound, TranslatorNotFound, JobNotFound, ApiKeyNotFound
 ├─ Conflict                  the request is fine, the present state is not
-│  └─ NameTaken, InUse, EmbeddingsExist, AnchorCountMismatch, AnchorsNotEmbedded, JobFinished, RequestInProgress, ResourceGone
+│  └─ NameTaken, InUse, EmbeddingsExist, AnchorCountMismatch, AnchorsNotEmbedded, InputsNotStored, EncoderChanged,
+│     JobFinished, RequestInProgress, ResourceGone
 ├─ Unauthenticated           no key, or one that opens nothing
 ├─ Forbidden                 a key whose scopes do not reach that far, or a Host this server does not answer to
 │  └─ ScopeMissing, HostNotAllowed
@@ -12,16 +13,20 @@ AnchorageError
 │  ├─ TooManyRequests        this client's own limit
 │  │  └─ RateLimited, TooManyJobs, TooMuchAtOnce
 │  └─ Unavailable            the whole service's
-│     └─ Overloaded, QueueFull, DatabaseUnavailable, StorageUnavailable
+│     └─ Overloaded, QueueFull, DatabaseUnavailable, StorageUnavailable, EncoderFailed,
+│        ClientLeft
 ├─ TooLarge                  more than a stated limit
-│  └─ BodyTooLarge, TooManyVectors, TooManyInputs, InputTooLong, PoolTooLarge
+│  └─ BodyTooLarge, TooManyVectors, TooManyInputs, InputTooLong, ImageTooLarge, HeadTooLarge,
+│     PoolTooLarge
 ├─ BodyTooSlow               a body that does not arrive
 ├─ UnsupportedMedia          a body that is not JSON
 ├─ Malformed                 a body that does not parse at all
+│  └─ MalformedParts
 └─ Invalid                   a value that is wrong: its field, and the rows where that helps
    └─ InvalidRequest, MissingField, UnequalAnchors, DimensionMismatch, RaggedRows, NonFinite, OutOfRange, BadShape, BadDtype,
       BadBase64, EmptyVectors, DegenerateAnchors, InvalidOption, UnknownOption, NotExactlyOne, MethodNotIndependent,
-      EncoderNeedsVectors, EncoderUnavailable, InvalidHead, InvalidSeeds, IdempotencyKeyReused
+      EncoderNeedsVectors, EncoderUnavailable, InvalidInput, TokensNotRead, InvalidImage, InvalidHead, HeadTooSlow, InvalidSeeds,
+      IdempotencyKeyReused
 
 No class knows HTTP: `app.api.problems` turns a class into a status, and a job's row stores the same code.
 """
@@ -116,6 +121,16 @@ class AnchorsNotEmbedded(Conflict):
     code = "anchors-not-embedded"
 
 
+class InputsNotStored(Conflict):
+    code = "inputs-not-stored"
+
+
+class EncoderChanged(Conflict):
+    """The files of a model are not those that its encoder was registered with."""
+
+    code = "encoder-changed"
+
+
 class JobFinished(Conflict):
     code = "job-finished"
 
@@ -189,6 +204,18 @@ class StorageUnavailable(Unavailable):
     code = "storage-unavailable"
 
 
+class EncoderFailed(Unavailable):
+    """A model, or the endpoint that runs it, that does not answer as it should: waiting may help."""
+
+    code = "encoder-failed"
+
+
+class ClientLeft(Unavailable):
+    """Nobody reads this: the client hung up before its answer."""
+
+    code = "client-left"
+
+
 class TooLarge(AnchorageError):
     code = "too-large"
 
@@ -209,6 +236,14 @@ class InputTooLong(TooLarge):
     code = "input-too-long"
 
 
+class ImageTooLarge(TooLarge):
+    code = "image-too-large"
+
+
+class HeadTooLarge(TooLarge):
+    code = "head-too-large"
+
+
 class PoolTooLarge(TooLarge):
     code = "pool-too-large"
 
@@ -223,6 +258,10 @@ class UnsupportedMedia(AnchorageError):
 
 class Malformed(AnchorageError):
     code = "malformed-json"
+
+
+class MalformedParts(Malformed):
+    code = "malformed-parts"
 
 
 class Invalid(AnchorageError):
@@ -301,8 +340,30 @@ class EncoderUnavailable(Invalid):
     code = "encoder-unavailable"
 
 
+class InvalidInput(Invalid):
+    """A text or an image that this encoder cannot read."""
+
+    code = "invalid-input"
+
+
+class TokensNotRead(Invalid):
+    code = "tokens-not-read"
+
+
+class InvalidImage(Invalid):
+    """Bytes that are no image of an accepted format, whole and within the limits."""
+
+    code = "invalid-image"
+
+
 class InvalidHead(Invalid):
     code = "invalid-head"
+
+
+class HeadTooSlow(Invalid):
+    """A head that does not answer within its time."""
+
+    code = "head-too-slow"
 
 
 class InvalidSeeds(Invalid):

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from anyio import to_thread
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 from redis.exceptions import RedisError
@@ -22,16 +23,20 @@ from app.api import (
     bootstrap,
     encoders,
     health,
+    inference,
     jobs,
+    openai,
     problems,
     relative,
     stitch,
+    tei,
     translate,
 )
 from app.api.edge import Admission, Edge
 from app.api.limiter import RateLimiter
 from app.services import spaces, writes
-from app.services.context import Services
+from app.services.context import THREADS, Services
+from app.services.encoding import Recent
 from app.services.keys import KeyRing
 from app.settings import Settings
 from app.storage.connect import redis_client
@@ -40,12 +45,17 @@ from workers.main import Worker
 
 log = logging.getLogger("anchorage")
 
+#: in the order of the documentation
+RESOURCES = (encoders, anchor_sets, relative, translate, stitch, bootstrap, jobs, openai, tei, inference, api_keys, health)
+
 DESCRIPTION = """
 Translates embeddings between encoders from a few hundred *parallel anchors*: the same items embedded by each encoder.
 
 1. `POST /encoders` for each encoder.
 2. `POST /anchor-sets` with the anchors' embeddings by each of them.
 3. `POST /translate`, `/relative` or `/stitch`; `POST /translators` says how good a translation is.
+
+OpenAI's clients ask `/v1`, those of text-embeddings-inference `/tei/{model}`, those of the Open Inference Protocol `/v2`.
 
 Errors are `application/problem+json` with a stable `code`.
 """
@@ -60,6 +70,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        to_thread.current_default_thread_limiter().total_tokens = THREADS
         await run_in_threadpool(_start, services, worker)
         yield
         app.state.admission.stopping = True
@@ -82,8 +93,22 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.admission = _admission(settings, services)
     app.state.streams = Counter()
+    app.state.recent = Recent()
     problems.install(app)
-    for resource in (encoders, anchor_sets, relative, translate, stitch, bootstrap, jobs, api_keys, health):
+    for resource in (
+        encoders,
+        anchor_sets,
+        relative,
+        translate,
+        stitch,
+        bootstrap,
+        jobs,
+        openai,
+        tei,
+        inference,
+        api_keys,
+        health,
+    ):
         app.include_router(resource.router)
     _document_problems(app)
     app.add_middleware(Edge, admission=app.state.admission)

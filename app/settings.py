@@ -32,7 +32,13 @@ class Settings(BaseSettings):
     )
     redis_prefix: str = Field("anchorage", pattern=r"^[A-Za-z0-9._-]{1,50}$", description="first word of every key in Redis")
     models_dir: Path | None = Field(None, description="folder whose subfolders may be loaded as encoders")
-    allow_hub: bool = Field(False, description="whether models may be fetched from a hub")
+    hub_models: str = Field("", description="hub ids that may be fetched, separated by commas: sentence-transformers/*,timm/*")
+    remote_urls: str = Field(
+        "",
+        description="base URLs of endpoints that may encode, with the variable that holds the key: https://a/v1=A_KEY,http://b",
+    )
+    model_bytes: int = Field(8 * 2**30, ge=0, description="memory for loaded models, the least recently used unloaded first")
+    encode_cores: int | None = Field(None, ge=1, description="cores for encoding; default: as many as torch has threads")
 
     auth: Literal["auto", "keys", "none"] = Field("auto", description="auto: API keys are asked for beyond loopback")
     allowed_hosts: str = Field(

@@ -19,9 +19,43 @@ class EncoderKind(StrEnum):
     #: a sentence-transformers model, run by the service
     sentence_transformers = "sentence-transformers"
 
+    #: a timm model, run by the service: images
+    timm = "timm"
+    #: an OpenAI-compatible or TEI endpoint elsewhere
+    openai = "openai"
+
+
+class Modality(StrEnum):
+    """What an encoder reads. The service itself encodes text and images."""
+
+    text = "text"
+    image = "image"
+    audio = "audio"
+    other = "other"
+
+
+class InputRole(StrEnum):
+    """What an input is to a search: some models put another prompt before each."""
+
+    query = "query"
+    document = "document"
+
+
+class HeadOutput(StrEnum):
+    """What a head's numbers are."""
+
+    #: one for each class: logits or probabilities
+    classes = "classes"
+    #: a regression's, or a decoder's
+    numbers = "numbers"
+    #: the pixels of an image
+    image = "image"
+
 
 class JobKind(StrEnum):
     bootstrap = "bootstrap"
+    #: encode an anchor set's inputs by one or more encoders
+    embed = "embed"
     #: fit a translator and measure it
     translator = "translator"
 

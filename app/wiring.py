@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from app.encoders.base import Shelf
 from app.encoders.registry import EncoderPool
+from app.encoders.remote import normal_url
 from app.services.context import Limits, Services
 from app.settings import Settings
 from app.storage.blobs import BlobStore
@@ -14,8 +16,12 @@ from app.storage.db import Database, sqlite_url
 from app.storage.queue import MemoryQueue, Queue, RedisQueue
 
 
-def make_services(settings: Settings, *, device: str = "cpu") -> Services:
-    """Everything the use cases need. Nothing is connected yet."""
+def make_services(settings: Settings, *, device: str | None = None) -> Services:
+    """Everything the use cases need. Nothing is connected yet.
+
+    device  where jobs compute and models run; None: jobs on the CPU, models on a GPU if there is one
+    """
+    models_on = device or ("cuda" if torch.cuda.is_available() else "cpu")
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -26,7 +32,9 @@ def make_services(settings: Settings, *, device: str = "cpu") -> Services:
         db=make_database(settings),
         blobs=BlobStore(settings.data_dir / "blobs"),
         cache=Cache(settings.cache_bytes, store),
-        encoders=EncoderPool(models_dir=settings.models_dir, allow_hub=settings.allow_hub),
+        encoders=EncoderPool(
+            _shelf(settings), device=models_on, limit_bytes=settings.model_bytes, cores=settings.encode_cores or settings.threads
+        ),
         limits=Limits(
             vectors=settings.max_vectors,
             pool=settings.max_pool,
@@ -34,8 +42,21 @@ def make_services(settings: Settings, *, device: str = "cpu") -> Services:
             project_jobs=settings.max_project_jobs,
         ),
         lease_s=settings.lease_s,
-        device=device,
+        device=device or "cpu",
     )
+
+
+def _shelf(settings: Settings) -> Shelf:
+    """Where models may come from. Raises ValueError for a URL that no endpoint could have."""
+    remote: dict[str, str | None] = {}
+    for entry in _listed(settings.remote_urls):
+        url, _, key = entry.partition("=")
+        remote[normal_url(url)] = key or None
+    return Shelf(settings.models_dir, tuple(_listed(settings.hub_models)), remote)
+
+
+def _listed(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",") if item.strip()]
 
 
 def make_database(settings: Settings) -> Database:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
@@ -10,10 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.api import wire
 from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
+from app.api.jobs import ASYNC, Job, Prefer, accepted, wants_job
 from app.api.problems import documented
-from app.api.wire import Body, JsonRoute, Name, Vectors
+from app.api.wire import InputsBody, JsonRoute, Name, Vectors
 from app.errors import InvalidRequest, NotExactlyOne
-from app.services import spaces
+from app.services import embedding, spaces
 from app.services.writes import once
 from app.storage import registry, tables
 
@@ -23,8 +25,11 @@ router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"], route_class=Json
 MOST_ENCODERS = 64
 
 
-class NewAnchorSet(Body):
-    """Either `embeddings`, vectors by encoder name, row i the same item in each; or `inputs`, to be encoded by `encoders`."""
+class NewAnchorSet(InputsBody):
+    """Either `embeddings`, vectors by encoder name, row i the same item in each; or `inputs`, to be encoded by `encoders`.
+
+    Inputs are kept with the set, so that an encoder can be added later without sending them again, unless `keep_inputs` is false.
+    """
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -34,17 +39,18 @@ class NewAnchorSet(Body):
 
     name: Name
     embeddings: Annotated[dict[Name, Vectors], Field(max_length=MOST_ENCODERS)] | None = None
-    inputs: wire.Inputs | None = None
     encoders: Annotated[list[Name], Field(max_length=MOST_ENCODERS)] | None = None
+    keep_inputs: bool = True
 
 
-class NewEmbeddings(Body):
-    """Another encoder's embeddings of the set's items, in the set's order: `vectors`, or `inputs` to be encoded."""
+class NewEmbeddings(InputsBody):
+    """Another encoder's embeddings of the set's items, in the set's order: `vectors`, or `inputs` to be encoded; neither
+    of them for the inputs that the set has kept.
+    """
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"vectors": [[1, 0], [0, 1], [1, 1]]}]})
+    model_config = ConfigDict(json_schema_extra={"examples": [{"vectors": [[1, 0], [0, 1], [1, 1]]}, {}]})
 
     vectors: Vectors = None
-    inputs: wire.Inputs | None = None
 
 
 class SpaceHealth(BaseModel):
@@ -76,6 +82,7 @@ class AnchorSet(BaseModel):
     encoders: list[str]
     spaces: list[SpaceSummary]
     provenance: dict[str, Any] | None = Field(description="the bootstrap job it came from, if it did")
+    keeps_inputs: bool = Field(description="whether an encoder can be added without sending the items again")
     created_at: datetime
 
 
@@ -95,25 +102,40 @@ def describe(row: tables.AnchorSet) -> AnchorSet:
             for space in row.spaces
         ],
         provenance=row.provenance,
+        keeps_inputs=row.inputs is not None,
         created_at=row.created_at,
     )
 
 
-@router.post("", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
+@router.post(
+    "",
+    status_code=201,
+    responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
+)
 def create_anchor_set(
-    body: NewAnchorSet, response: Response, services: Svc, project: Writes, _: IdempotencyKey = None
-) -> AnchorSet:
-    """Create a set with all its embeddings, or nothing. Duplicate and collinear anchors are accepted and reported."""
+    body: NewAnchorSet, response: Response, services: Svc, project: Writes, _: IdempotencyKey = None, prefer: Prefer = None
+) -> AnchorSet | Job:
+    """Create a set with all its embeddings, or nothing. Duplicate and collinear anchors are accepted and reported.
+
+    Encoding many inputs takes a while: with `Prefer: respond-async` a worker does it, and its job tells how far it is.
+    """
     if (body.embeddings is None) == (body.inputs is None):
         raise NotExactlyOne("send exactly one of embeddings and inputs", field="embeddings")
     if (body.inputs is None) != (body.encoders is None):
         raise InvalidRequest("inputs and encoders go together", field="encoders")
+    inputs, encoders = body.given_inputs(), body.encoders or []
+    if inputs is not None and wants_job(prefer):
+        wanted = partial(
+            embedding.request_set, services, project, name=body.name, inputs=inputs, encoders=encoders, keep=body.keep_inputs
+        )
+        return accepted(response, once(services, project, tables.Job, wanted))
 
     def make() -> tables.AnchorSet:
-        if body.embeddings is not None:
-            embeddings = {key: wire.matrix(value, f"embeddings.{key}") for key, value in body.embeddings.items()}
-        else:
-            embeddings = spaces.encode_anchors(services, project, body.inputs or [], body.encoders or [])
+        if inputs is not None:
+            return embedding.create_from_inputs(
+                services, project, name=body.name, inputs=inputs, encoders=encoders, keep=body.keep_inputs
+            )
+        embeddings = {key: wire.matrix(value, f"embeddings.{key}") for key, value in (body.embeddings or {}).items()}
         return spaces.create_anchor_set(services, project, name=body.name, embeddings=embeddings)
 
     row = once(services, project, tables.AnchorSet, make)
@@ -121,12 +143,31 @@ def create_anchor_set(
     return describe(row)
 
 
-@router.put("/{name}/embeddings/{encoder}", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
-def add_embeddings(name: PathName, encoder: PathName, body: NewEmbeddings, services: Svc, project: Writes) -> AnchorSet:
-    """Add another encoder's embeddings of the set's items."""
-    vectors = wire.optional_matrix(body.vectors, "vectors")
-    row = spaces.add_embeddings(services, project, anchor_set=name, encoder=encoder, vectors=vectors, inputs=body.inputs)
-    return describe(row)
+@router.put(
+    "/{name}/embeddings/{encoder}",
+    status_code=201,
+    responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
+)
+def add_embeddings(
+    name: PathName,
+    encoder: PathName,
+    body: NewEmbeddings,
+    response: Response,
+    services: Svc,
+    project: Writes,
+    prefer: Prefer = None,
+) -> AnchorSet | Job:
+    """Add another encoder's embeddings of the set's items; with `Prefer: respond-async` a worker encodes the inputs."""
+    if body.vectors is not None:
+        if body.inputs is not None:
+            raise NotExactlyOne("send vectors or inputs, not both", field="vectors")
+        vectors = wire.matrix(body.vectors, "vectors")
+        return describe(spaces.add_embeddings(services, project, anchor_set=name, encoder=encoder, vectors=vectors))
+    inputs = body.given_inputs()
+    if wants_job(prefer):
+        job = embedding.request_addition(services, project, anchor_set=name, encoder=encoder, inputs=inputs)
+        return accepted(response, job)
+    return describe(embedding.add_encoded(services, project, anchor_set=name, encoder=encoder, inputs=inputs))
 
 
 @router.get("", responses=documented(422))

@@ -31,7 +31,7 @@ from app.services.keys import Caller, KeyRing
 log = logging.getLogger("anchorage.request")
 
 #: answered to everyone: they say nothing about anyone's data
-PROBES = frozenset({"/livez", "/readyz"})
+PROBES = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
 PUBLIC = PROBES | frozenset({"/docs", "/redoc", "/openapi.json", "/docs/oauth2-redirect"})
 PUBLIC_FOLDER = "/static-offline-docs/"
 

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from app.api import wire
 from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
 from app.api.problems import documented
-from app.api.wire import Body, JsonRoute, Name
-from app.services import spaces
+from app.api.wire import Body, JsonRoute, Name, Vectors
+from app.services import spaces, verification
+from app.services.encoding import Inputs, fingerprint
 from app.services.writes import once
 from app.storage import registry, tables
-from app.types import EncoderKind
+from app.types import EncoderKind, InputRole, Modality
 
 router = APIRouter(prefix="/encoders", tags=["encoders"], route_class=JsonRoute)
 
 #: a hub id or the name of a folder: no path can be spelt with it
 MODEL = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$"
+
+
+class EncoderOptions(Body):
+    """How a model is used. One that its kind does not take is refused."""
+
+    prompts: dict[Literal["query", "document"], Annotated[str, Field(max_length=4_000)]] | None = Field(
+        None, description="text put before each input, by its `input_type`; default: the model's own"
+    )
+    normalise: bool | None = Field(None, description="bring vectors to unit length; default: as the model does")
+    dim: Annotated[int, Field(ge=1, le=8_192)] | None = Field(None, description="keep the first so many numbers")
+    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(None, description="default: as the model's files say")
+    url: Annotated[str, Field(max_length=500)] | None = Field(None, description="openai: base URL, one that the operator allows")
+    api: Literal["openai", "tei"] | None = Field(None, description="openai: what the endpoint speaks")
+    api_key_env: Annotated[str, Field(max_length=100)] | None = Field(
+        None, description="openai: the server's environment variable that holds the key; default: the one the operator named"
+    )
+    batch: Annotated[int, Field(ge=1, le=2_048)] | None = Field(None, description="openai: inputs of one request")
+    timeout_s: Annotated[float, Field(ge=1, le=300)] | None = Field(None, description="openai: seconds for one request")
 
 
 class NewEncoder(Body):
@@ -30,22 +51,41 @@ class NewEncoder(Body):
             "examples": [
                 {"name": "ada-002", "kind": "external", "dim": 1536},
                 {"name": "minilm", "kind": "sentence-transformers", "model": "all-MiniLM-L6-v2"},
+                {"name": "resnet", "kind": "timm", "model": "resnet10t"},
+                {
+                    "name": "hosted",
+                    "kind": "openai",
+                    "model": "text-embedding-3-small",
+                    "options": {"url": "https://api.openai.com/v1", "dim": 512},
+                },
             ]
         }
     )
 
     name: Name
-    kind: Literal["external", "sentence-transformers"] = "external"
+    kind: Literal["external", "sentence-transformers", "timm", "openai"] = "external"
     dim: Annotated[int, Field(ge=1, le=8_192)] | None = Field(None, description="external encoders only")
     model: Annotated[str, Field(pattern=MODEL)] | None = Field(None, description="encoders the service runs")
     revision: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")] | None = None
-    modality: Literal["text", "image", "audio", "other"] = "text"
+    modality: Literal["text", "image", "audio", "other"] | None = Field(None, description="of an external encoder: default text")
+    options: EncoderOptions | None = None
+
+
+class Identity(BaseModel):
+    """Everything that the vectors depend on; encoders of one fingerprint give the same vectors."""
+
+    model: str
+    revision: str | None = Field(description="a hub's commit, the digest of a folder's files, or what an endpoint says")
+    prompts: dict[str, str]
+    pooling: str | None
+    normalise: bool | None
+    dim: int
+    dtype: str | None
+    fingerprint: str
 
 
 class Encoder(BaseModel):
     """A registered encoder."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     name: str
     kind: EncoderKind
@@ -53,6 +93,8 @@ class Encoder(BaseModel):
     model: str | None
     revision: str | None
     modality: str
+    options: dict[str, Any]
+    identity: Identity | None = Field(description="null for external encoders")
     created_at: datetime
 
 
@@ -60,6 +102,54 @@ class EncoderPage(BaseModel):
     """Encoders in the order of their names."""
 
     encoders: list[Encoder]
+
+
+class Verification(Body):
+    """What a client has: inputs, and the vectors that its own copy of the encoder made of them."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": ["I lost my card."], "vectors": [[0.1, -0.2, 0.3]]}]})
+
+    inputs: wire.Inputs
+    vectors: Vectors
+    input_type: wire.Role = "document"
+
+
+class Explanation(BaseModel):
+    """One way in which the two may differ, and how far they are apart once it is undone."""
+
+    cause: str
+    detail: str
+    max_deviation: float
+
+
+class Verified(BaseModel):
+    """How far the client's vectors are from the service's; a deviation is the largest difference of two numbers, over the mean norm."""
+
+    matches: bool
+    count: int
+    dim: int
+    given_dim: int
+    max_deviation: float | None = Field(description="null when the dimensions differ")
+    min_cosine: float | None
+    mean_cosine: float | None
+    likely_cause: verification.Cause | None
+    detail: str
+    explanations: list[Explanation] = Field(description="what was tried, the closest first")
+
+
+def describe(row: tables.Encoder) -> Encoder:
+    identity = None if row.identity is None else Identity(**row.identity, fingerprint=fingerprint(row) or "")
+    return Encoder(
+        name=row.name,
+        kind=EncoderKind(row.kind),
+        dim=row.dim,
+        model=row.model,
+        revision=row.revision,
+        modality=row.modality,
+        options=row.options,
+        identity=identity,
+        created_at=row.created_at,
+    )
 
 
 @router.post("", status_code=201, responses=documented(400, 409, 413, 415, 422))
@@ -75,12 +165,13 @@ def create_encoder(body: NewEncoder, response: Response, services: Svc, project:
             dim=body.dim,
             model=body.model,
             revision=body.revision,
-            modality=body.modality,
+            modality=None if body.modality is None else Modality(body.modality),
+            options=None if body.options is None else body.options.model_dump(exclude_none=True),
         )
 
     row = once(services, project, tables.Encoder, make)
     response.headers["Location"] = f"/encoders/{row.name}"
-    return Encoder.model_validate(row)
+    return describe(row)
 
 
 @router.get("", responses=documented(422))
@@ -88,17 +179,25 @@ def list_encoders(services: Svc, project: Reads, after: After = "", limit: Limit
     """Encoders in the order of their names."""
     with services.db.transaction() as session:
         rows = registry.page(session, tables.Encoder, project, after=after, limit=limit)
-    return EncoderPage(encoders=[Encoder.model_validate(row) for row in rows])
+    return EncoderPage(encoders=[describe(row) for row in rows])
 
 
 @router.get("/{name}", responses=documented(404, 422))
 def get_encoder(name: PathName, services: Svc, project: Reads) -> Encoder:
     """One encoder."""
     with services.db.transaction() as session:
-        return Encoder.model_validate(registry.by_name(session, tables.Encoder, project, name))
+        return describe(registry.by_name(session, tables.Encoder, project, name))
 
 
 @router.delete("/{name}", status_code=204, responses=documented(404, 409, 422))
 def delete_encoder(name: PathName, services: Svc, project: Writes) -> None:
     """Forget an encoder; refused while an anchor set or a head uses it."""
     spaces.delete_encoder(services, project, name)
+
+
+@router.post("/{name}/verify", responses=documented(400, 404, 409, 413, 415, 422))
+def verify_encoder(name: PathName, body: Verification, services: Svc, project: Reads) -> Verified:
+    """Whether the service's copy of an encoder makes the vectors that yours makes; if not, the likely cause."""
+    inputs = Inputs(body.inputs, InputRole(body.input_type))
+    found = verification.verify(services, project, encoder=name, inputs=inputs, vectors=wire.matrix(body.vectors, "vectors"))
+    return Verified.model_validate(asdict(found))

@@ -63,8 +63,25 @@ class JobPage(BaseModel):
     jobs: list[JobSummary]
 
 
+#: of a route that may leave its work to a job
+ASYNC: dict[str, Any] = {"model": Job, "description": "with `Prefer: respond-async`: the job that does it"}
+Prefer = Annotated[str | None, Header(description="respond-async: a worker does it (RFC 7240)")]
+
+
 def describe(row: tables.Job) -> Job:
     return Job.model_validate(row)
+
+
+def wants_job(prefer: str | None) -> bool:
+    return prefer is not None and "respond-async" in {item.partition(";")[0].strip().lower() for item in prefer.split(",")}
+
+
+def accepted(response: Response, row: tables.Job) -> Job:
+    """The answer of a request whose work a job does."""
+    response.status_code = 202
+    response.headers["Location"] = f"/jobs/{row.id}"
+    response.headers["Preference-Applied"] = "respond-async"
+    return describe(row)
 
 
 @router.get("", responses=documented(422))

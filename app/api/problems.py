@@ -1,8 +1,12 @@
-"""Errors to application/problem+json (RFC 9457), in one place. Routes raise; this file knows HTTP."""
+"""Errors to application/problem+json (RFC 9457), in one place. Routes raise; this file knows HTTP.
+
+Under the paths of other services' protocols an error has their shape: `app.api.dialects`.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 from uuid import uuid4
@@ -14,6 +18,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from app import errors, telemetry
+from app.api import dialects
 
 log = logging.getLogger("anchorage")
 
@@ -68,10 +73,19 @@ class Problem(BaseModel):
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """OpenAPI's `responses` for routes that may answer these statuses with a problem."""
-    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return _responses(statuses, {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}})
+
+
+def spoken(dialect: type[BaseModel], *statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The same, for routes whose errors have another protocol's shape."""
+    return {status: {**response, "model": dialect} for status, response in _responses(statuses, None).items()}
+
+
+def _responses(statuses: Sequence[int], content: Any) -> dict[int | str, dict[str, Any]]:
     slow = [HTTPStatus.REQUEST_TIMEOUT.value] if HTTPStatus.REQUEST_ENTITY_TOO_LARGE in statuses else []
     every = (*statuses, *slow, *ANYWHERE)
-    return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in every}
+    described = {status: {"description": HTTPStatus(status).phrase} for status in every}
+    return {status: {**each, **({} if content is None else {"content": content})} for status, each in described.items()}
 
 
 def install(app: FastAPI) -> None:
@@ -100,7 +114,7 @@ def problem(request: Request, status: HTTPStatus, code: str, detail: str, **more
         "request_id": getattr(request.state, "request_id", None),
         **{name: value for name, value in more.items() if value is not None},
     }
-    response = Response(orjson.dumps(body), status_code=status, media_type=MEDIA_TYPE)
+    response = dialects.speak(request.url.path, body) or Response(orjson.dumps(body), status_code=status, media_type=MEDIA_TYPE)
     if "retry_after" in body:
         response.headers["Retry-After"] = str(body["retry_after"])
     if status == HTTPStatus.UNAUTHORIZED:

@@ -12,13 +12,13 @@ from app.api import wire
 from app.api.deps import Reads, Svc
 from app.api.problems import documented
 from app.api.translate import Flag, flags
-from app.api.wire import Body, Encoding, JsonRoute, Name, Vectors
+from app.api.wire import Encoding, InputsBody, JsonRoute, Name, Vectors
 from app.services import translation
 
 router = APIRouter(tags=["vectors"], route_class=JsonRoute)
 
 
-class RelativeRequest(Body):
+class RelativeRequest(InputsBody):
     """Vectors of `encoder`, or inputs for it. Power 0 gives the paper's cosines, above 0 the graded projector's coordinates."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"encoder": "old", "anchor_set": "faq", "vectors": [[0.5, 0.1]]}]})
@@ -26,7 +26,6 @@ class RelativeRequest(Body):
     encoder: Name
     anchor_set: Name
     vectors: Vectors = None
-    inputs: wire.Inputs | None = None
     encode_power: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     ridge: Annotated[float, Field(allow_inf_nan=False)] | None = Field(None, description="above power 0; default 1")
     encoding: Encoding = "float"
@@ -48,17 +47,23 @@ class RelativeAnswer(BaseModel):
 )
 def relative(body: RelativeRequest, services: Svc, project: Reads) -> Response:
     """The similarities of each vector to each anchor, both centred on the anchors' mean."""
-    vectors, at_mean = translation.relative(
+    answer = translation.relative(
         services,
         project,
         encoder=body.encoder,
         anchor_set=body.anchor_set,
         vectors=wire.optional_matrix(body.vectors, "vectors"),
-        inputs=body.inputs,
+        inputs=body.given_inputs(),
         encode_power=body.encode_power,
         ridge=body.ridge,
     )
-    count, dim = vectors.shape
+    count, dim = answer.vectors.shape
     telemetry.BATCH_VECTORS.labels("relative").observe(count)
-    answer = {"vectors": wire.encode(vectors, body.encoding), "count": count, "dim": dim, "flags": flags(at_mean)}
-    return wire.respond(answer)
+    return wire.respond(
+        {
+            "vectors": wire.encode(answer.vectors, body.encoding),
+            "count": count,
+            "dim": dim,
+            "flags": flags(answer.at_mean, truncated=answer.truncated),
+        }
+    )

@@ -1,70 +1,157 @@
-"""/heads and /stitch: classifiers trained in one space, used from every other."""
+"""/heads and /stitch: classifiers and decoders trained in one space, used from every other."""
 
 from __future__ import annotations
 
+from base64 import b64encode
+from dataclasses import asdict
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
 
 from app import telemetry
 from app.api import wire
 from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
 from app.api.problems import documented
 from app.api.translate import Flag, Method, Options, flags
-from app.api.wire import Body, Encoding, JsonRoute, Name, Numbers, Vectors
-from app.errors import NotExactlyOne
-from app.heads.linear import read_safetensors
+from app.api.wire import Body, Encoding, InputsBody, JsonRoute, Name, Numbers, Vectors
+from app.errors import InvalidHead, NotExactlyOne
+from app.heads import registry as heads
+from app.heads.base import HeadModel
+from app.heads.linear import linear_head
 from app.services import stitching
 from app.services.writes import once
 from app.storage import registry, tables
+from app.types import HeadOutput
 
 router = APIRouter(tags=["heads"], route_class=JsonRoute)
 
 
-class NewHead(Body):
-    """A linear head, named as torch.nn.Linear: logits = x weight^T + bias, weight (classes, dim).
+Size = Annotated[int, Field(ge=1, le=4_096)]
+Positive = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
-    It belongs to an `encoder` (it reads that encoder's vectors) or to an `anchor_set` (it reads relative vectors).
-    Weights are `weight` and `bias`, or `safetensors`: the base64 of a file with tensors of these names.
+
+class NumbersOutput(Body):
+    """A head that answers numbers: a regression."""
+
+    kind: Literal["numbers"]
+
+
+class ImageOutput(Body):
+    """A head that answers an image: its numbers are pixels, row by row, from `low` (black) to `high`."""
+
+    kind: Literal["image"]
+    height: Size
+    width: Size
+    channels: Literal[1, 3] = 1
+    layout: Literal["chw", "hwc"] = "chw"
+    low: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    high: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+
+
+class NewHead(Body):
+    """A function of vectors: of an `encoder`'s, or of an `anchor_set`'s relative vectors made with `encode_power` and `ridge`.
+
+    `classes` make it a classifier; else `output` says what it answers. It is one of
+
+    - `linear`, named as torch.nn.Linear: logits = x weight^T + bias, as `weight` (classes, dim) and `bias`, or as `safetensors`;
+    - `mlp`: `architecture` lists the modules of a torch.nn.Sequential in their order, and `safetensors` is its state_dict;
+    - `onnx`: one file without external data, with one input (batch, dim) and one output.
+
+    Files are base64. `scale` is the norm of the vectors that it was trained on, where they were brought to one (1 for normalised
+    ones): what it reads is brought to it too. By default it reads the encoder's own units, which a translation restores.
     """
 
     model_config = ConfigDict(
         json_schema_extra={
-            "examples": [{"name": "spam", "encoder": "new", "classes": ["no", "yes"], "weight": [[1, 0], [0, 1]], "bias": [0, 0]}]
+            "examples": [
+                {"name": "spam", "encoder": "new", "classes": ["no", "yes"], "weight": [[1, 0], [0, 1]], "bias": [0, 0]},
+                {
+                    "name": "topic",
+                    "kind": "mlp",
+                    "encoder": "new",
+                    "classes": ["a", "b", "c"],
+                    "architecture": ["linear", "relu", "dropout", "linear"],
+                    "safetensors": "...",
+                },
+            ]
         }
     )
 
     name: Name
+    kind: Literal["linear", "mlp", "onnx"] = "linear"
     encoder: Name | None = None
     anchor_set: Name | None = None
-    classes: Annotated[list[Annotated[str, Field(max_length=200)]], Field(min_length=2, max_length=10_000)]
+    classes: Annotated[list[Annotated[str, Field(max_length=200)]], Field(min_length=2, max_length=10_000)] | None = None
+    output: Annotated[NumbersOutput | ImageOutput, Field(discriminator="kind")] | None = None
+    probabilities: bool = Field(False, description="the head answers probabilities: no softmax is taken")
+    scale: Positive | None = Field(
+        None, description="norm of the vectors that it was trained on; default: the encoder's own units"
+    )
+    encode_power: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    ridge: Positive | None = None
     weight: Vectors = None
     bias: Numbers = None
+    architecture: Annotated[list[Annotated[str, Field(max_length=50)]], Field(min_length=1, max_length=64)] | None = None
     safetensors: str | None = None
+    onnx: str | None = None
 
-    def tensors(self) -> tuple[Tensor, Tensor | None]:
-        if (self.weight is None) == (self.safetensors is None):
-            raise NotExactlyOne("send exactly one of weight and safetensors", field="weight")
+    def described(self) -> stitching.NewHead:
+        if (self.classes is None) == (self.output is None):
+            raise NotExactlyOne("a head has either classes or an output", field="classes")
+        if self.probabilities and self.classes is None:
+            raise InvalidHead("probabilities are of classes", field="probabilities")
+        return stitching.NewHead(
+            name=self.name,
+            kind=self.kind,
+            encoder=self.encoder,
+            anchor_set=self.anchor_set,
+            output=HeadOutput.classes if self.output is None else HeadOutput(self.output.kind),
+            classes=self.classes or [],
+            architecture=self.architecture,
+            softmax=not self.probabilities,
+            scale=self.scale,
+            encode_power=self.encode_power,
+            ridge=self.ridge,
+            image=self.output.model_dump(exclude={"kind"}) if isinstance(self.output, ImageOutput) else {},
+        )
+
+    def made(self, dim: int) -> HeadModel:
+        """Raises NotExactlyOne, BadBase64, InvalidHead, HeadTooLarge, HeadTooSlow, and the vector errors."""
+        given = [name for name in ("weight", "safetensors", "onnx") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise NotExactlyOne("send exactly one of weight, safetensors and onnx", field="weight")
+        if (given[0] == "onnx") != (self.kind == "onnx") or (given[0] == "weight" and self.kind != "linear"):
+            raise InvalidHead(f"{given[0]} does not make a head of kind {self.kind}", field="kind")
         if self.weight is not None:
+            if self.architecture is not None:
+                raise InvalidHead("an architecture belongs to an mlp, and only there", field="architecture")
             bias = None if self.bias is None else wire.vector(self.bias, "bias")
-            return wire.matrix(self.weight, "weight"), bias
+            classes = None if self.classes is None else len(self.classes)
+            return linear_head(wire.matrix(self.weight, "weight"), bias, dim=dim, classes=classes)
         if self.bias is not None:
-            raise NotExactlyOne("a safetensors file brings its own bias", field="bias")
-        return read_safetensors(wire.from_base64(self.safetensors or "", "safetensors"))
+            raise NotExactlyOne("a file brings its own bias", field="bias")
+        data = wire.from_base64(self.safetensors or self.onnx or "", given[0])
+        return heads.make(self.kind, data, self.architecture, dim=dim)
 
 
 class Head(BaseModel):
-    """A registered head."""
+    """A registered head. Of a classifier `output` is null, of any other `classes` is empty."""
 
     name: str
     kind: str
     encoder: str | None
     anchor_set: str | None
     dim: int
+    outputs: int
     classes: list[str]
+    output: dict[str, Any] | None
+    architecture: list[str] | None
+    probabilities: bool
+    scale: float | None
+    encode_power: float
+    ridge: float | None
     created_at: datetime
 
 
@@ -74,8 +161,13 @@ class HeadPage(BaseModel):
     heads: list[Head]
 
 
-class StitchRequest(Body):
-    """Vectors of `encoder`, or inputs for it, and a head of this or any other space. `anchor_set` is how the two meet."""
+class StitchRequest(InputsBody):
+    """Vectors of `encoder`, or inputs for it, and a head of this or any other space. `anchor_set` is how the two meet.
+
+    With `labels` (class names), or `targets` (numbers) for a head that is no classifier, the answer says how good it is; and how
+    good the head is on its own encoder's vectors of the same items, if they are sent as `native_vectors`, or the service can make
+    them of the inputs.
+    """
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"encoder": "old", "head": "spam", "anchor_set": "faq", "vectors": [[0.5, 0.1]]}]}
@@ -87,31 +179,73 @@ class StitchRequest(Body):
         None, description="needed when the head belongs to another encoder; a native head does not read it"
     )
     vectors: Vectors = None
-    inputs: wire.Inputs | None = None
     method: Method = "auto"
     options: Options = Options()
+    labels: Annotated[list[str], Field(fail_fast=True)] | None = None
+    targets: Vectors = None
+    native_vectors: Vectors = None
     encoding: Encoding = "float"
+
+    def truth(self) -> stitching.Truth:
+        if self.labels is not None and self.targets is not None:
+            raise NotExactlyOne("send labels or targets, not both", field="labels")
+        return stitching.Truth(
+            self.labels,
+            wire.optional_matrix(self.targets, "targets"),
+            wire.optional_matrix(self.native_vectors, "native_vectors"),
+        )
+
+
+class Score(BaseModel):
+    """accuracy of a classifier; mse, the mean squared difference of a decoder's numbers; null where no truth was sent."""
+
+    accuracy: float | None
+    mse: float | None
+
+
+class StitchQuality(BaseModel):
+    """How good the answers are, beside those for the head's own encoder; agreement: share of equal classes, whoever is right."""
+
+    stitched: Score
+    native: Score | None
+    agreement: float | None
 
 
 class StitchAnswer(BaseModel):
-    """Predicted class names, probabilities n x c in the order of `classes`, and the translator used (null: none was needed)."""
+    """What the head answers, and the translator used (null: none was needed).
 
-    labels: list[str]
-    scores: Vectors
-    classes: list[str]
+    A classifier: class names, and probabilities n x c in the order of `classes`. A decoder: `outputs`, n x m. A head of images:
+    PNG files as base64.
+    """
+
+    labels: list[str] | None = None
+    scores: Vectors = None
+    classes: list[str] | None = None
+    outputs: Vectors = None
+    images: list[str] | None = None
     method: str | None
     translator: str | None
     flags: list[Flag]
+    quality: StitchQuality | None = Field(description="null when neither labels, targets nor native_vectors came along")
 
 
 def describe(row: tables.Head) -> Head:
+    settings = row.settings
+    output = settings.get("output", HeadOutput.classes)
     return Head(
         name=row.name,
         kind=row.kind,
         encoder=row.encoder.name if row.encoder else None,
         anchor_set=row.anchor_set.name if row.anchor_set else None,
         dim=row.dim,
+        outputs=row.outputs,
         classes=row.classes,
+        output=None if output == HeadOutput.classes else {"kind": output, **settings["image"]},
+        architecture=settings.get("architecture"),
+        probabilities=not settings.get("softmax", True),
+        scale=settings.get("scale"),
+        encode_power=settings.get("encode_power", 0.0),
+        ridge=settings.get("ridge"),
         created_at=row.created_at,
     )
 
@@ -119,21 +253,8 @@ def describe(row: tables.Head) -> Head:
 @router.post("/heads", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
 def create_head(body: NewHead, response: Response, services: Svc, project: Writes, _: IdempotencyKey = None) -> Head:
     """Register a head."""
-
-    def make() -> tables.Head:
-        weight, bias = body.tensors()
-        return stitching.create_head(
-            services,
-            project,
-            name=body.name,
-            encoder=body.encoder,
-            anchor_set=body.anchor_set,
-            classes=body.classes,
-            weight=weight,
-            bias=bias,
-        )
-
-    row = once(services, project, tables.Head, make)
+    new = body.described()
+    row = once(services, project, tables.Head, lambda: stitching.create_head(services, project, new, body.made))
     response.headers["Location"] = f"/heads/{row.name}"
     return describe(row)
 
@@ -174,16 +295,28 @@ def stitch(body: StitchRequest, services: Svc, project: Reads) -> Response:
         method=body.method,
         options=body.options.given(),
         vectors=wire.optional_matrix(body.vectors, "vectors"),
-        inputs=body.inputs,
+        inputs=body.given_inputs(),
+        truth=body.truth(),
     )
-    telemetry.BATCH_VECTORS.labels("stitch").observe(len(answer.labels))
+    telemetry.BATCH_VECTORS.labels("stitch").observe(len(answer.values))
     return wire.respond(
         {
-            "labels": [answer.classes[label] for label in answer.labels],
-            "scores": wire.encode(answer.scores, body.encoding),
-            "classes": answer.classes,
+            **_answered(answer, body.encoding),
             "method": answer.method,
             "translator": answer.translator,
-            "flags": flags(answer.at_mean, answer.outside),
+            "flags": flags(answer.at_mean, answer.outside, truncated=answer.truncated),
+            "quality": None if answer.quality is None else asdict(answer.quality),
         }
     )
+
+
+def _answered(answer: stitching.Prediction, encoding: Encoding) -> dict[str, Any]:
+    if answer.output is HeadOutput.classes:
+        return {
+            "labels": [answer.classes[label] for label in answer.labels],
+            "scores": wire.encode(answer.values, encoding),
+            "classes": answer.classes,
+        }
+    if answer.output is HeadOutput.image:
+        return {"images": [b64encode(image).decode() for image in answer.images]}
+    return {"outputs": wire.encode(answer.values, encoding)}

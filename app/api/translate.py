@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Header, Path, Response
+from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from app import telemetry
 from app.api import wire
 from app.api.deps import IdempotencyKey, Reads, Svc, Writes
-from app.api.jobs import Job
-from app.api.jobs import describe as describe_job
+from app.api.jobs import ASYNC, Job, Prefer, accepted, wants_job
 from app.api.problems import documented
-from app.api.wire import Body, Encoding, JsonRoute, Name, Vectors
+from app.api.wire import Body, Encoding, InputsBody, JsonRoute, Name, Vectors
 from app.errors import MissingField, NotExactlyOne
 from app.maths.methods import Options as MethodOptions
 from app.services import translation
@@ -64,7 +64,7 @@ class TranslatorRequest(PairRequest):
     source: Name
 
 
-class TranslateRequest(PairRequest):
+class TranslateRequest(PairRequest, InputsBody):
     """Exactly one of `vectors` and `inputs` of the source encoder, or `relative` vectors made with `relative_power`.
 
     Relative vectors need no `source`: they are decoded by what the target's anchors say alone.
@@ -75,17 +75,18 @@ class TranslateRequest(PairRequest):
     )
 
     vectors: Vectors = None
-    inputs: wire.Inputs | None = None
     relative: Vectors = None
     relative_power: Annotated[Finite, Field(ge=0, le=1)] | None = None
     encoding: Encoding = "float"
 
 
 class Flag(BaseModel):
-    """Something to know about one row of an answer: it equals the anchors' mean, or lies in directions that they do not span."""
+    """Something to know about one row of an answer: it equals the anchors' mean, or lies in directions that they do not span;
+    or the encoder has read only the beginning of its input.
+    """
 
     row: int
-    code: Literal["equals-anchor-mean", "outside-anchors"]
+    code: Literal["equals-anchor-mean", "outside-anchors", "input-truncated"]
 
 
 class TranslateAnswer(BaseModel):
@@ -154,7 +155,7 @@ class Translator(BaseModel):
     created_at: datetime
 
 
-def flags(at_mean: Tensor | None, outside: Tensor | None = None) -> list[dict[str, Any]]:
+def flags(at_mean: Tensor | None, outside: Tensor | None = None, *, truncated: Sequence[int] = ()) -> list[dict[str, Any]]:
     """The rows of an answer that there is something to know about, in their order."""
     codes = {"equals-anchor-mean": at_mean, "outside-anchors": outside}
     found = [
@@ -163,6 +164,7 @@ def flags(at_mean: Tensor | None, outside: Tensor | None = None) -> list[dict[st
         if rows is not None
         for row in rows.nonzero().flatten().tolist()
     ]
+    found += [{"row": row, "code": "input-truncated"} for row in truncated]
     return sorted(found, key=lambda flag: flag["row"])
 
 
@@ -198,7 +200,7 @@ def translate(body: TranslateRequest, services: Svc, project: Reads) -> Response
             "method": answer.method,
             "options": dict(answer.options),
             "translator": answer.translator,
-            "flags": flags(translated.at_mean, translated.outside),
+            "flags": flags(translated.at_mean, translated.outside, truncated=answer.truncated),
         }
     )
 
@@ -213,7 +215,7 @@ def _translate(body: TranslateRequest, services: Svc, project: str) -> translati
         if body.source is None:
             raise MissingField("vectors and inputs need a source, the encoder they come from", field="source")
         vectors = wire.optional_matrix(body.vectors, "vectors")
-        return translation.translate(services, project, body.pair(), vectors=vectors, inputs=body.inputs)
+        return translation.translate(services, project, body.pair(), vectors=vectors, inputs=body.given_inputs())
     return translation.translate_relative(
         services,
         project,
@@ -226,10 +228,7 @@ def _translate(body: TranslateRequest, services: Svc, project: str) -> translati
 @router.post(
     "/translators",
     status_code=201,
-    responses={
-        202: {"model": Job, "description": "with `Prefer: respond-async`: the job that does it"},
-        **documented(400, 404, 409, 413, 415, 422),
-    },
+    responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
 )
 def create_translator(
     body: TranslatorRequest,
@@ -237,18 +236,15 @@ def create_translator(
     services: Svc,
     project: Writes,
     _: IdempotencyKey = None,
-    prefer: Annotated[str | None, Header(description="respond-async: a worker does it (RFC 7240)")] = None,
+    prefer: Prefer = None,
 ) -> Translator | Job:
     """Fit a translator and measure it on held-out anchors, without translating anything.
 
     Large sets take a while: with `Prefer: respond-async` a worker does it, and its job's result names the translator.
     """
-    if prefer is not None and "respond-async" in {item.partition(";")[0].strip().lower() for item in prefer.split(",")}:
+    if wants_job(prefer):
         job = once(services, project, tables.Job, lambda: translation.request_translator(services, project, body.pair()))
-        response.status_code = 202
-        response.headers["Location"] = f"/jobs/{job.id}"
-        response.headers["Preference-Applied"] = "respond-async"
-        return describe_job(job)
+        return accepted(response, job)
 
     def make() -> tables.Translator:
         request = body.pair()

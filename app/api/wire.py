@@ -12,7 +12,8 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from typing import Annotated, Any, Literal
@@ -22,12 +23,13 @@ import orjson
 import torch
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from torch import Tensor
 
+from app.api import multipart
 from app.errors import (
     BadBase64,
     BadDtype,
@@ -40,7 +42,9 @@ from app.errors import (
     RaggedRows,
     UnsupportedMedia,
 )
-from app.services.context import Repeat, origin
+from app.services.context import Repeat, on_departure, origin
+from app.services.encoding import Inputs as GivenInputs
+from app.types import InputRole
 
 #: wire name -> numpy dtype, little-endian
 DTYPES = {"float16": "<f2", "float32": "<f4", "float64": "<f8"}
@@ -67,8 +71,21 @@ Encoding = Literal["float", "base64"]
 #: no body of ours has so many
 MOST_FIELDS = 64
 
-#: texts: the first that is none ends the check
-Inputs = Annotated[list[str], Field(fail_fast=True)]
+
+def _text_or_file(value: Any) -> Any:
+    if not isinstance(value, str | bytes):
+        raise PydanticCustomError("string_type", "Input should be a valid string")
+    return value
+
+
+#: texts, or images as base64 or data: URLs; files of a multipart body come as bytes. The first that is none ends the check
+Inputs = Annotated[
+    list[Annotated[Any, AfterValidator(_text_or_file)]],
+    Field(fail_fast=True),
+    WithJsonSchema({"type": "array", "items": {"type": "string"}, "description": "texts, or images as base64 or data: URLs"}),
+]
+#: what inputs are to a search: some encoders put another prompt before each
+Role = Annotated[Literal["query", "document"], Field(description="what the inputs are to a search")]
 
 _PACKED = {
     "type": "object",
@@ -107,6 +124,16 @@ class Body(BaseModel):
         return value
 
 
+class InputsBody(Body):
+    """A body that may hold inputs."""
+
+    inputs: Inputs | None = None
+    input_type: Role = "document"
+
+    def given_inputs(self) -> GivenInputs | None:
+        return None if self.inputs is None else GivenInputs(self.inputs, InputRole(self.input_type))
+
+
 class JsonRequest(Request):
     """A request whose JSON body was read and parsed before the framework asks for it."""
 
@@ -128,23 +155,69 @@ class JsonRoute(APIRoute):
             return handle
 
         async def read_then_handle(request: Request) -> Response:
-            return await handle(await read_json(request))
+            parsed = await read_json(request)
+            with watched(request):
+                return await handle(parsed)
 
         return read_then_handle
 
 
+@contextmanager
+def watched(request: Request) -> Iterator[None]:
+    """Let whoever works for this request, in whichever thread, hear when its client leaves. Its body has been read."""
+    loop = asyncio.get_running_loop()
+    calls: list[Callable[[], object]] = []
+    watchers: list[asyncio.Task[None]] = []
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        for call in calls:
+            call()
+
+    def begin() -> None:
+        if not watchers and not loop.is_closed():
+            watchers.append(loop.create_task(watch()))
+
+    def call_then(call: Callable[[], object]) -> None:
+        calls.append(call)
+        loop.call_soon_threadsafe(begin)
+
+    token = on_departure.set(call_then)
+    try:
+        yield
+    finally:
+        on_departure.reset(token)
+        for watcher in watchers:
+            watcher.cancel()
+
+
 async def read_json(request: Request) -> JsonRequest:
-    """Raises UnsupportedMedia, BodyTooLarge (before the body is read, when its length is declared), BodyTooSlow, Malformed,
-    and InvalidRequest for an Idempotency-Key that is none.
+    """The body, of JSON or of parts (`app.api.multipart`).
+
+    Raises UnsupportedMedia, BodyTooLarge (before the body is read, when its length is declared), BodyTooSlow, Malformed, and
+    InvalidRequest for an Idempotency-Key that is none.
     """
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media != "application/json":
+    if media not in ("application/json", multipart.MEDIA):
         raise UnsupportedMedia(f"expected a body of application/json, got {media or 'no content type'}")
     data = await _read_limited(request, request.app.state.admission.max_body_bytes)
     _note_repeat(request, data)
     parsed = JsonRequest(request.scope, request.receive)
-    parsed.parsed = await run_in_threadpool(_parse, data) if len(data) > INLINE_BYTES else _parse(data)
+    if media == multipart.MEDIA:
+        parsed.parsed = await run_in_threadpool(_parse_parts, request.headers["content-type"], data)
+    else:
+        parsed.parsed = await run_in_threadpool(_parse, data) if len(data) > INLINE_BYTES else _parse(data)
     return parsed
+
+
+def _parse_parts(content_type: str, data: bytes) -> Any:
+    """The JSON part's members, and the files as `inputs`. Raises Malformed, InvalidRequest."""
+    document, files = multipart.split(content_type, data)
+    body = _parse(document)
+    if not isinstance(body, dict) or "inputs" in body:
+        raise InvalidRequest("the part `request` is a JSON object, and the files are its inputs", field="request")
+    return {**body, "inputs": files}
 
 
 def _note_repeat(request: Request, data: bytes) -> None:

@@ -1,45 +1,131 @@
-"""Which loader serves which kind, and the models loaded so far."""
+"""Which loader serves which kind, the models loaded so far, and the lanes that run them."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-from app.encoders import text
-from app.encoders.base import EncoderModel
-from app.errors import EncoderNeedsVectors
+import torch
+
+from app import telemetry
+from app.encoders import remote, text, vision
+from app.encoders.base import EncoderModel, Item, Shelf, Spec
+from app.encoders.batching import Batcher, Work
+from app.errors import AnchorageError, EncoderNeedsVectors, EncoderUnavailable
 from app.types import EncoderKind
 
 #: kind -> loader; `external` has none, for its vectors come from the client
-LOADERS: dict[str, Callable[..., EncoderModel]] = {
+LOADERS: dict[str, Callable[[Spec, Shelf, str], EncoderModel]] = {
     EncoderKind.sentence_transformers: text.load,
+    EncoderKind.timm: vision.load,
+    EncoderKind.openai: remote.load,
 }
+
+#: batches at once on a CPU; more cores give each lane more threads
+MOST_LANES = 8
+#: requests at once to endpoints elsewhere
+REMOTE_LANES = 8
+
+#: tokens of one batch, padding included: a CPU gains little beyond, and others would wait
+CPU_BUDGET = 1_024
+BUDGET = 16_384
+
+#: tokens that may wait
+MOST_WAITING = 2**19
 
 
 class EncoderPool:
-    """At most `limit` loaded models, the least recently used unloaded first."""
+    """Loaded models, the least recently used unloaded first, and the lanes that run them.
 
-    def __init__(self, *, models_dir: Path | None = None, allow_hub: bool = False, limit: int = 4) -> None:
-        self._models_dir = models_dir
-        self._allow_hub = allow_hub
-        self._limit = limit
-        self._loaded: OrderedDict[tuple[str, str, str | None], EncoderModel] = OrderedDict()
+    limit_bytes  of all loaded models together
+    cores        for the lanes of a CPU; None: as many as torch has threads
+    """
+
+    def __init__(
+        self, shelf: Shelf | None = None, *, device: str = "cpu", limit_bytes: int = 8 * 2**30, cores: int | None = None
+    ) -> None:
+        self._shelf = shelf or Shelf()
+        self._device = device
+        self._limit = limit_bytes
+        self._loaded: OrderedDict[str, EncoderModel] = OrderedDict()
+        self._loading: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
+        cores = cores or torch.get_num_threads()
+        on_cpu = device == "cpu"
+        lanes = min(cores, MOST_LANES) if on_cpu else 1
+        self._compute = Batcher(
+            lanes=lanes, threads=max(1, cores // lanes), budget=CPU_BUDGET if on_cpu else BUDGET, most=MOST_WAITING
+        )
+        self._network = Batcher(lanes=REMOTE_LANES, threads=None, budget=BUDGET, most=MOST_WAITING)
 
-    def get(self, kind: str, model: str | None, revision: str | None) -> EncoderModel:
-        """The loaded model. Raises EncoderNeedsVectors for kinds without a loader, EncoderUnavailable as the loader."""
-        loader = LOADERS.get(kind)
-        if loader is None or model is None:
+    def get(self, spec: Spec) -> EncoderModel:
+        """The loaded model. Raises EncoderNeedsVectors for kinds without a loader, and the loader's errors."""
+        loader = LOADERS.get(spec.kind)
+        if loader is None:
             raise EncoderNeedsVectors(
-                f"an encoder of kind {kind!r} cannot encode inputs: send vectors, made by it", field="inputs"
+                f"an encoder of kind {spec.kind!r} cannot encode inputs: send vectors, made by it", field="inputs"
             )
-        key = (kind, model, revision)
+        key = spec.key()
+        if (found := self.loaded(spec)) is not None:
+            return found
+        with self._loading_lock(key):
+            if (found := self.loaded(spec)) is not None:  # by another request, meanwhile
+                return found
+            model = _counted(loader, spec, self._shelf, self._device)
+            self._keep(key, model)
+            return model
+
+    def loaded(self, spec: Spec) -> EncoderModel | None:
+        """The model if it is in memory."""
+        key = spec.key()
         with self._lock:
             if key not in self._loaded:
-                self._loaded[key] = loader(model, revision, models_dir=self._models_dir, allow_hub=self._allow_hub)
-                if len(self._loaded) > self._limit:
-                    self._loaded.popitem(last=False)
+                return None
             self._loaded.move_to_end(key)
             return self._loaded[key]
+
+    def submit(self, model: EncoderModel, items: Sequence[Item], owner: str, *, patient: bool = False) -> Work:
+        """Queue prepared inputs for a lane. Raises Overloaded and TooMuchAtOnce."""
+        lanes = self._network if model.remote else self._compute
+        return lanes.submit(model, items, owner, patient=patient)
+
+    def close(self) -> None:
+        self._compute.close()
+        self._network.close()
+
+    @contextmanager
+    def _loading_lock(self, key: str) -> Iterator[None]:
+        """One loads a model, the others that want it wait; those who want another do not."""
+        with self._lock:
+            lock = self._loading.setdefault(key, threading.Lock())
+        with lock:
+            yield
+        with self._lock:
+            self._loading.pop(key, None)
+
+    def _keep(self, key: str, model: EncoderModel) -> None:
+        """Raises EncoderUnavailable for a model above the limit by itself."""
+        if model.nbytes > self._limit:
+            raise EncoderUnavailable(
+                f"this model takes {model.nbytes} bytes, and the server keeps {self._limit} of models: see ANCHORAGE_MODEL_BYTES",
+                field="model",
+            )
+        with self._lock:
+            self._loaded[key] = model
+            while (held := sum(each.nbytes for each in self._loaded.values())) > self._limit:
+                self._loaded.popitem(last=False)
+                telemetry.MODEL_LOADS.labels("unloaded").inc()
+            telemetry.MODELS.set(len(self._loaded))
+            telemetry.MODEL_BYTES.set(held)
+
+
+def _counted(loader: Callable[[Spec, Shelf, str], EncoderModel], spec: Spec, shelf: Shelf, device: str) -> EncoderModel:
+    try:
+        model = loader(spec, shelf, device)
+    except AnchorageError:
+        telemetry.MODEL_LOADS.labels("refused").inc()
+        raise
+    telemetry.MODEL_LOADS.labels("loaded").inc()
+    return model

@@ -1,1 +1,1 @@
-"""Classifiers: safe loading and running."""
+"""Heads: safe loading and running."""

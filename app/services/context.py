@@ -17,17 +17,24 @@ from app.storage.db import Database
 #: a running job belongs to its worker for this long after the worker's last sign of life
 LEASE_S = 30.0
 
-#: fits, and encodings of inputs, at once in one process, and how many requests more wait for their turn, for how long: each
-#: occupies one of the threads that could answer others
+#: requests answered in threads at once; most of them only wait
+THREADS = 128
+
+#: fits, and loads of models, at once in one process, and how many requests more wait for their turn, for how long: each occupies
+#: one of the threads that could answer others
 FITS, FITS_WAITING = 2, 6
-ENCODINGS, ENCODINGS_WAITING = 2, 14
+LOADS, LOADS_WAITING = 2, 14
 TURN_WAIT_S = 30.0
+
+#: requests that wait for their inputs' vectors: three quarters of the threads
+ENCODINGS = THREADS * 3 // 4
 
 
 @dataclass(frozen=True)
 class Limits:
     """vectors  most vectors, inputs or anchors of one request
     input_characters  longest input text
+    image_bytes, image_pixels  largest image, as a file and decoded
     numbers  most numbers in one answer, so that few vectors of a small encoder cannot ask for gigabytes
     pool     most items of one side of a bootstrap: its plan is a dense table
     jobs     most unfinished jobs of all projects together
@@ -36,6 +43,8 @@ class Limits:
 
     vectors: int = 16_384
     input_characters: int = 32_768
+    image_bytes: int = 10 * 2**20
+    image_pixels: int = 25_000_000
     pool: int = 4_096
     numbers: int = 2**25
     jobs: int = 10_000
@@ -82,10 +91,12 @@ class Services:
     #: how long to wait for a turn at heavy work; None: for as long as it takes
     turn_wait_s: float | None = TURN_WAIT_S
     _fits: Turns = field(default_factory=lambda: Turns("fitting translators,", FITS, FITS_WAITING))
-    _encodings: Turns = field(default_factory=lambda: Turns("encoding inputs,", ENCODINGS, ENCODINGS_WAITING))
+    _loads: Turns = field(default_factory=lambda: Turns("loading encoders,", LOADS, LOADS_WAITING))
+    _encodings: Turns = field(default_factory=lambda: Turns("encoding inputs,", ENCODINGS, 0))
 
     def close(self) -> None:
         """Give connections back. What comes after fails or connects anew."""
+        self.encoders.close()
         self.db.close()
         self.cache.close()
 
@@ -93,9 +104,18 @@ class Services:
         """A turn at fitting a translator. Raises Overloaded when none comes."""
         return self._fits.take(self.turn_wait_s)
 
+    def loading(self) -> AbstractContextManager[None]:
+        """A turn at loading an encoder. Raises Overloaded when none comes."""
+        return self._loads.take(self.turn_wait_s)
+
     def encoding(self) -> AbstractContextManager[None]:
-        """A turn at loading an encoder or encoding inputs. Raises Overloaded when none comes."""
+        """A thread to wait in for inputs' vectors. Raises Overloaded when there is none."""
         return self._encodings.take(self.turn_wait_s)
+
+    @property
+    def patient(self) -> bool:
+        """Whether work here waits for as long as it takes: a worker's does."""
+        return self.turn_wait_s is None
 
 
 @dataclass(frozen=True)
@@ -123,3 +143,6 @@ origin: ContextVar[Origin] = ContextVar("origin", default=Origin())  # noqa: B03
 #: takes room for an answer of so many bytes, which its request gives back; raises Overloaded and TooMuchAtOnce. Set by the HTTP
 #: edge: what a job makes goes to nobody who might not read it
 answer_bytes: ContextVar[Callable[[int], None]] = ContextVar("answer_bytes", default=lambda size: None)
+
+#: calls back when the client of this request leaves before its answer. Set by the HTTP edge
+on_departure: ContextVar[Callable[[Callable[[], object]], None]] = ContextVar("on_departure", default=lambda call: None)

@@ -16,21 +16,20 @@ from app.errors import (
     Conflict,
     EmbeddingsExist,
     EmptyVectors,
-    InputTooLong,
     InUse,
     InvalidRequest,
     NotExactlyOne,
-    TooManyInputs,
     TooManyVectors,
     UnequalAnchors,
 )
 from app.maths import space as spaces
 from app.maths.health import examine
 from app.services.context import Limits, Services, answer_bytes
+from app.services.encoding import Encoded, Inputs, encode, load
 from app.services.shared import SPACE
 from app.services.writes import note
 from app.storage import registry, tables
-from app.types import EncoderKind
+from app.types import EncoderKind, Modality
 
 #: what a number of an answer takes until it is sent: as float32, and as text or base64
 NUMBER_BYTES = 16
@@ -51,21 +50,22 @@ def checked(vectors: Tensor, *, field: str, limits: Limits, dim: int | None = No
     return vectors.float()
 
 
-def sent(vectors: Tensor | None, inputs: Sequence[str] | None) -> tuple[str, int]:
+def sent(vectors: Tensor | None, inputs: Inputs | None) -> tuple[str, int]:
     """Which of the two fields a client sent, and how many rows: exactly one of them. Raises NotExactlyOne."""
     if vectors is not None and inputs is None:
         return "vectors", len(vectors)
     if inputs is not None and vectors is None:
-        return "inputs", len(inputs)
+        return "inputs", len(inputs.values)
     raise NotExactlyOne("send exactly one of vectors and inputs", field="vectors")
 
 
-def given_vectors(services: Services, encoder: tables.Encoder, vectors: Tensor | None, inputs: Sequence[str] | None) -> Tensor:
+def given_vectors(services: Services, encoder: tables.Encoder, vectors: Tensor | None, inputs: Inputs | None) -> Encoded:
     """The client's vectors, or its inputs encoded. Raises NotExactlyOne, the vector errors, and as `encode`."""
     field, _ = sent(vectors, inputs)
     if vectors is None:
-        return encode(services, encoder, inputs or [])
-    return checked(vectors, field=field, limits=services.limits, dim=encoder.dim)
+        assert inputs is not None
+        return encode(services, encoder, inputs.values, role=inputs.role)
+    return Encoded(checked(vectors, field=field, limits=services.limits, dim=encoder.dim))
 
 
 def check_answer(services: Services, field: str, count: int, *, dim: int) -> None:
@@ -83,61 +83,48 @@ def check_answer(services: Services, field: str, count: int, *, dim: int) -> Non
     answer_bytes.get()(count * dim * NUMBER_BYTES)
 
 
-def encode(services: Services, encoder: tables.Encoder, inputs: Sequence[str], *, field: str = "inputs") -> Tensor:
-    """Vectors of texts, by the service itself. Raises EncoderNeedsVectors, EncoderUnavailable, TooManyInputs, EmptyVectors."""
-    limits = services.limits
-    if not inputs:
-        raise EmptyVectors("expected at least one input", field=field)
-    if len(inputs) > limits.vectors:
-        raise TooManyInputs(
-            f"{len(inputs)} inputs in one request, {limits.vectors} are allowed", field=field, limit=limits.vectors
-        )
-    long = [row for row, text in enumerate(inputs) if len(text) > limits.input_characters]
-    if long:
-        raise InputTooLong(
-            f"inputs of more than {limits.input_characters} characters",
-            field=field,
-            rows=long,
-            limit=limits.input_characters,
-        )
-    with services.encoding():
-        vectors = services.encoders.get(encoder.kind, encoder.model, encoder.revision).encode(inputs)
-    return checked(vectors, field=field, limits=limits, dim=encoder.dim)
-
-
 def create_encoder(
     services: Services,
     project: str,
     *,
     name: str,
     kind: EncoderKind,
-    dim: int | None,
-    model: str | None,
-    revision: str | None,
-    modality: str,
+    dim: int | None = None,
+    model: str | None = None,
+    revision: str | None = None,
+    modality: Modality | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> tables.Encoder:
     """Register an encoder; one the service runs is loaded now, so that a wrong name shows at once.
 
-    Raises NameTaken, InvalidRequest, EncoderUnavailable.
+    Raises NameTaken, InvalidRequest, and as the model's loader.
     """
     with services.db.transaction() as session:
         registry.require_free(session, tables.Encoder, project, name)
-    if kind is EncoderKind.external:
-        if dim is None or model is not None or revision is not None:
-            raise InvalidRequest("an external encoder has a dim, and no model or revision", field="dim")
-    else:
-        if dim is not None or model is None:
-            raise InvalidRequest(f"an encoder of kind {kind} has a model, which tells its dim", field="model")
-        with services.encoding():
-            dim = services.encoders.get(kind, model, revision).dim
     row = tables.Encoder(
-        project=project, name=name, kind=kind, dim=dim, model=model, revision=revision, modality=modality, options={}
+        project=project, name=name, kind=kind, dim=dim, model=model, revision=revision, options=dict(options or {})
     )
+    if kind is EncoderKind.external:
+        if dim is None or model is not None or revision is not None or options:
+            raise InvalidRequest("an external encoder has a dim, and no model, revision or options", field="dim")
+        row.modality = modality or Modality.text
+    else:
+        _describe_model(services, row, dim, modality)
     with services.db.transaction() as session:
         registry.require_free(session, tables.Encoder, project, name)
         session.add(row)
         note(session, project, "create", "encoder", name, row)
     return row
+
+
+def _describe_model(services: Services, row: tables.Encoder, dim: int | None, modality: Modality | None) -> None:
+    """Load the model, and write down what it is. Raises InvalidRequest for what it is said to be and is not."""
+    if dim is not None or row.model is None:
+        raise InvalidRequest(f"an encoder of kind {row.kind} has a model, which tells its dim", field="model")
+    model = load(services, row)
+    if modality not in (None, model.modality):
+        raise InvalidRequest(f"this model reads {model.modality}, not {modality}", field="modality")
+    row.dim, row.modality, row.identity = model.dim, model.modality, asdict(model.identity)
 
 
 def delete_encoder(services: Services, project: str, name: str) -> None:
@@ -171,8 +158,9 @@ def new_anchor_set(
     name: str,
     embeddings: Mapping[str, Tensor],
     provenance: dict[str, Any] | None = None,
+    inputs: str | None = None,
 ) -> tables.AnchorSet:
-    """The row of a new set and its spaces, not yet in any session; its blobs are written.
+    """The row of a new set and its spaces, not yet in any session; its blobs are written. `inputs`: the blob of its items.
 
     Raises NameTaken, EncoderNotFound, UnequalAnchors, and every vector error, naming `embeddings.<encoder>`.
     """
@@ -186,7 +174,7 @@ def new_anchor_set(
     for key, other in sizes.items():
         if other != size:
             raise UnequalAnchors(f"{next(iter(sizes))!r} brings {size} vectors, {key!r} {other}", field=f"embeddings.{key}")
-    row = tables.AnchorSet(project=project, name=name, size=size, provenance=provenance)
+    row = tables.AnchorSet(project=project, name=name, size=size, provenance=provenance, inputs=inputs)
     row.spaces = [
         _make_space(services, project, encoders[key], vectors, size=size, field=f"embeddings.{key}")
         for key, vectors in embeddings.items()
@@ -194,47 +182,40 @@ def new_anchor_set(
     return row
 
 
-def encode_anchors(services: Services, project: str, inputs: Sequence[str], encoders: Sequence[str]) -> dict[str, Tensor]:
-    """The same inputs by each of the named encoders. Raises as `encode`, and EncoderNotFound, InvalidRequest."""
-    if not encoders or len(set(encoders)) < len(encoders):
-        raise InvalidRequest("expected at least one encoder, and each once", field="encoders")
-    with services.db.transaction() as session:
-        rows = [registry.by_name(session, tables.Encoder, project, name, field="encoders") for name in encoders]
-    return {row.name: encode(services, row, inputs) for row in rows}
-
-
 def add_embeddings(
-    services: Services,
-    project: str,
-    *,
-    anchor_set: str,
-    encoder: str,
-    vectors: Tensor | None,
-    inputs: Sequence[str] | None,
+    services: Services, project: str, *, anchor_set: str, encoder: str, vectors: Tensor, field: str = "vectors"
 ) -> tables.AnchorSet:
     """Another encoder's embeddings of a set.
 
-    Raises NotExactlyOne, the not-found errors, EmbeddingsExist, AnchorCountMismatch, and the vector errors.
+    Raises the not-found errors, EmbeddingsExist, AnchorCountMismatch, and the vector errors.
     """
-    field, _ = sent(vectors, inputs)
+    set_row, encoder_row = place_for(services, project, anchor_set=anchor_set, encoder=encoder)
+    space = new_space(services, project, set_row, encoder_row, vectors, field=field)
+    with services.db.transaction() as session:
+        return keep_space(session, set_row, space)
+
+
+def place_for(services: Services, project: str, *, anchor_set: str, encoder: str) -> tuple[tables.AnchorSet, tables.Encoder]:
+    """A set, and an encoder that has not embedded it. Raises the not-found errors and EmbeddingsExist."""
     with services.db.transaction() as session:
         set_row = registry.by_name(session, tables.AnchorSet, project, anchor_set)
         encoder_row = registry.by_name(session, tables.Encoder, project, encoder, field="encoder")
         _refuse_present(session, set_row, encoder_row)
-    raw = given_vectors(services, encoder_row, vectors, inputs)
-    space = _make_space(services, project, encoder_row, raw, size=set_row.size, field=field)
-    with services.db.transaction() as session:
-        found = registry.by_name(session, tables.AnchorSet, project, anchor_set)
-        if found.id != set_row.id:  # another set, made meanwhile under the name of a deleted one
-            raise Conflict(f"anchor set {anchor_set!r} was made anew meanwhile; look at it and try again", field="anchor_set")
-        set_row = found
-        _refuse_present(session, set_row, encoder_row)
-        space.anchor_set_id = set_row.id
-        session.add(space)
-        note(session, project, "embed", "anchor-set", anchor_set)
-        session.flush()
-        session.refresh(set_row)
-    return set_row
+    return set_row, encoder_row
+
+
+def keep_space(session: Session, set_row: tables.AnchorSet, space: tables.Space) -> tables.AnchorSet:
+    """Add a space to its set. Raises AnchorSetNotFound, EmbeddingsExist, and Conflict when the set was made anew meanwhile."""
+    found = registry.by_name(session, tables.AnchorSet, set_row.project, set_row.name)
+    if found.id != set_row.id:  # another set, made meanwhile under the name of a deleted one
+        raise Conflict(f"anchor set {set_row.name!r} was made anew meanwhile; look at it and try again", field="anchor_set")
+    _refuse_present(session, found, space.encoder)
+    space.anchor_set_id = found.id
+    session.add(space)
+    note(session, found.project, "embed", "anchor-set", found.name)
+    session.flush()
+    session.refresh(found)
+    return found
 
 
 def delete_anchor_set(services: Services, project: str, name: str) -> None:
@@ -276,6 +257,13 @@ def require_direction(vectors: Tensor, *, field: str) -> spaces.Space:
         return spaces.fit_space(vectors)
     except AnchorageError as error:
         raise error.at(field) from None
+
+
+def new_space(
+    services: Services, project: str, anchor_set: tables.AnchorSet, encoder: tables.Encoder, vectors: Tensor, *, field: str
+) -> tables.Space:
+    """The row of an encoder's embeddings of a set, not yet in any session. Raises AnchorCountMismatch and the vector errors."""
+    return _make_space(services, project, encoder, vectors, size=anchor_set.size, field=field)
 
 
 def _make_space(

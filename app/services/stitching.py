@@ -1,70 +1,181 @@
-"""Heads, and the predictions of a head for another encoder's vectors."""
+"""Heads, and what a head of one space answers to another encoder's vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+import torch
+from sqlalchemy.orm import Session
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from app.errors import InvalidHead, MissingField, NotExactlyOne
-from app.heads.linear import LinearHead, linear_head
+from app.errors import DimensionMismatch, InvalidHead, InvalidRequest, MissingField, NotExactlyOne
+from app.heads import registry as heads
+from app.heads.base import HeadModel, probabilities
+from app.heads.image import png
 from app.maths import methods
 from app.services import spaces, translation
 from app.services.context import Services
+from app.services.encoding import Inputs
 from app.services.writes import note
 from app.storage import registry, tables
-from app.types import repeats
+from app.types import EncoderKind, HeadOutput, repeats
+
+
+@dataclass(frozen=True)
+class NewHead:
+    """What a client says of a head.
+
+    output        what its numbers mean; for an image, `image` says which
+    classes       names, for a classifier
+    softmax       whether its numbers are logits, of which probabilities are made
+    scale         norm of the vectors that it was trained on, if they were brought to one; None: the encoder's own units
+    encode_power, ridge  of the relative vectors that a relative head reads
+    """
+
+    name: str
+    kind: str
+    encoder: str | None
+    anchor_set: str | None
+    output: HeadOutput
+    classes: Sequence[str] = ()
+    architecture: Sequence[str] | None = None
+    softmax: bool = True
+    scale: float | None = None
+    encode_power: float = 0.0
+    ridge: float | None = None
+    image: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """What the client knows of its items: class names, or the numbers of a decoder; and the vectors of the head's own encoder."""
+
+    labels: Sequence[str] | None = None
+    targets: Tensor | None = None
+    native_vectors: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Score:
+    """accuracy of a classifier; mse, the mean squared difference of a decoder's numbers."""
+
+    accuracy: float | None = None
+    mse: float | None = None
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How good the answers are, beside those for the head's own encoder; agreement: share of equal classes, whoever is right."""
+
+    stitched: Score
+    native: Score | None
+    agreement: float | None
 
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """scores (n, c), probabilities; labels (n,), indices into classes; method and translator are None for a native head.
-    The flags (n,) are those of `Translated`, or None where nothing was translated.
+    """What the head answered.
+
+    values      (n, m): probabilities, or a decoder's numbers
+    labels      (n,) indices into classes, of a classifier
+    images      PNG files, of a head that answers images
+    at_mean, outside  the flags (n,) of `Translated`, or None where nothing was translated
+    truncated   rows of inputs that were cut
+    method, translator  None for a native or relative head
     """
 
-    scores: Tensor
+    output: HeadOutput
+    values: Tensor
     labels: Sequence[int]
+    images: Sequence[bytes]
     classes: Sequence[str]
     at_mean: Tensor | None
     outside: Tensor | None
+    truncated: Sequence[int]
     method: str | None
     translator: str | None
+    quality: Quality | None
 
 
-def create_head(
-    services: Services,
-    project: str,
-    *,
-    name: str,
-    encoder: str | None,
-    anchor_set: str | None,
-    classes: Sequence[str],
-    weight: Tensor,
-    bias: Tensor | None,
-) -> tables.Head:
-    """Store a linear head of an encoder's space, or of an anchor set's relative space.
+@dataclass(frozen=True, eq=False)
+class _Ready:
+    """Vectors in the head's space, and how they came there."""
 
-    Raises NotExactlyOne, NameTaken, InvalidHead, and the not-found errors.
+    vectors: Tensor
+    truncated: Sequence[int] = ()
+    at_mean: Tensor | None = None
+    outside: Tensor | None = None
+    method: str | None = None
+    translator: str | None = None
+
+
+def create_head(services: Services, project: str, new: NewHead, make: Callable[[int], HeadModel]) -> tables.Head:
+    """Store a head of an encoder's space, or of an anchor set's relative space. `make` reads it, given its vectors' dimension.
+
+    Raises NotExactlyOne, NameTaken, InvalidHead, HeadTooLarge, HeadTooSlow, and the not-found errors.
     """
-    if (encoder is None) == (anchor_set is None):
+    if (new.encoder is None) == (new.anchor_set is None):
         raise NotExactlyOne("a head belongs to exactly one of encoder and anchor_set", field="encoder")
-    if repeated := repeats(classes):
+    if repeated := repeats(new.classes):
         raise InvalidHead("class names repeat", field="classes", rows=repeated)
+    if new.anchor_set is None and (new.encode_power or new.ridge is not None):
+        raise InvalidHead("encode_power and ridge belong to a head of an anchor set", field="encode_power")
     with services.db.transaction() as session:
-        registry.require_free(session, tables.Head, project, name)
-        row = tables.Head(project=project, name=name, kind="linear", classes=list(classes), encoder=None, anchor_set=None)
-        if encoder is not None:
-            row.encoder = registry.by_name(session, tables.Encoder, project, encoder, field="encoder")
+        row = _new_row(session, project, new)
+    head = make(row.dim)
+    _check_outputs(new, head)
+    row.outputs, row.blob = head.outputs, services.blobs.put(head.tensors())
+    with services.db.transaction() as session:
+        kept = _new_row(session, project, new)  # what it belongs to may have gone, or been made anew
+        if kept.dim != row.dim:
+            raise InvalidHead(f"its vectors have {kept.dim} dimensions now, not {row.dim}", field="encoder")
+        kept.outputs, kept.blob = row.outputs, row.blob
+        session.add(kept)
+        note(session, project, "create", "head", new.name, kept)
+    return kept
+
+
+def _new_row(session: Session, project: str, new: NewHead) -> tables.Head:
+    registry.require_free(session, tables.Head, project, new.name)
+    row = tables.Head(
+        project=project,
+        name=new.name,
+        kind=new.kind,
+        classes=list(new.classes),
+        encoder=None,
+        anchor_set=None,
+        settings={
+            "output": str(new.output),
+            "architecture": None if new.architecture is None else list(new.architecture),
+            "softmax": new.softmax,
+            "scale": new.scale,
+            "encode_power": new.encode_power,
+            "ridge": new.ridge,
+            "image": dict(new.image),
+        },
+    )
+    with session.no_autoflush:
+        if new.encoder is not None:
+            row.encoder = registry.by_name(session, tables.Encoder, project, new.encoder, field="encoder")
             row.dim = row.encoder.dim
-        if anchor_set is not None:
-            row.anchor_set = registry.by_name(session, tables.AnchorSet, project, anchor_set, field="anchor_set")
+        if new.anchor_set is not None:
+            row.anchor_set = registry.by_name(session, tables.AnchorSet, project, new.anchor_set, field="anchor_set")
             row.dim = row.anchor_set.size
-        head = linear_head(weight, bias, dim=row.dim, classes=len(classes))
-        row.blob = services.blobs.put(head.tensors())
-        session.add(row)
-        note(session, project, "create", "head", name, row)
     return row
+
+
+def _check_outputs(new: NewHead, head: HeadModel) -> None:
+    """Raises InvalidHead for a head that does not answer what it is said to."""
+    if new.output is HeadOutput.classes and head.outputs != len(new.classes):
+        raise InvalidHead(f"{len(new.classes)} classes, and the head answers {head.outputs} numbers", field="classes")
+    if new.output is HeadOutput.image:
+        sides = [int(new.image[side]) for side in ("height", "width", "channels")]
+        if sides[0] * sides[1] * sides[2] != head.outputs:
+            raise InvalidHead(f"an image of {sides} is not {head.outputs} numbers, which the head answers", field="output")
+        _draw(new.image, torch.zeros(1, head.outputs))
 
 
 def delete_head(services: Services, project: str, name: str) -> None:
@@ -84,50 +195,184 @@ def stitch(
     method: str,
     options: methods.Options,
     vectors: Tensor | None,
-    inputs: Sequence[str] | None,
+    inputs: Inputs | None,
+    truth: Truth | None = None,
 ) -> Prediction:
-    """The head's predictions for vectors or inputs of `encoder`: as they are, translated, or projected, as the head needs.
+    """What the head answers to vectors or inputs of `encoder`: as they are, translated, or made relative, as the head needs.
 
     Raises the not-found errors, NotExactlyOne, AnchorsNotEmbedded, InvalidHead (an absolute head of another encoder without an
-    anchor set), and the option and vector errors.
+    anchor set), HeadTooSlow, and the option and vector errors.
     """
+    truth = truth or Truth()
     with services.db.transaction() as session:
         row = registry.by_name(session, tables.Head, project, head, field="head")
         source = registry.by_name(session, tables.Encoder, project, encoder, field="encoder")
-    spaces.check_answer(services, *spaces.sent(vectors, inputs), dim=len(row.classes))
-    at_mean = outside = None
-    used_method = translator = None
+    sent_as, count = spaces.sent(vectors, inputs)
+    spaces.check_answer(services, sent_as, count, dim=row.outputs)
+    known = _known(row, truth, count)
+    ready = _bring(services, project, row, source, anchor_set, method, options, vectors, inputs)
+    values = _ask(services, row, ready.vectors)
+    output = HeadOutput(row.settings.get("output", HeadOutput.classes))
+    native = _native(services, project, row, source, truth, inputs, values, wanted=known is not None)
+    return Prediction(
+        output=output,
+        values=values,
+        labels=values.argmax(dim=1).tolist() if output is HeadOutput.classes else [],
+        images=_draw(row.settings["image"], values) if output is HeadOutput.image else [],
+        classes=row.classes,
+        at_mean=ready.at_mean,
+        outside=ready.outside,
+        truncated=ready.truncated,
+        method=ready.method,
+        translator=ready.translator,
+        quality=_quality(output, values, native, known),
+    )
+
+
+def _bring(
+    services: Services,
+    project: str,
+    row: tables.Head,
+    source: tables.Encoder,
+    anchor_set: str | None,
+    method: str,
+    options: methods.Options,
+    vectors: Tensor | None,
+    inputs: Inputs | None,
+) -> _Ready:
+    """Vectors or inputs of the source encoder, in the space that the head reads."""
     if row.anchor_set is not None:
         _refuse_method(method, options, "a relative head reads relative vectors")
         if anchor_set is not None and anchor_set != row.anchor_set.name:
-            raise InvalidHead(f"head {head!r} belongs to anchor set {row.anchor_set.name!r}", field="anchor_set")
-        ready, at_mean = translation.relative(
-            services, project, encoder=encoder, anchor_set=row.anchor_set.name, vectors=vectors, inputs=inputs
+            raise InvalidHead(f"head {row.name!r} belongs to anchor set {row.anchor_set.name!r}", field="anchor_set")
+        related = translation.relative(
+            services,
+            project,
+            encoder=source.name,
+            anchor_set=row.anchor_set.name,
+            vectors=vectors,
+            inputs=inputs,
+            encode_power=row.settings.get("encode_power", 0.0),
+            ridge=row.settings.get("ridge"),
         )
-    elif row.encoder_id == source.id:
-        _refuse_method(method, options, f"head {head!r} was trained on {encoder!r} itself")
-        ready = spaces.given_vectors(services, source, vectors, inputs)
-    else:
-        assert row.encoder is not None
-        if anchor_set is None:
-            raise MissingField(
-                f"head {head!r} was trained on {row.encoder.name!r}: name the anchor_set to translate by",
-                field="anchor_set",
-            )
-        request = translation.Request(encoder, row.encoder.name, anchor_set, method, options)
-        answer = translation.translate(services, project, request, vectors=vectors, inputs=inputs)
-        ready, at_mean, outside = answer.translated.vectors, answer.translated.at_mean, answer.translated.outside
-        used_method, translator = answer.method, answer.translator
-    scores = loaded_head(services, row).scores(ready)
-    return Prediction(scores, scores.argmax(dim=1).tolist(), row.classes, at_mean, outside, used_method, translator)
+        return _Ready(related.vectors, related.truncated, at_mean=related.at_mean)
+    assert row.encoder is not None
+    if row.encoder_id == source.id:
+        _refuse_method(method, options, f"head {row.name!r} was trained on {source.name!r} itself")
+        given = spaces.given_vectors(services, source, vectors, inputs)
+        return _Ready(given.vectors, given.truncated)
+    if anchor_set is None:
+        raise MissingField(
+            f"head {row.name!r} was trained on {row.encoder.name!r}: name the anchor_set to translate by", field="anchor_set"
+        )
+    request = translation.Request(source.name, row.encoder.name, anchor_set, method, options)
+    answer = translation.translate(services, project, request, vectors=vectors, inputs=inputs)
+    done = answer.translated
+    return _Ready(done.vectors, answer.truncated, done.at_mean, done.outside, answer.method, answer.translator)
 
 
-def loaded_head(services: Services, row: tables.Head) -> LinearHead:
+def _ask(services: Services, row: tables.Head, vectors: Tensor) -> Tensor:
+    """The head's probabilities or numbers for vectors of its space, at the scale that it was trained at (IRP, section 3.4)."""
+    scale = row.settings.get("scale")
+    if scale is not None:
+        vectors = normalize(vectors.double(), dim=1).mul(scale).float()
+    values = loaded_head(services, row).run(vectors)
+    classifies = row.settings.get("output", HeadOutput.classes) == HeadOutput.classes
+    return probabilities(values) if classifies and row.settings.get("softmax", True) else values
+
+
+def loaded_head(services: Services, row: tables.Head) -> HeadModel:
+    architecture = row.settings.get("architecture")
     return services.cache.get_or_make(
-        ("head", row.blob),
-        lambda: LinearHead(**services.blobs.get(row.blob)),
-        lambda head: head.weight.nbytes + head.bias.nbytes,
+        ("head", row.blob, row.kind, row.dim, tuple(architecture or ())),
+        lambda: heads.load(row.kind, services.blobs.get(row.blob), architecture, dim=row.dim),
+        lambda head: head.nbytes,
     )
+
+
+def _known(row: tables.Head, truth: Truth, count: int) -> Tensor | None:
+    """What the client says is right: indices into classes (n,), or numbers (n, m). Raises for what does not fit the head."""
+    classifies = row.settings.get("output", HeadOutput.classes) == HeadOutput.classes
+    if truth.labels is not None:
+        if not classifies:
+            raise InvalidRequest("labels belong to a classifier: this head's truth are targets", field="labels")
+        places = {name: place for place, name in enumerate(row.classes)}
+        unknown = [place for place, label in enumerate(truth.labels) if label not in places]
+        if unknown:
+            raise InvalidRequest("labels that are no class of the head", field="labels", rows=unknown)
+        _require_count(len(truth.labels), count, "labels")
+        return torch.tensor([places[label] for label in truth.labels])
+    if truth.targets is not None:
+        if classifies:
+            raise InvalidRequest("targets belong to a decoder: a classifier's truth are labels", field="targets")
+        _require_count(len(truth.targets), count, "targets")
+        if truth.targets.shape[1] != row.outputs:
+            raise DimensionMismatch(
+                f"the head answers {row.outputs} numbers, targets have {truth.targets.shape[1]}", field="targets"
+            )
+    return truth.targets
+
+
+def _require_count(count: int, expected: int, field: str) -> None:
+    if count != expected:
+        raise InvalidRequest(f"expected one for each of {expected} items, got {count}", field=field)
+
+
+def _native(
+    services: Services,
+    project: str,
+    row: tables.Head,
+    source: tables.Encoder,
+    truth: Truth,
+    inputs: Inputs | None,
+    values: Tensor,
+    *,
+    wanted: bool,
+) -> Tensor | None:
+    """What the head answers for the same items by its own encoder: vectors that the client has, or inputs that we can encode."""
+    own = row.encoder
+    if truth.native_vectors is not None:
+        if own is None:
+            raise InvalidRequest("a relative head has no encoder of its own", field="native_vectors")
+        native = spaces.checked(truth.native_vectors, field="native_vectors", limits=services.limits, dim=own.dim)
+        _require_count(len(native), len(values), "native_vectors")
+        return _ask(services, row, native)
+    if not wanted or own is None:
+        return None
+    if own.id == source.id:
+        return values
+    if inputs is None or own.kind == EncoderKind.external:
+        return None
+    return _ask(services, row, spaces.given_vectors(services, own, None, inputs).vectors)
+
+
+def _quality(output: HeadOutput, values: Tensor, native: Tensor | None, known: Tensor | None) -> Quality | None:
+    if native is None and known is None:
+        return None
+    agreement = None
+    if native is not None and output is HeadOutput.classes:
+        agreement = float((native.argmax(dim=1) == values.argmax(dim=1)).double().mean())
+    return Quality(
+        stitched=_score(output, values, known),
+        native=None if native is None else _score(output, native, known),
+        agreement=agreement,
+    )
+
+
+def _score(output: HeadOutput, values: Tensor, known: Tensor | None) -> Score:
+    if known is None:
+        return Score()
+    if output is HeadOutput.classes:
+        return Score(accuracy=float((values.argmax(dim=1) == known).double().mean()))
+    return Score(mse=float((values.double() - known.double()).square().mean()))
+
+
+def _draw(image: Mapping[str, Any], values: Tensor) -> list[bytes]:
+    """Each row as a PNG file."""
+    shape = [image["height"], image["width"], image["channels"]]
+    if image["layout"] == "chw":
+        values = values.reshape(-1, shape[2], *shape[:2]).permute(0, 2, 3, 1).contiguous()
+    return [png(each, image["low"], image["high"]) for each in values.reshape(-1, *shape)]
 
 
 def _refuse_method(method: str, options: methods.Options, reason: str) -> None:

@@ -18,6 +18,7 @@ from app.maths.space import normalise
 from app.maths.translator import Translated, Translator, apply, content_hash, decode
 from app.services import spaces
 from app.services.context import Services
+from app.services.encoding import Inputs
 from app.services.jobs import Done, Progress, submit
 from app.services.shared import DECODER, MATRIX, TRANSLATOR
 from app.services.writes import note
@@ -54,12 +55,24 @@ class Fitted:
 
 @dataclass(frozen=True, eq=False)
 class Translation:
-    """The translated vectors with their flags, how they were made, and by which translator: None for relative vectors."""
+    """The translated vectors with their flags, how they were made, and by which translator: None for relative vectors.
+    truncated: rows of inputs that the source encoder read only the beginning of.
+    """
 
     translated: Translated
     method: str
     options: methods.Options
     translator: str | None
+    truncated: Sequence[int] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Related:
+    """Relative vectors (n, k), float32; which rows (n,) equal the anchors' mean; rows of inputs that were cut."""
+
+    vectors: Tensor
+    at_mean: Tensor
+    truncated: Sequence[int]
 
 
 def relative(
@@ -69,17 +82,17 @@ def relative(
     encoder: str,
     anchor_set: str,
     vectors: Tensor | None,
-    inputs: Sequence[str] | None,
+    inputs: Inputs | None,
     encode_power: float = 0.0,
     ridge: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """n(x) E (n, k), float32, and which rows (n,) equal the mean. Power 0: the paper's cosines, which have no `ridge`."""
+) -> Related:
+    """n(x) E for each vector or input. Power 0: the paper's cosines, which have no `ridge`."""
     if encode_power == 0 and ridge is not None:
         raise UnknownOption("ridge is an option of encode_power above 0 only", field="ridge")
     with services.db.transaction() as session:
         row = space_row(session, project, anchor_set, encoder, "encoder")
     spaces.check_answer(services, *spaces.sent(vectors, inputs), dim=row.anchor_set.size)
-    raw = spaces.given_vectors(services, row.encoder, vectors, inputs)
+    given = spaces.given_vectors(services, row.encoder, vectors, inputs)
     space = spaces.fitted_space(services, row)
     ridge = 1.0 if ridge is None else ridge
     try:
@@ -92,8 +105,8 @@ def relative(
     except InvalidOption as error:
         error.field = (error.field or "encode_power").removeprefix("options.")
         raise
-    unit, norms = normalise(raw, space.mean.float())
-    return unit @ projector, norms == 0
+    unit, norms = normalise(given.vectors, space.mean.float())
+    return Related(unit @ projector, norms == 0, given.truncated)
 
 
 def translate(
@@ -102,14 +115,15 @@ def translate(
     request: Request,
     *,
     vectors: Tensor | None,
-    inputs: Sequence[str] | None,
+    inputs: Inputs | None,
 ) -> Translation:
     """Vectors or inputs of the source encoder, in the target's space. Raises the not-found, option and vector errors."""
     source, target = pair(services, project, request)
     spaces.check_answer(services, *spaces.sent(vectors, inputs), dim=target.encoder.dim)
-    raw = spaces.given_vectors(services, source.encoder, vectors, inputs)
+    given = spaces.given_vectors(services, source.encoder, vectors, inputs)
     fitted = fit(services, project, source, target, request)
-    return Translation(apply(fitted.translator, raw), fitted.method, fitted.options, fitted.id)
+    translated = apply(fitted.translator, given.vectors)
+    return Translation(translated, fitted.method, fitted.options, fitted.id, given.truncated)
 
 
 def translate_relative(

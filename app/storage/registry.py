@@ -67,6 +67,17 @@ def space(session: Session, anchor_set: AnchorSet, encoder: Encoder) -> Space:
     return row
 
 
+def encoders_but(session: Session, project: str, kind: str) -> Sequence[Encoder]:
+    """Encoders of every kind but one, in the order of their names."""
+    return session.scalars(select(Encoder).where(Encoder.project == project, Encoder.kind != kind).order_by(Encoder.name)).all()
+
+
+def spaces(session: Session, project: str) -> Sequence[Space]:
+    """All spaces of a project, by their sets' names."""
+    query = select(Space).join(AnchorSet).where(Space.project == project).order_by(AnchorSet.name, Space.created_at)
+    return session.scalars(query).all()
+
+
 def users_of_encoder(session: Session, encoder: Encoder) -> list[str]:
     """What would break if the encoder went: 'anchor set a', 'head b'."""
     sets = session.scalars(select(AnchorSet.name).join(Space).where(Space.encoder_id == encoder.id)).all()
@@ -240,6 +251,7 @@ def unfinished_jobs(session: Session) -> Sequence[Job]:
 def named_blobs(session: Session) -> set[str]:
     """Every content hash some row names."""
     named = set(session.scalars(select(Space.blob))) | set(session.scalars(select(Head.blob)))
+    named |= set(session.scalars(select(AnchorSet.inputs).where(AnchorSet.inputs.is_not(None))))
     for row in unfinished_jobs(session):
         named |= set(row.arguments.get("blobs", {}).values())
     return named

@@ -69,7 +69,10 @@ class Encoder(Owned, Base):
     model: Mapped[str | None] = mapped_column(String(200))
     revision: Mapped[str | None] = mapped_column(String(100))
     modality: Mapped[str] = mapped_column(String(20))
+    #: the kind's own, as the client gave them
     options: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
+    #: everything that the vectors depend on, as it was when the encoder was registered; None for external ones
+    identity: Mapped[dict[str, Any] | None] = mapped_column(JSON)
 
 
 class AnchorSet(Owned, Base):
@@ -80,6 +83,8 @@ class AnchorSet(Owned, Base):
     size: Mapped[int]
     #: where the anchors came from, when the service made them: a bootstrap job and its settings
     provenance: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    #: content hash of the items themselves, where they are kept: for encoders that are added later
+    inputs: Mapped[str | None] = mapped_column(String(64))
     spaces: Mapped[list[Space]] = relationship(
         back_populates="anchor_set",
         cascade="all, delete-orphan",
@@ -125,7 +130,7 @@ class Translator(Owned, Base):
 
 
 class Head(Owned, Base):
-    """A classifier of one encoder's vectors (absolute) or of relative vectors (an anchor set's)."""
+    """A function of one encoder's vectors (absolute) or of relative vectors (an anchor set's): a classifier or a decoder."""
 
     __tablename__ = "heads"
     __table_args__ = (UniqueConstraint("project", "name"),)
@@ -133,7 +138,12 @@ class Head(Owned, Base):
     name: Mapped[str] = mapped_column(String(NAME_LENGTH))
     kind: Mapped[str] = mapped_column(String(40))
     dim: Mapped[int]
+    #: class names; empty for a head that answers numbers or images
     classes: Mapped[list[str]] = mapped_column(JSON)
+    #: how many numbers it answers
+    outputs: Mapped[int]
+    #: {"modules": [...]} of an MLP; what the vectors are brought to before it reads them, and what its numbers mean
+    settings: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
     blob: Mapped[str] = mapped_column(String(64))
     encoder_id: Mapped[str | None] = mapped_column(ForeignKey("encoders.id"), index=True)
     anchor_set_id: Mapped[str | None] = mapped_column(ForeignKey("anchor_sets.id"), index=True)

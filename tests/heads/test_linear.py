@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save
 
 from app.errors import InvalidHead
+from app.heads.base import probabilities
 from app.heads.linear import LinearHead, linear_head, read_safetensors
+from app.heads.registry import load, make
 
 WEIGHT = torch.tensor([[1.0, -2.0, 0.5], [0.25, 0.0, 3.0]])
 BIAS = torch.tensor([0.5, -1.0])
 
 
-def test_scores_are_the_softmax_of_torchs_own_linear_layer():
-    layer = torch.nn.Linear(3, 2)
-    vectors = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
-    head = linear_head(layer.weight.detach(), layer.bias.detach(), dim=3, classes=2)
-    torch.testing.assert_close(head.scores(vectors), layer(vectors).softmax(dim=1).detach())
+@given(n=st.integers(0, 9), d=st.integers(1, 40), c=st.integers(1, 9), seed=st.integers(0, 99))
+@settings(max_examples=30, deadline=None)
+def test_logits_are_those_of_torchs_own_linear_layer(n, d, c, seed):
+    torch.manual_seed(seed)
+    layer, vectors = torch.nn.Linear(d, c), torch.randn(n, d)
+    head = linear_head(layer.weight.detach(), layer.bias.detach(), dim=d)
+    assert (head.dim, head.outputs, head.nbytes) == (d, c, 4 * (c * d + c))
+    torch.testing.assert_close(head.run(vectors), layer(vectors).detach())
+    torch.testing.assert_close(probabilities(head.run(vectors)), layer(vectors).softmax(dim=1).detach())
 
 
 def test_large_logits_do_not_overflow():
-    scores = LinearHead(WEIGHT * 1e4, BIAS).scores(torch.tensor([[1e3, 0.0, 0.0], [-1e3, 0.0, 0.0]]))
+    scores = probabilities(LinearHead(WEIGHT * 1e4, BIAS).run(torch.tensor([[1e3, 0.0, 0.0], [-1e3, 0.0, 0.0]])))
     torch.testing.assert_close(scores, torch.eye(2))
 
 
 @pytest.mark.parametrize("magnitude", [1e30, -1e30])
 def test_logits_beyond_float32_still_give_probabilities(magnitude):
-    scores = LinearHead(WEIGHT * 1e20, BIAS).scores(torch.full((1, 3), magnitude))
+    scores = probabilities(LinearHead(WEIGHT * 1e20, BIAS).run(torch.full((1, 3), magnitude)))
     torch.testing.assert_close(scores.sum(dim=1), torch.ones(1))
 
 
@@ -44,7 +52,8 @@ def test_every_float_becomes_float32(dtype):
 
 def test_tensors_make_the_same_head_again():
     head = linear_head(WEIGHT, BIAS, dim=3, classes=2)
-    again = LinearHead(**head.tensors())
+    again = load("linear", head.tensors(), dim=3)
+    assert isinstance(again, LinearHead)
     assert torch.equal(again.weight, head.weight)
     assert torch.equal(again.bias, head.bias)
 
@@ -105,3 +114,15 @@ def test_a_file_with_a_wrong_byte_is_refused_or_read_never_worse(place):
     data[place] ^= 0xFF
     with pytest.raises(InvalidHead):
         read_safetensors(bytes(data))
+
+
+def test_a_clients_file_makes_a_head_of_as_many_outputs_as_it_has_rows():
+    head = make("linear", save({"weight": WEIGHT, "bias": BIAS}), dim=3)
+    assert (head.dim, head.outputs) == (3, 2)
+    assert torch.equal(head.run(torch.eye(3)), WEIGHT.T + BIAS)
+
+
+@pytest.mark.parametrize("tensors", [{"weight": WEIGHT.T}, {"weight": WEIGHT[:0]}, {"weight": WEIGHT, "bias": BIAS[:1]}])
+def test_a_clients_file_that_does_not_fit_is_refused(tensors):
+    with pytest.raises(InvalidHead, match="must have shape"):
+        make("linear", save({name: tensor.contiguous() for name, tensor in tensors.items()}), dim=3)

@@ -13,13 +13,14 @@ import torch
 from sqlalchemy import text
 
 from app.errors import AnchorSetNotFound, AnchorsNotEmbedded, Conflict, Overloaded, StorageUnavailable, TooManyVectors
+from app.heads.linear import linear_head
 from app.services import jobs, spaces, stitching, translation
 from app.services.context import Limits, Services, Turns
 from app.settings import Settings
 from app.storage import registry, tables
 from app.storage.blobs import ORPHAN_AGE_S
 from app.storage.cache import Cache
-from app.types import EncoderKind, JobKind
+from app.types import EncoderKind, HeadOutput, JobKind
 from app.wiring import make_services
 
 PROJECT = "p"
@@ -176,9 +177,8 @@ def test_a_damaged_blob_is_noticed_and_nothing_wrong_is_served(stocked):
 
 
 def test_a_head_is_stored_in_float32_and_loaded_once(stocked):
-    head = stitching.create_head(
-        stocked, PROJECT, name="h", encoder="b", anchor_set=None, classes=["x", "y"], weight=some(2, 2).double(), bias=None
-    )
+    new = stitching.NewHead("h", "linear", "b", None, HeadOutput.classes, ["x", "y"])
+    head = stitching.create_head(stocked, PROJECT, new, lambda dim: linear_head(some(2, 2).double(), None, dim=dim))
     loaded = stitching.loaded_head(stocked, head)
     assert loaded.weight.dtype == torch.float32
     assert torch.equal(loaded.weight, some(2, 2))
@@ -200,7 +200,7 @@ def test_embeddings_meant_for_a_deleted_set_never_reach_another_one_of_its_name(
     )
     monkeypatch.setattr(spaces, "examine", examine_late)
     with pytest.raises(Conflict):
-        spaces.add_embeddings(stocked, PROJECT, anchor_set="s", encoder="c", vectors=torch.randn(12, 4), inputs=None)
+        spaces.add_embeddings(stocked, PROJECT, anchor_set="s", encoder="c", vectors=torch.randn(12, 4))
     with stocked.db.transaction() as session:
         row = registry.by_name(session, tables.AnchorSet, PROJECT, "s")
         assert (row.size, [space.encoder.name for space in row.spaces]) == (5, ["b"])

@@ -13,10 +13,11 @@ import torch
 from sqlalchemy import func, select
 
 from app.errors import Conflict, IdempotencyKeyReused, NameTaken, RequestInProgress, ResourceGone
+from app.heads.linear import linear_head
 from app.services import jobs, keys, spaces, stitching, translation, writes
 from app.services.context import Origin, Repeat, Services, origin
 from app.storage import registry, tables
-from app.types import EncoderKind, JobKind, Scope
+from app.types import EncoderKind, HeadOutput, JobKind, Scope
 
 PROJECT = "p"
 KEY_ID = "k" * 32
@@ -253,14 +254,13 @@ def test_every_write_is_noted_with_its_key_and_origin_and_in_order(stocked):
     before = len(audit(services))
     with asking(key=None):
         create(services, "c")
-        spaces.add_embeddings(services, PROJECT, anchor_set="s", encoder="c", vectors=torch.randn(12, 3), inputs=None)
+        spaces.add_embeddings(services, PROJECT, anchor_set="s", encoder="c", vectors=torch.randn(12, 3))
         create(services, "d")
         spaces.delete_encoder(services, PROJECT, "d")
         spaces.create_anchor_set(services, PROJECT, name="t", embeddings={"a": torch.randn(5, 3)})
         spaces.delete_anchor_set(services, PROJECT, "t")
-        stitching.create_head(
-            services, PROJECT, name="h", encoder="a", anchor_set=None, classes=list("xyz"), weight=three, bias=None
-        )
+        new = stitching.NewHead("h", "linear", "a", None, HeadOutput.classes, list("xyz"))
+        stitching.create_head(services, PROJECT, new, lambda dim: linear_head(three, None, dim=dim))
         stitching.delete_head(services, PROJECT, "h")
         fitted = translation.fit(services, PROJECT, *translation.pair(services, PROJECT, pair), pair)
         job = jobs.submit(services, PROJECT, JobKind.bootstrap, {})

@@ -72,7 +72,7 @@ def test_a_name_is_taken_within_its_project_only(db):
 
 def test_foreign_keys_are_kept(db):
     with pytest.raises(Conflict), db.transaction() as session:
-        session.add(tables.Head(name="h", kind="linear", dim=2, classes=["a"], blob="0" * 64, encoder_id="0" * 32))
+        session.add(tables.Head(name="h", kind="linear", dim=2, classes=["a"], outputs=1, blob="0" * 64, encoder_id="0" * 32))
 
 
 def test_writers_at_the_same_moment_wait_for_each_other(db):

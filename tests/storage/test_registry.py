@@ -38,8 +38,12 @@ def db(empty: Database) -> Database:
         session.flush()
         session.add_all(
             [
-                tables.Head(project="p", name="h", kind="linear", dim=2, classes=["x"], blob="2" * 64, encoder_id=b.id),
-                tables.Head(project="p", name="r", kind="linear", dim=4, classes=["x"], blob="3" * 64, anchor_set_id=s.id),
+                tables.Head(
+                    project="p", name="h", kind="linear", dim=2, classes=["x"], outputs=1, blob="2" * 64, encoder_id=b.id
+                ),
+                tables.Head(
+                    project="p", name="r", kind="linear", dim=4, classes=["x"], outputs=1, blob="3" * 64, anchor_set_id=s.id
+                ),
             ]
         )
     return db

@@ -1,0 +1,287 @@
+"""/v1: OpenAI's embeddings API. A model is an encoder, or `encoder->target@anchor-set`: its vectors in another's space."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Path, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from starlette.concurrency import run_in_threadpool
+from torch import Tensor
+
+from app import telemetry
+from app.api import wire
+from app.api.deps import Reads, Svc
+from app.api.dialects import OpenAIError
+from app.api.problems import spoken
+from app.api.wire import Body, JsonRoute
+from app.encoders.base import Input
+from app.errors import (
+    ClientLeft,
+    EncoderNotFound,
+    InputTooLong,
+    InvalidOption,
+    InvalidRequest,
+    NotFound,
+    TokensNotRead,
+)
+from app.services import encoding, spaces, translation
+from app.services.context import Services
+from app.services.encoding import Encoded
+from app.storage import registry, tables
+from app.types import EncoderKind, InputRole
+
+router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)
+
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+MODEL = re.compile(rf"(?P<encoder>{_NAME})(->(?P<target>{_NAME})@(?P<anchor_set>{_NAME}))?")
+
+#: models of one list
+MOST_LISTED = 10_000
+
+Inputs = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}],
+            "description": "a text or several; for an image encoder, images as base64 or data: URLs. Tokens are refused.",
+        }
+    ),
+]
+
+
+class EmbeddingsRequest(Body):
+    """OpenAI's request, and two fields of ours: `input_type` and `truncate`."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"model": "new->old@faq", "input": ["I lost my card."]}]})
+
+    model: Annotated[str, Field(max_length=400)]
+    input: Inputs
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = Field(None, description="must be the model's own")
+    user: str | None = Field(None, max_length=1_000)
+    input_type: wire.Role = "document"
+    truncate: bool = Field(True, description="false: refuse inputs longer than the model reads, instead of cutting them")
+
+
+class Embedding(BaseModel):
+    """One input's vector: numbers, or base64 of little-endian float32."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(BaseModel):
+    """Tokens that the model has read."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(BaseModel):
+    """OpenAI's answer."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: Usage
+    truncated: list[int] = Field([], description="inputs that the model read only the beginning of; absent when there are none")
+
+
+class Model(BaseModel):
+    """Something that makes vectors of inputs."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+
+
+class ModelList(BaseModel):
+    """Every encoder that the service runs, and every encoder into whose space one of them can be translated."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a model id names. target and anchor_set are None for an encoder's own vectors."""
+
+    encoder: str
+    target: str | None
+    anchor_set: str | None
+
+
+def parse_model(
+    text: str,
+    error: type[NotFound] = EncoderNotFound,
+    detail: str = "there is no model {!r}: a model is `encoder` or `encoder->target@anchor-set`; see /v1/models",
+) -> Chosen:
+    """Raises `error` for what is no id of a model."""
+    found = MODEL.fullmatch(text)
+    if found is None:
+        raise error(detail.format(text[:200]), field="model")
+    return Chosen(**found.groupdict())
+
+
+def read_inputs(value: Any, field: str) -> list[Input]:
+    """One text, or several. Raises TokensNotRead, InvalidRequest."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value and all(type(item) is str for item in value):
+        return list(value)
+    if isinstance(value, list) and value and all(type(item) is int or isinstance(item, list) for item in value):
+        raise TokensNotRead("this service reads texts, not tokens: tokens of one model mean nothing to another", field=field)
+    raise InvalidRequest("expected a text, or a list of at least one", field=field)
+
+
+async def embed(
+    request: Request,
+    services: Services,
+    project: str,
+    model: str,
+    inputs: Sequence[Input],
+    *,
+    role: InputRole,
+    field: str,
+    dimensions: int | None = None,
+) -> Encoded:
+    """The inputs' vectors by a model: an encoder's own, or translated. Small requests wait without a thread."""
+    chosen = parse_model(model)
+    row = await _encoder(request, services, project, chosen.encoder)
+    if chosen.target is None or chosen.anchor_set is None:
+        _require_dimensions(model, row.dim, dimensions)
+        spaces.check_answer(services, field, len(inputs), dim=row.dim)
+        return await _encode(services, row, inputs, role, field)
+    asked = translation.Request(chosen.encoder, chosen.target, chosen.anchor_set, "auto", {})
+    _, target = await run_in_threadpool(translation.pair, services, project, asked)
+    _require_dimensions(model, target.encoder.dim, dimensions)
+    own = await _encode(services, row, inputs, role, field)
+    done = await run_in_threadpool(translation.translate, services, project, asked, vectors=own.vectors, inputs=None)
+    return Encoded(done.translated.vectors, own.tokens, own.truncated)
+
+
+def _require_dimensions(model: str, dim: int, asked: int | None) -> None:
+    if asked not in (None, dim):
+        raise InvalidOption(
+            f"model {model!r} has {dim} dimensions: for fewer, register an encoder with options.dim", field="dimensions"
+        )
+
+
+async def _encode(services: Services, row: tables.Encoder, inputs: Sequence[Input], role: InputRole, field: str) -> Encoded:
+    model = services.encoders.loaded(encoding.spec_of(row))
+    if model is None or not encoding.small(inputs):
+        return await run_in_threadpool(encoding.encode, services, row, inputs, role=role, field=field)
+    ready = encoding.readable(row, inputs, limits=services.limits, field=field)
+    encoding.require_same(row, model)
+    work, items = encoding.start(services, model, ready, role, field)
+    try:
+        vectors = await asyncio.wrap_future(work.future)
+    except asyncio.CancelledError:
+        if not work.future.cancelled():
+            work.future.cancel()
+            raise
+        raise ClientLeft("the client left before its inputs were encoded") from None
+    return encoding.finished(vectors, items, row, field=field)
+
+
+async def _encoder(request: Request, services: Services, project: str, name: str) -> tables.Encoder:
+    recent: encoding.Recent = request.app.state.recent
+    row = recent.get(project, name)
+    if row is None:
+        row = await run_in_threadpool(_look_up, services, project, name)
+        recent.put(row)
+    return row
+
+
+def _look_up(services: Services, project: str, name: str) -> tables.Encoder:
+    with services.db.transaction() as session:
+        return registry.by_name(session, tables.Encoder, project, name, field="model")
+
+
+@router.post(
+    "/embeddings",
+    responses={200: {"model": Embeddings}, **spoken(OpenAIError, 400, 404, 413, 415)},
+    response_model=None,
+)
+async def create_embeddings(body: EmbeddingsRequest, request: Request, services: Svc, project: Reads) -> Response:
+    """Vectors of texts or images, as OpenAI's clients ask for them."""
+    inputs = read_inputs(body.input, "input")
+    role = InputRole(body.input_type)
+    done = await embed(request, services, project, body.model, inputs, role=role, field="input", dimensions=body.dimensions)
+    count = len(done.vectors)
+    if done.truncated and not body.truncate:
+        raise InputTooLong("inputs longer than the model reads", field="input", rows=done.truncated)
+    telemetry.BATCH_VECTORS.labels("embeddings").observe(count)
+    rows = _rows(done.vectors, body.encoding_format or "float")
+    answer: dict[str, Any] = {
+        "object": "list",
+        "data": [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)],
+        "model": body.model,
+        "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens},
+    }
+    if done.truncated:
+        answer["truncated"] = done.truncated
+    if count > encoding.INLINE_INPUTS:
+        return await run_in_threadpool(wire.respond, answer)
+    return wire.respond(answer)
+
+
+def _rows(vectors: Tensor, encoding_format: str) -> list[Any]:
+    array = np.ascontiguousarray(vectors.numpy(), dtype="<f4")
+    if encoding_format == "float":
+        return list(array)
+    return [base64.b64encode(row.data).decode() for row in array]
+
+
+@router.get("/models", responses=spoken(OpenAIError, 400))
+def list_models(services: Svc, project: Reads) -> ModelList:
+    """The encoders that the service runs, and what they can be translated into."""
+    return ModelList(data=_models(services, project)[:MOST_LISTED])
+
+
+@router.get("/models/{model}", responses=spoken(OpenAIError, 400, 404))
+def get_model(model: Annotated[str, Path(max_length=400)], services: Svc, project: Reads) -> Model:
+    """One model."""
+    chosen = parse_model(model)
+    with services.db.transaction() as session:
+        row = registry.by_name(session, tables.Encoder, project, chosen.encoder, field="model")
+    encoding.spec_of(row)
+    if chosen.target is None or chosen.anchor_set is None:
+        return _model(row.name, row.created_at, project)
+    asked = translation.Request(chosen.encoder, chosen.target, chosen.anchor_set, "auto", {})
+    _, target = translation.pair(services, project, asked)
+    return _model(model, target.created_at, project)
+
+
+def _models(services: Services, project: str) -> list[Model]:
+    with services.db.transaction() as session:
+        encoders = registry.encoders_but(session, project, EncoderKind.external)
+        spaces_ = registry.spaces(session, project)
+    found = [_model(row.name, row.created_at, project) for row in encoders]
+    runs = {row.id for row in encoders}
+    sets: dict[str, list[tables.Space]] = {}
+    for space in spaces_:
+        sets.setdefault(space.anchor_set.name, []).append(space)
+    for name, members in sets.items():
+        for source in members:
+            if source.encoder_id in runs:
+                others = (target for target in members if target is not source)
+                found += [
+                    _model(f"{source.encoder.name}->{target.encoder.name}@{name}", target.created_at, project)
+                    for target in others
+                ]
+    return found
+
+
+def _model(id: str, created: datetime, project: str) -> Model:
+    return Model(id=id, created=int(created.timestamp()), owned_by=project)

@@ -1,0 +1,294 @@
+"""Inputs of many requests in common batches: merged by length, fairly between owners, and never waiting while a lane is idle.
+
+A *lane* is a thread that runs one batch after another. On a CPU several lanes of few threads each do more than one of many: a
+model's small matrix products scale badly over threads, and well over batches.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from app import telemetry
+from app.encoders.base import EncoderModel, Item
+from app.errors import EncoderFailed, Overloaded, TooMuchAtOnce
+
+#: a batch holds items of at least this share of its longest one's length: what is shorter is mostly padding
+SHORTEST = 0.5
+
+#: a lane takes its share of what waits, but not less than this part of its budget: small batches waste the machine
+LEAST = 0.25
+
+#: how fast the estimate of a lane's speed follows
+SMOOTHING = 0.2
+#: cost per second assumed before anything has run
+FIRST_RATE = 5_000.0
+
+
+class Work:
+    """One request's items on their way. `future` has the vectors (n, dim), row i of item i."""
+
+    def __init__(self, model: EncoderModel, items: Sequence[Item], owner: str) -> None:
+        self.model = model
+        self.owner = owner
+        self.future: Future[Tensor] = Future()
+        self.started = time.perf_counter()
+        self._items = items
+        self._vectors = torch.empty(len(items), model.dim)
+        self._left = len(items)
+        self._lock = threading.Lock()
+        #: places of the items that wait, the longest first, and their lengths made negative, which ascend
+        self._waiting = sorted(range(len(items)), key=lambda place: -items[place].length)
+        self._lengths = [-items[place].length for place in self._waiting]
+        self.cost = sum(item.cost for item in items)
+
+    @property
+    def longest(self) -> int:
+        return -self._lengths[0]
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._waiting)
+
+    def take(self, longest: int, most: int) -> list[int]:
+        """The places of at most so many waiting items, none longer, and none so short that it would be mostly padding."""
+        start = bisect_left(self._lengths, -longest)
+        end = min(bisect_left(self._lengths, -longest * SHORTEST + 1e-9), start + most)
+        taken = self._waiting[start:end]
+        del self._waiting[start:end], self._lengths[start:end]
+        self.cost -= sum(self._items[place].cost for place in taken)
+        return taken
+
+    def drop(self) -> int:
+        """Forget what still waits; returns how many items."""
+        count = len(self._waiting)
+        self._waiting, self._lengths, self.cost = [], [], 0
+        return count
+
+    def item(self, place: int) -> Item:
+        return self._items[place]
+
+    def give(self, places: Sequence[int], vectors: Tensor) -> None:
+        """Rows of the answer; the last ones complete it."""
+        with self._lock:  # lanes may give at once
+            self._vectors[list(places)] = vectors
+            self._left -= len(places)
+            whole = self._left == 0
+        if whole and not self.future.cancelled():
+            with suppress(InvalidStateError):  # cancelled, or failed elsewhere, at this moment
+                self.future.set_result(self._vectors)
+
+    def fail(self, error: BaseException) -> None:
+        with suppress(InvalidStateError):
+            self.future.set_exception(error)
+
+
+#: a piece of a batch: a work and the places of its items
+Part = tuple[Work, list[int]]
+
+
+class _ModelQueue:
+    """What waits for one model: works by owner, the owner to serve next first."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, deque[Work]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._owners)
+
+    def add(self, work: Work) -> None:
+        self._owners.setdefault(work.owner, deque()).append(work)
+
+    def works(self) -> list[Work]:
+        return [work for works in self._owners.values() for work in works]
+
+    def discard(self, work: Work) -> None:
+        works = self._owners.get(work.owner)
+        if works is not None and work in works:
+            works.remove(work)
+            if not works:
+                del self._owners[work.owner]
+
+    def take(self, budget: int) -> list[Part]:
+        """A batch: it begins with the longest item of the owner whose turn it is; all others give the like of it, each a fair
+        share of the budget, and then what room is left.
+        """
+        first = next(iter(self._owners))
+        longest = self._owners[first][0].longest
+        room = max(1, budget // max(1, longest))
+        share = -(-room // len(self._owners))
+        parts: list[Part] = []
+        for most in (share, room):
+            for owner in list(self._owners):
+                room -= self._take_from(owner, longest, min(most, room), parts)
+                if room == 0:
+                    break
+        if first in self._owners:  # to the end of the line
+            self._owners[first] = self._owners.pop(first)
+        return parts
+
+    def _take_from(self, owner: str, longest: int, most: int, parts: list[Part]) -> int:
+        taken = 0
+        works = self._owners.get(owner, deque())
+        for work in list(works):
+            if taken == most:
+                break
+            places = work.take(longest, most - taken)
+            if places:
+                parts.append((work, places))
+                taken += len(places)
+            if not work.waits:
+                works.remove(work)
+        if not works:
+            self._owners.pop(owner, None)
+        return taken
+
+
+class Batcher:
+    """Lanes, and the queue before them.
+
+    lanes    batches at once
+    threads  of torch in each lane; None: it does not compute
+    budget   cost of one batch, padding included
+    most     cost that may wait; one owner's may be half of it
+    """
+
+    def __init__(self, *, lanes: int, threads: int | None, budget: int, most: int) -> None:
+        self._count, self._threads, self._budget, self._most = lanes, threads, budget, most
+        self._changed = threading.Condition()
+        self._queues: dict[int, _ModelQueue] = {}
+        self._cost = 0
+        self._costs: dict[str, int] = {}
+        self._rate = FIRST_RATE
+        self._lanes: list[threading.Thread] = []
+        self._closed = False
+
+    def submit(self, model: EncoderModel, items: Sequence[Item], owner: str, *, patient: bool = False) -> Work:
+        """Queue items. Raises Overloaded when too much waits, TooMuchAtOnce when too much of this owner's does.
+
+        `patient` work is never refused: a job waits for as long as it takes.
+        """
+        work = Work(model, items, owner)
+        with self._changed:
+            if not patient:
+                self._refuse_excess(owner)
+            self._start_lanes()
+            self._queues.setdefault(id(model), _ModelQueue()).add(work)
+            self._count_cost(owner, work.cost)
+            telemetry.ENCODE_WAITING.inc(len(items))
+            self._changed.notify(self._count)
+        work.future.add_done_callback(lambda _: self._forget(work))
+        return work
+
+    def close(self) -> None:
+        """Let the lanes end after what they run now; what waits fails."""
+        with self._changed:
+            self._closed = True
+            works = [work for queue in self._queues.values() for work in queue.works()]
+            self._changed.notify_all()
+        for work in works:
+            work.fail(EncoderFailed("the server stops"))
+
+    def _forget(self, work: Work) -> None:
+        """Drop what still waits of a work that has ended: its client has left, or a part of it failed."""
+        with self._changed:
+            queue = self._queues.get(id(work.model))
+            if not work.waits or queue is None:
+                return
+            queue.discard(work)
+            if not queue:
+                del self._queues[id(work.model)]
+            self._count_cost(work.owner, -work.cost)
+            dropped = work.drop()
+        telemetry.ENCODE_WAITING.dec(dropped)
+        telemetry.ENCODE_DROPPED.inc(dropped)
+
+    def _refuse_excess(self, owner: str) -> None:
+        retry_after_s = min(60, max(1, round(self._cost / self._rate)))
+        if self._cost >= self._most:
+            raise Overloaded("the server encodes as many inputs as it can", retry_after_s=retry_after_s)
+        if self._costs.get(owner, 0) >= self._most // 2:
+            raise TooMuchAtOnce("as many of this key's inputs wait to be encoded as may", retry_after_s=retry_after_s)
+
+    def _count_cost(self, owner: str, change: int) -> None:
+        self._cost += change
+        left = self._costs.get(owner, 0) + change
+        if left > 0:
+            self._costs[owner] = left
+        else:
+            self._costs.pop(owner, None)
+
+    def _start_lanes(self) -> None:
+        while len(self._lanes) < self._count:
+            lane = threading.Thread(target=self._lane, name=f"lane-{len(self._lanes)}", daemon=True)
+            self._lanes.append(lane)
+            lane.start()
+
+    def _lane(self) -> None:
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)  # of this thread alone
+        while (parts := self._next()) is not None:
+            started = time.perf_counter()
+            _run(parts)
+            self._learn(parts, time.perf_counter() - started)
+
+    def _next(self) -> list[Part] | None:
+        with self._changed:
+            while not self._queues and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                return None
+            key = next(iter(self._queues))
+            queue = self._queues.pop(key)
+            share = max(int(self._budget * LEAST), -(-self._cost // self._count))
+            parts = queue.take(min(self._budget, share))
+            if queue:  # the next model's turn, when there is one
+                self._queues[key] = queue
+            for work, places in parts:
+                self._count_cost(work.owner, -sum(work.item(place).cost for place in places))
+                telemetry.ENCODE_WAITING.dec(len(places))
+            return parts
+
+    def _learn(self, parts: list[Part], seconds: float) -> None:
+        lengths = [work.item(place).length for work, places in parts for place in places]
+        cost = sum(work.item(place).cost for work, places in parts for place in places)
+        telemetry.ENCODE_BATCH.observe(len(lengths))
+        telemetry.ENCODE_TOKENS.labels("read").inc(sum(lengths))
+        telemetry.ENCODE_TOKENS.labels("padding").inc(max(lengths) * len(lengths) - sum(lengths))
+        with self._changed:
+            rate = self._count * cost / max(seconds, 1e-6)
+            self._rate += SMOOTHING * (rate - self._rate)
+
+
+def _run(parts: list[Part]) -> None:
+    """One batch. When it fails, each work's part runs again by itself: one bad input must not spoil its neighbours."""
+    now = time.perf_counter()
+    for work, _ in parts:
+        telemetry.ENCODE_WAIT_SECONDS.observe(now - work.started)
+    try:
+        _run_together(parts)
+    except Exception as error:
+        if len(parts) == 1:
+            parts[0][0].fail(error)
+            return
+        for part in parts:
+            try:
+                _run_together([part])
+            except Exception as alone:
+                part[0].fail(alone)
+
+
+def _run_together(parts: list[Part]) -> None:
+    vectors = parts[0][0].model.run([work.item(place) for work, places in parts for place in places])
+    start = 0
+    for work, places in parts:
+        work.give(places, vectors[start : start + len(places)])
+        start += len(places)

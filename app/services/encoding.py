@@ -1,0 +1,240 @@
+"""Vectors of texts and images, by the service itself."""
+
+from __future__ import annotations
+
+import base64
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from app.encoders.base import EncoderModel, Identity, Input, Item, Spec
+from app.encoders.batching import Work
+from app.errors import (
+    AnchorageError,
+    BadBase64,
+    ClientLeft,
+    EmptyVectors,
+    EncoderChanged,
+    EncoderNeedsVectors,
+    ImageTooLarge,
+    InputTooLong,
+    TooManyInputs,
+)
+from app.maths.space import check_vectors
+from app.services.context import Limits, Services, on_departure, origin
+from app.storage import tables
+from app.types import InputRole, Modality
+
+#: inputs prepared at once; the next piece is prepared while this one runs
+PIECE = {Modality.text: 1024, Modality.image: 32}
+
+#: texts of a small request may be tokenized where it is answered, without a thread
+INLINE_INPUTS, INLINE_CHARACTERS = 16, 16_384
+
+#: how images are written in OpenAI's requests
+_DATA_URL = re.compile(r"data:image/[a-z.+-]{1,40};base64,", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a client sends instead of vectors: texts, or images as base64 or bytes; and what they are to a search."""
+
+    values: Sequence[Input]
+    role: InputRole = InputRole.document
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """vectors (n, d), float32; tokens that the model read; the rows of inputs that it read only the beginning of."""
+
+    vectors: Tensor
+    tokens: int = 0
+    truncated: Sequence[int] = ()
+
+
+def encode(
+    services: Services,
+    encoder: tables.Encoder,
+    inputs: Sequence[Input],
+    *,
+    role: InputRole = InputRole.document,
+    field: str = "inputs",
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> Encoded:
+    """The inputs' vectors, in the encoder's own units; `on_progress` hears how many are done.
+
+    Raises EncoderNeedsVectors, EncoderUnavailable, EncoderChanged, EncoderFailed, EmptyVectors, TooManyInputs, InputTooLong,
+    ImageTooLarge, InvalidInput, InvalidImage, BadBase64, Overloaded, TooMuchAtOnce, ClientLeft.
+    """
+    ready = readable(encoder, inputs, limits=services.limits, field=field)
+    model = load(services, encoder)
+    with services.encoding():
+        pieces = _pieces(services, model, ready, role, field)
+        done: list[tuple[Work, Sequence[Item]]] = []
+        try:
+            for work, items in pieces:
+                if done:
+                    _await(done[-1][0], field)
+                    on_progress(sum(len(each) for _, each in done))
+                done.append((work, items))
+            vectors = torch.cat([_await(work, field) for work, _ in done])
+        except BaseException:  # a part failed, the client left, or the job is cancelled: the rest has no reader
+            for work, _ in done:
+                work.future.cancel()
+            raise
+    items = [item for _, each in done for item in each]
+    on_progress(len(items))
+    return finished(vectors, items, encoder, field=field)
+
+
+def _pieces(
+    services: Services, model: EncoderModel, inputs: Sequence[Input], role: InputRole, field: str
+) -> Iterator[tuple[Work, Sequence[Item]]]:
+    size = PIECE.get(model.modality, 1024)
+    owner = owner_of_request()
+    for start in range(0, len(inputs), size):
+        try:
+            items = model.prepare(inputs[start : start + size], role)
+        except AnchorageError as error:
+            error.rows = [row + start for row in error.rows]
+            error.field = field
+            raise
+        work = services.encoders.submit(model, items, owner, patient=services.patient)
+        on_departure.get()(work.future.cancel)
+        yield work, items
+
+
+def _await(work: Work, field: str) -> Tensor:
+    try:
+        return work.future.result()
+    except CancelledError:
+        raise ClientLeft("the client left before its inputs were encoded") from None
+    except AnchorageError as error:
+        raise error.at(field) from None
+
+
+def finished(vectors: Tensor, items: Sequence[Item], encoder: tables.Encoder, *, field: str) -> Encoded:
+    """What a model answered, checked. Raises the vector errors, naming `field`."""
+    try:
+        check_vectors(vectors, dim=encoder.dim)
+    except AnchorageError as error:
+        raise error.at(field) from None
+    truncated = [row for row, item in enumerate(items) if item.truncated]
+    return Encoded(vectors, sum(item.tokens for item in items), truncated)
+
+
+def owner_of_request() -> str:
+    """Whose inputs they are, among whom lanes are shared: a key, a job, or everyone who needs no key."""
+    who = origin.get()
+    return who.key_id or (who.text if who.text.startswith("job ") else "anyone")
+
+
+def load(services: Services, encoder: tables.Encoder) -> EncoderModel:
+    """The encoder's model, loaded. Raises EncoderNeedsVectors, EncoderUnavailable, EncoderChanged, Overloaded."""
+    spec = spec_of(encoder)
+    model = services.encoders.loaded(spec)
+    if model is None:
+        with services.loading():
+            model = services.encoders.get(spec)
+    require_same(encoder, model)
+    return model
+
+
+def spec_of(encoder: tables.Encoder) -> Spec:
+    """Raises EncoderNeedsVectors."""
+    if encoder.model is None:
+        raise EncoderNeedsVectors(
+            f"an encoder of kind {encoder.kind!r} cannot encode inputs: send vectors, made by it", field="inputs"
+        )
+    return Spec(encoder.kind, encoder.model, encoder.revision, encoder.options)
+
+
+def require_same(encoder: tables.Encoder, model: EncoderModel) -> None:
+    """Raises EncoderChanged for a model whose files are not those that the encoder was registered with."""
+    if encoder.identity is None:  # registered before identities were kept
+        return
+    now, then = asdict(model.identity), encoder.identity
+    if changed := sorted(name for name in then if then[name] != now.get(name)):
+        raise EncoderChanged(
+            f"the model of encoder {encoder.name!r} is not what it was when it was registered: {', '.join(changed)} differ; "
+            "restore it, or register what is there now under another name",
+            field="encoder",
+        )
+
+
+def fingerprint(encoder: tables.Encoder) -> str | None:
+    """Equal for encoders that give equal vectors; None for external ones, of which the service knows nothing."""
+    return None if encoder.identity is None else Identity(**encoder.identity).fingerprint()
+
+
+def readable(encoder: tables.Encoder, inputs: Sequence[Input], *, limits: Limits, field: str) -> Sequence[Input]:
+    """The inputs as the encoder reads them, images as the bytes of their files.
+
+    Raises EmptyVectors, TooManyInputs, InputTooLong, ImageTooLarge, BadBase64.
+    """
+    if not inputs:
+        raise EmptyVectors("expected at least one input", field=field)
+    if len(inputs) > limits.vectors:
+        raise TooManyInputs(
+            f"{len(inputs)} inputs in one request, {limits.vectors} are allowed", field=field, limit=limits.vectors
+        )
+    if encoder.modality != Modality.image:
+        return _short_texts(inputs, limits, field)
+    files = [_file(value, row, field) for row, value in enumerate(inputs)]
+    large = [row for row, file in enumerate(files) if len(file) > limits.image_bytes]
+    if large:
+        raise ImageTooLarge(f"images of more than {limits.image_bytes} bytes", field=field, rows=large, limit=limits.image_bytes)
+    return files
+
+
+def _short_texts(inputs: Sequence[Input], limits: Limits, field: str) -> Sequence[Input]:
+    long = [row for row, text in enumerate(inputs) if len(text) > limits.input_characters]
+    if long:
+        raise InputTooLong(
+            f"inputs of more than {limits.input_characters} characters", field=field, rows=long, limit=limits.input_characters
+        )
+    return inputs
+
+
+def _file(value: Input, row: int, field: str) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    prefix = _DATA_URL.match(value)
+    try:
+        return base64.b64decode(value[prefix.end() :] if prefix else value, validate=True)
+    except ValueError:
+        raise BadBase64("expected images as base64, or as data:image/...;base64,... URLs", field=field, rows=[row]) from None
+
+
+class Recent:
+    """Encoders by name, as they were a moment ago: looked up without a query, and so without a thread."""
+
+    def __init__(self, keep_s: float = 1.0, most: int = 1024) -> None:
+        self._keep_s, self._most = keep_s, most
+        self._rows: dict[tuple[str, str], tuple[float, tables.Encoder]] = {}
+
+    def get(self, project: str, name: str) -> tables.Encoder | None:
+        found = self._rows.get((project, name))
+        return found[1] if found is not None and time.monotonic() - found[0] < self._keep_s else None
+
+    def put(self, row: tables.Encoder) -> None:
+        if len(self._rows) >= self._most:
+            self._rows.clear()
+        self._rows[row.project, row.name] = (time.monotonic(), row)
+
+
+def small(inputs: Sequence[Input]) -> bool:
+    return len(inputs) <= INLINE_INPUTS and sum(map(len, inputs)) <= INLINE_CHARACTERS
+
+
+def start(
+    services: Services, model: EncoderModel, inputs: Sequence[Input], role: InputRole, field: str
+) -> tuple[Work, Sequence[Item]]:
+    """Queue the inputs of a small request, which waits without a thread. Raises as `encode`."""
+    [(work, items)] = _pieces(services, model, inputs, role, field)
+    return work, items

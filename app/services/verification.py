@@ -1,0 +1,162 @@
+"""Whether a client's copy of an encoder makes the vectors that the service's makes, and if not, why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from app.encoders.base import EncoderModel
+from app.errors import DimensionMismatch, TooManyInputs
+from app.services import spaces
+from app.services.context import Services
+from app.services.encoding import Inputs, encode, load, readable
+from app.storage import registry, tables
+
+Cause = Literal[
+    "normalisation", "dimensions", "precision", "order", "prompt", "pooling", "truncation", "revision", "another-model"
+]
+
+#: inputs of one verification: each is encoded some twenty times when the vectors differ
+MOST_INPUTS = 256
+
+#: largest difference of two numbers, over the mean norm: the same but for rounding; and made in half precision
+SAME = 1e-4
+HALF = 2e-2
+
+#: mean correlation of the two tables of cosines between inputs: a model of the same family
+RELATED = 0.7
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One way in which the two may differ, and how far they are apart once it is undone."""
+
+    cause: Cause
+    detail: str
+    max_deviation: float
+
+
+@dataclass(frozen=True)
+class Verification:
+    """max_deviation: the largest difference of two numbers, over the mean norm of the service's vectors."""
+
+    matches: bool
+    count: int
+    dim: int
+    given_dim: int
+    max_deviation: float | None
+    min_cosine: float | None
+    mean_cosine: float | None
+    likely_cause: Cause | None
+    detail: str
+    explanations: list[Explanation] = field(default_factory=list)
+
+
+def verify(services: Services, project: str, *, encoder: str, inputs: Inputs, vectors: Tensor) -> Verification:
+    """Encode the inputs and compare. Raises EncoderNotFound, TooManyInputs, DimensionMismatch, and as `encode`."""
+    with services.db.transaction() as session:
+        row = registry.by_name(session, tables.Encoder, project, encoder)
+    if len(inputs.values) > MOST_INPUTS:
+        raise TooManyInputs(
+            f"{len(inputs.values)} inputs to verify, {MOST_INPUTS} are allowed and tell as much",
+            field="inputs",
+            limit=MOST_INPUTS,
+        )
+    given = spaces.checked(vectors, field="vectors", limits=services.limits)
+    if len(given) != len(inputs.values):
+        raise DimensionMismatch(f"{len(inputs.values)} inputs and {len(given)} vectors", field="vectors")
+    ours = encode(services, row, inputs.values, role=inputs.role).vectors
+    same_dim = given.shape[1] == ours.shape[1]
+    deviation = _deviation(ours, given) if same_dim else None
+    cosines = _cosines(ours, given) if same_dim else None
+    if deviation is not None and deviation <= SAME:
+        cause, detail, explanations = None, "the same vectors, but for rounding", []
+    else:
+        texts = readable(row, inputs.values, limits=services.limits, field="inputs")
+        with services.fitting():  # as much work as a fit
+            explanations = list(_explain(load(services, row), texts, ours, given))
+        cause, detail = _likely(ours, given, explanations)
+        explanations.sort(key=lambda each: each.max_deviation)
+    return Verification(
+        matches=cause is None,
+        count=len(given),
+        dim=ours.shape[1],
+        given_dim=given.shape[1],
+        max_deviation=deviation,
+        min_cosine=None if cosines is None else float(cosines.min()),
+        mean_cosine=None if cosines is None else float(cosines.mean()),
+        likely_cause=cause,
+        detail=detail,
+        explanations=explanations[:10],
+    )
+
+
+def _explain(model: EncoderModel, inputs: object, ours: Tensor, given: Tensor) -> Iterator[Explanation]:
+    """Undo one difference after the other."""
+    unit = normalize(given, dim=1)
+    if ours.shape == given.shape:
+        yield Explanation("normalisation", "lengths differ, directions do not", _deviation(normalize(ours, dim=1), unit))
+        nearest = (unit @ normalize(ours, dim=1).T).argmax(dim=1)
+        yield Explanation("order", "the same vectors in another order", _deviation(ours[nearest], given))
+    else:
+        yield from _shorter("dimensions", "", ours, given)
+    variants = getattr(model, "variants", None)
+    if variants is None:
+        return
+    for cause, detail, vectors in variants(inputs):
+        if vectors.shape == given.shape:
+            apart = _deviation(normalize(vectors, dim=1), unit)
+            yield Explanation(cause, detail, apart)
+        else:
+            yield from _shorter(cause, f"{detail}, ", vectors, given)
+
+
+def _shorter(cause: Cause, also: str, ours: Tensor, given: Tensor) -> Iterator[Explanation]:
+    """The longer of the two, cut to the shorter one's dimensions."""
+    dim = min(ours.shape[1], given.shape[1])
+    apart = _deviation(normalize(ours[:, :dim], dim=1), normalize(given[:, :dim], dim=1))
+    yield Explanation(cause, f"{also}{given.shape[1]} dimensions instead of {ours.shape[1]}: the first {dim} agree", apart)
+
+
+def _likely(ours: Tensor, given: Tensor, explanations: list[Explanation]) -> tuple[Cause, str]:
+    """The first explanation that leaves nothing, for they begin with the simplest; else what the geometry says."""
+    exact = [each for each in explanations if each.max_deviation <= SAME]
+    if exact:
+        return exact[0].cause, exact[0].detail
+    if ours.shape == given.shape and _deviation(ours, given) <= HALF:
+        return "precision", "the vectors agree as far as half precision does: one of the two computes or stores in it"
+    near = [each for each in explanations if each.max_deviation <= HALF]
+    if near:
+        return near[0].cause, f"{near[0].detail}, and half precision somewhere"
+    alike = _likeness(ours, given)
+    if alike >= RELATED:
+        return (
+            "revision",
+            f"the inputs are alike and different in the same way (correlation {alike:.2f}): another revision of the model",
+        )
+    return "another-model", f"the two find different inputs alike (correlation {alike:.2f}): another model, or other inputs"
+
+
+def _deviation(ours: Tensor, given: Tensor) -> float:
+    scale = float(ours.double().norm(dim=1).mean())
+    return float((ours.double() - given.double()).abs().max()) / (scale or 1.0)
+
+
+def _cosines(ours: Tensor, given: Tensor) -> Tensor:
+    return (normalize(ours.double(), dim=1) * normalize(given.double(), dim=1)).sum(dim=1)
+
+
+def _likeness(ours: Tensor, given: Tensor) -> float:
+    """Correlation of the cosines between different inputs, which no rotation changes; 0 for fewer than four inputs."""
+    count = len(ours)
+    if count < 4:
+        return 0.0
+    tables_ = [normalize(each.double() - each.double().mean(dim=0), dim=1) for each in (ours, given)]
+    above = torch.triu_indices(count, count, offset=1)
+    pairs = torch.stack([(each @ each.T)[above[0], above[1]] for each in tables_])
+    return float(torch.corrcoef(pairs)[0, 1].nan_to_num())
