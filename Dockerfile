@@ -13,7 +13,7 @@ WORKDIR /build
 
 # The dependencies in files of their own: another change in pyproject.toml does not install them again.
 FROM build AS requirements
-ARG EXTRAS="text otel"
+ARG EXTRAS="text vision onnx otel"
 COPY pyproject.toml .
 RUN python3 -c "import sys, tomllib; \
     whole = tomllib.load(open('pyproject.toml', 'rb')); \

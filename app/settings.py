@@ -37,7 +37,7 @@ class Settings(BaseSettings):
         "",
         description="base URLs of endpoints that may encode, with the variable that holds the key: https://a/v1=A_KEY,http://b",
     )
-    model_bytes: int = Field(8 * 2**30, ge=0, description="memory for loaded models, the least recently used unloaded first")
+    model_bytes: int = Field(4 * 2**30, ge=0, description="memory for loaded models, the least recently used unloaded first")
     encode_cores: int | None = Field(None, ge=1, description="cores for encoding; default: as many as torch has threads")
 
     auth: Literal["auto", "keys", "none"] = Field("auto", description="auto: API keys are asked for beyond loopback")

@@ -164,6 +164,8 @@ def add_embeddings(
         vectors = wire.matrix(body.vectors, "vectors")
         return describe(spaces.add_embeddings(services, project, anchor_set=name, encoder=encoder, vectors=vectors))
     inputs = body.given_inputs()
+    if inputs is None and "input_type" in body.model_fields_set:
+        raise InvalidRequest("inputs that the set has kept are what they were said to be then", field="input_type")
     if wants_job(prefer):
         job = embedding.request_addition(services, project, anchor_set=name, encoder=encoder, inputs=inputs)
         return accepted(response, job)

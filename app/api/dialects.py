@@ -64,16 +64,16 @@ def _inference(problem: Mapping[str, Any]) -> tuple[int, BaseModel]:
 
 
 _SPEAKERS: dict[str, Callable[[Mapping[str, Any]], tuple[int, BaseModel]]] = {
-    "/v1/": _openai,
-    "/tei/": _tei,
-    "/v2/": _inference,
+    "/v1": _openai,
+    "/tei": _tei,
+    "/v2": _inference,
 }
 
 
 def speak(path: str, problem: Mapping[str, Any]) -> Response | None:
     """The error as the path's protocol has it; None under paths of our own."""
     for prefix, speaker in _SPEAKERS.items():
-        if path.startswith(prefix):
+        if path == prefix or path.startswith(prefix + "/"):
             status, body = speaker(problem)
             return Response(orjson.dumps(body.model_dump()), status_code=status, media_type="application/json")
     return None

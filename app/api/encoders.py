@@ -6,7 +6,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api import wire
@@ -190,9 +190,10 @@ def get_encoder(name: PathName, services: Svc, project: Reads) -> Encoder:
 
 
 @router.delete("/{name}", status_code=204, responses=documented(404, 409, 422))
-def delete_encoder(name: PathName, services: Svc, project: Writes) -> None:
+def delete_encoder(name: PathName, request: Request, services: Svc, project: Writes) -> None:
     """Forget an encoder; refused while an anchor set or a head uses it."""
     spaces.delete_encoder(services, project, name)
+    request.app.state.recent.forget(project, name)
 
 
 @router.post("/{name}/verify", responses=documented(400, 404, 409, 413, 415, 422))

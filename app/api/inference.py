@@ -17,7 +17,7 @@ from app.api.problems import spoken
 from app.api.translate import Method
 from app.api.wire import Body, JsonRoute
 from app.errors import BadShape, HeadNotFound, InvalidHead, InvalidRequest
-from app.services import stitching
+from app.services import stitching, translation
 from app.services.context import Services
 from app.services.encoding import Inputs
 from app.storage import registry, tables
@@ -130,7 +130,7 @@ class Ready(BaseModel):
     ready: bool
 
 
-@router.get("")
+@router.get("", responses=spoken(InferenceError))
 def server(project: Reads) -> ServerMetadata:
     """What this server is."""
     return ServerMetadata()
@@ -152,7 +152,8 @@ async def ready(request: Request, response: Response, services: Svc) -> Ready:
 @router.get("/models/{model}", responses=spoken(InferenceError, 404, 409, 422))
 def model_metadata(model: ModelPath, services: Svc, project: Reads) -> ModelMetadata:
     """What a head reads and answers."""
-    row, encoder, _ = _find(services, project, model, Parameters())
+    row, encoder, anchor_set = _find(services, project, model, Parameters())
+    _require_way(services, project, row, encoder, anchor_set)
     dim = row.dim if row.anchor_set is None and encoder is None else -1
     if encoder is not None:
         with services.db.transaction() as session:
@@ -168,7 +169,8 @@ def model_metadata(model: ModelPath, services: Svc, project: Reads) -> ModelMeta
 @router.get("/models/{model}/ready", responses=spoken(InferenceError, 404, 409, 422))
 def model_ready(model: ModelPath, services: Svc, project: Reads) -> Ready:
     """Whether the head can be asked."""
-    row, _, _ = _find(services, project, model, Parameters())
+    row, encoder, anchor_set = _find(services, project, model, Parameters())
+    _require_way(services, project, row, encoder, anchor_set)
     stitching.loaded_head(services, row)
     return Ready(ready=True)
 
@@ -217,6 +219,20 @@ def _find(services: Services, project: str, model: str, parameters: Parameters) 
     return row, named.encoder, named.anchor_set
 
 
+def _require_way(services: Services, project: str, row: tables.Head, encoder: str | None, anchor_set: str | None) -> None:
+    """Raises what asking the head for the encoder's vectors would: the not-found errors, AnchorsNotEmbedded, InvalidHead."""
+    if encoder is None or anchor_set is None:
+        return
+    if row.encoder is not None:
+        translation.pair(services, project, translation.Request(encoder, row.encoder.name, anchor_set, "auto", {}))
+        return
+    assert row.anchor_set is not None
+    if anchor_set != row.anchor_set.name:
+        raise InvalidHead(f"head {row.name!r} belongs to anchor set {row.anchor_set.name!r}", field="anchor_set")
+    with services.db.transaction() as session:
+        translation.space_row(session, project, anchor_set, encoder, "encoder")
+
+
 def _read(tensor: TensorIn) -> tuple[Tensor | None, Inputs | None]:
     """The vectors or texts of a tensor, its data flat or nested. Raises BadShape and the vector errors."""
     field = "inputs.0.data"
@@ -230,6 +246,8 @@ def _read(tensor: TensorIn) -> tuple[Tensor | None, Inputs | None]:
         raise BadShape("expected a shape of two whole numbers, [vectors, dimension]", field="inputs.0.shape")
     nested = isinstance(tensor.data, list) and bool(tensor.data) and isinstance(tensor.data[0], list)
     numbers = wire.matrix(tensor.data, field) if nested else wire.vector(tensor.data, field)
+    if nested and list(numbers.shape) != tensor.shape:
+        raise BadShape(f"data of the shape {list(numbers.shape)} do not have the shape {tensor.shape}", field="inputs.0.shape")
     if numbers.numel() != tensor.shape[0] * tensor.shape[1] or numbers.numel() == 0:
         raise BadShape(f"{numbers.numel()} numbers do not have the shape {tensor.shape}", field="inputs.0.shape")
     return numbers.reshape(*tensor.shape), None

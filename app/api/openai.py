@@ -22,7 +22,7 @@ from app.api.deps import Reads, Svc
 from app.api.dialects import OpenAIError
 from app.api.problems import spoken
 from app.api.wire import Body, JsonRoute
-from app.encoders.base import Input
+from app.encoders.base import Input, Spec
 from app.errors import (
     ClientLeft,
     EncoderNotFound,
@@ -36,7 +36,7 @@ from app.services import encoding, spaces, translation
 from app.services.context import Services
 from app.services.encoding import Encoded
 from app.storage import registry, tables
-from app.types import EncoderKind, InputRole
+from app.types import EncoderKind, InputRole, Modality
 
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)
 
@@ -157,15 +157,15 @@ async def embed(
 ) -> Encoded:
     """The inputs' vectors by a model: an encoder's own, or translated. Small requests wait without a thread."""
     chosen = parse_model(model)
-    row = await _encoder(request, services, project, chosen.encoder)
+    row, spec = await _encoder(request, services, project, chosen.encoder)
     if chosen.target is None or chosen.anchor_set is None:
         _require_dimensions(model, row.dim, dimensions)
         spaces.check_answer(services, field, len(inputs), dim=row.dim)
-        return await _encode(services, row, inputs, role, field)
+        return await _encode(services, row, spec, inputs, role, field)
     asked = translation.Request(chosen.encoder, chosen.target, chosen.anchor_set, "auto", {})
     _, target = await run_in_threadpool(translation.pair, services, project, asked)
     _require_dimensions(model, target.encoder.dim, dimensions)
-    own = await _encode(services, row, inputs, role, field)
+    own = await _encode(services, row, spec, inputs, role, field)
     done = await run_in_threadpool(translation.translate, services, project, asked, vectors=own.vectors, inputs=None)
     return Encoded(done.translated.vectors, own.tokens, own.truncated)
 
@@ -177,9 +177,11 @@ def _require_dimensions(model: str, dim: int, asked: int | None) -> None:
         )
 
 
-async def _encode(services: Services, row: tables.Encoder, inputs: Sequence[Input], role: InputRole, field: str) -> Encoded:
-    model = services.encoders.loaded(encoding.spec_of(row))
-    if model is None or not encoding.small(inputs):
+async def _encode(
+    services: Services, row: tables.Encoder, spec: Spec, inputs: Sequence[Input], role: InputRole, field: str
+) -> Encoded:
+    model = services.encoders.loaded(spec)
+    if model is None or row.modality == Modality.image or not encoding.small(inputs):  # a small file may be a large image
         return await run_in_threadpool(encoding.encode, services, row, inputs, role=role, field=field)
     ready = encoding.readable(row, inputs, limits=services.limits, field=field)
     encoding.require_same(row, model)
@@ -194,13 +196,9 @@ async def _encode(services: Services, row: tables.Encoder, inputs: Sequence[Inpu
     return encoding.finished(vectors, items, row, field=field)
 
 
-async def _encoder(request: Request, services: Services, project: str, name: str) -> tables.Encoder:
+async def _encoder(request: Request, services: Services, project: str, name: str) -> tuple[tables.Encoder, Spec]:
     recent: encoding.Recent = request.app.state.recent
-    row = recent.get(project, name)
-    if row is None:
-        row = await run_in_threadpool(_look_up, services, project, name)
-        recent.put(row)
-    return row
+    return recent.get(project, name) or recent.put(await run_in_threadpool(_look_up, services, project, name))
 
 
 def _look_up(services: Services, project: str, name: str) -> tables.Encoder:

@@ -178,6 +178,9 @@ def watched(request: Request) -> Iterator[None]:
     def begin() -> None:
         if not watchers and not loop.is_closed():
             watchers.append(loop.create_task(watch()))
+        elif watchers and watchers[0].done():  # the client left before this call was there to hear it
+            for call in calls:
+                call()
 
     def call_then(call: Callable[[], object]) -> None:
         calls.append(call)

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +27,7 @@ class Spec:
     revision: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    @cached_property
     def key(self) -> str:
         """Equal for equal specifications."""
         return json.dumps(asdict(self), sort_keys=True)
@@ -51,9 +53,15 @@ class Identity:
     dim: int
     dtype: str | None
 
+    @cached_property
+    def members(self) -> dict[str, Any]:
+        """As it is stored."""
+        return asdict(self)
+
+    @cached_property
     def fingerprint(self) -> str:
         """Short digest of all of it."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:32]
+        return hashlib.sha256(json.dumps(self.members, sort_keys=True).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)

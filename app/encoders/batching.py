@@ -6,6 +6,7 @@ model's small matrix products scale badly over threads, and well over batches.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from bisect import bisect_left
@@ -13,13 +14,16 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from copy import copy
 
 import torch
 from torch import Tensor
 
 from app import telemetry
 from app.encoders.base import EncoderModel, Item
-from app.errors import EncoderFailed, Overloaded, TooMuchAtOnce
+from app.errors import AnchorageError, EncoderFailed, Overloaded, TooMuchAtOnce
+
+log = logging.getLogger("anchorage.encoders")
 
 #: a batch holds items of at least this share of its longest one's length: what is shorter is mostly padding
 SHORTEST = 0.5
@@ -32,13 +36,17 @@ SMOOTHING = 0.2
 #: cost per second assumed before anything has run
 FIRST_RATE = 5_000.0
 
+#: held while torch's number of threads is another than the process's
+_threads_changing = threading.Lock()
+
 
 class Work:
     """One request's items on their way. `future` has the vectors (n, dim), row i of item i."""
 
-    def __init__(self, model: EncoderModel, items: Sequence[Item], owner: str) -> None:
+    def __init__(self, model: EncoderModel, items: Sequence[Item], owner: str, *, patient: bool = False) -> None:
         self.model = model
         self.owner = owner
+        self.patient = patient
         self.future: Future[Tensor] = Future()
         self.started = time.perf_counter()
         self._items = items
@@ -51,8 +59,9 @@ class Work:
         self.cost = sum(item.cost for item in items)
 
     @property
-    def longest(self) -> int:
-        return -self._lengths[0]
+    def longest(self) -> Item:
+        """Of those that wait."""
+        return self._items[self._waiting[0]]
 
     @property
     def waits(self) -> bool:
@@ -82,7 +91,7 @@ class Work:
             self._vectors[list(places)] = vectors
             self._left -= len(places)
             whole = self._left == 0
-        if whole and not self.future.cancelled():
+        if whole:
             with suppress(InvalidStateError):  # cancelled, or failed elsewhere, at this moment
                 self.future.set_result(self._vectors)
 
@@ -118,12 +127,13 @@ class _ModelQueue:
                 del self._owners[work.owner]
 
     def take(self, budget: int) -> list[Part]:
-        """A batch: it begins with the longest item of the owner whose turn it is; all others give the like of it, each a fair
+        """A batch: it begins with the longest item of the work whose turn it is; all owners give the like of it, each a fair
         share of the budget, and then what room is left.
         """
         first = next(iter(self._owners))
-        longest = self._owners[first][0].longest
-        room = max(1, budget // max(1, longest))
+        leading = self._owners[first][0]
+        longest = leading.longest.length
+        room = max(1, budget // max(1, leading.longest.cost))
         share = -(-room // len(self._owners))
         parts: list[Part] = []
         for most in (share, room):
@@ -131,8 +141,11 @@ class _ModelQueue:
                 room -= self._take_from(owner, longest, min(most, room), parts)
                 if room == 0:
                     break
-        if first in self._owners:  # to the end of the line
-            self._owners[first] = self._owners.pop(first)
+        if first in self._owners:  # to the end of the line, and what led it to the end of its owner's
+            works = self._owners.pop(first)
+            if works[0] is leading:
+                works.rotate(-1)
+            self._owners[first] = works
         return parts
 
     def _take_from(self, owner: str, longest: int, most: int, parts: list[Part]) -> int:
@@ -157,32 +170,40 @@ class Batcher:
 
     lanes    batches at once
     threads  of torch in each lane; None: it does not compute
-    budget   cost of one batch, padding included
+    budget   cost of one batch, padding included: as if each item cost what its longest does
     most     cost that may wait; one owner's may be half of it
     """
 
     def __init__(self, *, lanes: int, threads: int | None, budget: int, most: int) -> None:
         self._count, self._threads, self._budget, self._most = lanes, threads, budget, most
         self._changed = threading.Condition()
+        #: by the model's id, which is nobody else's while works in the queue hold the model; the model to serve next first
         self._queues: dict[int, _ModelQueue] = {}
         self._cost = 0
+        #: of work that may be refused, by owner
         self._costs: dict[str, int] = {}
         self._rate = FIRST_RATE
         self._lanes: list[threading.Thread] = []
         self._closed = False
 
     def submit(self, model: EncoderModel, items: Sequence[Item], owner: str, *, patient: bool = False) -> Work:
-        """Queue items. Raises Overloaded when too much waits, TooMuchAtOnce when too much of this owner's does.
+        """Queue items. Raises Overloaded when too much waits, TooMuchAtOnce when too much of this owner's does, EncoderFailed
+        after `close`.
 
-        `patient` work is never refused: a job waits for as long as it takes.
+        `patient` work is never refused, nor makes it others': a job waits for as long as it takes.
         """
-        work = Work(model, items, owner)
+        work = Work(model, items, owner, patient=patient)
+        if not items:
+            work.give([], torch.empty(0, model.dim))
+            return work
         with self._changed:
+            if self._closed:
+                raise _stopped()
             if not patient:
                 self._refuse_excess(owner)
             self._start_lanes()
             self._queues.setdefault(id(model), _ModelQueue()).add(work)
-            self._count_cost(owner, work.cost)
+            self._count_cost(work, work.cost)
             telemetry.ENCODE_WAITING.inc(len(items))
             self._changed.notify(self._count)
         work.future.add_done_callback(lambda _: self._forget(work))
@@ -195,7 +216,7 @@ class Batcher:
             works = [work for queue in self._queues.values() for work in queue.works()]
             self._changed.notify_all()
         for work in works:
-            work.fail(EncoderFailed("the server stops"))
+            work.fail(_stopped())
 
     def _forget(self, work: Work) -> None:
         """Drop what still waits of a work that has ended: its client has left, or a part of it failed."""
@@ -206,39 +227,52 @@ class Batcher:
             queue.discard(work)
             if not queue:
                 del self._queues[id(work.model)]
-            self._count_cost(work.owner, -work.cost)
+            self._count_cost(work, -work.cost)
             dropped = work.drop()
         telemetry.ENCODE_WAITING.dec(dropped)
-        telemetry.ENCODE_DROPPED.inc(dropped)
+        if work.future.cancelled():
+            telemetry.ENCODE_DROPPED.inc(dropped)
 
     def _refuse_excess(self, owner: str) -> None:
         retry_after_s = min(60, max(1, round(self._cost / self._rate)))
-        if self._cost >= self._most:
+        if sum(self._costs.values()) >= self._most:
             raise Overloaded("the server encodes as many inputs as it can", retry_after_s=retry_after_s)
         if self._costs.get(owner, 0) >= self._most // 2:
             raise TooMuchAtOnce("as many of this key's inputs wait to be encoded as may", retry_after_s=retry_after_s)
 
-    def _count_cost(self, owner: str, change: int) -> None:
+    def _count_cost(self, work: Work, change: int) -> None:
         self._cost += change
-        left = self._costs.get(owner, 0) + change
+        if work.patient:
+            return
+        left = self._costs.get(work.owner, 0) + change
         if left > 0:
-            self._costs[owner] = left
+            self._costs[work.owner] = left
         else:
-            self._costs.pop(owner, None)
+            self._costs.pop(work.owner, None)
 
     def _start_lanes(self) -> None:
         while len(self._lanes) < self._count:
             lane = threading.Thread(target=self._lane, name=f"lane-{len(self._lanes)}", daemon=True)
-            self._lanes.append(lane)
             lane.start()
+            self._lanes.append(lane)
 
     def _lane(self) -> None:
         if self._threads is not None:
-            torch.set_num_threads(self._threads)  # of this thread alone
-        while (parts := self._next()) is not None:
-            started = time.perf_counter()
-            _run(parts)
+            _use_threads(self._threads)
+        while self._step():
+            pass
+
+    def _step(self) -> bool:
+        """One batch, of which nothing is kept: an idle lane must not hold on to a model that was unloaded."""
+        parts = self._next()
+        if parts is None:
+            return False
+        started = time.perf_counter()
+        for work, _ in parts:
+            telemetry.ENCODE_WAIT_SECONDS.observe(started - work.started)
+        if _run(parts):
             self._learn(parts, time.perf_counter() - started)
+        return True
 
     def _next(self) -> list[Part] | None:
         with self._changed:
@@ -253,42 +287,68 @@ class Batcher:
             if queue:  # the next model's turn, when there is one
                 self._queues[key] = queue
             for work, places in parts:
-                self._count_cost(work.owner, -sum(work.item(place).cost for place in places))
+                self._count_cost(work, -sum(work.item(place).cost for place in places))
                 telemetry.ENCODE_WAITING.dec(len(places))
             return parts
 
     def _learn(self, parts: list[Part], seconds: float) -> None:
-        lengths = [work.item(place).length for work, places in parts for place in places]
-        cost = sum(work.item(place).cost for work, places in parts for place in places)
-        telemetry.ENCODE_BATCH.observe(len(lengths))
-        telemetry.ENCODE_TOKENS.labels("read").inc(sum(lengths))
-        telemetry.ENCODE_TOKENS.labels("padding").inc(max(lengths) * len(lengths) - sum(lengths))
+        costs = [work.item(place).cost for work, places in parts for place in places]
+        telemetry.ENCODE_BATCH.observe(len(costs))
+        telemetry.ENCODE_TOKENS.labels("read").inc(sum(costs))
+        telemetry.ENCODE_TOKENS.labels("padding").inc(max(costs) * len(costs) - sum(costs))
         with self._changed:
-            rate = self._count * cost / max(seconds, 1e-6)
+            rate = self._count * sum(costs) / max(seconds, 1e-6)
             self._rate += SMOOTHING * (rate - self._rate)
 
 
-def _run(parts: list[Part]) -> None:
-    """One batch. When it fails, each work's part runs again by itself: one bad input must not spoil its neighbours."""
-    now = time.perf_counter()
-    for work, _ in parts:
-        telemetry.ENCODE_WAIT_SECONDS.observe(now - work.started)
+def _use_threads(count: int) -> None:
+    """Give this thread so many of torch's, and leave the number that threads started later get, which torch sets as well."""
+    with _threads_changing:
+        others = torch.get_num_threads()
+        torch.set_num_threads(count)
+        restorer = threading.Thread(target=torch.set_num_threads, args=(others,))
+        restorer.start()
+        restorer.join()
+
+
+def _stopped() -> EncoderFailed:
+    return EncoderFailed("the server stops")
+
+
+def _run(parts: list[Part]) -> bool:
+    """One batch; whether it succeeded. If not, each work's part runs again alone: one bad input must not spoil its neighbours."""
     try:
-        _run_together(parts)
-    except Exception as error:
-        if len(parts) == 1:
-            parts[0][0].fail(error)
-            return
-        for part in parts:
-            try:
-                _run_together([part])
-            except Exception as alone:
-                part[0].fail(alone)
-
-
-def _run_together(parts: list[Part]) -> None:
-    vectors = parts[0][0].model.run([work.item(place) for work, places in parts for place in places])
+        vectors = _compute(parts)
+    except AnchorageError as error:
+        away = parts[0][0].model.remote and isinstance(error, EncoderFailed)  # as it would be for each, after its whole timeout
+        if len(parts) == 1 or away:
+            for work, _ in parts:
+                work.fail(copy(error))  # each request's own: it will name its field
+        else:
+            for part in parts:
+                if not part[0].future.done():
+                    _run([part])
+        return False
     start = 0
     for work, places in parts:
         work.give(places, vectors[start : start + len(places)])
         start += len(places)
+    return True
+
+
+def _compute(parts: list[Part]) -> Tensor:
+    """Vectors of all parts. Raises nothing but AnchorageErrors, whatever the model raises or returns: a lane must not die."""
+    model = parts[0][0].model
+    try:
+        items = [work.item(place) for work, places in parts for place in places]
+        vectors = model.run(items)
+        if vectors.shape != (len(items), model.dim):
+            raise ValueError(f"{tuple(vectors.shape)} for {len(items)} inputs of {model.dim} dimensions")
+        return vectors
+    except AnchorageError:
+        raise
+    except BaseException as error:
+        log.exception("model %s failed", model.identity.model)
+        raise EncoderFailed(
+            f"model {model.identity.model!r} failed: {type(error).__name__}; the server's log has the reason"
+        ) from error

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from copy import copy
 
 import torch
 
@@ -35,6 +37,9 @@ BUDGET = 16_384
 #: tokens that may wait
 MOST_WAITING = 2**19
 
+#: models in memory; those that other machines run take none to speak of, and yet are not kept without end
+MOST_MODELS = 1_024
+
 
 class EncoderPool:
     """Loaded models, the least recently used unloaded first, and the lanes that run them.
@@ -50,7 +55,7 @@ class EncoderPool:
         self._device = device
         self._limit = limit_bytes
         self._loaded: OrderedDict[str, EncoderModel] = OrderedDict()
-        self._loading: dict[str, threading.Lock] = {}
+        self._loading: dict[str, Future[EncoderModel]] = {}
         self._lock = threading.Lock()
         cores = cores or torch.get_num_threads()
         on_cpu = device == "cpu"
@@ -67,24 +72,28 @@ class EncoderPool:
             raise EncoderNeedsVectors(
                 f"an encoder of kind {spec.kind!r} cannot encode inputs: send vectors, made by it", field="inputs"
             )
-        key = spec.key()
-        if (found := self.loaded(spec)) is not None:
-            return found
-        with self._loading_lock(key):
-            if (found := self.loaded(spec)) is not None:  # by another request, meanwhile
+        with self._lock:
+            if (found := self._find(spec.key)) is not None:
                 return found
-            model = _counted(loader, spec, self._shelf, self._device)
-            self._keep(key, model)
-            return model
+            others, own = self._loading.get(spec.key), Future[EncoderModel]()
+            if others is None:
+                self._loading[spec.key] = own
+        if others is not None:
+            return _awaited(others)
+        try:
+            own.set_result(self._load(loader, spec))
+        except BaseException as error:
+            own.set_exception(error)
+            raise
+        finally:
+            with self._lock:
+                del self._loading[spec.key]
+        return own.result()
 
     def loaded(self, spec: Spec) -> EncoderModel | None:
         """The model if it is in memory."""
-        key = spec.key()
         with self._lock:
-            if key not in self._loaded:
-                return None
-            self._loaded.move_to_end(key)
-            return self._loaded[key]
+            return self._find(spec.key)
 
     def submit(self, model: EncoderModel, items: Sequence[Item], owner: str, *, patient: bool = False) -> Work:
         """Queue prepared inputs for a lane. Raises Overloaded and TooMuchAtOnce."""
@@ -95,15 +104,21 @@ class EncoderPool:
         self._compute.close()
         self._network.close()
 
-    @contextmanager
-    def _loading_lock(self, key: str) -> Iterator[None]:
-        """One loads a model, the others that want it wait; those who want another do not."""
-        with self._lock:
-            lock = self._loading.setdefault(key, threading.Lock())
-        with lock:
-            yield
-        with self._lock:
-            self._loading.pop(key, None)
+    def _find(self, key: str) -> EncoderModel | None:
+        if key in self._loaded:
+            self._loaded.move_to_end(key)
+        return self._loaded.get(key)
+
+    def _load(self, loader: Callable[[Spec, Shelf, str], EncoderModel], spec: Spec) -> EncoderModel:
+        try:
+            model = loader(spec, self._shelf, self._device)
+            self._keep(spec.key, model)
+        except AnchorageError:
+            telemetry.MODEL_LOADS.labels("refused").inc()
+            raise
+        telemetry.MODEL_LOADS.labels("loaded").inc()
+        _freeze()
+        return model
 
     def _keep(self, key: str, model: EncoderModel) -> None:
         """Raises EncoderUnavailable for a model above the limit by itself."""
@@ -114,18 +129,25 @@ class EncoderPool:
             )
         with self._lock:
             self._loaded[key] = model
-            while (held := sum(each.nbytes for each in self._loaded.values())) > self._limit:
+            while (held := sum(each.nbytes for each in self._loaded.values())) > self._limit or len(self._loaded) > MOST_MODELS:
                 self._loaded.popitem(last=False)
                 telemetry.MODEL_LOADS.labels("unloaded").inc()
             telemetry.MODELS.set(len(self._loaded))
             telemetry.MODEL_BYTES.set(held)
 
 
-def _counted(loader: Callable[[Spec, Shelf, str], EncoderModel], spec: Spec, shelf: Shelf, device: str) -> EncoderModel:
+def _awaited(loading: Future[EncoderModel]) -> EncoderModel:
+    """What another request loads. Raises what that one does, each request its own copy: it will name its field."""
     try:
-        model = loader(spec, shelf, device)
-    except AnchorageError:
-        telemetry.MODEL_LOADS.labels("refused").inc()
-        raise
-    telemetry.MODEL_LOADS.labels("loaded").inc()
-    return model
+        return loading.result()
+    except AnchorageError as error:
+        raise copy(error) from error
+
+
+def _freeze() -> None:
+    """Models and their libraries are a million objects, which every collection would look through again. Those that were unloaded
+    since go now: they hold themselves in circles.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()

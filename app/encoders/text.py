@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -42,10 +43,24 @@ POOLINGS = ("mean", "cls", "max", "lasttoken", "mean_sqrt_len_tokens")
 LENGTHS = (64, 128, 256, 384, 512)
 
 #: on these the faster path must agree with the library's own encode before it is used
-PROBES = ["Anchors hold.", "", "A longer sentence, so that the two do not have the same number of tokens; and more of it."]
+PROBES = [
+    "Anchors hold.",
+    " \u00dcber A\u0301n\u4e00\U0001f98a\n",
+    "A longer sentence, so that no two have the same number of tokens; and more of it.",
+]
 
 #: texts that a model has no tokenizer of the known kind for: characters of a token, about
 CHARACTERS = 4
+
+#: texts of one batch of `variants`
+VARIED = 32
+
+#: limits of tokens beyond this are what a tokenizer says that knows none
+NO_LIMIT = 10**9
+
+#: weights that may hold code, and the names of those that hold none and are read instead where they are
+PICKLED = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
+SAFE = ("model.safetensors", "model.safetensors.index.json")
 
 
 class SentenceEncoder:
@@ -66,13 +81,21 @@ class SentenceEncoder:
 
     def prepare(self, inputs: Sequence[Input], role: InputRole) -> list[Item]:
         """Tokenize. Raises InvalidInput for what is no text."""
-        wrong = [row for row, value in enumerate(inputs) if not isinstance(value, str)]
-        if wrong:
+        texts = [value for value in inputs if isinstance(value, str)]
+        if len(texts) < len(inputs):
+            wrong = [row for row, value in enumerate(inputs) if not isinstance(value, str)]
             raise InvalidInput("this encoder reads texts, not images", field="inputs", rows=wrong)
-        prompt = self.identity.prompts.get(role, "")
+        if wrong := [row for row, text in enumerate(texts) if not _is_unicode(text)]:
+            raise InvalidInput("a text holds half of a surrogate pair: no valid Unicode", field="inputs", rows=wrong)
+        items = self._items(texts, self.identity.prompts.get(role, ""))
+        if wrong := [row for row, item in enumerate(items) if item.length == 0]:
+            raise InvalidInput("this encoder finds nothing to read in a text", field="inputs", rows=wrong)
+        return items
+
+    def _items(self, texts: Sequence[str], prompt: str) -> list[Item]:
         if self._tokens is not None:
-            return self._tokens([prompt + str(value) for value in inputs])
-        return [_untokenized(prompt, str(value)) for value in inputs]
+            return self._tokens([prompt + text for text in texts])
+        return [_untokenized(prompt, text) for text in texts]
 
     def run(self, items: Sequence[Item]) -> Tensor:
         with torch.inference_mode():
@@ -83,50 +106,51 @@ class SentenceEncoder:
             return torch.tensor(vectors.cpu().numpy())
 
     def _run(self, items: Sequence[Item]) -> Tensor:
-        if self._tokens is None:
-            return self._encode(items)
+        return self._encode(items) if self._tokens is None else self._forward([self._model], items)
+
+    def _forward(self, modules: Sequence[Any], items: Sequence[Item]) -> Tensor:
+        assert self._tokens is not None
         features = _padded([item.features for item in items], self._tokens.pads)
-        moved = {name: torch.from_numpy(table).to(self._model.device) for name, table in features.items()}
-        return self._model(moved)["sentence_embedding"]  # type: ignore[no-any-return]
+        moved: Any = {name: torch.from_numpy(table).to(self._model.device) for name, table in features.items()}
+        for module in modules:
+            moved = module(moved)
+        return moved["sentence_embedding"]  # type: ignore[no-any-return]
 
     def variants(self, inputs: Sequence[str]) -> Iterator[tuple[str, str, Tensor]]:
         """What the model would make of texts if it were used in another way: (cause, what it is, vectors in its own units)."""
         own = self.identity.prompts.get(InputRole.document, "")
         for prompt in dict.fromkeys([own, "", *self._model.prompts.values(), *PROMPTS]):
             what = f"the prompt {prompt!r}" if prompt else "no prompt"
-            yield "prompt", what, self._whole([prompt + text for text in inputs])
-        texts = [own + text for text in inputs]
-        for mode in POOLINGS:
-            if mode != self.identity.pooling and (vectors := self._pooled(texts, mode)) is not None:
-                yield "pooling", f"{mode} pooling", vectors
-        for length in LENGTHS:
-            if self._tokens is not None and length != self._model.max_seq_length:
-                yield "truncation", f"texts cut to {length} tokens", self._whole(texts, most=length)
-
-    def _whole(self, texts: Sequence[str], most: int | None = None) -> Tensor:
-        """Vectors of texts as they are, of all dimensions, not normalised here."""
+            yield "prompt", what, self._vary(self._items(inputs, prompt), self._run)
         if self._tokens is None:
-            items = [_untokenized("", text) for text in texts]
-        else:
-            items = (self._tokens if most is None else self._tokens.cut(most))(list(texts))
-        with torch.inference_mode():
-            return torch.tensor(self._run(items).float().cpu().numpy())
+            return
+        texts = [own + text for text in inputs]
+        for mode, modules in self._poolings():
+            yield "pooling", f"{mode} pooling", self._vary(self._tokens(texts), partial(self._forward, modules))
+        for most in LENGTHS:
+            if most != self._tokens.most and most <= self._positions():
+                yield "truncation", f"texts cut to {most} tokens", self._vary(self._tokens.cut(most)(texts), self._run)
 
-    def _pooled(self, texts: Sequence[str], mode: str) -> Tensor | None:
-        """The model with another pooling; None where it has none."""
+    def _vary(self, items: Sequence[Item], run: Callable[[Sequence[Item]], Tensor]) -> Tensor:
+        """Vectors of all dimensions, not normalised here."""
+        with torch.inference_mode():
+            pieces = [run(items[start : start + VARIED]) for start in range(0, len(items), VARIED)]
+            return torch.tensor(torch.cat(pieces).float().cpu().numpy())
+
+    def _poolings(self) -> Iterator[tuple[str, list[Any]]]:
+        """The model's modules with other poolings."""
         from sentence_transformers.sentence_transformer.modules import Pooling
 
         modules = list(self._model)
-        place = next((place for place, module in enumerate(modules) if isinstance(module, Pooling)), None)
-        if place is None or self._tokens is None:
-            return None
-        other = Pooling(modules[place].embedding_dimension, pooling_mode=mode)
-        features = _padded([item.features for item in self._tokens(list(texts))], self._tokens.pads)
-        moved: Any = {name: torch.from_numpy(table).to(self._model.device) for name, table in features.items()}
-        with torch.inference_mode():
-            for module in (*modules[:place], other, *modules[place + 1 :]):
-                moved = module(moved)
-            return torch.tensor(moved["sentence_embedding"].float().cpu().numpy())
+        for place in [place for place, module in enumerate(modules) if isinstance(module, Pooling)][:1]:
+            for mode in POOLINGS:
+                if mode != self.identity.pooling:
+                    other = Pooling(modules[place].embedding_dimension, pooling_mode=mode)
+                    yield mode, [*modules[:place], other, *modules[place + 1 :]]
+
+    def _positions(self) -> int:
+        """The most tokens that the model can read, whatever its tokenizer cuts at."""
+        return int(getattr(self._model[0].config, "max_position_embeddings", None) or self._model.max_seq_length)
 
     def _encode(self, items: Sequence[Item]) -> Tensor:
         """By the library's own encode, for each prompt in turn: some models leave the prompt out when they pool."""
@@ -144,13 +168,15 @@ class SentenceEncoder:
         return made
 
     def _agrees(self) -> bool:
-        """Whether both paths give the same vectors."""
+        """Whether both paths give the same vectors, and the faster one those of each text alone: its neighbours in a batch, and on
+        which side they are padded, must not matter.
+        """
         assert self._tokens is not None
         tokens = self._tokens
         try:
             fast = self.run(tokens(PROBES))
             self._tokens = None
-            slow = self.run([_untokenized("", text) for text in PROBES])
+            slow = torch.cat([self.run([_untokenized("", text)]) for text in PROBES])
         except Exception:  # a model of a kind that the faster path was not made for may raise anything
             return False
         finally:
@@ -162,19 +188,19 @@ class SentenceEncoder:
 class _Tokens:
     """The model's tokenizer without its Python half, which keeps state between calls: threads may share this one."""
 
-    def __init__(self, tokenizer: Any, names: Sequence[str], pad: int) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, names: Sequence[str], pad: int, most: int | None, side: str) -> None:
+        self.most = most
+        self.pads = {"input_ids": pad, "attention_mask": 0, "token_type_ids": 0}
+        self._tokenizer = _unlimited(tokenizer)
+        if most is not None:
+            self._tokenizer.enable_truncation(most, direction=side)
+        self._side = side
         self._attributes = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
         self._names = [name for name in self._attributes if name in names]
-        self.pads = {"input_ids": pad, "attention_mask": 0, "token_type_ids": 0}
 
     def cut(self, most: int) -> _Tokens:
         """The same, with another limit."""
-        from tokenizers import Tokenizer
-
-        other = Tokenizer.from_str(self._tokenizer.to_str())
-        other.enable_truncation(most, direction=self._tokenizer.truncation["direction"])
-        return _Tokens(other, self._names, self.pads["input_ids"])
+        return _Tokens(self._tokenizer, self._names, self.pads["input_ids"], most, self._side)
 
     def __call__(self, texts: list[str]) -> list[Item]:
         return [self._item(encoding) for encoding in self._tokenizer.encode_batch_fast(texts)]
@@ -190,23 +216,40 @@ def _untokenized(prompt: str, text: str) -> Item:
     return Item((prompt, text), length, length, length)
 
 
+def _is_unicode(text: str) -> bool:
+    """Whether UTF-8 can write it: JSON can smuggle half of a surrogate pair into a str."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _tokenizer(model: Any) -> _Tokens | None:
     """Of a model that begins with a plain transformer of texts; None for any other, which the library's own encode serves."""
     from sentence_transformers.base.modules.transformer import Transformer
-    from tokenizers import Tokenizer
 
     first = model[0]
     wrapper: Any = getattr(first, "tokenizer", None)
     backend = getattr(wrapper, "backend_tokenizer", None)
+    plain = type(first) is Transformer and not first.processing_kwargs
     includes_prompt = all(getattr(module, "include_prompt", True) for module in model)
-    if type(first) is not Transformer or backend is None or not includes_prompt or model.max_seq_length is None:
+    if not plain or not includes_prompt or backend is None or wrapper.pad_token_id is None:
         return None
-    tokenizer = Tokenizer.from_str(backend.to_str())
-    tokenizer.enable_truncation(int(model.max_seq_length), direction=wrapper.truncation_side)
-    tokenizer.no_padding()
-    if wrapper.padding_side != "right" or wrapper.pad_token_id is None:
-        return None
-    return _Tokens(tokenizer, wrapper.model_input_names, wrapper.pad_token_id)
+    most = int(model.max_seq_length)
+    return _Tokens(
+        backend, wrapper.model_input_names, wrapper.pad_token_id, most if most < NO_LIMIT else None, wrapper.truncation_side
+    )
+
+
+def _unlimited(tokenizer: Any) -> Any:
+    """A copy that neither cuts nor pads."""
+    from tokenizers import Tokenizer
+
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    copy.no_truncation()
+    copy.no_padding()
+    return copy
 
 
 def _padded(rows: Sequence[Mapping[str, list[int]]], pads: Mapping[str, int]) -> dict[str, np.ndarray[Any, Any]]:
@@ -229,6 +272,7 @@ def load(spec: Spec, shelf: Shelf, device: str) -> EncoderModel:
             "sentence-transformers is not installed on the server: pip install 'anchorage[text]'", field="kind"
         )
     folder, revision = find(spec, shelf, packaged=_packaged(spec.model))
+    _refuse_pickled(spec.model, folder)
     make_importable()
     from sentence_transformers import SentenceTransformer
     from transformers.utils import logging
@@ -237,16 +281,30 @@ def load(spec: Spec, shelf: Shelf, device: str) -> EncoderModel:
     kwargs: dict[str, Any] = {"use_safetensors": True}
     if "dtype" in options:
         kwargs["dtype"] = DTYPES[options["dtype"]]
-    model = _guarded(
-        spec.model,
-        lambda: SentenceTransformer(
+
+    def make() -> SentenceEncoder:
+        model = SentenceTransformer(
             str(folder), device=device, trust_remote_code=False, local_files_only=True, model_kwargs=kwargs
-        ).eval(),
-    )
-    identity = _guarded(spec.model, lambda: _identity(spec, model, revision, options))
-    encoder = SentenceEncoder(model, identity)
-    _guarded(spec.model, lambda: encoder.run(encoder.prepare(PROBES, InputRole.document)))
-    return encoder
+        ).eval()
+        for module in model:
+            if "dtype" in kwargs and not hasattr(module, "auto_model"):  # which was loaded so, but for what needs full precision
+                module.to(kwargs["dtype"])
+        encoder = SentenceEncoder(model, _identity(spec, model, revision, options))
+        encoder.run(encoder.prepare(PROBES, InputRole.document))
+        return encoder
+
+    return _guarded(spec.model, make)
+
+
+def _refuse_pickled(model: str, folder: Path) -> None:
+    """Raises EncoderUnavailable for weights that the library might unpickle: those of a module that has no others."""
+    for path in folder.rglob("*"):
+        read_instead = any((path.parent / name).is_file() for name in SAFE)
+        if path.suffix.lower() in PICKLED and not read_instead and not path.name.startswith("openvino_"):
+            raise EncoderUnavailable(
+                f"model {model!r} has pickled weights, {path.relative_to(folder).as_posix()!r}, and no safetensors beside them",
+                field="model",
+            )
 
 
 def _packaged(model: str) -> Path | None:
@@ -255,7 +313,7 @@ def _packaged(model: str) -> Path | None:
     return None if spec is None or spec.origin is None else Path(spec.origin).parent / "model"
 
 
-def _guarded(model: str, step: Callable[[], Any]) -> Any:
+def _guarded(model: str, step: Callable[[], SentenceEncoder]) -> SentenceEncoder:
     try:
         return step()
     except (EncoderUnavailable, InvalidOption):
@@ -270,26 +328,44 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         if name not in OPTIONS:
             raise UnknownOption(f"a sentence-transformers encoder takes {', '.join(sorted(OPTIONS))}", field=f"options.{name}")
-        if name == "dtype" and value not in DTYPES:
+        if name == "dtype" and (not isinstance(value, str) or value not in DTYPES):
             raise InvalidOption(f"dtype must be one of {', '.join(DTYPES)}", field="options.dtype")
+        if name == "normalise" and not isinstance(value, bool):
+            raise InvalidOption("normalise must be true or false", field="options.normalise")
+        if name == "dim" and type(value) is not int:
+            raise InvalidOption("dim must be a whole number", field="options.dim")
+        if name == "prompts":
+            _check_prompts(value)
     return dict(given)
+
+
+def _check_prompts(value: Any) -> None:
+    roles = [str(role) for role in InputRole]
+    if not isinstance(value, Mapping) or not all(isinstance(text, str) and _is_unicode(text) for text in value.values()):
+        raise InvalidOption("prompts must be an object of texts", field="options.prompts")
+    for role in value:
+        if role not in roles:
+            raise UnknownOption(f"prompts are for {' and '.join(roles)}", field=f"options.prompts.{role}")
 
 
 def _identity(spec: Spec, model: Any, revision: str, options: Mapping[str, Any]) -> Identity:
     """What the model's own files say, changed by the options."""
     dim = int(model.get_embedding_dimension())
-    wanted = int(options.get("dim", dim))
+    wanted = options.get("dim", dim)
     if not 1 <= wanted <= dim:
         raise InvalidOption(f"dim must be 1 to {dim}, which the model has", field="options.dim")
-    names = [type(module).__name__ for module in model]
+    unit = any(type(module).__name__ == "Normalize" for module in model)
+    if unit and options.get("normalise") is False:
+        raise InvalidOption("this model's vectors have unit length", field="options.normalise")
+    prompts = {**_own_prompts(model), **options.get("prompts", {})}
     pooling = next((module for module in model if type(module).__name__ == "Pooling"), None)
     return Identity(
         model=spec.model,
         revision=revision,
-        prompts={**_own_prompts(model), **options.get("prompts", {})},
+        prompts={role: prompt for role, prompt in prompts.items() if prompt},
         pooling=None if pooling is None else _pooling(pooling),
         # Truncated vectors have unit length again where the whole ones have it.
-        normalise=bool(options.get("normalise", "Normalize" in names)) or "Normalize" in names,
+        normalise=options.get("normalise", unit),
         dim=wanted,
         dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
     )

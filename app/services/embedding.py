@@ -16,7 +16,7 @@ from app.services.context import Services
 from app.services.encoding import Inputs, encode, readable, spec_of
 from app.services.jobs import Done, Progress, submit
 from app.storage import registry, tables
-from app.types import JobKind
+from app.types import InputRole, JobKind
 
 #: most encoders of one request
 MOST_ENCODERS = 64
@@ -63,7 +63,7 @@ def request_addition(services: Services, project: str, *, anchor_set: str, encod
 def run_embed(services: Services, job: tables.Job, progress: Progress) -> Done:
     """The job itself; on success the set exists, or has the new embeddings."""
     arguments = job.arguments
-    inputs = Inputs(read_inputs(services, arguments["blobs"]["inputs"]), arguments["role"])
+    inputs = read_inputs(services, arguments["blobs"]["inputs"])
 
     def tell(done: int, total: int) -> None:
         progress(done, total, {})
@@ -84,25 +84,29 @@ def run_embed(services: Services, job: tables.Job, progress: Progress) -> Done:
     return Done(_result(set_row, arguments), keep=keep)
 
 
-def write_inputs(services: Services, inputs: Sequence[Input]) -> str:
+def write_inputs(services: Services, inputs: Inputs) -> str:
     """Keep inputs as a blob, and return its content hash."""
-    files = [value.encode() if isinstance(value, str) else value for value in inputs]
+    files = [value.encode() if isinstance(value, str) else value for value in inputs.values]
     joined = bytearray(b"".join(files))
     return services.blobs.put(
         {
             "bytes": torch.frombuffer(joined, dtype=torch.uint8) if joined else torch.empty(0, dtype=torch.uint8),
             "ends": torch.tensor([len(file) for file in files]).cumsum(0),
-            "are_text": torch.tensor([isinstance(value, str) for value in inputs]),
+            "are_text": torch.tensor([isinstance(value, str) for value in inputs.values]),
+            "are_queries": torch.tensor(inputs.role is InputRole.query),
         }
     )
 
 
-def read_inputs(services: Services, blob: str) -> list[Input]:
-    """The inputs of a blob. Raises StorageUnavailable."""
+def read_inputs(services: Services, blob: str) -> Inputs:
+    """The inputs of a blob, and what they are to a search. Raises StorageUnavailable."""
     kept = services.blobs.get(blob)
     joined, ends = kept["bytes"].numpy().tobytes(), [0, *kept["ends"].tolist()]
     files = [joined[start:end] for start, end in pairwise(ends)]
-    return [file.decode() if text else file for file, text in zip(files, kept["are_text"].tolist(), strict=True)]
+    values: list[Input] = [
+        file.decode() if text else file for file, text in zip(files, kept["are_text"].tolist(), strict=True)
+    ]
+    return Inputs(values, InputRole.query if bool(kept["are_queries"]) else InputRole.document)
 
 
 def _encoders(
@@ -145,7 +149,7 @@ def _encode_set(
             on_progress=lambda done, before=before: tell(before + done, count * len(encoders)),  # type: ignore[misc]
         )
         embeddings[row.name] = done.vectors
-    kept = write_inputs(services, inputs.values) if keep else None
+    kept = write_inputs(services, inputs) if keep else None
     return spaces.new_anchor_set(services, project, name=name, embeddings=embeddings, inputs=kept)
 
 
@@ -158,14 +162,13 @@ def _addition(
             raise InputsNotStored(
                 f"anchor set {anchor_set!r} keeps no inputs: send vectors or inputs, in the order of its items", field="inputs"
             )
-        inputs = Inputs(read_inputs(services, set_row.inputs))
+        inputs = read_inputs(services, set_row.inputs)
     spec_of(encoder_row)
     return set_row, encoder_row, Inputs(readable(encoder_row, inputs.values, limits=services.limits, field="inputs"), inputs.role)
 
 
 def _submit(services: Services, project: str, arguments: dict[str, Any], inputs: Inputs) -> tables.Job:
-    blobs = {"inputs": write_inputs(services, inputs.values)}
-    return submit(services, project, JobKind.embed, {**arguments, "role": str(inputs.role), "blobs": blobs})
+    return submit(services, project, JobKind.embed, {**arguments, "blobs": {"inputs": write_inputs(services, inputs)}})
 
 
 def _result(row: tables.AnchorSet, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -158,8 +158,8 @@ def require_same(encoder: tables.Encoder, model: EncoderModel) -> None:
     """Raises EncoderChanged for a model whose files are not those that the encoder was registered with."""
     if encoder.identity is None:  # registered before identities were kept
         return
-    now, then = asdict(model.identity), encoder.identity
-    if changed := sorted(name for name in then if then[name] != now.get(name)):
+    now, then = model.identity.members, encoder.identity
+    if now != then and (changed := sorted(name for name in then if then[name] != now.get(name))):
         raise EncoderChanged(
             f"the model of encoder {encoder.name!r} is not what it was when it was registered: {', '.join(changed)} differ; "
             "restore it, or register what is there now under another name",
@@ -169,7 +169,7 @@ def require_same(encoder: tables.Encoder, model: EncoderModel) -> None:
 
 def fingerprint(encoder: tables.Encoder) -> str | None:
     """Equal for encoders that give equal vectors; None for external ones, of which the service knows nothing."""
-    return None if encoder.identity is None else Identity(**encoder.identity).fingerprint()
+    return None if encoder.identity is None else Identity(**encoder.identity).fingerprint
 
 
 def readable(encoder: tables.Encoder, inputs: Sequence[Input], *, limits: Limits, field: str) -> Sequence[Input]:
@@ -216,16 +216,23 @@ class Recent:
 
     def __init__(self, keep_s: float = 1.0, most: int = 1024) -> None:
         self._keep_s, self._most = keep_s, most
-        self._rows: dict[tuple[str, str], tuple[float, tables.Encoder]] = {}
+        self._rows: dict[tuple[str, str], tuple[float, tables.Encoder, Spec]] = {}
 
-    def get(self, project: str, name: str) -> tables.Encoder | None:
+    def get(self, project: str, name: str) -> tuple[tables.Encoder, Spec] | None:
         found = self._rows.get((project, name))
-        return found[1] if found is not None and time.monotonic() - found[0] < self._keep_s else None
+        return found[1:] if found is not None and time.monotonic() - found[0] < self._keep_s else None
 
-    def put(self, row: tables.Encoder) -> None:
+    def put(self, row: tables.Encoder) -> tuple[tables.Encoder, Spec]:
+        """Raises EncoderNeedsVectors for one that the service does not run."""
         if len(self._rows) >= self._most:
             self._rows.clear()
-        self._rows[row.project, row.name] = (time.monotonic(), row)
+        spec = spec_of(row)
+        self._rows[row.project, row.name] = (time.monotonic(), row, spec)
+        return row, spec
+
+    def forget(self, project: str, name: str) -> None:
+        """It is deleted: another may take its name at once."""
+        self._rows.pop((project, name), None)
 
 
 def small(inputs: Sequence[Input]) -> bool:

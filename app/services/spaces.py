@@ -124,7 +124,7 @@ def _describe_model(services: Services, row: tables.Encoder, dim: int | None, mo
     model = load(services, row)
     if modality not in (None, model.modality):
         raise InvalidRequest(f"this model reads {model.modality}, not {modality}", field="modality")
-    row.dim, row.modality, row.identity = model.dim, model.modality, asdict(model.identity)
+    row.dim, row.modality, row.identity = model.dim, model.modality, model.identity.members
 
 
 def delete_encoder(services: Services, project: str, name: str) -> None:

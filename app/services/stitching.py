@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from app.errors import DimensionMismatch, InvalidHead, InvalidRequest, MissingField, NotExactlyOne
+from app.errors import InvalidHead, InvalidRequest, MissingField, NotExactlyOne
 from app.heads import registry as heads
 from app.heads.base import HeadModel, probabilities
 from app.heads.image import png
@@ -209,7 +209,7 @@ def stitch(
         source = registry.by_name(session, tables.Encoder, project, encoder, field="encoder")
     sent_as, count = spaces.sent(vectors, inputs)
     spaces.check_answer(services, sent_as, count, dim=row.outputs)
-    known = _known(row, truth, count)
+    known = _known(services, row, truth, count)
     ready = _bring(services, project, row, source, anchor_set, method, options, vectors, inputs)
     values = _ask(services, row, ready.vectors)
     output = HeadOutput(row.settings.get("output", HeadOutput.classes))
@@ -290,7 +290,7 @@ def loaded_head(services: Services, row: tables.Head) -> HeadModel:
     )
 
 
-def _known(row: tables.Head, truth: Truth, count: int) -> Tensor | None:
+def _known(services: Services, row: tables.Head, truth: Truth, count: int) -> Tensor | None:
     """What the client says is right: indices into classes (n,), or numbers (n, m). Raises for what does not fit the head."""
     classifies = row.settings.get("output", HeadOutput.classes) == HeadOutput.classes
     if truth.labels is not None:
@@ -306,11 +306,8 @@ def _known(row: tables.Head, truth: Truth, count: int) -> Tensor | None:
         if classifies:
             raise InvalidRequest("targets belong to a decoder: a classifier's truth are labels", field="targets")
         _require_count(len(truth.targets), count, "targets")
-        if truth.targets.shape[1] != row.outputs:
-            raise DimensionMismatch(
-                f"the head answers {row.outputs} numbers, targets have {truth.targets.shape[1]}", field="targets"
-            )
-    return truth.targets
+        return spaces.checked(truth.targets, field="targets", limits=services.limits, dim=row.outputs)
+    return None
 
 
 def _require_count(count: int, expected: int, field: str) -> None:

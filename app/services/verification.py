@@ -101,8 +101,10 @@ def _explain(model: EncoderModel, inputs: object, ours: Tensor, given: Tensor) -
     unit = normalize(given, dim=1)
     if ours.shape == given.shape:
         yield Explanation("normalisation", "lengths differ, directions do not", _deviation(normalize(ours, dim=1), unit))
-        nearest = (unit @ normalize(ours, dim=1).T).argmax(dim=1)
-        yield Explanation("order", "the same vectors in another order", _deviation(ours[nearest], given))
+        alike = unit @ normalize(ours, dim=1).T
+        # Both ways: one vector sent many times has its like among ours, but ours do not have theirs.
+        apart = max(_deviation(ours[alike.argmax(dim=1)], given), _deviation(given[alike.argmax(dim=0)], ours))
+        yield Explanation("order", "the same vectors in another order", apart)
     else:
         yield from _shorter("dimensions", "", ours, given)
     variants = getattr(model, "variants", None)
