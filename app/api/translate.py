@@ -38,6 +38,9 @@ class Options(Body):
     encode_power: Annotated[Finite, Field(ge=0, le=1)] | None = Field(None, description="graded: default 1")
     decode_power: Annotated[Finite, Field(ge=0, le=1)] | None = Field(None, description="graded: default 0.25")
     renormalise: bool | None = Field(None, description="scale translated directions to unit length: default true")
+    keep_norms: bool | None = Field(
+        None, description="a vector farther from its mean than usual stays so: for decoders; default false"
+    )
 
     def given(self) -> MethodOptions:
         return self.model_dump(exclude_none=True)

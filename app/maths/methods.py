@@ -43,30 +43,30 @@ class Method:
 METHODS: dict[str, Method] = {
     "irp": Method(
         "the paper's inverse: pruned anchors, mean of omega subspaces",
-        {"delta": 0.6, "omega": 8, "seed": 0, "renormalise": True},
+        {"delta": 0.6, "omega": 8, "seed": 0, "renormalise": True, "keep_norms": False},
         decode=lambda y, o: inverse.irp(y.unit, delta=float(o["delta"]), omega=int(o["omega"]), seed=int(o["seed"])),
         encode=lambda x, o: x.unit.T,
     ),
     "irp-ridge": Method(
         "the inverse in closed form, with a ridge in place of pruning",
-        {"ridge": 1.0, "renormalise": True},
+        {"ridge": 1.0, "renormalise": True, "keep_norms": False},
         decode=lambda y, o: inverse.irp_ridge(y.unit, ridge=float(o["ridge"])),
         encode=lambda x, o: x.unit.T,
     ),
     "graded": Method(
         "both sides whitened by a chosen power, each from its own anchors",
-        {"encode_power": 1.0, "decode_power": 0.25, "ridge": 1.0, "renormalise": True},
+        {"encode_power": 1.0, "decode_power": 0.25, "ridge": 1.0, "renormalise": True, "keep_norms": False},
         decode=lambda y, o: graded.decoder(y.unit, power=float(o["decode_power"]), ridge=float(o["ridge"])),
         encode=lambda x, o: graded.projector(x.unit, power=float(o["encode_power"]), ridge=float(o["ridge"])),
     ),
     "procrustes": Method(
         "the nearest rotation, fitted to both spaces' anchors",
-        {"renormalise": True},
+        {"renormalise": True, "keep_norms": False},
         align=lambda x, y, o: align.procrustes(x.unit, y.unit),
     ),
     "ridge": Method(
         "ridge regression, fitted to both spaces' anchors",
-        {"ridge": 1.0, "renormalise": True},
+        {"ridge": 1.0, "renormalise": True, "keep_norms": False},
         align=lambda x, y, o: align.ridge(x.unit, y.unit, ridge=float(o["ridge"])),
     ),
 }
@@ -103,7 +103,8 @@ def fit(name: str, source: Space, target: Space, options: Options) -> Translator
         assert method.encode is not None
         assert method.decode is not None
         matrix = method.encode(source, options) @ method.decode(target, options)
-    return make_translator(source, target, matrix, renormalise=bool(options["renormalise"]))
+    shape = {name: bool(options[name]) for name in ("renormalise", "keep_norms")}
+    return make_translator(source, target, matrix, **shape)
 
 
 def fit_decoder(name: str, target: Space, options: Options) -> Decoder:

@@ -40,10 +40,13 @@ class Translator:
 
     source_mean  (d_x,)      m_x, in the source encoder's units
     decoder      (d_x, d_y)  T = E_x D_y in place of D, and the target's s_y, m_y and renormalise
+    kept_scale               s_x where norms are kept: a vector c times as far from its mean as is usual there comes to lie c times as
+                             far from the target's; None: every vector lies at the target's usual distance
     """
 
     source_mean: Float32[Tensor, " dx"]
     decoder: Decoder
+    kept_scale: float | None = None
 
     @property
     def dims(self) -> tuple[int, int]:
@@ -72,9 +75,12 @@ def make_decoder(target: Space, matrix: Float64[Tensor, "m dy"], *, renormalise:
     return Decoder(matrix.float().contiguous(), energy, target.scale, target.mean.float(), renormalise)
 
 
-def make_translator(source: Space, target: Space, matrix: Float64[Tensor, "dx dy"], *, renormalise: bool = True) -> Translator:
+def make_translator(
+    source: Space, target: Space, matrix: Float64[Tensor, "dx dy"], *, renormalise: bool = True, keep_norms: bool = False
+) -> Translator:
     """The translator that serves a fitted T (d_x, d_y), in float32."""
-    return Translator(source.mean.float(), make_decoder(target, matrix, renormalise=renormalise))
+    decoder = make_decoder(target, matrix, renormalise=renormalise)
+    return Translator(source.mean.float(), decoder, source.scale if keep_norms else None)
 
 
 def decode(decoder: Decoder, relative: Float[Tensor, "n k"]) -> Translated:
@@ -97,7 +103,8 @@ def apply(translator: Translator, vectors: Float[Tensor, "n dx"]) -> Translated:
     """Translate vectors (n, d_x), in the source encoder's units and any float dtype, in float32.
 
     A vector equal to the source's mean, or outside what the anchors span, becomes the target's mean, and is flagged.
-    Raises as `check_vectors`: EmptyVectors, DimensionMismatch, NonFinite, OutOfRange.
+    Raises as `check_vectors`: EmptyVectors, DimensionMismatch, NonFinite, OutOfRange; the last also for vectors so far from the mean
+    that keeping their norm overflows.
     """
     check_vectors(vectors, dim=translator.dims[0])
     unit, norms = normalise(vectors.float(), translator.source_mean)
@@ -105,17 +112,26 @@ def apply(translator: Translator, vectors: Float[Tensor, "n dx"]) -> Translated:
     # What the rounding of x - m, relative to m, adds to the rounding of n(x) itself.
     offset = translator.source_mean.double().square() @ translator.decoder.energy.double()
     carried = offset / torch.where(at_mean, 1.0, norms).square()
-    translated, known = _finish(translator.decoder, unit, carried.float())
+    stretch = None if translator.kept_scale is None else (norms.double() / translator.kept_scale).float()
+    translated, known = _finish(translator.decoder, unit, carried.float(), stretch)
+    if stretch is not None and (far := (~translated.isfinite().all(dim=1)).nonzero().flatten().tolist()):
+        raise OutOfRange(f"{len(far)} vectors are too far from the mean to keep their norm in float32", rows=far)
     return Translated(translated, at_mean, ~known & ~at_mean)
 
 
 def _finish(
-    decoder: Decoder, coordinates: Float32[Tensor, "n m"], more: Float32[Tensor, " *n"]
+    decoder: Decoder,
+    coordinates: Float32[Tensor, "n m"],
+    more: Float32[Tensor, " *n"],
+    stretch: Float32[Tensor, " n"] | None = None,
 ) -> tuple[Float32[Tensor, "n dy"], Bool[Tensor, " n"]]:
     """s_y * r'(c M) + m_y, the one product that serving pays for, and which rows (n,) it says anything about.
 
     A product no longer than the rounding of its coordinates can make it, 8 eps sqrt(sum_i c_i^2 |M_i|^2 + more), is noise, and
-    counts as zero. more  (n,), or one for all: squared error that the coordinates bring along, in units of eps
+    counts as zero.
+
+    more     (n,), or one for all: squared error that the coordinates bring along, in units of eps
+    stretch  (n,) by how much each row is longer than usual; None: not at all
     """
     product = coordinates @ decoder.matrix
     lengths = row_norms(product)
@@ -123,6 +139,8 @@ def _finish(
     known = lengths > rounding * (coordinates.square() @ decoder.energy + more).sqrt()
     if decoder.renormalise:
         product = unit_rows(product, torch.where(known, lengths, 0.0))
+    if stretch is not None:
+        product = product.mul_(torch.where(known, stretch, 0.0)[:, None])
     return product.mul_(decoder.scale).add_(decoder.mean), known
 
 
@@ -130,6 +148,8 @@ def content_hash(translator: Translator) -> str:
     """SHA-256 of everything `apply` depends on, as 32 hexadecimal digits: equal hashes translate alike."""
     decoder = translator.decoder
     digest = hashlib.sha256(f"{decoder.scale!r} {decoder.renormalise} {list(translator.dims)}".encode())
+    if translator.kept_scale is not None:
+        digest.update(f" {translator.kept_scale!r}".encode())
     for tensor in (translator.source_mean, decoder.matrix, decoder.mean):
         digest.update(tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()[:32]

@@ -26,6 +26,9 @@ FITS, FITS_WAITING = 2, 6
 LOADS, LOADS_WAITING = 2, 14
 TURN_WAIT_S = 30.0
 
+#: requests that decode images at once: one may take half a gigabyte while it does
+DECODINGS = 2
+
 #: requests that wait for their inputs' vectors: three quarters of the threads
 ENCODINGS = THREADS * 3 // 4
 
@@ -92,6 +95,8 @@ class Services:
     turn_wait_s: float | None = TURN_WAIT_S
     _fits: Turns = field(default_factory=lambda: Turns("fitting translators,", FITS, FITS_WAITING))
     _loads: Turns = field(default_factory=lambda: Turns("loading encoders,", LOADS, LOADS_WAITING))
+    #: taken by whoever decodes images
+    decoding: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(DECODINGS))
     _encodings: Turns = field(default_factory=lambda: Turns("encoding inputs,", ENCODINGS, 0))
 
     def close(self) -> None:

@@ -103,9 +103,7 @@ def read_inputs(services: Services, blob: str) -> Inputs:
     kept = services.blobs.get(blob)
     joined, ends = kept["bytes"].numpy().tobytes(), [0, *kept["ends"].tolist()]
     files = [joined[start:end] for start, end in pairwise(ends)]
-    values: list[Input] = [
-        file.decode() if text else file for file, text in zip(files, kept["are_text"].tolist(), strict=True)
-    ]
+    values: list[Input] = [file.decode() if text else file for file, text in zip(files, kept["are_text"].tolist(), strict=True)]
     return Inputs(values, InputRole.query if bool(kept["are_queries"]) else InputRole.document)
 
 

@@ -6,8 +6,10 @@ import base64
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, wait
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -31,7 +33,10 @@ from app.storage import tables
 from app.types import InputRole, Modality
 
 #: inputs prepared at once; the next piece is prepared while this one runs
-PIECE = {Modality.text: 1024, Modality.image: 32}
+PIECE = {Modality.text: 1024, Modality.image: 8}
+
+#: how often a job that waits for a piece looks whether it is cancelled
+LOOK_S = 0.5
 
 #: texts of a small request may be tokenized where it is answered, without a thread
 INLINE_INPUTS, INLINE_CHARACTERS = 16, 16_384
@@ -75,19 +80,21 @@ def encode(
     model = load(services, encoder)
     with services.encoding():
         pieces = _pieces(services, model, ready, role, field)
-        done: list[tuple[Work, Sequence[Item]]] = []
+        begun: list[tuple[Work, Sequence[Item]]] = []
+        done = 0
         try:
-            for work, items in pieces:
-                if done:
-                    _await(done[-1][0], field)
-                    on_progress(sum(len(each) for _, each in done))
-                done.append((work, items))
-            vectors = torch.cat([_await(work, field) for work, _ in done])
+            for piece in pieces:
+                begun.append(piece)
+                for work, items in begun[-2:-1]:  # the one before, which ran while this one was prepared
+                    _await(work, field, partial(on_progress, done))
+                    done += len(items)
+                    on_progress(done)
+            vectors = torch.cat([_await(work, field, partial(on_progress, done)) for work, _ in begun])
         except BaseException:  # a part failed, the client left, or the job is cancelled: the rest has no reader
-            for work, _ in done:
+            for work, _ in begun:
                 work.future.cancel()
             raise
-    items = [item for _, each in done for item in each]
+    items = [item for _, each in begun for item in each]
     on_progress(len(items))
     return finished(vectors, items, encoder, field=field)
 
@@ -99,7 +106,8 @@ def _pieces(
     owner = owner_of_request()
     for start in range(0, len(inputs), size):
         try:
-            items = model.prepare(inputs[start : start + size], role)
+            with services.decoding if model.modality is Modality.image else nullcontext():
+                items = model.prepare(inputs[start : start + size], role)
         except AnchorageError as error:
             error.rows = [row + start for row in error.rows]
             error.field = field
@@ -109,8 +117,11 @@ def _pieces(
         yield work, items
 
 
-def _await(work: Work, field: str) -> Tensor:
+def _await(work: Work, field: str, meanwhile: Callable[[], None]) -> Tensor:
+    """The vectors; `meanwhile` is called now and then, and may end the waiting by what it raises: a piece takes minutes."""
     try:
+        while not wait([work.future], timeout=LOOK_S).done:
+            meanwhile()
         return work.future.result()
     except CancelledError:
         raise ClientLeft("the client left before its inputs were encoded") from None
@@ -235,8 +246,9 @@ class Recent:
         self._rows.pop((project, name), None)
 
 
-def small(inputs: Sequence[Input]) -> bool:
-    return len(inputs) <= INLINE_INPUTS and sum(map(len, inputs)) <= INLINE_CHARACTERS
+def small(model: EncoderModel, inputs: Sequence[Input]) -> bool:
+    """Whether preparing them takes no longer than answering: never so for images, which may be large when decoded."""
+    return model.modality is Modality.text and len(inputs) <= INLINE_INPUTS and sum(map(len, inputs)) <= INLINE_CHARACTERS
 
 
 def start(

@@ -34,13 +34,20 @@ def _load_decoder(tensors: dict[str, Tensor]) -> Decoder:
     )
 
 
+def _dump_translator(translator: Translator) -> dict[str, Tensor]:
+    kept = {} if translator.kept_scale is None else {"kept_scale": _number(translator.kept_scale)}
+    return {"source_mean": translator.source_mean, **kept, **_dump_decoder(translator.decoder)}
+
+
+def _load_translator(tensors: dict[str, Tensor]) -> Translator:
+    kept = float(tensors["kept_scale"]) if "kept_scale" in tensors else None
+    return Translator(tensors["source_mean"], _load_decoder(tensors), kept)
+
+
 SPACE: Shared[Space] = Shared(
     dump=lambda space: {"mean": space.mean, "unit": space.unit, "scale": _number(space.scale)},
     load=lambda tensors: Space(tensors["mean"], float(tensors["scale"]), tensors["unit"]),
 )
 MATRIX: Shared[Tensor] = Shared(dump=lambda matrix: {"matrix": matrix}, load=lambda tensors: tensors["matrix"])
 DECODER: Shared[Decoder] = Shared(dump=_dump_decoder, load=_load_decoder)
-TRANSLATOR: Shared[Translator] = Shared(
-    dump=lambda translator: {"source_mean": translator.source_mean, **_dump_decoder(translator.decoder)},
-    load=lambda tensors: Translator(tensors["source_mean"], _load_decoder(tensors)),
-)
+TRANSLATOR: Shared[Translator] = Shared(dump=_dump_translator, load=_load_translator)

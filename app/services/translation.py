@@ -142,6 +142,8 @@ def translate_relative(
     spaces.check_answer(services, "relative", len(raw), dim=target.encoder.dim)
     if "encode_power" in request.options:
         raise UnknownOption("relative vectors are encoded already; say how with relative_power", field="options.encode_power")
+    if "keep_norms" in request.options:
+        raise UnknownOption("relative vectors have lost their norms: there are none to keep", field="options.keep_norms")
     method, given = request.method, request.options
     if method in ("auto", "graded"):
         method, given = "graded", {"decode_power": selection.decode_power(relative_power), **given}
@@ -156,7 +158,8 @@ def translate_relative(
         lambda made: made.nbytes,
         shared=DECODER,
     )
-    options.pop("encode_power", None)
+    for unused in ("encode_power", "keep_norms"):
+        options.pop(unused, None)
     try:
         translated = decode(decoder, raw)
     except OutOfRange as error:

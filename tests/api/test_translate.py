@@ -10,11 +10,11 @@ from app.main import create_app
 from app.settings import Settings
 
 METHODS = {
-    "irp": {"delta": 0.6, "omega": 8, "seed": 0, "renormalise": True},
-    "irp-ridge": {"ridge": 1.0, "renormalise": True},
-    "graded": {"encode_power": 1.0, "decode_power": 0.25, "ridge": 1.0, "renormalise": True},
-    "procrustes": {"renormalise": True},
-    "ridge": {"ridge": 1.0, "renormalise": True},
+    "irp": {"delta": 0.6, "omega": 8, "seed": 0, "renormalise": True, "keep_norms": False},
+    "irp-ridge": {"ridge": 1.0, "renormalise": True, "keep_norms": False},
+    "graded": {"encode_power": 1.0, "decode_power": 0.25, "ridge": 1.0, "renormalise": True, "keep_norms": False},
+    "procrustes": {"renormalise": True, "keep_norms": False},
+    "ridge": {"ridge": 1.0, "renormalise": True, "keep_norms": False},
 }
 PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
 
@@ -60,7 +60,7 @@ def test_auto_says_which_method_and_options_it_used_and_equals_them(ask):
 
 
 def test_options_are_echoed_and_change_the_translator(ask):
-    options = {"delta": 0, "omega": 3, "seed": 11, "renormalise": False}
+    options = {"delta": 0, "omega": 3, "seed": 11, "renormalise": False, "keep_norms": True}
     changed = ask(method="irp", options=options).json()
     assert changed["options"] == options
     assert changed["translator"] != ask(method="irp").json()["translator"]
@@ -131,7 +131,13 @@ def test_plain_cosines_decode_to_what_the_inverses_translate(ask, stocked, embed
     vectors = np.random.default_rng(2).normal(size=(9, 8)).tolist()
     decoded = ask(vectors=..., relative=relative(stocked, vectors), method=method).json()
     np.testing.assert_allclose(decoded["vectors"], ask(vectors=vectors, method=method).json()["vectors"], rtol=1e-4, atol=1e-4)
-    assert decoded["options"] == METHODS[method]
+    assert decoded["options"] == {name: value for name, value in METHODS[method].items() if name != "keep_norms"}
+
+
+def test_relative_vectors_have_no_norms_to_keep(ask, stocked, refused):
+    coordinates = relative(stocked, np.random.default_rng(2).normal(size=(2, 8)).tolist())
+    answer = ask(vectors=..., relative=coordinates, options={"keep_norms": True})
+    refused(answer, 422, "unknown-option", "options.keep_norms")
 
 
 @pytest.mark.parametrize("power", [0, 0.25, 0.5, 1])

@@ -90,6 +90,8 @@ def test_the_hash_changes_with_everything_that_changes_a_translation():
                 {"renormalise": not decoder.renormalise},
             )
         ),
+        dataclasses.replace(translator, kept_scale=1.0),
+        dataclasses.replace(translator, kept_scale=2.0),
     ]
     assert len({content_hash(variant) for variant in variants}) == len(variants)
 
@@ -179,6 +181,37 @@ def test_renormalised_translations_lie_one_scale_from_the_mean_of_the_target(see
     translator = fitted(name, source, target)
     distances = (apply(translator, normal(seed + 2, 5, 6)).vectors - translator.decoder.mean).norm(dim=1)
     torch.testing.assert_close(distances, torch.full((5,), fit_space(target).scale), rtol=1e-4, atol=0)
+
+
+@given(seed=st.integers(0, 2**31), name=st.sampled_from(list(METHODS)), log_stretch=st.floats(-2, 3))
+def test_kept_norms_are_as_far_beyond_the_usual_as_they_were(seed, name, log_stretch):
+    source, target = normal(seed, 15, 6) + 2, normal(seed + 1, 15, 7) - 1
+    translator = fit(name, x := fit_space(source), y := fit_space(target), resolve(name, {"keep_norms": True}, anchors=15))
+    vectors = x.mean + normal(seed + 2, 5, 6) * 10**log_stretch
+    before = (vectors - x.mean).norm(dim=1) / x.scale
+    after = (apply(translator, vectors).vectors.double() - y.mean).norm(dim=1) / y.scale
+    torch.testing.assert_close(after, before, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_keeping_norms_changes_lengths_and_no_direction(name):
+    source, target = normal(31, 15, 6), normal(32, 15, 7)
+    usual, kept = (
+        fit(name, fit_space(source), fit_space(target), resolve(name, {"keep_norms": keep}, anchors=15)) for keep in (False, True)
+    )
+    mean = usual.decoder.mean
+    plain, stretched = (apply(each, normal(33, 4, 6)).vectors - mean for each in (usual, kept))
+    torch.testing.assert_close(torch.nn.functional.normalize(stretched), torch.nn.functional.normalize(plain), rtol=0, atol=1e-5)
+    assert (stretched.norm(dim=1) - plain.norm(dim=1)).abs().min() > 1e-3
+
+
+def test_vectors_too_far_away_to_keep_their_norm_are_refused_by_row():
+    source, target = normal(34, 15, 6) * 1e-20, normal(35, 15, 7) * 1e20
+    options = resolve("procrustes", {"keep_norms": True}, anchors=15)
+    translator = fit("procrustes", fit_space(source), fit_space(target), options)
+    with pytest.raises(OutOfRange, match="keep their norm") as caught:
+        apply(translator, torch.cat([source[:1], normal(36, 1, 6) * 1e20]))
+    assert caught.value.rows == [1]
 
 
 def test_without_renormalising_the_translation_is_affine_in_the_direction():
