@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from app.encoders.base import Shelf
@@ -50,7 +52,7 @@ def _shelf(settings: Settings) -> Shelf:
     """Where models may come from. Raises ValueError for a URL that no endpoint could have."""
     remote: dict[str, str | None] = {}
     for entry in _listed(settings.remote_urls):
-        url, _, key = entry.partition("=")
+        url, _, key = entry.rpartition("=") if re.search(r"=[A-Za-z_]\w*$", entry) else (entry, "", "")
         remote[normal_url(url)] = key or None
     return Shelf(settings.models_dir, tuple(_listed(settings.hub_models)), remote)
 

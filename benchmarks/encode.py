@@ -58,6 +58,7 @@ class Server:
 
     @contextmanager
     def awake(self) -> Iterator[None]:
+        """Runs within this block."""
         os.killpg(self.process.pid, signal.SIGCONT)
         time.sleep(SETTLE_S)
         try:
@@ -75,11 +76,13 @@ class Row:
     latencies: list[float] = field(default_factory=list)
 
     def add(self, rate: float, plain: float, latencies: Sequence[float]) -> None:
+        """One round."""
         self.rates.append(rate)
         self.ratios.append(rate / plain)
         self.latencies += latencies
 
     def summary(self) -> dict[str, float | list[float]]:
+        """Medians of the rounds, and percentiles of all requests."""
         p50, p99 = np.percentile(self.latencies, [50, 99])
         return {
             "sentences_per_s": round(median(self.rates), 1),
@@ -253,7 +256,12 @@ def report(rows: dict[str, dict[str, Row]], with_infinity: bool, rounds: int) ->
             own = row.summary()
             spread = f"{min(row.ratios):.2f} - {max(row.ratios):.2f}"
             table.add_row(
-                name, f"{own['sentences_per_s']:.0f}", f"{own['ratio_to_batched_encode']:.2f}", spread, f"{own['p50_ms']}", f"{own['p99_ms']}"
+                name,
+                f"{own['sentences_per_s']:.0f}",
+                f"{own['ratio_to_batched_encode']:.2f}",
+                spread,
+                f"{own['p50_ms']}",
+                f"{own['p99_ms']}",
             )
         console.print(table)
         result[scenario] = {name: row.summary() for name, row in contestants.items()}

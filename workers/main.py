@@ -12,7 +12,7 @@ from dramatiq import Worker as Threads
 
 from app import telemetry
 from app.errors import DatabaseUnavailable
-from app.services import jobs, writes
+from app.services import jobs, spaces, writes
 from app.services.context import Services
 from app.storage.queue import Queue, QueueAway
 from workers.actors import declare
@@ -101,10 +101,11 @@ class Caretaker(threading.Thread):
             self.join()
 
     def _forget(self) -> None:
-        """Requests that nobody repeats any more, once in a while."""
+        """Once in a while: requests that nobody repeats any more, and blobs that nothing names, such as ended jobs' inputs."""
         if time.monotonic() >= self._forget_at:
             self._forget_at = time.monotonic() + FORGET_S
             writes.forget_requests(self._services)
+            spaces.sweep_blobs(self._services)
 
     def _sweep(self) -> None:
         incarnation, empty = self._queue.incarnation(), self._queue.waiting() == 0

@@ -12,6 +12,8 @@ from pydantic import BaseModel, Field
 
 #: statuses that OpenAI's API does not use, and what it would answer
 _OPENAI_STATUS = {HTTPStatus.UNPROCESSABLE_ENTITY: HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT: HTTPStatus.BAD_REQUEST}
+#: what a model's name may name
+_MODELS = ("encoder-not-found", "anchor-set-not-found")
 _OPENAI_TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
@@ -50,7 +52,8 @@ class InferenceError(BaseModel):
 def _openai(problem: Mapping[str, Any]) -> tuple[int, BaseModel]:
     status = HTTPStatus(problem["status"])
     kind = _OPENAI_TYPES.get(status, "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error")
-    code = "model_not_found" if status is HTTPStatus.NOT_FOUND else problem["code"]
+    asks_model = problem["code"] in _MODELS or (status is HTTPStatus.NOT_FOUND and problem["instance"].startswith("/v1/models/"))
+    code = "model_not_found" if asks_model else problem["code"]
     body = OpenAIErrorBody(message=problem["detail"], type=kind, param=problem.get("field"), code=code)
     return _OPENAI_STATUS.get(status, status), OpenAIError(error=body)
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.api import wire
 from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
 from app.api.problems import documented
 from app.api.wire import Body, JsonRoute, Name, Vectors
+from app.errors import InvalidRequest
 from app.services import spaces, verification
 from app.services.encoding import Inputs, fingerprint
 from app.services.writes import once
@@ -23,6 +25,8 @@ router = APIRouter(prefix="/encoders", tags=["encoders"], route_class=JsonRoute)
 
 #: a hub id or the name of a folder: no path can be spelt with it
 MODEL = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$"
+#: what endpoints call theirs: nomic-embed-text:latest, @cf/baai/bge-base-en-v1.5
+REMOTE_MODEL = r"^[A-Za-z0-9@][A-Za-z0-9@._:/-]{0,199}$"
 
 
 class EncoderOptions(Body):
@@ -65,10 +69,16 @@ class NewEncoder(Body):
     name: Name
     kind: Literal["external", "sentence-transformers", "timm", "openai"] = "external"
     dim: Annotated[int, Field(ge=1, le=8_192)] | None = Field(None, description="external encoders only")
-    model: Annotated[str, Field(pattern=MODEL)] | None = Field(None, description="encoders the service runs")
+    model: Annotated[str, Field(pattern=REMOTE_MODEL)] | None = Field(None, description="encoders the service runs")
     revision: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")] | None = None
     modality: Literal["text", "image", "audio", "other"] | None = Field(None, description="of an external encoder: default text")
     options: EncoderOptions | None = None
+
+    @model_validator(mode="after")
+    def _names_no_path(self) -> NewEncoder:
+        if self.kind != "openai" and self.model is not None and not re.fullmatch(MODEL, self.model):
+            raise InvalidRequest("a model is a hub id or the name of a folder, not a path", field="model")
+        return self
 
 
 class Identity(BaseModel):
@@ -123,7 +133,7 @@ class Explanation(BaseModel):
 
 
 class Verified(BaseModel):
-    """How far the client's vectors are from the service's; a deviation is the largest difference of two numbers, over the mean norm."""
+    """How far apart the vectors are; a deviation is the largest difference of two numbers, over the mean norm."""
 
     matches: bool
     count: int

@@ -54,6 +54,7 @@ class Parameters(Body):
     encoder: wire.Name | None = Field(None, description="default: the head's own")
     anchor_set: wire.Name | None = None
     method: Method = "auto"
+    binary_data_output: Literal[False] | None = Field(None, description="clients send it; only false is known here")
 
 
 class InferRequest(Body):

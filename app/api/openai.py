@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -36,7 +37,7 @@ from app.services import encoding, spaces, translation
 from app.services.context import Services
 from app.services.encoding import Encoded
 from app.storage import registry, tables
-from app.types import EncoderKind, InputRole, Modality
+from app.types import EncoderKind, InputRole
 
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)
 
@@ -140,7 +141,10 @@ def read_inputs(value: Any, field: str) -> list[Input]:
     if isinstance(value, list) and value and all(type(item) is str for item in value):
         return list(value)
     if isinstance(value, list) and value and all(type(item) is int or isinstance(item, list) for item in value):
-        raise TokensNotRead("this service reads texts, not tokens: tokens of one model mean nothing to another", field=field)
+        raise TokensNotRead(
+            "this service reads texts: tokens of one model mean nothing to another (LangChain: check_embedding_ctx_length=False)",
+            field=field,
+        )
     raise InvalidRequest("expected a text, or a list of at least one", field=field)
 
 
@@ -163,7 +167,8 @@ async def embed(
         spaces.check_answer(services, field, len(inputs), dim=row.dim)
         return await _encode(services, row, spec, inputs, role, field)
     asked = translation.Request(chosen.encoder, chosen.target, chosen.anchor_set, "auto", {})
-    _, target = await run_in_threadpool(translation.pair, services, project, asked)
+    source, target = await run_in_threadpool(translation.pair, services, project, asked)
+    row, spec = source.encoder, encoding.spec_of(source.encoder)  # of this moment, as the anchors are
     _require_dimensions(model, target.encoder.dim, dimensions)
     own = await _encode(services, row, spec, inputs, role, field)
     done = await run_in_threadpool(translation.translate, services, project, asked, vectors=own.vectors, inputs=None)
@@ -180,17 +185,16 @@ def _require_dimensions(model: str, dim: int, asked: int | None) -> None:
 async def _encode(
     services: Services, row: tables.Encoder, spec: Spec, inputs: Sequence[Input], role: InputRole, field: str
 ) -> Encoded:
-    model = services.encoders.loaded(spec)
-    if model is None or row.modality == Modality.image or not encoding.small(inputs):  # a small file may be a large image
+    model = encoding.loaded(services, row, spec)
+    if model is None or not encoding.small(model, inputs):
         return await run_in_threadpool(encoding.encode, services, row, inputs, role=role, field=field)
     ready = encoding.readable(row, inputs, limits=services.limits, field=field)
-    encoding.require_same(row, model)
     work, items = encoding.start(services, model, ready, role, field)
     try:
         vectors = await asyncio.wrap_future(work.future)
     except asyncio.CancelledError:
-        if not work.future.cancelled():
-            work.future.cancel()
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
             raise
         raise ClientLeft("the client left before its inputs were encoded") from None
     return encoding.finished(vectors, items, row, field=field)
@@ -208,7 +212,7 @@ def _look_up(services: Services, project: str, name: str) -> tables.Encoder:
 
 @router.post(
     "/embeddings",
-    responses={200: {"model": Embeddings}, **spoken(OpenAIError, 400, 404, 413, 415)},
+    responses={200: {"model": Embeddings}, **spoken(OpenAIError, 400, 404, 413, 415, 422)},
     response_model=None,
 )
 async def create_embeddings(body: EmbeddingsRequest, request: Request, services: Svc, project: Reads) -> Response:
@@ -244,10 +248,10 @@ def _rows(vectors: Tensor, encoding_format: str) -> list[Any]:
 @router.get("/models", responses=spoken(OpenAIError, 400))
 def list_models(services: Svc, project: Reads) -> ModelList:
     """The encoders that the service runs, and what they can be translated into."""
-    return ModelList(data=_models(services, project)[:MOST_LISTED])
+    return ModelList(data=list(islice(_models(services, project), MOST_LISTED)))
 
 
-@router.get("/models/{model}", responses=spoken(OpenAIError, 400, 404))
+@router.get("/models/{model}", responses=spoken(OpenAIError, 400, 404, 422))
 def get_model(model: Annotated[str, Path(max_length=400)], services: Svc, project: Reads) -> Model:
     """One model."""
     chosen = parse_model(model)
@@ -261,11 +265,12 @@ def get_model(model: Annotated[str, Path(max_length=400)], services: Svc, projec
     return _model(model, target.created_at, project)
 
 
-def _models(services: Services, project: str) -> list[Model]:
+def _models(services: Services, project: str) -> Iterator[Model]:
     with services.db.transaction() as session:
         encoders = registry.encoders_but(session, project, EncoderKind.external)
         spaces_ = registry.spaces(session, project)
-    found = [_model(row.name, row.created_at, project) for row in encoders]
+    for row in encoders:
+        yield _model(row.name, row.created_at, project)
     runs = {row.id for row in encoders}
     sets: dict[str, list[tables.Space]] = {}
     for space in spaces_:
@@ -273,12 +278,9 @@ def _models(services: Services, project: str) -> list[Model]:
     for name, members in sets.items():
         for source in members:
             if source.encoder_id in runs:
-                others = (target for target in members if target is not source)
-                found += [
-                    _model(f"{source.encoder.name}->{target.encoder.name}@{name}", target.created_at, project)
-                    for target in others
-                ]
-    return found
+                for target in members:
+                    if target is not source:
+                        yield _model(f"{source.encoder.name}->{target.encoder.name}@{name}", target.created_at, project)
 
 
 def _model(id: str, created: datetime, project: str) -> Model:

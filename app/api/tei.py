@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Path, Request, Response
@@ -34,6 +34,7 @@ class EmbedRequest(Body):
     inputs: Inputs
     normalize: bool | None = Field(None, description="default true: vectors of unit length")
     truncate: bool | None = Field(None, description="default false: an input longer than the model reads is refused")
+    truncation_direction: Literal["right", "Right"] | None = Field(None, description="the end that is cut, if one is")
     prompt_name: wire.Role | None = None
     dimensions: int | None = Field(None, description="must be the model's own")
 

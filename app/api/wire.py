@@ -27,6 +27,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchem
 from pydantic_core import PydanticCustomError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
+from starlette.types import Scope
 from torch import Tensor
 
 from app.api import multipart
@@ -205,19 +206,26 @@ async def read_json(request: Request) -> JsonRequest:
     if media not in ("application/json", multipart.MEDIA):
         raise UnsupportedMedia(f"expected a body of application/json, got {media or 'no content type'}")
     data = await _read_limited(request, request.app.state.admission.max_body_bytes)
-    _note_repeat(request, data)
-    parsed = JsonRequest(request.scope, request.receive)
+    if media != multipart.MEDIA:  # whose boundary is another each time
+        _note_repeat(request, data)
+    parsed = JsonRequest(_as_json(request.scope), request.receive)
     if media == multipart.MEDIA:
-        parsed.parsed = await run_in_threadpool(_parse_parts, request.headers["content-type"], data)
+        document, files = await run_in_threadpool(multipart.split, request.headers["content-type"], data)
+        _note_repeat(request, b"".join(len(part).to_bytes(8) + part for part in (document, *files)))
+        parsed.parsed = _with_files(_parse(document), files)
     else:
         parsed.parsed = await run_in_threadpool(_parse, data) if len(data) > INLINE_BYTES else _parse(data)
     return parsed
 
 
-def _parse_parts(content_type: str, data: bytes) -> Any:
-    """The JSON part's members, and the files as `inputs`. Raises Malformed, InvalidRequest."""
-    document, files = multipart.split(content_type, data)
-    body = _parse(document)
+def _as_json(scope: Scope) -> Scope:
+    """The framework takes a body for JSON by its header alone."""
+    others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+    return {**scope, "headers": [*others, (b"content-type", b"application/json")]}
+
+
+def _with_files(body: Any, files: list[bytes]) -> Any:
+    """The JSON part's members, and the files as `inputs`. Raises InvalidRequest."""
     if not isinstance(body, dict) or "inputs" in body:
         raise InvalidRequest("the part `request` is a JSON object, and the files are its inputs", field="request")
     return {**body, "inputs": files}

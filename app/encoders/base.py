@@ -111,8 +111,10 @@ class Shelf:
     folder    its subfolders may be loaded by name
     hub       patterns of hub ids that may be downloaded (sentence-transformers/*); none: offline
     remote    base URLs of endpoints that may be called -> the environment variable that holds the endpoint's key, or None
+    largest   most bytes of a model's weights; None: any
     """
 
     folder: Path | None = None
     hub: tuple[str, ...] = ()
     remote: Mapping[str, str | None] = field(default_factory=dict)
+    largest: int | None = None

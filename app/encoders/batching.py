@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from bisect import bisect_left
-from collections import deque
+from bisect import bisect_left, bisect_right
+from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -25,16 +25,19 @@ from app.errors import AnchorageError, EncoderFailed, Overloaded, TooMuchAtOnce
 
 log = logging.getLogger("anchorage.encoders")
 
-#: a batch holds items of at least this share of its longest one's length: what is shorter is mostly padding
-SHORTEST = 0.5
+#: a batch holds items of at least this share of its longest one's length, as shorter ones cost padding; of less while it is small
+CLOSENESS = (0.85, 0.7, 0.5)
 
-#: a lane takes its share of what waits, but not less than this part of its budget: small batches waste the machine
-LEAST = 0.25
+#: a batch is small below this part of the budget: it wastes the machine
+LEAST = 0.5
 
 #: how fast the estimate of a lane's speed follows
 SMOOTHING = 0.2
 #: cost per second assumed before anything has run
 FIRST_RATE = 5_000.0
+
+#: longest wait of `close` for batches that run
+CLOSE_S = 10.0
 
 #: held while torch's number of threads is another than the process's
 _threads_changing = threading.Lock()
@@ -67,10 +70,10 @@ class Work:
     def waits(self) -> bool:
         return bool(self._waiting)
 
-    def take(self, longest: int, most: int) -> list[int]:
-        """The places of at most so many waiting items, none longer, and none so short that it would be mostly padding."""
+    def take(self, longest: int, shortest: float, most: int) -> list[int]:
+        """The places of at most so many waiting items, none longer or shorter."""
         start = bisect_left(self._lengths, -longest)
-        end = min(bisect_left(self._lengths, -longest * SHORTEST + 1e-9), start + most)
+        end = min(bisect_right(self._lengths, -shortest), start + most)
         taken = self._waiting[start:end]
         del self._waiting[start:end], self._lengths[start:end]
         self.cost -= sum(self._items[place].cost for place in taken)
@@ -126,21 +129,23 @@ class _ModelQueue:
             if not works:
                 del self._owners[work.owner]
 
-    def take(self, budget: int) -> list[Part]:
+    def take(self, budget: int, least: int) -> list[Part]:
         """A batch: it begins with the longest item of the work whose turn it is; all owners give the like of it, each a fair
-        share of the budget, and then what room is left.
+        share of the budget, and then what room is left. Below `least` it takes what is less alike, too.
         """
         first = next(iter(self._owners))
         leading = self._owners[first][0]
         longest = leading.longest.length
         room = max(1, budget // max(1, leading.longest.cost))
         share = -(-room // len(self._owners))
+        enough = room - max(1, least // max(1, leading.longest.cost))
         parts: list[Part] = []
-        for most in (share, room):
-            for owner in list(self._owners):
-                room -= self._take_from(owner, longest, min(most, room), parts)
-                if room == 0:
-                    break
+        for closeness in CLOSENESS:
+            for most in (share, room):
+                for owner in list(self._owners):
+                    room -= self._take_from(owner, longest, longest * closeness, min(most, room), parts)
+            if room <= enough:
+                break
         if first in self._owners:  # to the end of the line, and what led it to the end of its owner's
             works = self._owners.pop(first)
             if works[0] is leading:
@@ -148,13 +153,13 @@ class _ModelQueue:
             self._owners[first] = works
         return parts
 
-    def _take_from(self, owner: str, longest: int, most: int, parts: list[Part]) -> int:
+    def _take_from(self, owner: str, longest: int, shortest: float, most: int, parts: list[Part]) -> int:
         taken = 0
         works = self._owners.get(owner, deque())
         for work in list(works):
             if taken == most:
                 break
-            places = work.take(longest, most - taken)
+            places = work.take(longest, shortest, most - taken)
             if places:
                 parts.append((work, places))
                 taken += len(places)
@@ -169,13 +174,17 @@ class Batcher:
     """Lanes, and the queue before them.
 
     lanes    batches at once
+    each     of them, of one model; None: all
     threads  of torch in each lane; None: it does not compute
     budget   cost of one batch, padding included: as if each item cost what its longest does
     most     cost that may wait; one owner's may be half of it
     """
 
-    def __init__(self, *, lanes: int, threads: int | None, budget: int, most: int) -> None:
+    def __init__(self, *, lanes: int, threads: int | None, budget: int, most: int, each: int | None = None) -> None:
         self._count, self._threads, self._budget, self._most = lanes, threads, budget, most
+        self._each = each or lanes
+        #: batches that run now, by model
+        self._running: Counter[int] = Counter()
         self._changed = threading.Condition()
         #: by the model's id, which is nobody else's while works in the queue hold the model; the model to serve next first
         self._queues: dict[int, _ModelQueue] = {}
@@ -183,6 +192,8 @@ class Batcher:
         #: of work that may be refused, by owner
         self._costs: dict[str, int] = {}
         self._rate = FIRST_RATE
+        #: lanes that wait for work
+        self._idle = 0
         self._lanes: list[threading.Thread] = []
         self._closed = False
 
@@ -210,13 +221,18 @@ class Batcher:
         return work
 
     def close(self) -> None:
-        """Let the lanes end after what they run now; what waits fails."""
+        """Let the lanes end after what they run now; what waits fails. Waits for those that compute: torch aborts a process that
+        exits meanwhile.
+        """
         with self._changed:
             self._closed = True
             works = [work for queue in self._queues.values() for work in queue.works()]
             self._changed.notify_all()
         for work in works:
             work.fail(_stopped())
+        deadline = time.monotonic() + CLOSE_S
+        for lane in self._lanes if self._threads is not None else ():
+            lane.join(max(0.0, deadline - time.monotonic()))
 
     def _forget(self, work: Work) -> None:
         """Drop what still waits of a work that has ended: its client has left, or a part of it failed."""
@@ -235,7 +251,8 @@ class Batcher:
 
     def _refuse_excess(self, owner: str) -> None:
         retry_after_s = min(60, max(1, round(self._cost / self._rate)))
-        if sum(self._costs.values()) >= self._most:
+        whole = sum(self._costs.values())
+        if whole >= 2 * self._most or (whole >= self._most and owner in self._costs):  # who has nothing waiting is let in longer
             raise Overloaded("the server encodes as many inputs as it can", retry_after_s=retry_after_s)
         if self._costs.get(owner, 0) >= self._most // 2:
             raise TooMuchAtOnce("as many of this key's inputs wait to be encoded as may", retry_after_s=retry_after_s)
@@ -252,13 +269,16 @@ class Batcher:
 
     def _start_lanes(self) -> None:
         while len(self._lanes) < self._count:
-            lane = threading.Thread(target=self._lane, name=f"lane-{len(self._lanes)}", daemon=True)
+            ready = threading.Event()
+            lane = threading.Thread(target=self._lane, args=(ready,), name=f"lane-{len(self._lanes)}", daemon=True)
             lane.start()
             self._lanes.append(lane)
+            ready.wait()
 
-    def _lane(self) -> None:
+    def _lane(self, ready: threading.Event) -> None:
         if self._threads is not None:
             _use_threads(self._threads)
+        ready.set()
         while self._step():
             pass
 
@@ -270,26 +290,43 @@ class Batcher:
         started = time.perf_counter()
         for work, _ in parts:
             telemetry.ENCODE_WAIT_SECONDS.observe(started - work.started)
-        if _run(parts):
-            self._learn(parts, time.perf_counter() - started)
+        try:
+            if _run(parts):
+                self._learn(parts, time.perf_counter() - started)
+        finally:
+            self._free(id(parts[0][0].model))
         return True
 
     def _next(self) -> list[Part] | None:
         with self._changed:
-            while not self._queues and not self._closed:
+            while (key := self._ready()) is None and not self._closed:
+                self._idle += 1
                 self._changed.wait()
-            if self._closed:
+                self._idle -= 1
+            if self._closed or key is None:
                 return None
-            key = next(iter(self._queues))
             queue = self._queues.pop(key)
-            share = max(int(self._budget * LEAST), -(-self._cost // self._count))
-            parts = queue.take(min(self._budget, share))
+            least = int(self._budget * LEAST)
+            share = max(least, -(-self._cost // (1 + self._idle)))  # the rest is for the lanes that are about to look, too
+            parts = queue.take(min(self._budget, share), least)
             if queue:  # the next model's turn, when there is one
                 self._queues[key] = queue
             for work, places in parts:
                 self._count_cost(work, -sum(work.item(place).cost for place in places))
                 telemetry.ENCODE_WAITING.dec(len(places))
+            self._running[key] += 1
             return parts
+
+    def _ready(self) -> int | None:
+        """The model to serve next: one that does not run in as many lanes as it may."""
+        return next((key for key in self._queues if self._running[key] < self._each), None)
+
+    def _free(self, key: int) -> None:
+        with self._changed:
+            self._running[key] -= 1
+            if not self._running[key]:
+                del self._running[key]
+            self._changed.notify()
 
     def _learn(self, parts: list[Part], seconds: float) -> None:
         costs = [work.item(place).cost for work, places in parts for place in places]

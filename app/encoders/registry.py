@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
+from dataclasses import replace
 
 import torch
 
@@ -31,8 +34,14 @@ MOST_LANES = 8
 REMOTE_LANES = 8
 
 #: tokens of one batch, padding included: a CPU gains little beyond, and others would wait
-CPU_BUDGET = 1_024
+CPU_BUDGET = 512
 BUDGET = 16_384
+
+#: an endpoint is asked anew after so long what its model is: it may have been replaced
+REMOTE_FRESH_S = 300
+
+#: requests at once to one endpoint's model, so that a slow one leaves lanes for the others
+REMOTE_LANES_EACH = 3
 
 #: tokens that may wait
 MOST_WAITING = 2**19
@@ -51,10 +60,10 @@ class EncoderPool:
     def __init__(
         self, shelf: Shelf | None = None, *, device: str = "cpu", limit_bytes: int = 8 * 2**30, cores: int | None = None
     ) -> None:
-        self._shelf = shelf or Shelf()
+        self._shelf = replace(shelf or Shelf(), largest=limit_bytes)
         self._device = device
         self._limit = limit_bytes
-        self._loaded: OrderedDict[str, EncoderModel] = OrderedDict()
+        self._loaded: OrderedDict[str, tuple[EncoderModel, float]] = OrderedDict()
         self._loading: dict[str, Future[EncoderModel]] = {}
         self._lock = threading.Lock()
         cores = cores or torch.get_num_threads()
@@ -63,10 +72,13 @@ class EncoderPool:
         self._compute = Batcher(
             lanes=lanes, threads=max(1, cores // lanes), budget=CPU_BUDGET if on_cpu else BUDGET, most=MOST_WAITING
         )
-        self._network = Batcher(lanes=REMOTE_LANES, threads=None, budget=BUDGET, most=MOST_WAITING)
+        self._network = Batcher(lanes=REMOTE_LANES, each=REMOTE_LANES_EACH, threads=None, budget=BUDGET, most=MOST_WAITING)
 
-    def get(self, spec: Spec) -> EncoderModel:
-        """The loaded model. Raises EncoderNeedsVectors for kinds without a loader, and the loader's errors."""
+    def get(self, spec: Spec, *, turn: Callable[[], AbstractContextManager[None]] = nullcontext) -> EncoderModel:
+        """The loaded model; whoever loads it takes a `turn`, others wait for the result.
+
+        Raises EncoderNeedsVectors for kinds without a loader, and the loader's errors.
+        """
         loader = LOADERS.get(spec.kind)
         if loader is None:
             raise EncoderNeedsVectors(
@@ -81,7 +93,8 @@ class EncoderPool:
         if others is not None:
             return _awaited(others)
         try:
-            own.set_result(self._load(loader, spec))
+            with turn():
+                own.set_result(self._load(loader, spec))
         except BaseException as error:
             own.set_exception(error)
             raise
@@ -95,6 +108,13 @@ class EncoderPool:
         with self._lock:
             return self._find(spec.key)
 
+    def forget(self, spec: Spec, *, after_s: float = 0.0) -> None:
+        """Unload a model that was loaded so long ago: what it was made of has changed, or may have."""
+        with self._lock:
+            if spec.key in self._loaded and time.monotonic() - self._loaded[spec.key][1] >= after_s:
+                del self._loaded[spec.key]
+                self._show()
+
     def submit(self, model: EncoderModel, items: Sequence[Item], owner: str, *, patient: bool = False) -> Work:
         """Queue prepared inputs for a lane. Raises Overloaded and TooMuchAtOnce."""
         lanes = self._network if model.remote else self._compute
@@ -105,9 +125,14 @@ class EncoderPool:
         self._network.close()
 
     def _find(self, key: str) -> EncoderModel | None:
-        if key in self._loaded:
-            self._loaded.move_to_end(key)
-        return self._loaded.get(key)
+        if key not in self._loaded:
+            return None
+        model, loaded_at = self._loaded[key]
+        if model.remote and time.monotonic() - loaded_at > REMOTE_FRESH_S:
+            del self._loaded[key]
+            return None
+        self._loaded.move_to_end(key)
+        return model
 
     def _load(self, loader: Callable[[Spec, Shelf, str], EncoderModel], spec: Spec) -> EncoderModel:
         try:
@@ -117,7 +142,8 @@ class EncoderPool:
             telemetry.MODEL_LOADS.labels("refused").inc()
             raise
         telemetry.MODEL_LOADS.labels("loaded").inc()
-        _freeze()
+        if model.nbytes:
+            _freeze()
         return model
 
     def _keep(self, key: str, model: EncoderModel) -> None:
@@ -128,12 +154,18 @@ class EncoderPool:
                 field="model",
             )
         with self._lock:
-            self._loaded[key] = model
-            while (held := sum(each.nbytes for each in self._loaded.values())) > self._limit or len(self._loaded) > MOST_MODELS:
+            self._loaded[key] = model, time.monotonic()
+            while self._bytes() > self._limit or len(self._loaded) > MOST_MODELS:
                 self._loaded.popitem(last=False)
                 telemetry.MODEL_LOADS.labels("unloaded").inc()
-            telemetry.MODELS.set(len(self._loaded))
-            telemetry.MODEL_BYTES.set(held)
+            self._show()
+
+    def _bytes(self) -> int:
+        return sum(model.nbytes for model, _ in self._loaded.values())
+
+    def _show(self) -> None:
+        telemetry.MODELS.set(len(self._loaded))
+        telemetry.MODEL_BYTES.set(self._bytes())
 
 
 def _awaited(loading: Future[EncoderModel]) -> EncoderModel:

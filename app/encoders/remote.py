@@ -50,7 +50,7 @@ LONGEST_WAIT_S = 3600
 
 MAX_DIM = 8_192
 MAX_BATCH = 2_048
-MAX_ANSWER_BYTES = 256 * 1024 * 1024
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
 #: a number written out in full, with the spaces of an indented list
 NUMBER_BYTES = 48
 #: what stands around the numbers of one vector, and around all of them
@@ -104,7 +104,7 @@ def load(spec: Spec, shelf: Shelf, device: str) -> EncoderModel:
         raise EncoderUnavailable(f"the model gives vectors of {dim} dimensions, not {options.dim}", field="options.dim")
     unit = abs(float(probe.vectors.norm()) - 1) < 1e-3
     identity = Identity(
-        model=spec.model,
+        model=f"{spec.model} at {options.url}",
         revision=probe.name or endpoint.revision() or spec.revision,
         prompts=options.prompts,
         pooling=None,

@@ -27,9 +27,11 @@ def find(spec: Spec, shelf: Shelf, *, packaged: Path | None = None, pairs: bool 
     """
     place = inside(shelf.folder, spec.model)
     if place is not None and place.is_dir():
+        _require_size(spec, shelf, [*place.rglob("*.safetensors")])
         return place, _pinned(spec, place, _own_files(spec, place, shelf.folder))
     weights, described = (inside(shelf.folder, spec.model + suffix) if pairs else None for suffix in (".safetensors", ".json"))
     if weights is not None and described is not None:
+        _require_size(spec, shelf, [weights])
         return weights, _pinned(spec, weights.parent, [weights, described])
     if packaged is not None and packaged.is_dir():
         return packaged, _pinned(spec, packaged, _files(packaged))
@@ -40,6 +42,17 @@ def find(spec: Spec, shelf: Shelf, *, packaged: Path | None = None, pairs: bool 
         "or allow its hub id in ANCHORAGE_HUB_MODELS",
         field="model",
     )
+
+
+def _require_size(spec: Spec, shelf: Shelf, weights: Sequence[Path]) -> None:
+    """Before anything is read. Raises EncoderUnavailable."""
+    size = sum(path.stat().st_size for path in weights if path.is_file())
+    if shelf.largest is not None and size > shelf.largest:
+        raise EncoderUnavailable(
+            f"the weights of model {spec.model!r} take {size} bytes, and the server keeps {shelf.largest} of models: see "
+            "ANCHORAGE_MODEL_BYTES",
+            field="model",
+        )
 
 
 def inside(folder: Path | None, name: str) -> Path | None:

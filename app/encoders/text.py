@@ -102,8 +102,7 @@ class SentenceEncoder:
             vectors = self._run(items)[:, : self.dim].float()
             if self.identity.normalise:
                 vectors = torch.nn.functional.normalize(vectors, dim=1)
-            # A plain copy: an inference tensor could not be used in autograd later.
-            return torch.tensor(vectors.cpu().numpy())
+        return vectors.cpu().clone()  # an inference tensor could not be used in autograd later
 
     def _run(self, items: Sequence[Item]) -> Tensor:
         return self._encode(items) if self._tokens is None else self._forward([self._model], items)
@@ -135,7 +134,7 @@ class SentenceEncoder:
         """Vectors of all dimensions, not normalised here."""
         with torch.inference_mode():
             pieces = [run(items[start : start + VARIED]) for start in range(0, len(items), VARIED)]
-            return torch.tensor(torch.cat(pieces).float().cpu().numpy())
+        return torch.cat(pieces).float().cpu().clone()
 
     def _poolings(self) -> Iterator[tuple[str, list[Any]]]:
         """The model's modules with other poolings."""
@@ -168,8 +167,8 @@ class SentenceEncoder:
         return made
 
     def _agrees(self) -> bool:
-        """Whether both paths give the same vectors, and the faster one those of each text alone: its neighbours in a batch, and on
-        which side they are padded, must not matter.
+        """Whether the faster path gives in one batch what the library gives for each text alone: neither its neighbours nor the
+        side on which they are padded may matter.
         """
         assert self._tokens is not None
         tokens = self._tokens

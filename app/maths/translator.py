@@ -40,8 +40,8 @@ class Translator:
 
     source_mean  (d_x,)      m_x, in the source encoder's units
     decoder      (d_x, d_y)  T = E_x D_y in place of D, and the target's s_y, m_y and renormalise
-    kept_scale               s_x where norms are kept: a vector c times as far from its mean as is usual there comes to lie c times as
-                             far from the target's; None: every vector lies at the target's usual distance
+    kept_scale               s_x where norms are kept: a vector c times as far from its mean as is usual there comes to lie c
+                             times as far from the target's; None: every vector lies at the target's usual distance
     """
 
     source_mean: Float32[Tensor, " dx"]
@@ -103,8 +103,8 @@ def apply(translator: Translator, vectors: Float[Tensor, "n dx"]) -> Translated:
     """Translate vectors (n, d_x), in the source encoder's units and any float dtype, in float32.
 
     A vector equal to the source's mean, or outside what the anchors span, becomes the target's mean, and is flagged.
-    Raises as `check_vectors`: EmptyVectors, DimensionMismatch, NonFinite, OutOfRange; the last also for vectors so far from the mean
-    that keeping their norm overflows.
+    Raises as `check_vectors`: EmptyVectors, DimensionMismatch, NonFinite, OutOfRange; the last also for vectors so far from the
+    mean that keeping their norm overflows.
     """
     check_vectors(vectors, dim=translator.dims[0])
     unit, norms = normalise(vectors.float(), translator.source_mean)

@@ -37,7 +37,6 @@ ENCODINGS = THREADS * 3 // 4
 class Limits:
     """vectors  most vectors, inputs or anchors of one request
     input_characters  longest input text
-    image_bytes, image_pixels  largest image, as a file and decoded
     numbers  most numbers in one answer, so that few vectors of a small encoder cannot ask for gigabytes
     pool     most items of one side of a bootstrap: its plan is a dense table
     jobs     most unfinished jobs of all projects together
@@ -46,8 +45,6 @@ class Limits:
 
     vectors: int = 16_384
     input_characters: int = 32_768
-    image_bytes: int = 10 * 2**20
-    image_pixels: int = 25_000_000
     pool: int = 4_096
     numbers: int = 2**25
     jobs: int = 10_000
@@ -97,6 +94,7 @@ class Services:
     _loads: Turns = field(default_factory=lambda: Turns("loading encoders,", LOADS, LOADS_WAITING))
     #: taken by whoever decodes images
     decoding: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(DECODINGS))
+    _verifications: Turns = field(default_factory=lambda: Turns("verifying encoders,", 1, 2))
     _encodings: Turns = field(default_factory=lambda: Turns("encoding inputs,", ENCODINGS, 0))
 
     def close(self) -> None:
@@ -112,6 +110,10 @@ class Services:
     def loading(self) -> AbstractContextManager[None]:
         """A turn at loading an encoder. Raises Overloaded when none comes."""
         return self._loads.take(self.turn_wait_s)
+
+    def verifying(self) -> AbstractContextManager[None]:
+        """A turn at finding out how an encoder differs. Raises Overloaded when none comes."""
+        return self._verifications.take(self.turn_wait_s)
 
     def encoding(self) -> AbstractContextManager[None]:
         """A thread to wait in for inputs' vectors. Raises Overloaded when there is none."""

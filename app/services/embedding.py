@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from app.encoders.base import Input
-from app.errors import EmptyVectors, InputsNotStored, InvalidRequest
+from app.errors import AnchorCountMismatch, EmptyVectors, InputsNotStored, InvalidRequest
 from app.services import spaces
 from app.services.context import Services
 from app.services.encoding import Inputs, encode, readable, spec_of
@@ -51,7 +51,15 @@ def add_encoded(services: Services, project: str, *, anchor_set: str, encoder: s
     """
     set_row, encoder_row, ready = _addition(services, project, anchor_set, encoder, inputs)
     vectors = encode(services, encoder_row, ready.values, role=ready.role).vectors
-    return spaces.add_embeddings(services, project, anchor_set=set_row.name, encoder=encoder, vectors=vectors, field="inputs")
+    return spaces.add_embeddings(
+        services,
+        project,
+        anchor_set=set_row.name,
+        encoder=encoder,
+        vectors=vectors,
+        field="inputs",
+        made_by=encoder_row.id,
+    )
 
 
 def request_addition(services: Services, project: str, *, anchor_set: str, encoder: str, inputs: Inputs | None) -> tables.Job:
@@ -148,7 +156,8 @@ def _encode_set(
         )
         embeddings[row.name] = done.vectors
     kept = write_inputs(services, inputs) if keep else None
-    return spaces.new_anchor_set(services, project, name=name, embeddings=embeddings, inputs=kept)
+    made_by = {row.name: row.id for row in encoders}
+    return spaces.new_anchor_set(services, project, name=name, embeddings=embeddings, inputs=kept, made_by=made_by)
 
 
 def _addition(
@@ -161,6 +170,8 @@ def _addition(
                 f"anchor set {anchor_set!r} keeps no inputs: send vectors or inputs, in the order of its items", field="inputs"
             )
         inputs = read_inputs(services, set_row.inputs)
+    if len(inputs.values) != set_row.size:
+        raise AnchorCountMismatch(f"the set has {set_row.size} anchors, these are {len(inputs.values)}", field="inputs")
     spec_of(encoder_row)
     return set_row, encoder_row, Inputs(readable(encoder_row, inputs.values, limits=services.limits, field="inputs"), inputs.role)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, wait
-from contextlib import nullcontext
-from dataclasses import dataclass
+from concurrent.futures import CancelledError
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -22,9 +23,10 @@ from app.errors import (
     ClientLeft,
     EmptyVectors,
     EncoderChanged,
+    EncoderFailed,
     EncoderNeedsVectors,
-    ImageTooLarge,
     InputTooLong,
+    InvalidInput,
     TooManyInputs,
 )
 from app.maths.space import check_vectors
@@ -33,13 +35,19 @@ from app.storage import tables
 from app.types import InputRole, Modality
 
 #: inputs prepared at once; the next piece is prepared while this one runs
-PIECE = {Modality.text: 1024, Modality.image: 8}
+PIECE = {Modality.text: 256, Modality.image: 8}
 
 #: how often a job that waits for a piece looks whether it is cancelled
 LOOK_S = 0.5
 
 #: texts of a small request may be tokenized where it is answered, without a thread
 INLINE_INPUTS, INLINE_CHARACTERS = 16, 16_384
+
+#: a commit of a hub; a folder's digest is longer
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+#: a model that is not what it should be is looked at again after so long
+CHANGED_S = 10.0
 
 #: how images are written in OpenAI's requests
 _DATA_URL = re.compile(r"data:image/[a-z.+-]{1,40};base64,", re.ASCII)
@@ -80,29 +88,41 @@ def encode(
     model = load(services, encoder)
     with services.encoding():
         pieces = _pieces(services, model, ready, role, field)
-        begun: list[tuple[Work, Sequence[Item]]] = []
-        done = 0
+        begun: deque[tuple[Work, Sequence[Item]]] = deque()
+        done: list[Encoded] = []
+        count = 0
+
+        def finish() -> None:
+            """The oldest piece; of what it was made of, nothing is kept."""
+            nonlocal count
+            work, items = begun[0]
+            made = finished(_await(work, field, partial(on_progress, count)), items, encoder, field=field)
+            done.append(replace(made, truncated=[row + count for row in made.truncated]))
+            begun.popleft()
+            count += len(items)
+            on_progress(count)
+
         try:
             for piece in pieces:
                 begun.append(piece)
-                for work, items in begun[-2:-1]:  # the one before, which ran while this one was prepared
-                    _await(work, field, partial(on_progress, done))
-                    done += len(items)
-                    on_progress(done)
-            vectors = torch.cat([_await(work, field, partial(on_progress, done)) for work, _ in begun])
+                if len(begun) > 1:  # the one before ran while this one was prepared
+                    finish()
+            finish()
         except BaseException:  # a part failed, the client left, or the job is cancelled: the rest has no reader
             for work, _ in begun:
                 work.future.cancel()
             raise
-    items = [item for _, each in begun for item in each]
-    on_progress(len(items))
-    return finished(vectors, items, encoder, field=field)
+    return Encoded(
+        torch.cat([each.vectors for each in done]),
+        sum(each.tokens for each in done),
+        [row for each in done for row in each.truncated],
+    )
 
 
 def _pieces(
     services: Services, model: EncoderModel, inputs: Sequence[Input], role: InputRole, field: str
 ) -> Iterator[tuple[Work, Sequence[Item]]]:
-    size = PIECE.get(model.modality, 1024)
+    size = PIECE[model.modality]
     owner = owner_of_request()
     for start in range(0, len(inputs), size):
         try:
@@ -112,7 +132,8 @@ def _pieces(
             error.rows = [row + start for row in error.rows]
             error.field = field
             raise
-        work = services.encoders.submit(model, items, owner, patient=services.patient)
+        # A request that was let in goes on: what it has waiting is never more than two pieces.
+        work = services.encoders.submit(model, items, owner, patient=services.patient or start > 0)
         on_departure.get()(work.future.cancel)
         yield work, items
 
@@ -120,7 +141,7 @@ def _pieces(
 def _await(work: Work, field: str, meanwhile: Callable[[], None]) -> Tensor:
     """The vectors; `meanwhile` is called now and then, and may end the waiting by what it raises: a piece takes minutes."""
     try:
-        while not wait([work.future], timeout=LOOK_S).done:
+        while not _ended(work):
             meanwhile()
         return work.future.result()
     except CancelledError:
@@ -129,12 +150,19 @@ def _await(work: Work, field: str, meanwhile: Callable[[], None]) -> Tensor:
         raise error.at(field) from None
 
 
+def _ended(work: Work) -> bool:
+    """Whether it has, after a while at most; what it ended with is not looked at."""
+    with suppress(TimeoutError, CancelledError):
+        work.future.exception(timeout=LOOK_S)
+    return work.future.done()
+
+
 def finished(vectors: Tensor, items: Sequence[Item], encoder: tables.Encoder, *, field: str) -> Encoded:
-    """What a model answered, checked. Raises the vector errors, naming `field`."""
+    """What a model answered, checked. Raises EncoderFailed: whatever is wrong with it is not the client's doing."""
     try:
         check_vectors(vectors, dim=encoder.dim)
     except AnchorageError as error:
-        raise error.at(field) from None
+        raise EncoderFailed(f"the model of encoder {encoder.name!r} answers no such vectors: {error.detail}") from None
     truncated = [row for row, item in enumerate(items) if item.truncated]
     return Encoded(vectors, sum(item.tokens for item in items), truncated)
 
@@ -146,14 +174,34 @@ def owner_of_request() -> str:
 
 
 def load(services: Services, encoder: tables.Encoder) -> EncoderModel:
-    """The encoder's model, loaded. Raises EncoderNeedsVectors, EncoderUnavailable, EncoderChanged, Overloaded."""
+    """The encoder's model, loaded, and what it was when the encoder was registered.
+
+    Raises EncoderNeedsVectors, EncoderUnavailable, EncoderChanged, Overloaded.
+    """
     spec = spec_of(encoder)
-    model = services.encoders.loaded(spec)
+    model = loaded(services, encoder, spec)
     if model is None:
-        with services.loading():
-            model = services.encoders.get(spec)
-    require_same(encoder, model)
+        model = load_anew(services, spec)
+        require_same(encoder, model)
     return model
+
+
+def loaded(services: Services, encoder: tables.Encoder, spec: Spec) -> EncoderModel | None:
+    """The encoder's model if it is in memory. Raises EncoderChanged."""
+    model = services.encoders.loaded(spec)
+    if model is not None:
+        try:
+            require_same(encoder, model)
+        except EncoderChanged:
+            services.encoders.forget(spec, after_s=CHANGED_S)  # its files may have been restored since
+            raise
+    return model
+
+
+def load_anew(services: Services, spec: Spec) -> EncoderModel:
+    """The model, as its files are now unless it is loaded. Raises EncoderUnavailable, Overloaded."""
+    with services.encoding():  # also those who only wait for another's load
+        return services.encoders.get(spec, turn=services.loading)
 
 
 def spec_of(encoder: tables.Encoder) -> Spec:
@@ -162,7 +210,10 @@ def spec_of(encoder: tables.Encoder) -> Spec:
         raise EncoderNeedsVectors(
             f"an encoder of kind {encoder.kind!r} cannot encode inputs: send vectors, made by it", field="inputs"
         )
-    return Spec(encoder.kind, encoder.model, encoder.revision, encoder.options)
+    then = (encoder.identity or {}).get("revision") or ""
+    # A hub's branch moves on; what was registered is one commit of it.
+    revision = then if encoder.revision is None and _COMMIT.fullmatch(then) else encoder.revision
+    return Spec(encoder.kind, encoder.model, revision, encoder.options)
 
 
 def require_same(encoder: tables.Encoder, model: EncoderModel) -> None:
@@ -186,7 +237,7 @@ def fingerprint(encoder: tables.Encoder) -> str | None:
 def readable(encoder: tables.Encoder, inputs: Sequence[Input], *, limits: Limits, field: str) -> Sequence[Input]:
     """The inputs as the encoder reads them, images as the bytes of their files.
 
-    Raises EmptyVectors, TooManyInputs, InputTooLong, ImageTooLarge, BadBase64.
+    Raises EmptyVectors, TooManyInputs, InputTooLong, InvalidInput, BadBase64.
     """
     if not inputs:
         raise EmptyVectors("expected at least one input", field=field)
@@ -196,14 +247,13 @@ def readable(encoder: tables.Encoder, inputs: Sequence[Input], *, limits: Limits
         )
     if encoder.modality != Modality.image:
         return _short_texts(inputs, limits, field)
-    files = [_file(value, row, field) for row, value in enumerate(inputs)]
-    large = [row for row, file in enumerate(files) if len(file) > limits.image_bytes]
-    if large:
-        raise ImageTooLarge(f"images of more than {limits.image_bytes} bytes", field=field, rows=large, limit=limits.image_bytes)
-    return files
+    return [_file(value, row, field) for row, value in enumerate(inputs)]
 
 
 def _short_texts(inputs: Sequence[Input], limits: Limits, field: str) -> Sequence[Input]:
+    files = [row for row, value in enumerate(inputs) if isinstance(value, bytes)]
+    if files:
+        raise InvalidInput("this encoder reads texts, not images", field=field, rows=files)
     long = [row for row, text in enumerate(inputs) if len(text) > limits.input_characters]
     if long:
         raise InputTooLong(

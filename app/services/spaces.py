@@ -25,7 +25,7 @@ from app.errors import (
 from app.maths import space as spaces
 from app.maths.health import examine
 from app.services.context import Limits, Services, answer_bytes
-from app.services.encoding import Encoded, Inputs, encode, load
+from app.services.encoding import Encoded, Inputs, encode, load_anew, spec_of
 from app.services.shared import SPACE
 from app.services.writes import note
 from app.storage import registry, tables
@@ -121,7 +121,8 @@ def _describe_model(services: Services, row: tables.Encoder, dim: int | None, mo
     """Load the model, and write down what it is. Raises InvalidRequest for what it is said to be and is not."""
     if dim is not None or row.model is None:
         raise InvalidRequest(f"an encoder of kind {row.kind} has a model, which tells its dim", field="model")
-    model = load(services, row)
+    services.encoders.forget(spec_of(row))  # its files may be others than when another encoder was registered
+    model = load_anew(services, spec_of(row))
     if modality not in (None, model.modality):
         raise InvalidRequest(f"this model reads {model.modality}, not {modality}", field="modality")
     row.dim, row.modality, row.identity = model.dim, model.modality, model.identity.members
@@ -159,8 +160,12 @@ def new_anchor_set(
     embeddings: Mapping[str, Tensor],
     provenance: dict[str, Any] | None = None,
     inputs: str | None = None,
+    made_by: Mapping[str, str] | None = None,
 ) -> tables.AnchorSet:
-    """The row of a new set and its spaces, not yet in any session; its blobs are written. `inputs`: the blob of its items.
+    """The row of a new set and its spaces, not yet in any session; its blobs are written.
+
+    inputs   the blob of its items, where they are kept
+    made_by  ids of the encoders that made the embeddings, when the service did
 
     Raises NameTaken, EncoderNotFound, UnequalAnchors, and every vector error, naming `embeddings.<encoder>`.
     """
@@ -169,6 +174,8 @@ def new_anchor_set(
     with services.db.transaction() as session:
         registry.require_free(session, tables.AnchorSet, project, name)
         encoders = {key: registry.by_name(session, tables.Encoder, project, key, field=f"embeddings.{key}") for key in embeddings}
+    for key, row_ in encoders.items():
+        _require_maker(row_, (made_by or {}).get(key))
     sizes = {key: vectors.shape[0] for key, vectors in embeddings.items()}
     size = next(iter(sizes.values()))
     for key, other in sizes.items():
@@ -183,13 +190,21 @@ def new_anchor_set(
 
 
 def add_embeddings(
-    services: Services, project: str, *, anchor_set: str, encoder: str, vectors: Tensor, field: str = "vectors"
+    services: Services,
+    project: str,
+    *,
+    anchor_set: str,
+    encoder: str,
+    vectors: Tensor,
+    field: str = "vectors",
+    made_by: str | None = None,
 ) -> tables.AnchorSet:
-    """Another encoder's embeddings of a set.
+    """Another encoder's embeddings of a set; `made_by`: the id of the encoder that made them, when the service did.
 
     Raises the not-found errors, EmbeddingsExist, AnchorCountMismatch, and the vector errors.
     """
     set_row, encoder_row = place_for(services, project, anchor_set=anchor_set, encoder=encoder)
+    _require_maker(encoder_row, made_by)
     space = new_space(services, project, set_row, encoder_row, vectors, field=field)
     with services.db.transaction() as session:
         return keep_space(session, set_row, space)
@@ -281,6 +296,12 @@ def _make_space(
         blob=services.blobs.put({"anchors": raw}),
         health=health,
     )
+
+
+def _require_maker(encoder: tables.Encoder, made_by: str | None) -> None:
+    """Raises Conflict when the encoder of that name is not the one that made the vectors."""
+    if made_by not in (None, encoder.id):
+        raise Conflict(f"encoder {encoder.name!r} was made anew meanwhile; look at it and try again", field="encoder")
 
 
 def _refuse_present(session: Session, anchor_set: tables.AnchorSet, encoder: tables.Encoder) -> None:

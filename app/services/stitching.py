@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,16 @@ from sqlalchemy.orm import Session
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from app.errors import InvalidHead, InvalidRequest, MissingField, NotExactlyOne
+from app.errors import (
+    EncoderChanged,
+    EncoderFailed,
+    EncoderUnavailable,
+    InvalidHead,
+    InvalidInput,
+    InvalidRequest,
+    MissingField,
+    NotExactlyOne,
+)
 from app.heads import registry as heads
 from app.heads.base import HeadModel, probabilities
 from app.heads.image import png
@@ -22,6 +32,8 @@ from app.services.encoding import Inputs
 from app.services.writes import note
 from app.storage import registry, tables
 from app.types import EncoderKind, HeadOutput, repeats
+
+log = logging.getLogger("anchorage.stitching")
 
 
 @dataclass(frozen=True)
@@ -340,7 +352,11 @@ def _native(
         return values
     if inputs is None or own.kind == EncoderKind.external:
         return None
-    return _ask(services, row, spaces.given_vectors(services, own, None, inputs).vectors)
+    try:
+        return _ask(services, row, spaces.given_vectors(services, own, None, inputs).vectors)
+    except (EncoderUnavailable, EncoderChanged, EncoderFailed, InvalidInput) as error:
+        log.info("no native answers of head %s: %s", row.id, error.detail)  # a head outlives its encoder
+        return None
 
 
 def _quality(output: HeadOutput, values: Tensor, native: Tensor | None, known: Tensor | None) -> Quality | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Literal
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn.functional import normalize
 from app.encoders.base import EncoderModel
 from app.errors import DimensionMismatch, TooManyInputs
 from app.services import spaces
-from app.services.context import Services
+from app.services.context import Services, on_departure
 from app.services.encoding import Inputs, encode, load, readable
 from app.storage import registry, tables
 
@@ -22,7 +23,7 @@ Cause = Literal[
 ]
 
 #: inputs of one verification: each is encoded some twenty times when the vectors differ
-MOST_INPUTS = 256
+MOST_INPUTS = 64
 
 #: largest difference of two numbers, over the mean norm: the same but for rounding; and made in half precision
 SAME = 1e-4
@@ -74,12 +75,14 @@ def verify(services: Services, project: str, *, encoder: str, inputs: Inputs, ve
     same_dim = given.shape[1] == ours.shape[1]
     deviation = _deviation(ours, given) if same_dim else None
     cosines = _cosines(ours, given) if same_dim else None
-    if deviation is not None and deviation <= SAME:
+    if deviation is not None and deviation <= _same(row):
         cause, detail, explanations = None, "the same vectors, but for rounding", []
     else:
         texts = readable(row, inputs.values, limits=services.limits, field="inputs")
-        with services.fitting():  # as much work as a fit
-            explanations = list(_explain(load(services, row), texts, ours, given))
+        with services.verifying():
+            gone: list[bool] = []
+            on_departure.get()(lambda: gone.append(True))
+            explanations = list(takewhile(lambda _: not gone, _explain(load(services, row), texts, ours, given)))
         cause, detail = _likely(ours, given, explanations)
         explanations.sort(key=lambda each: each.max_deviation)
     return Verification(
@@ -94,6 +97,11 @@ def verify(services: Services, project: str, *, encoder: str, inputs: Inputs, ve
         detail=detail,
         explanations=explanations[:10],
     )
+
+
+def _same(encoder: tables.Encoder) -> float:
+    """What batches of other sizes change, in the precision in which the model computes."""
+    return SAME if (encoder.identity or {}).get("dtype") in ("float32", None) else HALF
 
 
 def _explain(model: EncoderModel, inputs: object, ours: Tensor, given: Tensor) -> Iterator[Explanation]:

@@ -23,7 +23,9 @@ def upgrade() -> None:
     with op.batch_alter_table("heads", schema=None) as batch_op:
         batch_op.add_column(sa.Column("outputs", sa.Integer(), nullable=True))
         batch_op.add_column(sa.Column("settings", sa.JSON(), nullable=True))
-    heads = sa.table("heads", sa.column("id"), sa.column("classes", sa.JSON()), sa.column("outputs"), sa.column("settings", sa.JSON()))
+    heads = sa.table(
+        "heads", sa.column("id"), sa.column("classes", sa.JSON()), sa.column("outputs"), sa.column("settings", sa.JSON())
+    )
     connection = op.get_bind()
     for row in connection.execute(sa.select(heads.c.id, heads.c.classes)).all():  # until now all heads were linear classifiers
         values = {"outputs": len(row.classes), "settings": {}}

@@ -8,13 +8,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
+import torch
 import uvicorn
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from app.api.protocol import BoundedHttp
@@ -80,19 +85,131 @@ def listen(tmp_path: Path) -> Iterator[Callable[..., tuple[str, int]]]:
     with ExitStack() as stack:
 
         def start(**settings: Any) -> tuple[str, int]:
-            app = create_app(Settings(**{"data_dir": tmp_path, **settings}))
-            server = uvicorn.Server(uvicorn.Config(app, http=BoundedHttp, log_config=None, access_log=False, ws="none"))
-            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-            thread.start()
-            stack.callback(thread.join)
-            stack.callback(setattr, server, "should_exit", True)
-            deadline = time.monotonic() + 30
-            while not server.started and time.monotonic() < deadline:
-                time.sleep(0.01)
-            return listener.getsockname()
+            return _listen(stack, create_app(Settings(**{"data_dir": tmp_path, **settings})))
 
         yield start
+
+
+def _listen(stack: ExitStack, app: FastAPI) -> tuple[str, int]:
+    server = uvicorn.Server(uvicorn.Config(app, http=BoundedHttp, log_config=None, access_log=False, ws="none"))
+    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    stack.callback(thread.join)
+    stack.callback(setattr, server, "should_exit", True)
+    deadline = time.monotonic() + 30
+    while not server.started and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return listener.getsockname()
+
+
+TEXTS = [
+    f"{verb} {thing} {when}"
+    for verb in ("I lost", "please send", "how much is")
+    for thing in ("my card", "the exchange rate", "a loan", "cash abroad")
+    for when in ("today", "next week")
+]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A service behind a socket that runs encoders, for all tests: loading a model takes longer than most of them.
+
+    Encoders: `minilm`; `short`, which is minilm with 128 dimensions and a prompt before queries; `toy`, tiny, random, at
+    most 32 tokens and vectors of any length; `eye`, of images, random too; `own`, external, 5-d. The set `texts` is TEXTS by two
+    of them, `minilm` and `own`.
+    """
+
+    url: str
+    app: FastAPI
+    http: httpx2.Client
+    models: Path
+    texts: list[str]
+    own: np.ndarray
+
+    def gauge(self, name: str) -> float:
+        """A metric without labels."""
+        lines = self.http.get("/metrics").text.splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith(name + " "))
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An operator's folder with the models `toy` and `eye`."""
+    folder = tmp_path_factory.mktemp("models")
+    make_toy(folder / "toy")
+    make_eye(folder / "eye")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def encoding(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[Encoding]:
+    """The service that runs encoders. Nothing is cleaned up between tests: each gives names of its own (`fresh`)."""
+    app = create_app(Settings(data_dir=tmp_path_factory.mktemp("encoding"), models_dir=models, encode_cores=2, max_vectors=3_000))
+    with ExitStack() as stack:
+        host, port = _listen(stack, app)
+        url = f"http://{host}:{port}"
+        http = stack.enter_context(httpx2.Client(base_url=url, timeout=60, trust_env=False))
+        minilm = {"kind": "sentence-transformers", "model": "all-MiniLM-L6-v2"}
+        for encoder in (
+            {"name": "minilm", **minilm},
+            {"name": "short", **minilm, "options": {"dim": 128, "prompts": {"query": "find: "}}},
+            {"name": "toy", "kind": "sentence-transformers", "model": "toy"},
+            {"name": "eye", "kind": "timm", "model": "eye"},
+            {"name": "own", "dim": 5},
+        ):
+            answer = http.post("/encoders", json=encoder)
+            assert answer.status_code == 201, answer.text
+        own = np.random.default_rng(3).normal(size=(len(TEXTS), 5))
+        made = http.post("/anchor-sets", json={"name": "texts", "inputs": TEXTS, "encoders": ["minilm"]})
+        assert made.status_code == 201, made.text
+        assert http.put("/anchor-sets/texts/embeddings/own", json={"vectors": own.tolist()}).status_code == 201
+        yield Encoding(url, app, http, models, TEXTS, own)
+
+
+@pytest.fixture(scope="session")
+def fresh() -> Callable[[], str]:
+    """A name that nothing has yet."""
+    numbers = count()
+    return lambda: f"fresh-{next(numbers)}"
+
+
+def make_toy(folder: Path) -> None:
+    """A sentence-transformers model of 64 positions, of which it reads 32 tokens; mean pooling, no normalisation."""
+    from app.encoders.torchvision_ops import make_importable
+
+    make_importable()
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    raw = folder.parent / ".raw"
+    raw.mkdir()
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *"abcdefghijklmnopqrstuvwxyz",
+        *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"),
+    ]
+    (raw / "vocab.txt").write_text("\n".join(words))
+    torch.manual_seed(0)
+    shape = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    BertModel(BertConfig(vocab_size=len(words), max_position_embeddings=64, initializer_range=0.5, **shape)).save_pretrained(raw)
+    BertTokenizerFast(str(raw / "vocab.txt")).save_pretrained(raw)
+    first = Transformer(str(raw), max_seq_length=32)
+    SentenceTransformer(modules=[first, Pooling(24, pooling_mode="mean")], device="cpu").save(str(folder))
+
+
+def make_eye(folder: Path) -> None:
+    """A timm model of images of 40 x 40 pixels."""
+    import timm
+
+    torch.manual_seed(0)
+    model = timm.create_model("resnet10t", channels=[8, 8, 16, 24], stem_width=8, num_classes=5)
+    timm.models.save_for_hf(model, folder, safe_serialization=True, data_config={"input_size": (3, 40, 40)})
 
 
 @pytest.fixture(scope="session")
@@ -171,6 +288,36 @@ def refused() -> Callable[..., dict[str, Any]]:
         return problem
 
     return check
+
+
+#: which members an error has, below the paths of other protocols
+SHAPES = {
+    "/v1": {"error": {"message", "type", "param", "code"}},
+    "/tei": {"error", "error_type"},
+    "/v2": {"error"},
+}
+
+
+@pytest.fixture(scope="session")
+def complaint() -> Callable[[Any], tuple[int, str]]:
+    """Status and code of an error, of which the shape of the path's protocol is asserted: /v1, /tei, /v2, or problem+json."""
+
+    def read(answer: Any) -> tuple[int, str]:
+        path, body = answer.request.url.path, answer.json()
+        assert answer.status_code >= 400, answer.text
+        for prefix, members in SHAPES.items():
+            if path == prefix or path.startswith(prefix + "/"):
+                assert answer.headers["content-type"] == "application/json", answer.text
+                assert set(body) == set(members), body
+                if prefix == "/v1":
+                    assert set(body["error"]) == members["error"]
+                    assert body["error"]["message"]
+                    return answer.status_code, body["error"]["code"]
+                return answer.status_code, body["error_type"] if prefix == "/tei" else body["error"].partition(": ")[0]
+        assert answer.headers["content-type"] == "application/problem+json"
+        return answer.status_code, body["code"]
+
+    return read
 
 
 @pytest.fixture(scope="session")

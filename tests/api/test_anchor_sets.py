@@ -285,7 +285,7 @@ def test_bad_added_embeddings_leave_the_set_as_it_was(stocked, refused):
     refused(put(stocked, some(40, 3), encoder="third"), 422, "dimension-mismatch", "vectors")
     refused(put(stocked, [[1.0, 2.0]] * 40, encoder="third"), 422, "degenerate-anchors", "vectors")
     refused(put(stocked, [[1.0, 2.0], *[[1.0]] * 39], encoder="third"), 422, "ragged-rows", "vectors", [0])
-    refused(stocked.put("/anchor-sets/items/embeddings/third", json={}), 422, "not-exactly-one", "vectors")
+    refused(stocked.put("/anchor-sets/items/embeddings/third", json={}), 409, "inputs-not-stored", "inputs")
     both = {"vectors": some(40, 2), "inputs": ["x"] * 40}
     refused(stocked.put("/anchor-sets/items/embeddings/third", json=both), 422, "not-exactly-one", "vectors")
     inputs = {"inputs": ["x"] * 40}

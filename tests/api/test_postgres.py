@@ -20,9 +20,9 @@ JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture
-def client(serve, postgres_url, redis_url, redis_prefix):
+def client(serve, postgres_url, redis_url, redis_prefix, models):
     """An API process on PostgreSQL and Redis; nobody runs its jobs."""
-    return serve(database_url=postgres_url, redis_url=redis_url, redis_prefix=redis_prefix)
+    return serve(database_url=postgres_url, redis_url=redis_url, redis_prefix=redis_prefix, models_dir=models)
 
 
 @pytest.fixture
@@ -73,6 +73,27 @@ def test_every_operation_succeeds_on_postgresql(stocked, worker, embeddings, fin
     assert len(call("GET", "/jobs").json()["jobs"]) == 2
     body = {**body, "name": "never", "options": {"steps": 2000, "sinkhorn_steps": 100}}
     call("POST", "/jobs/{id}/cancel", id=call("POST", "/bootstrap", body).json()["id"])
+    call("POST", "/encoders", {"name": "toy", "kind": "sentence-transformers", "model": "toy"})
+    texts = ["a card", "the rate", "cash", "a loan", "my rent", "fees"]
+    job = call(
+        "POST", "/anchor-sets", {"name": "texts", "inputs": texts, "encoders": ["toy"]}, {"Prefer": "respond-async"}
+    ).json()
+    assert finished(stocked, job["id"])["state"] == "succeeded"
+    call("PUT", "/anchor-sets/{name}/embeddings/{encoder}", {"vectors": first[:6].tolist()}, name="texts", encoder="first")
+    made = call("POST", "/v1/embeddings", {"model": "toy->first@texts", "input": texts}).json()
+    assert len(made["data"][5]["embedding"]) == 8
+    assert {model["id"] for model in call("GET", "/v1/models").json()["data"]} == {"toy", "toy->first@texts"}
+    call("GET", "/v1/models/{model}", model="toy")
+    own = call("POST", "/tei/{model}/embed", {"inputs": texts, "normalize": False}, model="toy").json()
+    assert call("POST", "/encoders/{name}/verify", {"inputs": texts, "vectors": own}, name="toy").json()["matches"]
+    call("POST", "/tei/{model}", {"inputs": texts}, model="toy")
+    call("GET", "/tei/{model}/info", model="toy")
+    call("GET", "/tei/{model}/health", model="toy")
+    call("GET", "/v2")
+    call("GET", "/v2/models/{model}", model="head")
+    call("GET", "/v2/models/{model}/ready", model="first->head@items")
+    tensor = {"name": "vectors", "shape": [40, 8], "datatype": "FP32", "data": first.tolist()}
+    assert call("POST", "/v2/models/{model}/infer", {"inputs": [tensor]}, model="first->head@items").json()["outputs"]
     call("DELETE", "/heads/{name}", name="head")
     assert call("GET", "/heads").json() == {"heads": []}
     key = call("POST", "/api-keys", {"name": "x", "expires_at": "2100-01-01T00:00:00+02:00"}).json()
@@ -84,9 +105,9 @@ def test_every_operation_succeeds_on_postgresql(stocked, worker, embeddings, fin
     assert len(call("GET", "/api-keys").json()["api_keys"]) == 2
     actions = Counter(row["action"] for row in call("GET", "/audit").json()["writes"])
     assert actions["create"] >= 10
-    assert (actions["rotate"], actions["revoke"], actions["cancel"], actions["embed"], actions["delete"]) == (1, 1, 1, 1, 2)
+    assert (actions["rotate"], actions["revoke"], actions["cancel"], actions["embed"], actions["delete"]) == (1, 1, 1, 2, 2)
     call("DELETE", "/encoders/{name}", name=call("POST", "/encoders", {"name": "brief", "dim": 2}).json()["name"])
-    for path in ("/encoders", "/livez", "/readyz", "/metrics"):
+    for path in ("/encoders", "/livez", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"):
         call("GET", path)
     paths = stocked.get("/openapi.json").json()["paths"]
     assert done == {(verb.upper(), path) for path, verbs in paths.items() for verb in verbs}
@@ -114,6 +135,9 @@ TEXTS = [
     ("/translate", '{"source": "first", "target": "%s", "anchor_set": "items", "vectors": [[1, 2]]}'),
     ("/translate", '{"source": "first", "target": "second", "anchor_set": "items", "inputs": ["%s"]}'),
     ("/bootstrap", '{"name": "%s"}'),
+    ("/v1/embeddings", '{"model": "toy", "input": ["x"], "input_type": "%s"}'),
+    ("/tei/toy/embed", '{"inputs": ["x"], "prompt_name": "%s"}'),
+    ("/v2/models/x/infer", '{"id": "%s", "inputs": []}'),
     ("/api-keys", '{"name": "%s"}'),
     ("/api-keys", '{"name": "x", "rate_limit": "%s"}'),
 ]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/encoders/a/b", "/v2/encoders", "/anchor-sets/items/embeddings", "/%00", "/%ff"])
+@pytest.mark.parametrize(
+    "path", ["/nothing", "/encoders/a/b", "/v3/encoders", "/v1x", "/anchor-sets/items/embeddings", "/%00", "/%ff"]
+)
 def test_an_unknown_route_is_a_problem_document(client, refused, path):
     refused(client.get(path), 404, "not-found")
 
@@ -91,14 +93,39 @@ def test_members_without_a_value_are_left_out(client):
     }
 
 
+#: errors of other protocols, by their paths
+DIALECTS = {"/v1": "OpenAIError", "/tei": "TeiError", "/v2": "InferenceError"}
+
+
+def test_below_the_paths_of_other_protocols_errors_have_their_shapes(client, complaint):
+    for path in ("/v1/nothing", "/v1/models/a/b", "/tei/a/b/c", "/v2/nothing", "/v2/models/a/b"):
+        assert complaint(client.get(path))[0] == 404, path
+    for path in ("/v1/embeddings", "/tei/x/embed", "/v2/models/x/infer"):
+        assert complaint(client.get(path))[0] == 405, path
+        assert complaint(client.post(path, json={"surplus": 1}))[0] == (400 if path.startswith("/v1") else 422), path
+        big = client.post(path, content=b" " * (5 * 1024 * 1024), headers={"content-type": "application/json"})
+        assert complaint(big) == (413, "body-too-large"), path
+        host = client.post(path, json={}, headers={"host": "evil.example"})
+        assert complaint(host) == (403, "host-not-allowed"), path
+
+
+def test_a_fault_of_the_service_has_the_shape_as_well(serve, complaint):
+    client = serve()
+    client.app.state.recent = None  # a route's error that nobody foresaw
+    assert complaint(client.post("/v1/embeddings", json={"model": "x", "input": "x"})) == (500, "internal")
+
+
 def test_the_openapi_document_describes_problems(client):
     document = client.get("/openapi.json").json()
     assert "Problem" in document["components"]["schemas"]
     for path, verbs in document["paths"].items():
         for verb, operation in verbs.items():
             for status, response in operation["responses"].items():
-                if status.startswith("4") or (status == "503" and path != "/readyz"):
-                    assert list(response["content"]) == ["application/problem+json"], (verb, path, status)
+                if status.startswith("4") or (status == "503" and path not in ("/readyz", "/v2/health/ready")):
+                    [(media, content)] = response["content"].items()
+                    shape = next((name for prefix, name in DIALECTS.items() if path.startswith(prefix)), "Problem")
+                    assert content["schema"] == {"$ref": f"#/components/schemas/{shape}"}, (verb, path, status)
+                    assert media == ("application/problem+json" if shape == "Problem" else "application/json")
 
 
 @pytest.mark.parametrize(

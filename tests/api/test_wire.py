@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import math
 from dataclasses import replace
@@ -11,11 +12,13 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from app.api import wire
+from app.api.wire import watched
 from app.main import create_app
-from app.services.context import Limits
+from app.services.context import Limits, on_departure
 from app.settings import Settings
 
 JSON = {"content-type": "application/json"}
@@ -232,7 +235,7 @@ def test_deep_but_legal_nesting_in_a_vectors_field_is_refused(stocked, refused):
 
 @pytest.mark.parametrize(
     "media",
-    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/x-npy", "*/*", ""],
+    ["text/plain", "application/x-www-form-urlencoded", "multipart/mixed; boundary=x", "application/x-npy", "*/*", ""],
 )
 def test_another_content_type_is_refused(client, refused, media):
     answer = client.post("/encoders", content=b'{"name": "x", "dim": 2}', headers={"content-type": media})
@@ -415,3 +418,25 @@ def test_brackets_in_texts_are_not_lists(stocked, refused):
     inputs = ["[]{}" * 4000] * 100
     answer = stocked.post("/relative", json={"encoder": "first", "anchor_set": "items", "inputs": inputs})
     refused(answer, 422, "encoder-needs-vectors", "inputs")
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_who_begins_to_listen_after_the_client_has_left_hears_of_it(early):
+    """A piece of a request's inputs may be queued when all pieces before are done, and the client gone."""
+    heard = []
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    async def serve():
+        with watched(Request({"type": "http", "headers": []}, receive)):
+            listen = on_departure.get()
+            if early:
+                listen(lambda: heard.append("first"))
+                await asyncio.sleep(0.01)
+                assert heard == ["first"]
+            await asyncio.to_thread(listen, lambda: heard.append("second"))
+            await asyncio.sleep(0.01)
+        assert "second" in heard
+
+    asyncio.run(serve())

@@ -273,7 +273,7 @@ def test_an_endpoint_of_unit_vectors_is_known_as_such(endpoint):
 def test_the_revision_is_what_the_endpoint_says(endpoint, api, model, info, revision):
     endpoint.model, endpoint.info = model, info
     identity = load(endpoint.url, api=api).identity
-    assert (identity.model, identity.revision, identity.dim) == ("truth", revision, DIM)
+    assert (identity.model, identity.revision, identity.dim) == (f"truth at {endpoint.url}", revision, DIM)
     assert (identity.pooling, identity.dtype) == (None, None)
 
 

