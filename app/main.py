@@ -45,8 +45,8 @@ from workers.main import Worker
 
 log = logging.getLogger("anchorage")
 
-#: in the order of the documentation
-RESOURCES = (encoders, anchor_sets, relative, translate, stitch, bootstrap, jobs, openai, tei, inference, api_keys, health)
+#: in the order in which they are looked through: those asked once a query first
+RESOURCES = (openai, tei, translate, relative, stitch, inference, encoders, anchor_sets, bootstrap, jobs, api_keys, health)
 
 DESCRIPTION = """
 Translates embeddings between encoders from a few hundred *parallel anchors*: the same items embedded by each encoder.
@@ -95,20 +95,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.streams = Counter()
     app.state.recent = Recent()
     problems.install(app)
-    for resource in (
-        encoders,
-        anchor_sets,
-        relative,
-        translate,
-        stitch,
-        bootstrap,
-        jobs,
-        openai,
-        tei,
-        inference,
-        api_keys,
-        health,
-    ):
+    for resource in RESOURCES:
         app.include_router(resource.router)
     _document_problems(app)
     app.add_middleware(Edge, admission=app.state.admission)

@@ -24,16 +24,20 @@ async def services(request: Request) -> Services:
 bearer = HTTPBearer(auto_error=False, description="An API key: anc_... Not asked for on loopback, unless the server says so.")
 
 
-async def _project(
-    needed: SecurityScopes, request: Request, _shown: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)]
-) -> str:
+def project_of(request: Request, *scopes: str) -> str:
     """The project of the caller, whom the edge has recognised. Raises ScopeMissing."""
     caller: Caller = request.state.caller
-    for scope in needed.scopes:
+    for scope in scopes:
         if not caller.may(Scope(scope)):
             held = ", ".join(sorted(caller.scopes))
             raise ScopeMissing(f"this call needs a key with the scope {scope}; this one has {held}")
     return caller.project
+
+
+async def _project(
+    needed: SecurityScopes, request: Request, _shown: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)]
+) -> str:
+    return project_of(request, *needed.scopes)
 
 
 Svc = Annotated[Services, Depends(services)]

@@ -16,14 +16,15 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import orjson
 import torch
 from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
@@ -135,6 +136,9 @@ class InputsBody(Body):
         return None if self.inputs is None else GivenInputs(self.inputs, InputRole(self.input_type))
 
 
+BodyT = TypeVar("BodyT", bound=Body)
+
+
 class JsonRequest(Request):
     """A request whose JSON body was read and parsed before the framework asks for it."""
 
@@ -161,6 +165,15 @@ class JsonRoute(APIRoute):
                 return await handle(parsed)
 
         return read_then_handle
+
+
+def validated(model: type[BodyT], parsed: Any) -> BodyT:
+    """A parsed body, for a route that the framework does not validate for. Raises RequestValidationError, as it would."""
+    try:
+        return model.model_validate(parsed)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in found]) from None
 
 
 @contextmanager

@@ -93,6 +93,11 @@ class EncoderModel(Protocol):
     remote: bool
 
     @property
+    def pads(self) -> bool:
+        """Whether a batch costs as much as if all its items were its longest, so that like should go with like."""
+        ...
+
+    @property
     def dim(self) -> int: ...
 
     def prepare(self, inputs: Sequence[Input], role: InputRole) -> list[Item]:

@@ -26,7 +26,7 @@ from app.errors import AnchorageError, EncoderFailed, Overloaded, TooMuchAtOnce
 log = logging.getLogger("anchorage.encoders")
 
 #: a batch holds items of at least this share of its longest one's length, as shorter ones cost padding; of less while it is small
-CLOSENESS = (0.85, 0.7, 0.5)
+CLOSENESS = (1.0, 0.85, 0.7, 0.5)
 
 #: a batch is small below this part of the budget: it wastes the machine
 LEAST = 0.5
@@ -70,13 +70,24 @@ class Work:
     def waits(self) -> bool:
         return bool(self._waiting)
 
-    def take(self, longest: int, shortest: float, most: int) -> list[int]:
+    def take(self, longest: float, shortest: float, most: int) -> list[int]:
         """The places of at most so many waiting items, none longer or shorter."""
         start = bisect_left(self._lengths, -longest)
         end = min(bisect_right(self._lengths, -shortest), start + most)
         taken = self._waiting[start:end]
         del self._waiting[start:end], self._lengths[start:end]
         self.cost -= sum(self._items[place].cost for place in taken)
+        return taken
+
+    def take_cost(self, most: int) -> list[int]:
+        """The places of the longest waiting items that cost no more together, but one at least."""
+        count = cost = 0
+        while count < len(self._waiting) and (count == 0 or cost + self._items[self._waiting[count]].cost <= most):
+            cost += self._items[self._waiting[count]].cost
+            count += 1
+        taken = self._waiting[:count]
+        del self._waiting[:count], self._lengths[:count]
+        self.cost -= cost
         return taken
 
     def drop(self) -> int:
@@ -130,30 +141,63 @@ class _ModelQueue:
                 del self._owners[work.owner]
 
     def take(self, budget: int, least: int) -> list[Part]:
-        """A batch: it begins with the longest item of the work whose turn it is; all owners give the like of it, each a fair
-        share of the budget, and then what room is left. Below `least` it takes what is less alike, too.
+        """A batch: the longest item of the work whose turn it is, and the like of it from all owners, each a fair share of the
+        budget, and then what room is left. Below `least` it takes what is less alike, too.
         """
         first = next(iter(self._owners))
         leading = self._owners[first][0]
-        longest = leading.longest.length
-        room = max(1, budget // max(1, leading.longest.cost))
-        share = -(-room // len(self._owners))
-        enough = room - max(1, least // max(1, leading.longest.cost))
-        parts: list[Part] = []
+        if not leading.model.pads:
+            parts = self._take_any(budget)
+            self._rotate(first, leading)
+            return parts
+        length, cost = leading.longest.length, max(1, leading.longest.cost)
+        parts = [(leading, leading.take(length, length, 1))]
+        taken = 1
         for closeness in CLOSENESS:
+            reach = closeness**0.5  # as much longer as shorter
+            room = int(budget * reach / cost) - taken
+            share = -(-room // max(1, len(self._owners)))
             for most in (share, room):
                 for owner in list(self._owners):
-                    room -= self._take_from(owner, longest, longest * closeness, min(most, room), parts)
-            if room <= enough:
+                    got = self._take_from(owner, length / reach, length * reach, min(most, room), parts) if room > 0 else 0
+                    taken, room = taken + got, room - got
+            if taken * cost >= least:
                 break
-        if first in self._owners:  # to the end of the line, and what led it to the end of its owner's
-            works = self._owners.pop(first)
+        self._rotate(first, leading)
+        return parts
+
+    def _take_any(self, budget: int) -> list[Part]:
+        """Items of any lengths: each owner's share of the budget, and then what is left of it."""
+        parts: list[Part] = []
+        for most in (-(-budget // len(self._owners)), budget):
+            for works in list(self._owners.values()):
+                most_here = most
+                for work in list(works):
+                    if min(most_here, budget) <= 0 or not work.waits:
+                        continue
+                    places = work.take_cost(min(most_here, budget))
+                    cost = sum(work.item(place).cost for place in places)
+                    budget, most_here = budget - cost, most_here - cost
+                    parts.append((work, places))
+        for owner in list(self._owners):
+            left = deque(work for work in self._owners[owner] if work.waits)
+            if left:
+                self._owners[owner] = left
+            else:
+                del self._owners[owner]
+        return parts
+
+    def _rotate(self, first: str, leading: Work) -> None:
+        """Who was served goes to the end of the line, and what led it to the end of its owner's."""
+        works = self._owners.pop(first, None)
+        if works and not works[0].waits:
+            works.popleft()
+        if works:
             if works[0] is leading:
                 works.rotate(-1)
             self._owners[first] = works
-        return parts
 
-    def _take_from(self, owner: str, longest: int, shortest: float, most: int, parts: list[Part]) -> int:
+    def _take_from(self, owner: str, longest: float, shortest: float, most: int, parts: list[Part]) -> int:
         taken = 0
         works = self._owners.get(owner, deque())
         for work in list(works):
@@ -332,7 +376,8 @@ class Batcher:
         costs = [work.item(place).cost for work, places in parts for place in places]
         telemetry.ENCODE_BATCH.observe(len(costs))
         telemetry.ENCODE_TOKENS.labels("read").inc(sum(costs))
-        telemetry.ENCODE_TOKENS.labels("padding").inc(max(costs) * len(costs) - sum(costs))
+        if parts[0][0].model.pads:
+            telemetry.ENCODE_TOKENS.labels("padding").inc(max(costs) * len(costs) - sum(costs))
         with self._changed:
             rate = self._count * sum(costs) / max(seconds, 1e-6)
             self._rate += SMOOTHING * (rate - self._rate)

@@ -121,6 +121,7 @@ class RemoteEncoder:
     modality = Modality.text
     nbytes = 0
     remote = True
+    pads = False
 
     def __init__(self, identity: Identity, endpoint: _Endpoint, options: _Options, name: str | None) -> None:
         self.identity = identity

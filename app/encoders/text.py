@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from app.encoders import packing
 from app.encoders.base import EncoderModel, Identity, Input, Item, Shelf, Spec
 from app.encoders.shelf import find
 from app.encoders.torchvision_ops import make_importable
@@ -76,8 +77,19 @@ class SentenceEncoder:
         self._model = model
         self._slow = threading.Lock()  # the library's own tokenizing is not safe to share between threads
         self._tokens = _tokenizer(model)
+        self._packs = False
         if self._tokens is not None and not self._agrees():
             self._tokens = None
+        if self._tokens is not None and packing.packable(model[0]):
+            self._packs = True
+            if not self._agrees():
+                self._packs = False
+                packing.unpack(model[0])
+
+    @property
+    def pads(self) -> bool:
+        """Whether a batch's texts are padded to its longest."""
+        return not self._packs
 
     def prepare(self, inputs: Sequence[Input], role: InputRole) -> list[Item]:
         """Tokenize. Raises InvalidInput for what is no text."""
@@ -109,11 +121,12 @@ class SentenceEncoder:
 
     def _forward(self, modules: Sequence[Any], items: Sequence[Item]) -> Tensor:
         assert self._tokens is not None
-        features = _padded([item.features for item in items], self._tokens.pads)
-        moved: Any = {name: torch.from_numpy(table).to(self._model.device) for name, table in features.items()}
-        for module in modules:
-            moved = module(moved)
-        return moved["sentence_embedding"]  # type: ignore[no-any-return]
+        rows = [item.features for item in items]
+        if self._packs:
+            with packing.packing(rows):
+                return _through(modules, packing.features(rows, getattr(self._model[0], "_flatten_position_offset", 0) or 0))
+        tables = _padded(rows, self._tokens.pads)
+        return _through(modules, {name: torch.from_numpy(table).to(self._model.device) for name, table in tables.items()})
 
     def variants(self, inputs: Sequence[str]) -> Iterator[tuple[str, str, Tensor]]:
         """What the model would make of texts if it were used in another way: (cause, what it is, vectors in its own units)."""
@@ -208,6 +221,13 @@ class _Tokens:
         length = len(encoding)
         features = {name: getattr(encoding, self._attributes[name]) for name in self._names}
         return Item(features, length, length, length, truncated=bool(encoding.overflowing))
+
+
+def _through(modules: Sequence[Any], features: dict[str, Tensor]) -> Tensor:
+    moved: Any = features
+    for module in modules:
+        moved = module(moved)
+    return moved["sentence_embedding"]  # type: ignore[no-any-return]
 
 
 def _untokenized(prompt: str, text: str) -> Item:

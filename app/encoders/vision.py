@@ -95,6 +95,7 @@ class VisionEncoder:
 
     modality = Modality.image
     remote = False
+    pads = True
 
     def __init__(
         self, model: nn.Module, preprocessing: Preprocessing, identity: Identity, *, device: str, limits: Limits = DEFAULT_LIMITS

@@ -31,6 +31,7 @@ class Squares:
     modality = Modality.text
     nbytes = 0
     dim = 2
+    pads = True
 
     def __init__(self, *, remote: bool = False) -> None:
         self.remote = remote
@@ -273,7 +274,7 @@ def test_owners_share_a_batch_evenly():
         for work in works:
             result(work)
         first = [int(each.features) // 100 for each in model.batches[0]]
-        assert sorted(first) == [0] * 10 + [1] * 10 + [2] * 10
+        assert all(9 <= first.count(owner) <= 11 for owner in range(3))  # who leads the batch may have one more
 
 
 def test_a_model_with_little_work_does_not_wait_for_a_busy_one():
@@ -548,6 +549,6 @@ def test_texts_of_about_one_length_share_a_batch_and_others_only_while_it_is_sma
         result(work)
         assert [sorted({each.length for each in batch}) for batch in model.batches] == [[10], [6], [6]]
         with held(batcher):
-            mixed = batcher.submit(model, [item(n, length=length) for n, length in enumerate([10, 6, 6])], "a")
+            mixed = batcher.submit(model, [item(n, length=length) for n, length in enumerate([10, 8, 8, 3])], "a")
         result(mixed)
-        assert [each.length for each in model.batches[-1]] == [10, 6, 6]
+        assert [[each.length for each in batch] for batch in model.batches[-2:]] == [[10, 8, 8], [3]]

@@ -26,6 +26,8 @@ class Ones:
     remote = False
     dim = 2
 
+    pads = True
+
     def __init__(self, name: str) -> None:
         self.identity = Identity(name, None, {}, None, False, 2, "float32")
         self.nbytes = int(name.rpartition("-")[2])

@@ -679,3 +679,14 @@ def test_no_encoder_for_inputs_is_refused_by_the_field_that_lacks_it(service):
     assert answer.json()["field"] == "encoders"
     assert answer.status_code == 422
     assert service.get("/anchor-sets/none").status_code == 404
+
+
+def test_texts_of_all_lengths_share_a_batch_without_padding(minilm):
+    texts = ["", "one", "a few words more", "many words " * 40, "cut " * 600]
+    together = minilm.run(minilm.prepare(texts, InputRole.document))
+    assert minilm.pads is False
+    for row, each in enumerate(texts):
+        alone = minilm.run(minilm.prepare([each], InputRole.document))[0]
+        torch.testing.assert_close(together[row], alone, atol=1e-5, rtol=0)
+    by_library = minilm._model.encode(texts, convert_to_tensor=True, show_progress_bar=False)  # in padded batches, as ever
+    torch.testing.assert_close(together, by_library.clone(), atol=1e-5, rtol=0)
