@@ -142,7 +142,7 @@ class Head(Owned, Base):
     classes: Mapped[list[str]] = mapped_column(JSON)
     #: how many numbers it answers
     outputs: Mapped[int]
-    #: {"modules": [...]} of an MLP; what the vectors are brought to before it reads them, and what its numbers mean
+    #: the architecture of an MLP; what the vectors are brought to before it reads them, and what its numbers mean
     settings: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
     blob: Mapped[str] = mapped_column(String(64))
     encoder_id: Mapped[str | None] = mapped_column(ForeignKey("encoders.id"), index=True)
