@@ -94,3 +94,12 @@ def repeats(items: Iterable[Hashable]) -> list[int]:
             found.append(place)
         seen.add(item)
     return found
+
+
+def is_unicode(text: str) -> bool:
+    """Whether UTF-8 can write it: JSON can smuggle half of a surrogate pair into a str."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -16,13 +16,11 @@ from app.api.problems import documented
 from app.api.wire import InputsBody, JsonRoute, Name, Vectors
 from app.errors import InvalidRequest, NotExactlyOne
 from app.services import embedding, spaces
+from app.services.embedding import MOST_ENCODERS
 from app.services.writes import once
 from app.storage import registry, tables
 
 router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"], route_class=JsonRoute)
-
-#: an anchor set may be embedded by this many encoders in one request
-MOST_ENCODERS = 64
 
 
 class NewAnchorSet(InputsBody):

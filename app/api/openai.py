@@ -134,18 +134,24 @@ def parse_model(
     return Chosen(**found.groupdict())
 
 
+def _is_token(item: Any) -> bool:
+    """Or a list that holds nothing else."""
+    return type(item) is int or (isinstance(item, list) and all(type(each) is int for each in item))
+
+
 def read_inputs(value: Any, field: str) -> list[Input]:
     """One text, or several. Raises TokensNotRead, InvalidRequest."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value and all(type(item) is str for item in value):
         return list(value)
-    if isinstance(value, list) and value and all(type(item) is int or isinstance(item, list) for item in value):
+    if isinstance(value, list) and value and all(map(_is_token, value)):
         raise TokensNotRead(
             "this service reads texts: tokens of one model mean nothing to another (LangChain: check_embedding_ctx_length=False)",
             field=field,
         )
-    raise InvalidRequest("expected a text, or a list of at least one", field=field)
+    wrong = [row for row, item in enumerate(value) if type(item) is not str] if isinstance(value, list) else []
+    raise InvalidRequest("expected a text, or a list of texts and at least one", field=field, rows=wrong)
 
 
 async def embed(

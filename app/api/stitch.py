@@ -29,7 +29,7 @@ router = APIRouter(tags=["heads"], route_class=JsonRoute)
 
 
 Size = Annotated[int, Field(ge=1, le=4_096)]
-Positive = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+Positive = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
 
 
 class NumbersOutput(Body):

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from app.encoders.base import EncoderModel, Identity, Input, Item, Shelf, Spec
 from app.errors import AnchorageError, EncoderFailed, EncoderUnavailable, InvalidInput, InvalidOption, MissingField, UnknownOption
-from app.types import InputRole, Modality
+from app.types import InputRole, Modality, is_unicode
 
 log = logging.getLogger("anchorage.encoders")
 
@@ -92,7 +92,7 @@ def normal_url(url: str) -> str:
 def load(spec: Spec, shelf: Shelf, device: str) -> EncoderModel:
     """Ask the endpoint for one vector. Raises EncoderUnavailable, InvalidOption, UnknownOption and MissingField."""
     options = _read_options(spec.options, shelf)
-    if not _is_unicode(spec.model):
+    if not is_unicode(spec.model):
         raise EncoderUnavailable("the model's name is no valid Unicode", field="model")
     try:
         endpoint = _Endpoint(options, _dialect(spec.model, options))
@@ -139,7 +139,7 @@ class RemoteEncoder:
             raise InvalidInput("this encoder reads texts only", field="inputs", rows=rows)
         prompt = self._options.prompts.get(role, "")
         texts = [f"{prompt}{given}" for given in inputs if isinstance(given, str)]
-        if rows := [row for row, text in enumerate(texts) if not _is_unicode(text)]:
+        if rows := [row for row, text in enumerate(texts) if not is_unicode(text)]:
             raise InvalidInput("a text holds half of a surrogate pair: no valid Unicode", field="inputs", rows=rows)
         return [_item(text) for text in texts]
 
@@ -162,15 +162,6 @@ class RemoteEncoder:
 def _item(text: str) -> Item:
     tokens = len(text) // 4 + 1
     return Item(features=text, length=tokens, cost=tokens, tokens=tokens)
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether UTF-8 can write it: JSON can smuggle half of a surrogate pair into a str."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 # Options
@@ -235,7 +226,7 @@ def _allowed(given: Mapping[str, Any], shelf: Shelf) -> tuple[str, str | None]:
 
 def _prompts(value: Any) -> Mapping[str, str]:
     roles = {str(role) for role in InputRole}
-    if not isinstance(value, Mapping) or not all(isinstance(text, str) and _is_unicode(text) for text in value.values()):
+    if not isinstance(value, Mapping) or not all(isinstance(text, str) and is_unicode(text) for text in value.values()):
         raise InvalidOption("prompts must be an object of texts", field="options.prompts")
     if unknown := sorted(set(value) - roles):
         raise UnknownOption(f"no such role; there are {', '.join(sorted(roles))}", field=f"options.prompts.{unknown[0]}")

