@@ -25,9 +25,6 @@ from app.types import HeadOutput
 
 router = APIRouter(prefix="/v2", tags=["inference protocol"], route_class=JsonRoute)
 
-#: what numbers may be sent as; BYTES are texts, for an encoder that the service runs
-NUMBERS = ("FP16", "FP32", "FP64")
-
 ModelPath = Annotated[str, Path(max_length=400, description="`head` or `encoder->head@anchor-set`")]
 
 

@@ -121,6 +121,12 @@ class Chosen:
     target: str | None
     anchor_set: str | None
 
+    def request(self) -> translation.Request | None:
+        """The translation that it asks for, if any."""
+        if self.target is None or self.anchor_set is None:
+            return None
+        return translation.Request(self.encoder, self.target, self.anchor_set, "auto", {})
+
 
 def parse_model(
     text: str,
@@ -168,11 +174,11 @@ async def embed(
     """The inputs' vectors by a model: an encoder's own, or translated. Small requests wait without a thread."""
     chosen = parse_model(model)
     row, spec = await _encoder(request, services, project, chosen.encoder)
-    if chosen.target is None or chosen.anchor_set is None:
+    asked = chosen.request()
+    if asked is None:
         _require_dimensions(model, row.dim, dimensions)
         spaces.check_answer(services, field, len(inputs), dim=row.dim)
         return await _encode(services, row, spec, inputs, role, field)
-    asked = translation.Request(chosen.encoder, chosen.target, chosen.anchor_set, "auto", {})
     source, target = await run_in_threadpool(translation.pair, services, project, asked)
     row, spec = source.encoder, encoding.spec_of(source.encoder)  # of this moment, as the anchors are
     _require_dimensions(model, target.encoder.dim, dimensions)
@@ -279,15 +285,20 @@ def list_models(services: Svc, project: Reads) -> ModelList:
 @router.get("/models/{model}", responses=spoken(OpenAIError, 400, 404, 422))
 def get_model(model: Annotated[str, Path(max_length=400)], services: Svc, project: Reads) -> Model:
     """One model."""
+    row, target = look_at(services, project, model)
+    return _model(model, (target or row).created_at, project)
+
+
+def look_at(services: Services, project: str, model: str) -> tuple[tables.Encoder, tables.Space | None]:
+    """The encoder that a model's name names, and the space that it translates into, if it does.
+
+    Raises EncoderNotFound, EncoderNeedsVectors, AnchorSetNotFound, AnchorsNotEmbedded.
+    """
     chosen = parse_model(model)
-    with services.db.transaction() as session:
-        row = registry.by_name(session, tables.Encoder, project, chosen.encoder, field="model")
+    row = _look_up(services, project, chosen.encoder)
     encoding.spec_of(row)
-    if chosen.target is None or chosen.anchor_set is None:
-        return _model(row.name, row.created_at, project)
-    asked = translation.Request(chosen.encoder, chosen.target, chosen.anchor_set, "auto", {})
-    _, target = translation.pair(services, project, asked)
-    return _model(model, target.created_at, project)
+    asked = chosen.request()
+    return row, None if asked is None else translation.pair(services, project, asked)[1]
 
 
 def _models(services: Services, project: str) -> Iterator[Model]:

@@ -231,7 +231,7 @@ class StitchAnswer(BaseModel):
 
 def describe(row: tables.Head) -> Head:
     settings = row.settings
-    output = settings.get("output", HeadOutput.classes)
+    output = stitching.output_of(row)
     return Head(
         name=row.name,
         kind=row.kind,
@@ -240,7 +240,7 @@ def describe(row: tables.Head) -> Head:
         dim=row.dim,
         outputs=row.outputs,
         classes=row.classes,
-        output=None if output == HeadOutput.classes else {"kind": output, **settings["image"]},
+        output=None if output is HeadOutput.classes else {"kind": output, **settings["image"]},
         architecture=settings.get("architecture"),
         probabilities=not settings.get("softmax", True),
         scale=settings.get("scale"),

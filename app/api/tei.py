@@ -13,12 +13,10 @@ from app import telemetry
 from app.api import wire
 from app.api.deps import Reads, Svc
 from app.api.dialects import TeiError
-from app.api.openai import Inputs, embed, parse_model, read_inputs
+from app.api.openai import Inputs, embed, look_at, read_inputs
 from app.api.problems import spoken
 from app.api.wire import Body, JsonRoute
 from app.errors import InputTooLong
-from app.services import encoding, translation
-from app.storage import registry, tables
 from app.types import InputRole
 
 router = APIRouter(prefix="/tei", tags=["tei"], route_class=JsonRoute)
@@ -93,12 +91,7 @@ async def embed_inputs(model: ModelPath, body: EmbedRequest, request: Request, s
 @router.get("/{model}/info", responses=spoken(TeiError, 404, 409, 422))
 def info(model: ModelPath, services: Svc, project: Reads) -> Info:
     """What the model is."""
-    chosen = parse_model(model)
-    with services.db.transaction() as session:
-        row = registry.by_name(session, tables.Encoder, project, chosen.encoder, field="model")
-    encoding.spec_of(row)
-    if chosen.target is not None and chosen.anchor_set is not None:
-        translation.pair(services, project, translation.Request(chosen.encoder, chosen.target, chosen.anchor_set, "auto", {}))
+    row, _ = look_at(services, project, model)
     identity: dict[str, Any] = row.identity or {}
     return Info(
         model_id=model,

@@ -224,7 +224,7 @@ def stitch(
     known = _known(services, row, truth, count)
     ready = _bring(services, project, row, source, anchor_set, method, options, vectors, inputs)
     values = _ask(services, row, ready.vectors)
-    output = HeadOutput(row.settings.get("output", HeadOutput.classes))
+    output = output_of(row)
     native = _native(services, project, row, source, truth, inputs, values, wanted=known is not None)
     return Prediction(
         output=output,
@@ -289,8 +289,13 @@ def _ask(services: Services, row: tables.Head, vectors: Tensor) -> Tensor:
     if scale is not None:
         vectors = normalize(vectors.double(), dim=1).mul(scale).float()
     values = loaded_head(services, row).run(vectors)
-    classifies = row.settings.get("output", HeadOutput.classes) == HeadOutput.classes
+    classifies = output_of(row) is HeadOutput.classes
     return probabilities(values) if classifies and row.settings.get("softmax", True) else values
+
+
+def output_of(row: tables.Head) -> HeadOutput:
+    """What its numbers are; heads made before others were known are classifiers."""
+    return HeadOutput(row.settings.get("output", HeadOutput.classes))
 
 
 def loaded_head(services: Services, row: tables.Head) -> HeadModel:
@@ -304,7 +309,7 @@ def loaded_head(services: Services, row: tables.Head) -> HeadModel:
 
 def _known(services: Services, row: tables.Head, truth: Truth, count: int) -> Tensor | None:
     """What the client says is right: indices into classes (n,), or numbers (n, m). Raises for what does not fit the head."""
-    classifies = row.settings.get("output", HeadOutput.classes) == HeadOutput.classes
+    classifies = output_of(row) is HeadOutput.classes
     if truth.labels is not None:
         if not classifies:
             raise InvalidRequest("labels belong to a classifier: this head's truth are targets", field="labels")
