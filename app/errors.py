@@ -19,12 +19,13 @@ AnchorageError
 │  └─ BodyTooLarge, TooManyVectors, TooManyInputs, InputTooLong, ImageTooLarge, HeadTooLarge,
 │     PoolTooLarge
 ├─ BodyTooSlow               a body that does not arrive
-├─ UnsupportedMedia          a body that is not JSON
+├─ UnsupportedMedia          a body that the route does not read
+├─ NotAcceptable             an answer that the route does not write
 ├─ Malformed                 a body that does not parse at all
-│  └─ MalformedParts
+│  └─ MalformedParts, BadNpy, BadArrow
 └─ Invalid                   a value that is wrong: its field, and the rows where that helps
    └─ InvalidRequest, MissingField, UnequalAnchors, DimensionMismatch, RaggedRows, NonFinite, OutOfRange, BadShape, BadDtype,
-      BadBase64, EmptyVectors, DegenerateAnchors, InvalidOption, UnknownOption, NotExactlyOne, MethodNotIndependent,
+      BadBase64, BadColumn, EmptyVectors, DegenerateAnchors, InvalidOption, UnknownOption, NotExactlyOne, MethodNotIndependent,
       EncoderNeedsVectors, EncoderUnavailable, InvalidInput, TokensNotRead, InvalidImage, InvalidHead, HeadTooSlow, InvalidSeeds,
       IdempotencyKeyReused
 
@@ -34,7 +35,7 @@ No class knows HTTP: `app.api.problems` turns a class into a status, and a job's
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 #: how many row numbers an error carries before it only counts them
 ROWS_SHOWN = 20
@@ -66,6 +67,11 @@ class AnchorageError(Exception):
     def at(self, field: str) -> AnchorageError:
         """The same error, naming `field` when it named none (the maths does not know the request's field names)."""
         self.field = self.field or field
+        return self
+
+    def shifted(self, rows: int) -> Self:
+        """The same error, of rows that are counted from further up."""
+        self.rows = [row + rows for row in self.rows]
         return self
 
 
@@ -256,8 +262,20 @@ class UnsupportedMedia(AnchorageError):
     code = "unsupported-media-type"
 
 
+class NotAcceptable(AnchorageError):
+    code = "not-acceptable"
+
+
 class Malformed(AnchorageError):
     code = "malformed-json"
+
+
+class BadNpy(Malformed):
+    code = "bad-npy"
+
+
+class BadArrow(Malformed):
+    code = "bad-arrow"
 
 
 class MalformedParts(Malformed):
@@ -306,6 +324,10 @@ class BadDtype(Invalid):
 
 class BadBase64(Invalid):
     code = "bad-base64"
+
+
+class BadColumn(Invalid):
+    code = "bad-column"
 
 
 class EmptyVectors(Invalid):

@@ -36,7 +36,6 @@ from app.api.edge import Admission, Edge
 from app.api.limiter import RateLimiter
 from app.services import spaces, writes
 from app.services.context import THREADS, Services
-from app.services.encoding import Recent
 from app.services.keys import KeyRing
 from app.settings import Settings
 from app.storage.connect import redis_client
@@ -93,7 +92,6 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.admission = _admission(settings, services)
     app.state.streams = Counter()
-    app.state.recent = Recent()
     problems.install(app)
     for resource in RESOURCES:
         app.include_router(resource.router)
@@ -123,6 +121,7 @@ def _admission(settings: Settings, services: Services) -> Admission:
         rates=RateLimiter(settings.rate_limit, settings.redis_url, settings.redis_prefix),
         hosts=_hosts(settings),
         max_body_bytes=settings.max_body_bytes,
+        max_stream_bytes=settings.max_stream_bytes,
         max_in_flight=settings.max_in_flight,
         max_in_flight_bytes=settings.max_in_flight_bytes,
     )
@@ -155,6 +154,7 @@ def _start(services: Services, worker: Worker | None) -> None:
     writes.forget_requests(services)
     if swept := spaces.sweep_blobs(services):
         log.info("deleted %d blobs that nothing names", swept)
+    services.names.open()
     if worker is not None:
         worker.start()
 

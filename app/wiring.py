@@ -10,11 +10,13 @@ from app.encoders.base import Shelf
 from app.encoders.registry import EncoderPool
 from app.encoders.remote import normal_url
 from app.services.context import Limits, Services
+from app.services.lanes import Lanes
 from app.settings import Settings
 from app.storage.blobs import BlobStore
 from app.storage.cache import Cache, RedisStore
 from app.storage.connect import redis_client
 from app.storage.db import Database, sqlite_url
+from app.storage.names import Names, Word
 from app.storage.queue import MemoryQueue, Queue, RedisQueue
 
 
@@ -27,9 +29,10 @@ def make_services(settings: Settings, *, device: str | None = None) -> Services:
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    store = None
+    store = word = None
     if settings.redis_url is not None:
         store = RedisStore(redis_client(settings.redis_url), settings.redis_prefix, settings.redis_cache_bytes)
+        word = Word(redis_client(settings.redis_url, tries=1), settings.redis_prefix)
     return Services(
         db=make_database(settings),
         blobs=BlobStore(settings.data_dir / "blobs"),
@@ -37,6 +40,8 @@ def make_services(settings: Settings, *, device: str | None = None) -> Services:
         encoders=EncoderPool(
             _shelf(settings), device=models_on, limit_bytes=settings.model_bytes, cores=settings.encode_cores or settings.threads
         ),
+        names=Names(word),
+        lanes=Lanes(),
         limits=Limits(
             vectors=settings.max_vectors,
             pool=settings.max_pool,

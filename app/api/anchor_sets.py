@@ -9,11 +9,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api import wire
+from app.api import arrow, npy, wire
+from app.api.bodies import JsonRoute, VectorsRoute
 from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
 from app.api.jobs import ASYNC, Job, Prefer, accepted, wants_job
 from app.api.problems import documented
-from app.api.wire import InputsBody, JsonRoute, Name, Vectors
+from app.api.vector_routes import BINARY
+from app.api.wire import InputsBody, Name, Vectors
 from app.errors import InvalidRequest, NotExactlyOne
 from app.services import embedding, spaces
 from app.services.embedding import MOST_ENCODERS
@@ -141,11 +143,6 @@ def create_anchor_set(
     return describe(row)
 
 
-@router.put(
-    "/{name}/embeddings/{encoder}",
-    status_code=201,
-    responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
-)
 def add_embeddings(
     name: PathName,
     encoder: PathName,
@@ -168,6 +165,17 @@ def add_embeddings(
         job = embedding.request_addition(services, project, anchor_set=name, encoder=encoder, inputs=inputs)
         return accepted(response, job)
     return describe(embedding.add_encoded(services, project, anchor_set=name, encoder=encoder, inputs=inputs))
+
+
+router.add_api_route(
+    "/{name}/embeddings/{encoder}",
+    add_embeddings,
+    methods=["PUT"],
+    status_code=201,
+    responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
+    route_class_override=VectorsRoute,
+    openapi_extra={"requestBody": {"content": {media: {"schema": BINARY} for media in (npy.MEDIA, arrow.MEDIA)}}},
+)
 
 
 @router.get("", responses=documented(422))

@@ -8,9 +8,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from app.api.bodies import JsonRoute
 from app.api.deps import Administers, IdempotencyKey, Limit, Moment, Svc
 from app.api.problems import documented
-from app.api.wire import Body, JsonRoute
+from app.api.wire import Body
 from app.errors import ResourceGone
 from app.services import keys
 from app.services.writes import once

@@ -8,10 +8,11 @@ from fastapi import APIRouter, Response
 from pydantic import ConfigDict, Field
 
 from app.api import wire
+from app.api.bodies import JsonRoute
 from app.api.deps import IdempotencyKey, Svc, Writes
 from app.api.jobs import Job, describe
 from app.api.problems import documented
-from app.api.wire import Body, JsonRoute, Name, Vectors
+from app.api.wire import Body, Name, Vectors
 from app.maths.bootstrap import Settings
 from app.services import bootstrapping
 from app.services.writes import once

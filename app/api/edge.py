@@ -74,6 +74,7 @@ class Admission:
     rates: RateLimiter
     hosts: frozenset[str] | None
     max_body_bytes: int
+    max_stream_bytes: int
     max_in_flight: int
     max_in_flight_bytes: int
     #: a stopping server says so in /readyz and closes connections after their answer
@@ -177,9 +178,9 @@ class Edge:
         room = Room(self._admission)
         try:
             await self._serve(scope, receive, answer, headers, room)
-        except _ClientStalled:
-            log.warning("%s %s: the client does not read its answer", scope["method"], scope["path"])
-            scope["state"].get("hang_up", lambda: None)()
+        except HangUp as reason:
+            log.warning("%s %s: the answer breaks off: %s", scope["method"], scope["path"], reason)
+            scope["state"].get("hang_up" if reason.at_once else "close", lambda: None)()
         finally:
             room.leave()
             _record(scope, answer, quiet=_public(scope))
@@ -194,6 +195,8 @@ class Edge:
         except AnchorageError as error:  # raised here: those of a route are answered further in
             room.leave()  # what is thrown away takes none
             await self._refuse(error, scope, receive, answer.send)
+        except HangUp:
+            raise
         except Exception as fault:  # here and not further out, so that this answer too has its id and is counted as what it is
             if answer.begun:
                 raise
@@ -279,11 +282,18 @@ class _Answer:
                     await self._send({**message, "body": data[start : start + PIECE_BYTES], "more_body": True})
                 await self._send({**message, "body": data[last:]} if first else message)
         except TimeoutError:
-            raise _ClientStalled from None
+            raise HangUp("the client does not read it", at_once=True) from None
 
 
-class _ClientStalled(Exception):
-    """The client keeps its connection, and does not read."""
+class HangUp(Exception):
+    """An answer that has begun cannot be ended properly: its connection is closed, which tells the client so.
+
+    at_once  without waiting until it has read what was sent
+    """
+
+    def __init__(self, reason: str, *, at_once: bool = False) -> None:
+        super().__init__(reason)
+        self.at_once = at_once
 
 
 def _public(scope: Scope) -> bool:

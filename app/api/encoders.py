@@ -7,13 +7,14 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.api import wire
+from app.api.bodies import JsonRoute
 from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
 from app.api.problems import documented
-from app.api.wire import Body, JsonRoute, Name, Vectors
+from app.api.wire import Body, Name, Vectors
 from app.errors import InvalidRequest
 from app.services import spaces, verification
 from app.services.encoding import Inputs, fingerprint
@@ -200,10 +201,9 @@ def get_encoder(name: PathName, services: Svc, project: Reads) -> Encoder:
 
 
 @router.delete("/{name}", status_code=204, responses=documented(404, 409, 422))
-def delete_encoder(name: PathName, request: Request, services: Svc, project: Writes) -> None:
+def delete_encoder(name: PathName, services: Svc, project: Writes) -> None:
     """Forget an encoder; refused while an anchor set or a head uses it."""
     spaces.delete_encoder(services, project, name)
-    request.app.state.recent.forget(project, name)
 
 
 @router.post("/{name}/verify", responses=documented(400, 404, 409, 413, 415, 422))

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from app import __version__, telemetry
 from app.api import health, wire
+from app.api.bodies import JsonRoute
 from app.api.deps import Reads, Svc
 from app.api.dialects import InferenceError
 from app.api.openai import parse_model
 from app.api.problems import spoken
 from app.api.translate import Method
-from app.api.wire import Body, JsonRoute
+from app.api.wire import Body
 from app.errors import BadShape, HeadNotFound, InvalidHead, InvalidRequest
 from app.services import stitching, translation
 from app.services.context import Services

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import re
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,17 +11,19 @@ from itertools import islice
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import pybase64
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from starlette.concurrency import run_in_threadpool
 from torch import Tensor
 
 from app import telemetry
-from app.api import wire
+from app.api import bodies, wire
+from app.api.bodies import JsonRoute
 from app.api.deps import Reads, Svc, project_of
 from app.api.dialects import OpenAIError
 from app.api.problems import spoken
-from app.api.wire import Body, JsonRoute
+from app.api.wire import Body
 from app.encoders.base import Input, Spec
 from app.errors import (
     ClientLeft,
@@ -33,7 +34,7 @@ from app.errors import (
     NotFound,
     TokensNotRead,
 )
-from app.services import encoding, spaces, translation
+from app.services import encoding, serving, spaces, translation
 from app.services.context import Services
 from app.services.encoding import Encoded
 from app.storage import registry, tables
@@ -161,7 +162,6 @@ def read_inputs(value: Any, field: str) -> list[Input]:
 
 
 async def embed(
-    request: Request,
     services: Services,
     project: str,
     model: str,
@@ -173,7 +173,7 @@ async def embed(
 ) -> Encoded:
     """The inputs' vectors by a model: an encoder's own, or translated. Small requests wait without a thread."""
     chosen = parse_model(model)
-    row, spec = await _encoder(request, services, project, chosen.encoder)
+    row, spec = await _encoder(services, project, chosen.encoder)
     asked = chosen.request()
     if asked is None:
         _require_dimensions(model, row.dim, dimensions)
@@ -183,8 +183,8 @@ async def embed(
     row, spec = source.encoder, encoding.spec_of(source.encoder)  # of this moment, as the anchors are
     _require_dimensions(model, target.encoder.dim, dimensions)
     own = await _encode(services, row, spec, inputs, role, field)
-    done = await run_in_threadpool(translation.translate, services, project, asked, vectors=own.vectors, inputs=None)
-    return Encoded(done.translated.vectors, own.tokens, own.truncated)
+    done = await run_in_threadpool(serving.apply, services, project, serving.Translation(asked), vectors=own.vectors)
+    return Encoded(done.made.vectors, own.tokens, own.truncated)
 
 
 def _require_dimensions(model: str, dim: int, asked: int | None) -> None:
@@ -212,9 +212,14 @@ async def _encode(
     return encoding.finished(vectors, items, row, field=field)
 
 
-async def _encoder(request: Request, services: Services, project: str, name: str) -> tuple[tables.Encoder, Spec]:
-    recent: encoding.Recent = request.app.state.recent
-    return recent.get(project, name) or recent.put(await run_in_threadpool(_look_up, services, project, name))
+async def _encoder(services: Services, project: str, name: str) -> tuple[tables.Encoder, Spec]:
+    found: tuple[tables.Encoder, Spec] | None = services.names.find((project, "encoder", name))
+    if found is None:
+        moment = services.names.moment
+        row = await run_in_threadpool(_look_up, services, project, name)
+        found = (row, encoding.spec_of(row))
+        services.names.keep((project, "encoder", name), found, moment)
+    return found
 
 
 def _look_up(services: Services, project: str, name: str) -> tables.Encoder:
@@ -222,11 +227,11 @@ def _look_up(services: Services, project: str, name: str) -> tables.Encoder:
         return registry.by_name(session, tables.Encoder, project, name, field="model")
 
 
-async def create_embeddings(body: EmbeddingsRequest, request: Request, services: Svc, project: Reads) -> Response:
+async def create_embeddings(body: EmbeddingsRequest, services: Svc, project: Reads) -> Response:
     """Vectors of texts or images, as OpenAI's clients ask for them."""
     inputs = read_inputs(body.input, "input")
     role = InputRole(body.input_type)
-    done = await embed(request, services, project, body.model, inputs, role=role, field="input", dimensions=body.dimensions)
+    done = await embed(services, project, body.model, inputs, role=role, field="input", dimensions=body.dimensions)
     count = len(done.vectors)
     if done.truncated and not body.truncate:
         raise InputTooLong("inputs longer than the model reads", field="input", rows=done.truncated)
@@ -250,11 +255,11 @@ class _DirectRoute(JsonRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         async def answer(request: Request) -> Response:
-            parsed = await wire.read_json(request)
+            fields = await bodies.read_json(request)
             project = project_of(request, Scope.read)
-            body = wire.validated(EmbeddingsRequest, parsed.parsed)
-            with wire.watched(request):
-                return await create_embeddings(body, request, request.app.state.services, project)
+            body = bodies.validated(EmbeddingsRequest, fields)
+            with bodies.watched(request):
+                return await create_embeddings(body, request.app.state.services, project)
 
         return answer
 
@@ -273,7 +278,7 @@ def _rows(vectors: Tensor, encoding_format: str) -> list[Any]:
     array = np.ascontiguousarray(vectors.numpy(), dtype="<f4")
     if encoding_format == "float":
         return list(array)
-    return [base64.b64encode(row.data).decode() for row in array]
+    return [pybase64.b64encode_as_string(row.data) for row in array]
 
 
 @router.get("/models", responses=spoken(OpenAIError, 400))

@@ -33,6 +33,7 @@ STATUS: dict[type[errors.AnchorageError], HTTPStatus] = {
     errors.TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     errors.BodyTooSlow: HTTPStatus.REQUEST_TIMEOUT,
     errors.UnsupportedMedia: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    errors.NotAcceptable: HTTPStatus.NOT_ACCEPTABLE,
     errors.Malformed: HTTPStatus.BAD_REQUEST,
     errors.Invalid: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.TooManyRequests: HTTPStatus.TOO_MANY_REQUESTS,

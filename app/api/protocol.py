@@ -34,7 +34,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._head = 0
         super().on_message_begin()
         # For the edge: a transport that is only closed waits for a client that does not read.
-        self.scope["state"]["hang_up"] = self.transport.abort
+        self.scope["state"].update(hang_up=self.transport.abort, close=self.transport.close)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header, or a trailer. What is raised here ends the parsing."""

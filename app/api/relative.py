@@ -6,14 +6,20 @@ from typing import Annotated
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
 
 from app import telemetry
-from app.api import wire
+from app.api import answers, vector_routes, wire
+from app.api.bodies import JsonRoute
 from app.api.deps import Reads, Svc
 from app.api.problems import documented
-from app.api.translate import Flag, flags
-from app.api.wire import Encoding, InputsBody, JsonRoute, Name, Vectors
-from app.services import translation
+from app.api.streams import Plan
+from app.api.translate import Flag
+from app.api.vector_routes import AnswerWriter, VectorRoute, streamed
+from app.api.wire import Dtype, Encoding, InputsBody, Name, Vectors
+from app.errors import NotExactlyOne
+from app.services import serving
+from app.services.context import Services
 
 router = APIRouter(tags=["vectors"], route_class=JsonRoute)
 
@@ -29,6 +35,10 @@ class RelativeRequest(InputsBody):
     encode_power: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     ridge: Annotated[float, Field(allow_inf_nan=False)] | None = Field(None, description="above power 0; default 1")
     encoding: Encoding = "float"
+    dtype: Dtype = "float32"
+
+    def relation(self) -> serving.Relation:
+        return serving.Relation(self.encoder, self.anchor_set, self.encode_power, self.ridge)
 
 
 class RelativeAnswer(BaseModel):
@@ -40,30 +50,32 @@ class RelativeAnswer(BaseModel):
     flags: list[Flag]
 
 
-@router.post(
-    "/relative",
-    responses={200: {"model": RelativeAnswer}, **documented(400, 404, 409, 413, 415, 422)},
-    response_model=None,
-)
-def relative(body: RelativeRequest, services: Svc, project: Reads) -> Response:
+async def _stream(body: RelativeRequest, services: Services, project: str) -> Plan:
+    """What serves a stream of vectors."""
+    if body.vectors is not None or body.inputs is not None:
+        raise NotExactlyOne("the vectors of a stream are its body", field="vectors")
+    served = await run_in_threadpool(serving.make, services, project, body.relation())
+    return Plan(services, served, body.dtype, "float32", "relative")
+
+
+@streamed(_stream)
+async def relative(body: RelativeRequest, writer: AnswerWriter, services: Svc, project: Reads) -> Response:
     """The similarities of each vector to each anchor, both centred on the anchors' mean."""
-    answer = translation.relative(
-        services,
-        project,
-        encoder=body.encoder,
-        anchor_set=body.anchor_set,
-        vectors=wire.optional_matrix(body.vectors, "vectors"),
-        inputs=body.given_inputs(),
-        encode_power=body.encode_power,
-        ridge=body.ridge,
-    )
-    count, dim = answer.vectors.shape
+    vectors = wire.optional_matrix(body.vectors, "vectors")
+    answer = await vector_routes.served(services, project, body.relation(), vectors, body.given_inputs(), writer)
+    made = answer.made
+    count, dim = made.vectors.shape
     telemetry.BATCH_VECTORS.labels("relative").observe(count)
-    return wire.respond(
-        {
-            "vectors": wire.encode(answer.vectors, body.encoding),
-            "count": count,
-            "dim": dim,
-            "flags": flags(answer.at_mean, truncated=answer.truncated),
-        }
-    )
+    about = {"count": count, "dim": dim, "flags": answers.flags(made.at_mean, truncated=answer.truncated)}
+    return await vector_routes.write(writer, made.vectors, about)
+
+
+router.add_api_route(
+    "/relative",
+    relative,
+    methods=["POST"],
+    responses={200: {"model": RelativeAnswer, **vector_routes.ANSWERS}, **documented(400, 404, 406, 409, 413, 415, 422)},
+    response_model=None,
+    route_class_override=VectorRoute,
+    openapi_extra=vector_routes.described(RelativeRequest, streams=True),
+)

@@ -9,18 +9,23 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
 
 from app import telemetry
-from app.api import wire
+from app.api import answers, vector_routes, wire
+from app.api.answers import Writer
+from app.api.bodies import JSON, JsonRoute
 from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
 from app.api.problems import documented
-from app.api.translate import Flag, Method, Options, flags
-from app.api.wire import Body, Encoding, InputsBody, JsonRoute, Name, Numbers, Vectors
+from app.api.translate import Flag, Method, Options
+from app.api.vector_routes import AnswerWriter, VectorRoute
+from app.api.wire import Body, Dtype, Encoding, InputsBody, Name, Numbers, Vectors
 from app.errors import InvalidHead, NotExactlyOne
 from app.heads import registry as heads
 from app.heads.base import HeadModel
 from app.heads.linear import linear_head
 from app.services import stitching
+from app.services.context import Services
 from app.services.writes import once
 from app.storage import registry, tables
 from app.types import HeadOutput
@@ -132,7 +137,7 @@ class NewHead(Body):
             return linear_head(wire.matrix(self.weight, "weight"), bias, dim=dim, classes=classes)
         if self.bias is not None:
             raise NotExactlyOne("a file brings its own bias", field="bias")
-        data = wire.from_base64(self.safetensors or self.onnx or "", given[0])
+        data = bytes(wire.from_base64(self.safetensors or self.onnx or "", given[0]))
         return heads.make(self.kind, data, self.architecture, dim=dim)
 
 
@@ -185,6 +190,7 @@ class StitchRequest(InputsBody):
     targets: Vectors = None
     native_vectors: Vectors = None
     encoding: Encoding = "float"
+    dtype: Dtype = "float32"
 
     def truth(self) -> stitching.Truth:
         if self.labels is not None and self.targets is not None:
@@ -279,13 +285,23 @@ def delete_head(name: PathName, services: Svc, project: Writes) -> None:
     stitching.delete_head(services, project, name)
 
 
-@router.post(
-    "/stitch",
-    responses={200: {"model": StitchAnswer}, **documented(400, 404, 409, 413, 415, 422)},
-    response_model=None,
-)
-def stitch(body: StitchRequest, services: Svc, project: Reads) -> Response:
+async def stitch(body: StitchRequest, writer: AnswerWriter, services: Svc, project: Reads) -> Response:
     """Predictions of a head for vectors it was never trained on: translated into its space, or made relative, as it needs."""
+    return await run_in_threadpool(_stitch, body, writer, services, project)
+
+
+router.add_api_route(
+    "/stitch",
+    stitch,
+    methods=["POST"],
+    responses={200: {"model": StitchAnswer, **vector_routes.ANSWERS}, **documented(400, 404, 406, 409, 413, 415, 422)},
+    response_model=None,
+    route_class_override=VectorRoute,
+    openapi_extra=vector_routes.described(StitchRequest),
+)
+
+
+def _stitch(body: StitchRequest, writer: Writer, services: Services, project: str) -> Response:
     answer = stitching.stitch(
         services,
         project,
@@ -299,24 +315,15 @@ def stitch(body: StitchRequest, services: Svc, project: Reads) -> Response:
         truth=body.truth(),
     )
     telemetry.BATCH_VECTORS.labels("stitch").observe(len(answer.values))
-    return wire.respond(
-        {
-            **_answered(answer, body.encoding),
-            "method": answer.method,
-            "translator": answer.translator,
-            "flags": flags(answer.at_mean, answer.outside, truncated=answer.truncated),
-            "quality": None if answer.quality is None else asdict(answer.quality),
-        }
-    )
-
-
-def _answered(answer: stitching.Prediction, encoding: Encoding) -> dict[str, Any]:
+    about = {
+        "method": answer.method,
+        "translator": answer.translator,
+        "flags": answers.flags(answer.at_mean, answer.outside, truncated=answer.truncated),
+        "quality": None if answer.quality is None else asdict(answer.quality),
+    }
     if answer.output is HeadOutput.classes:
-        return {
-            "labels": [answer.classes[label] for label in answer.labels],
-            "scores": wire.encode(answer.values, encoding),
-            "classes": answer.classes,
-        }
-    if answer.output is HeadOutput.image:
-        return {"images": [b64encode(image).decode() for image in answer.images]}
-    return {"outputs": wire.encode(answer.values, encoding)}
+        labels = [answer.classes[label] for label in answer.labels]
+        return writer.respond(answer.values, {"labels": labels, "classes": answer.classes, **about}, name="scores")
+    if answer.output is HeadOutput.image and writer.media == JSON:
+        return wire.respond({"images": [b64encode(image).decode() for image in answer.images], **about})
+    return writer.respond(answer.values, about, name="outputs")

@@ -11,11 +11,12 @@ from torch.nn.functional import normalize
 
 from app import telemetry
 from app.api import wire
+from app.api.bodies import JsonRoute
 from app.api.deps import Reads, Svc
 from app.api.dialects import TeiError
 from app.api.openai import Inputs, embed, look_at, read_inputs
 from app.api.problems import spoken
-from app.api.wire import Body, JsonRoute
+from app.api.wire import Body
 from app.errors import InputTooLong
 from app.types import InputRole
 
@@ -78,7 +79,7 @@ async def embed_inputs(model: ModelPath, body: EmbedRequest, request: Request, s
     """Vectors of one text or several, as a list of lists."""
     inputs = read_inputs(body.inputs, "inputs")
     role = InputRole(body.prompt_name or "document")
-    done = await embed(request, services, project, model, inputs, role=role, field="inputs", dimensions=body.dimensions)
+    done = await embed(services, project, model, inputs, role=role, field="inputs", dimensions=body.dimensions)
     if done.truncated and not body.truncate:
         raise InputTooLong(
             "inputs longer than the model reads: send truncate true to cut them", field="inputs", rows=done.truncated

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
+from starlette.concurrency import run_in_threadpool
 
 from app import telemetry
-from app.api import wire
+from app.api import answers, vector_routes, wire
+from app.api.bodies import JsonRoute
 from app.api.deps import IdempotencyKey, Reads, Svc, Writes
 from app.api.jobs import ASYNC, Job, Prefer, accepted, wants_job
 from app.api.problems import documented
-from app.api.wire import Body, Encoding, InputsBody, JsonRoute, Name, Vectors
-from app.errors import MissingField, NotExactlyOne
+from app.api.streams import Plan
+from app.api.vector_routes import AnswerWriter, VectorRoute, streamed
+from app.api.wire import Body, Dtype, Encoding, InputsBody, Name, Vectors
+from app.errors import InvalidRequest, MissingField, NotExactlyOne
 from app.maths.methods import Options as MethodOptions
-from app.services import translation
+from app.maths.translator import Precision
+from app.services import products, serving, translation
+from app.services.context import Services
 from app.services.writes import once
 from app.storage import tables
 
@@ -81,6 +85,22 @@ class TranslateRequest(PairRequest, InputsBody):
     relative: Vectors = None
     relative_power: Annotated[Finite, Field(ge=0, le=1)] | None = None
     encoding: Encoding = "float"
+    dtype: Dtype = "float32"
+    precision: Annotated[
+        Precision, Field(description="bfloat16: faster where processors multiply it; the answer says how far off it is")
+    ] = "float32"
+
+    def translation(self) -> serving.Translation:
+        if self.relative_power is not None:
+            raise NotExactlyOne("relative_power belongs to relative vectors", field="relative_power")
+        if self.source is None:
+            raise MissingField("vectors and inputs need a source, the encoder they come from", field="source")
+        return serving.Translation(self.pair())
+
+    def decoding(self) -> serving.Decoding:
+        if self.precision != "float32":
+            raise InvalidRequest("relative vectors are decoded in float32", field="precision")
+        return serving.Decoding(self.pair(), self.relative_power or 0.0)
 
 
 class Flag(BaseModel):
@@ -90,6 +110,21 @@ class Flag(BaseModel):
 
     row: int
     code: Literal["equals-anchor-mean", "outside-anchors", "input-truncated"]
+
+
+class PrecisionError(BaseModel):
+    """Distances from float32's translations, as parts of those from the target's mean, over some of the rows."""
+
+    mean: float
+    largest: float
+    rows: int
+
+
+class PrecisionFound(BaseModel):
+    """The precision asked for, and what it cost."""
+
+    name: str
+    error: PrecisionError
 
 
 class TranslateAnswer(BaseModel):
@@ -102,6 +137,7 @@ class TranslateAnswer(BaseModel):
     options: dict[str, Any]
     translator: str | None = Field(description="null for relative vectors: their source is not known")
     flags: list[Flag]
+    precision: PrecisionFound | None = Field(None, description="absent at float32")
 
 
 class Quality(BaseModel):
@@ -158,19 +194,6 @@ class Translator(BaseModel):
     created_at: datetime
 
 
-def flags(at_mean: Tensor | None, outside: Tensor | None = None, *, truncated: Sequence[int] = ()) -> list[dict[str, Any]]:
-    """The rows of an answer that there is something to know about, in their order."""
-    codes = {"equals-anchor-mean": at_mean, "outside-anchors": outside}
-    found = [
-        {"row": row, "code": code}
-        for code, rows in codes.items()
-        if rows is not None
-        for row in rows.nonzero().flatten().tolist()
-    ]
-    found += [{"row": row, "code": "input-truncated"} for row in truncated]
-    return sorted(found, key=lambda flag: flag["row"])
-
-
 def describe(row: tables.Translator) -> Translator:
     return Translator(
         id=row.content,
@@ -184,48 +207,63 @@ def describe(row: tables.Translator) -> Translator:
     )
 
 
-@router.post(
-    "/translate",
-    responses={200: {"model": TranslateAnswer}, **documented(400, 404, 409, 413, 415, 422)},
-    response_model=None,
-)
-def translate(body: TranslateRequest, services: Svc, project: Reads) -> Response:
+async def _stream(body: TranslateRequest, services: Services, project: str) -> Plan:
+    """What serves a stream of vectors, or of relative ones, which then is said by `relative=true`."""
+    if body.vectors is not None or body.inputs is not None or body.relative not in (None, True):
+        raise NotExactlyOne("the vectors of a stream are its body", field="vectors")
+    asked = body.decoding() if body.relative else body.translation()
+    served = await run_in_threadpool(serving.make, services, project, asked)
+    return Plan(services, served, body.dtype, body.precision, "translate")
+
+
+@streamed(_stream)
+async def translate(body: TranslateRequest, writer: AnswerWriter, services: Svc, project: Reads) -> Response:
     """Translate vectors, inputs or relative vectors into the target encoder's space."""
-    answer = _translate(body, services, project)
-    translated = answer.translated
-    count, dim = translated.vectors.shape
-    telemetry.BATCH_VECTORS.labels("translate").observe(count)
-    return wire.respond(
-        {
-            "vectors": wire.encode(translated.vectors, body.encoding),
-            "count": count,
-            "dim": dim,
-            "method": answer.method,
-            "options": dict(answer.options),
-            "translator": answer.translator,
-            "flags": flags(translated.at_mean, translated.outside, truncated=answer.truncated),
-        }
-    )
-
-
-def _translate(body: TranslateRequest, services: Svc, project: str) -> translation.Translation:
     given = [name for name in ("vectors", "inputs", "relative") if getattr(body, name) is not None]
     if len(given) != 1:
         raise NotExactlyOne("send exactly one of vectors, inputs and relative", field=given[1] if given else "vectors")
     if body.relative is None:
-        if body.relative_power is not None:
-            raise NotExactlyOne("relative_power belongs to relative vectors", field="relative_power")
-        if body.source is None:
-            raise MissingField("vectors and inputs need a source, the encoder they come from", field="source")
-        vectors = wire.optional_matrix(body.vectors, "vectors")
-        return translation.translate(services, project, body.pair(), vectors=vectors, inputs=body.given_inputs())
-    return translation.translate_relative(
-        services,
-        project,
-        body.pair(),
-        coordinates=wire.matrix(body.relative, "relative"),
-        relative_power=body.relative_power or 0.0,
-    )
+        answer = await vector_routes.served(
+            services,
+            project,
+            body.translation(),
+            wire.optional_matrix(body.vectors, "vectors"),
+            body.given_inputs(),
+            writer,
+            body.precision,
+        )
+    else:
+        answer = await vector_routes.served(
+            services, project, body.decoding(), wire.matrix(body.relative, "relative"), None, writer
+        )
+    made, by = answer.made, answer.served
+    count, dim = made.vectors.shape
+    telemetry.BATCH_VECTORS.labels("translate").observe(count)
+    about: dict[str, Any] = {
+        "count": count,
+        "dim": dim,
+        "method": by.method,
+        "options": dict(by.options or {}),
+        "translator": by.id,
+        "flags": answers.flags(made.at_mean, made.outside, truncated=answer.truncated),
+    }
+    if body.precision != "float32" and by.translator is not None:
+        about["precision"] = {
+            "name": body.precision,
+            "error": products.precision_error(by.translator, answer.given, made.vectors),
+        }
+    return await vector_routes.write(writer, made.vectors, about)
+
+
+router.add_api_route(
+    "/translate",
+    translate,
+    methods=["POST"],
+    responses={200: {"model": TranslateAnswer, **vector_routes.ANSWERS}, **documented(400, 404, 406, 409, 413, 415, 422)},
+    response_model=None,
+    route_class_override=VectorRoute,
+    openapi_extra=vector_routes.described(TranslateRequest, streams=True),
+)
 
 
 @router.post(

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from app import telemetry
 from app.encoders.base import EncoderModel, Item
+from app.encoders.threads import use_threads
 from app.errors import AnchorageError, EncoderFailed, Overloaded, TooMuchAtOnce
 
 log = logging.getLogger("anchorage.encoders")
@@ -38,9 +39,6 @@ FIRST_RATE = 5_000.0
 
 #: longest wait of `close` for batches that run
 CLOSE_S = 10.0
-
-#: held while torch's number of threads is another than the process's
-_threads_changing = threading.Lock()
 
 
 class Work:
@@ -321,7 +319,7 @@ class Batcher:
 
     def _lane(self, ready: threading.Event) -> None:
         if self._threads is not None:
-            _use_threads(self._threads)
+            use_threads(self._threads)
         ready.set()
         while self._step():
             pass
@@ -381,16 +379,6 @@ class Batcher:
         with self._changed:
             rate = self._count * sum(costs) / max(seconds, 1e-6)
             self._rate += SMOOTHING * (rate - self._rate)
-
-
-def _use_threads(count: int) -> None:
-    """Give this thread so many of torch's, and leave the number that threads started later get, which torch sets as well."""
-    with _threads_changing:
-        others = torch.get_num_threads()
-        torch.set_num_threads(count)
-        restorer = threading.Thread(target=torch.set_num_threads, args=(others,))
-        restorer.start()
-        restorer.join()
 
 
 def _stopped() -> EncoderFailed:

@@ -51,10 +51,7 @@ def check_vectors(vectors: Float[Tensor, "n d"], *, dim: int | None = None) -> N
     vectors  (n, d), any float dtype
     Raises EmptyVectors (n or d is 0), DimensionMismatch (d differs from `dim`), NonFinite and OutOfRange, naming the rows.
     """
-    if vectors.shape[0] == 0 or vectors.shape[1] == 0:
-        raise EmptyVectors(f"expected at least one vector of at least one number, got shape {list(vectors.shape)}")
-    if dim is not None and vectors.shape[1] != dim:
-        raise DimensionMismatch(f"expected vectors of dimension {dim}, got {vectors.shape[1]}")
+    check_shape(vectors, dim=dim)
     # One pass decides the usual case: NaN and infinity both survive a maximum of magnitudes.
     # As a Python number: float16 would round the bound itself to infinity.
     if float(vectors.abs().amax()) <= LARGEST:
@@ -65,6 +62,14 @@ def check_vectors(vectors: Float[Tensor, "n d"], *, dim: int | None = None) -> N
         raise NonFinite(f"{len(rows)} of {vectors.shape[0]} vectors hold NaN, infinity or a number no float can hold", rows=rows)
     rows = (vectors.abs().amax(dim=1) > LARGEST).nonzero().flatten().tolist()
     raise OutOfRange(f"{len(rows)} of {vectors.shape[0]} vectors hold magnitudes above 2^100 (1.3e30)", rows=rows)
+
+
+def check_shape(vectors: Float[Tensor, "n d"], *, dim: int | None = None) -> None:
+    """Raises EmptyVectors (n or d is 0) and DimensionMismatch (d differs from `dim`); the numbers are not looked at."""
+    if vectors.shape[0] == 0 or vectors.shape[1] == 0:
+        raise EmptyVectors(f"expected at least one vector of at least one number, got shape {list(vectors.shape)}")
+    if dim is not None and vectors.shape[1] != dim:
+        raise DimensionMismatch(f"expected vectors of dimension {dim}, got {vectors.shape[1]}")
 
 
 def unit_rows(rows: Float[Tensor, "n d"], norms: Float64[Tensor, " n"]) -> Float[Tensor, "n d"]:

@@ -1,16 +1,32 @@
-"""The one object serving knows: translate(x) = s_y * r(n(x) T) + m_y. Fitting may be rich; applying is this page."""
+"""The one object serving knows: translate(x) = s_y * r(n(x) T) + m_y. Fitting may be rich; applying is this page.
+
+`apply` goes through the rows in steps that stay in a core's cache: each vector is read from memory once, each translation
+written once, and between the two there is one product. n is not computed where r cancels it: r(n(x) T) = r((x - m) T).
+"""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Float32, Float64
 from torch import Tensor
 
-from app.errors import OutOfRange
-from app.maths.space import ROUNDINGS, Space, check_vectors, normalise, row_norms, unit_rows
+from app.errors import AnchorageError, OutOfRange
+from app.maths.space import LARGEST, ROUNDINGS, Space, check_shape, check_vectors, normalise, row_norms, unit_rows
+
+#: rows of one step of `apply`: 1.5 MB of scratch at 768 dimensions
+STEP = 512
+
+#: distances from the mean whose squares and products float32 holds without a thought: others take the careful way
+NEAREST, FARTHEST = 1e-12, 1e12
+
+#: bfloat16 products have 8 bits of mantissa, and are as noisy
+Precision = Literal["float32", "bfloat16"]
+UNIT_ROUNDOFF = {"float32": torch.finfo(torch.float32).eps, "bfloat16": torch.finfo(torch.bfloat16).eps}
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +48,16 @@ class Decoder:
     @property
     def nbytes(self) -> int:
         return self.matrix.nbytes + self.energy.nbytes + self.mean.nbytes
+
+    @cached_property
+    def most_energy(self) -> float:
+        """The largest of `energy`."""
+        return float(self.energy.max())
+
+    @cached_property
+    def rounded(self) -> Tensor:
+        """D in bfloat16."""
+        return self.matrix.bfloat16()
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +82,16 @@ class Translator:
     def nbytes(self) -> int:
         return self.source_mean.nbytes + self.decoder.nbytes
 
+    @cached_property
+    def offset(self) -> float:
+        """What the rounding of x - m, relative to m, adds to that of the product: sum_i m_i^2 |T_i|^2."""
+        return float(self.source_mean.double().square() @ self.decoder.energy.double())
+
+    @cached_property
+    def nearest(self) -> float:
+        """`least_distance` of m_x."""
+        return least_distance(self.source_mean)
+
 
 @dataclass(frozen=True, eq=False)
 class Translated:
@@ -67,6 +103,11 @@ class Translated:
     vectors: Float32[Tensor, "n dy"]
     at_mean: Bool[Tensor, " n"]
     outside: Bool[Tensor, " n"]
+
+
+def least_distance(mean: Float32[Tensor, " d"]) -> float:
+    """The distance from a mean (d,), in its units, below which only the careful way tells whether a vector has a direction."""
+    return max(NEAREST, 2 * ROUNDINGS * UNIT_ROUNDOFF["float32"] * float(mean.double().norm()))
 
 
 def make_decoder(target: Space, matrix: Float64[Tensor, "m dy"], *, renormalise: bool = True) -> Decoder:
@@ -99,19 +140,98 @@ def decode(decoder: Decoder, relative: Float[Tensor, "n k"]) -> Translated:
     return Translated(vectors, at_mean, ~known & ~at_mean)
 
 
-def apply(translator: Translator, vectors: Float[Tensor, "n dx"]) -> Translated:
+def apply(translator: Translator, vectors: Float[Tensor, "n dx"], *, precision: Precision = "float32") -> Translated:
     """Translate vectors (n, d_x), in the source encoder's units and any float dtype, in float32.
 
     A vector equal to the source's mean, or outside what the anchors span, becomes the target's mean, and is flagged.
     Raises as `check_vectors`: EmptyVectors, DimensionMismatch, NonFinite, OutOfRange; the last also for vectors so far from the
     mean that keeping their norm overflows.
     """
-    check_vectors(vectors, dim=translator.dims[0])
+    check_shape(vectors, dim=translator.dims[0])
+    translated = torch.empty(len(vectors), translator.dims[1])
+    try:
+        at_mean, outside = apply_into(translator, vectors, translated, precision=precision)
+    except AnchorageError:
+        check_vectors(vectors)  # names all rows, not only those of one step
+        raise
+    return Translated(translated, at_mean, outside)
+
+
+def apply_into(
+    translator: Translator,
+    vectors: Float[Tensor, "n dx"],
+    out: Float32[Tensor, "n dy"],
+    *,
+    precision: Precision = "float32",
+) -> tuple[Bool[Tensor, " n"], Bool[Tensor, " n"]]:
+    """`apply`, written to `out` (n, d_y), of vectors whose shape is right; at one thread of torch it is as fast as the product.
+
+    precision  "bfloat16": the product is of bfloat16 numbers, for processors that multiply them faster; what it would leave
+               doubtful is done in float32
+    Returns which rows (n,) are at the mean, and outside. Raises NonFinite, OutOfRange: the rows are those of one step only.
+    """
+    count = len(vectors)
+    at_mean, outside = torch.zeros(count, dtype=torch.bool), torch.zeros(count, dtype=torch.bool)
+    scratch = torch.empty(min(count, STEP), translator.dims[0])
+    for start in range(0, count, STEP):
+        rows = slice(start, min(start + STEP, count))
+        given, made = vectors[rows], out[rows]
+        if _plain_step(translator, given, made, scratch[: len(given)], precision):
+            continue
+        try:
+            careful = _careful_step(translator, given)
+        except AnchorageError as error:
+            raise error.shifted(start) from None
+        made.copy_(careful.vectors)
+        at_mean[rows], outside[rows] = careful.at_mean, careful.outside
+    return at_mean, outside
+
+
+def _plain_step(
+    translator: Translator,
+    vectors: Float[Tensor, "n dx"],
+    out: Float32[Tensor, "n dy"],
+    centred: Float32[Tensor, "n dx"],
+    precision: Precision,
+) -> bool:
+    """Translate rows where nothing is delicate; False, and nothing of worth in `out`, when something might be.
+
+    Nothing is when every row is finite, well away from the mean, and its product well above what rounding alone could make.
+    """
+    decoder = translator.decoder
+    if vectors.dtype is torch.float32:
+        torch.sub(vectors, translator.source_mean, out=centred)
+    else:
+        centred.copy_(vectors).sub_(translator.source_mean)
+    norms = torch.linalg.vector_norm(centred, dim=1)
+    near, far = (float(bound) for bound in norms.aminmax())
+    if not (translator.nearest <= near and far <= FARTHEST):  # NaN is neither
+        return False
+    if precision == "float32":
+        torch.mm(centred, decoder.matrix, out=out)
+    else:
+        out.copy_(centred.bfloat16() @ decoder.rounded)
+    lengths = torch.linalg.vector_norm(out, dim=1)
+    short, long = (float(bound) for bound in lengths.aminmax())
+    noise: float = ROUNDINGS * UNIT_ROUNDOFF[precision] * (far * far * decoder.most_energy + translator.offset) ** 0.5
+    if not (short > noise and long <= FARTHEST):
+        return False
+    factor = decoder.scale / (lengths if decoder.renormalise else norms)
+    if translator.kept_scale is not None:
+        factor *= norms / translator.kept_scale
+    if not float(factor.max()) * long <= LARGEST:
+        return False
+    torch.addcmul(decoder.mean, out, factor[:, None], out=out)
+    return True
+
+
+def _careful_step(translator: Translator, vectors: Float[Tensor, "n dx"]) -> Translated:
+    """Any rows whatever: NaN refused, tiny and huge ones scaled first, those without a direction told from those with one."""
+    check_vectors(vectors)
     unit, norms = normalise(vectors.float(), translator.source_mean)
     at_mean = norms == 0
     # What the rounding of x - m, relative to m, adds to the rounding of n(x) itself.
-    offset = translator.source_mean.double().square() @ translator.decoder.energy.double()
-    carried = offset / torch.where(at_mean, 1.0, norms).square()
+    carried = translator.offset / torch.where(at_mean, 1.0, norms).square()
     stretch = None if translator.kept_scale is None else (norms.double() / translator.kept_scale).float()
     translated, known = _finish(translator.decoder, unit, carried.float(), stretch)
     if stretch is not None and (far := (~translated.isfinite().all(dim=1)).nonzero().flatten().tolist()):

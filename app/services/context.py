@@ -10,9 +10,11 @@ from threading import BoundedSemaphore
 
 from app.encoders.registry import EncoderPool
 from app.errors import Overloaded
+from app.services.lanes import Lanes
 from app.storage.blobs import BlobStore
 from app.storage.cache import Cache
 from app.storage.db import Database
+from app.storage.names import Names
 
 #: a running job belongs to its worker for this long after the worker's last sign of life
 LEASE_S = 30.0
@@ -82,6 +84,8 @@ class Services:
     blobs: BlobStore
     cache: Cache
     encoders: EncoderPool
+    names: Names
+    lanes: Lanes
     limits: Limits = field(default_factory=Limits)
     lease_s: float = LEASE_S
     #: where long work is computed: a torch device
@@ -99,6 +103,8 @@ class Services:
 
     def close(self) -> None:
         """Give connections back. What comes after fails or connects anew."""
+        self.names.close()
+        self.lanes.close()
         self.encoders.close()
         self.db.close()
         self.cache.close()

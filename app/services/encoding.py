@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import re
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
@@ -270,30 +269,6 @@ def _file(value: Input, row: int, field: str) -> bytes:
         return base64.b64decode(value[prefix.end() :] if prefix else value, validate=True)
     except ValueError:
         raise BadBase64("expected images as base64, or as data:image/...;base64,... URLs", field=field, rows=[row]) from None
-
-
-class Recent:
-    """Encoders by name, as they were a moment ago: looked up without a query, and so without a thread."""
-
-    def __init__(self, keep_s: float = 1.0, most: int = 1024) -> None:
-        self._keep_s, self._most = keep_s, most
-        self._rows: dict[tuple[str, str], tuple[float, tables.Encoder, Spec]] = {}
-
-    def get(self, project: str, name: str) -> tuple[tables.Encoder, Spec] | None:
-        found = self._rows.get((project, name))
-        return found[1:] if found is not None and time.monotonic() - found[0] < self._keep_s else None
-
-    def put(self, row: tables.Encoder) -> tuple[tables.Encoder, Spec]:
-        """Raises EncoderNeedsVectors for one that the service does not run."""
-        if len(self._rows) >= self._most:
-            self._rows.clear()
-        spec = spec_of(row)
-        self._rows[row.project, row.name] = (time.monotonic(), row, spec)
-        return row, spec
-
-    def forget(self, project: str, name: str) -> None:
-        """It is deleted: another may take its name at once."""
-        self._rows.pop((project, name), None)
 
 
 def small(model: EncoderModel, inputs: Sequence[Input]) -> bool:

@@ -29,20 +29,30 @@ from app.services.encoding import Encoded, Inputs, encode, load_anew, spec_of
 from app.services.shared import SPACE
 from app.services.writes import note
 from app.storage import registry, tables
+from app.storage.cache import Key
 from app.types import EncoderKind, Modality
 
 #: what a number of an answer takes until it is sent: as float32, and as text or base64
 NUMBER_BYTES = 16
 
 
-def checked(vectors: Tensor, *, field: str, limits: Limits, dim: int | None = None) -> Tensor:
-    """The vectors in float32, once they are checked; errors name `field`. Raises as `check_vectors`, and TooManyVectors."""
+def check_count(vectors: Tensor, *, field: str, limits: Limits, dim: int | None = None) -> None:
+    """Whether they are few enough, and of that dimension. Raises TooManyVectors, EmptyVectors, DimensionMismatch."""
     if vectors.shape[0] > limits.vectors:
         raise TooManyVectors(
             f"{vectors.shape[0]} vectors in one request, {limits.vectors} are allowed",
             field=field,
             limit=limits.vectors,
         )
+    try:
+        spaces.check_shape(vectors, dim=dim)
+    except AnchorageError as error:
+        raise error.at(field) from None
+
+
+def checked(vectors: Tensor, *, field: str, limits: Limits, dim: int | None = None) -> Tensor:
+    """The vectors in float32, once they are checked; errors name `field`. Raises as `check_vectors`, and TooManyVectors."""
+    check_count(vectors, field=field, limits=limits)
     try:
         spaces.check_vectors(vectors, dim=dim)
     except AnchorageError as error:
@@ -68,7 +78,7 @@ def given_vectors(services: Services, encoder: tables.Encoder, vectors: Tensor |
     return Encoded(checked(vectors, field=field, limits=services.limits, dim=encoder.dim))
 
 
-def check_answer(services: Services, field: str, count: int, *, dim: int) -> None:
+def check_answer(services: Services, field: str, count: int, *, dim: int, number_bytes: int = NUMBER_BYTES) -> None:
     """Take room for an answer of `count` rows of `dim` numbers: before any work is done.
 
     Raises TooManyVectors when they are more than one answer may hold, Overloaded and TooMuchAtOnce for those of all.
@@ -80,7 +90,7 @@ def check_answer(services: Services, field: str, count: int, *, dim: int) -> Non
             field=field,
             limit=most,
         )
-    answer_bytes.get()(count * dim * NUMBER_BYTES)
+    answer_bytes.get()(count * dim * number_bytes)
 
 
 def create_encoder(
@@ -135,6 +145,7 @@ def delete_encoder(services: Services, project: str, name: str) -> None:
         _refuse_in_use(f"encoder {name!r}", registry.users_of_encoder(session, row))
         registry.remove(session, row)
         note(session, project, "delete", "encoder", name)
+    services.names.forget()
 
 
 def create_anchor_set(services: Services, project: str, *, name: str, embeddings: Mapping[str, Tensor]) -> tables.AnchorSet:
@@ -240,6 +251,7 @@ def delete_anchor_set(services: Services, project: str, name: str) -> None:
         _refuse_in_use(f"anchor set {name!r}", registry.users_of_anchor_set(session, row))
         registry.remove(session, row)
         note(session, project, "delete", "anchor-set", name)
+    services.names.forget()
 
 
 def anchors(services: Services, space: tables.Space) -> Tensor:
@@ -249,10 +261,15 @@ def anchors(services: Services, space: tables.Space) -> Tensor:
     )
 
 
+def space_key(space: tables.Space) -> Key:
+    """Where the cache has it."""
+    return ("space", space.blob)
+
+
 def fitted_space(services: Services, space: tables.Space) -> spaces.Space:
     """Mean, scale and unit anchors of a stored space."""
     return services.cache.get_or_make(
-        ("space", space.blob),
+        space_key(space),
         lambda: spaces.fit_space(anchors(services, space)),
         lambda fitted: fitted.unit.nbytes + fitted.mean.nbytes,
         shared=SPACE,

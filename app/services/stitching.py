@@ -26,7 +26,7 @@ from app.heads import registry as heads
 from app.heads.base import HeadModel, probabilities
 from app.heads.image import png
 from app.maths import methods
-from app.services import spaces, translation
+from app.services import serving, spaces, translation
 from app.services.context import Services
 from app.services.encoding import Inputs
 from app.services.writes import note
@@ -195,6 +195,7 @@ def delete_head(services: Services, project: str, name: str) -> None:
     with services.db.transaction() as session:
         registry.remove(session, registry.by_name(session, tables.Head, project, name))
         note(session, project, "delete", "head", name)
+    services.names.forget()
 
 
 def stitch(
@@ -257,17 +258,11 @@ def _bring(
         _refuse_method(method, options, "a relative head reads relative vectors")
         if anchor_set is not None and anchor_set != row.anchor_set.name:
             raise InvalidHead(f"head {row.name!r} belongs to anchor set {row.anchor_set.name!r}", field="anchor_set")
-        related = translation.relative(
-            services,
-            project,
-            encoder=source.name,
-            anchor_set=row.anchor_set.name,
-            vectors=vectors,
-            inputs=inputs,
-            encode_power=row.settings.get("encode_power", 0.0),
-            ridge=row.settings.get("ridge"),
+        relation = serving.Relation(
+            source.name, row.anchor_set.name, row.settings.get("encode_power", 0.0), row.settings.get("ridge")
         )
-        return _Ready(related.vectors, related.truncated, at_mean=related.at_mean)
+        related = serving.apply(services, project, relation, vectors=vectors, inputs=inputs)
+        return _Ready(related.made.vectors, related.truncated, at_mean=related.made.at_mean)
     assert row.encoder is not None
     if row.encoder_id == source.id:
         _refuse_method(method, options, f"head {row.name!r} was trained on {source.name!r} itself")
@@ -278,9 +273,9 @@ def _bring(
             f"head {row.name!r} was trained on {row.encoder.name!r}: name the anchor_set to translate by", field="anchor_set"
         )
     request = translation.Request(source.name, row.encoder.name, anchor_set, method, options)
-    answer = translation.translate(services, project, request, vectors=vectors, inputs=inputs)
-    done = answer.translated
-    return _Ready(done.vectors, answer.truncated, done.at_mean, done.outside, answer.method, answer.translator)
+    answer = serving.apply(services, project, serving.Translation(request), vectors=vectors, inputs=inputs)
+    done, by = answer.made, answer.served
+    return _Ready(done.vectors, answer.truncated, done.at_mean, done.outside, by.method, by.id)
 
 
 def _ask(services: Services, row: tables.Head, vectors: Tensor) -> Tensor:

@@ -1,0 +1,323 @@
+"""Vectors of any number, answered while they come: npy in blocks, Arrow batch by batch, in memory for a few of them.
+
+The client reads while it sends. What is wrong with the first rows is answered as a problem; what is wrong later ends the answer
+after the last good rows, without its proper end, which HTTP clients report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from fastapi import Request, Response
+from pyarrow import ipc
+from starlette.types import Receive, Scope, Send
+from torch import Tensor
+
+from app import telemetry
+from app.api import arrow, npy
+from app.api.answers import BYTES, TORCH, flags, metadata
+from app.api.bodies import BODY_BYTES_PER_S, BODY_S, declared_length, media_of, next_piece
+from app.api.edge import HangUp
+from app.api.wire import Dtype
+from app.errors import (
+    AnchorageError,
+    BadArrow,
+    BadNpy,
+    BodyTooLarge,
+    BodyTooSlow,
+    DimensionMismatch,
+    EmptyVectors,
+    NotAcceptable,
+    TooManyVectors,
+    UnsupportedMedia,
+)
+from app.maths.translator import Precision
+from app.services.context import Services, answer_bytes
+from app.services.products import Running
+from app.services.serving import Served
+
+log = logging.getLogger("anchorage.streams")
+
+#: what npy is read and answered in
+BLOCK_BYTES = 8 * 2**20
+
+#: blocks that are in memory at once: read, multiplied, sent
+HELD = 3
+
+#: how long the rest of a body is thrown away for, so that the client receives what was answered
+DISCARD_S = 10
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What answers a stream, and how."""
+
+    services: Services
+    served: Served
+    dtype: Dtype
+    precision: Precision
+    what: str
+
+
+@dataclass
+class _Block:
+    """Rows on their way; of Arrow, with the batch that they came in."""
+
+    running: Running
+    start: int
+    batch: pa.RecordBatch | None = None
+
+
+class _Feed:
+    """A body as it comes. Raises BodyTooLarge, BodyTooSlow, Malformed."""
+
+    def __init__(self, request: Request, limit: int) -> None:
+        self._request, self._limit = request, limit
+        self._left = memoryview(b"")
+        self._seen = 0
+        self.more = True
+
+    async def read(self, size: int) -> memoryview:
+        """So many bytes, or what is left of the body."""
+        view = memoryview(bytearray(size))
+        return view[: await self.fill(view)]
+
+    async def fill(self, view: memoryview) -> int:
+        """Write to all of `view`, or as far as the body goes; returns how far."""
+        end = 0
+        try:
+            async with asyncio.timeout(BODY_S + len(view) / BODY_BYTES_PER_S):
+                while end < len(view) and (self._left or self.more):
+                    if not self._left:
+                        await self._next()
+                    size = min(len(self._left), len(view) - end)
+                    view[end : end + size] = self._left[:size]
+                    self._left = self._left[size:]
+                    end += size
+        except TimeoutError:
+            raise BodyTooSlow("the next rows did not arrive in time") from None
+        return end
+
+    async def discard(self) -> None:
+        """Throw away what still comes, for a while."""
+        try:
+            async with asyncio.timeout(DISCARD_S):
+                while self.more:
+                    await self._next()
+        except (TimeoutError, AnchorageError):
+            pass
+
+    async def _next(self) -> None:
+        data, self.more = await next_piece(self._request)
+        self._seen += len(data)
+        if self._seen > self._limit:
+            raise BodyTooLarge(f"a stream of more than {self._limit} bytes, which is what is allowed", limit=self._limit)
+        self._left = memoryview(data)
+
+
+async def respond(request: Request, plan: Plan) -> Response:
+    """Raises UnsupportedMedia, NotAcceptable and BodyTooLarge; the rest while it is sent."""
+    media = media_of(request)
+    if media not in (npy.MEDIA, arrow.MEDIA):
+        raise UnsupportedMedia(f"stream=true is for bodies of {npy.MEDIA} or {arrow.MEDIA}, got {media or 'no content type'}")
+    accept = request.headers.get("accept", "*/*")
+    if media not in accept and "*/*" not in accept:
+        raise NotAcceptable(f"a stream is answered as it comes: as {media}", field="Accept")
+    limit = request.app.state.admission.max_stream_bytes
+    declared_length(request, limit)
+    feed = _Feed(request, limit)
+    return _NpyStream(plan, feed) if media == npy.MEDIA else _ArrowStream(plan, feed, request)
+
+
+class _Stream(Response):
+    """An answer that is computed while it is sent."""
+
+    media: str
+
+    def __init__(self, plan: Plan, feed: _Feed) -> None:
+        super().__init__(b"", media_type=self.media)
+        del self.headers["Content-Length"]
+        for name, value in metadata({"method": plan.served.method, "translator": plan.served.id}).items():
+            self.headers[f"Anchorage-{name.title()}"] = value
+        self.plan, self.feed = plan, feed
+        self._rows = 0
+        self._room = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+        try:
+            previous: _Block | None = None
+            async for block in self._blocks():
+                if previous is not None:
+                    begun = await self._send(send, previous, begun)
+                previous = block
+            if previous is None:
+                raise EmptyVectors("expected at least one vector", field="vectors")
+            begun = await self._send(send, previous, begun)
+            await send({"type": "http.response.body", "body": self._end()})
+        except AnchorageError as error:
+            if not begun:
+                raise
+            await self.feed.discard()
+            raise HangUp(f"after {self._rows} rows: {error.code}: {error.detail}") from None
+        finally:
+            telemetry.BATCH_VECTORS.labels(f"{self.plan.what}-stream").observe(self._rows)
+
+    async def _send(self, send: Send, block: _Block, begun: bool) -> bool:
+        """The rows of a block, once they are there; the answer begins with the first."""
+        try:
+            await asyncio.wrap_future(block.running.future)
+        except AnchorageError as error:
+            raise block.running.failed(error).at("vectors").shifted(block.start) from None
+        if not begun:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        for part in self._parts(block):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        self._rows = block.start + len(block.running.vectors)
+        return True
+
+    def _begin(self, vectors: Tensor, start: int, batch: pa.RecordBatch | None = None) -> _Block:
+        plan = self.plan
+        reads, makes = plan.served.dims
+        if vectors.shape[1] != reads:
+            raise DimensionMismatch(f"expected vectors of dimension {reads}, got {vectors.shape[1]}", field="vectors")
+        if len(vectors) * makes > plan.services.limits.numbers:
+            most = plan.services.limits.numbers // makes
+            raise TooManyVectors(f"{len(vectors)} vectors in one batch, {most} are allowed", field="vectors", limit=most)
+        out = torch.empty(len(vectors), makes, dtype=TORCH[plan.dtype])
+        self._make_room(HELD * (vectors.nbytes + out.nbytes))
+        return _Block(plan.served.run(plan.services, vectors, out, plan.precision), start, batch)
+
+    def _make_room(self, size: int) -> None:
+        if size > self._room:
+            answer_bytes.get()(size - self._room)
+            self._room = size
+
+    def _blocks(self) -> AsyncIterator[_Block]:
+        raise NotImplementedError
+
+    def _parts(self, block: _Block) -> list[Any]:
+        raise NotImplementedError
+
+    def _end(self) -> bytes:
+        return b""
+
+
+class _NpyStream(_Stream):
+    media = npy.MEDIA
+
+    async def _blocks(self) -> AsyncIterator[_Block]:
+        found = await self._header()
+        dtype, (count, dim) = found.dtype, found.shape
+        makes = self.plan.served.dims[1]
+        self._head: bytes | None = npy.header(count, makes, self.plan.dtype)
+        self.headers["Content-Length"] = str(len(self._head) + count * makes * BYTES[self.plan.dtype])
+        step = max(1, BLOCK_BYTES // (dim * dtype.itemsize))
+        for start in range(0, count, step):
+            rows = min(step, count - start)
+            data = np.empty(rows * dim * dtype.itemsize, np.uint8)
+            if await self.feed.fill(memoryview(data.data)) < len(data):
+                raise BadNpy(
+                    f"the header says {count} vectors, and the body ends within vector {start} or later", field="vectors"
+                )
+            yield self._begin(npy.as_tensor(data.view(dtype).reshape(rows, dim)), start)
+        if len(await self.feed.read(1)):
+            raise BadNpy(f"the body goes on after the {count} vectors of its header", field="vectors")
+
+    async def _header(self) -> npy.Header:
+        data = bytes(await self.feed.read(12))
+        size = npy.header_size(data)
+        data += bytes(await self.feed.read(size - len(data)))
+        found = npy.read_header(data)
+        if found.columns_first:
+            raise BadNpy("columns first: such a file cannot be streamed", field="vectors")
+        reads = self.plan.served.dims[0]
+        if found.shape[1] != reads:
+            raise DimensionMismatch(f"expected vectors of dimension {reads}, got {found.shape[1]}", field="vectors")
+        return found
+
+    def _parts(self, block: _Block) -> list[Any]:
+        numbers = memoryview(block.running.made.vectors.numpy().data).cast("B")
+        parts = [numbers] if self._head is None else [self._head, numbers]
+        self._head = None
+        return parts
+
+
+class _ArrowStream(_Stream):
+    media = arrow.MEDIA
+
+    def __init__(self, plan: Plan, feed: _Feed, request: Request) -> None:
+        super().__init__(plan, feed)
+        self._column = request.query_params.get("column")
+        self._limit = request.app.state.admission.max_body_bytes
+        self._sink = arrow.Sink()
+        self._writer: ipc.RecordBatchStreamWriter | None = None
+
+    async def _blocks(self) -> AsyncIterator[_Block]:
+        prefix = b""
+        schema: pa.Schema | None = None
+        place = start = 0
+        while (message := await self._message()) is not None:
+            kind, data = message
+            if kind == arrow.BATCH:
+                if schema is None:
+                    schema = arrow.decode_schema(prefix)
+                    place = arrow.vector_column(schema, self._column)
+                    self._open(schema, place)
+                batch = arrow.decode_batch(prefix, data)
+                if batch.num_rows:
+                    yield self._begin(arrow.matrix(batch, place, first=start), start, batch)
+                    start += batch.num_rows
+            else:
+                prefix += data
+                if len(prefix) > self._limit:
+                    raise BodyTooLarge(f"a schema and dictionaries of more than {self._limit} bytes", limit=self._limit)
+
+    async def _message(self) -> tuple[int, bytes] | None:
+        """The next message, or None at the stream's end."""
+        head = bytes(await self.feed.read(arrow.FRAME_BYTES))
+        if not head:
+            return None
+        metadata_bytes = arrow.metadata_size(head)
+        head += bytes(await self.feed.read(metadata_bytes))
+        frame = arrow.next_frame(head, 0)
+        if frame is None:
+            raise BadArrow("the stream ends within a message", field="vectors")
+        if frame.kind == 0:
+            await self.feed.discard()
+            return None
+        if frame.end > self._limit:
+            raise BodyTooLarge(
+                f"a record batch of {frame.end} bytes, {self._limit} are allowed: send smaller ones", limit=self._limit
+            )
+        body = await self.feed.read(frame.end - len(head))
+        if len(body) < frame.end - len(head):
+            raise BadArrow("the stream ends within a message", field="vectors")
+        return frame.kind, b"".join((head, body))
+
+    def _open(self, schema: pa.Schema, place: int) -> None:
+        plan = self.plan
+        kind = pa.list_(pa.float32() if plan.dtype == "float32" else pa.float16(), plan.served.dims[1])
+        columns = {schema.field(place).name: kind, arrow.FLAG: pa.string()}
+        about = metadata({"method": plan.served.method, "translator": plan.served.id, "options": dict(plan.served.options or {})})
+        self._place = place
+        self._schema = arrow.answer_schema(schema, place, columns, about)
+        self._writer = ipc.new_stream(pa.PythonFile(self._sink, mode="w"), self._schema)
+
+    def _parts(self, block: _Block) -> list[Any]:
+        made = block.running.made
+        columns = [arrow.vectors_array(made.vectors), arrow.flags_array(len(made.vectors), flags(made.at_mean, made.outside))]
+        assert self._writer is not None
+        self._writer.write_batch(arrow.answer_batch(self._schema, block.batch, self._place, columns))
+        parts, self._sink.parts = self._sink.parts, []
+        return parts
+
+    def _end(self) -> bytes:
+        return arrow.END

@@ -1,0 +1,181 @@
+"""Routes of vectors in and out, asked once a query: JSON, npy or Arrow in, and any of them out.
+
+They go without what the framework does for every route, which is much of what a small answer costs. Fields may come in the query
+string as well: a body of npy or Arrow has no other place for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import cache
+from typing import Annotated, Any, get_type_hints
+
+import orjson
+from fastapi import Depends, Request, Response
+from starlette.concurrency import run_in_threadpool
+from torch import Tensor
+
+from app.api import answers, arrow, bodies, npy, streams
+from app.api.answers import Writer
+from app.api.bodies import Given, JsonRoute
+from app.api.deps import project_of
+from app.api.wire import Body
+from app.errors import InvalidRequest
+from app.maths.translator import Precision
+from app.services import serving
+from app.services.context import Services
+from app.services.encoding import Inputs
+from app.services.serving import Answer, Asked
+from app.types import Scope
+
+BINARY = {"type": "string", "format": "binary"}
+
+#: parameters that are no fields of a request: how its body is to be read
+OF_THE_BODY = frozenset({"column", "stream"})
+
+
+def _no_writer() -> Writer:
+    """The route itself chooses."""
+    raise NotImplementedError
+
+
+AnswerWriter = Annotated[Writer, Depends(_no_writer)]
+
+#: what OpenAPI says of answers that are no JSON
+ANSWERS: dict[str, Any] = {"content": {media: {"schema": BINARY} for media in (npy.MEDIA, arrow.MEDIA)}}
+
+
+class VectorRoute(JsonRoute):
+    """Calls its endpoint with a body, a writer, the services and the caller's project."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        serve = self.endpoint
+        model: type[Body] = get_type_hints(serve)["body"]
+        begin_stream = getattr(serve, "stream", None)
+
+        async def answer(request: Request) -> Response:
+            query = request.query_params
+            if begin_stream is not None and query and query.get("stream") == "true":
+                project = project_of(request, Scope.read)
+                body = bodies.validated(model, from_query(request, model))
+                return await streams.respond(request, await begin_stream(body, request.app.state.services, project))
+            given = await bodies.read(request, vectors=True)
+            project = project_of(request, Scope.read)
+            body = bodies.validated(model, together(request, given, model) if query else given.fields)
+            writer = answers.choose(request, given, body.encoding, body.dtype)  # type: ignore[attr-defined]
+            with bodies.watched(request):
+                response: Response = await serve(body, writer, request.app.state.services, project)
+                return response
+
+        return answer
+
+
+async def served(
+    services: Services,
+    project: str,
+    asked: Asked,
+    vectors: Tensor | None,
+    inputs: Inputs | None,
+    writer: Writer,
+    precision: Precision = "float32",
+) -> Answer:
+    """Vectors or inputs by what serves them: found and begun here, if that takes no IO; in a thread, if it might."""
+    found = None if vectors is None else serving.find(services, project, asked)
+    if found is None or vectors is None:
+        return await run_in_threadpool(
+            serving.apply, services, project, asked, vectors=vectors, inputs=inputs, form=writer.form, precision=precision
+        )
+    running = found.begin(services, vectors, writer.form, precision)
+    if not running.future.done():
+        await asyncio.wait([asyncio.wrap_future(running.future)])
+    return Answer(serving.result(running, found.reads), found, vectors)
+
+
+async def write(writer: Writer, vectors: Tensor, about: dict[str, Any], *, name: str = "vectors") -> Response:
+    """The answer, written by a thread if that takes long."""
+    if writer.is_small(vectors):
+        return writer.respond(vectors, about, name=name)
+    return await run_in_threadpool(writer.respond, vectors, about, name=name)
+
+
+def described(model: type[Body], *, streams: bool = False) -> dict[str, Any]:
+    """What OpenAPI is told beside what the framework finds out: other bodies, and the fields that come in the query string."""
+    binary = {"schema": BINARY}
+    _, options = _kinds(model)
+    schema = model.model_json_schema()
+    tables = {"vectors", "relative", "inputs", "input_type", "native_vectors", "targets", "labels", "options"}
+    plain = {name: each for name, each in schema["properties"].items() if name not in tables}
+    if options:
+        plain |= schema["$defs"]["Options"]["properties"]
+    if streams:
+        plain["stream"] = {"type": "boolean", "description": "of npy and Arrow: answer while the body comes, however long it is"}
+    plain["column"] = {"type": "string", "description": "of Arrow: which column holds the vectors, if there are several"}
+    shown = [{"name": name, "in": "query", "schema": _inline(each)} for name, each in plain.items()]
+    return {"requestBody": {"content": {npy.MEDIA: binary, arrow.MEDIA: binary}}, "parameters": shown}
+
+
+def _inline(schema: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in schema.items() if name not in ("title", "default", "examples")}
+
+
+def streamed(begin: Any) -> Callable[[Any], Any]:
+    """Mark an endpoint that can also answer batch by batch: `begin` makes what serves the stream."""
+
+    def mark(endpoint: Any) -> Any:
+        endpoint.stream = begin
+        return endpoint
+
+    return mark
+
+
+def together(request: Request, given: Given, model: type[Body]) -> Any:
+    """The fields of a body, and those of the query string. Raises InvalidRequest for one that is in both."""
+    fields, extra = given.fields, from_query(request, model)
+    if given.media != arrow.MEDIA and "column" in request.query_params:
+        raise InvalidRequest("column is of Arrow bodies", field="column")
+    if given.media in (npy.MEDIA, arrow.MEDIA) and extra.get("relative") is True:
+        fields = {"relative": fields["vectors"]}
+        del extra["relative"]
+    if not isinstance(fields, dict):
+        return fields
+    for name in extra:
+        if name in fields:
+            raise InvalidRequest(f"{name} is in the body and in the query string", field=name)
+    return {**fields, **extra}
+
+
+def from_query(request: Request, model: type[Body]) -> dict[str, Any]:
+    """Fields given in the query string; a method's options have no prefix there. Raises InvalidRequest."""
+    texts, options = _kinds(model)
+    fields: dict[str, Any] = {}
+    for name, value in request.query_params.multi_items():
+        if name in OF_THE_BODY:
+            continue
+        place = fields.setdefault("options", {}) if name in options else fields
+        if name in place:
+            raise InvalidRequest(f"{name} is given twice", field=name)
+        place[name] = value if name in texts else _literal(value)
+    return fields
+
+
+def _literal(text: str) -> Any:
+    """A number, true or false; anything else is left for the field to refuse."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text
+    return text if isinstance(value, dict | list | str) else value
+
+
+@cache
+def _kinds(model: type[Body]) -> tuple[frozenset[str], frozenset[str]]:
+    """The fields of a request that are texts, and the options of its method."""
+    schema = model.model_json_schema()
+    texts = {name for name, each in schema["properties"].items() if _is_text(each)}
+    options = set() if "options" not in schema["properties"] else set(schema["$defs"]["Options"]["properties"])
+    return frozenset(texts), frozenset(options)
+
+
+def _is_text(schema: dict[str, Any]) -> bool:
+    return schema.get("type") == "string" or any(map(_is_text, schema.get("anyOf", [])))

@@ -1,0 +1,145 @@
+"""The matrix products of requests: small ones where they are asked for, others in the lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from app.errors import AnchorageError, OutOfRange
+from app.maths import translator as maths
+from app.maths.relating import relate_into
+from app.maths.space import check_vectors
+from app.maths.translator import Decoder, Precision, Translated, Translator
+from app.services.context import Services
+
+#: multiplications of a product that takes no longer than handing it to another thread
+SMALL = 2**23
+
+#: rows whose bfloat16 translations are compared with float32's
+COMPARED = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Running:
+    """A product on its way; `future` ends when `made` is whole."""
+
+    future: Future[None]
+    made: Translated
+    vectors: Tensor
+
+    def result(self) -> Translated:
+        """Wait for it. Raises NonFinite, OutOfRange, naming all rows."""
+        try:
+            self.future.result()
+        except AnchorageError as error:
+            raise self.failed(error) from None
+        return self.made
+
+    def failed(self, error: AnchorageError) -> AnchorageError:
+        """What to raise for what a part of it raised: the same of all rows."""
+        try:
+            check_vectors(self.vectors)
+        except AnchorageError as whole:
+            return whole
+        return error
+
+
+def is_small(rows: int, dims: tuple[int, int]) -> bool:
+    """Whether a product is done before another thread had begun it."""
+    return rows * dims[0] * dims[1] <= SMALL
+
+
+def translate(
+    services: Services,
+    translator: Translator,
+    vectors: Tensor,
+    *,
+    out: Tensor | None = None,
+    precision: Precision = "float32",
+) -> Running:
+    """Begin to translate vectors whose shape is right, into `out`: float32, or float16 rounded from it."""
+    dims = translator.dims
+
+    def span(vectors: Tensor, made: Tensor) -> tuple[Tensor, Tensor]:
+        return maths.apply_into(translator, vectors, made, precision=precision)
+
+    return _run(services, span, vectors, dims, out, here=is_small(len(vectors), dims))
+
+
+def relate(services: Services, projector: Tensor, mean: Tensor, vectors: Tensor, *, out: Tensor | None = None) -> Running:
+    """Begin to make vectors whose shape is right relative, as `translate` does; nothing is outside."""
+    dims = (projector.shape[0], projector.shape[1])
+
+    def span(vectors: Tensor, made: Tensor) -> tuple[Tensor, Tensor]:
+        at_mean = relate_into(projector, mean, vectors, made)
+        return at_mean, torch.zeros_like(at_mean)
+
+    return _run(services, span, vectors, dims, out, here=is_small(len(vectors), dims))
+
+
+def decode(services: Services, decoder: Decoder, coordinates: Tensor, *, out: Tensor | None = None) -> Running:
+    """Begin to decode relative vectors whose shape is right, as `translate` does."""
+    dims = (decoder.matrix.shape[0], decoder.matrix.shape[1])
+
+    def span(coordinates: Tensor, made: Tensor) -> tuple[Tensor, Tensor]:
+        done = maths.decode(decoder, coordinates)
+        made.copy_(done.vectors)
+        return done.at_mean, done.outside
+
+    return _run(services, span, coordinates, dims, out, here=is_small(len(coordinates), dims))
+
+
+def precision_error(translator: Translator, vectors: Tensor, made: Tensor) -> dict[str, float]:
+    """How far translations lie from those in float32, as part of their distance from the target's mean, over some of the rows."""
+    places = torch.linspace(0, len(vectors) - 1, min(COMPARED, len(vectors))).long()
+    exact = maths.apply(translator, vectors[places]).vectors.double()
+    lengths = (exact - translator.decoder.mean).norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
+    errors = (made[places].double() - exact).norm(dim=1) / lengths
+    return {"mean": float(errors.mean()), "largest": float(errors.max()), "rows": len(places)}
+
+
+def _run(
+    services: Services,
+    span: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    vectors: Tensor,
+    dims: tuple[int, int],
+    out: Tensor | None,
+    *,
+    here: bool,
+) -> Running:
+    count = len(vectors)
+    if out is None:
+        out = torch.empty(count, dims[1])
+    at_mean, outside = torch.zeros(count, dtype=torch.bool), torch.zeros(count, dtype=torch.bool)
+
+    def rows(start: int, stop: int) -> None:
+        given, made = vectors[start:stop], out[start:stop]
+        if made.dtype is torch.float32:
+            at_mean[start:stop], outside[start:stop] = span(given, made)
+            return
+        exact = torch.empty(made.shape)
+        at_mean[start:stop], outside[start:stop] = span(given, exact)
+        made.copy_(exact)
+        _refuse_overflow(made)
+
+    if not here:
+        future = services.lanes.submit(rows, count, maths.STEP)
+    else:
+        future = Future()
+        try:
+            rows(0, count)
+            future.set_result(None)
+        except AnchorageError as error:
+            future.set_exception(error)
+    return Running(future, Translated(out, at_mean, outside), vectors)
+
+
+def _refuse_overflow(made: Tensor) -> None:
+    """Raises OutOfRange for rows that float16 cannot hold."""
+    wrong = (~made.isfinite().all(dim=1)).nonzero().flatten().tolist()
+    if wrong:
+        raise OutOfRange(f"{len(wrong)} answers are beyond float16's largest number, 65504: ask for float32", rows=wrong)

@@ -1,0 +1,292 @@
+"""The serving path: vectors into relative ones, into another encoder's space, or out of relative coordinates.
+
+What serves a request is found by the request's names alone once it was asked for: no SQL, no Redis, no fit. Everything that may
+need those is behind `apply`; `find` and `Served.begin` do no IO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from app.errors import AnchorageError, InvalidOption, UnknownOption
+from app.maths import graded, methods, selection
+from app.maths.space import Space
+from app.maths.translator import Decoder, Precision, Translated, Translator
+from app.services import products, spaces, translation
+from app.services.context import Services
+from app.services.encoding import Encoded, Inputs
+from app.services.products import Running
+from app.services.shared import DECODER, MATRIX
+from app.storage import tables
+from app.storage.cache import Key
+
+
+@dataclass(frozen=True)
+class Form:
+    """How an answer is written: what one of its numbers takes until it is sent, and where they are put."""
+
+    number_bytes: int = spaces.NUMBER_BYTES
+    empty: Callable[[int, int], Tensor] = torch.empty
+
+
+#: float32, to be written as text or base64
+FLOATS = Form()
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """A map ready to be applied, and what is said of it.
+
+    run   begins: given vectors of the right shape, what to write to, and a precision
+    dims  of what it reads and of what it makes
+    reads what its vectors are called in a request
+    translator, id, method, options  how it was made, where a method made it; `translator` is None for relative vectors
+    """
+
+    run: Callable[[Services, Tensor, Tensor, Precision], Running]
+    dims: tuple[int, int]
+    reads: str = "vectors"
+    method: str | None = None
+    options: methods.Options | None = None
+    id: str | None = None
+    translator: Translator | None = None
+
+    def begin(self, services: Services, vectors: Tensor, form: Form, precision: Precision) -> Running:
+        """Check what can be known without looking at numbers, take room for the answer, and begin. Raises the vector errors."""
+        spaces.check_count(vectors, field=self.reads, limits=services.limits, dim=self.dims[0])
+        spaces.check_answer(services, self.reads, len(vectors), dim=self.dims[1], number_bytes=form.number_bytes)
+        return self.run(services, vectors, form.empty(len(vectors), self.dims[1]), precision)
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What was made, by what; `truncated`: rows of inputs of which the encoder read only the beginning."""
+
+    made: Translated
+    served: Served
+    given: Tensor
+    truncated: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Translation:
+    """Vectors of the source encoder into the target's space."""
+
+    request: translation.Request
+
+    #: what it reads is called, where that is neither vectors nor inputs
+    field: ClassVar[str | None] = None
+
+    @cached_property
+    def key(self) -> Key:
+        return ("translate", *self.request.key)
+
+    def look_up(self, services: Services, project: str) -> tuple[tables.Space, int, int]:
+        """Whose vectors it reads, of what dimension, and of what it makes. Raises the not-found errors and AnchorsNotEmbedded."""
+        source, target = translation.pair(services, project, self.request)
+        return source, source.encoder.dim, target.encoder.dim
+
+    def make(self, services: Services, project: str) -> tuple[_Recipe, Sequence[Any]]:
+        """Raises the option errors."""
+        fitted = translation.fit(services, project, *translation.pair(services, project, self.request), self.request)
+        build = partial(_translating, fitted.id, fitted.method, fitted.options)
+        return _Recipe((fitted.key,), build), (fitted.translator,)
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Vectors into their coordinates relative to the anchors, n(x) E. Power 0: the paper's cosines, which have no `ridge`."""
+
+    encoder: str
+    anchor_set: str
+    encode_power: float = 0.0
+    ridge: float | None = None
+
+    field: ClassVar[str | None] = None
+
+    @property
+    def key(self) -> Key:
+        return ("relative", self.encoder, self.anchor_set, self.encode_power, self.ridge)
+
+    def look_up(self, services: Services, project: str) -> tuple[tables.Space, int, int]:
+        """As of a translation. Raises UnknownOption, too."""
+        if self.encode_power == 0 and self.ridge is not None:
+            raise UnknownOption("ridge is an option of encode_power above 0 only", field="ridge")
+        space = self._space(services, project)
+        return space, space.encoder.dim, space.anchor_set.size
+
+    def make(self, services: Services, project: str) -> tuple[_Recipe, Sequence[Any]]:
+        """Raises InvalidOption."""
+        row = self._space(services, project)
+        ridge = 1.0 if self.ridge is None else self.ridge
+        fitted = spaces.fitted_space(services, row)
+        key: Key = ("projector", row.blob, self.encode_power, ridge)
+        try:
+            projector = services.cache.get_or_make(
+                key,
+                lambda: graded.projector(fitted.unit, power=self.encode_power, ridge=ridge).float().contiguous(),
+                lambda matrix: matrix.nbytes,
+                shared=MATRIX,
+            )
+        except InvalidOption as error:
+            error.field = (error.field or "encode_power").removeprefix("options.")
+            raise
+        return _Recipe((key, spaces.space_key(row)), _relating), (projector, fitted)
+
+    def _space(self, services: Services, project: str) -> tables.Space:
+        return translation.space(services, project, self.anchor_set, self.encoder, "encoder")
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Relative vectors, made with `relative_power` wherever they come from, into the target's space by an independent method."""
+
+    request: translation.Request
+    relative_power: float = 0.0
+
+    field: ClassVar[str | None] = "relative"
+
+    @cached_property
+    def key(self) -> Key:
+        return ("decode", *self.request.key, self.relative_power)
+
+    def look_up(self, services: Services, project: str) -> tuple[tables.Space, int, int]:
+        """As of a translation; a source that is named must be there, too."""
+        asked = self.request
+        target = translation.space(services, project, asked.anchor_set, asked.target, "target")
+        if asked.source is not None:
+            translation.space(services, project, asked.anchor_set, asked.source, "source")
+        return target, target.anchor_set.size, target.encoder.dim
+
+    def make(self, services: Services, project: str) -> tuple[_Recipe, Sequence[Any]]:
+        """Raises MethodNotIndependent, UnknownOption, and InvalidOption for a power that the method cannot decode."""
+        target, *_ = self.look_up(services, project)
+        method, options = self._resolve(target.anchor_set.size)
+        key: Key = ("decoder", target.blob, method, translation.canonical(options))
+        decoder = services.cache.get_or_make(
+            key,
+            lambda: methods.fit_decoder(method, spaces.fitted_space(services, target), options),
+            lambda made: made.nbytes,
+            shared=DECODER,
+        )
+        shown = {name: value for name, value in options.items() if name not in ("encode_power", "keep_norms")}
+
+        return _Recipe((key,), partial(_decoding, method, shown)), (decoder,)
+
+    def _resolve(self, anchors: int) -> tuple[str, methods.Options]:
+        method, given = self.request.method, self.request.options
+        if "encode_power" in given:
+            raise UnknownOption("relative vectors are encoded already; say how with relative_power", field="options.encode_power")
+        if "keep_norms" in given:
+            raise UnknownOption("relative vectors have lost their norms: there are none to keep", field="options.keep_norms")
+        if method in ("auto", "graded"):
+            method, given = "graded", {"decode_power": selection.decode_power(self.relative_power), **given}
+        options = methods.resolve(method, given, anchors=anchors)
+        if methods.METHODS[method].independent and method != "graded" and self.relative_power != 0:
+            raise InvalidOption(
+                f"{method} decodes plain cosines; vectors of power {self.relative_power} need graded", field="relative_power"
+            )
+        return method, options
+
+
+Asked = Translation | Relation | Decoding
+
+
+@dataclass(frozen=True, eq=False)
+class _Recipe:
+    """How to put a Served together from what the cache holds. It holds no tensors itself: the cache is what bounds them."""
+
+    keys: tuple[Key, ...]
+    build: Callable[..., Served]
+
+
+def find(services: Services, project: str, asked: Asked) -> Served | None:
+    """What serves a request, if it was asked for lately and its names mean the same now; no IO."""
+    recipe: _Recipe | None = services.names.find((project, asked.key))
+    if recipe is None:
+        return None
+    parts = [services.cache.find(key) for key in recipe.keys]
+    return None if any(part is None for part in parts) else recipe.build(*parts)
+
+
+def make(services: Services, project: str, asked: Asked) -> Served:
+    """What serves a request, found, or else looked up and fitted. Raises the not-found and option errors."""
+    moment = services.names.moment
+    served = find(services, project, asked)
+    if served is not None:
+        return served
+    recipe, parts = asked.make(services, project)
+    services.names.keep((project, asked.key), recipe, moment)
+    return recipe.build(*parts)
+
+
+def apply(
+    services: Services,
+    project: str,
+    asked: Asked,
+    *,
+    vectors: Tensor | None,
+    inputs: Inputs | None = None,
+    form: Form = FLOATS,
+    precision: Precision = "float32",
+) -> Answer:
+    """Vectors or inputs, by what serves the request. What is wrong with them is found before anything is fitted.
+
+    Raises the not-found, option and vector errors, MethodNotIndependent, and as `encode`.
+    """
+    space, reads, makes = asked.look_up(services, project)
+    field, count = spaces.sent(vectors, inputs)
+    field = asked.field or field
+    spaces.check_answer(services, field, count, dim=makes, number_bytes=form.number_bytes)
+    if vectors is not None and asked.field is not None:
+        given = Encoded(spaces.checked(vectors, field=field, limits=services.limits, dim=reads))
+    else:
+        given = spaces.given_vectors(services, space.encoder, vectors, inputs)
+    served = make(services, project, asked)
+    made = result(served.run(services, given.vectors, form.empty(count, makes), precision), field)
+    return Answer(made, served, given.vectors, given.truncated)
+
+
+def result(running: Running, field: str) -> Translated:
+    """What a product made; its errors name the field. Raises NonFinite, OutOfRange."""
+    try:
+        return running.result()
+    except AnchorageError as error:
+        raise error.at(field) from None
+
+
+def _translating(id: str, method: str, options: methods.Options, translator: Translator) -> Served:
+    return Served(
+        run=lambda services, vectors, out, precision: products.translate(
+            services, translator, vectors, out=out, precision=precision
+        ),
+        dims=translator.dims,
+        method=method,
+        options=options,
+        id=id,
+        translator=translator,
+    )
+
+
+def _relating(projector: Tensor, space: Space) -> Served:
+    mean = space.mean.float()
+    return Served(
+        run=lambda services, vectors, out, precision: products.relate(services, projector, mean, vectors, out=out),
+        dims=(projector.shape[0], projector.shape[1]),
+    )
+
+
+def _decoding(method: str, options: methods.Options, decoder: Decoder) -> Served:
+    return Served(
+        run=lambda services, vectors, out, precision: products.decode(services, decoder, vectors, out=out),
+        dims=(decoder.matrix.shape[0], decoder.matrix.shape[1]),
+        reads="relative",
+        method=method,
+        options=options,
+    )
