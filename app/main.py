@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import ipaddress
 import logging
 from collections import Counter
@@ -21,6 +23,8 @@ from app.api import (
     anchor_sets,
     api_keys,
     bootstrap,
+    direct,
+    edge,
     encoders,
     health,
     inference,
@@ -34,6 +38,7 @@ from app.api import (
 )
 from app.api.edge import Admission, Edge
 from app.api.limiter import RateLimiter
+from app.encoders.threads import use_threads
 from app.services import spaces, writes
 from app.services.context import THREADS, Services
 from app.services.keys import KeyRing
@@ -45,7 +50,7 @@ from workers.main import Worker
 log = logging.getLogger("anchorage")
 
 #: in the order in which they are looked through: those asked once a query first
-RESOURCES = (openai, tei, translate, relative, stitch, inference, encoders, anchor_sets, bootstrap, jobs, api_keys, health)
+RESOURCES = (translate, relative, openai, tei, stitch, inference, encoders, anchor_sets, bootstrap, jobs, api_keys, health)
 
 DESCRIPTION = """
 Translates embeddings between encoders from a few hundred *parallel anchors*: the same items embedded by each encoder.
@@ -71,7 +76,12 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         to_thread.current_default_thread_limiter().total_tokens = THREADS
         await run_in_threadpool(_start, services, worker)
+        use_threads(1)  # small products are computed by the loop itself; the lanes have the cores
+        gc.collect()
+        gc.freeze()  # what is there now stays: the collector need not walk all of torch while somebody waits
+        showing = asyncio.create_task(edge.show(app.state.admission))
         yield
+        showing.cancel()
         app.state.admission.stopping = True
         if worker is not None:
             await run_in_threadpool(worker.stop)
@@ -96,7 +106,8 @@ def create_app(settings: Settings) -> FastAPI:
     for resource in RESOURCES:
         app.include_router(resource.router)
     _document_problems(app)
-    app.add_middleware(Edge, admission=app.state.admission)
+    direct_routes = direct.by_path(resource.router for resource in RESOURCES)
+    app.add_middleware(Edge, admission=app.state.admission, direct=direct_routes)
     tracing.install(app, services.db.engine)
     return app
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -25,6 +27,14 @@ CACHE = Counter(
     "Look-ups of what can be recomputed: found in memory or in Redis, or made; corrupt and away are Redis's faults.",
     ["kind", "outcome"],
 )
+
+
+@lru_cache(maxsize=256)
+def cache_outcome(kind: str, outcome: str) -> Counter:
+    """The counter of one kind and outcome: looked up by its labels once."""
+    return CACHE.labels(kind, outcome)
+
+
 CACHE_BYTES = Gauge("anchorage_cache_bytes", "Bytes in the in-process cache.")
 JOB_SECONDS = Histogram("anchorage_job_seconds", "One try of a job.", ["kind", "outcome"], buckets=_LONG_SECONDS)
 CARETAKER = Gauge("anchorage_worker_seen_timestamp_seconds", "When this process last renewed its leases and swept.")

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import re
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -42,12 +43,17 @@ BLOCK = 2**20
 #: bodies above this are parsed in a thread, so that small requests need not wait for them
 INLINE_BYTES = 64 * 1024
 
+#: bodies above this may hold tables worth an array
+TABLE_BYTES = 1024
+
 #: fields whose lists of lists are read straight into one array
 TABLES = frozenset({"vectors", "relative", "native_vectors", "targets"})
 
 IDEMPOTENCY_KEY = re.compile(r"[ -~]{1,255}")
 
 BodyT = TypeVar("BodyT", bound=Body)
+
+_parsers = threading.local()
 
 #: what a body holds
 Data = bytes | memoryview
@@ -272,12 +278,12 @@ def _too_large(limit: int) -> BodyTooLarge:
 
 def parse(data: Data) -> Any:
     """JSON as Python's objects; of a large body, the lists of vectors as tensors. Raises BodyTooLarge, Malformed."""
-    if len(data) > INLINE_BYTES:
+    if len(data) > TABLE_BYTES:
         data = bytes(data)
         lists = data.count(b"[")
         if lists + data.count(b"{") > MOST_CONTAINERS and _containers(data) > MOST_CONTAINERS:
             raise BodyTooLarge(f"a body of more than {MOST_CONTAINERS} lists and objects", limit=MOST_CONTAINERS)
-        fields = _parse_tables(data, lists)
+        fields = _parse_tables(data, lists) if lists else None
         if fields is not None:
             return fields
     try:
@@ -301,7 +307,7 @@ def _parse_tables(data: bytes, lists: int) -> dict[str, Any] | None:
     None for any other body, which is left to those who can say what is wrong with it.
     """
     try:
-        document = simdjson.Parser().parse(data)
+        document = _parser(len(data)).parse(data)
         if not isinstance(document, simdjson.Object):
             return None
         names = list(document.keys())
@@ -320,6 +326,16 @@ def _parse_tables(data: bytes, lists: int) -> dict[str, Any] | None:
     except (ValueError, TypeError, RuntimeError, KeyError):
         return None
     return fields if lists == 0 else None  # one more than there are rows: a list within a row
+
+
+def _parser(size: int) -> simdjson.Parser:
+    """A parser of this thread's: kept for small bodies, as it keeps memory for the largest that it has read."""
+    if size > INLINE_BYTES:
+        return simdjson.Parser()
+    if not hasattr(_parsers, "small"):
+        _parsers.small = simdjson.Parser()
+    parser: simdjson.Parser = _parsers.small
+    return parser
 
 
 def _table(value: Any) -> Tensor:

@@ -26,7 +26,7 @@ bearer = HTTPBearer(auto_error=False, description="An API key: anc_... Not asked
 
 def project_of(request: Request, *scopes: str) -> str:
     """The project of the caller, whom the edge has recognised. Raises ScopeMissing."""
-    caller: Caller = request.state.caller
+    caller: Caller = request.scope["state"]["caller"]
     for scope in scopes:
         if not caller.may(Scope(scope)):
             held = ", ".join(sorted(caller.scopes))

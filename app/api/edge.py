@@ -8,21 +8,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import re
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
-from uuid import uuid4
 
 import structlog
 from anyio import CapacityLimiter, to_thread
 from fastapi import Request
+from prometheus_client import Histogram
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import telemetry
-from app.api import problems
+from app.api import direct, problems
+from app.api.direct import DirectRoute
 from app.api.limiter import RateLimiter
 from app.errors import AnchorageError, HostNotAllowed, Overloaded, TooMuchAtOnce, Unauthenticated
 from app.services.context import Origin, answer_bytes, origin
@@ -58,6 +62,9 @@ PIECE_BYTES = 256 * 1024
 #: it is read within so long, and so much longer for its bytes: it holds its room until then
 ANSWER_S = 60
 ANSWER_BYTES_PER_S = 256 * 1024
+
+#: how often the gauges are set
+SHOW_S = 1.0
 
 BUSY_PROJECT = "this project has as much in flight as one project may"
 
@@ -109,7 +116,6 @@ class Room:
                 raise Overloaded("the server answers as many requests as it can", retry_after_s=1)
             at.in_flight += 1
             self._entered = True
-            _show(at)
 
     def join(self, project: str | None) -> None:
         """Count among the project's requests; None: without keys there are no projects. Raises TooMuchAtOnce."""
@@ -143,7 +149,6 @@ class Room:
                 at.shares[self._project] = (count, held + size)
             at.bytes_in_flight += size
             self._bytes += size
-            _show(at)
 
     def leave(self) -> None:
         """Give everything back; more than once is no error."""
@@ -156,23 +161,24 @@ class Room:
             at.bytes_in_flight -= self._bytes
             at.in_flight -= self._entered
             self._entered, self._project, self._bytes = False, None, 0
-            _show(at)
 
 
 class Edge:
     """The outermost layer of the service."""
 
-    def __init__(self, app: ASGIApp, admission: Admission) -> None:
+    def __init__(self, app: ASGIApp, admission: Admission, direct: Mapping[str, DirectRoute]) -> None:
         self._app = app
         self._admission = admission
+        self._direct = direct
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        answer = _Answer(send, _request_id(headers), self._admission)
-        scope.setdefault("state", {})["request_id"] = answer.request_id
+        state = scope.setdefault("state", {})
+        answer = _Answer(send, _request_id(headers), self._admission, state)
+        state["request_id"] = answer.request_id
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=answer.request_id)
         room = Room(self._admission)
@@ -191,7 +197,11 @@ class Edge:
                 self._check_host(headers)
             if not _public(scope):
                 await self._let_in(scope, answer, headers, room)
-            await self._app(scope, receive, answer.send)
+            route = self._direct.get(scope["path"]) if scope["method"] == "POST" else None
+            if route is None:
+                await self._app(scope, receive, answer.send)
+            else:
+                await _call(route, scope, receive, answer)
         except AnchorageError as error:  # raised here: those of a route are answered further in
             room.leave()  # what is thrown away takes none
             await self._refuse(error, scope, receive, answer.send)
@@ -252,11 +262,25 @@ class Edge:
         await response(scope, receive, send)
 
 
+async def _call(route: DirectRoute, scope: Scope, receive: Receive, answer: _Answer) -> None:
+    """Have a direct route answer."""
+    scope["route"] = route
+    request = Request(scope, receive)
+    try:
+        response = await route.answer(request)
+        await response(scope, receive, answer.send)
+    except direct.FORESEEN as error:
+        if answer.begun:
+            raise RuntimeError("an answer that has begun cannot be refused") from error
+        await (await direct.refusal(request, error))(scope, receive, answer.send)
+
+
 class _Answer:
     """Watches an answer on its way out."""
 
-    def __init__(self, send: Send, request_id: str, admission: Admission) -> None:
+    def __init__(self, send: Send, request_id: str, admission: Admission, state: dict[str, Any]) -> None:
         self._send = send
+        self._state = state
         self._admission = admission
         self.request_id = request_id
         self.started = time.perf_counter()
@@ -275,6 +299,13 @@ class _Answer:
             if self._admission.stopping:
                 headers["Connection"] = "close"
         data = message.get("body", b"")
+        flow = self._state.get("flow")
+        if flow is not None and not flow.write_paused and len(data) <= PIECE_BYTES:
+            await self._send(message)  # which waits for nothing then
+            return
+        await self._send_watched(message, data)
+
+    async def _send_watched(self, message: Message, data: bytes | memoryview) -> None:
         *first, last = range(0, max(1, len(data)), PIECE_BYTES)
         try:
             async with asyncio.timeout(ANSWER_S + len(data) / ANSWER_BYTES_PER_S):
@@ -305,14 +336,21 @@ def _record(scope: Scope, answer: _Answer, *, quiet: bool) -> None:
     seconds = time.perf_counter() - answer.started
     route = getattr(scope.get("route"), "path", "none")
     method = scope["method"] if scope["method"] in METHODS else "other"
-    telemetry.REQUEST_SECONDS.labels(method, route, str(answer.status)).observe(seconds)
-    if not quiet:
-        log.info("%s %s %d", scope["method"], scope["path"], answer.status, extra={"ms": round(seconds * 1000, 2)})
+    _seconds(method, route, answer.status).observe(seconds)
+    if not quiet and log.isEnabledFor(logging.INFO):  # without a look for the caller's line, which is always this one
+        values = (scope["method"], scope["path"], answer.status)
+        extra = {"ms": round(seconds * 1000, 2)}
+        log.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, "%s %s %d", values, None, extra=extra))
+
+
+@lru_cache(maxsize=4096)
+def _seconds(method: str, route: str, status: int) -> Histogram:
+    return telemetry.REQUEST_SECONDS.labels(method, route, str(status))
 
 
 def _request_id(headers: Headers) -> str:
     given = headers.get("x-request-id", "")
-    return given if REQUEST_ID.fullmatch(given) else uuid4().hex
+    return given if given and REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
 
 
 def _key(headers: Headers) -> str | None:
@@ -342,6 +380,9 @@ async def _discard(receive: Receive, headers: Headers, limit: int) -> None:
             return
 
 
-def _show(admission: Admission) -> None:
-    telemetry.IN_FLIGHT.set(admission.in_flight)
-    telemetry.IN_FLIGHT_BYTES.set(admission.bytes_in_flight)
+async def show(admission: Admission) -> None:
+    """Keep the gauges of what is in flight: now and then, and not with each request."""
+    while True:
+        telemetry.IN_FLIGHT.set(admission.in_flight)
+        telemetry.IN_FLIGHT_BYTES.set(admission.bytes_in_flight)
+        await asyncio.sleep(SHOW_S)

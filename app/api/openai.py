@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -22,6 +22,7 @@ from app.api import bodies, wire
 from app.api.bodies import JsonRoute
 from app.api.deps import Reads, Svc, project_of
 from app.api.dialects import OpenAIError
+from app.api.direct import DirectRoute
 from app.api.problems import spoken
 from app.api.wire import Body
 from app.encoders.base import Input, Spec
@@ -250,18 +251,13 @@ async def create_embeddings(body: EmbeddingsRequest, services: Svc, project: Rea
     return wire.respond(answer)
 
 
-class _DirectRoute(JsonRoute):
-    """Asked once a query, so without what the framework does for every route: much of what an answer costs besides its model."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        async def answer(request: Request) -> Response:
-            fields = await bodies.read_json(request)
-            project = project_of(request, Scope.read)
-            body = bodies.validated(EmbeddingsRequest, fields)
-            with bodies.watched(request):
-                return await create_embeddings(body, request.app.state.services, project)
-
-        return answer
+class _EmbeddingsRoute(DirectRoute):
+    async def answer(self, request: Request) -> Response:
+        fields = await bodies.read_json(request)
+        project = project_of(request, Scope.read)
+        body = bodies.validated(EmbeddingsRequest, fields)
+        with bodies.watched(request):
+            return await create_embeddings(body, request.app.state.services, project)
 
 
 router.add_api_route(
@@ -270,7 +266,7 @@ router.add_api_route(
     methods=["POST"],
     responses={200: {"model": Embeddings}, **spoken(OpenAIError, 400, 404, 413, 415, 422)},
     response_model=None,
-    route_class_override=_DirectRoute,
+    route_class_override=_EmbeddingsRoute,
 )
 
 

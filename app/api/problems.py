@@ -91,8 +91,8 @@ def _responses(statuses: Sequence[int], content: Any) -> dict[int | str, dict[st
 
 def install(app: FastAPI) -> None:
     """Every error, also those of the framework, leaves as a problem document."""
-    app.add_exception_handler(errors.AnchorageError, _anchorage_error)
-    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(errors.AnchorageError, anchorage_error)
+    app.add_exception_handler(RequestValidationError, validation_error)
     app.add_exception_handler(HTTPException, _http_error)
 
 
@@ -139,7 +139,8 @@ def respond(request: Request, error: errors.AnchorageError) -> Response:
     )
 
 
-async def _anchorage_error(request: Request, error: Exception) -> Response:
+async def anchorage_error(request: Request, error: Exception) -> Response:
+    """The answer to an error of ours."""
     assert isinstance(error, errors.AnchorageError)
     if isinstance(error, errors.EncoderUnavailable) and error.__cause__ is not None:
         log.warning("%s: %s", error.code, error.detail, exc_info=error.__cause__)
@@ -148,7 +149,8 @@ async def _anchorage_error(request: Request, error: Exception) -> Response:
     return respond(request, error)
 
 
-async def _validation_error(request: Request, error: Exception) -> Response:
+async def validation_error(request: Request, error: Exception) -> Response:
+    """The answer to a body whose fields are wrong."""
     assert isinstance(error, RequestValidationError)
     found = [FieldError(field=_dotted(item["loc"]), message=item["msg"]) for item in error.errors()[: errors.ROWS_SHOWN]]
     code = CODES.get(error.errors()[0]["type"], "invalid-request")

@@ -17,7 +17,7 @@ from app.api.answers import Writer
 from app.api.bodies import JSON, JsonRoute
 from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
 from app.api.problems import documented
-from app.api.translate import Flag, Method, Options
+from app.api.translate import NO_OPTIONS, Flag, Method, Options
 from app.api.vector_routes import AnswerWriter, VectorRoute
 from app.api.wire import Body, Dtype, Encoding, InputsBody, Name, Numbers, Vectors
 from app.errors import InvalidHead, NotExactlyOne
@@ -185,7 +185,7 @@ class StitchRequest(InputsBody):
     )
     vectors: Vectors = None
     method: Method = "auto"
-    options: Options = Options()
+    options: Options = Field(default_factory=lambda: NO_OPTIONS)
     labels: Annotated[list[str], Field(fail_fast=True)] | None = None
     targets: Vectors = None
     native_vectors: Vectors = None

@@ -172,10 +172,11 @@ class _Stream(Response):
 
     async def _send(self, send: Send, block: _Block, begun: bool) -> bool:
         """The rows of a block, once they are there; the answer begins with the first."""
+        await block.running.wait()
         try:
-            await asyncio.wrap_future(block.running.future)
+            block.running.result()
         except AnchorageError as error:
-            raise block.running.failed(error).at("vectors").shifted(block.start) from None
+            raise error.at("vectors").shifted(block.start) from None
         if not begun:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         for part in self._parts(block):
@@ -193,7 +194,10 @@ class _Stream(Response):
             raise TooManyVectors(f"{len(vectors)} vectors in one batch, {most} are allowed", field="vectors", limit=most)
         out = torch.empty(len(vectors), makes, dtype=TORCH[plan.dtype])
         self._make_room(HELD * (vectors.nbytes + out.nbytes))
-        return _Block(plan.served.run(plan.services, vectors, out, plan.precision), start, batch)
+        try:
+            return _Block(plan.served.run(plan.services, vectors, out, plan.precision), start, batch)
+        except AnchorageError as error:
+            raise error.at("vectors").shifted(start) from None
 
     def _make_room(self, size: int) -> None:
         if size > self._room:

@@ -28,6 +28,8 @@ from app.storage import tables
 
 router = APIRouter(tags=["vectors"], route_class=JsonRoute)
 
+BATCH = telemetry.BATCH_VECTORS.labels("translate")
+
 Method = Literal["auto", "irp", "irp-ridge", "graded", "procrustes", "ridge"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -50,6 +52,10 @@ class Options(Body):
         return self.model_dump(exclude_none=True)
 
 
+#: nobody writes to it; a default would be copied for each request
+NO_OPTIONS = Options()
+
+
 class PairRequest(Body):
     """Which two spaces of which anchor set, and how to fit between them."""
 
@@ -57,7 +63,7 @@ class PairRequest(Body):
     target: Name
     anchor_set: Name
     method: Method = "auto"
-    options: Options = Options()
+    options: Options = Field(default_factory=lambda: NO_OPTIONS)
 
     def pair(self) -> translation.Request:
         return translation.Request(self.source, self.target, self.anchor_set, self.method, self.options.given())
@@ -238,7 +244,7 @@ async def translate(body: TranslateRequest, writer: AnswerWriter, services: Svc,
         )
     made, by = answer.made, answer.served
     count, dim = made.vectors.shape
-    telemetry.BATCH_VECTORS.labels("translate").observe(count)
+    BATCH.observe(count)
     about: dict[str, Any] = {
         "count": count,
         "dim": dim,

@@ -6,9 +6,8 @@ string as well: a body of npy or Arrow has no other place for them.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
-from functools import cache
+from collections.abc import Callable
+from functools import cache, cached_property
 from typing import Annotated, Any, get_type_hints
 
 import orjson
@@ -18,8 +17,9 @@ from torch import Tensor
 
 from app.api import answers, arrow, bodies, npy, streams
 from app.api.answers import Writer
-from app.api.bodies import Given, JsonRoute
+from app.api.bodies import Given
 from app.api.deps import project_of
+from app.api.direct import DirectRoute
 from app.api.wire import Body
 from app.errors import InvalidRequest
 from app.maths.translator import Precision
@@ -46,29 +46,33 @@ AnswerWriter = Annotated[Writer, Depends(_no_writer)]
 ANSWERS: dict[str, Any] = {"content": {media: {"schema": BINARY} for media in (npy.MEDIA, arrow.MEDIA)}}
 
 
-class VectorRoute(JsonRoute):
+class VectorRoute(DirectRoute):
     """Calls its endpoint with a body, a writer, the services and the caller's project."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        serve = self.endpoint
-        model: type[Body] = get_type_hints(serve)["body"]
-        begin_stream = getattr(serve, "stream", None)
+    @cached_property
+    def model(self) -> type[Body]:
+        """What its fields are."""
+        model: type[Body] = get_type_hints(self.endpoint)["body"]
+        return model
 
-        async def answer(request: Request) -> Response:
-            query = request.query_params
-            if begin_stream is not None and query and query.get("stream") == "true":
-                project = project_of(request, Scope.read)
-                body = bodies.validated(model, from_query(request, model))
-                return await streams.respond(request, await begin_stream(body, request.app.state.services, project))
-            given = await bodies.read(request, vectors=True)
-            project = project_of(request, Scope.read)
-            body = bodies.validated(model, together(request, given, model) if query else given.fields)
-            writer = answers.choose(request, given, body.encoding, body.dtype)  # type: ignore[attr-defined]
-            with bodies.watched(request):
-                response: Response = await serve(body, writer, request.app.state.services, project)
-                return response
+    async def answer(self, request: Request) -> Response:
+        query = request.scope["query_string"]
+        if query and request.query_params.get("stream") == "true" and hasattr(self.endpoint, "stream"):
+            return await self._stream(request)
+        given = await bodies.read(request, vectors=True)
+        project = project_of(request, Scope.read)
+        body: Any = bodies.validated(self.model, together(request, given, self.model) if query else given.fields)
+        writer = answers.choose(request, given, body.encoding, body.dtype)
+        with bodies.watched(request):
+            response: Response = await self.endpoint(body, writer, request.app.state.services, project)
+            return response
 
-        return answer
+    async def _stream(self, request: Request) -> Response:
+        project = project_of(request, Scope.read)
+        body = bodies.validated(self.model, from_query(request, self.model))
+        begin: Any = self.endpoint
+        plan = await begin.stream(body, request.app.state.services, project)
+        return await streams.respond(request, plan)
 
 
 async def served(
@@ -87,8 +91,7 @@ async def served(
             serving.apply, services, project, asked, vectors=vectors, inputs=inputs, form=writer.form, precision=precision
         )
     running = found.begin(services, vectors, writer.form, precision)
-    if not running.future.done():
-        await asyncio.wait([asyncio.wrap_future(running.future)])
+    await running.wait()
     return Answer(serving.result(running, found.reads), found, vectors)
 
 

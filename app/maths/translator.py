@@ -7,8 +7,9 @@ written once, and between the two there is one product. n is not computed where 
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import torch
@@ -27,6 +28,10 @@ NEAREST, FARTHEST = 1e-12, 1e12
 #: bfloat16 products have 8 bits of mantissa, and are as noisy
 Precision = Literal["float32", "bfloat16"]
 UNIT_ROUNDOFF = {"float32": torch.finfo(torch.float32).eps, "bfloat16": torch.finfo(torch.bfloat16).eps}
+
+
+#: which rows (n,) are at the mean, and which outside what the anchors span
+Flagged = tuple[Bool[Tensor, " n"], Bool[Tensor, " n"]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +79,9 @@ class Translator:
     decoder: Decoder
     kept_scale: float | None = None
 
-    @property
+    @cached_property
     def dims(self) -> tuple[int, int]:
+        """d_x and d_y."""
         return self.decoder.matrix.shape[0], self.decoder.matrix.shape[1]
 
     @property
@@ -150,11 +156,18 @@ def apply(translator: Translator, vectors: Float[Tensor, "n dx"], *, precision: 
     check_shape(vectors, dim=translator.dims[0])
     translated = torch.empty(len(vectors), translator.dims[1])
     try:
-        at_mean, outside = apply_into(translator, vectors, translated, precision=precision)
+        flagged = apply_into(translator, vectors, translated, precision=precision)
     except AnchorageError:
         check_vectors(vectors)  # names all rows, not only those of one step
         raise
-    return Translated(translated, at_mean, outside)
+    return Translated(translated, *(flagged or no_flags(len(vectors))))
+
+
+@lru_cache(maxsize=64)
+def no_flags(count: int) -> Flagged:
+    """Of so many rows none is at the mean, and none outside; nobody writes to these."""
+    none = torch.zeros(count, dtype=torch.bool)
+    return none, none
 
 
 def apply_into(
@@ -163,48 +176,55 @@ def apply_into(
     out: Float32[Tensor, "n dy"],
     *,
     precision: Precision = "float32",
-) -> tuple[Bool[Tensor, " n"], Bool[Tensor, " n"]]:
+) -> Flagged | None:
     """`apply`, written to `out` (n, d_y), of vectors whose shape is right; at one thread of torch it is as fast as the product.
 
     precision  "bfloat16": the product is of bfloat16 numbers, for processors that multiply them faster; what it would leave
                doubtful is done in float32
-    Returns which rows (n,) are at the mean, and outside. Raises NonFinite, OutOfRange: the rows are those of one step only.
+    Returns which rows (n,) are at the mean, and outside; None: none is. Raises NonFinite, OutOfRange: of rows of one step only.
     """
-    count = len(vectors)
-    at_mean, outside = torch.zeros(count, dtype=torch.bool), torch.zeros(count, dtype=torch.bool)
-    scratch = torch.empty(min(count, STEP), translator.dims[0])
+    count = vectors.shape[0]
+    if count <= STEP:
+        return _step(translator, vectors, out, precision)
+    flagged: Flagged | None = None
     for start in range(0, count, STEP):
         rows = slice(start, min(start + STEP, count))
-        given, made = vectors[rows], out[rows]
-        if _plain_step(translator, given, made, scratch[: len(given)], precision):
-            continue
         try:
-            careful = _careful_step(translator, given)
+            found = _step(translator, vectors[rows], out[rows], precision)
         except AnchorageError as error:
             raise error.shifted(start) from None
-        made.copy_(careful.vectors)
-        at_mean[rows], outside[rows] = careful.at_mean, careful.outside
-    return at_mean, outside
+        if found is not None:
+            flagged = flagged or (torch.zeros(count, dtype=torch.bool), torch.zeros(count, dtype=torch.bool))
+            flagged[0][rows], flagged[1][rows] = found
+    return flagged
+
+
+def _step(
+    translator: Translator, vectors: Float[Tensor, "n dx"], out: Float32[Tensor, "n dy"], precision: Precision
+) -> Flagged | None:
+    if _plain_step(translator, vectors, out, precision):
+        return None
+    careful = _careful_step(translator, vectors)
+    out.copy_(careful.vectors)
+    return careful.at_mean, careful.outside
 
 
 def _plain_step(
     translator: Translator,
     vectors: Float[Tensor, "n dx"],
     out: Float32[Tensor, "n dy"],
-    centred: Float32[Tensor, "n dx"],
     precision: Precision,
 ) -> bool:
     """Translate rows where nothing is delicate; False, and nothing of worth in `out`, when something might be.
 
     Nothing is when every row is finite, well away from the mean, and its product well above what rounding alone could make.
     """
+    if vectors.shape[0] == 1 and precision == "float32":
+        return _plain_row(translator, vectors[0], out)
     decoder = translator.decoder
-    if vectors.dtype is torch.float32:
-        torch.sub(vectors, translator.source_mean, out=centred)
-    else:
-        centred.copy_(vectors).sub_(translator.source_mean)
+    centred = vectors.float() - translator.source_mean
     norms = torch.linalg.vector_norm(centred, dim=1)
-    near, far = (float(bound) for bound in norms.aminmax())
+    near, far = _bounds(norms)
     if not (translator.nearest <= near and far <= FARTHEST):  # NaN is neither
         return False
     if precision == "float32":
@@ -212,17 +232,47 @@ def _plain_step(
     else:
         out.copy_(centred.bfloat16() @ decoder.rounded)
     lengths = torch.linalg.vector_norm(out, dim=1)
-    short, long = (float(bound) for bound in lengths.aminmax())
+    short, long = _bounds(lengths)
     noise: float = ROUNDINGS * UNIT_ROUNDOFF[precision] * (far * far * decoder.most_energy + translator.offset) ** 0.5
     if not (short > noise and long <= FARTHEST):
         return False
-    factor = decoder.scale / (lengths if decoder.renormalise else norms)
-    if translator.kept_scale is not None:
-        factor *= norms / translator.kept_scale
-    if not float(factor.max()) * long <= LARGEST:
+    # What a row is scaled by is at most this: s_y / its length, and by how much its norm is kept.
+    stretch = 1.0 if translator.kept_scale is None else far / translator.kept_scale
+    if not decoder.scale * stretch * (1.0 if decoder.renormalise else long / near) <= LARGEST:
         return False
+    factor = (lengths if decoder.renormalise else norms).reciprocal_().mul_(decoder.scale)
+    if translator.kept_scale is not None:
+        factor *= torch.linalg.vector_norm(centred, dim=1).div_(translator.kept_scale)
     torch.addcmul(decoder.mean, out, factor[:, None], out=out)
     return True
+
+
+def _plain_row(translator: Translator, vector: Float[Tensor, " dx"], out: Float32[Tensor, "1 dy"]) -> bool:
+    """`_plain_step` of one row: the same in fewer operations, whose number is what one row costs."""
+    decoder = translator.decoder
+    centred = vector.float() - translator.source_mean
+    norm = math.sqrt(torch.dot(centred, centred).item())
+    if not translator.nearest <= norm <= FARTHEST:
+        return False
+    torch.mm(centred[None], decoder.matrix, out=out)
+    row = out[0]
+    length = math.sqrt(torch.dot(row, row).item())
+    noise = ROUNDINGS * UNIT_ROUNDOFF["float32"] * math.sqrt(norm * norm * decoder.most_energy + translator.offset)
+    if not noise < length <= FARTHEST:
+        return False
+    factor = decoder.scale / (length if decoder.renormalise else norm)
+    if translator.kept_scale is not None:
+        factor *= norm / translator.kept_scale
+    if not factor * length <= LARGEST:
+        return False
+    torch.add(decoder.mean, row, alpha=factor, out=row)
+    return True
+
+
+def _bounds(lengths: Float32[Tensor, " n"]) -> tuple[float, float]:
+    """The shortest and the longest; NaN if one is."""
+    low, high = lengths.aminmax()
+    return low.item(), high.item()
 
 
 def _careful_step(translator: Translator, vectors: Float[Tensor, "n dx"]) -> Translated:

@@ -48,7 +48,7 @@ class Caller:
 
     def may(self, scope: Scope) -> bool:
         """Whether one of the key's scopes is this one or includes it."""
-        return any(LADDER.index(own) >= LADDER.index(scope) for own in self.scopes)
+        return scope in self.scopes or any(LADDER.index(own) >= LADDER.index(scope) for own in self.scopes)
 
 
 def create_key(

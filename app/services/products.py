@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from app.errors import AnchorageError, OutOfRange
 from app.maths import translator as maths
 from app.maths.relating import relate_into
 from app.maths.space import check_vectors
-from app.maths.translator import Decoder, Precision, Translated, Translator
+from app.maths.translator import Decoder, Flagged, Precision, Translated, Translator
 from app.services.context import Services
 
 #: multiplications of a product that takes no longer than handing it to another thread
@@ -23,21 +24,27 @@ SMALL = 2**23
 COMPARED = 64
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Running:
-    """A product on its way; `future` ends when `made` is whole."""
+    """A product on its way; `future` ends when `made` is whole, and is None where that is so already."""
 
-    future: Future[None]
+    future: Future[None] | None
     made: Translated
     vectors: Tensor
 
     def result(self) -> Translated:
         """Wait for it. Raises NonFinite, OutOfRange, naming all rows."""
-        try:
-            self.future.result()
-        except AnchorageError as error:
-            raise self.failed(error) from None
+        if self.future is not None:
+            try:
+                self.future.result()
+            except AnchorageError as error:
+                raise self.failed(error) from None
         return self.made
+
+    async def wait(self) -> None:
+        """Let others run until it is there; what it raised, `result` raises."""
+        if self.future is not None:
+            await asyncio.wait([asyncio.wrap_future(self.future)])
 
     def failed(self, error: AnchorageError) -> AnchorageError:
         """What to raise for what a part of it raised: the same of all rows."""
@@ -61,10 +68,13 @@ def translate(
     out: Tensor | None = None,
     precision: Precision = "float32",
 ) -> Running:
-    """Begin to translate vectors whose shape is right, into `out`: float32, or float16 rounded from it."""
+    """Begin to translate vectors whose shape is right, into `out`: float32, or float16 rounded from it.
+
+    A small product is done at once, and raises what is wrong at once: NonFinite, OutOfRange.
+    """
     dims = translator.dims
 
-    def span(vectors: Tensor, made: Tensor) -> tuple[Tensor, Tensor]:
+    def span(vectors: Tensor, made: Tensor) -> Flagged | None:
         return maths.apply_into(translator, vectors, made, precision=precision)
 
     return _run(services, span, vectors, dims, out, here=is_small(len(vectors), dims))
@@ -74,7 +84,7 @@ def relate(services: Services, projector: Tensor, mean: Tensor, vectors: Tensor,
     """Begin to make vectors whose shape is right relative, as `translate` does; nothing is outside."""
     dims = (projector.shape[0], projector.shape[1])
 
-    def span(vectors: Tensor, made: Tensor) -> tuple[Tensor, Tensor]:
+    def span(vectors: Tensor, made: Tensor) -> Flagged | None:
         at_mean = relate_into(projector, mean, vectors, made)
         return at_mean, torch.zeros_like(at_mean)
 
@@ -85,7 +95,7 @@ def decode(services: Services, decoder: Decoder, coordinates: Tensor, *, out: Te
     """Begin to decode relative vectors whose shape is right, as `translate` does."""
     dims = (decoder.matrix.shape[0], decoder.matrix.shape[1])
 
-    def span(coordinates: Tensor, made: Tensor) -> tuple[Tensor, Tensor]:
+    def span(coordinates: Tensor, made: Tensor) -> Flagged | None:
         done = maths.decode(decoder, coordinates)
         made.copy_(done.vectors)
         return done.at_mean, done.outside
@@ -104,38 +114,39 @@ def precision_error(translator: Translator, vectors: Tensor, made: Tensor) -> di
 
 def _run(
     services: Services,
-    span: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    span: Callable[[Tensor, Tensor], Flagged | None],
     vectors: Tensor,
     dims: tuple[int, int],
     out: Tensor | None,
     *,
     here: bool,
 ) -> Running:
-    count = len(vectors)
+    count = vectors.shape[0]
     if out is None:
         out = torch.empty(count, dims[1])
+    if here:
+        flagged = _rounded(span, vectors, out)
+        return Running(None, Translated(out, *(flagged or maths.no_flags(count))), vectors)
     at_mean, outside = torch.zeros(count, dtype=torch.bool), torch.zeros(count, dtype=torch.bool)
 
     def rows(start: int, stop: int) -> None:
-        given, made = vectors[start:stop], out[start:stop]
-        if made.dtype is torch.float32:
-            at_mean[start:stop], outside[start:stop] = span(given, made)
-            return
-        exact = torch.empty(made.shape)
-        at_mean[start:stop], outside[start:stop] = span(given, exact)
-        made.copy_(exact)
-        _refuse_overflow(made)
+        flagged = _rounded(span, vectors[start:stop], out[start:stop])
+        if flagged is not None:
+            at_mean[start:stop], outside[start:stop] = flagged
 
-    if not here:
-        future = services.lanes.submit(rows, count, maths.STEP)
-    else:
-        future = Future()
-        try:
-            rows(0, count)
-            future.set_result(None)
-        except AnchorageError as error:
-            future.set_exception(error)
+    future = services.lanes.submit(rows, count, maths.STEP)
     return Running(future, Translated(out, at_mean, outside), vectors)
+
+
+def _rounded(span: Callable[[Tensor, Tensor], Flagged | None], vectors: Tensor, out: Tensor) -> Flagged | None:
+    """What `span` makes, in `out`. Raises OutOfRange where that is float16, and too small."""
+    if out.dtype is torch.float32:
+        return span(vectors, out)
+    exact = torch.empty(out.shape)
+    flagged = span(vectors, exact)
+    out.copy_(exact)
+    _refuse_overflow(out)
+    return flagged
 
 
 def _refuse_overflow(made: Tensor) -> None:

@@ -39,7 +39,7 @@ class Form:
 FLOATS = Form()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Served:
     """A map ready to be applied, and what is said of it.
 
@@ -61,7 +61,10 @@ class Served:
         """Check what can be known without looking at numbers, take room for the answer, and begin. Raises the vector errors."""
         spaces.check_count(vectors, field=self.reads, limits=services.limits, dim=self.dims[0])
         spaces.check_answer(services, self.reads, len(vectors), dim=self.dims[1], number_bytes=form.number_bytes)
-        return self.run(services, vectors, form.empty(len(vectors), self.dims[1]), precision)
+        try:
+            return self.run(services, vectors, form.empty(len(vectors), self.dims[1]), precision)
+        except AnchorageError as error:
+            raise error.at(self.reads) from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,8 +252,11 @@ def apply(
     else:
         given = spaces.given_vectors(services, space.encoder, vectors, inputs)
     served = make(services, project, asked)
-    made = result(served.run(services, given.vectors, form.empty(count, makes), precision), field)
-    return Answer(made, served, given.vectors, given.truncated)
+    try:
+        running = served.run(services, given.vectors, form.empty(count, makes), precision)
+    except AnchorageError as error:
+        raise error.at(field) from None
+    return Answer(result(running, field), served, given.vectors, given.truncated)
 
 
 def result(running: Running, field: str) -> Translated:

@@ -102,14 +102,14 @@ class Cache:
             nonlocal missed
             missed = True
             if shared is None or self.store is None:
-                telemetry.CACHE.labels(kind, "made").inc()
+                telemetry.cache_outcome(kind, "made").inc()
                 return make()
             # Another version of the service may compute it otherwise.
             return self.store.get_or_make(kind, repr((__version__, key)).encode(), make, shared)
 
         value = self.memory.get_or_make(key, fetch, size)
         if not missed:
-            telemetry.CACHE.labels(kind, "memory").inc()
+            telemetry.cache_outcome(kind, "memory").inc()
         else:
             telemetry.CACHE_BYTES.set(self.memory.used_bytes)
         return value
@@ -118,7 +118,7 @@ class Cache:
         """The value if it is in memory; no IO, and nobody is waited for."""
         value = self.memory.find(key)
         if value is not None:
-            telemetry.CACHE.labels(str(key[0]), "memory").inc()
+            telemetry.cache_outcome(str(key[0]), "memory").inc()
         return value
 
 
@@ -146,7 +146,7 @@ class RedisStore:
             value = self._find(kind, name, key, shared)
             if value is not None:
                 return value
-            telemetry.CACHE.labels(kind, "made").inc()
+            telemetry.cache_outcome(kind, "made").inc()
             made = make()
             self._keep(kind, name, pack(key, shared.dump(made)))
         return made
@@ -162,10 +162,10 @@ class RedisStore:
                 value = shared.load(unpack(key, data))
             except (Corrupt, KeyError):
                 log.warning("cache entry %s is corrupt: made anew", name)
-                telemetry.CACHE.labels(kind, "corrupt").inc()
+                telemetry.cache_outcome(kind, "corrupt").inc()
                 self._client.delete(self._names(name)[0])
                 return None
-            telemetry.CACHE.labels(kind, "redis").inc()
+            telemetry.cache_outcome(kind, "redis").inc()
             return value
         return None
 
@@ -204,7 +204,7 @@ class RedisStore:
             yield True
         except RedisError as error:
             self._away_until = time.monotonic() + AWAY_S
-            telemetry.CACHE.labels(kind, "away").inc()
+            telemetry.cache_outcome(kind, "away").inc()
             log.warning("the cache in Redis does not answer: %s", error)
 
     def _names(self, name: str) -> list[str]:
