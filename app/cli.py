@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -28,9 +26,6 @@ cli = typer.Typer(no_args_is_help=True, add_completion=False, help="Translate em
 keys_cli = typer.Typer(no_args_is_help=True, help="API keys: who may call, for which project. Reads the database itself.")
 cli.add_typer(keys_cli, name="keys")
 
-#: an idle connection is kept for longer than load balancers and clients keep theirs: whoever closes first may cut a request
-KEEP_ALIVE_S = 75
-
 #: columns of `keys list`
 KEY_COLUMNS = ("id", "project", "name", "scopes", "expires", "last used", "state")
 
@@ -42,17 +37,20 @@ def serve(
     data_dir: Annotated[
         Path | None, typer.Option(help="Where SQLite and the blobs are kept; .anchorage unless set", show_default=False)
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that answer requests; 1 unless set. More need Redis", show_default=False)
+    ] = None,
 ) -> None:
     """Run the service. Alone it needs nothing: SQLite and blobs below the data dir, jobs in its own process.
 
     With ANCHORAGE_REDIS_URL, workers (`anchorage worker`) run the jobs. Every setting is an environment variable,
     ANCHORAGE_PORT for one (docs/settings.md); an option here wins.
     """
-    import uvicorn
-
-    settings = _settings(host=host, port=port, data_dir=data_dir)
+    settings = _settings(host=host, port=port, data_dir=data_dir, workers=workers)
+    if settings.workers > 1 and settings.redis_url is None:
+        raise typer.BadParameter("several processes share what they know in Redis: set ANCHORAGE_REDIS_URL")
     # Loading torch takes seconds: not before the options are known to be right, and not for --help.
-    from app.api.protocol import BoundedHttp
+    from app import server
     from app.main import asks_for_keys, create_app, is_loopback
 
     with _storage_trouble(), _alone(settings):
@@ -68,25 +66,12 @@ def serve(
                 fg="yellow",
                 err=True,
             )
-        config = uvicorn.Config(
-            application,
-            host=settings.host,
-            port=settings.port,
-            timeout_graceful_shutdown=int(settings.shutdown_s),
-            timeout_keep_alive=KEEP_ALIVE_S,
-            http=BoundedHttp,
-            ws="none",
-            # Who may say for whom a request was made: nobody, unless uvicorn's own variable names the proxies.
-            proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-        )
-        # Bound first: a port in use ends the command before any job is taken up.
-        sockets = [config.bind_socket()]
-        server = uvicorn.Server(config)
-        _drain_first(server, application.state.admission, settings.drain_s)
-        server.run(sockets=sockets)
+        listening = server.bind(settings)
+        if settings.workers == 1:
+            server.run(settings, application, listening)
+        else:
+            services.close()
+            server.run_several(settings, listening)
 
 
 @cli.command()
@@ -334,25 +319,6 @@ def _require_a_key(services: Services, settings: Settings) -> None:
             "has none yet. Make one with `anchorage keys create --name first --scope admin` and the same ANCHORAGE_ variables, "
             "or say ANCHORAGE_AUTH=none to let everyone in"
         )
-
-
-def _drain_first(server: Any, admission: Any, drain_s: float) -> None:
-    """At the first signal say in /readyz that this server stops, and close each connection after its answer; accept for
-    `drain_s` longer, so that load balancers notice; then finish what is in flight. A second signal does not wait.
-    """
-    stop = server.handle_exit
-
-    def handle(number: int, frame: Any) -> None:
-        if admission.stopping or drain_s == 0:
-            admission.stopping = True
-            stop(number, frame)
-            return
-        admission.stopping = True
-        timer = threading.Timer(drain_s, stop, (signal.SIGTERM, None))
-        timer.daemon = True
-        timer.start()
-
-    server.handle_exit = handle
 
 
 if __name__ == "__main__":

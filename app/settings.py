@@ -23,6 +23,7 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8080, ge=0, le=65_535, description="port to listen on; 0 takes a free one")
+    workers: int = Field(1, ge=1, le=64, description="processes that answer requests; more than one need Redis")
     data_dir: Path = Field(Path(".anchorage"), description="where SQLite and the blobs are kept")
     database_url: str | None = Field(None, description="SQLAlchemy URL; default: SQLite below data_dir")
     redis_url: str | None = Field(

@@ -18,8 +18,10 @@ REQUEST_SECONDS = Histogram(
     ["method", "route", "status"],
     buckets=_SECONDS,
 )
-IN_FLIGHT = Gauge("anchorage_requests_in_flight", "Requests being answered now.")
-IN_FLIGHT_BYTES = Gauge("anchorage_request_bytes_in_flight", "Declared body bytes of the requests being answered now.")
+IN_FLIGHT = Gauge("anchorage_requests_in_flight", "Requests being answered now.", multiprocess_mode="livesum")
+IN_FLIGHT_BYTES = Gauge(
+    "anchorage_request_bytes_in_flight", "Declared body bytes of the requests being answered now.", multiprocess_mode="livesum"
+)
 REFUSED = Counter("anchorage_refused_total", "Requests refused, by the code of their problem document.", ["code"])
 BATCH_VECTORS = Histogram("anchorage_batch_vectors", "Vectors in one request.", ["operation"], buckets=_BATCH)
 CACHE = Counter(
@@ -35,15 +37,17 @@ def cache_outcome(kind: str, outcome: str) -> Counter:
     return CACHE.labels(kind, outcome)
 
 
-CACHE_BYTES = Gauge("anchorage_cache_bytes", "Bytes in the in-process cache.")
+CACHE_BYTES = Gauge("anchorage_cache_bytes", "Bytes in the in-process cache.", multiprocess_mode="livesum")
 JOB_SECONDS = Histogram("anchorage_job_seconds", "One try of a job.", ["kind", "outcome"], buckets=_LONG_SECONDS)
-CARETAKER = Gauge("anchorage_worker_seen_timestamp_seconds", "When this process last renewed its leases and swept.")
+CARETAKER = Gauge(
+    "anchorage_worker_seen_timestamp_seconds", "When this process last renewed its leases and swept.", multiprocess_mode="livemax"
+)
 SWEPT_JOBS = Counter("anchorage_jobs_requeued_total", "Jobs handed to the queue again: their worker or their message was lost.")
-ENCODE_WAITING = Gauge("anchorage_encode_waiting_inputs", "Inputs that wait for a batch.")
+ENCODE_WAITING = Gauge("anchorage_encode_waiting_inputs", "Inputs that wait for a batch.", multiprocess_mode="livesum")
 ENCODE_BATCH = Histogram("anchorage_encode_batch_inputs", "Inputs in one batch of a model.", buckets=_BATCH)
 ENCODE_TOKENS = Counter("anchorage_encode_tokens_total", "Tokens of batches: read, and padding.", ["kind"])
 ENCODE_WAIT_SECONDS = Histogram("anchorage_encode_wait_seconds", "From a request's inputs to their batch.", buckets=_SECONDS)
 ENCODE_DROPPED = Counter("anchorage_encode_dropped_total", "Inputs never encoded, as their client had left.")
-MODELS = Gauge("anchorage_models_loaded", "Encoders' models in memory.")
-MODEL_BYTES = Gauge("anchorage_model_bytes", "Memory that loaded models take.")
+MODELS = Gauge("anchorage_models_loaded", "Encoders' models in memory.", multiprocess_mode="livesum")
+MODEL_BYTES = Gauge("anchorage_model_bytes", "Memory that loaded models take.", multiprocess_mode="livesum")
 MODEL_LOADS = Counter("anchorage_model_loads_total", "Models: loaded, refused, or unloaded for others.", ["outcome"])

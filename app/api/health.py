@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -22,6 +24,9 @@ from app.services.context import Services
 
 router = APIRouter(tags=["health"])
 log = logging.getLogger("anchorage")
+
+#: the library's variable: the folder where several processes count together
+METRICS_DIR = "PROMETHEUS_MULTIPROC_DIR"
 
 
 @dataclass(frozen=True)
@@ -92,9 +97,18 @@ def _ready(request: Request, response: Response, services: Services) -> Ready:
 @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}, **documented()}, response_class=Response)
 def metrics(services: Svc, project: Reads) -> Response:
     """For Prometheus. No label holds a name; of translators only the project's own are shown."""
-    data = generate_latest(REGISTRY)
+    data = generate_latest(_counted())
     try:
         data += generate_latest(figures.collect(services, project))
     except DatabaseUnavailable as error:
         log.warning("no figures from the database: %s", error.detail)
     return Response(data, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _counted() -> CollectorRegistry:
+    """What this process counts, or all those that serve together."""
+    if METRICS_DIR not in os.environ:
+        return REGISTRY
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    return registry

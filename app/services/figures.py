@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Gauge
+from collections.abc import Iterable, Sequence
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from app.services.context import Services
 from app.storage import registry, tables
@@ -11,30 +15,40 @@ from app.storage import registry, tables
 TRANSLATORS = 200
 
 
+class Found(Collector):
+    """Figures found in the database, to be told once."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
 def collect(services: Services, project: str) -> CollectorRegistry:
     """All jobs by state, how long the oldest waits, and the promised quality of the project's own translators.
 
     Raises DatabaseUnavailable.
     """
-    found = CollectorRegistry()
-    jobs = Gauge("anchorage_jobs", "Jobs, by state.", ["state"], registry=found)
-    age = Gauge("anchorage_queue_oldest_seconds", "How long the oldest queued job has waited.", registry=found)
-    quality = Gauge(
+    jobs = GaugeMetricFamily("anchorage_jobs", "Jobs, by state.", labels=["state"])
+    quality = GaugeMetricFamily(
         "anchorage_translator_quality",
         "Held-out quality of a translator, and of doing nothing, over its anchors.",
-        ["translator", "method", "vectors", "measure"],
-        registry=found,
+        labels=["translator", "method", "vectors", "measure"],
     )
     with services.db.transaction() as session:
         for state, count in registry.count_jobs(session).items():
-            jobs.labels(state).set(count)
+            jobs.add_metric([state], count)
         oldest = registry.oldest_queued(session)
         reports = registry.newest_reports(session, project, limit=TRANSLATORS)
-    age.set(0.0 if oldest is None else max(0.0, (tables.now() - oldest).total_seconds()))
+    waited = 0.0 if oldest is None else max(0.0, (tables.now() - oldest).total_seconds())
+    age = GaugeMetricFamily("anchorage_queue_oldest_seconds", "How long the oldest queued job has waited.", value=waited)
     for row in reports:
         held_out = (row.report or {}).get("held_out") or {}
         for vectors in ("translated", "do_nothing"):
             for measure in ("cosine", "recall", "mrr"):
                 if vectors in held_out:
-                    quality.labels(row.content, row.method, vectors, measure).set(held_out[vectors][measure])
+                    quality.add_metric([row.content, row.method, vectors, measure], held_out[vectors][measure])
+    found = CollectorRegistry()
+    found.register(Found([jobs, age, quality]))
     return found

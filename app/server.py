@@ -1,0 +1,138 @@
+"""The HTTP server: one process, or several that share a port, and nothing else but Redis and SQL."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import tempfile
+import threading
+import time
+from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+import torch
+import uvicorn
+from fastapi import FastAPI
+from prometheus_client.multiprocess import mark_process_dead
+
+from app import logs
+from app.api.health import METRICS_DIR
+from app.api.protocol import BoundedHttp
+from app.main import create_app
+from app.settings import Settings
+
+log = logging.getLogger("anchorage.server")
+
+#: an idle connection is kept for longer than load balancers and clients keep theirs: whoever closes first may cut a request
+KEEP_ALIVE_S = 75
+
+#: a process that ended by itself is started again after this pause
+RESTART_S = 1.0
+
+#: how much longer than its own limits a stopping process is waited for
+STOP_S = 5.0
+
+
+def bind(settings: Settings) -> socket.socket:
+    """The listening socket: bound first, so that a port in use ends the command before any job is taken up."""
+    return _config(settings, None).bind_socket()
+
+
+def run(settings: Settings, application: FastAPI, listening: socket.socket) -> None:
+    """Serve in this process, until SIGTERM or SIGINT."""
+    server = uvicorn.Server(_config(settings, application))
+    _drain_first(server, application.state.admission, settings.drain_s)
+    server.run(sockets=[listening])
+
+
+def run_several(settings: Settings, listening: socket.socket) -> None:
+    """Serve in `settings.workers` processes, until SIGTERM or SIGINT; one that ends by itself is started again."""
+    spawn = multiprocessing.get_context("spawn")
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    with tempfile.TemporaryDirectory(prefix="anchorage-metrics-") as folder:
+        os.environ[METRICS_DIR] = folder
+
+        def start() -> SpawnProcess:
+            process = spawn.Process(target=_serve, args=(settings, listening))
+            process.start()
+            return process
+
+        processes = [start() for _ in range(settings.workers)]
+        log.info("%d processes serve on %s:%d", len(processes), *listening.getsockname()[:2])
+        while not ended.wait(RESTART_S):
+            for place, process in enumerate(processes):
+                if not process.is_alive():
+                    log.warning("process %s ended with %s: started again", process.pid, process.exitcode)
+                    mark_process_dead(process.pid)  # type: ignore[no-untyped-call]
+                    processes[place] = start()
+        _stop(processes, settings.drain_s + settings.shutdown_s + STOP_S)
+
+
+def _stop(processes: list[SpawnProcess], seconds: float) -> None:
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        process.kill()
+
+
+def _serve(settings: Settings, listening: socket.socket) -> None:
+    """One of several processes: it has its share of the cores, and ends with the one that started it."""
+    logs.configure(settings.log_format)
+    if settings.threads is None:
+        torch.set_num_threads(max(1, torch.get_num_threads() // settings.workers))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the first process passes on what it gets
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    run(settings, create_app(settings), listening)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _config(settings: Settings, application: FastAPI | None) -> uvicorn.Config:
+    return uvicorn.Config(
+        application or "",
+        host=settings.host,
+        port=settings.port,
+        timeout_graceful_shutdown=int(settings.shutdown_s),
+        timeout_keep_alive=KEEP_ALIVE_S,
+        http=BoundedHttp,
+        ws="none",
+        # Who may say for whom a request was made: nobody, unless uvicorn's own variable names the proxies.
+        proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+    )
+
+
+def _drain_first(server: Any, admission: Any, drain_s: float) -> None:
+    """At the first signal say in /readyz that this server stops, and close each connection after its answer; accept for
+    `drain_s` longer, so that load balancers notice; then finish what is in flight. A second signal does not wait.
+    """
+    stop = server.handle_exit
+
+    def handle(number: int, frame: Any) -> None:
+        if number == signal.SIGINT and multiprocessing.parent_process() is not None:
+            return
+        if admission.stopping or drain_s == 0:
+            admission.stopping = True
+            stop(number, frame)
+            return
+        admission.stopping = True
+        timer = threading.Timer(drain_s, stop, (signal.SIGTERM, None))
+        timer.daemon = True
+        timer.start()
+
+    server.handle_exit = handle
