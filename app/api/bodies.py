@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -100,10 +101,11 @@ class VectorsRoute(JsonRoute):
 
 @dataclass
 class Given:
-    """What a body held: its fields, and the rows that came in Arrow, if they did."""
+    """What a body held: its fields, and the rows that came in Arrow, if they did; `arrived`: when it was whole."""
 
     media: str
     fields: Any
+    arrived: float
     rows: arrow.Rows | None = None
 
 
@@ -164,19 +166,20 @@ async def read(request: Request, *, vectors: bool = False) -> Given:
     if media not in known:
         raise UnsupportedMedia(f"expected a body of {' or '.join(known)}, got {media or 'no content type'}")
     data = await read_whole(request, request.app.state.admission.max_body_bytes)
+    arrived = time.perf_counter()
     if media != multipart.MEDIA:  # whose boundary is another each time
         _note_repeat(request, data)
     if media == JSON:
         fields = await run_in_threadpool(parse, data) if len(data) > INLINE_BYTES else parse(data)
-        return Given(media, fields)
+        return Given(media, fields, arrived)
     if media == npy.MEDIA:
-        return Given(media, {"vectors": npy.read(data)})
+        return Given(media, {"vectors": npy.read(data)}, arrived)
     if media == arrow.MEDIA:
         rows = await run_in_threadpool(arrow.read, data, request.query_params.get("column"))
-        return Given(media, {"vectors": rows.vectors}, rows)
+        return Given(media, {"vectors": rows.vectors}, arrived, rows)
     document, files = await run_in_threadpool(multipart.split, request.headers["content-type"], bytes(data))
     _note_repeat(request, b"".join(len(part).to_bytes(8) + part for part in (document, *files)))
-    return Given(media, _with_files(parse(document), files))
+    return Given(media, _with_files(parse(document), files), arrived)
 
 
 async def read_json(request: Request) -> Any:

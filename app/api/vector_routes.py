@@ -6,6 +6,7 @@ string as well: a body of npy or Arrow has no other place for them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import cache, cached_property
 from typing import Annotated, Any, get_type_hints
@@ -56,6 +57,7 @@ class VectorRoute(DirectRoute):
         return model
 
     async def answer(self, request: Request) -> Response:
+        begun = time.perf_counter()
         query = request.scope["query_string"]
         if query and request.query_params.get("stream") == "true" and hasattr(self.endpoint, "stream"):
             return await self._stream(request)
@@ -63,9 +65,11 @@ class VectorRoute(DirectRoute):
         project = project_of(request, Scope.read)
         body: Any = bodies.validated(self.model, together(request, given, self.model) if query else given.fields)
         writer = answers.choose(request, given, body.encoding, body.dtype)
+        parsed = time.perf_counter()
         with bodies.watched(request):
             response: Response = await self.endpoint(body, writer, request.app.state.services, project)
-            return response
+        response.headers["Server-Timing"] = _timing(given.arrived - begun, parsed - given.arrived, time.perf_counter() - parsed)
+        return response
 
     async def _stream(self, request: Request) -> Response:
         project = project_of(request, Scope.read)
@@ -73,6 +77,11 @@ class VectorRoute(DirectRoute):
         begin: Any = self.endpoint
         plan = await begin.stream(body, request.app.state.services, project)
         return await streams.respond(request, plan)
+
+
+def _timing(read: float, parse: float, answer: float) -> str:
+    """Where the time went: until the body had come, to understand it, to compute and write the answer."""
+    return f"read;dur={read * 1e3:.3f}, parse;dur={parse * 1e3:.3f}, answer;dur={answer * 1e3:.3f}"
 
 
 async def served(
