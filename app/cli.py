@@ -220,6 +220,8 @@ def _settings(**given: Any) -> Settings:
 
     # Before torch is loaded: threads that spin while they wait for each other make a busy machine several times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # numpy multiplies single rows only: a second thread would spin longer than that takes.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:

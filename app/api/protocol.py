@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import weakref
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from app import telemetry
 
@@ -57,6 +58,8 @@ class BoundedHttp(HttpToolsProtocol):
         """The head is whole."""
         self._idle = 0
         super().on_headers_complete()
+        cycle = weakref.ref(self.cycle)  # which holds the scope: nothing is to wait for the garbage collector
+        self.scope["state"]["body_is_whole"] = lambda: _is_whole(cycle())
 
     def on_body(self, body: bytes) -> None:
         """Some body."""
@@ -79,6 +82,11 @@ class BoundedHttp(HttpToolsProtocol):
         _hang_up(
             self.transport, _problem(status, code, detail), begun=self.cycle is not None and not self.cycle.response_complete
         )
+
+
+def _is_whole(cycle: RequestResponseCycle | None) -> bool:
+    """Whether all of a request's body has come."""
+    return cycle is not None and not cycle.more_body
 
 
 class _Together:

@@ -10,8 +10,9 @@ import hashlib
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float32, Float64
 from torch import Tensor
@@ -28,6 +29,14 @@ NEAREST, FARTHEST = 1e-12, 1e12
 #: bfloat16 products have 8 bits of mantissa, and are as noisy
 Precision = Literal["float32", "bfloat16"]
 UNIT_ROUNDOFF = {"float32": torch.finfo(torch.float32).eps, "bfloat16": torch.finfo(torch.bfloat16).eps}
+
+
+class _Arrays(NamedTuple):
+    """A translator's arrays: m_x (d_x,), T (d_x, d_y), m_y (d_y,)."""
+
+    source_mean: np.ndarray[Any, np.dtype[np.float32]]
+    matrix: np.ndarray[Any, np.dtype[np.float32]]
+    target_mean: np.ndarray[Any, np.dtype[np.float32]]
 
 
 #: which rows (n,) are at the mean, and which outside what the anchors span
@@ -87,6 +96,11 @@ class Translator:
     @property
     def nbytes(self) -> int:
         return self.source_mean.nbytes + self.decoder.nbytes
+
+    @cached_property
+    def arrays(self) -> _Arrays:
+        """The same memory as numpy sees it."""
+        return _Arrays(self.source_mean.numpy(), self.decoder.matrix.numpy(), self.decoder.mean.numpy())
 
     @cached_property
     def offset(self) -> float:
@@ -219,8 +233,9 @@ def _plain_step(
 
     Nothing is when every row is finite, well away from the mean, and its product well above what rounding alone could make.
     """
-    if vectors.shape[0] == 1 and precision == "float32":
-        return _plain_row(translator, vectors[0], out)
+    if vectors.shape[0] == 1 and precision == "float32" and out.device.type == "cpu":
+        with np.errstate(all="ignore"):  # what overflows is left to the careful way
+            return _plain_row(translator, vectors[0], out)
     decoder = translator.decoder
     centred = vectors.float() - translator.source_mean
     norms = torch.linalg.vector_norm(centred, dim=1)
@@ -248,15 +263,16 @@ def _plain_step(
 
 
 def _plain_row(translator: Translator, vector: Float[Tensor, " dx"], out: Float32[Tensor, "1 dy"]) -> bool:
-    """`_plain_step` of one row: the same in fewer operations, whose number is what one row costs."""
-    decoder = translator.decoder
-    centred = vector.float() - translator.source_mean
-    norm = math.sqrt(torch.dot(centred, centred).item())
+    """`_plain_step` of one row, in numpy: it takes half of the time there, as torch multiplies a row as if it were many."""
+    decoder, rows = translator.decoder, translator.arrays
+    centred = vector.numpy().astype(np.float32)
+    centred -= rows.source_mean
+    norm = math.sqrt(centred.dot(centred))
     if not translator.nearest <= norm <= FARTHEST:
         return False
-    torch.mm(centred[None], decoder.matrix, out=out)
-    row = out[0]
-    length = math.sqrt(torch.dot(row, row).item())
+    made = out.numpy()[0]
+    np.dot(centred, rows.matrix, out=made)
+    length = math.sqrt(made.dot(made))
     noise = ROUNDINGS * UNIT_ROUNDOFF["float32"] * math.sqrt(norm * norm * decoder.most_energy + translator.offset)
     if not noise < length <= FARTHEST:
         return False
@@ -265,7 +281,8 @@ def _plain_row(translator: Translator, vector: Float[Tensor, " dx"], out: Float3
         factor *= norm / translator.kept_scale
     if not factor * length <= LARGEST:
         return False
-    torch.add(decoder.mean, row, alpha=factor, out=row)
+    made *= factor
+    made += rows.target_mean
     return True
 
 
