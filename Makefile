@@ -42,6 +42,8 @@ format: $(INSTALLED) ## put the code into the house style
 bench: $(INSTALLED) ## measure; tables on the screen, numbers in benchmarks/results (some need ANCHORAGE_DATA)
 	$(BIN)/anchorage demo --json benchmarks/results/demo.json
 	$(BIN)/python benchmarks/text_encoders.py
+	$(BIN)/python benchmarks/wire.py
+	$(BIN)/python benchmarks/scaling.py
 
 faults: $(INSTALLED) ## kill, restart and fill up real processes, and count what was lost (needs PostgreSQL's and Redis's binaries)
 	$(BIN)/python benchmarks/faults/run.py
