@@ -328,10 +328,13 @@ def _parse_tables(data: bytes, lists: int) -> dict[str, Any] | None:
             if name in TABLES and isinstance(value, simdjson.Array):
                 fields[name] = table = _table(value)
                 lists -= 1 + len(table)
+            elif isinstance(value, simdjson.Object):
+                fields[name] = value.as_dict()
+                lists -= sum(isinstance(each, list) for each in fields[name].values())  # the shape of a packed one
+            elif isinstance(value, simdjson.Array):
+                return None
             else:
-                fields[name] = value.as_dict() if isinstance(value, simdjson.Object) else value
-                if isinstance(fields[name], simdjson.Array):
-                    return None
+                fields[name] = value
     except (ValueError, TypeError, RuntimeError, KeyError):
         return None
     return fields if lists == 0 else None  # one more than there are rows: a list within a row

@@ -306,6 +306,7 @@ class _Answer:
         await self._send_watched(message, data)
 
     async def _send_watched(self, message: Message, data: bytes | memoryview) -> None:
+        data = memoryview(data)  # whose pieces are no copies
         *first, last = range(0, max(1, len(data)), PIECE_BYTES)
         try:
             async with asyncio.timeout(ANSWER_S + len(data) / ANSWER_BYTES_PER_S):

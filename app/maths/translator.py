@@ -97,6 +97,12 @@ class Translator:
     def nbytes(self) -> int:
         return self.source_mean.nbytes + self.decoder.nbytes
 
+    def to(self, device: torch.device | str) -> Translator:
+        """The same, in a device's memory: vectors there are translated there."""
+        made = self.decoder
+        decoder = Decoder(made.matrix.to(device), made.energy.to(device), made.scale, made.mean.to(device), made.renormalise)
+        return Translator(self.source_mean.to(device), decoder, self.kept_scale)
+
     @cached_property
     def arrays(self) -> _Arrays:
         """The same memory as numpy sees it."""
@@ -168,7 +174,7 @@ def apply(translator: Translator, vectors: Float[Tensor, "n dx"], *, precision: 
     mean that keeping their norm overflows.
     """
     check_shape(vectors, dim=translator.dims[0])
-    translated = torch.empty(len(vectors), translator.dims[1])
+    translated = torch.empty(len(vectors), translator.dims[1], device=vectors.device)
     try:
         flagged = apply_into(translator, vectors, translated, precision=precision)
     except AnchorageError:
@@ -198,7 +204,7 @@ def apply_into(
     Returns which rows (n,) are at the mean, and outside; None: none is. Raises NonFinite, OutOfRange: of rows of one step only.
     """
     count = vectors.shape[0]
-    if count <= STEP:
+    if count <= STEP or out.device.type != "cpu":  # a GPU has no use for steps
         return _step(translator, vectors, out, precision)
     flagged: Flagged | None = None
     for start in range(0, count, STEP):

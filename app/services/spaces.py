@@ -36,6 +36,18 @@ from app.types import EncoderKind, Modality
 NUMBER_BYTES = 16
 
 
+def named(services: Services, table: type[registry.Named], project: str, name: str, *, field: str) -> registry.Named:
+    """A row by its name, without a query if it was looked up lately. Raises the not-found errors."""
+    key = (table.__tablename__, project, name)
+    moment = services.names.moment
+    found: registry.Named | None = services.names.find(key)
+    if found is None:
+        with services.db.transaction() as session:
+            found = registry.by_name(session, table, project, name, field=field)
+        services.names.keep(key, found, moment)
+    return found
+
+
 def check_count(vectors: Tensor, *, field: str, limits: Limits, dim: int | None = None) -> None:
     """Whether they are few enough, and of that dimension. Raises TooManyVectors, EmptyVectors, DimensionMismatch."""
     if vectors.shape[0] > limits.vectors:

@@ -217,9 +217,8 @@ def stitch(
     anchor set), HeadTooSlow, and the option and vector errors.
     """
     truth = truth or Truth()
-    with services.db.transaction() as session:
-        row = registry.by_name(session, tables.Head, project, head, field="head")
-        source = registry.by_name(session, tables.Encoder, project, encoder, field="encoder")
+    row = spaces.named(services, tables.Head, project, head, field="head")
+    source = spaces.named(services, tables.Encoder, project, encoder, field="encoder")
     sent_as, count = spaces.sent(vectors, inputs)
     spaces.check_answer(services, sent_as, count, dim=row.outputs)
     known = _known(services, row, truth, count)
