@@ -23,8 +23,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED) ## the main job on real sentences: translate, measure, stitch, draw (under a minute)
 	$(BIN)/anchorage demo
 
-test: $(INSTALLED) ## all tests
-	$(BIN)/python -m pytest
+# Compiled modules are kept, whatever the environment says: each of dozens of processes would compile them again.
+test: $(INSTALLED) ## all tests, in two processes that share the files
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 serve: $(INSTALLED) ## the service on http://127.0.0.1:8080, its data in .anchorage
 	$(BIN)/anchorage serve

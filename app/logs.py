@@ -49,7 +49,7 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         own = record.__dict__
-        line: dict[str, Any] = {"event": record.getMessage(), **structlog.contextvars.get_contextvars()}
+        line: dict[str, Any] = {**structlog.contextvars.get_contextvars(), "event": record.getMessage()}
         line.update(level=record.levelname.lower(), logger=record.name)
         line.update((name, own[name]) for name in own.keys() - _STANDARD)
         line["timestamp"] = f"{datetime.fromtimestamp(record.created, UTC).isoformat(timespec='microseconds')[:-6]}Z"
@@ -57,8 +57,21 @@ class JsonLines(logging.Formatter):
             line["exception"] = self.formatException(record.exc_info)
         try:
             return orjson.dumps(line, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
-        except TypeError:  # half a surrogate pair, a number beyond 64 bits
-            return json.dumps(line, default=repr)
+        except TypeError:  # half a surrogate pair, a number beyond 64 bits, a circle
+            return json.dumps({name: _shown(value) for name, value in line.items()})
+
+
+def _shown(value: object) -> object:
+    """The value, if it is JSON; else what can be said of it."""
+    try:
+        json.dumps(value, allow_nan=False)
+        return value
+    except (TypeError, ValueError, RecursionError):
+        pass
+    try:
+        return repr(value)
+    except Exception:  # whatever it is, the line is worth more
+        return f"<{type(value).__name__}>"
 
 
 def _without_colours(_logger: object, _name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import ipaddress
 import logging
 from collections import Counter
@@ -77,8 +76,6 @@ def create_app(settings: Settings) -> FastAPI:
         to_thread.current_default_thread_limiter().total_tokens = THREADS
         await run_in_threadpool(_start, services, worker)
         use_threads(1)  # small products are computed by the loop itself; the lanes have the cores
-        gc.collect()
-        gc.freeze()  # what is there now stays: the collector need not walk all of torch while somebody waits
         showing = asyncio.create_task(edge.show(app.state.admission))
         yield
         showing.cancel()

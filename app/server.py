@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -46,6 +47,8 @@ def run(settings: Settings, application: FastAPI, listening: socket.socket) -> N
     """Serve in this process, until SIGTERM or SIGINT."""
     server = uvicorn.Server(_config(settings, application))
     _drain_first(server, application.state.admission, settings.drain_s)
+    gc.collect()
+    gc.freeze()  # what is there now stays: the collector need not walk all of torch while somebody waits
     server.run(sockets=[listening])
 
 

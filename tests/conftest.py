@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -24,6 +25,45 @@ torch.set_num_threads(1)
 # Timings vary on shared machines; a test is wrong or right, never late.
 hypothesis_settings.register_profile("anchorage", deadline=None, max_examples=50)
 hypothesis_settings.load_profile("anchorage")
+
+#: the files that take longest, longest first: begun last, one of them would keep its process busy long after the others end
+LONGEST = [
+    "e2e/test_demo.py",
+    "e2e/test_fuzz.py",
+    "e2e/test_rolling.py",
+    "e2e/test_serve.py",
+    "workers/test_processes.py",
+    "api/test_heads.py",
+    "api/test_edge.py",
+    "encoders/test_text.py",
+    "api/test_embed_jobs.py",
+    "api/test_postgres.py",
+    "api/test_verify.py",
+    "storage/test_queue.py",
+    "test_cli.py",
+    "workers/test_worker.py",
+    "encoders/test_registry.py",
+    "e2e/test_load.py",
+]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes share the files (`pytest -n`), the longest come first, and the others in their order."""
+    if hasattr(config, "workerinput"):
+        places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What the tests import is a million objects that stay: no garbage collection, now or later, need look through them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from app.api import arrow, npy
 from app.api.bodies import JSON, Given
 from app.api.wire import Dtype, Encoding
-from app.errors import InvalidRequest, NotAcceptable
+from app.errors import InvalidRequest, NotAcceptable, OutOfRange
 from app.services.serving import Form
 from app.services.spaces import NUMBER_BYTES
 
@@ -103,14 +103,12 @@ class Writer:
     def _npy(self, vectors: Tensor) -> memoryview:
         """The file that the vectors lie in, or one made of them."""
         if self._file is None or not self._file.ctypes.data < vectors.data_ptr() < self._file.ctypes.data + len(self._file):
-            self._empty(len(vectors), vectors.shape[1]).copy_(vectors)
+            self._empty(len(vectors), vectors.shape[1]).copy_(self._rounded(vectors))
         assert self._file is not None
         return memoryview(self._file)  # type: ignore[arg-type]
 
     def _arrow(self, vectors: Tensor, about: Mapping[str, Any], name: str) -> Response:
-        vectors = vectors.to(TORCH[self.dtype])
-        column = name if self.rows is None or name != "vectors" else self.rows.schema.field(self.rows.place).name
-        columns = {arrow.VECTOR if column == "vectors" else column: arrow.vectors_array(vectors)}
+        columns = {self._column(name): arrow.vectors_array(self._rounded(vectors))}
         labels = about.get("labels")
         if labels is not None:
             columns["label"] = arrow.labels_array(labels)
@@ -118,9 +116,25 @@ class Writer:
         parts = arrow.write(self.rows, columns, metadata(about))
         return PartsResponse(parts, arrow.MEDIA, _headers({**about, "flags": []}))
 
+    def _column(self, name: str) -> str:
+        """What Arrow's column of the matrix is called: as the client's, if it is vectors again. Raises BadColumn."""
+        if name != "vectors":
+            return name
+        return arrow.VECTOR if self.rows is None else arrow.vector_name(self.rows.schema, self.rows.place)
+
+    def _rounded(self, vectors: Tensor) -> Tensor:
+        """In the answer's own numbers. Raises OutOfRange."""
+        made = vectors.to(TORCH[self.dtype])
+        if made is not vectors and self.dtype == "float16":
+            wrong = (made.isinf() & vectors.isfinite()).any(dim=1).nonzero().flatten().tolist()
+            if wrong:
+                detail = f"{len(wrong)} answers are beyond float16's largest number, 65504: ask for float32"
+                raise OutOfRange(detail, field="vectors", rows=wrong)
+        return made
+
     def _text(self, vectors: Tensor) -> list[bytes]:
         """The matrix within JSON."""
-        array = np.ascontiguousarray(vectors.to(TORCH[self.dtype]).numpy())
+        array = np.ascontiguousarray(self._rounded(vectors).numpy())
         if self.encoding == "base64":
             head = b'{"dtype":"%b","shape":[%d,%d],"base64":"' % (self.dtype.encode(), *array.shape)
             return [head, pybase64.b64encode(array.data), b'"}']
@@ -159,15 +173,25 @@ def _accepted(accept: str, own: str) -> str:
     if not accept or accept == "*/*":
         return own
     best, most = None, 0.0
-    for item in accept.split(","):
-        media, *parameters = (part.strip().lower() for part in item.split(";"))
-        weight = next((_weight(each[2:]) for each in parameters if each.startswith("q=")), 1.0)
-        found = own if media in ("*/*", "application/*") else media
+    for found, weight in _wanted(accept, own):
         if found in MEDIA and weight > most:
             best, most = found, weight
     if best is None:
         raise NotAcceptable(f"this answer is written as {', '.join(MEDIA)}", field="Accept")
     return best
+
+
+def accepts(accept: str, media: str) -> bool:
+    """Whether an Accept header lets an answer be of that media type."""
+    return not accept or any(found == media and weight > 0 for found, weight in _wanted(accept, media))
+
+
+def _wanted(accept: str, own: str) -> Iterator[tuple[str, float]]:
+    """Media types and how much they are wanted; `own` for any."""
+    for item in accept.split(","):
+        media, *parameters = (part.strip().lower() for part in item.split(";"))
+        weight = next((_weight(each[2:]) for each in parameters if each.startswith("q=")), 1.0)
+        yield own if media in ("*/*", "application/*") else media, weight
 
 
 def _weight(text: str) -> float:

@@ -195,20 +195,32 @@ def decode_schema(prefix: bytes) -> pa.Schema:
 
 def vector_column(schema: pa.Schema, name: str | None) -> int:
     """The place of the column of vectors. Raises BadColumn, BadDtype."""
-    places = [place for place, each in enumerate(schema) if _floats(each.type) is not None]
+    try:
+        names, kinds = schema.names, [str(kind)[:100] for kind in schema.types]
+    except UnicodeDecodeError:
+        raise BadArrow("names of columns that are no UTF-8", field="vectors") from None
+    places = [place for place, kind in enumerate(schema.types) if _floats(kind) is not None]
     if name is None:
-        named = [place for place in places if schema.field(place).name == VECTOR]
+        named = [place for place in places if names[place] == VECTOR]
         if len(places) != 1 and len(named) != 1:
-            shown = ", ".join(schema.field(place).name[:50] for place in places[:5]) or "none"
+            shown = ", ".join(names[place][:50] for place in places[:5]) or "none"
             raise BadColumn(f"say with column= which one holds the vectors: of lists of floats there are {shown}", field="column")
         return (named or places)[0]
     found = schema.get_all_field_indices(name)
     if len(found) != 1:
         raise BadColumn(f"there are {len(found)} columns {name[:100]!r}", field="column")
     if found[0] not in places:
-        kind = str(schema.field(found[0]).type)[:100]
+        kind = kinds[found[0]]
         raise BadDtype(f"column {name[:100]!r} holds {kind}; expected lists of float16, float32 or float64", field="column")
     return int(found[0])
+
+
+def vector_name(schema: pa.Schema, place: int) -> str:
+    """What the column of vectors is called, in the answer as well. Raises BadColumn."""
+    name = str(schema.field(place).name)
+    if name == FLAG:
+        raise BadColumn(f"the answer has a column of its own named {FLAG!r}: rename yours", field="vectors")
+    return name
 
 
 def _floats(kind: pa.DataType) -> pa.DataType | None:

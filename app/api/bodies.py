@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import hashlib
 import json
 import re
@@ -315,6 +316,8 @@ def _parse_tables(data: bytes, lists: int) -> dict[str, Any] | None:
 
     None for any other body, which is left to those who can say what is wrong with it.
     """
+    if data.startswith(codecs.BOM_UTF8):  # which simdjson skips
+        return None
     try:
         document = _parser(len(data)).parse(data)
         if not isinstance(document, simdjson.Object):

@@ -186,7 +186,7 @@ class Edge:
             await self._serve(scope, receive, answer, headers, room)
         except HangUp as reason:
             log.warning("%s %s: the answer breaks off: %s", scope["method"], scope["path"], reason)
-            scope["state"].get("hang_up" if reason.at_once else "close", lambda: None)()
+            await _hang_up(scope, receive, at_once=reason.at_once)
         finally:
             room.leave()
             _record(scope, answer, quiet=_public(scope))
@@ -315,6 +315,15 @@ class _Answer:
                 await self._send({**message, "body": data[last:]} if first else message)
         except TimeoutError:
             raise HangUp("the client does not read it", at_once=True) from None
+
+
+async def _hang_up(scope: Scope, receive: Receive, *, at_once: bool) -> None:
+    """Close the connection, and wait a while until it is closed: an answer without its end is no fault of the service then."""
+    scope["state"].get("hang_up" if at_once else "close", lambda: None)()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_S):
+            while (await receive())["type"] != "http.disconnect":
+                pass
 
 
 class HangUp(Exception):

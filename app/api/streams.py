@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from app import telemetry
 from app.api import arrow, npy
-from app.api.answers import BYTES, TORCH, flags, metadata
+from app.api.answers import BYTES, TORCH, accepts, flags, metadata
 from app.api.bodies import BODY_BYTES_PER_S, BODY_S, declared_length, media_of, next_piece
 from app.api.edge import HangUp
 from app.api.wire import Dtype
@@ -34,6 +35,7 @@ from app.errors import (
     BodyTooSlow,
     DimensionMismatch,
     EmptyVectors,
+    InvalidRequest,
     NotAcceptable,
     TooManyVectors,
     UnsupportedMedia,
@@ -106,11 +108,11 @@ class _Feed:
         return end
 
     async def discard(self) -> None:
-        """Throw away what still comes, for a while."""
+        """Throw away what still comes, for a while, and however much it is: a client that is cut off loses what it was sent."""
         try:
             async with asyncio.timeout(DISCARD_S):
                 while self.more:
-                    await self._next()
+                    _, self.more = await next_piece(self._request)
         except (TimeoutError, AnchorageError):
             pass
 
@@ -127,9 +129,10 @@ async def respond(request: Request, plan: Plan) -> Response:
     media = media_of(request)
     if media not in (npy.MEDIA, arrow.MEDIA):
         raise UnsupportedMedia(f"stream=true is for bodies of {npy.MEDIA} or {arrow.MEDIA}, got {media or 'no content type'}")
-    accept = request.headers.get("accept", "*/*")
-    if media not in accept and "*/*" not in accept:
+    if not accepts(request.headers.get("accept", ""), media):
         raise NotAcceptable(f"a stream is answered as it comes: as {media}", field="Accept")
+    if media != arrow.MEDIA and "column" in request.query_params:
+        raise InvalidRequest("column is of Arrow bodies", field="column")
     limit = request.app.state.admission.max_stream_bytes
     declared_length(request, limit)
     feed = _Feed(request, limit)
@@ -152,19 +155,24 @@ class _Stream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = False
+        previous: _Block | None = None
         try:
-            previous: _Block | None = None
             async for block in self._blocks():
-                if previous is not None:
-                    begun = await self._send(send, previous, begun)
+                waiting, previous = previous, None
+                if waiting is not None:
+                    begun = await self._send(send, waiting, begun)
                 previous = block
             if previous is None:
                 raise EmptyVectors("expected at least one vector", field="vectors")
-            begun = await self._send(send, previous, begun)
+            waiting, previous = previous, None
+            begun = await self._send(send, waiting, begun)
             await send({"type": "http.response.body", "body": self._end()})
         except AnchorageError as error:
             if not begun:
                 raise
+            if previous is not None:  # good rows that wait for those that are wrong
+                with suppress(AnchorageError):
+                    await self._send(send, previous, begun)
             await self.feed.discard()
             raise HangUp(f"after {self._rows} rows: {error.code}: {error.detail}") from None
         finally:
@@ -223,7 +231,8 @@ class _NpyStream(_Stream):
         makes = self.plan.served.dims[1]
         self._head: bytes | None = npy.header(count, makes, self.plan.dtype)
         self.headers["Content-Length"] = str(len(self._head) + count * makes * BYTES[self.plan.dtype])
-        step = max(1, BLOCK_BYTES // (dim * dtype.itemsize))
+        numbers = self.plan.services.limits.numbers
+        step = max(1, min(BLOCK_BYTES // max(dim * dtype.itemsize, makes * BYTES["float32"]), numbers // makes))
         for start in range(0, count, step):
             rows = min(step, count - start)
             data = np.empty(rows * dim * dtype.itemsize, np.uint8)
@@ -231,9 +240,9 @@ class _NpyStream(_Stream):
                 raise BadNpy(
                     f"the header says {count} vectors, and the body ends within vector {start} or later", field="vectors"
                 )
+            if start + rows == count and len(await self.feed.read(1)):  # or the answer would be whole
+                raise BadNpy(f"the body goes on after the {count} vectors of its header", field="vectors")
             yield self._begin(npy.as_tensor(data.view(dtype).reshape(rows, dim)), start)
-        if len(await self.feed.read(1)):
-            raise BadNpy(f"the body goes on after the {count} vectors of its header", field="vectors")
 
     async def _header(self) -> npy.Header:
         data = bytes(await self.feed.read(12))
@@ -309,7 +318,7 @@ class _ArrowStream(_Stream):
     def _open(self, schema: pa.Schema, place: int) -> None:
         plan = self.plan
         kind = pa.list_(pa.float32() if plan.dtype == "float32" else pa.float16(), plan.served.dims[1])
-        columns = {schema.field(place).name: kind, arrow.FLAG: pa.string()}
+        columns = {arrow.vector_name(schema, place): kind, arrow.FLAG: pa.string()}
         about = metadata({"method": plan.served.method, "translator": plan.served.id, "options": dict(plan.served.options or {})})
         self._place = place
         self._schema = arrow.answer_schema(schema, place, columns, about)

@@ -59,7 +59,7 @@ class VectorRoute(DirectRoute):
     async def answer(self, request: Request) -> Response:
         begun = time.perf_counter()
         query = request.scope["query_string"]
-        if query and request.query_params.get("stream") == "true" and hasattr(self.endpoint, "stream"):
+        if query and self._is_stream(request):
             return await self._stream(request)
         given = await bodies.read(request, vectors=True)
         project = project_of(request, Scope.read)
@@ -71,9 +71,18 @@ class VectorRoute(DirectRoute):
         response.headers["Server-Timing"] = _timing(given.arrived - begun, parsed - given.arrived, time.perf_counter() - parsed)
         return response
 
+    def _is_stream(self, request: Request) -> bool:
+        """Whether to answer while the body comes. Raises InvalidRequest."""
+        asked = request.query_params.get("stream", "false")
+        if asked not in ("true", "false") or (asked == "true" and not hasattr(self.endpoint, "stream")):
+            raise InvalidRequest("stream is true or false, and true only where vectors go in and out", field="stream")
+        return asked == "true"
+
     async def _stream(self, request: Request) -> Response:
         project = project_of(request, Scope.read)
-        body = bodies.validated(self.model, from_query(request, self.model))
+        body: Any = bodies.validated(self.model, from_query(request, self.model))
+        if body.encoding != "float":
+            raise InvalidRequest("base64 is of JSON answers", field="encoding")
         begin: Any = self.endpoint
         plan = await begin.stream(body, request.app.state.services, project)
         return await streams.respond(request, plan)
@@ -161,12 +170,16 @@ def from_query(request: Request, model: type[Body]) -> dict[str, Any]:
     """Fields given in the query string; a method's options have no prefix there. Raises InvalidRequest."""
     texts, options = _kinds(model)
     fields: dict[str, Any] = {}
+    seen: set[str] = set()
     for name, value in request.query_params.multi_items():
+        if name in seen:
+            raise InvalidRequest(f"{name} is given twice", field=name)
+        seen.add(name)
         if name in OF_THE_BODY:
             continue
+        if options and name == "options":
+            raise InvalidRequest("options have no prefix in a query string: delta=0.5", field=name)
         place = fields.setdefault("options", {}) if name in options else fields
-        if name in place:
-            raise InvalidRequest(f"{name} is given twice", field=name)
         place[name] = value if name in texts else _literal(value)
     return fields
 

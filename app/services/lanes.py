@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import torch
 
@@ -74,15 +74,23 @@ class Lanes:
         self._start()
         for _ in range(min(self._count, task.spans)):
             self._tickets.put(task)
+        if rows == 0:
+            task.future.set_result(None)
         return task.future
 
     def close(self) -> None:
         """Let the lanes end after what waits."""
-        for _ in self._threads:
-            self._tickets.put(None)
-        for thread in self._threads:
-            thread.join()
-        self._threads = []
+        with self._starting:
+            for _ in self._threads:
+                self._tickets.put(None)
+            for thread in self._threads:
+                thread.join()
+            self._threads = []
+        # Of a task that took turns with others, the next span waited behind the word to end.
+        with suppress(Empty):
+            while (task := self._tickets.get_nowait()) is not None:
+                while task.run_one():
+                    pass
 
     def _start(self) -> None:
         if len(self._threads) == self._count:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -38,21 +39,14 @@ class Running:
             try:
                 self.future.result()
             except AnchorageError as error:
-                raise self.failed(error) from None
+                raise _of_all_rows(error, self.vectors) from None
         return self.made
 
     async def wait(self) -> None:
         """Let others run until it is there; what it raised, `result` raises."""
         if self.future is not None:
-            await asyncio.wait([asyncio.wrap_future(self.future)])
-
-    def failed(self, error: AnchorageError) -> AnchorageError:
-        """What to raise for what a part of it raised: the same of all rows."""
-        try:
-            check_vectors(self.vectors)
-        except AnchorageError as whole:
-            return whole
-        return error
+            with suppress(Exception):  # read here, or asyncio would log that nobody did
+                await asyncio.wrap_future(self.future)
 
 
 def is_small(rows: int, dims: tuple[int, int]) -> bool:
@@ -125,7 +119,10 @@ def _run(
     if out is None:
         out = torch.empty(count, dims[1])
     if here:
-        flagged = _rounded(span, vectors, out)
+        try:
+            flagged = _rounded(span, vectors, out)
+        except AnchorageError as error:
+            raise _of_all_rows(error, vectors) from None
         return Running(None, Translated(out, *(flagged or maths.no_flags(count))), vectors)
     at_mean, outside = torch.zeros(count, dtype=torch.bool), torch.zeros(count, dtype=torch.bool)
 
@@ -136,6 +133,15 @@ def _run(
 
     future = services.lanes.submit(rows, count, maths.STEP)
     return Running(future, Translated(out, at_mean, outside), vectors)
+
+
+def _of_all_rows(error: AnchorageError, vectors: Tensor) -> AnchorageError:
+    """What to raise for what a part of the rows raised: the same of all of them."""
+    try:
+        check_vectors(vectors)
+    except AnchorageError as whole:
+        return whole
+    return error
 
 
 def _rounded(span: Callable[[Tensor, Tensor], Flagged | None], vectors: Tensor, out: Tensor) -> Flagged | None:

@@ -12,6 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Any
 
 from redis import Redis
@@ -114,7 +115,7 @@ class Word:
     @property
     def holds(self) -> bool:
         """Whether this process would have heard of a deletion."""
-        return time.monotonic() < self._trusted_until
+        return time.monotonic() < self._trusted_until and not self._closing.is_set()
 
     def open(self, forget: Callable[[], None]) -> None:
         """Listen, in a thread of its own; `forget` is called for every deletion elsewhere."""
@@ -127,34 +128,51 @@ class Word:
         self._trusted_until = 0.0
         if self._thread is not None:
             self._thread.join(timeout=2 * RENEW_S + AWAY_S)
+            with suppress(RedisError):
+                self._client.zrem(f"{self._prefix}:readers", self._me)  # nobody need wait for it
         self._client.close()
 
     def spread(self) -> None:
         """Have all readers forget, and wait until they have."""
-        begun = time.monotonic()
         reply = f"{self._prefix}:heard:{secrets.token_hex(8)}"
-        try:
-            waiting = {_text(name) for name in self._spread(keys=[self._prefix], args=[self._me, reply, LEASE_S])}
-            while waiting and (left := begun + LEASE_S - time.monotonic()) > 0:
-                heard = self._client.blpop([reply], timeout=min(0.5, max(0.01, left)))
-                if heard is not None:
-                    waiting.discard(_text(heard[1]))
-        except RedisError as error:
-            # Readers that cannot reach it either trust themselves for no longer than this.
-            log.warning("Redis does not answer, so the deletion is answered once every process must have forgotten: %s", error)
-            time.sleep(max(0.0, begun + LEASE_S - time.monotonic()))
+        gives_up = None
+        while True:
+            try:
+                return self._tell(reply)
+            except RedisError as error:
+                now = time.monotonic()
+                gives_up = gives_up or now + LEASE_S
+                if now >= gives_up:
+                    # Readers that cannot reach it either trust themselves for no longer than this.
+                    log.warning(
+                        "Redis does not answer: a deletion is answered once processes that it left have forgotten: %s", error
+                    )
+                    return None
+                time.sleep(RENEW_S)  # it may be this connection only, and the readers' may be well
+
+    def _tell(self, reply: str) -> None:
+        """Raises RedisError."""
+        waiting = {_text(name) for name in self._spread(keys=[self._prefix], args=[self._me, reply])}
+        # Counted from after they were told: no lease that was held then is trusted for longer.
+        until = time.monotonic() + LEASE_S
+        while waiting and (left := until - time.monotonic()) > 0:
+            heard = self._client.blpop([reply], timeout=min(0.5, max(0.01, left)))
+            if heard is not None:
+                waiting.discard(_text(heard[1]))
 
     def _listen(self, forget: Callable[[], None]) -> None:
         while not self._closing.is_set():
             try:
                 asked = time.monotonic()
-                if not self._renew(keys=[self._prefix], args=[self._me, LEASE_S]):
-                    forget()  # a new lease, or one that had ended: what happened meanwhile nobody knows
+                held, *words = self._renew(keys=[self._prefix], args=[self._me, LEASE_S])
+                if words or not held:
+                    forget()  # without a lease nobody told this process what happened
+                # Not before what was said until then is forgotten: who said it waits for no later lease than it found.
                 self._trusted_until = asked + TRUST_S
-                word = self._client.blpop([f"{self._prefix}:to:{self._me}"], timeout=RENEW_S)
-                if word is not None:
+                if not words and (word := self._client.blpop([f"{self._prefix}:to:{self._me}"], timeout=RENEW_S)) is not None:
                     forget()
-                    self._answer(_text(word[1]))
+                    words = [word[1]]
+                self._answer([_text(word) for word in words])
             except RedisError as error:
                 if self.holds or self._trusted_until == 0.0:
                     log.warning("names are looked up each time while Redis does not answer: %s", error)
@@ -162,10 +180,13 @@ class Word:
                 forget()
                 self._closing.wait(RENEW_S)
 
-    def _answer(self, reply: str) -> None:
+    def _answer(self, replies: list[str]) -> None:
+        if not replies:
+            return
         with self._client.pipeline(transaction=False) as pipe:
-            pipe.rpush(reply, self._me)
-            pipe.expire(reply, 10)
+            for reply in replies:
+                pipe.rpush(reply, self._me)
+                pipe.expire(reply, 10)
             pipe.execute()
 
 
@@ -173,19 +194,20 @@ def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-#: KEYS prefix; ARGV me, lease in seconds. Whether the lease was held without a break
+#: KEYS prefix; ARGV me, lease in seconds. Whether the lease was held without a break, and the words that had come
 _RENEW = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + time[2] / 1000
 local ends = redis.call('ZSCORE', KEYS[1] .. ':readers', ARGV[1])
 redis.call('ZADD', KEYS[1] .. ':readers', now + ARGV[2] * 1000, ARGV[1])
 redis.call('EXPIRE', KEYS[1] .. ':readers', 60)
-if ends and tonumber(ends) > now then return 1 end
+local found = redis.call('LRANGE', KEYS[1] .. ':to:' .. ARGV[1], 0, -1)
 redis.call('DEL', KEYS[1] .. ':to:' .. ARGV[1])
-return 0
+table.insert(found, 1, (ends and tonumber(ends) > now) and 1 or 0)
+return found
 """
 
-#: KEYS prefix; ARGV me, where to answer, lease in seconds. The other readers, each of which was told
+#: KEYS prefix; ARGV me, where to answer. The other readers, each of which was told
 _SPREAD = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + time[2] / 1000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shutil
 import socket
 import threading
 import time
@@ -65,27 +66,35 @@ def _empty(client: TestClient) -> None:
     with client.app.state.services.db.transaction() as session:
         for table in reversed(Base.metadata.sorted_tables):
             session.execute(table.delete())
+    client.app.state.services.names.forget()  # deleted behind its back
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., TestClient]]:
+def data_dir(tmp_path: Path, migrated_sqlite: Path) -> Path:
+    """Where a service of this test's own keeps its data: an empty database of today's schema, made once for all of them."""
+    shutil.copy(migrated_sqlite, tmp_path / "anchorage.db")
+    return tmp_path
+
+
+@pytest.fixture
+def serve(data_dir: Path) -> Iterator[Callable[..., TestClient]]:
     """Start a service of this test's own, with these settings."""
     with ExitStack() as stack:
 
         def start(**settings: Any) -> TestClient:
-            app = create_app(Settings(**{"data_dir": tmp_path, **settings}))
+            app = create_app(Settings(**{"data_dir": data_dir, **settings}))
             return stack.enter_context(TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False))
 
         yield start
 
 
 @pytest.fixture
-def listen(tmp_path: Path) -> Iterator[Callable[..., tuple[str, int]]]:
+def listen(data_dir: Path) -> Iterator[Callable[..., tuple[str, int]]]:
     """Start a service behind a real socket, with these settings; returns its host and port."""
     with ExitStack() as stack:
 
         def start(**settings: Any) -> tuple[str, int]:
-            return _listen(stack, create_app(Settings(**{"data_dir": tmp_path, **settings})))
+            return _listen(stack, create_app(Settings(**{"data_dir": data_dir, **settings})))
 
         yield start
 

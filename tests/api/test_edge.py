@@ -12,12 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from app.api import edge, wire
+from app.api import bodies, edge
 from app.api.edge import Admission, Room
 from app.api.limiter import RateLimiter
 from app.demo.client import free_port
 from app.errors import Overloaded, TooMuchAtOnce
 from app.main import asks_for_keys
+from app.services import translation
 from app.settings import Settings
 from app.storage.tables import Encoder
 from app.types import Scope
@@ -306,7 +307,8 @@ def test_a_client_that_does_not_read_its_answer_is_hung_up_on(listen, monkeypatc
 
 @pytest.mark.parametrize("keys", [False, True])
 def test_one_large_answer_leaves_half_of_the_room_to_the_others(keys):
-    at = Admission(None, RateLimiter(None, None, "p"), None, max_body_bytes=10**9, max_in_flight=9, max_in_flight_bytes=1000)
+    limits = {"max_body_bytes": 10**9, "max_stream_bytes": 10**9, "max_in_flight": 9, "max_in_flight_bytes": 1000}
+    at = Admission(None, RateLimiter(None, None, "p"), None, **limits)
     large, small, other = (Room(at) for _ in range(3))
     for room, project in ((large, "greedy"), (small, "greedy"), (other, "other")):
         room.enter()
@@ -343,8 +345,8 @@ def test_an_answer_of_many_pieces_arrives_whole(listen):
 
 
 def test_a_service_whose_threads_are_all_busy_still_says_that_it_is_ready(listen, monkeypatch):
-    free, matrix = threading.Event(), wire.matrix
-    monkeypatch.setattr(wire, "matrix", lambda *given: free.wait(60) and matrix(*given))
+    free, space = threading.Event(), translation.space
+    monkeypatch.setattr(translation, "space", lambda *given: free.wait(60) and space(*given))
     address = listen()
     body = {"encoder": "x", "anchor_set": "x", "vectors": [[1]]}
     with ThreadPoolExecutor(60) as pool:
@@ -385,7 +387,7 @@ def test_a_body_of_unknown_length_counts_as_the_largest_there_may_be(listen):
 
 
 def test_a_body_that_does_not_arrive_gives_its_room_back(listen, monkeypatch):
-    monkeypatch.setattr(wire, "BODY_S", 0.2)
+    monkeypatch.setattr(bodies, "BODY_S", 0.2)
     address = listen(max_in_flight=1)
     assert Slow(address).read() == 408
     assert until(200, address)[1] == {"encoders": []}

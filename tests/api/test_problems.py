@@ -111,7 +111,7 @@ def test_below_the_paths_of_other_protocols_errors_have_their_shapes(client, com
 
 def test_a_fault_of_the_service_has_the_shape_as_well(serve, complaint):
     client = serve()
-    client.app.state.recent = None  # a route's error that nobody foresaw
+    client.app.state.services = None  # a route's error that nobody foresaw
     assert complaint(client.post("/v1/embeddings", json={"model": "x", "input": "x"})) == (500, "internal")
 
 

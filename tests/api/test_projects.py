@@ -54,16 +54,16 @@ def two(locked, new_key, bearing, finished):
     )
     a.make()
     for kind, rows in SHAPES.items():
-        assert b.call("POST", "/encoders", {"name": f"own-{kind}", "dim": len(rows[0])}).status_code == 201
-    body = {"name": "own-set", "embeddings": {f"own-{kind}": rows for kind, rows in SHAPES.items()}}
+        assert b.call("POST", "/encoders", {"name": f"yours-{kind}", "dim": len(rows[0])}).status_code == 201
+    body = {"name": "yours-set", "embeddings": {f"yours-{kind}": rows for kind, rows in SHAPES.items()}}
     assert b.call("POST", "/anchor-sets", body).status_code == 201
     return a, b
 
 
 def foreign(name):
     """Every way to name a resource: verb, path, body."""
-    own = {"encoder": "own-first", "anchor_set": "own-set"}
-    pair = {"source": "own-first", "target": "own-second", "anchor_set": "own-set"}
+    own = {"encoder": "yours-first", "anchor_set": "yours-set"}
+    pair = {"source": "yours-first", "target": "yours-second", "anchor_set": "yours-set"}
     vectors = {"vectors": [[1, 2, 3]]}
     pools = {"source_pool": SHAPES["first"], "target_pool": SHAPES["second"], "seeds": [[0, 0], [1, 1]], "size": 2}
     head = {"name": "new", "classes": ["x", "y"], "weight": [[1, 0], [0, 1]]}
@@ -76,22 +76,22 @@ def foreign(name):
     yield "POST", f"/jobs/{name['id']}/cancel"
     yield from ((verb, f"/api-keys/{name['key']}") for verb in ("GET", "DELETE"))
     yield "POST", f"/api-keys/{name['key']}/rotate", {}
-    yield "PUT", f"/anchor-sets/own-set/embeddings/{name['first']}", {"vectors": SHAPES["first"]}
-    yield "PUT", f"/anchor-sets/{name['set']}/embeddings/own-first", {"vectors": SHAPES["first"]}
+    yield "PUT", f"/anchor-sets/yours-set/embeddings/{name['first']}", {"vectors": SHAPES["first"]}
+    yield "PUT", f"/anchor-sets/{name['set']}/embeddings/yours-first", {"vectors": SHAPES["first"]}
     yield "POST", "/anchor-sets", {"name": "new", "embeddings": {name["first"]: SHAPES["first"]}}
     yield "POST", "/anchor-sets", {"name": "new", "inputs": ["x"], "encoders": [name["first"]]}
     for path in ("/translate", "/translators"):
         more = vectors if path == "/translate" else {}
         for field, kind in (("source", "first"), ("target", "second"), ("anchor_set", "set")):
             yield "POST", path, {**pair, **more, field: name[kind]}
-    yield "POST", "/translate", {"target": name["second"], "anchor_set": "own-set", "relative": [[0.5] * 12]}
+    yield "POST", "/translate", {"target": name["second"], "anchor_set": "yours-set", "relative": [[0.5] * 12]}
     for field, kind in (("encoder", "first"), ("anchor_set", "set")):
         yield "POST", "/relative", {**own, **vectors, field: name[kind]}
         yield "POST", "/heads", {**head, field: name[kind]}
         yield "POST", "/stitch", {**own, **vectors, "head": name["head"], field: name[kind]}
     yield "POST", "/stitch", {**own, **vectors, "head": name["head"]}
     for field, kind in (("source", "first"), ("target", "second")):
-        body = {"name": "new", "source": "own-first", "target": "own-second", **pools}
+        body = {"name": "new", "source": "yours-first", "target": "yours-second", **pools}
         yield "POST", "/bootstrap", {**body, field: name[kind]}
 
 
@@ -122,7 +122,7 @@ def test_lists_show_what_the_project_has_itself(two):
     assert b.call("GET", "/heads").json() == {"heads": []}
     assert b.call("GET", "/jobs").json() == {"jobs": []}
     assert [row["id"] for row in b.call("GET", "/api-keys").json()["api_keys"]] == [b.key.split("_")[1]]
-    assert [row["name"] for row in b.call("GET", "/encoders").json()["encoders"]] == ["own-first", "own-second"]
+    assert [row["name"] for row in b.call("GET", "/encoders").json()["encoders"]] == ["yours-first", "yours-second"]
     assert a.names["first"] in a.call("GET", "/audit").text
 
 
@@ -153,7 +153,7 @@ def test_an_idempotency_key_is_its_projects_own(two):
 
 def test_metrics_hold_no_name_that_a_client_gave(two):
     a, b = two
-    names = [*a.names.values(), "own-first", "own-set"]
+    names = [*a.names.values(), "yours-first", "yours-set"]
     a.call("POST", "/translate", {"source": a.names["first"], "target": a.names["second"], "anchor_set": a.names["set"]})
     a.call("GET", "/mine-nothing", **{"X-Request-ID": "mine-request", "Idempotency-Key": "mine-repeat"})
     a.call("GET", "/encoders/mine-nothing?after=mine-query")
@@ -161,4 +161,4 @@ def test_metrics_hold_no_name_that_a_client_gave(two):
     assert a.names["translator"] not in text  # also an id that the service made is its project's own
     assert a.names["translator"] in a.call("GET", "/metrics").text
     names.remove(a.names["translator"])
-    assert [name for name in [*names, "mine-", "own-"] if name in text] == []
+    assert [name for name in [*names, "mine-", "yours-"] if name in text] == []

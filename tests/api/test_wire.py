@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
-from app.api import wire
-from app.api.wire import watched
+from app.api import bodies
+from app.api.bodies import watched
 from app.main import create_app
 from app.services.context import Limits, on_departure
 from app.settings import Settings
@@ -403,15 +403,15 @@ VALUES = st.recursive(TEXTS | st.none(), lambda inner: st.lists(inner) | st.dict
 def test_containers_are_counted_as_a_parser_would(value, block):
     data = orjson.dumps(value)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "BLOCK", block)
-        assert wire._containers(data) == opened(data)
+        patch.setattr(bodies, "BLOCK", block)
+        assert bodies._containers(data) == opened(data)
 
 
 @pytest.mark.parametrize("item", ["[],", "{},", '{"":0},'])
 def test_more_lists_and_objects_than_any_request_has_are_refused_before_they_are_made(stocked, refused, item):
-    body = '{"vectors": [' + item * (wire.MOST_CONTAINERS + 1) + "0]}"
+    body = '{"vectors": [' + item * (bodies.MOST_CONTAINERS + 1) + "0]}"
     problem = refused(stocked.post("/relative", content=body, headers=JSON), 413, "body-too-large")
-    assert problem["limit"] == wire.MOST_CONTAINERS
+    assert problem["limit"] == bodies.MOST_CONTAINERS
 
 
 def test_brackets_in_texts_are_not_lists(stocked, refused):

@@ -73,7 +73,8 @@ def item(number, length=1, cost=None):
 
 
 def metric(name, **labels):
-    return REGISTRY.get_sample_value(f"anchorage_{name}", labels) or 0.0
+    families = REGISTRY.restricted_registry([f"anchorage_{name}"]).collect()
+    return next((sample.value for family in families for sample in family.samples if sample.labels == labels), 0.0)
 
 
 @contextmanager

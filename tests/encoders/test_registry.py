@@ -80,7 +80,8 @@ def spec(model, **options):
 
 
 def metric(name, **labels):
-    return REGISTRY.get_sample_value(f"anchorage_{name}", labels) or 0.0
+    families = REGISTRY.restricted_registry([f"anchorage_{name}"]).collect()
+    return next((sample.value for family in families for sample in family.samples if sample.labels == labels), 0.0)
 
 
 def test_an_external_encoder_cannot_encode(pool):

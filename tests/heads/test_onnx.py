@@ -596,7 +596,11 @@ def unrolled() -> onnx.ModelProto:
     )
 
 
-@pytest.mark.parametrize("made", [bomb, lambda: outer(15), lambda: outer(30), costly, unrolled], ids=str)
+@pytest.mark.parametrize(
+    "made",
+    [bomb, lambda: outer(15), lambda: outer(30), costly, unrolled],
+    ids=["bomb", "outer 15", "outer 30", "costly", "unrolled"],
+)
 def test_what_costs_too_much_is_refused_before_it_runs(made):
     assert "one row may take" in refusal(made(), HeadTooLarge)
 

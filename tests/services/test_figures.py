@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -76,5 +77,5 @@ def test_without_a_database_there_are_no_figures(services, monkeypatch):
     monkeypatch.setattr("app.storage.db.CONNECT_FOR_S", 0.1)
     away = Database("postgresql://nobody@127.0.0.1:1/nothing")
     with pytest.raises(DatabaseUnavailable):
-        figures.collect(type(services)(away, services.blobs, services.cache, services.encoders), PROJECT)
+        figures.collect(replace(services, db=away), PROJECT)
     away.close()

@@ -14,8 +14,8 @@ from sqlalchemy import text
 
 from app.errors import AnchorSetNotFound, AnchorsNotEmbedded, Conflict, Overloaded, StorageUnavailable, TooManyVectors
 from app.heads.linear import linear_head
-from app.services import jobs, spaces, stitching, translation
-from app.services.context import Limits, Services, Turns
+from app.services import jobs, serving, spaces, stitching, translation
+from app.services.context import Limits, Turns
 from app.settings import Settings
 from app.storage import registry, tables
 from app.storage.blobs import ORPHAN_AGE_S
@@ -60,7 +60,7 @@ def _blob_of(services, encoder):
 def test_a_refused_set_leaves_no_row_behind(stocked):
     with pytest.raises(TooManyVectors):
         spaces.create_anchor_set(
-            Services(stocked.db, stocked.blobs, stocked.cache, stocked.encoders, Limits(vectors=5)),
+            replace(stocked, limits=Limits(vectors=5)),
             PROJECT,
             name="big",
             embeddings={"a": some(6, 3)},
@@ -80,8 +80,8 @@ def test_a_fit_from_an_encoder_to_itself_travels_between_processes(stocked, redi
     ]
     same = translation.Request("a", "a", "s", "procrustes", {})
     vectors = some(3, 3)
-    answers = [translation.translate(each, PROJECT, same, vectors=vectors, inputs=None) for each in both]
-    assert torch.equal(answers[0].translated.vectors, answers[1].translated.vectors)
+    answers = [serving.apply(each, PROJECT, serving.Translation(same), vectors=vectors) for each in both]
+    assert torch.equal(answers[0].made.vectors, answers[1].made.vectors)
     for each in both:
         each.db.close()
         each.cache.store._client.close()
@@ -142,12 +142,12 @@ def test_two_processes_that_first_fit_one_translator_at_once_both_answer(on_post
 
 def test_without_any_cache_answers_are_the_same(stocked, tmp_path):
     vectors = some(4, 3, seed=9)
-    warm = translation.translate(stocked, PROJECT, request(), vectors=vectors, inputs=None)
+    warm = serving.apply(stocked, PROJECT, serving.Translation(request()), vectors=vectors)
     cold_services = make_services(Settings(data_dir=tmp_path, cache_bytes=0, database_url=str_url(stocked)))
     for _ in range(2):
-        cold = translation.translate(cold_services, PROJECT, request(), vectors=vectors, inputs=None)
-        assert torch.equal(cold.translated.vectors, warm.translated.vectors)
-        assert cold.translator == warm.translator
+        cold = serving.apply(cold_services, PROJECT, serving.Translation(request()), vectors=vectors)
+        assert torch.equal(cold.made.vectors, warm.made.vectors)
+        assert cold.served.id == warm.served.id
     cold_services.db.close()
     with stocked.db.transaction() as session:
         assert session.query(tables.Translator).count() == 1
@@ -155,9 +155,9 @@ def test_without_any_cache_answers_are_the_same(stocked, tmp_path):
 
 def test_auto_never_takes_a_joint_method_for_relative_vectors(stocked):
     for power in (0.0, 0.25, 1.0):
-        answer = translation.translate_relative(stocked, PROJECT, request("auto"), coordinates=some(2, 12), relative_power=power)
-        assert answer.translated.vectors.shape == (2, 2)
-        assert answer.translator is None
+        answer = serving.apply(stocked, PROJECT, serving.Decoding(request("auto"), power), vectors=some(2, 12))
+        assert answer.made.vectors.shape == (2, 2)
+        assert answer.served.id is None
 
 
 def test_a_missing_space_is_named(stocked):
@@ -173,7 +173,7 @@ def test_a_damaged_blob_is_noticed_and_nothing_wrong_is_served(stocked):
     path = stocked.blobs.root / digest[:2] / digest
     path.write_bytes(path.read_bytes()[:-1] + b"\7")
     with pytest.raises(StorageUnavailable, match="damaged"):
-        translation.translate(stocked, PROJECT, request(), vectors=some(2, 3), inputs=None)
+        serving.apply(stocked, PROJECT, serving.Translation(request()), vectors=some(2, 3))
 
 
 def test_a_head_is_stored_in_float32_and_loaded_once(stocked):

@@ -45,11 +45,10 @@ def ask(store: RedisStore, name: str, value: Tensor, made: list[str] | None = No
 
 def counted(kind: str) -> dict[str, float]:
     """What has been counted so far, by outcome."""
-    outcomes = ("memory", "redis", "made", "corrupt", "away")
-    return {
-        outcome: REGISTRY.get_sample_value("anchorage_cache_total", {"kind": kind, "outcome": outcome}) or 0.0
-        for outcome in outcomes
-    }
+    counts = dict.fromkeys(("memory", "redis", "made", "corrupt", "away"), 0.0)
+    for family in REGISTRY.restricted_registry(["anchorage_cache_total"]).collect():
+        counts |= {sample.labels["outcome"]: sample.value for sample in family.samples if sample.labels["kind"] == kind}
+    return counts
 
 
 def since(before: dict[str, float], kind: str) -> dict[str, float]:

@@ -1,0 +1,271 @@
+"""What serves requests: products in lanes, and names that stand for what they stand for now, in every process."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+
+import numpy as np
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+from app.errors import AnchorageError, NonFinite, OutOfRange
+from app.main import create_app
+from app.maths.methods import fit, fit_decoder, resolve
+from app.maths.space import fit_space, relative
+from app.maths.translator import STEP, apply
+from app.maths.translator import decode as decode_plainly
+from app.services import products
+from app.settings import Settings
+
+# --- products ------------------------------------------------------------------------------------------------------------
+
+
+def normal(seed, *shape):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def translator(dx=8, dy=6, name="ridge", **options):
+    source, target = fit_space(normal(0, 40, dx) + 1), fit_space(3 * normal(1, 40, dy) - 2)
+    return fit(name, source, target, resolve(name, options, anchors=40))
+
+
+@pytest.fixture(params=["here", "in lanes"])
+def lanes(request, on_sqlite, monkeypatch):
+    """The services, which compute small products in one of the two places."""
+    if request.param == "in lanes":
+        monkeypatch.setattr(products, "SMALL", 0)
+    yield on_sqlite
+    on_sqlite.lanes.close()
+
+
+@pytest.mark.parametrize("count", [1, 2, STEP, STEP + 1, 5 * STEP + 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_wherever_it_is_computed_a_product_is_the_plain_one_with_its_flags(lanes, count, dtype):
+    served = translator()
+    vectors = normal(2, count, 8).float()
+    vectors[count // 2] = served.source_mean
+    out = torch.empty(count, 6, dtype=dtype)
+    made = products.translate(lanes, served, vectors, out=out).result()
+    plain = apply(served, vectors)
+    assert made.vectors is out
+    torch.testing.assert_close(out.float(), plain.vectors, rtol=0, atol=1e-5 if dtype is torch.float32 else 2e-2)
+    assert made.at_mean.tolist() == plain.at_mean.tolist()
+    assert made.outside.tolist() == plain.outside.tolist()
+    assert made.at_mean.nonzero().flatten().tolist() == [count // 2]
+
+
+@pytest.mark.parametrize("count", [1, STEP + 1])
+def test_wherever_they_are_computed_relative_and_decoded_vectors_are_the_plain_ones(lanes, count):
+    space = fit_space(normal(3, 20, 8) + 1)
+    vectors = normal(4, count, 8).float()
+    vectors[0] = space.mean
+    made = products.relate(lanes, space.unit.T.float().contiguous(), space.mean.float(), vectors).result()
+    expected = relative(vectors, space)
+    expected[0] = 0
+    torch.testing.assert_close(made.vectors.double(), expected, rtol=0, atol=1e-5)
+    assert (made.at_mean.nonzero().flatten().tolist(), made.outside.tolist()) == ([0], [False] * count)
+    decoder = fit_decoder("irp-ridge", space, resolve("irp-ridge", {}, anchors=20))
+    back, plain = products.decode(lanes, decoder, made.vectors).result(), decode_plainly(decoder, made.vectors)
+    torch.testing.assert_close(back.vectors, plain.vectors, rtol=0, atol=1e-5)
+    assert back.at_mean.tolist() == plain.at_mean.tolist()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), 1e31])
+def test_wherever_it_is_computed_all_wrong_rows_are_named(lanes, bad):
+    vectors = normal(2, 4 * STEP, 8).float()
+    wrong = [3, STEP, STEP + 1, 4 * STEP - 1]
+    vectors[wrong, 5] = bad
+    with pytest.raises(AnchorageError) as caught:
+        products.translate(lanes, translator(), vectors).result()
+    assert isinstance(caught.value, OutOfRange if bad == 1e31 else NonFinite)
+    assert (caught.value.rows, caught.value.row_count) == (wrong, 4)
+    assert f"4 of {4 * STEP}" in caught.value.detail
+
+
+@pytest.mark.parametrize("count", [1, 3, STEP, 3 * STEP])
+def test_a_translation_that_float16_cannot_hold_is_refused_by_its_row(lanes, count):
+    served = translator(keep_norms=True)
+    vectors = normal(2, count, 8).float()
+    vectors[-1] *= 1e6
+    assert bool(products.translate(lanes, served, vectors).result().vectors.isfinite().all())
+    with pytest.raises(OutOfRange, match="float16") as caught:
+        products.translate(lanes, served, vectors, out=torch.empty(count, 6, dtype=torch.float16)).result()
+    assert caught.value.rows == [count - 1]
+
+
+def test_the_error_of_bfloat16_is_what_it_is(lanes):
+    served = translator(64, 48, "procrustes")
+    vectors = normal(5, 3 * STEP, 64).float()
+    made = products.translate(lanes, served, vectors, precision="bfloat16").result().vectors
+    found = products.precision_error(served, vectors, made)
+    exact = apply(served, vectors).vectors.double()
+    errors = (made.double() - exact).norm(dim=1) / (exact - served.decoder.mean).norm(dim=1)
+    places = np.linspace(0, len(vectors) - 1, products.COMPARED).astype(int)
+    assert found["rows"] == products.COMPARED
+    assert found["largest"] == pytest.approx(float(errors[places].max()), rel=1e-2)
+    assert found["mean"] == pytest.approx(float(errors[places].mean()), rel=1e-2)
+    assert 1e-4 < found["mean"] <= found["largest"] < 0.02
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_a_product_raised_is_raised_once_and_not_logged_as_if_nobody_had_looked(on_sqlite, monkeypatch, caplog):
+    monkeypatch.setattr(products, "SMALL", 0)
+
+    async def ask():
+        running = products.translate(on_sqlite, translator(), torch.full((2, 8), float("nan")))
+        await running.wait()
+        with pytest.raises(NonFinite):
+            running.result()
+
+    asyncio.run(ask())
+    gc.collect()
+    assert caplog.records == []
+    on_sqlite.lanes.close()
+
+
+def test_a_product_that_nobody_waits_for_any_more_is_not_computed_to_its_end(on_sqlite, monkeypatch):
+    monkeypatch.setattr(products, "SMALL", 0)
+    held, begun = threading.Event(), threading.Semaphore(0)
+    count = on_sqlite.lanes._count
+    lanes = [on_sqlite.lanes.submit(lambda *_: (begun.release(), held.wait(20)), 1, 1) for _ in range(count)]
+    for _ in lanes:
+        assert begun.acquire(timeout=20)
+    out = torch.zeros(3 * STEP, 6)
+
+    async def ask():
+        running = products.translate(on_sqlite, translator(), normal(2, 3 * STEP, 8).float(), out=out)
+        waiting = asyncio.ensure_future(running.wait())
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with suppress(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(ask())
+    held.set()
+    on_sqlite.lanes.close()
+    assert not bool(out.any())
+
+
+# --- names, over HTTP ----------------------------------------------------------------------------------------------------
+
+
+ANCHORS = np.random.default_rng(1).normal(size=(12, 3))
+QUERY = ANCHORS[:2].tolist()
+TRANSLATE = {"source": "first", "target": "second", "anchor_set": "x", "vectors": QUERY}
+
+
+def version_of(answer) -> int:
+    """Which set x of many an answer is by: the targets of set v lie around 1000 v."""
+    return round(float(np.mean(answer.json()["vectors"])) / 1000)
+
+
+def create(client, version):
+    embeddings = {"first": ANCHORS.tolist(), "second": (ANCHORS[:, :2] + 1000 * version).tolist()}
+    return client.post("/anchor-sets", json={"name": "x", "embeddings": embeddings})
+
+
+@pytest.fixture
+def clients(request, tmp_path) -> Iterator[list[TestClient]]:
+    """So many services of one database, each as a process of its own sees it."""
+    with ExitStack() as stack:
+        settings = Settings(data_dir=tmp_path, threads=1)
+        if request.param > 1:
+            redis_url, redis_prefix = request.getfixturevalue("redis_url"), request.getfixturevalue("redis_prefix")
+            settings = settings.model_copy(update={"redis_url": redis_url, "redis_prefix": redis_prefix[:50]})
+        made = [
+            stack.enter_context(TestClient(create_app(settings), base_url="http://127.0.0.1", raise_server_exceptions=False))
+            for _ in range(request.param)
+        ]
+        for name, dim in (("first", 3), ("second", 2)):
+            assert made[0].post("/encoders", json={"name": name, "dim": dim}).status_code == 201
+        yield made
+
+
+@pytest.mark.parametrize("clients", [1, 2], indirect=True)
+def test_after_a_deletion_was_answered_no_process_knows_the_name_and_after_it_was_made_again_all_know_the_new_one(clients):
+    deadline = time.monotonic() + 2.5
+    for version in itertools.count(1):
+        assert create(clients[version % len(clients)], version).status_code == 201
+        for _ in range(2):  # looked up, then remembered
+            for client in clients:
+                assert version_of(client.post("/translate", json=TRANSLATE)) == version
+        assert clients[version // 2 % len(clients)].delete("/anchor-sets/x").status_code == 204
+        for client in clients:
+            answer = client.post("/translate", json=TRANSLATE)
+            assert (answer.status_code, answer.json()["code"]) == (404, "anchor-set-not-found")
+        if time.monotonic() > deadline:
+            break
+    assert version > 10
+
+
+@pytest.mark.parametrize("clients", [1, 2], indirect=True)
+def test_requests_at_the_same_time_never_answer_by_what_was_deleted_before_they_began(clients):
+    least, ended, wrong = 0, threading.Event(), []
+    bodies = [
+        ("/translate", TRANSLATE),
+        ("/translate", {**TRANSLATE, "options": {"keep_norms": True}}),
+        (
+            "/translate",
+            {
+                "target": "second",
+                "anchor_set": "x",
+                "relative": relative(torch.tensor(QUERY), fit_space(torch.tensor(ANCHORS))).tolist(),
+            },
+        ),
+    ]
+
+    def ask(client, path, body):
+        served = 0
+        while not ended.is_set():
+            expected = least
+            answer = client.post(path, json=body)
+            if answer.status_code == 200 and version_of(answer) < expected:
+                wrong.append((version_of(answer), expected))
+            elif answer.status_code not in (200, 404, 409):
+                wrong.append(answer.text)
+            served += answer.status_code == 200
+        return served
+
+    with ThreadPoolExecutor(8) as pool:
+        asking = [pool.submit(ask, client, *each) for client in clients for each in bodies]
+        deadline = time.monotonic() + 3
+        try:
+            for version in itertools.count(1):
+                client = clients[version % len(clients)]
+                assert create(client, version).status_code == 201
+                least = version
+                time.sleep(0.02)
+                assert client.delete("/anchor-sets/x").status_code == 204
+                least = version + 1
+                if time.monotonic() > deadline:
+                    break
+        finally:
+            ended.set()
+        answered = [each.result() for each in asking]
+    assert wrong == []
+    assert version > 5
+    assert all(answered)
+
+
+@pytest.mark.parametrize("clients", [2], indirect=True)
+def test_an_encoder_and_a_head_of_the_same_name_again_are_other_ones_everywhere(clients):
+    for version in range(1, 5):
+        for client in clients:
+            assert client.get("/encoders/third").status_code == 404
+        assert clients[0].post("/encoders", json={"name": "third", "dim": version}).status_code == 201
+        embeddings = {"third": ANCHORS[:, :1].repeat(version, 1).tolist(), "second": ANCHORS[:, :2].tolist()}
+        assert clients[1].post("/anchor-sets", json={"name": "y", "embeddings": embeddings}).status_code == 201
+        for client in clients:
+            body = {"source": "third", "target": "second", "anchor_set": "y", "vectors": [[1.0] * version]}
+            for _ in range(2):
+                assert client.post("/translate", json=body).status_code == 200
+        assert clients[0].delete("/anchor-sets/y").status_code == 204
+        assert clients[1].delete("/encoders/third").status_code == 204

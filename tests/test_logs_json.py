@@ -1,0 +1,164 @@
+"""Log lines for machines: an object a line, whatever somebody logs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from collections import deque
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.logs import JsonLines
+
+
+def line(*args: object, level: int = logging.INFO, error: object = None, **extra: object) -> dict[str, Any]:
+    """What a logger writes; it is one line."""
+    message, *rest = args
+    record = logging.getLogger("anchorage.test").makeRecord(
+        "anchorage.test", level, "file.py", 7, message, tuple(rest), error, extra=extra
+    )
+    text = JsonLines().format(record)
+    assert "\n" not in text
+    return json.loads(text)
+
+
+def before(record: logging.LogRecord) -> dict[str, Any]:
+    """What structlog's own formatter, which said these lines before, makes of it."""
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[
+            structlog.contextvars.merge_contextvars,
+            structlog.stdlib.add_log_level,
+            structlog.stdlib.add_logger_name,
+            structlog.stdlib.ExtraAdder(),
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+        ],
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+    )
+    return json.loads(formatter.format(record))
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_line_has_the_keys_and_values_that_structlog_gave_it(wrong):
+    error = None
+    try:
+        raise ValueError("no good")
+    except ValueError:
+        error = sys.exc_info() if wrong else None
+    with structlog.contextvars.bound_contextvars(request_id="r1", job="j"):
+        logger = logging.getLogger("anchorage.test")
+        extra = {"status": 200, "seconds": 0.25, "nested": {"a": [1, None, True]}}
+        record = logger.makeRecord(logger.name, logging.WARNING, "f.py", 1, "%d of %s", (3, "é\n"), error, extra=extra)
+        found, expected = json.loads(JsonLines().format(record)), before(record)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", found["timestamp"])
+    assert len(found.pop("timestamp")) == len(expected.pop("timestamp"))
+    assert found == expected
+    assert ("exception" in found) == wrong
+
+
+def test_what_is_bound_and_what_is_extra_never_hides_what_happened():
+    with structlog.contextvars.bound_contextvars(event="bound", level="bound", request_id="r"):
+        found = line("what happened", request_id="own")
+    assert (found["event"], found["level"], found["request_id"]) == ("what happened", "info", "own")
+
+
+def test_what_servers_and_tasks_add_to_records_is_no_extra():
+    assert line("x", color_message="\x1b[1mx", taskName="Task-1").keys() == {"event", "level", "logger", "timestamp"}
+
+
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise RuntimeError("not even this")
+
+
+class Word(str):
+    __slots__ = ()
+
+
+def circle() -> list[object]:
+    found: list[object] = []
+    found.append(found)
+    return found
+
+
+def deep() -> list[object]:
+    found: list[object] = []
+    for _ in range(100_000):
+        found = [found]
+    return found
+
+
+ODD = {
+    "half a surrogate": lambda: "\ud800",
+    "half a surrogate as a key": lambda: {"\ud800": 1},
+    "a large number": lambda: 2**70,
+    "NaN": lambda: float("nan"),
+    "infinity beside a large number": lambda: [float("inf"), 2**70],
+    "bytes": lambda: b"\xff\x00",
+    "a set": lambda: {1, 2},
+    "a tuple as a key": lambda: {(1, 2): 3},
+    "None as a key": lambda: {None: 1, 1.5: 2, True: 3},
+    "an object as a key": lambda: {Unspeakable(): 1},
+    "an object that cannot be shown": Unspeakable,
+    "a class": lambda: Unspeakable,
+    "a kind of string": lambda: {Word("a"): Word("b")},
+    "a circle": circle,
+    "100,000 lists in each other": deep,
+    "an array": lambda: np.arange(3),
+    "a strided array": lambda: np.arange(9)[::2],
+    "a number of numpy": lambda: np.float32(1.5),
+    "a deque": lambda: deque([1]),
+    "an error": lambda: ValueError("\udfff"),
+}
+
+
+@pytest.mark.parametrize("what", list(ODD))
+def test_nothing_odd_keeps_a_line_from_being_written(what):
+    found = line("it happened", odd=ODD[what](), request="r")
+    assert (found["event"], found["request"]) == ("it happened", "r")
+    assert "odd" in found
+    assert line(ODD[what]())["level"] == "info"
+
+
+def test_what_is_odd_is_strict_json_too():
+    for value in (float("nan"), [float("inf"), 2**70], ["\ud800", float("nan")]):
+        record = logging.makeLogRecord({"msg": "x", "odd": value})
+        text = JsonLines().format(record)
+        assert "NaN" not in text
+        assert "Infinity" not in text
+        if "\\ud800" not in text:
+            orjson.loads(text.replace(str(2**70), "0"))
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()) | st.binary(),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters()) | st.integers() | st.none(), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(value=VALUES, message=st.text(st.characters()))
+def test_anything_at_all_can_be_logged(value, message):
+    found = line("%s", message, value=value)
+    assert found.keys() == {"event", "level", "logger", "timestamp", "value"}
+
+
+def test_an_exception_whose_words_are_half_a_surrogate_is_logged():
+    try:
+        raise ValueError("\ud83d")
+    except ValueError:
+        found = line("failed", error=sys.exc_info(), level=logging.ERROR)
+    assert "ValueError" in found["exception"]

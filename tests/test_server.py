@@ -1,0 +1,209 @@
+"""`anchorage serve --workers`: several processes, one port, and one service whatever becomes of them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from app.cli import cli
+from app.demo.client import free_port
+from app.services.keys import create_key
+from app.settings import Settings
+from app.types import Scope
+from app.wiring import make_services
+
+ANCHORS = np.random.default_rng(1).normal(size=(12, 3))
+TRANSLATE = {"source": "first", "target": "second", "anchor_set": "items", "vectors": ANCHORS[:1].tolist()}
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def until(ask: Callable[[], Any], seconds: float = 60) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := ask()):
+        assert time.monotonic() < deadline, f"never true: {ask}"
+        time.sleep(0.02)
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+class Several:
+    """`anchorage serve --workers 2`, in a session of its own, as in a terminal."""
+
+    def __init__(self, folder: Path, **settings: object) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = folder / "server.log"
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir()
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")}
+        given = {"data_dir": folder, "port": self.port, **settings}
+        environment = {**clean, **{f"ANCHORAGE_{name.upper()}": str(value) for name, value in given.items()}}
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "app.cli", "serve", "--workers", "2"],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**environment, "TMPDIR": str(self.temporary)},
+                start_new_session=True,
+            )
+
+    @property
+    def children(self) -> list[int]:
+        """The processes that serve."""
+        pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(pid) for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes() and alive(int(pid))]
+
+    def ready(self, started: int = 2) -> list[int]:
+        """Wait until so many processes have started in all; returns the ids of those that serve."""
+
+        def said() -> bool:
+            assert self.process.poll() is None, self.log.read_text()
+            return self.log.read_text().count("Application startup complete") == started
+
+        until(said)
+        return self.children
+
+    @contextmanager
+    def only(self, pid: int) -> Iterator[None]:
+        """What is asked meanwhile on new connections is answered by this one."""
+        others = [other for other in self.children if other != pid]
+        for other in others:
+            os.kill(other, signal.SIGSTOP)
+        yield
+        for other in others:
+            os.kill(other, signal.SIGCONT)
+
+    def end(self) -> None:
+        for pid in [*self.children, self.process.pid] if self.process.poll() is None else []:
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture
+def several(tmp_path: Path, redis_url: str, redis_prefix: str) -> Iterator[Callable[..., Several]]:
+    started = []
+
+    def start(**settings: object) -> Several:
+        started.append(Several(tmp_path, redis_url=redis_url, redis_prefix=redis_prefix[:50], log_format="json", **settings))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.end()
+
+
+def test_without_redis_several_processes_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    result = CliRunner().invoke(cli, ["serve", "--workers", "2"], env={"ANCHORAGE_DATA_DIR": str(tmp_path), "COLUMNS": "200"})
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    assert result.exit_code == 2
+    assert "ANCHORAGE_REDIS_URL" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "anchorage.db").exists()
+
+
+def test_two_processes_are_one_service_and_finish_what_they_began_when_the_first_is_killed(
+    tmp_path: Path, several: Callable[..., Several]
+) -> None:
+    services = make_services(Settings(data_dir=tmp_path))
+    services.db.migrate()
+    own, strange = (create_key(services, name, name="k", scopes=list(Scope))[1] for name in ("own", "strange"))
+    services.close()
+    server = several(auth="keys")
+
+    def ask(method: str, path: str, body: object = None, key: str = own, **more: Any) -> httpx2.Response:
+        """On a connection of its own."""
+        headers = {"Authorization": f"Bearer {key}"}
+        return httpx2.request(method, server.url + path, json=body, headers=headers, trust_env=False, timeout=30, **more)
+
+    def translations() -> float:
+        pattern = r'^anchorage_request_seconds_count\{.*route="/translate",status="200".*\} (.+)$'
+        return sum(float(number) for number in re.findall(pattern, ask("GET", "/metrics").text, re.MULTILINE))
+
+    children = server.ready()
+    for name, dim in (("first", 3), ("second", 2)):
+        assert ask("POST", "/encoders", {"name": name, "dim": dim}).status_code == 201
+    # Each of them answers, hears of what the other deletes, and counts for both.
+    asked = 0
+    for turn, pid in enumerate(children):
+        embeddings = {"first": ANCHORS.tolist(), "second": (ANCHORS[:, :2] + 1000 * turn).tolist()}
+        assert ask("POST", "/anchor-sets", {"name": "items", "embeddings": embeddings}).status_code == 201
+        for each in children:
+            with server.only(each):
+                answers = [ask("POST", "/translate", TRANSLATE) for _ in range(3)]
+            assert [round(np.mean(answer.json()["vectors"]) / 1000) for answer in answers] == [turn] * 3
+            asked += 3
+        for each in children:
+            with server.only(each):
+                assert translations() == asked
+        with server.only(pid):  # the other one is stopped, and cannot say that it forgot
+            assert ask("DELETE", "/anchor-sets/items").status_code == 204
+        for each in children:
+            with server.only(each):
+                assert ask("POST", "/translate", TRANSLATE).json()["code"] == "anchor-set-not-found"
+    assert ask("POST", "/anchor-sets", {"name": "items", "embeddings": embeddings}).status_code == 201
+    fitted = ask("POST", "/translators", {key: TRANSLATE[key] for key in ("source", "target", "anchor_set")}).json()
+    for each in children * 2:
+        with server.only(each):
+            assert fitted["id"] in ask("GET", "/metrics").text
+            assert fitted["id"] not in ask("GET", "/metrics", key=strange).text
+    # One is killed: the other answers, and another one comes.
+    os.kill(children[0], signal.SIGKILL)
+    until(lambda: not alive(children[0]))
+    for _ in range(5):
+        assert ask("POST", "/translate", TRANSLATE).status_code == 200
+    replaced = server.ready(3)
+    assert children[1] in replaced
+    assert translations() == asked + 5  # what the killed one had counted is still counted
+    with server.only(next(pid for pid in replaced if pid != children[1])):
+        assert ask("POST", "/translate", TRANSLATE).status_code == 200
+    # The first is killed, and tells nobody: the others notice, and answer what they have begun.
+    body = b'{"source": "first", "target": "second", "anchor_set": "items", "vectors": [[1, 2, 3]]}'
+    head = f"POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {own}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:10])
+        time.sleep(0.2)
+        server.process.kill()
+        time.sleep(0.5)
+        connection.sendall(body[10:])
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 200")
+    until(lambda: not [pid for pid in replaced if alive(pid)], 20)
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", server.port))
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_told_to_end_while_they_start_all_of_them_end_and_nothing_is_left(several: Callable[..., Several]) -> None:
+    server = several()
+    children = until(lambda: len(server.children) == 2 and server.children)
+    server.process.terminate()
+    assert server.process.wait(timeout=60) == 0
+    assert not [pid for pid in children if alive(pid)]
+    assert list(server.temporary.iterdir()) == []
+    assert "Traceback" not in server.log.read_text()
