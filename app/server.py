@@ -78,8 +78,13 @@ def run_several(settings: Settings, listening: socket.socket) -> None:
 
 
 def _stop(processes: list[SpawnProcess], seconds: float) -> None:
-    for process in processes:
-        process.terminate()
+    def terminate(*_: object) -> None:
+        for process in processes:
+            process.terminate()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, terminate)  # a second signal does not wait: they know what it means
+    terminate()
     deadline = time.monotonic() + seconds
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))

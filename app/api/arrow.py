@@ -42,11 +42,13 @@ END = b"\xff\xff\xff\xff\0\0\0\0"
 
 @dataclass(frozen=True)
 class Frame:
-    """One message's place in a stream. kind 0: its end."""
+    """One message's place in a stream. kind 0: its end; of a dictionary, its id, and whether it adds to the one before."""
 
     kind: int
     start: int
     end: int
+    dictionary: int = 0
+    adds: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,18 +96,26 @@ def next_frame(data: bytes | bytearray | memoryview, start: int) -> Frame | None
     metadata = bytes(data[start + FRAME_BYTES : start_of_body])
     if len(metadata) < size:
         return None
-    kind, length = _describe(metadata)
-    return Frame(kind, start, start_of_body + length)
+    kind, length, dictionary, adds = _describe(metadata)
+    return Frame(kind, start, start_of_body + length, dictionary, adds)
 
 
-def _describe(metadata: bytes) -> tuple[int, int]:
-    """A message's kind and the length of its body, from its flatbuffer (Message.fbs). Raises BadArrow."""
+def _describe(metadata: bytes) -> tuple[int, int, int, bool]:
+    """A message's kind, the length of its body, and a dictionary's id and whether it adds, from its flatbuffer (Message.fbs).
+
+    Raises BadArrow.
+    """
+    dictionary, adds = 0, False
     try:
         message = table.Table(metadata, Get(number_types.UOffsetTFlags.packer_type, metadata, 0))
         kind = _scalar(message, 1, number_types.Uint8Flags)
         length = _scalar(message, 3, number_types.Int64Flags)
         content = _child(message, 2)
-        batch = _child(content, 1) if kind == DICTIONARY and content is not None else content
+        batch = content
+        if kind == DICTIONARY and content is not None:
+            batch = _child(content, 1)
+            dictionary = _scalar(content, 0, number_types.Int64Flags)
+            adds = bool(_scalar(content, 2, number_types.Uint8Flags))
         packed = kind in (DICTIONARY, BATCH) and batch is not None and batch.Offset(_slot(3)) != 0
     except (struct.error, IndexError, ValueError, TypeError) as error:
         raise BadArrow(f"a message's description cannot be read: {str(error)[:100]}", field="vectors") from None
@@ -113,7 +123,7 @@ def _describe(metadata: bytes) -> tuple[int, int]:
         raise BadArrow("a stream holds a schema, dictionaries and record batches, nothing else", field="vectors")
     if packed:
         raise BadArrow("compressed record batches are not read: write them without compression", field="vectors")
-    return kind, length
+    return kind, length, dictionary, adds
 
 
 def _slot(number: int) -> int:
@@ -180,9 +190,30 @@ def _decode(data: bytes | memoryview) -> tuple[pa.Schema, list[pa.RecordBatch]]:
     return schema, batches
 
 
-def decode_batch(prefix: bytes, message: bytes | memoryview) -> pa.RecordBatch:
-    """One batch, given the schema and the dictionaries that came before it. Raises BadArrow."""
-    _, batches = _decode(b"".join((prefix, message, END)))
+class Beginning:
+    """What each batch of a stream is read with: the schema, and the dictionaries as they are by then."""
+
+    def __init__(self) -> None:
+        self._schema = b""
+        self._dictionaries: dict[int, bytes] = {}
+
+    def add(self, frame: Frame, message: bytes) -> None:
+        """A message that is no batch."""
+        if frame.kind == SCHEMA:
+            self._schema += message
+        elif frame.adds:
+            self._dictionaries[frame.dictionary] = self._dictionaries.get(frame.dictionary, b"") + message
+        else:
+            self._dictionaries[frame.dictionary] = message
+
+    def written(self) -> bytes:
+        """As a stream begins."""
+        return b"".join((self._schema, *self._dictionaries.values()))
+
+
+def decode_batch(data: memoryview) -> pa.RecordBatch:
+    """The batch of a stream of one. Raises BadArrow."""
+    _, batches = _decode(data)
     if len(batches) != 1:
         raise BadArrow("a message that is no record batch", field="vectors")
     return batches[0]

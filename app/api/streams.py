@@ -274,32 +274,31 @@ class _ArrowStream(_Stream):
         self._writer: ipc.RecordBatchStreamWriter | None = None
 
     async def _blocks(self) -> AsyncIterator[_Block]:
-        prefix = b""
-        schema: pa.Schema | None = None
-        place = start = 0
-        while (message := await self._message()) is not None:
-            kind, data = message
-            if kind == arrow.BATCH:
-                if schema is None:
-                    schema = arrow.decode_schema(prefix)
-                    place = arrow.vector_column(schema, self._column)
-                    self._open(schema, place)
-                batch = arrow.decode_batch(prefix, data)
-                if batch.num_rows:
-                    yield self._begin(arrow.matrix(batch, place, first=start), start, batch)
-                    start += batch.num_rows
-            else:
-                prefix += data
-                if len(prefix) > self._limit:
+        beginning, written = arrow.Beginning(), b""
+        start, place = 0, -1
+        while (message := await self._message(written)) is not None:
+            frame, data = message
+            if frame.kind != arrow.BATCH:
+                beginning.add(frame, bytes(data[len(written) : -len(arrow.END)]))
+                written = beginning.written()
+                if len(written) > self._limit:
                     raise BodyTooLarge(f"a schema and dictionaries of more than {self._limit} bytes", limit=self._limit)
+                continue
+            if place < 0:
+                schema = arrow.decode_schema(written)
+                place = arrow.vector_column(schema, self._column)
+                self._open(schema, place)
+            batch = arrow.decode_batch(data)
+            if batch.num_rows:
+                yield self._begin(arrow.matrix(batch, place, data, start), start, batch)
+                start += batch.num_rows
 
-    async def _message(self) -> tuple[int, bytes] | None:
-        """The next message, or None at the stream's end."""
+    async def _message(self, written: bytes) -> tuple[arrow.Frame, memoryview] | None:
+        """The next message, as a stream of its own behind what is `written` before each, or None at the stream's end."""
         head = bytes(await self.feed.read(arrow.FRAME_BYTES))
         if not head:
             return None
-        metadata_bytes = arrow.metadata_size(head)
-        head += bytes(await self.feed.read(metadata_bytes))
+        head += bytes(await self.feed.read(arrow.metadata_size(head)))
         frame = arrow.next_frame(head, 0)
         if frame is None:
             raise BadArrow("the stream ends within a message", field="vectors")
@@ -310,10 +309,12 @@ class _ArrowStream(_Stream):
             raise BodyTooLarge(
                 f"a record batch of {frame.end} bytes, {self._limit} are allowed: send smaller ones", limit=self._limit
             )
-        body = await self.feed.read(frame.end - len(head))
-        if len(body) < frame.end - len(head):
+        whole = np.empty(len(written) + frame.end + len(arrow.END), np.uint8).data
+        begun, end = len(written) + len(head), len(written) + frame.end
+        whole[:begun], whole[end:] = written + head, arrow.END
+        if await self.feed.fill(whole[begun:end]) < end - begun:
             raise BadArrow("the stream ends within a message", field="vectors")
-        return frame.kind, b"".join((head, body))
+        return frame, whole
 
     def _open(self, schema: pa.Schema, place: int) -> None:
         plan = self.plan

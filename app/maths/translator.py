@@ -121,12 +121,12 @@ class Translator:
 
 @dataclass(frozen=True, eq=False)
 class Translated:
-    """vectors  (n, d_y) in the target's units
+    """vectors  (n, d_y) in the target's units: float32, or float16 rounded from it
     at_mean  (n,) rows that equal the source's mean: they have no direction, and became the target's mean
     outside  (n,) rows whose direction the anchors do not span: nothing is known of it, and they became the target's mean
     """
 
-    vectors: Float32[Tensor, "n dy"]
+    vectors: Float[Tensor, "n dy"]
     at_mean: Bool[Tensor, " n"]
     outside: Bool[Tensor, " n"]
 
@@ -255,7 +255,7 @@ def _plain_step(
     lengths = torch.linalg.vector_norm(out, dim=1)
     short, long = _bounds(lengths)
     noise: float = ROUNDINGS * UNIT_ROUNDOFF[precision] * (far * far * decoder.most_energy + translator.offset) ** 0.5
-    if not (short > noise and long <= FARTHEST):
+    if not (short > noise and short >= NEAREST and long <= FARTHEST):
         return False
     # What a row is scaled by is at most this: s_y / its length, and by how much its norm is kept.
     stretch = 1.0 if translator.kept_scale is None else far / translator.kept_scale
@@ -280,7 +280,7 @@ def _plain_row(translator: Translator, vector: Float[Tensor, " dx"], out: Float3
     np.dot(centred, rows.matrix, out=made)
     length = math.sqrt(made.dot(made))
     noise = ROUNDINGS * UNIT_ROUNDOFF["float32"] * math.sqrt(norm * norm * decoder.most_energy + translator.offset)
-    if not noise < length <= FARTHEST:
+    if not (length > noise and NEAREST <= length <= FARTHEST):
         return False
     factor = decoder.scale / (length if decoder.renormalise else norm)
     if translator.kept_scale is not None:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from data import Matrix, embeddings
-from figures import Cell, Grid, Rounds, Row, Section, Target, take_turns
+from figures import Grid, Rounds, Row, Section, Target, ratios, take_turns
 from fitting import fit
 from service import ARROW, NPY, Connection, Server, make_set, npy, read_npy, register, serve, stream
 
@@ -98,7 +98,8 @@ def in_anchors(quick: bool) -> Section:
     source, target = embeddings(counts[-1] + BLOCK, (DIM, DIM))
     body = npy(source[counts[-1] :])
     rows: dict[int | str, Row] = {}
-    turns: dict[str, Callable[[], object]] = {}
+    fits: dict[str, Callable[[], object]] = {}
+    asked: dict[str, Callable[[], object]] = {}
     with serve() as server:
         connection = Connection(server.port)
         register(connection, {"old": DIM, "new": DIM})
@@ -106,10 +107,10 @@ def in_anchors(quick: bool) -> Section:
             make_set(connection, f"k{count}", {"old": source[:count], "new": target[:count]})
             path = f"/translate?source=old&target=new&anchor_set=k{count}"
             rows[count] = {"first /translate, ms": _once(partial(connection.ask, path, body))}
-            turns |= {f"fit {name}, ms|{count}": partial(fit, name, source[:count], target[:count]) for name in METHODS}
-            turns[f"/translate, ms|{count}"] = partial(connection.ask, path, body)
-            turns[f"/relative, ms|{count}"] = partial(connection.ask, f"/relative?encoder=old&anchor_set=k{count}", body)
-        _fill(rows, take_turns(turns, 2 if quick else 5, warm=1))
+            fits |= {f"fit {name}, ms|{count}": partial(fit, name, source[:count], target[:count]) for name in METHODS}
+            asked[f"/translate, ms|{count}"] = partial(connection.ask, path, body)
+            asked[f"/relative, ms|{count}"] = partial(connection.ask, f"/relative?encoder=old&anchor_set=k{count}", body)
+        _fill(rows, _measured(fits, asked, quick))
     grid = Grid(f"More anchors: {BLOCK:,} vectors", "anchors", rows)
     return Section(NOTE_K, [grid], _slopes(grid, "anchors"))
 
@@ -118,7 +119,8 @@ def in_dimensions(quick: bool) -> Section:
     """From 128 dimensions to 4,096."""
     dims = DIMS[:4] if quick else DIMS
     rows: dict[int | str, Row] = {}
-    turns: dict[str, Callable[[], object]] = {}
+    fits: dict[str, Callable[[], object]] = {}
+    asked: dict[str, Callable[[], object]] = {}
     with serve(max_body_bytes=LARGER_BODIES) as server:
         connection = Connection(server.port)
         for dim in dims:
@@ -130,15 +132,15 @@ def in_dimensions(quick: bool) -> Section:
             rows[dim] = {"first /translate, ms": _once(ask)}
             _check(read_npy(ask()), vectors, anchors)
             given, matrix, out = torch.from_numpy(vectors), torch.randn(dim, dim), torch.empty(BLOCK, dim)
-            turns |= {f"fit {name}, ms|{dim}": partial(fit, name, *anchors) for name in METHODS}
-            turns[f"/translate, ms|{dim}"] = ask
-            turns[f"bare product, ms|{dim}"] = partial(torch.mm, given, matrix, out=out)
-        _fill(rows, take_turns(turns, 2 if quick else 5, warm=1))
+            fits |= {f"fit {name}, ms|{dim}": partial(fit, name, *anchors) for name in METHODS}
+            asked[f"/translate, ms|{dim}"] = ask
+            asked[f"bare product, ms|{dim}"] = partial(torch.mm, given, matrix, out=out)
+        _fill(rows, _measured(fits, asked, quick))
     for row in rows.values():
         served, product = row["/translate, ms"], row["bare product, ms"]
         assert isinstance(served, Rounds)
         assert isinstance(product, Rounds)
-        row["served / product"] = served.median / product.median
+        row["/translate / product"] = ratios(served, product)
     grid = Grid(f"More dimensions: {BLOCK:,} vectors", "dimensions", rows)
     return Section(NOTE_D, [grid], _slopes(grid, "dimensions"))
 
@@ -251,6 +253,12 @@ def _check(made: Matrix, vectors: Matrix, anchors: tuple[Matrix, Matrix]) -> Non
     _close(made[:few], apply(fit("graded", *anchors), torch.from_numpy(vectors[:few])).vectors.numpy())
 
 
+def _measured(fits: dict[str, Callable[[], object]], asked: dict[str, Callable[[], object]], quick: bool) -> dict[str, Rounds]:
+    """Fits, which are long, in fewer rounds."""
+    next(iter(fits.values()))()
+    return take_turns(fits, 2 if quick else 3, warm=0) | take_turns(asked, 3 if quick else 11)
+
+
 def _once(call: Callable[[], object]) -> float:
     started = time.perf_counter()
     call()
@@ -266,7 +274,9 @@ def _fill(rows: dict[int | str, Row], found: dict[str, Rounds]) -> None:
 
 def _slopes(grid: Grid, what: str) -> dict[str, float]:
     """Of all columns measured in rounds; and of the larger sizes alone, as small ones cost what a request costs."""
-    columns = [column for column, cell in _last(grid).items() if isinstance(cell, Rounds)]
+    columns = [
+        column for column, cell in list(grid.rows.values())[-1].items() if isinstance(cell, Rounds) and column.endswith(", ms")
+    ]
     sizes = [float(size) for size in grid.rows]
     middle = sizes[len(sizes) // 2]
     found = {}
@@ -275,10 +285,6 @@ def _slopes(grid: Grid, what: str) -> dict[str, float]:
         found[f"{name} over {what}"] = grid.slope(column)
         found[f"{name} over {what}, from {middle:,.0f}"] = grid.slope(column, above=middle)
     return found
-
-
-def _last(grid: Grid) -> dict[str, Cell]:
-    return list(grid.rows.values())[-1]
 
 
 def _slope(grid: Grid, columns: tuple[str, ...], *, above: float) -> float:

@@ -29,6 +29,9 @@ JSON, NPY, ARROW = "application/json", "application/x-npy", "application/vnd.apa
 SETTLE_S = 0.2
 TIMEOUT_S = 120
 
+#: servers close what is idle for longer than they keep it
+IDLE_S = 30
+
 
 @dataclass
 class Server:
@@ -99,12 +102,20 @@ class Connection:
     """One keep-alive connection, without a library between it and the socket, and memory for its answers."""
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._port = port
         self._data = np.empty(0, np.uint8)
+        self._connect()
+
+    def _connect(self) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", self._port), timeout=TIMEOUT_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._used = time.monotonic()
 
     def ask(self, path: str, body: bytes, media: str = NPY, *, verb: str = "POST") -> memoryview:
         """The answer's body, which the next answer overwrites; ends the benchmark if it is an error."""
+        if time.monotonic() - self._used > IDLE_S:
+            self._socket.close()
+            self._connect()
         head = request_head(verb, path, media, len(body))
         if len(body) < 2**16:
             self._socket.sendall(head + body)
@@ -126,6 +137,7 @@ class Connection:
             got += self._socket.recv_into(view[got:]) or sys.exit("the server hung up")
         if not lines[0].startswith(b"http/1.1 2"):
             sys.exit(f"{verb} {path}: {about.decode()}\n{bytes(view[:1000]).decode()}")
+        self._used = time.monotonic()
         return view
 
     def _piece(self) -> bytes:

@@ -191,7 +191,7 @@ def clients(request, tmp_path) -> Iterator[list[TestClient]]:
 
 @pytest.mark.parametrize("clients", [1, 2], indirect=True)
 def test_after_a_deletion_was_answered_no_process_knows_the_name_and_after_it_was_made_again_all_know_the_new_one(clients):
-    deadline = time.monotonic() + 2.5
+    deadline = time.monotonic() + 1.2
     for version in itertools.count(1):
         assert create(clients[version % len(clients)], version).status_code == 201
         for _ in range(2):  # looked up, then remembered
@@ -203,7 +203,7 @@ def test_after_a_deletion_was_answered_no_process_knows_the_name_and_after_it_wa
             assert (answer.status_code, answer.json()["code"]) == (404, "anchor-set-not-found")
         if time.monotonic() > deadline:
             break
-    assert version > 10
+    assert version > 5
 
 
 @pytest.mark.parametrize("clients", [1, 2], indirect=True)
@@ -236,7 +236,7 @@ def test_requests_at_the_same_time_never_answer_by_what_was_deleted_before_they_
 
     with ThreadPoolExecutor(8) as pool:
         asking = [pool.submit(ask, client, *each) for client in clients for each in bodies]
-        deadline = time.monotonic() + 3
+        deadline = time.monotonic() + 1.5
         try:
             for version in itertools.count(1):
                 client = clients[version % len(clients)]
@@ -251,7 +251,7 @@ def test_requests_at_the_same_time_never_answer_by_what_was_deleted_before_they_
             ended.set()
         answered = [each.result() for each in asking]
     assert wrong == []
-    assert version > 5
+    assert version > 3
     assert all(answered)
 
 

@@ -277,14 +277,14 @@ def test_in_thousands_of_races_no_find_answers_from_before_a_deletion_that_was_a
         with ThreadPoolExecutor(8) as pool:
             readers = [pool.submit(read, names) for names in processes]
             writers = [pool.submit(write, names) for names in processes[:2]]
-            time.sleep(2.5)
+            time.sleep(1.5)
             ended.set()
             found, deletions = (sum(future.result() for future in futures) for futures in (readers, writers))
     finally:
         sys.setswitchinterval(interval)
     assert stale == []
-    assert found > 1000
-    assert deletions > 100
+    assert found > 500
+    assert deletions > 50
 
 
 def test_a_writer_that_deletes_in_many_threads_at_once_waits_for_each(process):
@@ -351,7 +351,7 @@ def test_on_a_line_that_goes_silent_a_reader_trusts_nothing_before_the_deletion_
     """Nothing is refused or closed: what it remembers ends with its lease."""
     reader, writer = process(url=proxy.url), process()
     remember(reader)
-    proxy.delay_s = 3.0
+    proxy.delay_s = 1.4 * LEASE_S
     assert took(writer.forget) < LEASE_S + SLACK_S
     assert reader.find("x") is None
 
