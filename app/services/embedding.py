@@ -30,6 +30,7 @@ def create_from_inputs(
     made = _encode_set(services, project, name, inputs, rows, keep, lambda done, total: None)
     with services.db.transaction() as session:
         spaces.keep_anchor_set(session, made)
+    services.names.forget()
     return made
 
 

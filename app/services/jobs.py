@@ -299,6 +299,8 @@ def _finish(
                 raise
             time.sleep(BACKOFF_S)
         else:
+            if done is not None:
+                services.names.forget()  # what it made may have the name of what was just deleted
             return
 
 

@@ -136,6 +136,7 @@ def create_encoder(
         registry.require_free(session, tables.Encoder, project, name)
         session.add(row)
         note(session, project, "create", "encoder", name, row)
+    services.names.forget()  # its name's deletion may not have been heard of everywhere yet
     return row
 
 
@@ -165,6 +166,7 @@ def create_anchor_set(services: Services, project: str, *, name: str, embeddings
     row = new_anchor_set(services, project, name=name, embeddings=embeddings)
     with services.db.transaction() as session:
         keep_anchor_set(session, row)
+    services.names.forget()
     return row
 
 

@@ -147,6 +147,7 @@ def create_head(services: Services, project: str, new: NewHead, make: Callable[[
         kept.outputs, kept.blob = row.outputs, row.blob
         session.add(kept)
         note(session, project, "create", "head", new.name, kept)
+    services.names.forget()
     return kept
 
 

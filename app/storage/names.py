@@ -80,7 +80,9 @@ class Names:
             self._known[key] = (time.monotonic() + KEEP_S, value)
 
     def forget(self) -> None:
-        """To be called after the commit of a deletion: returns when no process answers from before it."""
+        """To be called after the commit of a deletion, or of what may take a deleted name: returns when no process answers from
+        before it.
+        """
         self._forget_here()
         if self._word is not None:
             self._word.spread()
