@@ -76,9 +76,9 @@ def create_app(settings: Settings) -> FastAPI:
         to_thread.current_default_thread_limiter().total_tokens = THREADS
         await run_in_threadpool(_start, services, worker)
         use_threads(1)  # small products are computed by the loop itself; the lanes have the cores
-        showing = asyncio.create_task(edge.show(app.state.admission))
+        telling = asyncio.create_task(edge.keep_telling(app.state.admission))
         yield
-        showing.cancel()
+        telling.cancel()
         app.state.admission.stopping = True
         if worker is not None:
             await run_in_threadpool(worker.stop)

@@ -390,9 +390,14 @@ async def _discard(receive: Receive, headers: Headers, limit: int) -> None:
             return
 
 
-async def show(admission: Admission) -> None:
-    """Keep the gauges of what is in flight: now and then, and not with each request."""
+def tell(admission: Admission) -> None:
+    """Set the gauges of what is in flight."""
+    telemetry.IN_FLIGHT.set(admission.in_flight)
+    telemetry.IN_FLIGHT_BYTES.set(admission.bytes_in_flight)
+
+
+async def keep_telling(admission: Admission) -> None:
+    """Now and then, and not with each request: of several processes one is asked."""
     while True:
-        telemetry.IN_FLIGHT.set(admission.in_flight)
-        telemetry.IN_FLIGHT_BYTES.set(admission.bytes_in_flight)
+        tell(admission)
         await asyncio.sleep(SHOW_S)

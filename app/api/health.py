@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 
 from app import __version__
+from app.api import edge
 from app.api.deps import Reads, Svc
 from app.api.problems import documented
 from app.errors import DatabaseUnavailable
@@ -95,8 +96,9 @@ def _ready(request: Request, response: Response, services: Services) -> Ready:
 
 
 @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}, **documented()}, response_class=Response)
-def metrics(services: Svc, project: Reads) -> Response:
+def metrics(request: Request, services: Svc, project: Reads) -> Response:
     """For Prometheus. No label holds a name; of translators only the project's own are shown."""
+    edge.tell(request.app.state.admission)
     data = generate_latest(_counted())
     try:
         data += generate_latest(figures.collect(services, project))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import sys
 import time
@@ -19,8 +20,8 @@ class Run:
     """What all clients share. Answers before `begin` warm up, and nobody asks after `end`."""
 
     request: bytes
-    begin: float
-    end: float
+    begin: float = math.inf
+    end: float = math.inf
     latencies: list[float] = field(default_factory=list)
     refused: int = 0
     lost: int = 0
@@ -33,11 +34,18 @@ class Client(asyncio.Protocol):
         self._run = run
         self._head = b""
         self._left = -1
+        self._going = False
+        self.met = asyncio.get_running_loop().create_future()
         self.done = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to ask."""
+        """Ask once."""
         self._transport: asyncio.Transport = transport  # type: ignore[assignment]  # uvloop's is one by its deeds
+        self._ask()
+
+    def go(self) -> None:
+        """From now on ask without end."""
+        self._going = True
         self._ask()
 
     def _ask(self) -> None:
@@ -62,6 +70,9 @@ class Client(asyncio.Protocol):
 
     def _answered(self) -> None:
         run, now = self._run, time.perf_counter()
+        if not self._going:
+            self.met.set_result(None)
+            return
         if not self._head.startswith(b"HTTP/1.1 200"):
             run.refused += 1
         elif run.begin <= now <= run.end:
@@ -78,16 +89,23 @@ class Client(asyncio.Protocol):
 
 
 async def measure(job: dict[str, float], request: bytes) -> dict[str, float]:
-    """All clients at once."""
+    """All clients at once, each of which was answered before: a busy server accepts new connections one by one."""
     loop = asyncio.get_running_loop()
-    begin = time.perf_counter() + job["warm_s"]
-    run = Run(request, begin, begin + job["seconds"])
-    pairs = [await loop.create_connection(lambda: Client(run), "127.0.0.1", int(job["port"])) for _ in range(int(job["clients"]))]
-    await asyncio.sleep(begin - time.perf_counter())
+    run = Run(request)
+    clients = []
+    for _ in range(int(job["clients"])):
+        _, client = await loop.create_connection(lambda: Client(run), "127.0.0.1", int(job["port"]))
+        await client.met
+        clients.append(client)
+    run.begin = time.perf_counter() + job["warm_s"]
+    run.end = run.begin + job["seconds"]
+    for client in clients:
+        client.go()
+    await asyncio.sleep(job["warm_s"])
     spent = time.process_time()
     await asyncio.sleep(run.end - time.perf_counter())
     spent = time.process_time() - spent
-    await asyncio.gather(*(client.done for _, client in pairs))
+    await asyncio.gather(*(client.done for client in clients))
     assert run.lost == 0, f"{run.lost} connections were closed"
     times = sorted(run.latencies)
     assert times, "no answer in time"
