@@ -4,12 +4,12 @@
     python benchmarks/wire.py --profile  # also where the server's time goes, by py-spy (pip install py-spy; may need root)
 
 One running service (`anchorage serve`), 768 -> 768 dimensions, the client on the same machine with one connection and no library
-between it and the socket. Everything takes its turn in every round of one run, as these machines are noisy; ratios are of medians,
-and the spread is that of the middle half.
+between it and the socket. Everything takes its turn in every round of one run, as these machines are noisy; ratios are of
+medians, and the spread is that of the middle half.
 
-4,096 vectors, by format, beside the bare float32 torch product of the same arrays in this process, with all cores: the round trip,
-from the first byte sent to the last received, with bodies written beforehand and answers of npy, Arrow and base64 read as arrays;
-and the server's own time from the moment the body had arrived (its Server-Timing header: parse + answer). JSON also beside
+4,096 vectors, by format, beside the bare float32 torch product of the same arrays in this process, with all cores: the round
+trip, from the first byte sent to the last received, with bodies written beforehand and answers of npy, Arrow and base64 read as
+arrays; and the server's own time from the moment the body had arrived (its Server-Timing header: parse + answer). JSON also beside
 orjson.loads + product + orjson.dumps of the same arrays in this process, which has no HTTP; its answer is not read.
 
 One vector as JSON, beside FastAPI POST routes that do nothing, served by uvicorn with the same settings: one that reads the same
@@ -404,8 +404,10 @@ def profile(pid: int, load: Callable[[], None], seconds: int = 10) -> dict[str, 
     counts: collections.Counter[str] = collections.Counter()
     for line in stacks:
         stack, _, count = line.rpartition(" ")
-        if "run_asgi" in stack or "data_received" in stack or "_lane" in stack:
-            counts[_room(stack.split(";"))] += int(count)
+        frames = stack.split(";")
+        waits = "_lane (" in frames[-1]  # for work: py-spy cannot tell
+        if not waits and ("run_asgi" in stack or "data_received" in stack or "_lane (" in stack):
+            counts[_room(frames)] += int(count)
     whole = sum(counts.values())
     return {name: round(count / whole, 3) for name, count in counts.most_common()}
 

@@ -19,6 +19,7 @@ from app.api import arrow, npy
 from app.api.bodies import JSON, Given
 from app.api.wire import Dtype, Encoding
 from app.errors import InvalidRequest, NotAcceptable, OutOfRange
+from app.maths.translator import no_flags
 from app.services.serving import Form
 from app.services.spaces import NUMBER_BYTES
 
@@ -148,6 +149,8 @@ class Writer:
 
 def flags(at_mean: Tensor | None, outside: Tensor | None = None, *, truncated: Sequence[int] = ()) -> list[dict[str, Any]]:
     """The rows of an answer that there is something to know about, in their order."""
+    if at_mean is not None and not truncated and at_mean is no_flags(at_mean.shape[0])[0]:
+        return []
     codes = {"equals-anchor-mean": at_mean, "outside-anchors": outside}
     found = [
         {"row": row, "code": code}

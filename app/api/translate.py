@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Response
@@ -56,6 +57,12 @@ class Options(Body):
 NO_OPTIONS = Options()
 
 
+@lru_cache(maxsize=1024)
+def _usual(source: str | None, target: str, anchor_set: str, method: str) -> translation.Request:
+    """A request without options: most are, and equal to one a moment ago."""
+    return translation.Request(source, target, anchor_set, method, {})
+
+
 class PairRequest(Body):
     """Which two spaces of which anchor set, and how to fit between them."""
 
@@ -66,6 +73,8 @@ class PairRequest(Body):
     options: Options = Field(default_factory=lambda: NO_OPTIONS)
 
     def pair(self) -> translation.Request:
+        if self.options is NO_OPTIONS:
+            return _usual(self.source, self.target, self.anchor_set, self.method)
         return translation.Request(self.source, self.target, self.anchor_set, self.method, self.options.given())
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache, cached_property
 from typing import Annotated, Any, get_type_hints
 
@@ -66,7 +67,8 @@ class VectorRoute(DirectRoute):
         body: Any = bodies.validated(self.model, together(request, given, self.model) if query else given.fields)
         writer = answers.choose(request, given, body.encoding, body.dtype)
         parsed = time.perf_counter()
-        with bodies.watched(request):
+        # Only encoding asks whether the client has left.
+        with bodies.watched(request) if body.inputs is not None else nullcontext():
             response: Response = await self.endpoint(body, writer, request.app.state.services, project)
         response.headers["Server-Timing"] = _timing(given.arrived - begun, parsed - given.arrived, time.perf_counter() - parsed)
         return response

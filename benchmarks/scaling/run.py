@@ -63,7 +63,7 @@ def main() -> None:
         "d": growth.in_dimensions,
         "clients": clients.measure,
     }
-    console = Console(width=max(150, Console().width))
+    console = Console(width=max(180, Console().width))
     for name in SECTIONS:
         if name in options.only:
             began = time.monotonic()
