@@ -9,7 +9,7 @@ medians, and the spread is that of the middle half.
 
 4,096 vectors, by format, beside the bare float32 torch product of the same arrays in this process, with all cores: the round
 trip, from the first byte sent to the last received, with bodies written beforehand and answers of npy, Arrow and base64 read as
-arrays; and the server's own time from the moment the body had arrived (its Server-Timing header: parse + answer). JSON also beside
+arrays; and the server's own time from the moment the body had arrived (its Server-Timing header: parse + answer). JSON beside
 orjson.loads + product + orjson.dumps of the same arrays in this process, which has no HTTP; its answer is not read.
 
 One vector as JSON, beside FastAPI POST routes that do nothing, served by uvicorn with the same settings: one that reads the same
@@ -377,15 +377,15 @@ def plot(bulk: dict[str, Any], path: Path) -> None:
 #: where a frame belongs: the first that its stack holds from the inside out
 ROOMS = (
     ("torch: the product and its steps", ("app/maths/", "torch/")),
-    ("writing JSON", ("app/api/answers.py",)),
-    ("reading the body, JSON", ("app/api/bodies.py", "app/api/wire.py", "app/api/npy.py", "app/api/arrow.py")),
+    ("writing the answer", ("app/api/answers.py",)),
+    ("reading the body", ("app/api/bodies.py", "app/api/wire.py", "app/api/npy.py", "app/api/arrow.py")),
     ("log line and metrics", ("logging/", "app/logs.py", "prometheus_client/", "structlog/")),
     ("validation", ("pydantic/",)),
     ("the edge: ids, limits, keys", ("app/api/edge.py", "app/api/limiter.py")),
     ("serving path: names, cache", ("app/services/", "app/storage/")),
+    ("HTTP protocol, sockets", ("uvicorn/", "app/api/protocol.py")),
     ("routes", ("app/api/",)),
     ("framework", ("fastapi/", "starlette/")),
-    ("HTTP protocol, sockets", ("uvicorn/", "app/api/protocol.py")),
 )
 
 

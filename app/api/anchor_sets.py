@@ -14,7 +14,7 @@ from app.api.bodies import JsonRoute, VectorsRoute
 from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
 from app.api.jobs import ASYNC, Job, Prefer, accepted, wants_job
 from app.api.problems import documented
-from app.api.vector_routes import BINARY
+from app.api.vector_routes import BINARY, COLUMN
 from app.api.wire import InputsBody, Name, Vectors
 from app.errors import InvalidRequest, NotExactlyOne
 from app.services import embedding, spaces
@@ -174,7 +174,10 @@ router.add_api_route(
     status_code=201,
     responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
     route_class_override=VectorsRoute,
-    openapi_extra={"requestBody": {"content": {media: {"schema": BINARY} for media in (npy.MEDIA, arrow.MEDIA)}}},
+    openapi_extra={
+        "requestBody": {"content": {media: {"schema": BINARY} for media in (npy.MEDIA, arrow.MEDIA)}},
+        "parameters": [{"name": "column", "in": "query", "schema": COLUMN}],
+    },
 )
 
 

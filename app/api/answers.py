@@ -78,7 +78,7 @@ class Writer:
 
     def is_small(self, vectors: Tensor) -> bool:
         """Whether to write it here and now."""
-        return self.media != JSON or vectors.numel() <= INLINE_NUMBERS
+        return self.media == npy.MEDIA or vectors.numel() <= INLINE_NUMBERS
 
     def respond(self, vectors: Tensor, about: Mapping[str, Any], *, name: str = "vectors") -> Response:
         """An answer whose field `name` is the matrix; what else is said of it is in JSON, in headers, or in Arrow's metadata."""
@@ -165,7 +165,7 @@ def flags(at_mean: Tensor | None, outside: Tensor | None = None, *, truncated: S
 def choose(request: Request, given: Given, encoding: Encoding, dtype: Dtype) -> Writer:
     """How the request wants its answer: by its Accept header, or else as it came itself. Raises NotAcceptable, InvalidRequest."""
     own = given.media if given.media in MEDIA else JSON
-    media = _accepted(request.headers.get("accept", ""), own)
+    media = _accepted(", ".join(request.headers.getlist("accept")), own)
     if media != JSON and encoding == "base64":
         raise InvalidRequest("base64 is of JSON answers", field="encoding")
     return Writer(media, encoding, dtype, given.rows if media == arrow.MEDIA else None)
@@ -176,8 +176,10 @@ def _accepted(accept: str, own: str) -> str:
     if not accept or accept == "*/*":
         return own
     best, most = None, 0.0
-    for found, weight in _wanted(accept, own):
-        if found in MEDIA and weight > most:
+    wanted = list(_wanted(accept, own))
+    refused = {media for media, weight in wanted if weight <= 0}
+    for found, weight in wanted:
+        if found in MEDIA and weight > most and found not in refused:
             best, most = found, weight
     if best is None:
         raise NotAcceptable(f"this answer is written as {', '.join(MEDIA)}", field="Accept")

@@ -85,6 +85,8 @@ class JsonRoute(APIRoute):
             return handle
 
         async def read_then_handle(request: Request) -> Response:
+            if self.takes_vectors:
+                _refuse_query(request)
             given = await read(request, vectors=self.takes_vectors)
             parsed = JsonRequest(_as_json(request.scope), request.receive)
             parsed.parsed = given.fields
@@ -156,6 +158,13 @@ def media_of(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
+def refuse_encoded(request: Request) -> None:
+    """Raises UnsupportedMedia for a body that would have to be unpacked first: to which size, nobody knows."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise UnsupportedMedia(f"a body of Content-Encoding {encoding[:50]}: send it as it is", field="Content-Encoding")
+
+
 async def read(request: Request, *, vectors: bool = False) -> Given:
     """The body: JSON, parts (`app.api.multipart`), or where `vectors` may come alone, npy or Arrow.
 
@@ -163,6 +172,7 @@ async def read(request: Request, *, vectors: bool = False) -> Given:
     errors of npy and Arrow, and InvalidRequest for an Idempotency-Key that is none.
     """
     media = media_of(request)
+    refuse_encoded(request)
     known = (JSON, multipart.MEDIA, npy.MEDIA, arrow.MEDIA) if vectors else (JSON, multipart.MEDIA)
     if media not in known:
         raise UnsupportedMedia(f"expected a body of {' or '.join(known)}, got {media or 'no content type'}")
@@ -186,6 +196,13 @@ async def read(request: Request, *, vectors: bool = False) -> Given:
 async def read_json(request: Request) -> Any:
     """The fields of a body of JSON or parts. Raises as `read`."""
     return (await read(request)).fields
+
+
+def _refuse_query(request: Request) -> None:
+    """Raises InvalidRequest for what nobody would look at."""
+    for name in request.query_params:
+        if name != "column" or media_of(request) != arrow.MEDIA:
+            raise InvalidRequest(f"{name[:100]} has no place in this query string: column has, of Arrow bodies", field=name[:100])
 
 
 def _as_json(scope: Scope) -> Scope:

@@ -24,7 +24,7 @@ from torch import Tensor
 from app import telemetry
 from app.api import arrow, npy
 from app.api.answers import BYTES, TORCH, accepts, flags, metadata
-from app.api.bodies import BODY_BYTES_PER_S, BODY_S, declared_length, media_of, next_piece
+from app.api.bodies import BODY_BYTES_PER_S, BODY_S, declared_length, media_of, next_piece, refuse_encoded
 from app.api.edge import HangUp
 from app.api.wire import Dtype
 from app.errors import (
@@ -129,7 +129,8 @@ async def respond(request: Request, plan: Plan) -> Response:
     media = media_of(request)
     if media not in (npy.MEDIA, arrow.MEDIA):
         raise UnsupportedMedia(f"stream=true is for bodies of {npy.MEDIA} or {arrow.MEDIA}, got {media or 'no content type'}")
-    if not accepts(request.headers.get("accept", ""), media):
+    refuse_encoded(request)
+    if not accepts(", ".join(request.headers.getlist("accept")), media):
         raise NotAcceptable(f"a stream is answered as it comes: as {media}", field="Accept")
     if media != arrow.MEDIA and "column" in request.query_params:
         raise InvalidRequest("column is of Arrow bodies", field="column")
@@ -147,7 +148,9 @@ class _Stream(Response):
     def __init__(self, plan: Plan, feed: _Feed) -> None:
         super().__init__(b"", media_type=self.media)
         del self.headers["Content-Length"]
-        for name, value in metadata({"method": plan.served.method, "translator": plan.served.id}).items():
+        served = plan.served
+        about = {"method": served.method, "translator": served.id, "options": dict(served.options or {})}
+        for name, value in metadata(about).items():
             self.headers[f"Anchorage-{name.title()}"] = value
         self.plan, self.feed = plan, feed
         self._rows = 0
@@ -174,7 +177,8 @@ class _Stream(Response):
                 with suppress(AnchorageError):
                     await self._send(send, previous, begun)
             await self.feed.discard()
-            raise HangUp(f"after {self._rows} rows: {error.code}: {error.detail}") from None
+            rows = f", rows {error.rows}" if error.rows else ""
+            raise HangUp(f"after {self._rows} rows: {error.code}: {error.detail}{rows}") from None
         finally:
             telemetry.BATCH_VECTORS.labels(f"{self.plan.what}-stream").observe(self._rows)
 
@@ -184,7 +188,7 @@ class _Stream(Response):
         try:
             block.running.result()
         except AnchorageError as error:
-            raise error.at("vectors").shifted(block.start) from None
+            raise error.at(self.plan.served.reads).shifted(block.start) from None
         if not begun:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         for part in self._parts(block):
@@ -196,7 +200,7 @@ class _Stream(Response):
         plan = self.plan
         reads, makes = plan.served.dims
         if vectors.shape[1] != reads:
-            raise DimensionMismatch(f"expected vectors of dimension {reads}, got {vectors.shape[1]}", field="vectors")
+            raise DimensionMismatch(f"expected vectors of dimension {reads}, got {vectors.shape[1]}", field=plan.served.reads)
         if len(vectors) * makes > plan.services.limits.numbers:
             most = plan.services.limits.numbers // makes
             raise TooManyVectors(f"{len(vectors)} vectors in one batch, {most} are allowed", field="vectors", limit=most)
@@ -205,7 +209,7 @@ class _Stream(Response):
         try:
             return _Block(plan.served.run(plan.services, vectors, out, plan.precision), start, batch)
         except AnchorageError as error:
-            raise error.at("vectors").shifted(start) from None
+            raise error.at(self.plan.served.reads).shifted(start) from None
 
     def _make_room(self, size: int) -> None:
         if size > self._room:
@@ -253,7 +257,7 @@ class _NpyStream(_Stream):
             raise BadNpy("columns first: such a file cannot be streamed", field="vectors")
         reads = self.plan.served.dims[0]
         if found.shape[1] != reads:
-            raise DimensionMismatch(f"expected vectors of dimension {reads}, got {found.shape[1]}", field="vectors")
+            raise DimensionMismatch(f"expected vectors of dimension {reads}, got {found.shape[1]}", field=self.plan.served.reads)
         return found
 
     def _parts(self, block: _Block) -> list[Any]:

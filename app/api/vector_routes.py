@@ -31,7 +31,12 @@ from app.services.encoding import Inputs
 from app.services.serving import Answer, Asked
 from app.types import Scope
 
-BINARY = {"type": "string", "format": "binary"}
+BINARY = {
+    "type": "string",
+    "format": "binary",
+    "description": "a matrix of floats, or record batches with a column of lists of them",
+}
+COLUMN = {"type": "string", "description": "of Arrow: which column holds the vectors, if there are several"}
 
 #: parameters that are no fields of a request: how its body is to be read
 OF_THE_BODY = frozenset({"column", "stream"})
@@ -133,13 +138,15 @@ def described(model: type[Body], *, streams: bool = False) -> dict[str, Any]:
         plain |= schema["$defs"]["Options"]["properties"]
     if streams:
         plain["stream"] = {"type": "boolean", "description": "of npy and Arrow: answer while the body comes, however long it is"}
-    plain["column"] = {"type": "string", "description": "of Arrow: which column holds the vectors, if there are several"}
+    if "relative" in schema["properties"]:
+        plain["relative"] = {"type": "boolean", "description": "of npy and Arrow: the body's rows are relative vectors"}
+    plain["column"] = COLUMN
     shown = [{"name": name, "in": "query", "schema": _inline(each)} for name, each in plain.items()]
     return {"requestBody": {"content": {npy.MEDIA: binary, arrow.MEDIA: binary}}, "parameters": shown}
 
 
 def _inline(schema: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in schema.items() if name not in ("title", "default", "examples")}
+    return {name: value for name, value in schema.items() if name not in ("title", "examples")}
 
 
 def streamed(begin: Any) -> Callable[[Any], Any]:
@@ -181,6 +188,12 @@ def from_query(request: Request, model: type[Body]) -> dict[str, Any]:
             continue
         if options and name == "options":
             raise InvalidRequest("options have no prefix in a query string: delta=0.5", field=name)
+        if name == "relative" and "relative" in model.model_fields:
+            if value not in ("true", "false"):
+                raise InvalidRequest("in a query string, relative is true or false: whether the body's rows are", field=name)
+            if value == "true":
+                fields[name] = True
+            continue
         place = fields.setdefault("options", {}) if name in options else fields
         place[name] = value if name in texts else _literal(value)
     return fields

@@ -118,6 +118,8 @@ def _run(
     count = vectors.shape[0]
     if out is None:
         out = torch.empty(count, dims[1])
+    if (vectors.shape[1], *out.shape) != (dims[0], count, dims[1]):  # torch would write it elsewhere, with a warning
+        raise ValueError(f"{tuple(vectors.shape)} into {tuple(out.shape)} by {dims}")
     if here:
         try:
             flagged = _rounded(span, vectors, out)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from app.errors import AnchorageError, InvalidOption, UnknownOption
+from app.errors import AnchorageError, Conflict, InvalidOption, UnknownOption
 from app.maths import graded, methods, selection
 from app.maths.space import Space
 from app.maths.translator import Decoder, Precision, Translated, Translator
@@ -252,6 +252,8 @@ def apply(
     else:
         given = spaces.given_vectors(services, space.encoder, vectors, inputs)
     served = make(services, project, asked)
+    if served.dims != (reads, makes):  # what was looked up since is another
+        raise Conflict(f"{space.anchor_set.name!r} was made anew meanwhile; look at it and try again", field="anchor_set")
     try:
         running = served.run(services, given.vectors, form.empty(count, makes), precision)
     except AnchorageError as error:
