@@ -203,6 +203,9 @@ def draw(sections: Mapping[str, Any], path: Path) -> None:
                 label=column.rpartition(",")[0],
             )
         panel.set(xscale="log", yscale="log", xlabel=grows, ylabel=unit, title=start)
+        sizes = [int(size) for size in rows]
+        panel.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        panel.xaxis.minorticks_off()
         panel.grid(visible=True, which="major", color="0.9")
         if rows:
             panel.legend(frameon=False, fontsize="small")

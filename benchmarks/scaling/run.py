@@ -1,6 +1,6 @@
 """How does cost grow, and what does a translation cost beside what it replaces?
 
-    python benchmarks/scaling.py                  # everything, about 10 minutes on 2 cores; writes results/scaling.json and .png
+    python benchmarks/scaling.py                  # everything, about 8 minutes on 2 cores; writes results/scaling.json and .png
     python benchmarks/scaling.py --only fused n   # some sections; the others' results stay in the JSON
     python benchmarks/scaling.py --quick          # smaller and fewer, to try it out; writes below the temporary folder
 
