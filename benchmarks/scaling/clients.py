@@ -29,7 +29,8 @@ NOTE = (
     f"process took. The server runs with ANCHORAGE_MAX_IN_FLIGHT={IN_FLIGHT}, as 256, the default, would be just enough. "
     "empty route: a FastAPI POST route that reads the same body and answers {}, served by uvicorn with uvloop and "
     "httptools, without access log. Connections are open, and each was answered once, before anything is counted: accepting "
-    "many new ones under load takes seconds (libuv accepts one a turn of the loop). Whoever is not asked is stopped meanwhile."
+    "many new ones under load takes seconds (uvloop accepts about one in a turn of its loop). "
+    "Whoever is not asked is stopped meanwhile."
 )
 
 

@@ -178,6 +178,16 @@ PANELS: dict[str, tuple[str, str, tuple[str, ...], str]] = {
 }
 
 
+def _ticks(sizes: Sequence[int]) -> tuple[list[int], list[str]]:
+    """A tick for each size, and a label for the largest and those far enough apart to be read."""
+    labels: dict[int, str] = {}
+    for size in sorted(sizes, reverse=True):
+        apart = min((np.log(other / size) for other in labels), default=np.inf)
+        if apart >= np.log(max(sizes) / min(sizes)) / 8:
+            labels[size] = f"{size:,}"
+    return list(sizes), [labels.get(size, "") for size in sizes]
+
+
 def draw(sections: Mapping[str, Any], path: Path) -> None:
     """Both axes logarithmic; bars: the middle half of the rounds."""
     from matplotlib.figure import Figure
@@ -203,8 +213,7 @@ def draw(sections: Mapping[str, Any], path: Path) -> None:
                 label=column.rpartition(",")[0],
             )
         panel.set(xscale="log", yscale="log", xlabel=grows, ylabel=unit, title=start)
-        sizes = [int(size) for size in rows]
-        panel.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        panel.set_xticks(*_ticks([int(size) for size in rows]))
         panel.xaxis.minorticks_off()
         panel.grid(visible=True, which="major", color="0.9")
         if rows:

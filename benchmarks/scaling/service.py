@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPResponse
 from pathlib import Path
@@ -74,8 +75,7 @@ def serve(**settings: object) -> Iterator[Server]:
 @contextmanager
 def started(command: list[str], settings: Mapping[str, str], folder: Path) -> Iterator[Server]:
     """A command that listens on $ANCHORAGE_PORT."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")}
     log = folder / "log"
     with log.open("wb") as out:
@@ -91,11 +91,24 @@ def started(command: list[str], settings: Mapping[str, str], folder: Path) -> It
                 break
             except OSError:
                 time.sleep(0.1)
+        else:
+            sys.exit(f"{command} does not listen:\n{log.read_text()[-2000:]}")
         yield Server(port, process)
     finally:
+        if process.poll() is not None:
+            print(f"{command} had ended with {process.returncode}:\n{log.read_text()[-2000:]}", file=sys.stderr)
         process.send_signal(signal.SIGCONT)
         process.terminate()
         process.wait()
+
+
+def free_port() -> int:
+    """One that the system gives to nobody by itself, so that none of its neighbours takes it meanwhile."""
+    for port in itertools.count(20_000 + os.getpid() % 10_000):
+        with suppress(OSError):
+            socket.create_server(("127.0.0.1", port)).close()
+            return port
+    raise AssertionError
 
 
 class Connection:
