@@ -191,8 +191,7 @@ def clients(request, tmp_path) -> Iterator[list[TestClient]]:
 
 @pytest.mark.parametrize("clients", [1, 2], indirect=True)
 def test_after_a_deletion_was_answered_no_process_knows_the_name_and_after_it_was_made_again_all_know_the_new_one(clients):
-    deadline = time.monotonic() + 1.2
-    for version in itertools.count(1):
+    for version in range(1, 16):
         assert create(clients[version % len(clients)], version).status_code == 201
         for _ in range(2):  # looked up, then remembered
             for client in clients:
@@ -201,9 +200,6 @@ def test_after_a_deletion_was_answered_no_process_knows_the_name_and_after_it_wa
         for client in clients:
             answer = client.post("/translate", json=TRANSLATE)
             assert (answer.status_code, answer.json()["code"]) == (404, "anchor-set-not-found")
-        if time.monotonic() > deadline:
-            break
-    assert version > 5
 
 
 @pytest.mark.parametrize("clients", [1, 2], indirect=True)
@@ -222,8 +218,7 @@ def test_requests_at_the_same_time_never_answer_by_what_was_deleted_before_they_
         ),
     ]
 
-    def ask(client, path, body):
-        served = 0
+    def ask(number, client, path, body):
         while not ended.is_set():
             expected = least
             answer = client.post(path, json=body)
@@ -231,12 +226,13 @@ def test_requests_at_the_same_time_never_answer_by_what_was_deleted_before_they_
                 wrong.append((version_of(answer), expected))
             elif answer.status_code not in (200, 404, 409):
                 wrong.append(answer.text)
-            served += answer.status_code == 200
-        return served
+            served[number] += answer.status_code == 200
 
+    everyone = [(client, *each) for client in clients for each in bodies]
+    served = [0] * len(everyone)
     with ThreadPoolExecutor(8) as pool:
-        asking = [pool.submit(ask, client, *each) for client in clients for each in bodies]
-        deadline = time.monotonic() + 1.5
+        asking = [pool.submit(ask, number, *each) for number, each in enumerate(everyone)]
+        deadline = time.monotonic() + 120  # as long as it takes until everyone was answered, on whatever machine
         try:
             for version in itertools.count(1):
                 client = clients[version % len(clients)]
@@ -245,14 +241,14 @@ def test_requests_at_the_same_time_never_answer_by_what_was_deleted_before_they_
                 time.sleep(0.02)
                 assert client.delete("/anchor-sets/x").status_code == 204
                 least = version + 1
-                if time.monotonic() > deadline:
+                if (version > 12 and all(served)) or time.monotonic() > deadline:
                     break
         finally:
             ended.set()
-        answered = [each.result() for each in asking]
+        for each in asking:
+            each.result()
     assert wrong == []
-    assert version > 3
-    assert all(answered)
+    assert all(served)
 
 
 @pytest.mark.parametrize("clients", [2], indirect=True)
