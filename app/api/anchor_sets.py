@@ -9,12 +9,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api import arrow, npy, wire
+from app.api import wire
 from app.api.bodies import JsonRoute, VectorsRoute
 from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
 from app.api.jobs import ASYNC, Job, Prefer, accepted, wants_job
 from app.api.problems import documented
-from app.api.vector_routes import BINARY, COLUMN
+from app.api.vector_routes import BULK, COLUMN
 from app.api.wire import InputsBody, Name, Vectors
 from app.errors import InvalidRequest, NotExactlyOne
 from app.services import embedding, spaces
@@ -175,7 +175,7 @@ router.add_api_route(
     responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
     route_class_override=VectorsRoute,
     openapi_extra={
-        "requestBody": {"content": {media: {"schema": BINARY} for media in (npy.MEDIA, arrow.MEDIA)}},
+        "requestBody": BULK,
         "parameters": [{"name": "column", "in": "query", "schema": COLUMN}],
     },
 )

@@ -18,8 +18,9 @@ from torch import Tensor
 from app.api import arrow, npy
 from app.api.bodies import JSON, Given
 from app.api.wire import Dtype, Encoding
-from app.errors import InvalidRequest, NotAcceptable, OutOfRange
+from app.errors import InvalidRequest, NotAcceptable
 from app.maths.translator import no_flags
+from app.services.products import refuse_overflow
 from app.services.serving import Form
 from app.services.spaces import NUMBER_BYTES
 
@@ -83,7 +84,7 @@ class Writer:
     def respond(self, vectors: Tensor, about: Mapping[str, Any], *, name: str = "vectors") -> Response:
         """An answer whose field `name` is the matrix; what else is said of it is in JSON, in headers, or in Arrow's metadata."""
         if self.media == npy.MEDIA:
-            return PartsResponse([self._npy(vectors)], npy.MEDIA, _headers(about))
+            return PartsResponse([self._npy(vectors)], npy.MEDIA, headers(about))
         if self.media == arrow.MEDIA:
             return self._arrow(vectors, about, name)
         rest = orjson.dumps(about)
@@ -115,7 +116,7 @@ class Writer:
             columns["label"] = arrow.labels_array(labels)
         columns[arrow.FLAG] = arrow.flags_array(len(vectors), about["flags"])
         parts = arrow.write(self.rows, columns, metadata(about))
-        return PartsResponse(parts, arrow.MEDIA, _headers({**about, "flags": []}))
+        return PartsResponse(parts, arrow.MEDIA, headers({**about, "flags": []}))
 
     def _column(self, name: str) -> str:
         """What Arrow's column of the matrix is called: as the client's, if it is vectors again. Raises BadColumn."""
@@ -127,10 +128,7 @@ class Writer:
         """In the answer's own numbers. Raises OutOfRange."""
         made = vectors.to(TORCH[self.dtype])
         if made is not vectors and self.dtype == "float16":
-            wrong = (made.isinf() & vectors.isfinite()).any(dim=1).nonzero().flatten().tolist()
-            if wrong:
-                detail = f"{len(wrong)} answers are beyond float16's largest number, 65504: ask for float32"
-                raise OutOfRange(detail, field="vectors", rows=wrong)
+            refuse_overflow((made.isinf() & vectors.isfinite()).any(dim=1), "vectors")
         return made
 
     def _text(self, vectors: Tensor) -> list[bytes]:
@@ -214,7 +212,7 @@ def metadata(about: Mapping[str, Any]) -> dict[str, str]:
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in shown.items()}
 
 
-def _headers(about: Mapping[str, Any]) -> dict[str, str]:
+def headers(about: Mapping[str, Any]) -> dict[str, str]:
     """The same, and the flags, as headers."""
     found = {f"Anchorage-{name.title()}": value for name, value in metadata(about).items()}
     flags = about.get("flags") or []

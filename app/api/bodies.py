@@ -165,6 +165,12 @@ def refuse_encoded(request: Request) -> None:
         raise UnsupportedMedia(f"a body of Content-Encoding {encoding[:50]}: send it as it is", field="Content-Encoding")
 
 
+def refuse_column(request: Request) -> None:
+    """Raises InvalidRequest for a column that is named where there are none."""
+    if "column" in request.query_params and media_of(request) != arrow.MEDIA:
+        raise InvalidRequest("column is of Arrow bodies", field="column")
+
+
 async def read(request: Request, *, vectors: bool = False) -> Given:
     """The body: JSON, parts (`app.api.multipart`), or where `vectors` may come alone, npy or Arrow.
 

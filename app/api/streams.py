@@ -7,7 +7,6 @@ after the last good rows, without its proper end, which HTTP clients report.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,8 +22,8 @@ from torch import Tensor
 
 from app import telemetry
 from app.api import arrow, npy
-from app.api.answers import BYTES, TORCH, accepts, flags, metadata
-from app.api.bodies import BODY_BYTES_PER_S, BODY_S, declared_length, media_of, next_piece, refuse_encoded
+from app.api.answers import BYTES, TORCH, accepts, flags, headers, metadata
+from app.api.bodies import BODY_BYTES_PER_S, BODY_S, declared_length, media_of, next_piece, refuse_column, refuse_encoded
 from app.api.edge import HangUp
 from app.api.wire import Dtype
 from app.errors import (
@@ -35,7 +34,6 @@ from app.errors import (
     BodyTooSlow,
     DimensionMismatch,
     EmptyVectors,
-    InvalidRequest,
     NotAcceptable,
     TooManyVectors,
     UnsupportedMedia,
@@ -44,8 +42,6 @@ from app.maths.translator import Precision
 from app.services.context import Services, answer_bytes
 from app.services.products import Running
 from app.services.serving import Served
-
-log = logging.getLogger("anchorage.streams")
 
 #: what npy is read and answered in
 BLOCK_BYTES = 8 * 2**20
@@ -132,8 +128,7 @@ async def respond(request: Request, plan: Plan) -> Response:
     refuse_encoded(request)
     if not accepts(", ".join(request.headers.getlist("accept")), media):
         raise NotAcceptable(f"a stream is answered as it comes: as {media}", field="Accept")
-    if media != arrow.MEDIA and "column" in request.query_params:
-        raise InvalidRequest("column is of Arrow bodies", field="column")
+    refuse_column(request)
     limit = request.app.state.admission.max_stream_bytes
     declared_length(request, limit)
     feed = _Feed(request, limit)
@@ -150,8 +145,8 @@ class _Stream(Response):
         del self.headers["Content-Length"]
         served = plan.served
         about = {"method": served.method, "translator": served.id, "options": dict(served.options or {})}
-        for name, value in metadata(about).items():
-            self.headers[f"Anchorage-{name.title()}"] = value
+        self.headers.update(headers(about))
+        self.about = metadata(about)
         self.plan, self.feed = plan, feed
         self._rows = 0
         self._room = 0
@@ -324,9 +319,8 @@ class _ArrowStream(_Stream):
         plan = self.plan
         kind = pa.list_(pa.float32() if plan.dtype == "float32" else pa.float16(), plan.served.dims[1])
         columns = {arrow.vector_name(schema, place): kind, arrow.FLAG: pa.string()}
-        about = metadata({"method": plan.served.method, "translator": plan.served.id, "options": dict(plan.served.options or {})})
         self._place = place
-        self._schema = arrow.answer_schema(schema, place, columns, about)
+        self._schema = arrow.answer_schema(schema, place, columns, self.about)
         self._writer = ipc.new_stream(pa.PythonFile(self._sink, mode="w"), self._schema)
 
     def _parts(self, block: _Block) -> list[Any]:

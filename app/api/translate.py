@@ -274,7 +274,7 @@ router.add_api_route(
     "/translate",
     translate,
     methods=["POST"],
-    responses={200: {"model": TranslateAnswer, **vector_routes.ANSWERS}, **documented(400, 404, 406, 409, 413, 415, 422)},
+    responses={200: {"model": TranslateAnswer, **vector_routes.BULK}, **documented(400, 404, 406, 409, 413, 415, 422)},
     response_model=None,
     route_class_override=VectorRoute,
     openapi_extra=vector_routes.described(TranslateRequest, streams=True),

@@ -49,8 +49,8 @@ def _no_writer() -> Writer:
 
 AnswerWriter = Annotated[Writer, Depends(_no_writer)]
 
-#: what OpenAPI says of answers that are no JSON
-ANSWERS: dict[str, Any] = {"content": {media: {"schema": BINARY} for media in (npy.MEDIA, arrow.MEDIA)}}
+#: what OpenAPI says of bodies and answers that are no JSON
+BULK: dict[str, Any] = {"content": {media: {"schema": BINARY} for media in (npy.MEDIA, arrow.MEDIA)}}
 
 
 class VectorRoute(DirectRoute):
@@ -129,7 +129,6 @@ async def write(writer: Writer, vectors: Tensor, about: dict[str, Any], *, name:
 
 def described(model: type[Body], *, streams: bool = False) -> dict[str, Any]:
     """What OpenAPI is told beside what the framework finds out: other bodies, and the fields that come in the query string."""
-    binary = {"schema": BINARY}
     _, options = _kinds(model)
     schema = model.model_json_schema()
     tables = {"vectors", "relative", "inputs", "input_type", "native_vectors", "targets", "labels", "options"}
@@ -142,7 +141,7 @@ def described(model: type[Body], *, streams: bool = False) -> dict[str, Any]:
         plain["relative"] = {"type": "boolean", "description": "of npy and Arrow: the body's rows are relative vectors"}
     plain["column"] = COLUMN
     shown = [{"name": name, "in": "query", "schema": _inline(each)} for name, each in plain.items()]
-    return {"requestBody": {"content": {npy.MEDIA: binary, arrow.MEDIA: binary}}, "parameters": shown}
+    return {"requestBody": BULK, "parameters": shown}
 
 
 def _inline(schema: dict[str, Any]) -> dict[str, Any]:
@@ -162,8 +161,7 @@ def streamed(begin: Any) -> Callable[[Any], Any]:
 def together(request: Request, given: Given, model: type[Body]) -> Any:
     """The fields of a body, and those of the query string. Raises InvalidRequest for one that is in both."""
     fields, extra = given.fields, from_query(request, model)
-    if given.media != arrow.MEDIA and "column" in request.query_params:
-        raise InvalidRequest("column is of Arrow bodies", field="column")
+    bodies.refuse_column(request)
     if given.media in (npy.MEDIA, arrow.MEDIA) and extra.get("relative") is True:
         fields = {"relative": fields["vectors"]}
         del extra["relative"]

@@ -49,11 +49,6 @@ class Running:
                 await asyncio.wrap_future(self.future)
 
 
-def is_small(rows: int, dims: tuple[int, int]) -> bool:
-    """Whether a product is done before another thread had begun it."""
-    return rows * dims[0] * dims[1] <= SMALL
-
-
 def translate(
     services: Services,
     translator: Translator,
@@ -71,7 +66,7 @@ def translate(
     def span(vectors: Tensor, made: Tensor) -> Flagged | None:
         return maths.apply_into(translator, vectors, made, precision=precision)
 
-    return _run(services, span, vectors, dims, out, here=is_small(len(vectors), dims))
+    return _run(services, span, vectors, dims, out)
 
 
 def relate(services: Services, projector: Tensor, mean: Tensor, vectors: Tensor, *, out: Tensor | None = None) -> Running:
@@ -82,7 +77,7 @@ def relate(services: Services, projector: Tensor, mean: Tensor, vectors: Tensor,
         at_mean = relate_into(projector, mean, vectors, made)
         return at_mean, torch.zeros_like(at_mean)
 
-    return _run(services, span, vectors, dims, out, here=is_small(len(vectors), dims))
+    return _run(services, span, vectors, dims, out)
 
 
 def decode(services: Services, decoder: Decoder, coordinates: Tensor, *, out: Tensor | None = None) -> Running:
@@ -94,7 +89,7 @@ def decode(services: Services, decoder: Decoder, coordinates: Tensor, *, out: Te
         made.copy_(done.vectors)
         return done.at_mean, done.outside
 
-    return _run(services, span, coordinates, dims, out, here=is_small(len(coordinates), dims))
+    return _run(services, span, coordinates, dims, out)
 
 
 def precision_error(translator: Translator, vectors: Tensor, made: Tensor) -> dict[str, float]:
@@ -112,15 +107,13 @@ def _run(
     vectors: Tensor,
     dims: tuple[int, int],
     out: Tensor | None,
-    *,
-    here: bool,
 ) -> Running:
     count = vectors.shape[0]
     if out is None:
         out = torch.empty(count, dims[1])
     if (vectors.shape[1], *out.shape) != (dims[0], count, dims[1]):  # torch would write it elsewhere, with a warning
         raise ValueError(f"{tuple(vectors.shape)} into {tuple(out.shape)} by {dims}")
-    if here:
+    if count * dims[0] * dims[1] <= SMALL:
         try:
             flagged = _rounded(span, vectors, out)
         except AnchorageError as error:
@@ -153,12 +146,13 @@ def _rounded(span: Callable[[Tensor, Tensor], Flagged | None], vectors: Tensor, 
     exact = torch.empty(out.shape)
     flagged = span(vectors, exact)
     out.copy_(exact)
-    _refuse_overflow(out)
+    refuse_overflow(~out.isfinite().all(dim=1))
     return flagged
 
 
-def _refuse_overflow(made: Tensor) -> None:
-    """Raises OutOfRange for rows that float16 cannot hold."""
-    wrong = (~made.isfinite().all(dim=1)).nonzero().flatten().tolist()
+def refuse_overflow(beyond: Tensor, field: str | None = None) -> None:
+    """Raises OutOfRange for the rows (n,) that float16 cannot hold."""
+    wrong = beyond.nonzero().flatten().tolist()
     if wrong:
-        raise OutOfRange(f"{len(wrong)} answers are beyond float16's largest number, 65504: ask for float32", rows=wrong)
+        detail = f"{len(wrong)} answers are beyond float16's largest number, 65504: ask for float32"
+        raise OutOfRange(detail, field=field, rows=wrong)

@@ -255,10 +255,10 @@ def apply(
     if served.dims != (reads, makes):  # what was looked up since is another
         raise Conflict(f"{space.anchor_set.name!r} was made anew meanwhile; look at it and try again", field="anchor_set")
     try:
-        running = served.run(services, given.vectors, form.empty(count, makes), precision)
+        made = served.run(services, given.vectors, form.empty(count, makes), precision).result()
     except AnchorageError as error:
         raise error.at(field) from None
-    return Answer(result(running, field), served, given.vectors, given.truncated)
+    return Answer(made, served, given.vectors, given.truncated)
 
 
 def result(running: Running, field: str) -> Translated:

@@ -38,14 +38,12 @@ NUMBER_BYTES = 16
 
 def named(services: Services, table: type[registry.Named], project: str, name: str, *, field: str) -> registry.Named:
     """A row by its name, without a query if it was looked up lately. Raises the not-found errors."""
-    key = (table.__tablename__, project, name)
-    moment = services.names.moment
-    found: registry.Named | None = services.names.find(key)
-    if found is None:
+
+    def look_up() -> registry.Named:
         with services.db.transaction() as session:
-            found = registry.by_name(session, table, project, name, field=field)
-        services.names.keep(key, found, moment)
-    return found
+            return registry.by_name(session, table, project, name, field=field)
+
+    return services.names.find_or((table.__tablename__, project, name), look_up)
 
 
 def check_count(vectors: Tensor, *, field: str, limits: Limits, dim: int | None = None) -> None:

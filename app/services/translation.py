@@ -121,14 +121,12 @@ def pair(services: Services, project: str, request: Request) -> tuple[tables.Spa
 
 def space(services: Services, project: str, anchor_set: str, encoder: str, field: str) -> tables.Space:
     """A space by its names, without a query if it was looked up lately. Raises the not-found errors and AnchorsNotEmbedded."""
-    key = ("space", project, anchor_set, encoder)
-    moment = services.names.moment
-    found: tables.Space | None = services.names.find(key)
-    if found is None:
+
+    def look_up() -> tables.Space:
         with services.db.transaction() as session:
-            found = space_row(session, project, anchor_set, encoder, field)
-        services.names.keep(key, found, moment)
-    return found
+            return space_row(session, project, anchor_set, encoder, field)
+
+    return services.names.find_or(("space", project, anchor_set, encoder), look_up)
 
 
 def space_row(session: Session, project: str, anchor_set: str, encoder: str, field: str) -> tables.Space:

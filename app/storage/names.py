@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from redis import Redis
 from redis.exceptions import RedisError
@@ -21,6 +21,8 @@ from redis.exceptions import RedisError
 from app.storage.connect import AWAY_S
 
 log = logging.getLogger("anchorage.names")
+
+Value = TypeVar("Value")
 
 #: a process that has not been heard of for so long remembers nothing
 LEASE_S = 1.0
@@ -62,6 +64,15 @@ class Names:
         if known is None or known[0] < time.monotonic() or not self._trusted:
             return None
         return known[1]
+
+    def find_or(self, key: Hashable, look_up: Callable[[], Value]) -> Value:
+        """What was kept under the key, or else what `look_up` finds now, which is kept."""
+        moment = self._moment
+        found: Value | None = self.find(key)
+        if found is None:
+            found = look_up()
+            self.keep(key, found, moment)
+        return found
 
     @property
     def moment(self) -> int:
