@@ -99,6 +99,20 @@ def listen(data_dir: Path) -> Iterator[Callable[..., tuple[str, int]]]:
         yield start
 
 
+@pytest.fixture(scope="session")
+def behind_a_socket() -> Callable[[ExitStack, FastAPI], tuple[str, int]]:
+    """Start an app behind a real socket, until the stack ends; returns its host and port. For fixtures of a whole module."""
+    return _listen
+
+
+@pytest.fixture(scope="session")
+def parallel() -> dict[str, np.ndarray]:
+    """Forty anchors of two encoders, `first` (8) and `second` (6), one a linear map of the other."""
+    generator = np.random.default_rng(7)
+    first = generator.normal(size=(40, 8)) + 0.5
+    return {"first": first, "second": 3 * first @ generator.normal(size=(8, 6)) - 2}
+
+
 def _listen(stack: ExitStack, app: FastAPI) -> tuple[str, int]:
     server = uvicorn.Server(uvicorn.Config(app, http=BoundedHttp, log_config=None, access_log=False, ws="none"))
     listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))

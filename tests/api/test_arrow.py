@@ -24,14 +24,11 @@ BOTH = pytest.mark.parametrize("path", [TRANSLATE, TRANSLATE + "&stream=true"], 
 
 
 @pytest.fixture(scope="module")
-def service(running: TestClient) -> Iterator[TestClient]:
+def service(running: TestClient, parallel: dict[str, np.ndarray]) -> Iterator[TestClient]:
     """The running service with two encoders, their parallel anchors and a classifier, for all tests here."""
-    generator = np.random.default_rng(7)
-    first = generator.normal(size=(40, 8)) + 0.5
-    anchors = {"first": first, "second": 3 * first @ generator.normal(size=(8, 6)) - 2}
-    for name, vectors in anchors.items():
+    for name, vectors in parallel.items():
         assert running.post("/encoders", json={"name": name, "dim": vectors.shape[1]}).status_code == 201
-    body = {"name": "items", "embeddings": {name: vectors.tolist() for name, vectors in anchors.items()}}
+    body = {"name": "items", "embeddings": {name: vectors.tolist() for name, vectors in parallel.items()}}
     assert running.post("/anchor-sets", json=body).status_code == 201
     head = {"name": "sign", "encoder": "second", "classes": ["no", "yes"], "weight": [[1] * 6, [-1] * 6]}
     assert running.post("/heads", json=head).status_code == 201

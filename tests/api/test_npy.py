@@ -27,14 +27,11 @@ VECTORS = np.random.default_rng(5).normal(size=(5, 8)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
-def service(running: TestClient) -> Iterator[TestClient]:
+def service(running: TestClient, parallel: dict[str, np.ndarray]) -> Iterator[TestClient]:
     """The running service with two encoders, their parallel anchors and two heads, for all tests here."""
-    generator = np.random.default_rng(7)
-    first = generator.normal(size=(40, 8)) + 0.5
-    anchors = {"first": first, "second": 3 * first @ generator.normal(size=(8, 6)) - 2}
-    for name, vectors in anchors.items():
+    for name, vectors in parallel.items():
         assert running.post("/encoders", json={"name": name, "dim": vectors.shape[1]}).status_code == 201
-    body = {"name": "items", "embeddings": {name: vectors.tolist() for name, vectors in anchors.items()}}
+    body = {"name": "items", "embeddings": {name: vectors.tolist() for name, vectors in parallel.items()}}
     assert running.post("/anchor-sets", json=body).status_code == 201
     classes = {"classes": ["no", "é"], "weight": [[1] * 6, [-1] * 6]}
     numbers = {"output": {"kind": "numbers"}, "weight": [[1e6] * 6, [1] * 6, [0] * 6]}

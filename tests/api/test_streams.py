@@ -7,7 +7,7 @@ import io
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,12 +16,10 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from pyarrow import ipc
 
 from app.api import arrow, edge, npy, streams
-from app.api.protocol import BoundedHttp
 from app.main import create_app
 from app.services.context import Limits
 from app.settings import Settings
@@ -109,23 +107,17 @@ def finish(connection: socket.socket) -> Reply:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(
+    tmp_path_factory: pytest.TempPathFactory,
+    behind_a_socket: Callable[[ExitStack, FastAPI], tuple[str, int]],
+    parallel: dict[str, np.ndarray],
+) -> Iterator[Service]:
     """A service behind a socket, with two encoders and their parallel anchors, for all tests here."""
     settings = Settings(data_dir=tmp_path_factory.mktemp("streams"), max_body_bytes=256 * 1024, max_stream_bytes=16 * 2**20)
     app = create_app(settings)
     with ExitStack() as stack:
-        server = uvicorn.Server(uvicorn.Config(app, http=BoundedHttp, log_config=None, access_log=False, ws="none"))
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        stack.callback(thread.join)
-        stack.callback(setattr, server, "should_exit", True)
-        while not server.started and thread.is_alive():
-            time.sleep(0.01)
-        made = Service(app, listener.getsockname())
-        generator = np.random.default_rng(7)
-        first = generator.normal(size=(40, 8)) + 0.5
-        anchors = {"first": first.tolist(), "second": (3 * first @ generator.normal(size=(8, 6)) - 2).tolist()}
+        made = Service(app, behind_a_socket(stack, app))
+        anchors = {name: vectors.tolist() for name, vectors in parallel.items()}
         bodies = [("/encoders", {"name": name, "dim": len(rows[0])}) for name, rows in anchors.items()]
         for path, body in [*bodies, ("/anchor-sets", {"name": "items", "embeddings": anchors})]:
             data = orjson.dumps(body)
