@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from app.errors import DegenerateAnchors
@@ -32,39 +32,82 @@ class HeldOut:
     do_nothing: Quality
 
 
-def cross_fit(
-    name: str, source: Float[Tensor, "k dx"], target: Float[Tensor, "k dy"], options: Options, *, seed: int = 0
-) -> HeldOut | None:
-    """Held-out quality of the distinct anchors by FOLDS-fold cross-fitting.
+@dataclass(frozen=True, eq=False)
+class Held:
+    """Every anchor translated by a fit that saw neither it nor a copy of it.
+
+    translated  (k, d_y), in the target encoder's units
+    first       (k,) which rows count: one of each group of anchors that are equal on either side
+    fold_of     (k,) which fold each anchor was held out in; copies share one
+    """
+
+    translated: Float64[Tensor, "k dy"]
+    first: Bool[Tensor, " k"]
+    fold_of: Int64[Tensor, " k"]
+
+
+def hold_out(
+    name: str,
+    source: Float[Tensor, "k dx"],
+    target: Float[Tensor, "k dy"],
+    options: Options,
+    *,
+    folds: int = FOLDS,
+    seed: int = 0,
+) -> Held | None:
+    """Translate every anchor by a fit on the other folds.
 
     source  (k, d_x) and target (k, d_y): raw anchors, the encoders' own units, row i the same item
-    Anchors that are equal on either side share a fold, and are measured once: a copy in another fold would have been seen.
-    Every fold's fit has 4/5 of the anchors, so the estimate is a little low. Index size of the retrieval numbers: the groups.
+    Anchors that are equal on either side share a fold, and are counted once: a copy in another fold would have been seen.
     Returns None below FEWEST groups, or when all anchors outside a fold are one vector. Raises InvalidOption.
     """
     source, target = source.double(), target.double()
-    group_of = _equal_on_either_side(source, target)
-    first = group_of == torch.arange(len(group_of))
-    groups = int(first.sum())
-    if groups < FEWEST:
+    parted = cut(source, target, folds=folds, seed=seed)
+    if parted is None:
         return None
-    fold_of = torch.empty_like(group_of)
-    fold_of[first] = torch.randperm(groups, generator=torch.Generator().manual_seed(seed)) % FOLDS
-    fold_of = fold_of[group_of]
+    first, fold_of = parted
     translated = torch.empty_like(target)
-    for fold in range(FOLDS):
+    for fold in range(folds):
         held = fold_of == fold
         try:
             x, y = fit_space(source[~held]), fit_space(target[~held])
         except DegenerateAnchors:
             return None
         translated[held] = apply(fit(name, x, y, _for_fewer(options, x.size)), source[held]).vectors.double()
+    return Held(translated, first, fold_of)
+
+
+def cut(
+    source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"], *, folds: int, seed: int
+) -> tuple[Bool[Tensor, " k"], Int64[Tensor, " k"]] | None:
+    """Which of the anchors count, and the fold of each, as `Held` has them; None below FEWEST groups."""
+    group_of = _equal_on_either_side(source, target)
+    first = group_of == torch.arange(len(group_of))
+    groups = int(first.sum())
+    if groups < FEWEST:
+        return None
+    fold_of = torch.empty_like(group_of)
+    fold_of[first] = torch.randperm(groups, generator=torch.Generator().manual_seed(seed)) % folds
+    return first, fold_of[group_of]
+
+
+def cross_fit(
+    name: str, source: Float[Tensor, "k dx"], target: Float[Tensor, "k dy"], options: Options, *, seed: int = 0
+) -> HeldOut | None:
+    """Held-out quality of the distinct anchors by FOLDS-fold cross-fitting; arguments, None and errors as of `hold_out`.
+
+    Every fold's fit has 4/5 of the anchors, so the estimate is a little low. Index size of the retrieval numbers: the groups.
+    """
+    held = hold_out(name, source, target, options, seed=seed)
+    if held is None:
+        return None
+    source, target = source.double(), target.double()
     mean = target.mean(dim=0)
-    native = (target - mean)[first]
+    native = (target - mean)[held.first]
     return HeldOut(
         folds=FOLDS,
-        translated=measure((translated - mean)[first], native),
-        do_nothing=measure((do_nothing(source, target.shape[1]) - mean)[first], native),
+        translated=measure((held.translated - mean)[held.first], native),
+        do_nothing=measure((do_nothing(source, target.shape[1]) - mean)[held.first], native),
     )
 
 
