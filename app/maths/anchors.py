@@ -48,6 +48,11 @@ def medoids(pool: Float[Tensor, "n d"], *, size: int, seed: int) -> list[int]:
     """
     check_size(size, pool.shape[0])
     points = fit_space(pool).unit
+    return sorted(set(torch.cdist(clusters(points, size=size, seed=seed), points).argmin(dim=1).tolist()))
+
+
+def clusters(points: Float64[Tensor, "n d"], *, size: int, seed: int) -> Float64[Tensor, "m d"]:
+    """The centres (m, d) of `size` clusters of points (n, d) by k-means: k-means++ start, Lloyd; 1 <= size <= n."""
     centres = _plus_plus(points, size, torch.Generator().manual_seed(seed))
     previous = None
     for _ in range(ITERATIONS):
@@ -59,7 +64,7 @@ def medoids(pool: Float[Tensor, "n d"], *, size: int, seed: int) -> list[int]:
         counts = torch.bincount(nearest, minlength=size)[:, None]
         # A cluster nobody is nearest to keeps its centre.
         centres = torch.where(counts > 0, sums / counts.clamp_min(1), centres)
-    return sorted(set(torch.cdist(centres, points).argmin(dim=1).tolist()))
+    return centres
 
 
 def _plus_plus(points: Float64[Tensor, "n d"], size: int, generator: torch.Generator) -> Float64[Tensor, "m d"]:

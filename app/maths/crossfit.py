@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from app.errors import DegenerateAnchors
+from app.maths.intervals import bootstrap_interval
 from app.maths.methods import Options, fit
-from app.maths.quality import Quality, do_nothing, measure
+from app.maths.quality import NEIGHBOURS, Quality, do_nothing, per_item, summary
 from app.maths.space import fit_space
 from app.maths.translator import apply
 
@@ -21,15 +22,24 @@ FEWEST = 10
 
 
 @dataclass(frozen=True)
+class Measured(Quality):
+    """Quality, and for each of its measures the interval in which 95 of 100 such means over other items would lie."""
+
+    intervals: dict[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
 class HeldOut:
     """folds       how many parts the anchors were cut into
     translated  quality of the translated anchors, each by a fit on the other parts
     do_nothing  the same for source vectors put into the target index as they are
+    native      the same for the target's own vectors: the ceiling, below 1 only where anchors tie
     """
 
     folds: int
-    translated: Quality
-    do_nothing: Quality
+    translated: Measured
+    do_nothing: Measured
+    native: Measured
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,9 +116,19 @@ def cross_fit(
     native = (target - mean)[held.first]
     return HeldOut(
         folds=FOLDS,
-        translated=measure((held.translated - mean)[held.first], native),
-        do_nothing=measure((do_nothing(source, target.shape[1]) - mean)[held.first], native),
+        translated=measured((held.translated - mean)[held.first], native),
+        do_nothing=measured((do_nothing(source, target.shape[1]) - mean)[held.first], native),
+        native=measured(native, native),
     )
+
+
+def measured(translated: Float64[Tensor, "n d"], native: Float64[Tensor, "n d"]) -> Measured:
+    """Quality of centred vectors (n, d) against native ones, with intervals by resampling the n items; n >= 2."""
+    items = per_item(translated, native, min(NEIGHBOURS, len(native) - 1))
+    names = {field.name: "reciprocal_rank" if field.name == "mrr" else field.name for field in fields(Quality)[2:]}
+    ends = bootstrap_interval(torch.stack([getattr(items, name) for name in names.values()], dim=1))
+    intervals = dict(zip(names, zip(*(end.tolist() for end in ends), strict=True), strict=True))
+    return Measured(**vars(summary(items)), intervals=intervals)
 
 
 def _equal_on_either_side(source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"]) -> Int64[Tensor, " k"]:
@@ -127,4 +147,5 @@ def _equal_on_either_side(source: Float64[Tensor, "k dx"], target: Float64[Tenso
 
 def _for_fewer(options: Options, anchors: int) -> Options:
     """A fold has fewer anchors than the whole fit, and omega may not exceed them."""
-    return {**options, "omega": min(int(options["omega"]), anchors)} if "omega" in options else options
+    omega = options.get("omega")
+    return options if omega is None else {**options, "omega": min(int(omega), anchors)}

@@ -9,12 +9,14 @@ Sources: Moschella et al. 2023, section 3 (cosine to anchors); centring on the a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
 from app.errors import DegenerateAnchors, DimensionMismatch, EmptyVectors, NonFinite, OutOfRange
+from app.maths.spectrum import Spectrum, kept_svd
 
 #: the largest magnitude accepted, about 1.3e30: differences of such values stay finite in float32, and it is itself a float32
 LARGEST = 2.0**100
@@ -30,11 +32,18 @@ class Space:
     mean   (d,)    m, in the encoder's own units
     scale  > 0     s, the mean distance of an anchor from m, in the encoder's own units
     unit   (k, d)  U, dimensionless; a row is zero when its anchor equals the mean
+    norms  (k,)    |A_i - m|, in the encoder's own units; zero for such a row
     """
 
     mean: Float64[Tensor, " d"]
     scale: float
     unit: Float64[Tensor, "k d"]
+    norms: Float64[Tensor, " k"]
+
+    @cached_property
+    def spectrum(self) -> Spectrum:
+        """That of U."""
+        return kept_svd(self.unit)
 
     @property
     def size(self) -> int:
@@ -127,7 +136,25 @@ def fit_space(anchors: Float[Tensor, "k d"]) -> Space:
         raise DegenerateAnchors(
             f"the {anchors.shape[0]} anchors are all the same vector, up to float32 rounding: centred, they have rank 0"
         )
-    return Space(mean=mean, scale=float(norms.mean()), unit=unit)
+    return Space(mean=mean, scale=float(norms.mean()), unit=unit, norms=norms)
+
+
+def uncentred(space: Space) -> Space:
+    """The same anchors about the origin in place of their mean: for encoders whose own zero means something.
+
+    Then U = A_i / |A_i|, s = mean of |A_i|, m = 0. Raises DegenerateAnchors when every anchor is zero, which none is after
+    `fit_space`.
+    """
+    anchors = space.unit * space.norms[:, None] + space.mean
+    norms = row_norms(anchors)
+    if not bool(norms.any()):
+        raise DegenerateAnchors("the anchors are all zero")
+    return Space(torch.zeros_like(space.mean), float(norms.mean()), unit_rows(anchors, norms), norms)
+
+
+def unscaled(space: Space) -> Space:
+    """The same space with rows (A_i - m) / s, whose lengths differ as the anchors' do: what an affine map is fitted to."""
+    return Space(space.mean, space.scale, space.unit * (space.norms / space.scale)[:, None], space.norms)
 
 
 def relative(vectors: Float[Tensor, "n d"], space: Space) -> Float64[Tensor, "n k"]:

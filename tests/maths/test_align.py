@@ -9,10 +9,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.errors import InvalidOption
-from app.maths.align import procrustes, ridge
+from app.maths import align
+from app.maths.pair import pair_of
 from app.maths.space import fit_space
 
 seeds = st.integers(0, 2**31)
+
+
+def procrustes(source: Tensor, target: Tensor) -> Tensor:
+    pair = pair_of(source, target)
+    return pair.join(align.procrustes(pair))
+
+
+def ridge(source: Tensor, target: Tensor, *, ridge: float) -> Tensor:
+    pair = pair_of(source, target)
+    return pair.join(align.regression(pair, ridge=ridge))
 
 
 def normal(seed: int, *shape: int) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from app.errors import InvalidOption
 from app.maths import align, graded, inverse
+from app.maths.pair import pair_of
 from app.maths.space import fit_space
 
 sizes = pytest.mark.parametrize(("k", "dx", "dy"), [(6, 9, 11), (9, 9, 9), (30, 8, 12)])
@@ -36,8 +37,9 @@ def test_powers_zero_and_one_are_irp_ridge(k, dx, dy):
 @sizes
 def test_powers_one_and_zero_are_ridge_regression(k, dx, dy):
     x, y = unit(2, k, dx), unit(3, k, dy)
+    pair = pair_of(x, y)
     found = graded.projector(x, power=1.0, ridge=0.3) @ graded.decoder(y, power=0.0, ridge=0.3)
-    torch.testing.assert_close(found, align.ridge(x, y, ridge=0.3), rtol=0, atol=1e-8)
+    torch.testing.assert_close(found, pair.join(align.regression(pair, ridge=0.3)), rtol=0, atol=1e-8)
     normal_equations = x.T @ x + 0.3 * torch.eye(dx, dtype=torch.float64)
     torch.testing.assert_close(found, torch.linalg.solve(normal_equations, x.T @ y), rtol=0, atol=1e-8)
 

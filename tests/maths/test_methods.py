@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from app.errors import InvalidOption, MethodNotIndependent, UnknownOption
-from app.maths.align import procrustes
+from app.maths import align
 from app.maths.inverse import irp
-from app.maths.methods import LARGEST_SEED, METHODS, fit, fit_decoder, resolve
+from app.maths.methods import LARGEST_SEED, METHODS, fit, fit_decoder, pair_for, resolve
+from app.maths.pair import pair_of
 from app.maths.space import fit_space
 
 
@@ -18,15 +19,19 @@ def normal(seed: int, *shape: int) -> Tensor:
 
 
 def test_the_methods_are_those_of_the_design():
-    assert list(METHODS) == ["irp", "irp-ridge", "graded", "procrustes", "ridge"]
+    joint = ["procrustes", "ridge", "toward-procrustes", "reduced-rank", "canonical", "affine"]
+    assert list(METHODS) == ["irp", "irp-ridge", "graded", *joint]
     assert [name for name, method in METHODS.items() if method.independent] == ["irp", "irp-ridge", "graded"]
 
 
 @pytest.mark.parametrize("name", list(METHODS))
-def test_a_method_has_a_projector_and_a_decoder_or_an_alignment_and_never_both(name):
-    method = METHODS[name]
-    assert (method.encode is not None) == (method.decode is not None) == (method.align is None) == method.independent
-    assert method.defaults["renormalise"] is True
+def test_a_method_has_a_projector_and_a_decoder_together_and_their_product_is_its_core(name):
+    method, options = METHODS[name], resolve(name, {}, anchors=20)
+    assert (method.encode is not None) == (method.decode is not None) == method.independent
+    if method.encode is not None and method.decode is not None:
+        x, y = fit_space(normal(20, 20, 9)), fit_space(normal(21, 20, 30))
+        pair = pair_for(name, x, y, options)
+        torch.testing.assert_close(pair.join(method.core(pair, options)), method.encode(x, options) @ method.decode(y, options))
 
 
 @pytest.mark.parametrize("name", list(METHODS))
@@ -46,7 +51,8 @@ def test_an_option_of_another_method_is_unknown():
 def test_given_options_lie_over_the_defaults_which_stay_as_they_are(name):
     before = dict(METHODS[name].defaults)
     assert resolve(name, {}, anchors=100) == before
-    assert resolve(name, {"renormalise": False}, anchors=100) == {**before, "renormalise": False}
+    given = {option: value for option, value in {"renormalise": False, "ridge": 0.5}.items() if option in before}
+    assert resolve(name, given, anchors=100) == {**before, **given} != before
     assert METHODS[name].defaults == before
 
 
@@ -102,7 +108,9 @@ def test_fit_serves_the_matrix_of_the_named_method_and_the_means_and_scale_of_th
     torch.testing.assert_close(translator.decoder.matrix, (source.unit.T @ decoder).float())
     torch.testing.assert_close(fit_decoder("irp", target, options).matrix, decoder.float())
     joint = fit("procrustes", source, target, resolve("procrustes", {"renormalise": False}, anchors=20))
-    torch.testing.assert_close(joint.decoder.matrix, procrustes(source.unit, target.unit).float())
+    torch.testing.assert_close(
+        joint.decoder.matrix, pair_of(source.unit, target.unit).join(align.procrustes(pair_of(source.unit, target.unit))).float()
+    )
     assert (translator.decoder.renormalise, joint.decoder.renormalise) == (True, False)
     for fitted in (translator, joint):
         assert torch.equal(fitted.source_mean, source.mean.float())
