@@ -2,9 +2,9 @@
 
 AnchorageError
 ├─ NotFound                  a name or id nobody has given
-│  └─ EncoderNotFound, AnchorSetNotFound, HeadNotFound, TranslatorNotFound, JobNotFound, ApiKeyNotFound
+│  └─ EncoderNotFound, AnchorSetNotFound, HeadNotFound, TranslatorNotFound, ContractNotFound, JobNotFound, ApiKeyNotFound
 ├─ Conflict                  the request is fine, the present state is not
-│  └─ NameTaken, InUse, EmbeddingsExist, AnchorCountMismatch, AnchorsNotEmbedded, InputsNotStored, EncoderChanged,
+│  └─ NameTaken, InUse, EmbeddingsExist, AnchorCountMismatch, AnchorsNotEmbedded, TooFewAnchors, InputsNotStored, EncoderChanged,
 │     JobFinished, RequestInProgress, ResourceGone
 ├─ Unauthenticated           no key, or one that opens nothing
 ├─ Forbidden                 a key whose scopes do not reach that far, or a Host this server does not answer to
@@ -27,15 +27,15 @@ AnchorageError
    └─ InvalidRequest, MissingField, UnequalAnchors, DimensionMismatch, RaggedRows, NonFinite, OutOfRange, BadShape, BadDtype,
       BadBase64, BadColumn, EmptyVectors, DegenerateAnchors, InvalidOption, UnknownOption, NotExactlyOne, MethodNotIndependent,
       EncoderNeedsVectors, EncoderUnavailable, InvalidInput, TokensNotRead, InvalidImage, InvalidHead, HeadTooSlow, InvalidSeeds,
-      IdempotencyKeyReused
+      QualityBelowMinimum, IdempotencyKeyReused
 
 No class knows HTTP: `app.api.problems` turns a class into a status, and a job's row stores the same code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 #: how many row numbers an error carries before it only counts them
 ROWS_SHOWN = 20
@@ -95,6 +95,10 @@ class TranslatorNotFound(NotFound):
     code = "translator-not-found"
 
 
+class ContractNotFound(NotFound):
+    code = "contract-not-found"
+
+
 class JobNotFound(NotFound):
     code = "job-not-found"
 
@@ -125,6 +129,12 @@ class AnchorCountMismatch(Conflict):
 
 class AnchorsNotEmbedded(Conflict):
     code = "anchors-not-embedded"
+
+
+class TooFewAnchors(Conflict):
+    """Too few distinct anchors to hold some of them out."""
+
+    code = "too-few-anchors"
 
 
 class InputsNotStored(Conflict):
@@ -390,6 +400,16 @@ class HeadTooSlow(Invalid):
 
 class InvalidSeeds(Invalid):
     code = "invalid-seeds"
+
+
+class QualityBelowMinimum(Invalid):
+    """A translator that promises less than was asked for; `found` is what it promises, None where nothing can be promised."""
+
+    code = "quality-below-minimum"
+
+    def __init__(self, detail: str, *, field: str | None = None, found: Mapping[str, Any] | None = None) -> None:
+        super().__init__(detail, field=field)
+        self.found = found
 
 
 class IdempotencyKeyReused(Invalid):

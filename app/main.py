@@ -22,17 +22,21 @@ from app.api import (
     anchor_sets,
     api_keys,
     bootstrap,
+    contracts,
     direct,
     edge,
     encoders,
+    evaluate,
     health,
     inference,
+    inspection,
     jobs,
     openai,
     problems,
     relative,
     stitch,
     tei,
+    thresholds,
     translate,
 )
 from app.api.edge import Admission, Edge
@@ -49,7 +53,24 @@ from workers.main import Worker
 log = logging.getLogger("anchorage")
 
 #: in the order in which they are looked through: those asked once a query first
-RESOURCES = (translate, relative, openai, tei, stitch, inference, encoders, anchor_sets, bootstrap, jobs, api_keys, health)
+RESOURCES = (
+    translate,
+    relative,
+    openai,
+    tei,
+    stitch,
+    inference,
+    encoders,
+    anchor_sets,
+    inspection,
+    contracts,
+    bootstrap,
+    evaluate,
+    thresholds,
+    jobs,
+    api_keys,
+    health,
+)
 
 DESCRIPTION = """
 Translates embeddings between encoders from a few hundred *parallel anchors*: the same items embedded by each encoder.

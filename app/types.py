@@ -52,12 +52,25 @@ class HeadOutput(StrEnum):
     image = "image"
 
 
+class Scores(StrEnum):
+    """Which cosine of two items replaces the old encoder's: what is compared in the target's space."""
+
+    #: a translated query with vectors that the target encoder made
+    translated_native = "translated-native"
+    #: both made by the target encoder
+    native_native = "native-native"
+    #: both translated
+    translated_translated = "translated-translated"
+
+
 class JobKind(StrEnum):
     bootstrap = "bootstrap"
     #: encode an anchor set's inputs by one or more encoders
     embed = "embed"
     #: fit a translator and measure it
     translator = "translator"
+    #: measure a translation on a client's own vectors
+    evaluate = "evaluate"
 
 
 class JobState(StrEnum):

@@ -74,3 +74,15 @@ def test_the_operators_page_quotes_the_fault_table() -> None:
     counts = ("requests", "ok", "busy", "broken", "dropped", "lost", "twice", "wrong")
     for name, row in faults.items():
         assert f"| {name} | {row['done']} | " + " | ".join(str(row[key]) for key in counts) + " |" in text
+
+
+def test_the_page_on_evaluations_quotes_the_benchmark() -> None:
+    """Every row of benchmarks/results/hubness.json is in the table, to the digits shown."""
+    text = (ROOT / "docs" / "evaluate.md").read_text()
+    results = json.loads((ROOT / "benchmarks" / "results" / "hubness.json").read_text())["results"]
+    for name, searches in results.items():
+        for search, kinds in searches.items():
+            for kind, row in kinds.items():
+                figures = [f"{row[key]:.3f}" for key in ("mrr", "mrr_csls", "recall", "recall_csls")]
+                figures += [f"{row[key]:.2f}" for key in ("skewness", "skewness_csls")]
+                assert f"| {name} | {search} | {kind} | " + " | ".join(figures) + " |" in text

@@ -11,6 +11,7 @@ from app.services import jobs
 from app.services.bootstrapping import run_bootstrap
 from app.services.context import Services
 from app.services.embedding import run_embed
+from app.services.evaluation import run_evaluation
 from app.services.translation import run_translator
 from app.storage.queue import ACTOR, QUEUE
 from app.types import JobKind
@@ -19,6 +20,7 @@ RUNNERS: dict[str, jobs.Run] = {
     JobKind.bootstrap: run_bootstrap,
     JobKind.embed: run_embed,
     JobKind.translator: run_translator,
+    JobKind.evaluate: run_evaluation,
 }
 
 

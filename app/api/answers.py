@@ -36,6 +36,9 @@ PIECE_NUMBERS = 2**18
 #: answers of more numbers are written by a thread, so that small ones need not wait for them
 INLINE_NUMBERS = 2**14
 
+#: what is said of an answer whatever its form
+SHOWN = ("method", "translator", "options", "precision", "quantised", "classes", "quality")
+
 #: flags that an answer's headers hold, and the longest of them
 FLAGS_SHOWN, MOST_HEADER_BYTES = 100, 8_000
 
@@ -206,9 +209,7 @@ def _weight(text: str) -> float:
 
 def metadata(about: Mapping[str, Any]) -> dict[str, str]:
     """What is said of an answer, beside its rows: short texts."""
-    shown = {
-        name: about[name] for name in ("method", "translator", "options", "precision", "classes", "quality") if about.get(name)
-    }
+    shown = {name: about[name] for name in SHOWN if about.get(name)}
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in shown.items()}
 
 

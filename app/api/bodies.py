@@ -49,7 +49,7 @@ INLINE_BYTES = 64 * 1024
 TABLE_BYTES = 1024
 
 #: fields whose lists of lists are read straight into one array
-TABLES = frozenset({"vectors", "relative", "native_vectors", "targets"})
+TABLES = frozenset({"vectors", "relative", "native_vectors", "targets", "native", "corpus", "pool"})
 
 IDEMPOTENCY_KEY = re.compile(r"[ -~]{1,255}")
 

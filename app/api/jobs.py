@@ -76,11 +76,12 @@ def wants_job(prefer: str | None) -> bool:
     return prefer is not None and "respond-async" in {item.partition(";")[0].strip().lower() for item in prefer.split(",")}
 
 
-def accepted(response: Response, row: tables.Job) -> Job:
-    """The answer of a request whose work a job does."""
+def accepted(response: Response, row: tables.Job, *, preferred: bool = True) -> Job:
+    """The answer of a request whose work a job does; `preferred`: because the client wanted it so."""
     response.status_code = 202
     response.headers["Location"] = f"/jobs/{row.id}"
-    response.headers["Preference-Applied"] = "respond-async"
+    if preferred:
+        response.headers["Preference-Applied"] = "respond-async"
     return describe(row)
 
 

@@ -67,6 +67,7 @@ class Problem(BaseModel):
     rows: list[int] | None = Field(None, description="The first 20 rows at fault, counted from 0.")
     row_count: int | None = Field(None, description="How many rows are at fault.")
     limit: int | None = None
+    found: dict[str, Any] | None = Field(None, description="What a translator promises that promises too little.")
     retry_after: int | None = Field(None, description="Seconds after which the same request may succeed, as in Retry-After.")
     request_id: str | None = Field(None, description="Also in X-Request-ID, and in the service's log.")
     errors: list[FieldError] | None = None
@@ -135,6 +136,7 @@ def respond(request: Request, error: errors.AnchorageError) -> Response:
         rows=error.rows or None,
         row_count=error.row_count or None,
         limit=error.limit,
+        found=getattr(error, "found", None),
         retry_after=error.retry_after_s,
     )
 

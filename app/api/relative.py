@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,7 +17,9 @@ from app.api.streams import Plan
 from app.api.translate import Flag
 from app.api.vector_routes import AnswerWriter, VectorRoute, streamed
 from app.api.wire import Dtype, Encoding, InputsBody, Name, Vectors
-from app.errors import NotExactlyOne
+from app.errors import InvalidOption, NotExactlyOne
+from app.maths import quantise
+from app.maths.quantise import FEWEST_BITS, MOST_BITS
 from app.services import serving
 from app.services.context import Services
 
@@ -25,7 +27,10 @@ router = APIRouter(tags=["vectors"], route_class=JsonRoute)
 
 
 class RelativeRequest(InputsBody):
-    """Vectors of `encoder`, or inputs for it. Power 0 gives the paper's cosines, above 0 the graded projector's coordinates."""
+    """Vectors of `encoder`, or inputs for it. Power 0 gives the paper's cosines, above 0 the graded projector's coordinates.
+
+    With `bits` each cosine is the nearest of 2^bits - 1 levels that are the same in every space: what differs little stays near.
+    """
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"encoder": "old", "anchor_set": "faq", "vectors": [[0.5, 0.1]]}]})
 
@@ -34,11 +39,29 @@ class RelativeRequest(InputsBody):
     vectors: Vectors = None
     encode_power: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     ridge: Annotated[float, Field(allow_inf_nan=False)] | None = Field(None, description="above power 0; default 1")
+    bits: Annotated[int, Field(ge=FEWEST_BITS, le=MOST_BITS)] | None = Field(None, description="of cosines; default: as they are")
     encoding: Encoding = "float"
     dtype: Dtype = "float32"
 
     def relation(self) -> serving.Relation:
-        return serving.Relation(self.encoder, self.anchor_set, self.encode_power, self.ridge)
+        if self.bits is not None and not quantise.keeps_levels(self.bits, self.dtype):
+            raise InvalidOption(f"{self.dtype} cannot tell the levels of {self.bits} bits apart: ask for float32", field="bits")
+        return serving.Relation(self.encoder, self.anchor_set, self.encode_power, self.ridge, self.bits)
+
+    def quantised(self) -> dict[str, Any]:
+        """What is said of a grid, if one was asked for."""
+        if self.bits is None:
+            return {}
+        step, bound = quantise.step(self.bits), quantise.bound(self.bits, dtype=self.dtype)
+        return {"quantised": {"bits": self.bits, "step": step, "bound": bound}}
+
+
+class Quantised(BaseModel):
+    """The grid that the cosines were put on: its levels are the multiples of `step`, and none moved farther than `bound`."""
+
+    bits: int
+    step: float
+    bound: float
 
 
 class RelativeAnswer(BaseModel):
@@ -47,6 +70,7 @@ class RelativeAnswer(BaseModel):
     vectors: Vectors
     count: int
     dim: int
+    quantised: Quantised | None = Field(None, description="absent unless bits were asked for")
     flags: list[Flag]
 
 
@@ -55,7 +79,7 @@ async def _stream(body: RelativeRequest, services: Services, project: str) -> Pl
     if body.vectors is not None or body.inputs is not None:
         raise NotExactlyOne("the vectors of a stream are its body", field="vectors")
     served = await run_in_threadpool(serving.make, services, project, body.relation())
-    return Plan(services, served, body.dtype, "float32", "relative")
+    return Plan(services, served, body.dtype, "float32", "relative", body.quantised())
 
 
 @streamed(_stream)
@@ -66,7 +90,7 @@ async def relative(body: RelativeRequest, writer: AnswerWriter, services: Svc, p
     made = answer.made
     count, dim = made.vectors.shape
     telemetry.BATCH_VECTORS.labels("relative").observe(count)
-    about = {"count": count, "dim": dim, "flags": answers.flags(made.at_mean, truncated=answer.truncated)}
+    about = {"count": count, "dim": dim, **body.quantised(), "flags": answers.flags(made.at_mean, truncated=answer.truncated)}
     return await vector_routes.write(writer, made.vectors, about)
 
 

@@ -7,9 +7,9 @@ after the last good rows, without its proper end, which HTTP clients report.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -55,13 +55,14 @@ DISCARD_S = 10
 
 @dataclass(frozen=True)
 class Plan:
-    """What answers a stream, and how."""
+    """What answers a stream, and how; `about`: what is said of it beside what serves it."""
 
     services: Services
     served: Served
     dtype: Dtype
     precision: Precision
     what: str
+    about: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -144,7 +145,7 @@ class _Stream(Response):
         super().__init__(b"", media_type=self.media)
         del self.headers["Content-Length"]
         served = plan.served
-        about = {"method": served.method, "translator": served.id, "options": dict(served.options or {})}
+        about = {"method": served.method, "translator": served.id, "options": dict(served.options or {}), **plan.about}
         self.headers.update(headers(about))
         self.about = metadata(about)
         self.plan, self.feed = plan, feed

@@ -21,8 +21,9 @@ from app.api.vector_routes import AnswerWriter, VectorRoute, streamed
 from app.api.wire import Body, Dtype, Encoding, InputsBody, Name, Vectors
 from app.errors import InvalidRequest, MissingField, NotExactlyOne
 from app.maths.methods import Options as MethodOptions
+from app.maths.selection import Use
 from app.maths.translator import Precision
-from app.services import products, serving, translation
+from app.services import products, promises, serving, translation
 from app.services.context import Services
 from app.services.writes import once
 from app.storage import tables
@@ -31,7 +32,18 @@ router = APIRouter(tags=["vectors"], route_class=JsonRoute)
 
 BATCH = telemetry.BATCH_VECTORS.labels("translate")
 
-Method = Literal["auto", "irp", "irp-ridge", "graded", "procrustes", "ridge"]
+Method = Literal[
+    "auto",
+    "irp",
+    "irp-ridge",
+    "graded",
+    "procrustes",
+    "ridge",
+    "toward-procrustes",
+    "reduced-rank",
+    "canonical",
+    "affine",
+]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -41,9 +53,15 @@ class Options(Body):
     delta: Annotated[Finite, Field(ge=0, le=1)] | None = Field(None, description="irp: pruning threshold, default 0.6")
     omega: Annotated[int, Field(ge=1, le=64)] | None = Field(None, description="irp: subspaces, default 8, at most k")
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(None, description="irp: chooses the subspaces' starts")
-    ridge: Annotated[Finite, Field(ge=0, le=1e6)] | None = Field(None, description="irp-ridge, graded, ridge: default 1")
+    ridge: Annotated[Finite, Field(ge=0, le=1e6)] | None = Field(
+        None, description="irp-ridge: default 1; the others choose it from the anchors: graded from each space's own"
+    )
     encode_power: Annotated[Finite, Field(ge=0, le=1)] | None = Field(None, description="graded: default 1")
     decode_power: Annotated[Finite, Field(ge=0, le=1)] | None = Field(None, description="graded: default 0.25")
+    centre: bool | None = Field(None, description="about the anchors' mean, or about zero; default true")
+    rank: Annotated[int, Field(ge=1, le=2**20)] | None = Field(None, description="reduced-rank: default 99 % of the map")
+    correlation_power: Annotated[Finite, Field(ge=0, le=1)] | None = Field(None, description="canonical: default 0.5")
+    dewhiten: Annotated[Finite, Field(ge=0, le=1)] | None = Field(None, description="canonical: default 0.5")
     renormalise: bool | None = Field(None, description="scale translated directions to unit length: default true")
     keep_norms: bool | None = Field(
         None, description="a vector farther from its mean than usual stays so: for decoders; default false"
@@ -53,14 +71,32 @@ class Options(Body):
         return self.model_dump(exclude_none=True)
 
 
-#: nobody writes to it; a default would be copied for each request
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class MinQuality(Body):
+    """The least that a translator must promise, measured on held-out anchors, or the request is refused with what it does."""
+
+    recall: Share | None = Field(None, description="of the 10 nearest that a native query finds, the share found")
+    recall_1: Share | None = Field(None, description="how often the very nearest is the same")
+    mrr: Share | None = Field(None, description="mean of 1 / rank of the item's own vector")
+    cosine: Share | None = Field(None, description="mean cosine to the item's own vector, about the anchors' mean")
+    jaccard_target: Share | None = None
+    jaccard_own: Share | None = None
+
+    def given(self) -> dict[str, float]:
+        return self.model_dump(exclude_none=True)
+
+
+#: nobody writes to them; a default would be copied for each request
 NO_OPTIONS = Options()
+NO_MINIMUM = MinQuality()
 
 
 @lru_cache(maxsize=1024)
-def _usual(source: str | None, target: str, anchor_set: str, method: str) -> translation.Request:
+def _usual(source: str | None, target: str, anchor_set: str, method: str, prefer: Use) -> translation.Request:
     """A request without options: most are, and equal to one a moment ago."""
-    return translation.Request(source, target, anchor_set, method, {})
+    return translation.Request(source, target, anchor_set, method, {}, prefer)
 
 
 class PairRequest(Body):
@@ -71,11 +107,21 @@ class PairRequest(Body):
     anchor_set: Name
     method: Method = "auto"
     options: Options = Field(default_factory=lambda: NO_OPTIONS)
+    prefer: Annotated[Use, Field(description="auto: what to choose the method by")] = "retrieval"
+    min_quality: MinQuality = Field(default_factory=lambda: NO_MINIMUM)
 
     def pair(self) -> translation.Request:
-        if self.options is NO_OPTIONS:
-            return _usual(self.source, self.target, self.anchor_set, self.method)
-        return translation.Request(self.source, self.target, self.anchor_set, self.method, self.options.given())
+        if self.options is NO_OPTIONS and self.min_quality is NO_MINIMUM:
+            return _usual(self.source, self.target, self.anchor_set, self.method, self.prefer)
+        return translation.Request(
+            self.source,
+            self.target,
+            self.anchor_set,
+            self.method,
+            self.options.given(),
+            self.prefer,
+            self.min_quality.given(),
+        )
 
 
 class TranslatorRequest(PairRequest):
@@ -163,16 +209,65 @@ class Quality(BaseModel):
     cosine: float
     mrr: float
     recall: float
+    recall_1: float | None = Field(None, description="null in reports that were made before it was measured")
     jaccard_target: float
     jaccard_own: float
 
 
+class Measured(Quality):
+    """The same, and for each measure the interval in which 95 of 100 such means over other items would lie."""
+
+    intervals: dict[str, tuple[float, float]]
+
+
 class HeldOut(BaseModel):
-    """Every anchor translated by a fit that never saw it, beside source vectors used as they are."""
+    """Every anchor translated by a fit that never saw it, beside source vectors used as they are, and the target's own."""
 
     folds: int
-    translated: Quality
-    do_nothing: Quality
+    translated: Measured
+    do_nothing: Measured
+    native: Measured
+
+
+class Promised(BaseModel):
+    """One measure's value, and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Promise(BaseModel):
+    """What a translator fitted to all `anchors` is expected to reach in an index of `index` items, at `neighbours` neighbours."""
+
+    anchors: int
+    index: int
+    neighbours: int
+    measures: dict[str, Promised]
+
+
+class Candidate(BaseModel):
+    """A method that auto has looked at, and its means over held-out anchors; agreement: with the nearest of some clusters."""
+
+    method: str
+    options: dict[str, Any]
+    recall: float
+    mrr: float
+    cosine: float
+    agreement: float
+    score: float = Field(description="what decides: for retrieval, recall and some MRR")
+    error: float = Field(description="standard error of its score's difference from the usual method's")
+
+
+class Choice(BaseModel):
+    """Why auto chose this translator."""
+
+    prefer: Use
+    reason: str
+    anchors: int
+    folds: int
+    found: dict[str, float] = Field(description="by measure, where no anchor has voted for what it is measured by")
+    candidates: list[Candidate] = Field(description="best first")
 
 
 class SpaceInReport(BaseModel):
@@ -188,6 +283,7 @@ class Report(BaseModel):
     """What to expect of a translator."""
 
     anchors: int
+    promise: Promise | None = Field(description="what min_quality is compared with; null as held_out is")
     held_out: HeldOut | None = Field(description="null below 10 distinct anchors, or where a fold leaves only one")
     cka: float | None = Field(description="debiased linear CKA of the two spaces")
     source: SpaceInReport
@@ -206,6 +302,7 @@ class Translator(BaseModel):
     method: str
     options: dict[str, Any]
     report: Report
+    choices: dict[Use, Choice] = Field(description="by what auto was asked to prefer, where it chose this one")
     created_at: datetime
 
 
@@ -218,6 +315,7 @@ def describe(row: tables.Translator) -> Translator:
         method=row.method,
         options=row.options,
         report=Report.model_validate(row.report),
+        choices={prefer: Choice.model_validate(choice) for prefer, choice in (row.choices or {}).items()},
         created_at=row.created_at,
     )
 
@@ -306,7 +404,9 @@ def create_translator(
         request = body.pair()
         source, target = translation.pair(services, project, request)
         fitted = translation.fit(services, project, source, target, request)
-        return translation.report(services, project, fitted.id, between=(source.id, target.id))
+        row = translation.report(services, project, fitted.id, between=(source.id, target.id))
+        promises.require(row, request.min_quality)
+        return row
 
     row = once(services, project, tables.Translator, make)
     response.headers["Location"] = f"/translators/{row.content}"

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from app.maths.space import row_norms, unit_rows
 
-#: how many query rows are compared with the whole index at once: keeps memory at CHUNK x n
+#: how many query rows are compared with the whole index at once, and how many cosines are held of them, 8 bytes each
 CHUNK = 1024
+COSINES = 2**24
 
 #: the neighbourhood size of recall and of the Jaccards
 NEIGHBOURS = 10
@@ -32,8 +33,47 @@ class Quality:
     cosine: float
     mrr: float
     recall: float
+    recall_1: float
     jaccard_target: float
     jaccard_own: float
+
+
+@dataclass(frozen=True, eq=False)
+class PerItem:
+    """One translation's numbers of each of n items, each (n,): their means are those of `Quality`, at `k` neighbours.
+
+    cosine           cos(translated_i, native_i)
+    reciprocal_rank  1 / rank of native_i in the whole index
+    recall           share of the k items that the native query finds which the translated one finds too
+    recall_1         1 where both find the same item first, else 0
+    jaccard_target, jaccard_own  of the lists that `jaccard` compares
+    """
+
+    k: int
+    cosine: Float64[Tensor, " n"]
+    reciprocal_rank: Float64[Tensor, " n"]
+    recall: Float64[Tensor, " n"]
+    recall_1: Float64[Tensor, " n"]
+    jaccard_target: Float64[Tensor, " n"]
+    jaccard_own: Float64[Tensor, " n"]
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What n queries find in an index of m rows, best first.
+
+    near      (n, k) rows, the query's own item left out where it is one of them
+    with_own  (n, k) rows, the own item among them where it is one; the same as `near` where it is not
+    ranks     (n,) the 1-based rank of the row that is sought, in the whole index; a tie counts against it
+    """
+
+    near: Int64[Tensor, "n k"]
+    with_own: Int64[Tensor, "n k"]
+    ranks: Int64[Tensor, " n"]
+
+
+#: scores of queries for a whole index, as (first query, block (c, m)); a block may be overwritten once it has been given
+Blocks = Iterator[tuple[int, Float64[Tensor, "c m"]]]
 
 
 def unit(vectors: Float[Tensor, "n d"]) -> Float64[Tensor, "n d"]:
@@ -47,10 +87,11 @@ def cosine(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> fl
     return float((unit(translated) * unit(native)).sum(dim=1).mean())
 
 
-def similarities(queries: Float64[Tensor, "n d"], index: Float64[Tensor, "m d"]) -> Iterator[tuple[int, Float64[Tensor, "c m"]]]:
+def similarities(queries: Float64[Tensor, "n d"], index: Float64[Tensor, "m d"]) -> Blocks:
     """Cosines of unit queries (n, d) to a unit index (m, d), as (first row, block of at most CHUNK rows)."""
-    for start in range(0, queries.shape[0], CHUNK):
-        yield start, queries[start : start + CHUNK] @ index.T
+    step = max(1, min(CHUNK, COSINES // index.shape[0]))
+    for start in range(0, queries.shape[0], step):
+        yield start, queries[start : start + step] @ index.T
 
 
 def ranks(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> Int64[Tensor, " n"]:
@@ -84,9 +125,30 @@ def neighbours(
     return torch.cat(found)
 
 
+def search(blocks: Blocks, k: int, *, own: bool, sought: Int64[Tensor, " n"] | None = None) -> Found:
+    """What queries find by their scores, in one pass over the blocks: neighbours as `neighbours` has them, ranks as `ranks`.
+
+    k       in 1..m, or 1..m-1 where the queries' own items are in the index
+    own     whether row i of the index is the item of query i: then it is what is sought, and left out of `near`
+    sought  (n,) otherwise: the row that each query seeks; None: the one that it finds first
+    """
+    near, with_own, ranks = [], [], []
+    for start, block in blocks:
+        stop = start + block.shape[0]
+        best = block.topk(k, dim=1).indices
+        wanted = torch.arange(start, stop) if own else best[:, 0] if sought is None else sought[start:stop]
+        ranks.append((block >= block.gather(1, wanted[:, None])).sum(dim=1))
+        with_own.append(best)
+        if own:
+            near.append(block.scatter_(1, wanted[:, None], -torch.inf).topk(k, dim=1).indices)
+    everything = torch.cat(with_own)
+    return Found(torch.cat(near) if own else everything, everything, torch.cat(ranks))
+
+
 def shared(first: Int64[Tensor, "n k"], second: Int64[Tensor, "n k"]) -> Int64[Tensor, " n"]:
     """How many members two neighbour lists (n, k) have in common, row by row."""
-    return (first[:, :, None] == second[:, None, :]).sum(dim=(1, 2))
+    steps = [slice(start, start + CHUNK) for start in range(0, len(first), CHUNK)]
+    return torch.cat([(first[rows, :, None] == second[rows, None, :]).sum(dim=(1, 2)) for rows in steps])
 
 
 def recall(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"], k: int = NEIGHBOURS) -> float:
@@ -116,22 +178,72 @@ def jaccard(
     index = translated if own_space else native
     ours = neighbours(translated, index, k, self_included=not own_space)
     truth = neighbours(native, native, k, self_included=not own_space)
-    common = shared(ours, truth).double()
-    return float((common / (2 * k - common)).mean())
+    return float(overlap(ours, truth).mean())
+
+
+def overlap(first: Int64[Tensor, "n k"], second: Int64[Tensor, "n k"]) -> Float64[Tensor, " n"]:
+    """|A & B| / |A | B| of two neighbour lists (n, k), row by row, in [0, 1]."""
+    common = shared(first, second).double()
+    return common / (2 * first.shape[1] - common)
+
+
+def per_item(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"], k: int | None = None) -> PerItem:
+    """Every number of every item, at k neighbours, at most n - 1; None: min(10, n - 1). Needs n >= 2, and centred vectors."""
+    k = min(NEIGHBOURS, translated.shape[0] - 1) if k is None else k
+    ours, truth = unit(translated), unit(native)
+    wanted = search(similarities(truth, truth), k, own=True)
+    return compare(
+        ours,
+        truth,
+        found=search(similarities(ours, truth), k, own=True),
+        wanted=wanted,
+        own=search(similarities(ours, ours), k, own=True).near,
+        own_wanted=wanted.near,
+    )
+
+
+def compare(
+    translated: Float64[Tensor, "n d"],
+    native: Float64[Tensor, "n d"],
+    *,
+    found: Found,
+    wanted: Found,
+    own: Int64[Tensor, "n j"],
+    own_wanted: Int64[Tensor, "n j"],
+) -> PerItem:
+    """The numbers of unit queries (n, d) from what they find.
+
+    found, wanted    what the translated and the native queries find in one index
+    own, own_wanted  (n, j) each query's neighbours among the queries of its own kind, the item itself left out
+    """
+    k = found.near.shape[1]
+    return PerItem(
+        k=k,
+        cosine=(translated * native).sum(dim=1),
+        reciprocal_rank=1.0 / found.ranks.double(),
+        recall=shared(found.near, wanted.near).double() / k,
+        recall_1=(found.near[:, 0] == wanted.near[:, 0]).double(),
+        jaccard_target=overlap(found.with_own, wanted.with_own),
+        jaccard_own=overlap(own, own_wanted),
+    )
 
 
 def measure(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> Quality:
     """Every number at once, at min(10, n - 1) neighbours. Needs n >= 2; vectors centred, see the module."""
-    n = translated.shape[0]
-    k = min(NEIGHBOURS, n - 1)
+    return summary(per_item(translated, native))
+
+
+def summary(items: PerItem) -> Quality:
+    """The means over the items."""
     return Quality(
-        n=n,
-        k=k,
-        cosine=cosine(translated, native),
-        mrr=mrr(translated, native),
-        recall=recall(translated, native, k),
-        jaccard_target=jaccard(translated, native, k),
-        jaccard_own=jaccard(translated, native, k, own_space=True),
+        n=len(items.cosine),
+        k=items.k,
+        cosine=float(items.cosine.mean()),
+        mrr=float(items.reciprocal_rank.mean()),
+        recall=float(items.recall.mean()),
+        recall_1=float(items.recall_1.mean()),
+        jaccard_target=float(items.jaccard_target.mean()),
+        jaccard_own=float(items.jaccard_own.mean()),
     )
 
 

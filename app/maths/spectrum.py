@@ -15,6 +15,10 @@ from app.errors import InvalidOption
 LARGEST_RIDGE = 1e6
 
 
+#: the part of a covariance that its shrinkage replaces at most
+MOST_SHRUNK = 0.9
+
+
 def rank_tolerance(shape: tuple[int, ...], largest: float) -> float:
     """The singular value below which a direction is rounding noise: max(n, d) * eps * the largest one."""
     return max(shape) * torch.finfo(torch.float64).eps * largest
@@ -100,15 +104,16 @@ def check_ridge(ridge: float | None) -> None:
 def shrinkage(spectrum: Spectrum, *, dim: int) -> float:
     """Ledoit and Wolf's shrinkage of the covariance of unit anchors, as a ridge: k/d rho / (1 - rho).
 
-    With S = U^T U / k, whose trace is 1:  rho = min(1, ((1 - |S|^2) / k) / (|S|^2 - 1/d)). Rows of norm 1 make the sum of the
-    fourth moments k. dim: d. Returns a number >= 0, at most LARGEST_RIDGE, on the scale of squared singular values.
+    With S = U^T U / k, whose trace is 1:  rho = ((1 - |S|^2) / k) / (|S|^2 - 1/d), at most MOST_SHRUNK (anchors without any
+    structure would be shrunk wholly). Rows of norm 1 make the sum of the fourth moments k. dim: d.
+    Returns a number >= 0, on the scale of squared singular values.
     Source: Ledoit and Wolf 2004, section 3.3.
     """
     k = spectrum.left.shape[0]
     power = float(spectrum.values.pow(4).sum()) / k**2
     spread = power - 1.0 / dim
-    rho = min(1.0, max(0.0, 1.0 - power) / k / spread) if spread > 0 else 1.0
-    return min(LARGEST_RIDGE, k / dim * rho / (1.0 - rho)) if rho < 1.0 else LARGEST_RIDGE
+    rho = min(MOST_SHRUNK, max(0.0, 1.0 - power) / k / spread) if spread > 0 else MOST_SHRUNK
+    return k / dim * rho / (1.0 - rho)
 
 
 def usual_ridge(spectrum: Spectrum, *, dim: int) -> float:
@@ -121,4 +126,4 @@ def usual_ridge(spectrum: Spectrum, *, dim: int) -> float:
     if not len(spectrum.values):
         return 1.0
     mean = (spectrum.values.square() + shrinkage(spectrum, dim=dim)).log().mean()
-    return min(LARGEST_RIDGE, 0.5 * math.exp(float(mean)))
+    return 0.5 * math.exp(float(mean))

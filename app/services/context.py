@@ -22,9 +22,10 @@ LEASE_S = 30.0
 #: requests answered in threads at once; most of them only wait
 THREADS = 128
 
-#: fits, and loads of models, at once in one process, and how many requests more wait for their turn, for how long: each occupies
-#: one of the threads that could answer others
+#: fits, evaluations and loads of models, at once in one process, and how many requests more wait for their turn, for how long:
+#: each occupies one of the threads that could answer others
 FITS, FITS_WAITING = 2, 6
+EVALUATIONS, EVALUATIONS_WAITING = 2, 6
 LOADS, LOADS_WAITING = 2, 14
 TURN_WAIT_S = 30.0
 
@@ -95,6 +96,7 @@ class Services:
     #: how long to wait for a turn at heavy work; None: for as long as it takes
     turn_wait_s: float | None = TURN_WAIT_S
     _fits: Turns = field(default_factory=lambda: Turns("fitting translators,", FITS, FITS_WAITING))
+    _evaluations: Turns = field(default_factory=lambda: Turns("evaluating translations,", EVALUATIONS, EVALUATIONS_WAITING))
     _loads: Turns = field(default_factory=lambda: Turns("loading encoders,", LOADS, LOADS_WAITING))
     #: taken by whoever decodes images
     decoding: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(DECODINGS))
@@ -112,6 +114,10 @@ class Services:
     def fitting(self) -> AbstractContextManager[None]:
         """A turn at fitting a translator. Raises Overloaded when none comes."""
         return self._fits.take(self.turn_wait_s)
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """A turn at measuring a translation. Raises Overloaded when none comes."""
+        return self._evaluations.take(self.turn_wait_s)
 
     def loading(self) -> AbstractContextManager[None]:
         """A turn at loading an encoder. Raises Overloaded when none comes."""

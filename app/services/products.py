@@ -13,6 +13,7 @@ from torch import Tensor
 
 from app.errors import AnchorageError, OutOfRange
 from app.maths import translator as maths
+from app.maths.quantise import quantise_in_place
 from app.maths.relating import relate_into
 from app.maths.space import check_vectors
 from app.maths.translator import Decoder, Flagged, Precision, Translated, Translator
@@ -69,12 +70,25 @@ def translate(
     return _run(services, span, vectors, dims, out)
 
 
-def relate(services: Services, projector: Tensor, mean: Tensor, vectors: Tensor, *, out: Tensor | None = None) -> Running:
-    """Begin to make vectors whose shape is right relative, as `translate` does; nothing is outside."""
+def relate(
+    services: Services,
+    projector: Tensor,
+    mean: Tensor,
+    vectors: Tensor,
+    *,
+    out: Tensor | None = None,
+    bits: int | None = None,
+) -> Running:
+    """Begin to make vectors whose shape is right relative, as `translate` does; nothing is outside.
+
+    bits  of the grid that cosines are put on; None: none
+    """
     dims = (projector.shape[0], projector.shape[1])
 
     def span(vectors: Tensor, made: Tensor) -> Flagged | None:
         at_mean = relate_into(projector, mean, vectors, made)
+        if bits is not None:
+            quantise_in_place(made, bits=bits)
         return at_mean, torch.zeros_like(at_mean)
 
     return _run(services, span, vectors, dims, out)

@@ -96,51 +96,63 @@ class Translation:
         return source, source.encoder.dim, target.encoder.dim
 
     def make(self, services: Services, project: str) -> tuple[_Recipe, Sequence[Any]]:
-        """Raises the option errors."""
-        fitted = translation.fit(services, project, *translation.pair(services, project, self.request), self.request)
+        """Raises the option errors, and QualityBelowMinimum."""
+        source, target = translation.pair(services, project, self.request)
+        fitted = translation.fit(services, project, source, target, self.request)
+        translation.keep(services, project, fitted, source, target, self.request)
         build = partial(_translating, fitted.id, fitted.method, fitted.options)
         return _Recipe((fitted.key,), build), (fitted.translator,)
 
 
 @dataclass(frozen=True)
 class Relation:
-    """Vectors into their coordinates relative to the anchors, n(x) E. Power 0: the paper's cosines, which have no `ridge`."""
+    """Vectors into their coordinates relative to the anchors, n(x) E. Power 0: the paper's cosines, which have no `ridge`.
+
+    bits  of the grid that they are put on; only cosines have one
+    """
 
     encoder: str
     anchor_set: str
     encode_power: float = 0.0
     ridge: float | None = None
+    bits: int | None = None
 
     field: ClassVar[str | None] = None
 
     @property
     def key(self) -> Key:
-        return ("relative", self.encoder, self.anchor_set, self.encode_power, self.ridge)
+        return ("relative", self.encoder, self.anchor_set, self.encode_power, self.ridge, self.bits)
 
     def look_up(self, services: Services, project: str) -> tuple[tables.Space, int, int]:
-        """As of a translation. Raises UnknownOption, too."""
-        if self.encode_power == 0 and self.ridge is not None:
-            raise UnknownOption("ridge is an option of encode_power above 0 only", field="ridge")
+        """As of a translation. Raises UnknownOption and InvalidOption, too."""
+        self.check()
         space = self._space(services, project)
         return space, space.encoder.dim, space.anchor_set.size
 
+    def check(self) -> None:
+        """Raises UnknownOption and InvalidOption for options that do not go together."""
+        if self.encode_power == 0 and self.ridge is not None:
+            raise UnknownOption("ridge is an option of encode_power above 0 only", field="ridge")
+        if self.encode_power != 0 and self.bits is not None:
+            raise InvalidOption("bits are of cosines: coordinates of another encode_power have no common range", field="bits")
+
     def make(self, services: Services, project: str) -> tuple[_Recipe, Sequence[Any]]:
-        """Raises InvalidOption."""
+        """Raises UnknownOption and InvalidOption."""
+        self.check()
         row = self._space(services, project)
-        ridge = 1.0 if self.ridge is None else self.ridge
         fitted = spaces.fitted_space(services, row)
-        key: Key = ("projector", row.blob, self.encode_power, ridge)
+        key: Key = ("projector", row.blob, self.encode_power, self.ridge)
         try:
             projector = services.cache.get_or_make(
                 key,
-                lambda: graded.projector(fitted.unit, power=self.encode_power, ridge=ridge).float().contiguous(),
+                lambda: graded.projector(fitted.unit, power=self.encode_power, ridge=self.ridge).float().contiguous(),
                 lambda matrix: matrix.nbytes,
                 shared=MATRIX,
             )
         except InvalidOption as error:
             error.field = (error.field or "encode_power").removeprefix("options.")
             raise
-        return _Recipe((key, spaces.space_key(row)), _relating), (projector, fitted)
+        return _Recipe((key, spaces.space_key(row)), partial(_relating, self.bits)), (projector, fitted)
 
     def _space(self, services: Services, project: str) -> tables.Space:
         return translation.space(services, project, self.anchor_set, self.encoder, "encoder")
@@ -178,7 +190,7 @@ class Decoding:
             lambda made: made.nbytes,
             shared=DECODER,
         )
-        shown = {name: value for name, value in options.items() if name not in ("encode_power", "keep_norms")}
+        shown = {name: value for name, value in options.items() if name not in ("encode_power", "keep_norms", "centre")}
 
         return _Recipe((key,), partial(_decoding, method, shown)), (decoder,)
 
@@ -186,6 +198,12 @@ class Decoding:
         method, given = self.request.method, self.request.options
         if "encode_power" in given:
             raise UnknownOption("relative vectors are encoded already; say how with relative_power", field="options.encode_power")
+        if self.request.min_quality:
+            raise InvalidOption(
+                "of relative vectors nothing is promised: send vectors of a source", field="min_quality"
+            )
+        if "centre" in given:
+            raise UnknownOption("relative vectors are about the anchors' mean", field="options.centre")
         if "keep_norms" in given:
             raise UnknownOption("relative vectors have lost their norms: there are none to keep", field="options.keep_norms")
         if method in ("auto", "graded"):
@@ -282,10 +300,10 @@ def _translating(id: str, method: str, options: methods.Options, translator: Tra
     )
 
 
-def _relating(projector: Tensor, space: Space) -> Served:
+def _relating(bits: int | None, projector: Tensor, space: Space) -> Served:
     mean = space.mean.float()
     return Served(
-        run=lambda services, vectors, out, precision: products.relate(services, projector, mean, vectors, out=out),
+        run=lambda services, vectors, out, precision: products.relate(services, projector, mean, vectors, out=out, bits=bits),
         dims=(projector.shape[0], projector.shape[1]),
     )
 

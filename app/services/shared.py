@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
+import orjson
 import torch
 from torch import Tensor
 
+from app.maths.selection import Choice, Scored
 from app.maths.space import Space
 from app.maths.translator import Decoder, Translator
 from app.storage.cache import Shared
@@ -45,8 +49,18 @@ def _load_translator(tensors: dict[str, Tensor]) -> Translator:
 
 
 SPACE: Shared[Space] = Shared(
-    dump=lambda space: {"mean": space.mean, "unit": space.unit, "scale": _number(space.scale)},
-    load=lambda tensors: Space(tensors["mean"], float(tensors["scale"]), tensors["unit"]),
+    dump=lambda space: {"mean": space.mean, "unit": space.unit, "norms": space.norms, "scale": _number(space.scale)},
+    load=lambda tensors: Space(tensors["mean"], float(tensors["scale"]), tensors["unit"], tensors["norms"]),
+)
+
+
+def _load_choice(tensors: dict[str, Tensor]) -> Choice:
+    told = orjson.loads(tensors["json"].numpy().tobytes())
+    return Choice(**{**told, "candidates": [Scored(**each) for each in told["candidates"]]})
+
+
+CHOICE: Shared[Choice] = Shared(
+    dump=lambda choice: {"json": torch.frombuffer(bytearray(orjson.dumps(asdict(choice))), dtype=torch.uint8)}, load=_load_choice
 )
 MATRIX: Shared[Tensor] = Shared(dump=lambda matrix: {"matrix": matrix}, load=lambda tensors: tensors["matrix"])
 DECODER: Shared[Decoder] = Shared(dump=_dump_decoder, load=_load_decoder)

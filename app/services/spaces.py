@@ -70,6 +70,10 @@ def checked(vectors: Tensor, *, field: str, limits: Limits, dim: int | None = No
     return vectors.float()
 
 
+#: what a space weighs, in the size of its unit anchors: they, and the two factors of their spectrum, once it is asked for
+SPECTRA = 3
+
+
 def sent(vectors: Tensor | None, inputs: Inputs | None) -> tuple[str, int]:
     """Which of the two fields a client sent, and how many rows: exactly one of them. Raises NotExactlyOne."""
     if vectors is not None and inputs is None:
@@ -274,8 +278,8 @@ def anchors(services: Services, space: tables.Space) -> Tensor:
 
 
 def space_key(space: tables.Space) -> Key:
-    """Where the cache has it."""
-    return ("space", space.blob)
+    """Where the cache has it; another word than the one of versions whose spaces had no norms."""
+    return ("space and norms", space.blob)
 
 
 def fitted_space(services: Services, space: tables.Space) -> spaces.Space:
@@ -283,7 +287,7 @@ def fitted_space(services: Services, space: tables.Space) -> spaces.Space:
     return services.cache.get_or_make(
         space_key(space),
         lambda: spaces.fit_space(anchors(services, space)),
-        lambda fitted: fitted.unit.nbytes + fitted.mean.nbytes,
+        lambda fitted: SPECTRA * fitted.unit.nbytes,
         shared=SPACE,
     )
 

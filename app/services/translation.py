@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
@@ -10,28 +11,29 @@ from typing import Any
 import orjson
 from sqlalchemy.orm import Session
 
-from app.errors import Conflict
-from app.maths import methods, quality, selection
-from app.maths.crossfit import cross_fit
+from app.errors import Conflict, UnknownOption
+from app.maths import methods, selection
 from app.maths.translator import Translator, content_hash
-from app.services import spaces
+from app.services import promises, reporting, spaces
 from app.services.context import Services
 from app.services.jobs import Done, Progress, submit
-from app.services.shared import TRANSLATOR
+from app.services.shared import CHOICE, TRANSLATOR
 from app.services.writes import note
 from app.storage import registry, tables
 from app.storage.cache import Key
 from app.types import JobKind
 
-#: what a cached id weighs, with its key
+#: what a cached id weighs, with its key, and a choice with its candidates
 ID_BYTES = 1024
+CHOICE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
 class Request:
     """A pair of spaces and how to fit between them; `method` may be auto, `options` are the client's.
 
-    `source` may be None for relative vectors, whose source need not be known.
+    `source` may be None for relative vectors, whose source need not be known. `prefer` is what auto chooses by, `min_quality`
+    what a translator must promise to be served.
     """
 
     source: str | None
@@ -39,11 +41,14 @@ class Request:
     anchor_set: str
     method: str
     options: methods.Options
+    prefer: selection.Use = "retrieval"
+    min_quality: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def key(self) -> Key:
         """Equal for requests of one translator."""
-        return (self.source, self.target, self.anchor_set, self.method, canonical(self.options))
+        made = (self.source, self.target, self.anchor_set, self.method, canonical(self.options), self.prefer)
+        return (*made, canonical(self.min_quality))
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +64,7 @@ class Fitted:
 
 def fit(services: Services, project: str, source: tables.Space, target: tables.Space, request: Request) -> Fitted:
     """The cached translator, or a new one with its row written. Raises UnknownOption and InvalidOption."""
-    method = request.method if request.method != "auto" else selection.choose()
-    options = methods.resolve(method, request.options, anchors=source.anchor_set.size)
+    method, options, choice = _settled(services, source, target, request)
 
     def make() -> Translator:
         x, y = spaces.fitted_space(services, source), spaces.fitted_space(services, target)
@@ -71,11 +75,28 @@ def fit(services: Services, project: str, source: tables.Space, target: tables.S
     translator = services.cache.get_or_make(key, make, lambda made: made.nbytes, shared=TRANSLATOR)
     # By the spaces' rows, not by their content: a set that was deleted and made again has new rows to write down.
     content = services.cache.get_or_make(
-        ("written", source.id, target.id, method, canonical(options)),
-        lambda: _written_down(services, project, source, target, translator, method, options),
+        ("written", source.id, target.id, method, canonical(options), None if choice is None else choice.prefer),
+        lambda: _written_down(services, project, source, target, translator, method, options, choice),
         lambda _: ID_BYTES,
     )
     return Fitted(content, translator, method, options, key)
+
+
+def keep(services: Services, project: str, fitted: Fitted, source: tables.Space, target: tables.Space, request: Request) -> None:
+    """Raises QualityBelowMinimum where the translator promises less than the request, or its pair's contract, asks for."""
+    agreed = promises.agreed(services, source, target)
+    if agreed or request.min_quality:
+        row = report(services, project, fitted.id, between=(source.id, target.id))
+        promises.require(row, agreed, field="anchor_set")
+        promises.require(row, request.min_quality, field="min_quality")
+
+
+def check(request: Request, *, anchors: int) -> None:
+    """What can be known of a request's options before anything is fitted. Raises UnknownOption and InvalidOption."""
+    if request.method == "auto":
+        _shape(request.options)
+    else:
+        methods.resolve(request.method, request.options, anchors=anchors)
 
 
 def report(services: Services, project: str, content: str, *, between: tuple[str, str] | None = None) -> tables.Translator:
@@ -83,7 +104,7 @@ def report(services: Services, project: str, content: str, *, between: tuple[str
     with services.db.transaction() as session:
         row = registry.translator(session, project, content, between=between)
     if row.report is None:
-        measured = _measure(services, row)
+        measured = reporting.measure(services, row)
         with services.db.transaction() as session:
             row = registry.translator(session, project, content, between=(row.source_id, row.target_id))
             row.report = measured
@@ -93,8 +114,7 @@ def report(services: Services, project: str, content: str, *, between: tuple[str
 def request_translator(services: Services, project: str, request: Request) -> tables.Job:
     """Queue the fit and its report. Raises what can be known now: the not-found errors, UnknownOption, InvalidOption."""
     source, _ = pair(services, project, request)
-    method = request.method if request.method != "auto" else selection.choose()
-    methods.resolve(method, request.options, anchors=source.anchor_set.size)
+    check(request, anchors=source.anchor_set.size)
     return submit(services, project, JobKind.translator, asdict(request))
 
 
@@ -105,9 +125,36 @@ def run_translator(services: Services, job: tables.Job, progress: Progress) -> D
     source, target = pair(services, job.project, request)
     fitted = fit(services, job.project, source, target, request)
     progress(1, 2, {})
-    report(services, job.project, fitted.id, between=(source.id, target.id))
+    row = report(services, job.project, fitted.id, between=(source.id, target.id))
+    promises.require(row, request.min_quality)
     progress(2, 2, {})
     return Done({"translator": fitted.id})
+
+
+def _settled(
+    services: Services, source: tables.Space, target: tables.Space, request: Request
+) -> tuple[str, methods.Options, selection.Choice | None]:
+    """The method and its options, and why, where it was chosen here. Raises UnknownOption and InvalidOption."""
+    if request.method != "auto":
+        return request.method, methods.resolve(request.method, request.options, anchors=source.anchor_set.size), None
+    shape = _shape(request.options)
+
+    def choose() -> selection.Choice:
+        x, y = spaces.anchors(services, source), spaces.anchors(services, target)
+        with services.fitting():
+            return selection.choose(x.double(), y.double(), prefer=request.prefer, shape=shape)
+
+    key: Key = ("choice", source.blob, target.blob, request.prefer, canonical(shape))
+    choice = services.cache.get_or_make(key, choose, lambda _: CHOICE_BYTES, shared=CHOICE)
+    return choice.method, choice.options, choice
+
+
+def _shape(options: methods.Options) -> methods.Options:
+    """What a client may say of a method that is yet to be chosen. Raises UnknownOption."""
+    for option in options:
+        if option not in methods.SHAPE:
+            raise UnknownOption(f"auto chooses {option}, or does without: name a method to set it", field=f"options.{option}")
+    return options
 
 
 def pair(services: Services, project: str, request: Request) -> tuple[tables.Space, tables.Space]:
@@ -134,24 +181,6 @@ def space_row(session: Session, project: str, anchor_set: str, encoder: str, fie
     return registry.space(session, set_row, registry.by_name(session, tables.Encoder, project, encoder, field=field))
 
 
-def _measure(services: Services, row: tables.Translator) -> dict[str, Any]:
-    """The quality report of a translator: held-out numbers, and how alike the two spaces are."""
-    source, target = spaces.anchors(services, row.source), spaces.anchors(services, row.target)
-    with services.fitting():
-        held_out = cross_fit(row.method, source, target, row.options)
-    return {
-        "anchors": source.shape[0],
-        "held_out": None if held_out is None else asdict(held_out),
-        "cka": quality.cka(source, target) if source.shape[0] >= 4 else None,
-        "source": {"encoder": row.source.encoder.name, "dim": source.shape[1], **_spectrum(row.source)},
-        "target": {"encoder": row.target.encoder.name, "dim": target.shape[1], **_spectrum(row.target)},
-    }
-
-
-def _spectrum(space: tables.Space) -> dict[str, Any]:
-    return {"rank": space.health["rank"], "condition": space.health["condition"]}
-
-
 def _written_down(
     services: Services,
     project: str,
@@ -160,8 +189,9 @@ def _written_down(
     translator: Translator,
     method: str,
     options: methods.Options,
+    choice: selection.Choice | None,
 ) -> str:
-    """The translator's public id, once a row says how it was made."""
+    """The translator's public id, once a row says how it was made, and why where auto chose it."""
     content = _public_id(translator, method, options)
     row = tables.Translator(
         project=project,
@@ -170,12 +200,16 @@ def _written_down(
         target_id=target.id,
         method=method,
         options=dict(options),
+        choices=None if choice is None else {choice.prefer: asdict(choice)},
     )
     try:
         with services.db.transaction() as session:
             if not registry.has_translator(session, row):
                 session.add(row)
                 note(session, project, "create", "translator", content)
+            elif choice is not None:  # it was made by its name, or for another use, before
+                found = registry.translator(session, project, content, between=(source.id, target.id))
+                found.choices = {**(found.choices or {}), choice.prefer: asdict(choice)}
     except Conflict:  # another process wrote it at the same moment, unless one of the spaces has gone
         with services.db.transaction() as session:
             if not registry.has_translator(session, row):
@@ -190,5 +224,5 @@ def _public_id(translator: Translator, method: str, options: methods.Options) ->
     return "tr_" + sha256(text.encode()).hexdigest()[:32]
 
 
-def canonical(options: methods.Options) -> bytes:
+def canonical(options: Mapping[str, Any]) -> bytes:
     return orjson.dumps(dict(options), option=orjson.OPT_SORT_KEYS)

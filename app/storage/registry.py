@@ -13,13 +13,14 @@ from app.errors import (
     AnchorSetNotFound,
     AnchorsNotEmbedded,
     ApiKeyNotFound,
+    ContractNotFound,
     EncoderNotFound,
     HeadNotFound,
     JobNotFound,
     NameTaken,
     TranslatorNotFound,
 )
-from app.storage.tables import AnchorSet, ApiKey, Audit, Encoder, Head, IdempotentRequest, Job, Space, Translator
+from app.storage.tables import AnchorSet, ApiKey, Audit, Contract, Encoder, Head, IdempotentRequest, Job, Space, Translator
 from app.types import JobState
 
 UNFINISHED = [state for state in JobState if not state.finished]
@@ -120,6 +121,25 @@ def has_translator(session: Session, row: Translator) -> bool:
             )
         )
     )
+
+
+def contract(session: Session, source_id: str, target_id: str) -> Contract | None:
+    """What was agreed for two spaces, by their row ids."""
+    return session.scalar(select(Contract).where(Contract.source_id == source_id, Contract.target_id == target_id))
+
+
+def require_contract(session: Session, source: Space, target: Space) -> Contract:
+    """Raises ContractNotFound."""
+    row = contract(session, source.id, target.id)
+    if row is None:
+        raise ContractNotFound(f"nothing was agreed for {source.encoder.name} -> {target.encoder.name}", field="source")
+    return row
+
+
+def contracts(session: Session, anchor_set: AnchorSet) -> Sequence[Contract]:
+    """Those of all pairs of a set, the oldest first."""
+    within = select(Space.id).where(Space.anchor_set_id == anchor_set.id)
+    return session.scalars(select(Contract).where(Contract.source_id.in_(within)).order_by(Contract.created_at)).all()
 
 
 def job(session: Session, project: str, job_id: str) -> Job:

@@ -125,6 +125,22 @@ class Translator(Owned, Base):
     method: Mapped[str] = mapped_column(String(40))
     options: Mapped[dict[str, Any]] = mapped_column(JSON)
     report: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    #: what auto was asked to prefer -> why it chose this one; None where it never did
+    choices: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    source: Mapped[Space] = relationship(foreign_keys=[source_id], lazy="joined")
+    target: Mapped[Space] = relationship(foreign_keys=[target_id], lazy="joined")
+
+
+class Contract(Owned, Base):
+    """What every translator between two spaces must promise, or it is not served."""
+
+    __tablename__ = "contracts"
+    __table_args__ = (UniqueConstraint("source_id", "target_id"),)
+
+    source_id: Mapped[str] = mapped_column(ForeignKey("spaces.id", ondelete="CASCADE"))
+    target_id: Mapped[str] = mapped_column(ForeignKey("spaces.id", ondelete="CASCADE"), index=True)
+    #: measure -> least value
+    min_quality: Mapped[dict[str, float]] = mapped_column(JSON)
     source: Mapped[Space] = relationship(foreign_keys=[source_id], lazy="joined")
     target: Mapped[Space] = relationship(foreign_keys=[target_id], lazy="joined")
 

@@ -131,7 +131,7 @@ def test_lists_of_rows_are_cut_and_counts_are_whole(pair):
     assert health["duplicates"] == list(range(2, 22))
 
 
-@pytest.mark.parametrize("method", ["auto", "irp", "irp-ridge", "graded", "procrustes", "ridge"])
+@pytest.mark.parametrize("method", ["auto", "irp", "irp-ridge", "graded", "procrustes", "ridge", "toward-procrustes", "reduced-rank", "canonical", "affine"])
 def test_delicate_anchors_still_translate_to_finite_numbers_and_have_a_report(pair, method):
     vectors = [
         [0, 0, 0],
@@ -168,7 +168,9 @@ def test_anchors_of_extreme_magnitude_are_measured_in_finite_numbers(pair, scale
     assert np.isfinite(translated).all()
     assert np.abs(translated).max() > 0.1 * scale
     report = pair.post("/translators", json=request).json()["report"]
-    assert all(isinstance(number, int | float) for number in report["held_out"]["translated"].values()), report
+    translated = report["held_out"]["translated"]
+    numbers = [*translated.pop("intervals").values(), *report["promise"]["measures"].values(), translated]
+    assert all(np.isfinite(list(each.values() if isinstance(each, dict) else each)).all() for each in numbers), report
 
 
 # --- bad -----------------------------------------------------------------------------------------------------------------

@@ -17,9 +17,15 @@ NEEDED = {
     ("GET", "/encoders/{name}"): "read",
     ("GET", "/anchor-sets"): "read",
     ("GET", "/anchor-sets/{name}"): "read",
+    ("GET", "/anchor-sets/{name}/contracts"): "read",
+    ("GET", "/anchor-sets/{name}/report"): "read",
+    ("POST", "/anchor-sets/{name}/suggest"): "read",
+    ("POST", "/anchor-sets/{name}/drift"): "read",
     ("GET", "/heads"): "read",
     ("GET", "/heads/{name}"): "read",
     ("GET", "/translators/{id}"): "read",
+    ("GET", "/translators/{id}/threshold"): "read",
+    ("GET", "/translators/{id}/calibration"): "read",
     ("GET", "/jobs"): "read",
     ("GET", "/jobs/{id}"): "read",
     ("GET", "/jobs/{id}/events"): "read",
@@ -27,6 +33,7 @@ NEEDED = {
     ("POST", "/relative"): "read",
     ("POST", "/translate"): "read",
     ("POST", "/stitch"): "read",
+    ("POST", "/evaluate"): "read",
     ("POST", "/encoders/{name}/verify"): "read",
     ("POST", "/v1/embeddings"): "read",
     ("GET", "/v1/models"): "read",
@@ -44,6 +51,8 @@ NEEDED = {
     ("POST", "/anchor-sets"): "write",
     ("PUT", "/anchor-sets/{name}/embeddings/{encoder}"): "write",
     ("DELETE", "/anchor-sets/{name}"): "write",
+    ("PUT", "/anchor-sets/{name}/contracts/{source}/{target}"): "write",
+    ("DELETE", "/anchor-sets/{name}/contracts/{source}/{target}"): "write",
     ("POST", "/heads"): "write",
     ("DELETE", "/heads/{name}"): "write",
     ("POST", "/translators"): "write",
@@ -63,7 +72,7 @@ def call(client, operation, headers=None):
     """A call of the operation with names that nobody has given, and an empty body where it takes one."""
     verb, path = operation
     id_ = "tr_" + "0" * 32 if path.startswith("/translators") else "0" * 32
-    path = path.replace("{name}", "none").replace("{encoder}", "none").replace("{model}", "none").replace("{id}", id_)
+    path = path.replace("{name}", "none").replace("{encoder}", "none").replace("{model}", "none").replace("{source}", "none").replace("{target}", "none").replace("{id}", id_)
     body = {} if verb in ("POST", "PUT") and not path.endswith("/cancel") else None
     return client.request(verb, path, json=body, headers=headers)
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+
+from app.maths.space import fit_space
+from app.maths.spectrum import usual_ridge
 
 
 @pytest.fixture
@@ -42,10 +46,11 @@ def test_a_vector_equal_to_the_mean_has_no_direction_and_is_flagged(ask, embeddi
     assert answer["vectors"][1] == [0.0] * 40
 
 
-def test_a_power_whitens_with_a_ridge_of_one_unless_told(ask):
+def test_a_power_whitens_with_the_usual_ridge_of_the_anchors_unless_told(ask, embeddings):
     plain, whitened = ask().json()["vectors"], ask(encode_power=1).json()["vectors"]
     assert not np.allclose(plain, whitened, atol=1e-3)
-    assert ask(encode_power=1, ridge=1.0).json()["vectors"] == whitened
+    usual = usual_ridge(fit_space(torch.tensor(embeddings["first"]).float()).spectrum, dim=8)
+    np.testing.assert_allclose(ask(encode_power=1, ridge=usual).json()["vectors"], whitened, rtol=1e-5, atol=1e-6)
     assert ask(encode_power=1, ridge=0).json()["vectors"] != whitened
 
 

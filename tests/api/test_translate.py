@@ -9,12 +9,17 @@ from starlette.testclient import TestClient
 from app.main import create_app
 from app.settings import Settings
 
+SHAPE = {"renormalise": True, "keep_norms": False}
 METHODS = {
-    "irp": {"delta": 0.6, "omega": 8, "seed": 0, "renormalise": True, "keep_norms": False},
-    "irp-ridge": {"ridge": 1.0, "renormalise": True, "keep_norms": False},
-    "graded": {"encode_power": 1.0, "decode_power": 0.25, "ridge": 1.0, "renormalise": True, "keep_norms": False},
-    "procrustes": {"renormalise": True, "keep_norms": False},
-    "ridge": {"ridge": 1.0, "renormalise": True, "keep_norms": False},
+    "irp": {"delta": 0.6, "omega": 8, "seed": 0, **SHAPE},
+    "irp-ridge": {"ridge": 1.0, **SHAPE},
+    "graded": {"encode_power": 1.0, "decode_power": 0.25, "ridge": None, "centre": True, **SHAPE},
+    "procrustes": {"centre": True, **SHAPE},
+    "ridge": {"ridge": None, "centre": True, **SHAPE},
+    "toward-procrustes": {"ridge": None, "centre": True, **SHAPE},
+    "reduced-rank": {"ridge": None, "rank": None, "centre": True, **SHAPE},
+    "canonical": {"ridge": None, "correlation_power": 0.5, "dewhiten": 0.5, "centre": True, **SHAPE},
+    "affine": {"ridge": None},
 }
 PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
 
@@ -131,7 +136,7 @@ def test_plain_cosines_decode_to_what_the_inverses_translate(ask, stocked, embed
     vectors = np.random.default_rng(2).normal(size=(9, 8)).tolist()
     decoded = ask(vectors=..., relative=relative(stocked, vectors), method=method).json()
     np.testing.assert_allclose(decoded["vectors"], ask(vectors=vectors, method=method).json()["vectors"], rtol=1e-4, atol=1e-4)
-    assert decoded["options"] == {name: value for name, value in METHODS[method].items() if name != "keep_norms"}
+    assert decoded["options"] == {name: value for name, value in METHODS[method].items() if name not in ("keep_norms", "centre")}
 
 
 def test_relative_vectors_have_no_norms_to_keep(ask, stocked, refused):
@@ -365,7 +370,7 @@ def test_the_same_recipe_has_the_same_id_and_another_recipe_another(ask):
     ids = [ask(method="irp", options=options).json()["translator"] for options in ({}, {"seed": 0}, {"delta": 0.6, "omega": 8})]
     assert len(set(ids)) == 1
     others = {ask(method=method).json()["translator"] for method in METHODS}
-    assert len(others) == 5
+    assert len(others) == len(METHODS)
     assert ask(source="second", target="first", vectors=[[1.0] * 6]).json()["translator"] not in others
 
 

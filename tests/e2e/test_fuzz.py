@@ -67,7 +67,7 @@ def steer(value: Any) -> Any:
         value = {**value, **{field: name for field, name in KNOWN.items() if field in value}}
         if "model" in value and "kind" not in value:
             value["model"] = "minilm"
-        for field, dim in (("vectors", 3), ("relative", 4)):
+        for field, dim in (("vectors", 3), ("native", 2), ("corpus", 2), ("relative", 4)):
             if field in value and len(repr(value)) % 3:
                 value[field] = [[0.5] * dim, [0.1 * index for index in range(dim)]]
     return value

@@ -12,7 +12,22 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.maths import quality
-from app.maths.quality import cka, cosine, do_nothing, jaccard, measure, mrr, neighbours, ranks, recall, shared, unit
+from app.maths.quality import (
+    cka,
+    cosine,
+    do_nothing,
+    jaccard,
+    measure,
+    mrr,
+    neighbours,
+    per_item,
+    ranks,
+    recall,
+    search,
+    shared,
+    similarities,
+    unit,
+)
 
 seeds = st.integers(0, 2**31)
 
@@ -36,7 +51,7 @@ def test_a_perfect_translation_scores_one_everywhere(seed, n, d):
     native = normal(seed, n, d)
     found = measure(3.0 * native, native)
     assert (found.n, found.k) == (n, min(10, n - 1))
-    for number in (found.cosine, found.mrr, found.recall, found.jaccard_target, found.jaccard_own):
+    for number in (found.cosine, found.mrr, found.recall, found.recall_1, found.jaccard_target, found.jaccard_own):
         assert number == pytest.approx(1.0, abs=1e-12)
 
 
@@ -66,6 +81,38 @@ def test_cosine_mrr_recall_and_jaccards_equal_loops_over_their_definitions(seed,
     assert recall(translated, native, k) == pytest.approx(np.mean(found))
     assert jaccard(translated, native, k) == pytest.approx(np.mean(target_jaccard))
     assert jaccard(translated, native, k, own_space=True) == pytest.approx(np.mean(own_jaccard))
+
+
+@given(seed=seeds, n=st.integers(2, 30), noise=st.floats(0.1, 3))
+def test_the_numbers_of_the_items_have_the_means_that_are_reported(seed, n, noise):
+    native = normal(seed, n, 5)
+    translated = native + noise * normal(seed + 1, n, 5)
+    k = min(10, n - 1)
+    items, found = per_item(translated, native), measure(translated, native)
+    assert (items.k, found.k, found.n) == (k, k, n)
+    for one, other in (
+        (found.cosine, cosine(translated, native)),
+        (found.mrr, mrr(translated, native)),
+        (found.recall, recall(translated, native, k)),
+        (found.jaccard_target, jaccard(translated, native, k)),
+        (found.jaccard_own, jaccard(translated, native, k, own_space=True)),
+    ):
+        assert one == pytest.approx(other, abs=1e-12)
+    assert found.recall_1 == pytest.approx(recall(translated, native, 1), abs=1e-12)
+    assert torch.equal(items.reciprocal_rank, 1.0 / ranks(translated, native).double())
+
+
+@given(seed=seeds, k=st.integers(1, 9))
+def test_a_search_finds_the_neighbours_and_ranks_that_are_found_one_by_one(seed, k):
+    native, queries = unit(normal(seed, 10, 4)), unit(normal(seed + 1, 10, 4))
+    found = search(similarities(queries, native), k, own=True)
+    assert torch.equal(found.near, neighbours(queries, native, k, self_included=False))
+    assert torch.equal(found.with_own, neighbours(queries, native, k, self_included=True))
+    assert torch.equal(found.ranks, ranks(queries, native))
+    stranger = search(similarities(queries, native), k, own=False, sought=torch.arange(10))
+    assert torch.equal(stranger.near, found.with_own)
+    assert torch.equal(stranger.ranks, found.ranks)
+    assert (search(similarities(queries, native), k, own=False).ranks == 1).all()
 
 
 def test_a_tie_counts_against_the_translation():

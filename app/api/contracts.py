@@ -1,0 +1,85 @@
+"""/anchor-sets/{name}/contracts: what translators between two encoders must promise, or they are not served."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.api.bodies import JsonRoute
+from app.api.deps import PathName, Reads, Svc, Writes
+from app.api.problems import documented
+from app.api.translate import MinQuality
+from app.api.wire import Body
+from app.errors import MissingField
+from app.services import promises, spaces, translation
+from app.storage import tables
+
+router = APIRouter(prefix="/anchor-sets/{name}/contracts", tags=["anchor sets"], route_class=JsonRoute)
+
+
+class NewContract(Body):
+    """The least of each measure that is named."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"min_quality": {"recall": 0.7}}]})
+
+    min_quality: MinQuality
+
+
+class Contract(BaseModel):
+    """Every translator from source to target must promise at least this."""
+
+    anchor_set: str
+    source: str
+    target: str
+    min_quality: Annotated[dict[str, float], Field(examples=[{"recall": 0.7}])]
+    created_at: datetime
+
+
+class ContractList(BaseModel):
+    """All contracts of a set, the oldest first."""
+
+    contracts: list[Contract]
+
+
+def describe(row: tables.Contract) -> Contract:
+    return Contract(
+        anchor_set=row.source.anchor_set.name,
+        source=row.source.encoder.name,
+        target=row.target.encoder.name,
+        min_quality=row.min_quality,
+        created_at=row.created_at,
+    )
+
+
+@router.put("/{source}/{target}", responses=documented(400, 404, 409, 415, 422))
+def put_contract(
+    name: PathName, source: PathName, target: PathName, body: NewContract, services: Svc, project: Writes
+) -> Contract:
+    """Agree on what translators between two encoders must promise, in place of what was agreed before.
+
+    It holds for every request that one serves: /translate, /stitch, /v1/embeddings. To see what it promises is always free.
+    """
+    minimum = body.min_quality.given()
+    if not minimum:
+        raise MissingField("name at least one measure and its least value", field="min_quality")
+    return describe(promises.agree(services, project, *_pair(services, project, name, source, target), minimum))
+
+
+@router.get("", responses=documented(404, 422))
+def list_contracts(name: PathName, services: Svc, project: Reads) -> ContractList:
+    """What was agreed for a set's pairs."""
+    row = spaces.named(services, tables.AnchorSet, project, name, field="name")
+    return ContractList(contracts=[describe(each) for each in promises.contracts(services, row)])
+
+
+@router.delete("/{source}/{target}", status_code=204, responses=documented(404, 422))
+def delete_contract(name: PathName, source: PathName, target: PathName, services: Svc, project: Writes) -> None:
+    """Ask nothing of a pair any more."""
+    promises.end(services, project, *_pair(services, project, name, source, target))
+
+
+def _pair(services: Svc, project: str, name: str, source: str, target: str) -> tuple[tables.Space, tables.Space]:
+    return translation.pair(services, project, translation.Request(source, target, name, "auto", {}))

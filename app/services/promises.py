@@ -1,0 +1,72 @@
+"""What a translator must be worth to be served: of one request, or agreed for a pair of spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from app.errors import QualityBelowMinimum
+from app.services.context import Services
+from app.services.writes import note
+from app.storage import registry, tables
+
+
+def agree(
+    services: Services, project: str, source: tables.Space, target: tables.Space, minimum: Mapping[str, float]
+) -> tables.Contract:
+    """Every translator from source to target must promise this from now on, in place of what was agreed before."""
+    with services.db.transaction() as session:
+        row = registry.contract(session, source.id, target.id)
+        if row is None:
+            row = tables.Contract(project=project, source_id=source.id, target_id=target.id)
+            session.add(row)
+        row.min_quality = dict(minimum)
+        session.flush()
+        session.refresh(row)
+        note(session, project, "agree", "contract", _name(row))
+    services.names.forget()  # what is ready to serve was held to something else
+    return row
+
+
+def end(services: Services, project: str, source: tables.Space, target: tables.Space) -> None:
+    """Raises ContractNotFound."""
+    with services.db.transaction() as session:
+        row = registry.require_contract(session, source, target)
+        note(session, project, "delete", "contract", _name(row))
+        session.delete(row)
+    services.names.forget()
+
+
+def agreed(services: Services, source: tables.Space, target: tables.Space) -> Mapping[str, float]:
+    """What was agreed for the pair; nothing where nothing was."""
+    with services.db.transaction() as session:
+        row = registry.contract(session, source.id, target.id)
+        return {} if row is None else row.min_quality
+
+
+def contracts(services: Services, anchor_set: tables.AnchorSet) -> Sequence[tables.Contract]:
+    """Those of all pairs of a set."""
+    with services.db.transaction() as session:
+        return registry.contracts(session, anchor_set)
+
+
+def require(row: tables.Translator, minimum: Mapping[str, float], *, field: str = "min_quality") -> None:
+    """Raises QualityBelowMinimum, with what was found, unless the row's report promises at least the minimum of each measure."""
+    promise = (row.report or {}).get("promise")
+    pair = f"{row.source.encoder.name} -> {row.target.encoder.name} at {row.source.anchor_set.name}"
+    for measure, least in minimum.items():
+        if promise is None:
+            raise QualityBelowMinimum(
+                f"{pair}: nothing can be promised of so few distinct anchors, and {measure} of {least} is asked for", field=field
+            )
+        found = promise["measures"][measure]
+        if found["value"] < least:
+            interval = f"95 %: {found['low']:.3f} to {found['high']:.3f}"
+            raise QualityBelowMinimum(
+                f"{pair}: {row.method} promises {measure} {found['value']:.3f} ({interval}), and {least} is asked for",
+                field=field,
+                found=promise,
+            )
+
+
+def _name(row: tables.Contract) -> str:
+    return f"{row.source.anchor_set.name}: {row.source.encoder.name} -> {row.target.encoder.name}"[: tables.NAME_LENGTH]
