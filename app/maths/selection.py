@@ -61,7 +61,7 @@ class Candidate(NamedTuple):
 
 def _candidates() -> tuple[Candidate, ...]:
     """From the fewest parameters to the most: two spaces' own; a rotation; a matrix; a rotation between whitened spaces."""
-    ridges = (None, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+    ridges = (None, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
     return (
         *(
             Candidate("graded", {"decode_power": power, "ridge": ridge})
@@ -69,14 +69,14 @@ def _candidates() -> tuple[Candidate, ...]:
             for power in (0.0, 0.125, 0.25, 0.375, 0.5)
         ),
         Candidate("procrustes", {}),
-        Candidate("procrustes", {"centre": False}),
         *(Candidate("toward-procrustes", {"ridge": ridge}) for ridge in (None, 1.0, 3.0)),
         *(Candidate("canonical", {"correlation_power": c, "dewhiten": w}) for c in (0.0, 0.5) for w in (0.5, 1.0)),
     )
 
 
 #: Not among them: `irp` and `irp-ridge`, which on no pair of benchmarks/quality.py would have been chosen; `ridge`, which is
-#: graded at (1, 0); `affine`, whose lengths say how sure it is: an index of dot products would be out of order
+#: graded at (1, 0); anything about zero in place of the mean, which lost everywhere; `affine`, whose lengths say how sure it is:
+#: an index of dot products would be out of order
 CANDIDATES = _candidates()
 
 #: what stays unless another is told apart from it, and serves where the anchors are too few to hold any out
@@ -308,7 +308,7 @@ class _Frame:
         directions, lengths = normalise(vectors, pair.source.mean)
         if affine:
             directions = directions * (lengths / pair.source.scale)[:, None]
-        self._queries = directions @ pair.x.right.T
+        self._queries = (directions @ pair.x.right.T).float()
         apart = pair.target.mean - natives.mean
         compared = torch.cat([natives.unit, natives.centres])
         self._compared = (compared @ pair.y.right.T).float()
@@ -318,7 +318,7 @@ class _Frame:
 
     def cosines(self, core: Core) -> tuple[Float32[Tensor, "h k"], Float32[Tensor, "h c"]]:
         """Of the translated vectors to the natives, and to the centres, about the natives' mean."""
-        made = (self._queries @ core).float()
+        made = self._queries @ core.float()
         if not self._affine:
             made = torch.nn.functional.normalize(made, dim=1)
         made = made * self.pair.target.scale

@@ -1,0 +1,104 @@
+"""The numbers of app.maths.quality for many translations into one set of native vectors, fast.
+
+The definitions are that module's; cosines here are of float32, and what depends on the native vectors alone is computed once:
+make one `Index` for each target and split, and ask it about every source and method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from app.maths.quality import NEIGHBOURS
+from app.maths.space import row_norms, unit_rows
+
+#: random subsets of the test items of one size
+SUBSETS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """One translation of n test items; recalls at min(10, size of the index - 1).
+
+    recall_1  the same with a single neighbour
+    recalls   (n,) float32, each item's recall; their mean is `recall`
+    sized     recall in a smaller index, by its size
+    """
+
+    cosine: float
+    mrr: float
+    recall: float
+    recall_1: float
+    recalls: Tensor
+    sized: dict[int, float]
+
+
+class Index:
+    """Native test vectors (n, d_y), centred on the target anchors' mean, and their neighbours; n >= 2."""
+
+    def __init__(self, native: Tensor, sizes: tuple[int, ...] = ()) -> None:
+        """`sizes` of smaller indexes to ask about, each in 2..n-1; others are ignored."""
+        n = len(native)
+        self._unit = _unit(native)
+        own = _without_self(self._unit @ self._unit.T)
+        self._k = min(NEIGHBOURS, n - 1)
+        self._nearest = _members(own, 1)
+        self._truth = _members(own, self._k)
+        self._parts = {size: [_Part(own, size, seed) for seed in range(SUBSETS)] for size in sizes if 2 <= size < n}
+
+    def measure(self, translated: Tensor) -> Measured:
+        """Translated vectors (n, d_y) of the same items, centred alike. Raises ValueError for NaN or infinity."""
+        cosines = _unit(translated) @ self._unit.T
+        own = cosines.diagonal().clone()
+        if not bool(own.isfinite().all()):
+            raise ValueError("translated vectors hold NaN or infinity")
+        ranks = torch.count_nonzero(cosines >= own[:, None], dim=1)
+        _without_self(cosines)
+        recalls = _shared(cosines, self._truth, self._k)
+        return Measured(
+            cosine=float(own.double().mean()),
+            mrr=float((1.0 / ranks.double()).mean()),
+            recall=float(recalls.double().mean()),
+            recall_1=float(_shared(cosines, self._nearest, 1).double().mean()),
+            recalls=recalls,
+            sized={size: sum(part.recall(cosines) for part in parts) / SUBSETS for size, parts in self._parts.items()},
+        )
+
+
+class _Part:
+    """Some of the items, each searched for among these only."""
+
+    def __init__(self, own: Tensor, size: int, seed: int) -> None:
+        self._rows = torch.randperm(len(own), generator=torch.Generator().manual_seed(seed))[:size]
+        self._k = min(NEIGHBOURS, size - 1)
+        self._truth = _members(self._cut(own), self._k)
+
+    def recall(self, cosines: Tensor) -> float:
+        """From all cosines (n, n), the diagonal at -inf."""
+        return float(_shared(self._cut(cosines), self._truth, self._k).double().mean())
+
+    def _cut(self, cosines: Tensor) -> Tensor:
+        return cosines[self._rows][:, self._rows]
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    vectors = vectors.float()
+    return unit_rows(vectors, row_norms(vectors))
+
+
+def _without_self(cosines: Tensor) -> Tensor:
+    """In place: an item is not its own neighbour."""
+    return cosines.fill_diagonal_(-torch.inf)
+
+
+def _shared(cosines: Tensor, truth: Tensor, k: int) -> Tensor:
+    """(n,) float32: which share of the k nearest of each is true."""
+    return truth.gather(1, cosines.topk(k, dim=1).indices).float().mean(dim=1)
+
+
+def _members(cosines: Tensor, k: int) -> Tensor:
+    """(n, n) bool: which items are among the k nearest of each."""
+    best = cosines.topk(k, dim=1).indices
+    return torch.zeros_like(cosines, dtype=torch.bool).scatter_(1, best, value=True)

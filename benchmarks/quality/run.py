@@ -1,0 +1,129 @@
+"""What is measured, and how it is told; a module for each section."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from statistics import mean
+
+import compare
+import data
+import table
+from compare import AUTO, FIXED, Cell
+from rich.console import Console
+from rich.progress import Progress
+
+ABOUT = (
+    "Anchors and tested items are disjoint draws; every ordered pair of a task's encoders; mean and standard deviation over "
+    "seeds of the mean over pairs. Vectors are centred on the anchors' mean. recall@10: of the 10 test items that the native "
+    "query finds, the share that the translated query finds; MRR of the item's own native vector. Peers with their own defaults, "
+    "on the same splits, in the same run. `auto` is beside the best of the fixed methods on the same test items, of hindsight. "
+    "promised: the report's recall@10 of held-out anchors; kept: that of unseen items, in an index of as many items."
+)
+RESULTS = Path(__file__).parent.parent / "results" / "quality.json"
+SEEDS = 5
+
+Found = dict[tuple[int, tuple[str, str]], Cell]
+
+
+def main() -> None:
+    arguments = _arguments()
+    console = Console(width=160)
+    path = Path("quality-quick.json") if arguments.quick else RESULTS
+    if "compare" in arguments.only:
+        _compare(console, path, arguments)
+    if "promise" in arguments.only:
+        import promise
+
+        promise.run(console, path, ABOUT, arguments)
+    if "powers" in arguments.only:
+        import powers
+
+        powers.run(console, path, ABOUT, arguments)
+    if "hub" in arguments.only:
+        import hub
+
+        hub.run(console, path, ABOUT)
+    if "classes" in arguments.only:
+        import classes
+
+        classes.run(console, path, ABOUT, arguments)
+    if "shuffled" in arguments.only:
+        import shuffled
+
+        shuffled.run(console, path, ABOUT, arguments)
+    if not arguments.quick:
+        import plot
+
+        plot.draw(json.loads(path.read_text(encoding="utf-8")), path.with_suffix(".png"))
+    console.print(f"Written to {path}")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    sections = ("compare", "promise", "powers", "hub", "classes", "shuffled")
+    parser.add_argument("--only", nargs="+", choices=sections, default=sections)
+    parser.add_argument("--tasks", nargs="+", choices=list(data.TASKS), default=list(data.TASKS))
+    parser.add_argument("--anchors", nargs="+", type=int, help="numbers of anchors; the others' results stay")
+    parser.add_argument("--quick", action="store_true", help="one seed, four pairs, up to 100 anchors")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once")
+    return parser.parse_args()
+
+
+def _compare(console: Console, path: Path, arguments: argparse.Namespace) -> None:
+    """A table for each task and number of anchors, written as soon as it is known."""
+    choices: dict[str, table.Choice] = {}
+    with ProcessPoolExecutor(arguments.jobs) as pool:
+        for task in data.tasks(arguments.tasks, console):
+            pairs = task.pairs[:4] if arguments.quick else task.pairs
+            for anchors in task.sizes:
+                if (arguments.quick and anchors > 100) or (arguments.anchors and anchors not in arguments.anchors):
+                    continue
+                name, started = f"{task.name}, {anchors}", time.monotonic()
+                found = _gather(pool, task.name, anchors, pairs, 1 if arguments.quick else SEEDS)
+                rows = table.summarise({key: cell.reached for key, cell in found.items()})
+                choices[name] = table.choice({key: cell.reached for key, cell in found.items()}, AUTO, list(FIXED))
+                console.print(table.printed(f"{name} anchors ({time.monotonic() - started:.0f} s)", rows))
+                section = {
+                    "task": task.name,
+                    "anchors": anchors,
+                    "seeds": len({seed for seed, _ in found}),
+                    "rows": {method: {**row.as_json(), "seconds": _seconds(found, method)} for method, row in rows.items()},
+                    "choice": vars(choices[name]),
+                    "chosen": _chosen(found.values()),
+                }
+                table.write(path, {"about": ABOUT}, name, section)
+    console.print(table.chosen("auto beside the best fixed method of each pair and split", choices))
+
+
+def _gather(pool: ProcessPoolExecutor, task: str, anchors: int, pairs: list[tuple[str, str]], seeds: int) -> Found:
+    """One work for each seed and some pairs, so that none is long and each target's neighbours serve several sources."""
+    by_target = sorted(pairs, key=lambda pair: pair[1])
+    parts = [by_target[start : start + 8] for start in range(0, len(by_target), 8)]
+    work = [(seed, part) for seed in range(seeds) for part in parts]
+    found: Found = {}
+    with Progress(transient=True) as progress:
+        told = progress.add_task(f"{task}, {anchors}", total=len(work))
+        asked = [pool.submit(compare.cells, task, anchors, seed, part) for seed, part in work]
+        for (seed, _), answer in zip(work, asked, strict=True):
+            found |= {(seed, pair): cell for pair, cell in answer.result().items()}
+            progress.advance(told)
+    return found
+
+
+def _seconds(found: Found, method: str) -> float:
+    """To fit and to translate the test items: a mean, on shared cores."""
+    return mean(cell.seconds[method] for cell in found.values() if method in cell.seconds)
+
+
+def _chosen(cells: Iterable[Cell]) -> dict[str, int]:
+    """What auto took, and how often; the rarest together."""
+    counts = Counter(f"{method} {json.dumps(options, sort_keys=True)}" for method, options in (cell.chosen for cell in cells))
+    rest = sum(counts.values()) - sum(count for _, count in counts.most_common(8))
+    return dict(counts.most_common(8)) | ({"others": rest} if rest else {})
