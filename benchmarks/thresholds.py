@@ -1,0 +1,264 @@
+"""What becomes of a cosine threshold when the encoder changes: kept as it is, or converted by what the anchors say?
+
+    python benchmarks/thresholds.py            # about 2 minutes on one core; writes benchmarks/results/thresholds.json
+
+Real encoders, 300 anchors, 1,000 other items of which the calibration has seen nothing; graded with its defaults; three encoder
+pairs for each data set, three seeds. `mapped` is the answer of GET /translators/{id}/threshold, `by_rate` and `best` (the highest
+F1 on the anchors) stand beside it. For the thresholds .5 to .9 that at least 50 pairs of other items reach:
+
+- F1 of "new score >= t'" against "old score >= t", for t' = t (what people do), mapped, by_rate and best
+- error: |expected score - mean new score of other pairs within .01 of t|
+- coverage of the 90 % interval, over all pairs whose score the anchors cover, and over the hundredth with the highest old scores
+- mae: |expected - new score| over those pairs, beside |old - new|
+
+Data below $ANCHORAGE_DATA: encoders/emb/banking77.*.npz (Banking77, PolyAI-LDN/task-specific-datasets, embedded by three sentence
+encoders), cifar10-embeddings/*.npz (CIFAR-10 by ImageNet encoders), stsb-multi-mt/stsb-en-test.csv (STS-B, from
+PhilipMay/stsb-multi-mt; whole sentence pairs are anchors) with encoders/text/* and all-MiniLM-L6-v2 (the extra `text`).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from app.demo.run import new_table
+from app.encoders.base import Shelf, Spec
+from app.encoders.text import load
+from app.maths.calibration import Calibration, calibrate, covered, expect
+from app.maths.decisions import agreement
+from app.maths.held_pairs import translate_held_out
+from app.maths.methods import fit, resolve
+from app.maths.quality import unit
+from app.maths.space import fit_space
+from app.maths.translator import apply
+from app.types import Scores
+
+DATA = Path(os.environ.get("ANCHORAGE_DATA", "../shared/data"))
+RESULTS = Path(__file__).parent / "results" / "thresholds.json"
+ANCHORS, OTHERS = 300, 1_000
+SEEDS = (0, 1, 2)
+METHOD = "graded"
+THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
+LEVEL = 0.9
+#: a threshold that fewer pairs of other items reach is left out
+OCCURS = 50
+POINTS = 100
+
+CHOICES = ("unchanged", "mapped", "by_rate", "best")
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """vectors of the same items by each encoder; items of one unit (n,) stay together: the two sentences of a pair."""
+
+    vectors: dict[str, Tensor]
+    unit_of: Tensor
+
+
+def main() -> None:
+    """Measure, print and write."""
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    summary = {}
+    for name, data in (("Banking77", banking()), ("CIFAR-10", cifar()), ("STS-B", stsb())):
+        found: dict[str, list[dict[str, float]]] = defaultdict(list)
+        decided: dict[str, list[dict[str, float]]] = defaultdict(list)
+        encoders = list(data.vectors)
+        for source, target in zip(encoders, encoders[1:] + encoders[:1], strict=True):
+            for seed in SEEDS:
+                one(data, source, target, seed, found, decided)
+        summary[name] = {scores.value: summarise(found[scores], decided[scores]) for scores in Scores}
+        print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+    show(summary)
+    report = {"about": __doc__.split("\n\n")[2], "anchors": ANCHORS, "others": OTHERS, "seeds": len(SEEDS), "summary": summary}
+    RESULTS.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def one(
+    data: Data,
+    source: str,
+    target: str,
+    seed: int,
+    found: dict[str, list[dict[str, float]]],
+    decided: dict[str, list[dict[str, float]]],
+) -> None:
+    """Calibrate one pair of encoders, and compare with what other items show."""
+    anchors, others = split(data.unit_of, seed)
+    x, y = data.vectors[source], data.vectors[target]
+    options = resolve(METHOD, {}, anchors=len(anchors))
+    items = translate_held_out(METHOD, x[anchors], y[anchors], options)
+    assert items is not None
+    translator = fit(METHOD, fit_space(x[anchors]), fit_space(y[anchors]), options)
+    translated, native, old_units = unit(apply(translator, x[others]).vectors), unit(y[others]), unit(x[others])
+    i, j = torch.triu_indices(len(others), len(others), offset=1)
+    old = (old_units @ old_units.T)[i, j].numpy()
+    sides = {
+        Scores.translated_native: (translated, native),
+        Scores.native_native: (native, native),
+        Scores.translated_translated: (translated, translated),
+    }
+    for scores, (queries, index) in sides.items():
+        new = (queries @ index.T)[i, j].numpy()
+        calibration = calibrate(items, scores)
+        found[scores].append(intervals(calibration, old, new))
+        decided[scores].extend(decisions(calibration, old, new))
+
+
+def intervals(calibration: Calibration, old: np.ndarray, new: np.ndarray) -> dict[str, float]:
+    """Coverage and mean absolute errors over the pairs that are covered, by a table as GET /calibration gives."""
+    ends = covered(calibration)
+    assert ends is not None
+    grid = np.linspace(*ends, POINTS)
+    points = [(score, expect(calibration, score, level=LEVEL)) for score in grid.tolist()]
+    known = [(score, each.answer, *each.interval) for score, each in points if each.interval is not None]
+    score, answer, low, high = (np.array(column) for column in zip(*known, strict=True))
+    inside = (old >= ends[0]) & (old <= ends[1])
+    old, new = old[inside], new[inside]
+    hit = (new >= np.interp(old, score, low)) & (new <= np.interp(old, score, high))
+    off = np.abs(np.interp(old, score, answer) - new)
+    top = old >= np.quantile(old, 0.99)
+    return {
+        "inside": float(inside.mean()),
+        "coverage": float(hit.mean()),
+        "coverage_top": float(hit[top].mean()),
+        "mae": float(off.mean()),
+        "mae_top": float(off[top].mean()),
+        "mae_unchanged": float(np.abs(old - new).mean()),
+        "mae_unchanged_top": float(np.abs(old - new)[top].mean()),
+    }
+
+
+def decisions(calibration: Calibration, old: np.ndarray, new: np.ndarray) -> list[dict[str, float]]:
+    """F1 of each choice of t' at each threshold that occurs, and how far the expected score is off; NaN where it is not known."""
+    rows = []
+    for threshold in THRESHOLDS:
+        reached = old >= threshold
+        if reached.sum() < OCCURS or reached.mean() > 0.99:
+            continue
+        expected, agreed = expect(calibration, threshold, level=LEVEL), agreement(calibration, threshold)
+        near = np.abs(old - threshold) < 0.01
+        chosen = {
+            "unchanged": threshold,
+            "mapped": expected.answer,
+            "by_rate": expected.by_rate,
+            "best": None if agreed is None else agreed.best.threshold,
+        }
+        row = {name: f1(new, reached, value) for name, value in chosen.items()}
+        row["threshold"] = threshold
+        row["error"] = np.nan if expected.answer is None else abs(expected.answer - float(new[near].mean()))
+        row["estimated"] = np.nan if agreed is None else agreed.by_rate.f1
+        rows.append(row)
+    return rows
+
+
+def f1(new: np.ndarray, reached: np.ndarray, threshold: float | None) -> float:
+    """F1 of the decisions by a threshold, against those wanted; NaN without one."""
+    if threshold is None:
+        return np.nan
+    accepted = new >= threshold
+    return float(2 * (accepted & reached).sum() / (accepted.sum() + reached.sum()))
+
+
+def summarise(found: list[dict[str, float]], decided: list[dict[str, float]]) -> dict[str, object]:
+    """Means over encoder pairs and seeds; F1 over those thresholds that the anchors could answer."""
+    answered = [row for row in decided if not np.isnan(row["mapped"])]
+    return {
+        **{name: mean(row[name] for row in found) for name in found[0]},
+        "thresholds": len(decided),
+        "answered": len(answered),
+        "error": mean(row["error"] for row in answered),
+        "f1": {name: mean(row[name] for row in answered) for name in CHOICES},
+        "f1_estimated_by_rate": mean(row["estimated"] for row in answered),
+        "by_threshold": {
+            str(threshold): {
+                "runs": len(rows),
+                "error": mean(row["error"] for row in rows),
+                **{name: mean(row[name] for row in rows) for name in CHOICES},
+            }
+            for threshold in THRESHOLDS
+            if (rows := [row for row in answered if row["threshold"] == threshold])
+        },
+    }
+
+
+def show(summary: dict[str, dict[str, dict[str, object]]]) -> None:
+    """Print one row for each data set and kind of score."""
+    figures = ("coverage", "of the top", "error", "mae", "unchanged", "F1 unchanged", "mapped", "by rate", "best", "answered")
+    table = new_table("90 % interval, expected score, and decisions", ("data", "scores"), figures)
+    for name, kinds in summary.items():
+        for kind, row in kinds.items():
+            numbers = [row[key] for key in ("coverage", "coverage_top", "error", "mae", "mae_unchanged")]
+            cells = [f"{number:.3f}" for number in (*numbers, *(row["f1"][choice] for choice in CHOICES))]
+            table.add_row(name, kind, *cells, f"{row['answered']} of {row['thresholds']}")
+    Console(width=150).print(table)
+
+
+# --- data ----------------------------------------------------------------------------------------------------------------
+
+
+def split(unit_of: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Rows of the anchors and of the other items; rows of one unit go the same way."""
+    generator = torch.Generator().manual_seed(seed)
+    units = torch.unique(unit_of)
+    place = torch.empty(int(units.max()) + 1, dtype=torch.int64)
+    place[units] = torch.randperm(len(units), generator=generator)
+    order = place[unit_of].argsort(stable=True)
+    return order[:ANCHORS], order[ANCHORS : ANCHORS + OTHERS]
+
+
+def banking() -> Data:
+    """10,003 sentences by three encoders."""
+    files = sorted((DATA / "encoders" / "emb").glob("banking77.*.npz"))
+    return alone({file.name.split(".")[1]: np.load(file, allow_pickle=False)["train"] for file in files})
+
+
+def cifar() -> Data:
+    """3,000 images by three ImageNet encoders."""
+    names = ("mobilenet_v1_100", "mobilenet_v2_100_ptq", "squeezenet_v10")
+    folder = DATA / "cifar10-embeddings"
+    return alone({name: np.load(folder / f"{name}.npz", allow_pickle=False)["train"] for name in names})
+
+
+def alone(arrays: dict[str, np.ndarray]) -> Data:
+    """Every item a unit of its own."""
+    if not arrays:
+        sys.exit(f"no embeddings in {DATA}: see the head of this script for the data's origin, or set ANCHORAGE_DATA")
+    vectors = {name: torch.from_numpy(array.astype(np.float32)) for name, array in arrays.items()}
+    return Data(vectors, torch.arange(len(next(iter(vectors.values())))))
+
+
+def stsb() -> Data:
+    """The sentences of STS-B's English test split by three encoders; each sentence once, its unit the pair it first stands in."""
+    with (DATA / "stsb-multi-mt" / "stsb-en-test.csv").open(newline="") as file:
+        pairs = [row[:2] for row in csv.reader(file)]
+    first_in: dict[str, int] = {}
+    for number, pair in enumerate(pairs):
+        for sentence in pair:
+            first_in.setdefault(sentence, number)
+    sentences, units = list(first_in), torch.tensor(list(first_in.values()))
+    # A run needs 1,300 sentences, and encoding them all would take longer than all else.
+    kept = (units < 900).nonzero().flatten()
+    sentences, units = [sentences[row] for row in kept.tolist()], units[kept]
+    shelf = Shelf(folder=DATA / "encoders" / "text")
+    vectors = {}
+    for model in ("all-MiniLM-L6-v2", "minilm3-512", "static-256"):
+        encoder = load(Spec("sentence-transformers", model), shelf, "cpu")
+        plain = encoder._model  # sentence-transformers itself: nothing else uses the machine
+        vectors[model] = torch.from_numpy(plain.encode(sentences, batch_size=64, show_progress_bar=False)).float()
+    return Data(vectors, units)
+
+
+if __name__ == "__main__":
+    main()
