@@ -11,8 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from app import telemetry
-from app.api import answers, vector_routes, wire
+from app.api import answers, npy, vector_routes, wire
 from app.api.bodies import JsonRoute
+from app.api.confidence import Confidence, columns
 from app.api.deps import IdempotencyKey, Reads, Svc, Writes
 from app.api.jobs import ASYNC, Job, Prefer, accepted, wants_job
 from app.api.problems import documented
@@ -23,7 +24,7 @@ from app.errors import InvalidRequest, MissingField, NotExactlyOne
 from app.maths.methods import Options as MethodOptions
 from app.maths.selection import Use
 from app.maths.translator import Precision
-from app.services import products, promises, serving, translation
+from app.services import confidence, products, promises, serving, translation
 from app.services.context import Services
 from app.services.writes import once
 from app.storage import tables
@@ -151,6 +152,27 @@ class TranslateRequest(PairRequest, InputsBody):
         Precision, Field(description="bfloat16: faster where processors multiply it; the answer says how far off it is")
     ] = "float32"
 
+    confidence: Annotated[
+        bool, Field(description="say of each row how near it lies to the target encoder's own vector, and whether it is strange")
+    ] = False
+    confidence_level: (
+        Annotated[float, Field(ge=0.5, le=0.99, allow_inf_nan=False, description="of its intervals: default 0.9")] | None
+    ) = None
+
+    def level(self, *, whole: bool) -> float | None:
+        """Of the intervals that are asked for, if any; `whole`: whether the answer is a matrix with room beside it."""
+        if not self.confidence:
+            if self.confidence_level is not None:
+                raise InvalidRequest("confidence_level belongs to confidence: true", field="confidence_level")
+            return None
+        if self.relative is not None:
+            raise InvalidRequest("relative vectors have no source whose anchors they could be compared with", field="confidence")
+        if not whole:
+            raise InvalidRequest(
+                "confidence is told in JSON and Arrow, in one answer: not in npy, nor in streams", field="confidence"
+            )
+        return 0.9 if self.confidence_level is None else self.confidence_level
+
     def translation(self) -> serving.Translation:
         if self.relative_power is not None:
             raise NotExactlyOne("relative_power belongs to relative vectors", field="relative_power")
@@ -166,11 +188,11 @@ class TranslateRequest(PairRequest, InputsBody):
 
 class Flag(BaseModel):
     """Something to know about one row of an answer: it equals the anchors' mean, or lies in directions that they do not span;
-    or the encoder has read only the beginning of its input.
+    or the encoder has read only the beginning of its input; or, where confidence is asked for, it is unlike the anchors.
     """
 
     row: int
-    code: Literal["equals-anchor-mean", "outside-anchors", "input-truncated"]
+    code: Literal["equals-anchor-mean", "outside-anchors", "input-truncated", "out-of-distribution"]
 
 
 class PrecisionError(BaseModel):
@@ -199,6 +221,7 @@ class TranslateAnswer(BaseModel):
     translator: str | None = Field(description="null for relative vectors: their source is not known")
     flags: list[Flag]
     precision: PrecisionFound | None = Field(None, description="absent at float32")
+    confidence: Confidence | None = Field(None, description="absent unless asked for")
 
 
 class Quality(BaseModel):
@@ -218,6 +241,7 @@ class Measured(Quality):
     """The same, and for each measure the interval in which 95 of 100 such means over other items would lie."""
 
     intervals: dict[str, tuple[float, float]]
+    index: float = Field(description="how many items each was searched among: those held out with it")
 
 
 class HeldOut(BaseModel):
@@ -244,6 +268,57 @@ class Promise(BaseModel):
     index: int
     neighbours: int
     measures: dict[str, Promised]
+
+
+class Against(BaseModel):
+    """A measure of the true pairs, its mean over all other pairings, and how many standard deviations lie between."""
+
+    found: float
+    chance: float
+    z: float
+
+
+class Evidence(BaseModel):
+    """Whether the translation is any better than of shuffled anchors; of `skill` 1 it would be perfect, of 0 none at all."""
+
+    verdict: Literal["related", "useless"]
+    level: float = Field(description="the chance that unrelated anchors pass for related ones")
+    items: int
+    cosine: Against
+    mrr: Against
+    skill: float
+
+
+class More(BaseModel):
+    """What so many more anchors like these would probably add to each measure."""
+
+    anchors: int
+    gain: dict[str, Promised]
+
+
+class Learning(BaseModel):
+    """Held-out measures of fits with fewer anchors, and what more of them would add."""
+
+    anchors: list[float]
+    index: int
+    neighbours: int
+    measures: dict[str, list[float]]
+    more: list[More]
+
+
+class Hurting(BaseModel):
+    """An anchor without which the mean cosine of the others would be higher by `gain`; `own`: its own, held out."""
+
+    row: int
+    gain: float
+    own: float
+
+
+class Influence(BaseModel):
+    """Anchors that do more harm than good, the first 20: look whether both encoders had the same item there."""
+
+    hurting: list[Hurting]
+    hurting_count: int
 
 
 class Candidate(BaseModel):
@@ -276,13 +351,18 @@ class SpaceInReport(BaseModel):
     encoder: str
     dim: int
     rank: int
-    condition: float
+    condition: float = Field(description="largest over smallest kept singular value")
+    duplicates: int = Field(description="rows equal to an earlier row")
 
 
 class Report(BaseModel):
     """What to expect of a translator."""
 
     anchors: int
+    distinct: int | None = Field(description="how many are left when copies on either side are counted once")
+    evidence: Evidence | None = Field(description="null as held_out is")
+    learning: Learning | None = Field(description="null below 25 distinct anchors")
+    influence: Influence | None = Field(description="null as held_out is")
     promise: Promise | None = Field(description="what min_quality is compared with; null as held_out is")
     held_out: HeldOut | None = Field(description="null below 10 distinct anchors, or where a fold leaves only one")
     cka: float | None = Field(description="debiased linear CKA of the two spaces")
@@ -324,6 +404,7 @@ async def _stream(body: TranslateRequest, services: Services, project: str) -> P
     """What serves a stream of vectors, or of relative ones, which then is said by `relative=true`."""
     if body.vectors is not None or body.inputs is not None or body.relative not in (None, True):
         raise NotExactlyOne("the vectors of a stream are its body", field="vectors")
+    body.level(whole=False)
     asked = body.decoding() if body.relative else body.translation()
     served = await run_in_threadpool(serving.make, services, project, asked)
     return Plan(services, served, body.dtype, body.precision, "translate")
@@ -335,6 +416,7 @@ async def translate(body: TranslateRequest, writer: AnswerWriter, services: Svc,
     given = [name for name in ("vectors", "inputs", "relative") if getattr(body, name) is not None]
     if len(given) != 1:
         raise NotExactlyOne("send exactly one of vectors, inputs and relative", field=given[1] if given else "vectors")
+    level = body.level(whole=writer.media != npy.MEDIA)
     if body.relative is None:
         answer = await vector_routes.served(
             services,
@@ -352,14 +434,19 @@ async def translate(body: TranslateRequest, writer: AnswerWriter, services: Svc,
     made, by = answer.made, answer.served
     count, dim = made.vectors.shape
     BATCH.observe(count)
+    told = None if level is None else await run_in_threadpool(confidence.tell, services, answer, level, field=given[0])
     about: dict[str, Any] = {
         "count": count,
         "dim": dim,
         "method": by.method,
         "options": dict(by.options or {}),
         "translator": by.id,
-        "flags": answers.flags(made.at_mean, made.outside, truncated=answer.truncated),
+        "flags": answers.flags(
+            made.at_mean, made.outside, truncated=answer.truncated, strange=None if told is None else told.expected.strange
+        ),
     }
+    if told is not None:
+        about["confidence"] = columns(told)
     if body.precision != "float32" and by.translator is not None:
         about["precision"] = {
             "name": body.precision,

@@ -71,12 +71,13 @@ def hold_out(
     target: Float[Tensor, "k dy"],
     options: Options,
     *,
-    folds: int = FOLDS,
+    folds: int | None = None,
     seed: int = 0,
 ) -> Held | None:
     """Translate every anchor by a fit on the other folds.
 
     source  (k, d_x) and target (k, d_y): raw anchors, the encoders' own units, row i the same item
+    folds  None: FOLDS, or 2 where these would hold fewer than SMALLEST distinct anchors each
     Anchors that are equal on either side share a fold, and are counted once: a copy in another fold would have been seen.
     Returns None below FEWEST groups, or when all anchors outside a fold are one vector. Raises InvalidOption.
     """
@@ -86,7 +87,7 @@ def hold_out(
         return None
     first, fold_of = parted
     translated = torch.empty_like(target)
-    for fold in range(folds):
+    for fold in range(int(fold_of.max()) + 1):
         held = fold_of == fold
         try:
             x, y = fit_space(source[~held]), fit_space(target[~held])
@@ -97,7 +98,7 @@ def hold_out(
 
 
 def cut(
-    source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"], *, folds: int, seed: int
+    source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"], *, folds: int | None, seed: int
 ) -> tuple[Bool[Tensor, " k"], Int64[Tensor, " k"]] | None:
     """Which of the anchors count, and the fold of each, as `Held` has them; None below FEWEST groups."""
     group_of = _equal_on_either_side(source, target)
@@ -105,6 +106,8 @@ def cut(
     groups = int(first.sum())
     if groups < FEWEST:
         return None
+    if folds is None:
+        folds = FOLDS if groups >= SMALLEST * FOLDS else 2
     fold_of = torch.empty_like(group_of)
     fold_of[first] = torch.randperm(groups, generator=torch.Generator().manual_seed(seed)) % folds
     return first, fold_of[group_of]
@@ -113,25 +116,23 @@ def cut(
 def cross_fit(
     name: str, source: Float[Tensor, "k dx"], target: Float[Tensor, "k dy"], options: Options, *, seed: int = 0
 ) -> HeldOut | None:
-    """Held-out quality of the distinct anchors; arguments, None and errors as of `hold_out`.
+    """Held-out quality of the distinct anchors; arguments, None and errors as of `hold_out`."""
+    held = hold_out(name, source, target, options, seed=seed)
+    return None if held is None else summary(held, source, target)
 
-    Each translation is searched for among the anchors that were held out with it. The others stay out of the index: its fit has
-    seen them, and draws it towards them, so that with them there recall looks better than it is, and MRR far worse
-    (benchmarks/quality.py). FOLDS folds, or 2 where these would hold fewer than SMALLEST anchors each. Every fit has only the
+
+def summary(held: Held, source: Float[Tensor, "k dx"], target: Float[Tensor, "k dy"]) -> HeldOut:
+    """What held-out translations of raw anchors are worth.
+
+    Each is searched for among the anchors that were held out with it. The others stay out of the index: its fit has seen them,
+    and draws it towards them, so that with them there recall looks better than it is, and MRR far worse. Every fit has only the
     other folds, so the numbers are a little low: `app.maths.learning` says by how much.
     """
-    folds = FOLDS
-    held = hold_out(name, source, target, options, folds=folds, seed=seed)
-    if held is not None and int(held.first.sum()) < SMALLEST * folds:
-        folds = 2
-        held = hold_out(name, source, target, options, folds=folds, seed=seed)
-    if held is None:
-        return None
     source, target = source.double(), target.double()
     mean = target.mean(dim=0)
-    parts = [((held.fold_of == fold) & held.first).nonzero().flatten() for fold in range(folds)]
+    parts = [((held.fold_of == fold) & held.first).nonzero().flatten() for fold in range(int(held.fold_of.max()) + 1)]
     return HeldOut(
-        folds=folds,
+        folds=len(parts),
         translated=measured(held.translated - mean, target - mean, parts),
         do_nothing=measured(do_nothing(source, target.shape[1]) - mean, target - mean, parts),
         native=measured(target - mean, target - mean, parts),

@@ -8,34 +8,81 @@ from typing import Any
 from torch import Tensor
 
 from app.maths import crossfit, quality
+from app.maths.evidence import Evidence, evidence
+from app.maths.influence import influence
+from app.maths.learning import Curve, learning_curve
+from app.maths.promise import Promise, promise
 from app.services import spaces
 from app.services.context import Services
 from app.storage import tables
+
+#: how many more anchors the report says something of, where the curve reaches so far
+MORE = (50, 100, 200, 500, 1000)
+
+#: how many rows a list names
+LISTED = 20
 
 
 def measure(services: Services, row: tables.Translator) -> dict[str, Any]:
     """Everything a report says of a translator's row, as JSON has it."""
     source, target = spaces.anchors(services, row.source).double(), spaces.anchors(services, row.target).double()
     with services.fitting():
-        held_out = crossfit.cross_fit(row.method, source, target, row.options)
+        held = crossfit.hold_out(row.method, source, target, row.options)
+        held_out = None if held is None else crossfit.summary(held, source, target)
+        curve = learning_curve(row.method, source, target, row.options)
+        return {
+            "anchors": len(source),
+            "distinct": None if held_out is None else held_out.translated.n,
+            "promise": None if held_out is None else _promise(promise(len(source), held_out, curve)),
+            "evidence": None if held is None else _evidence(evidence(held.translated, target, held.first, held.fold_of)),
+            "held_out": None if held_out is None else asdict(held_out),
+            "learning": None if curve is None else _learning(curve),
+            "influence": None if held_out is None else _influence(source, target),
+            "cka": quality.cka(source, target) if len(source) >= 4 else None,
+            "source": _spectrum(row.source, source),
+            "target": _spectrum(row.target, target),
+        }
+
+
+def _promise(made: Promise) -> dict[str, Any]:
+    return {**vars(made), "measures": {name: each._asdict() for name, each in made.measures.items()}}
+
+
+def _evidence(found: Evidence) -> dict[str, Any]:
+    return {**vars(found), "cosine": found.cosine._asdict(), "mrr": found.mrr._asdict()}
+
+
+def _learning(curve: Curve) -> dict[str, Any]:
+    reach = [more for more in MORE if curve.anchors + more <= curve.farthest]
     return {
-        "anchors": source.shape[0],
-        "held_out": None if held_out is None else asdict(held_out),
-        "promise": None if held_out is None else _promise(source, held_out),
-        "cka": quality.cka(source, target) if source.shape[0] >= 4 else None,
-        "source": _spectrum(row.source, source),
-        "target": _spectrum(row.target, target),
+        "anchors": curve.sizes,
+        "index": round(curve.index),
+        "neighbours": curve.neighbours,
+        "measures": {name: line.points for name, line in curve.lines.items()},
+        "more": [
+            {
+                "anchors": more,
+                "gain": {name: curve.gain(name, curve.anchors, curve.anchors + more)._asdict() for name in curve.lines},
+            }
+            for more in reach
+        ],
+    }
+
+
+def _influence(source: Tensor, target: Tensor) -> dict[str, Any]:
+    found = influence(source, target)
+    return {
+        "hurting": [{"row": i, "gain": float(found.gain[i]), "own": float(found.own[i])} for i in found.hurting[:LISTED]],
+        "hurting_count": len(found.hurting),
     }
 
 
 def _spectrum(space: tables.Space, anchors: Tensor) -> dict[str, Any]:
     health = space.health
-    return {"encoder": space.encoder.name, "dim": anchors.shape[1], "rank": health["rank"], "condition": health["condition"]}
-
-
-def _promise(source: Tensor, held_out: crossfit.HeldOut) -> dict[str, Any]:
-    translated = held_out.translated
-    measures = {
-        name: {"value": getattr(translated, name), "low": low, "high": high} for name, (low, high) in translated.intervals.items()
+    return {
+        "encoder": space.encoder.name,
+        "dim": anchors.shape[1],
+        "rank": health["rank"],
+        "condition": health["condition"],
+        "duplicates": health["duplicate_count"],
     }
-    return {"anchors": len(source), "index": translated.n, "neighbours": translated.k, "measures": measures}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from app.demo.pack import load_pack
+from app.maths.methods import METHODS
 
 MEASURES = ("cosine", "mrr", "recall", "recall_1", "jaccard_target", "jaccard_own")
 PAIR = {"source": "a", "target": "b", "anchor_set": "real"}
@@ -80,7 +81,7 @@ def test_the_shape_of_auto_is_the_clients_and_every_other_option_is_refused(real
 def test_a_promise_has_every_measure_with_its_interval_beside_doing_nothing_and_native(real):
     report = real.post("/translators", json=PAIR).json()["report"]
     promise = report["promise"]
-    assert (promise["anchors"], promise["index"], promise["neighbours"]) == (120, 120, 10)
+    assert (promise["anchors"], promise["index"], promise["neighbours"]) == (120, 24, 10)
     assert set(promise["measures"]) == set(MEASURES)
     for name in MEASURES:
         each = promise["measures"][name]
@@ -90,6 +91,8 @@ def test_a_promise_has_every_measure_with_its_interval_beside_doing_nothing_and_
         low, high = found["intervals"][name]
         assert low <= found[name] <= high
         assert report["held_out"]["native"][name] == pytest.approx(1)
+    for name in ("recall", "mrr", "cosine"):  # the served fit has a fifth more anchors than the held-out ones
+        assert promise["measures"][name]["value"] > report["held_out"]["translated"][name]
     assert promise["measures"]["recall"]["low"] > report["held_out"]["do_nothing"]["intervals"]["recall"][1]
 
 
@@ -137,6 +140,60 @@ def test_a_job_that_misses_its_minimum_fails_and_says_what_was_found(real, finis
     assert answer.status_code == 202
     job = finished(real, answer.json()["id"])
     assert (job["state"], job["error"]["code"]) == ("failed", "quality-below-minimum")
+
+
+# --- what else a report says -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["auto", *METHODS])
+def test_shuffled_anchors_are_reported_useless_by_every_method_and_true_ones_related(real, refused, method):
+    true, shuffled = (
+        real.post("/translators", json={**PAIR, "anchor_set": name, "method": method}).json()["report"]
+        for name in ("real", "shuffled")
+    )
+    assert (true["evidence"]["verdict"], shuffled["evidence"]["verdict"]) == ("related", "useless")
+    assert true["evidence"]["cosine"]["z"] > 10 > 4 > abs(shuffled["evidence"]["cosine"]["z"])
+    assert shuffled["evidence"]["skill"] < 0.1 < true["evidence"]["skill"]
+    chance = 10 / 23  # of 23 others, 10 neighbours
+    assert shuffled["promise"]["measures"]["recall"]["value"] < chance + 0.1
+    answer = translate(real, anchor_set="shuffled", method=method, min_quality={"mrr": 0.5})
+    refused(answer, 422, "quality-below-minimum", "min_quality")
+
+
+def test_a_report_says_what_more_anchors_would_add_and_which_hurt(client):
+    first, second, *_ = (vectors[:300].numpy().astype(float).round(6) for vectors in load_pack().vectors.values())
+    second = second.copy()
+    second[[10, 200]] = second[[200, 10]]  # two sentences in each other's place
+    for name, rows in (("a", first), ("b", second)):
+        client.post("/encoders", json={"name": name, "dim": rows.shape[1]})
+    made = client.post("/anchor-sets", json={"name": "real", "embeddings": {"a": first.tolist(), "b": second.tolist()}})
+    assert made.status_code == 201, made.text
+    answer = client.post("/translators", json={**PAIR, "method": "graded"})
+    assert answer.status_code == 201, answer.text
+    report = answer.json()["report"]
+    hurting = report["influence"]["hurting"]
+    assert {10, 200} <= {each["row"] for each in hurting}
+    assert len(hurting) <= 4
+    assert all(each["gain"] > 0 for each in hurting)
+    learning = report["learning"]
+    assert learning["anchors"] == sorted(learning["anchors"])
+    assert (learning["index"], learning["neighbours"], len(learning["anchors"])) == (60, 10, 4)
+    assert learning["measures"]["recall"] == sorted(learning["measures"]["recall"])
+    gains = {more["anchors"]: more["gain"]["recall"] for more in learning["more"]}
+    assert list(gains) == [50, 100, 200]
+    assert 0 < gains[50]["value"] < gains[200]["value"] < 0.2
+    assert all(each["low"] <= each["value"] <= each["high"] for each in gains.values())
+
+
+def test_copies_are_counted_once_and_told(client):
+    for name in "ab":
+        client.post("/encoders", json={"name": name, "dim": 5})
+    rows = np.random.default_rng(2).normal(size=(30, 5))
+    rows[20:] = rows[:10]
+    client.post("/anchor-sets", json={"name": "real", "embeddings": {"a": rows.tolist(), "b": rows.tolist()}})
+    report = client.post("/translators", json=PAIR).json()["report"]
+    assert (report["anchors"], report["distinct"], report["source"]["duplicates"]) == (30, 20, 10)
+    assert report["learning"] is None  # below 25
 
 
 # --- contracts -----------------------------------------------------------------------------------------------------------
