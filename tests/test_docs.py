@@ -86,3 +86,18 @@ def test_the_page_on_evaluations_quotes_the_benchmark() -> None:
                 figures = [f"{row[key]:.3f}" for key in ("mrr", "mrr_csls", "recall", "recall_csls")]
                 figures += [f"{row[key]:.2f}" for key in ("skewness", "skewness_csls")]
                 assert f"| {name} | {search} | {kind} | " + " | ".join(figures) + " |" in text
+
+
+def test_the_page_on_thresholds_quotes_the_benchmark() -> None:
+    """Both tables have every row of benchmarks/results/thresholds.json, to the digits shown."""
+    text = (ROOT / "docs" / "thresholds.md").read_text()
+    summary = json.loads((ROOT / "benchmarks" / "results" / "thresholds.json").read_text())["summary"]
+    choices = ("unchanged", "mapped", "by_rate", "best")
+    for data, kinds in summary.items():
+        for scores, row in kinds.items():
+            figures = [row[key] for key in ("coverage", "coverage_top", "error", "mae", "mae_unchanged")]
+            figures += [row["f1"][choice] for choice in choices]
+            assert f"| {data} | {scores} | " + " | ".join(f"{figure:.3f}" for figure in figures) + " |" in text
+        for threshold, row in kinds["translated-native"]["by_threshold"].items():
+            figures = [f"{row[choice]:.3f}" for choice in choices]
+            assert f"| {data} | {threshold} | {row['runs']} | " + " | ".join(figures) + " |" in text

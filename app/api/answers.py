@@ -15,7 +15,7 @@ from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 from torch import Tensor
 
-from app.api import arrow, npy
+from app.api import arrow, confidence, npy
 from app.api.bodies import JSON, Given
 from app.api.wire import Dtype, Encoding
 from app.errors import InvalidRequest, NotAcceptable
@@ -117,6 +117,7 @@ class Writer:
         labels = about.get("labels")
         if labels is not None:
             columns["label"] = arrow.labels_array(labels)
+        columns |= confidence.arrays(about)
         columns[arrow.FLAG] = arrow.flags_array(len(vectors), about["flags"])
         parts = arrow.write(self.rows, columns, metadata(about))
         return PartsResponse(parts, arrow.MEDIA, headers({**about, "flags": []}))
@@ -148,11 +149,18 @@ class Writer:
         return [*parts, b"]"]
 
 
-def flags(at_mean: Tensor | None, outside: Tensor | None = None, *, truncated: Sequence[int] = ()) -> list[dict[str, Any]]:
+def flags(
+    at_mean: Tensor | None,
+    outside: Tensor | None = None,
+    *,
+    truncated: Sequence[int] = (),
+    strange: Tensor | None = None,
+) -> list[dict[str, Any]]:
     """The rows of an answer that there is something to know about, in their order."""
-    if at_mean is not None and not truncated and at_mean is no_flags(at_mean.shape[0])[0]:
+    if at_mean is not None and not truncated and strange is None and at_mean is no_flags(at_mean.shape[0])[0]:
         return []
-    codes = {"equals-anchor-mean": at_mean, "outside-anchors": outside}
+    # Arrow's column has one flag a row, the last: those that say more than that a row is strange come after it.
+    codes = {"out-of-distribution": strange, "equals-anchor-mean": at_mean, "outside-anchors": outside}
     found = [
         {"row": row, "code": code}
         for code, rows in codes.items()
@@ -210,6 +218,7 @@ def _weight(text: str) -> float:
 def metadata(about: Mapping[str, Any]) -> dict[str, str]:
     """What is said of an answer, beside its rows: short texts."""
     shown = {name: about[name] for name in SHOWN if about.get(name)}
+    shown |= confidence.summary(about)
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in shown.items()}
 
 

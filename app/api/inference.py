@@ -193,10 +193,9 @@ def infer(model: ModelPath, body: InferRequest, services: Svc, project: Reads) -
         encoder=encoder,
         head=row.name,
         anchor_set=anchor_set,
-        method=body.parameters.method,
-        options={},
         vectors=vectors,
         inputs=inputs,
+        way=stitching.Way(body.parameters.method),
     )
     telemetry.BATCH_VECTORS.labels("infer").observe(len(answer.values))
     content: dict[str, Any] = {"model_name": model, "outputs": _chosen(_outputs(answer), body.outputs)}

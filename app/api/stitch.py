@@ -17,13 +17,14 @@ from app.api.answers import Writer
 from app.api.bodies import JSON, JsonRoute
 from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
 from app.api.problems import documented
-from app.api.translate import NO_OPTIONS, Flag, Method, Options
+from app.api.translate import NO_MINIMUM, NO_OPTIONS, Flag, Method, MinQuality, Options
 from app.api.vector_routes import AnswerWriter, VectorRoute
 from app.api.wire import Body, Dtype, Encoding, InputsBody, Name, Numbers, Vectors
 from app.errors import InvalidHead, NotExactlyOne
 from app.heads import registry as heads
 from app.heads.base import HeadModel
 from app.heads.linear import linear_head
+from app.maths.selection import Use
 from app.services import stitching
 from app.services.context import Services
 from app.services.writes import once
@@ -186,11 +187,18 @@ class StitchRequest(InputsBody):
     vectors: Vectors = None
     method: Method = "auto"
     options: Options = Field(default_factory=lambda: NO_OPTIONS)
+    prefer: Annotated[
+        Use | None, Field(description="auto: what to choose the method by; default classification, and cosine for numbers")
+    ] = None
+    min_quality: MinQuality = Field(default_factory=lambda: NO_MINIMUM)
     labels: Annotated[list[str], Field(fail_fast=True)] | None = None
     targets: Vectors = None
     native_vectors: Vectors = None
     encoding: Encoding = "float"
     dtype: Dtype = "float32"
+
+    def way(self) -> stitching.Way:
+        return stitching.Way(self.method, self.options.given(), self.prefer, self.min_quality.given())
 
     def truth(self) -> stitching.Truth:
         if self.labels is not None and self.targets is not None:
@@ -308,8 +316,7 @@ def _stitch(body: StitchRequest, writer: Writer, services: Services, project: st
         encoder=body.encoder,
         head=body.head,
         anchor_set=body.anchor_set,
-        method=body.method,
-        options=body.options.given(),
+        way=body.way(),
         vectors=wire.optional_matrix(body.vectors, "vectors"),
         inputs=body.given_inputs(),
         truth=body.truth(),

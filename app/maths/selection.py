@@ -165,15 +165,11 @@ def choose(
         reason=_reason(winner == usual_at, order[0] == usual_at),
         anchors=len(folds),
         folds=FOLDS,
-        found=dict(zip(MEASURES, found.tolist(), strict=True)),
+        found=_named(found),
         candidates=[
-            Scored(
-                *candidates[i],
-                **dict(zip(MEASURES, means[i].tolist(), strict=True)),
-                score=float(mean_scores[i]),
-                error=float(errors[i]),
-            )
+            Scored(method, given, **_named(means[i]), score=float(mean_scores[i]), error=float(errors[i]))
             for i in order
+            for method, given in [candidates[i]]
         ],
     )
 
@@ -184,6 +180,10 @@ def decode_power(relative_power: float) -> float:
     Plain cosines (0) need the full inverse, 1; vectors encoded with power 1 need .25.
     """
     return min(1.0, WHITENING - relative_power)
+
+
+def _named(measures: Float64[Tensor, " m"]) -> dict[str, float]:
+    return dict(zip(MEASURES, measures.tolist(), strict=True))
 
 
 def _score(measured: Float64[Tensor, "c n m"], prefer: Use) -> Float64[Tensor, "c n"]:

@@ -47,6 +47,7 @@ class Served:
     dims  of what it reads and of what it makes
     reads what its vectors are called in a request
     translator, id, method, options  how it was made, where a method made it; `translator` is None for relative vectors
+    pair  the two spaces of a translator
     """
 
     run: Callable[[Services, Tensor, Tensor, Precision], Running]
@@ -56,6 +57,7 @@ class Served:
     options: methods.Options | None = None
     id: str | None = None
     translator: Translator | None = None
+    pair: tuple[tables.Space, tables.Space] | None = None
 
     def begin(self, services: Services, vectors: Tensor, form: Form, precision: Precision) -> Running:
         """Check what can be known without looking at numbers, take room for the answer, and begin. Raises the vector errors."""
@@ -100,7 +102,7 @@ class Translation:
         source, target = translation.pair(services, project, self.request)
         fitted = translation.fit(services, project, source, target, self.request)
         translation.keep(services, project, fitted, source, target, self.request)
-        build = partial(_translating, fitted.id, fitted.method, fitted.options)
+        build = partial(_translating, fitted.id, fitted.method, fitted.options, (source, target))
         return _Recipe((fitted.key,), build), (fitted.translator,)
 
 
@@ -287,7 +289,9 @@ def result(running: Running, field: str) -> Translated:
         raise error.at(field) from None
 
 
-def _translating(id: str, method: str, options: methods.Options, translator: Translator) -> Served:
+def _translating(
+    id: str, method: str, options: methods.Options, pair: tuple[tables.Space, tables.Space], translator: Translator
+) -> Served:
     return Served(
         run=lambda services, vectors, out, precision: products.translate(
             services, translator, vectors, out=out, precision=precision
@@ -297,6 +301,7 @@ def _translating(id: str, method: str, options: methods.Options, translator: Tra
         options=options,
         id=id,
         translator=translator,
+        pair=pair,
     )
 
 

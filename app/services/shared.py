@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 import orjson
 import torch
 from torch import Tensor
 
+from app.maths.confidence import Confidence, Reference
 from app.maths.selection import Choice, Scored
 from app.maths.space import Space
 from app.maths.translator import Decoder, Translator
@@ -62,6 +64,28 @@ def _load_choice(tensors: dict[str, Tensor]) -> Choice:
 CHOICE: Shared[Choice] = Shared(
     dump=lambda choice: {"json": torch.frombuffer(bytearray(orjson.dumps(asdict(choice))), dtype=torch.uint8)}, load=_load_choice
 )
+
+
+def _dump_confidence(confidence: Confidence | None) -> dict[str, Tensor]:
+    """An entry holds a tensor, also where there is nothing to tell."""
+    if confidence is None:
+        return {"nothing": _number(1)}
+    told, reference = dict(vars(confidence)), vars(confidence.reference)
+    del told["reference"]
+    named = told | {f"reference.{name}": each for name, each in reference.items()}
+    return {name: each if isinstance(each, Tensor) else _number(each) for name, each in named.items()}
+
+
+def _load_confidence(tensors: dict[str, Tensor]) -> Confidence | None:
+    if "nothing" in tensors:
+        return None
+    told: dict[str, Any] = {name: each if each.dim() else float(each) for name, each in tensors.items()}
+    reference = {name.removeprefix("reference."): told.pop(name) for name in tensors if name.startswith("reference.")}
+    return Confidence(Reference(**reference), **told)
+
+
+#: None: there are too few anchors for any
+CONFIDENCE: Shared[Confidence | None] = Shared(dump=_dump_confidence, load=_load_confidence)
 MATRIX: Shared[Tensor] = Shared(dump=lambda matrix: {"matrix": matrix}, load=lambda tensors: tensors["matrix"])
 DECODER: Shared[Decoder] = Shared(dump=_dump_decoder, load=_load_decoder)
 TRANSLATOR: Shared[Translator] = Shared(dump=_dump_translator, load=_load_translator)

@@ -25,7 +25,7 @@ from app.errors import (
 from app.heads import registry as heads
 from app.heads.base import HeadModel, probabilities
 from app.heads.image import png
-from app.maths import methods
+from app.maths import methods, selection
 from app.services import serving, spaces, translation
 from app.services.context import Services
 from app.services.encoding import Inputs
@@ -34,6 +34,19 @@ from app.storage import registry, tables
 from app.types import EncoderKind, HeadOutput, repeats
 
 log = logging.getLogger("anchorage.stitching")
+
+
+@dataclass(frozen=True)
+class Way:
+    """How vectors are translated into a head's space, as `translation.Request` has it.
+
+    prefer  None: what a classifier needs for one, the cosine for a head that answers numbers
+    """
+
+    method: str = "auto"
+    options: methods.Options = field(default_factory=dict)
+    prefer: selection.Use | None = None
+    min_quality: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -206,10 +219,9 @@ def stitch(
     encoder: str,
     head: str,
     anchor_set: str | None,
-    method: str,
-    options: methods.Options,
     vectors: Tensor | None,
     inputs: Inputs | None,
+    way: Way | None = None,
     truth: Truth | None = None,
 ) -> Prediction:
     """What the head answers to vectors or inputs of `encoder`: as they are, translated, or made relative, as the head needs.
@@ -223,7 +235,7 @@ def stitch(
     sent_as, count = spaces.sent(vectors, inputs)
     spaces.check_answer(services, sent_as, count, dim=row.outputs)
     known = _known(services, row, truth, count)
-    ready = _bring(services, project, row, source, anchor_set, method, options, vectors, inputs)
+    ready = _bring(services, project, row, source, anchor_set, way or Way(), vectors, inputs)
     values = _ask(services, row, ready.vectors)
     output = output_of(row)
     native = _native(services, project, row, source, truth, inputs, values, wanted=known is not None)
@@ -248,14 +260,13 @@ def _bring(
     row: tables.Head,
     source: tables.Encoder,
     anchor_set: str | None,
-    method: str,
-    options: methods.Options,
+    way: Way,
     vectors: Tensor | None,
     inputs: Inputs | None,
 ) -> _Ready:
     """Vectors or inputs of the source encoder, in the space that the head reads."""
     if row.anchor_set is not None:
-        _refuse_method(method, options, "a relative head reads relative vectors")
+        _refuse_way(way, "a relative head reads relative vectors")
         if anchor_set is not None and anchor_set != row.anchor_set.name:
             raise InvalidHead(f"head {row.name!r} belongs to anchor set {row.anchor_set.name!r}", field="anchor_set")
         relation = serving.Relation(
@@ -265,14 +276,16 @@ def _bring(
         return _Ready(related.made.vectors, related.truncated, at_mean=related.made.at_mean)
     assert row.encoder is not None
     if row.encoder_id == source.id:
-        _refuse_method(method, options, f"head {row.name!r} was trained on {source.name!r} itself")
+        _refuse_way(way, f"head {row.name!r} was trained on {source.name!r} itself")
         given = spaces.given_vectors(services, source, vectors, inputs)
         return _Ready(given.vectors, given.truncated)
     if anchor_set is None:
         raise MissingField(
             f"head {row.name!r} was trained on {row.encoder.name!r}: name the anchor_set to translate by", field="anchor_set"
         )
-    request = translation.Request(source.name, row.encoder.name, anchor_set, method, options)
+    usual: selection.Use = "classification" if output_of(row) is HeadOutput.classes else "cosine"
+    prefer = way.prefer or usual
+    request = translation.Request(source.name, row.encoder.name, anchor_set, way.method, way.options, prefer, way.min_quality)
     answer = serving.apply(services, project, serving.Translation(request), vectors=vectors, inputs=inputs)
     done, by = answer.made, answer.served
     return _Ready(done.vectors, answer.truncated, done.at_mean, done.outside, by.method, by.id)
@@ -388,7 +401,10 @@ def _draw(image: Mapping[str, Any], values: Tensor) -> list[bytes]:
     return [png(each, image["low"], image["high"]) for each in values.reshape(-1, *shape)]
 
 
-def _refuse_method(method: str, options: methods.Options, reason: str) -> None:
-    """An option that would do nothing is refused, not ignored."""
-    if method != "auto" or options:
+def _refuse_way(way: Way, reason: str) -> None:
+    """What would do nothing is refused, not ignored."""
+    if way.method != "auto" or way.options:
         raise InvalidHead(f"{reason}: method and options have no place here", field="method")
+    for name in ("prefer", "min_quality"):
+        if getattr(way, name):
+            raise InvalidHead(f"{reason}: {name} has no place here", field=name)

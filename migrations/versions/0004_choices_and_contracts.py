@@ -31,6 +31,12 @@ def upgrade() -> None:
         batch_op.create_index(batch_op.f("ix_contracts_target_id"), ["target_id"], unique=False)
     with op.batch_alter_table("translators", schema=None) as batch_op:
         batch_op.add_column(sa.Column("choices", sa.JSON(), nullable=True))
+    heads = sa.table("heads", sa.column("id"), sa.column("settings", sa.JSON()))
+    connection = op.get_bind()
+    for row in connection.execute(sa.select(heads.c.id, heads.c.settings)).all():
+        # Until now a whitened relative head without a ridge read vectors of ridge 1; from now on it would of the anchors' own.
+        if row.settings.get("encode_power", 0.0) > 0.0 and row.settings.get("ridge") is None:
+            connection.execute(heads.update().where(heads.c.id == row.id).values(settings={**row.settings, "ridge": 1.0}))
     op.execute("UPDATE translators SET report = NULL")  # they are measured anew, with more in them, when they are asked for
 
 

@@ -92,6 +92,37 @@ def test_each_step_down_and_up_again_ends_at_the_same_schema(database_url):
             assert look(database_url, difference) == []
 
 
+def put_old_heads(connection: Connection) -> None:
+    columns = "id, project, name, kind, dim, classes, outputs, settings, blob, created_at"
+    for name, settings in HEADS.items():
+        values = f"'{name}', 'default', '{name}', 'linear', 2, '[]', 2, '{settings}', 'b', '2026-01-01 00:00:00'"
+        connection.execute(text(f"INSERT INTO heads ({columns}) VALUES ({values})"))  # noqa: S608
+
+
+HEADS = {
+    "native": "{}",
+    "plain": '{"encode_power": 0.0, "ridge": null}',
+    "whitened": '{"encode_power": 0.5, "ridge": null}',
+    "told": '{"encode_power": 0.5, "ridge": 0.2}',
+}
+
+
+def test_a_relative_head_of_before_goes_on_reading_vectors_of_the_ridge_that_it_was_trained_with(database_url):
+    command.upgrade(alembic_config(database_url), "0003")
+    look(database_url, put_old_heads)
+    db = Database(database_url)
+    db.migrate()
+    with db.transaction() as session:
+        settings = {row.name: row.settings for row in session.scalars(select(tables.Head))}
+    db.close()
+    assert {name: each.get("ridge") for name, each in settings.items()} == {
+        "native": None,
+        "plain": None,
+        "whitened": 1.0,
+        "told": 0.2,
+    }
+
+
 def old_job(state: str, minute: int) -> dict[str, Any]:
     """A row as revision 0001 had it."""
     return {
