@@ -140,7 +140,7 @@ def summary(held: Held, source: Float[Tensor, "k dx"], target: Float[Tensor, "k 
 
 
 def measured(
-    translated: Float64[Tensor, "k d"], native: Float64[Tensor, "k d"], parts: Sequence[Int64[Tensor, " h"]]
+    translated: Float64[Tensor, "k d"], native: Float64[Tensor, "k d"], parts: Sequence[Int64[Tensor, " _"]]
 ) -> Measured:
     """Quality of centred vectors (k, d) against native ones, each searched for among those of its part, of 2 or more, alone.
 
