@@ -164,8 +164,8 @@ def _of_rows(space: SpaceFacts) -> Iterator[Finding]:
         yield Finding(
             "outliers",
             "warning",
-            "anchors much longer or shorter than the others, or nearer to the mean or farther from it: look whether they are empty, "
-            "cut off, or another encoder's",
+            "anchors much longer or shorter than the others, or nearer to the mean or farther from it: look whether they are "
+            "empty, cut off, or another encoder's",
             [space.encoder],
             sorted(each.row for each in outliers)[:LISTED],
             len(outliers),

@@ -351,7 +351,7 @@ def test_the_report_of_a_translator(ask, method):
     held_out = report["held_out"]
     assert held_out["folds"] == 5
     for quality in (held_out["translated"], held_out["do_nothing"]):
-        assert (quality["n"], quality["k"]) == (40, 10)
+        assert (quality["n"], quality["k"], quality["index"]) == (40, 3, 8)
         assert all(-1 <= quality[name] <= 1 for name in ("cosine", "mrr", "recall", "jaccard_target", "jaccard_own"))
     assert held_out["translated"]["cosine"] > held_out["do_nothing"]["cosine"] + 0.3
 

@@ -1,0 +1,56 @@
+"""What is measured of a set of anchors: how alike two relative spaces are, and how well they translate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import mean, stdev
+
+from pools import SEEDS
+from torch import Tensor
+
+from app.maths import methods, quality
+from app.maths.space import Space, fit_space, relative
+from app.maths.translator import apply
+
+Numbers = dict[str, float]
+
+#: what all translations here are made with, whatever the defaults are
+GRADED: methods.Options = {"encode_power": 1.0, "decode_power": 0.25, "ridge": 1.0}
+
+
+def alike(x: Tensor, y: Tensor) -> Numbers:
+    """Relative vectors of the same items in two spaces: Jaccard and MRR among all items at 10 neighbours, and cosine."""
+    return {"jaccard": quality.jaccard(x, y), "mrr": quality.mrr(x, y), "cosine": quality.cosine(x, y)}
+
+
+def cosines(vectors: Tensor, anchors: Tensor) -> Tensor:
+    """Without centring, as Moschella et al. have it."""
+    return quality.unit(vectors) @ quality.unit(anchors).T
+
+
+def relatives(anchors: tuple[Tensor, Tensor], items: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Items of two spaces as the service's cosines."""
+    x, y = (relative(vectors, fit_space(rows)) for vectors, rows in zip(items, anchors, strict=True))
+    return x, y
+
+
+def translated(source: Space, target: Space, items: Tensor, native: Tensor, centre: Tensor) -> Numbers:
+    """Recall@10 and MRR of items by the graded method; `centre`: one mean of the target for all that is compared."""
+    translator = methods.fit("graded", source, target, methods.resolve("graded", GRADED, anchors=source.size))
+    return found(apply(translator, items).vectors, native, centre)
+
+
+def found(moved: Tensor, native: Tensor, centre: Tensor) -> Numbers:
+    """Recall@10 and MRR of vectors that came from somewhere."""
+    moved, native = moved - centre, native - centre
+    return {"recall": quality.recall(moved, native), "mrr": quality.mrr(moved, native)}
+
+
+def over_seeds(once: Callable[[int], Sequence[Numbers]]) -> dict[str, Numbers]:
+    """Mean and standard deviation over the seeds of what is the mean over one seed's rows (pairs, say)."""
+    rows = [averaged(once(seed)) for seed in SEEDS]
+    return {name: {"mean": mean(row[name] for row in rows), "std": stdev(row[name] for row in rows)} for name in rows[0]}
+
+
+def averaged(rows: Sequence[Mapping[str, float]]) -> Numbers:
+    return {name: mean(row[name] for row in rows) for name in rows[0]}
