@@ -30,18 +30,19 @@ from app.maths.space import fit_space
 Verdict = Literal["related", "unrelated", "unclear"]
 
 #: standard deviations of the mean agreement of shuffled rows from which on two spaces are related: shuffled ones get there
-#: once in thirty thousand times
+#: once in thirty thousand times, were they normal (measured: 3.0 at most of 710 pairs)
 RELATED = 4.0
 
-#: from so many rows on, related spaces of real encoders get there (measured: 7 and more at 40)
+#: from so many rows on, related spaces of real encoders get there (measured at 40: 6.2 at least of 710 pairs of 24 embeddings)
 TELLING = 40
 
 #: below this many rows a single one cannot be told from the others
 FEWEST_NAMED = 20
 
 #: a row is named when its agreement is this many robust standard deviations below the usual, and at least this share of the other
-#: rows fit better in both directions; or this larger share, which also finds them where half of the rows are wrong
-LOW, FIT_BETTER, FIT_MUCH_BETTER = -3.0, 0.05, 0.2
+#: rows fit better in both directions; or this larger share, which also finds them where half of the rows are wrong. Of five rows
+#: of 300 sentences exchanged between topics, 98 % are named; of right ones .6 % at most by text encoders, 3 % by small image ones
+LOW, FIT_BETTER, FIT_MUCH_BETTER = -3.0, 0.02, 0.2
 
 #: agreements that all but equal each other are not told apart: a cosine
 LEAST_SPREAD = 0.01

@@ -42,6 +42,10 @@ def main() -> None:
         import promise
 
         promise.run(console, path, ABOUT, arguments)
+    if "choosing" in arguments.only:
+        import choosing
+
+        choosing.run(console, path, ABOUT, arguments)
     if "powers" in arguments.only:
         import powers
 
@@ -67,7 +71,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    sections = ("compare", "promise", "powers", "hub", "classes", "shuffled")
+    sections = ("compare", "promise", "choosing", "powers", "hub", "classes", "shuffled")
     parser.add_argument("--only", nargs="+", choices=sections, default=sections)
     parser.add_argument("--tasks", nargs="+", choices=list(data.TASKS), default=list(data.TASKS))
     parser.add_argument("--anchors", nargs="+", type=int, help="numbers of anchors; the others' results stay")
