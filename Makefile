@@ -42,7 +42,13 @@ format: $(INSTALLED) ## put the code into the house style
 
 bench: $(INSTALLED) ## measure; tables on the screen, numbers in benchmarks/results (some need ANCHORAGE_DATA)
 	$(BIN)/anchorage demo --json benchmarks/results/demo.json
-	$(BIN)/python benchmarks/text_encoders.py
+	$(BIN)/python benchmarks/quality.py
+	$(BIN)/python benchmarks/confidence.py
+	$(BIN)/python benchmarks/thresholds.py
+	$(BIN)/python benchmarks/hubness.py
+	$(BIN)/python benchmarks/anchor_strategies.py
+	$(BIN)/python benchmarks/suggestions.py
+	$(BIN)/python benchmarks/proxy.py
 	$(BIN)/python benchmarks/wire.py
 	$(BIN)/python benchmarks/scaling.py
 

@@ -24,9 +24,9 @@ TUNED = "graded, tuned"
 VARIANTS: dict[str, tuple[str, Options]] = {
     "irp-ridge": ("irp-ridge", {}),
     "procrustes": ("procrustes", {}),
-    "ridge": ("ridge", {}),
+    "ridge": ("ridge", {"ridge": 1.0}),
     "graded (1, .25), lambda .3": ("graded", {"ridge": 0.3}),
-    "graded (1, .25), lambda 1": ("graded", {}),
+    "graded (1, .25), lambda 1": ("graded", {"ridge": 1.0}),
     "graded (1, .25), lambda 3": ("graded", {"ridge": 3.0}),
     "graded (.75, .25), lambda .3": ("graded", {"encode_power": 0.75, "ridge": 0.3}),
 }
