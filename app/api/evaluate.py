@@ -12,7 +12,7 @@ from app.api.bodies import JsonRoute
 from app.api.deps import IdempotencyKey, Reads, Svc, project_of
 from app.api.jobs import ASYNC, Job, Prefer, accepted, wants_job
 from app.api.problems import documented
-from app.api.translate import Measured, PairRequest
+from app.api.translate import PairRequest, WithIntervals
 from app.api.wire import Name, Vectors
 from app.services import evaluation
 from app.services.writes import once
@@ -69,7 +69,7 @@ class Corrected(BaseModel):
     skewness: float
 
 
-class Evaluated(Measured):
+class Evaluated(WithIntervals):
     """One kind of queries over the n items, centred on the target's anchors."""
 
     skewness: float = Field(description="of how often each row is found: 0 where all are alike, above 1 where there are hubs")

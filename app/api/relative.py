@@ -38,7 +38,9 @@ class RelativeRequest(InputsBody):
     anchor_set: Name
     vectors: Vectors = None
     encode_power: Annotated[float, Field(allow_inf_nan=False)] = 0.0
-    ridge: Annotated[float, Field(allow_inf_nan=False)] | None = Field(None, description="above power 0; default 1")
+    ridge: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
+        None, description="above power 0; default: the anchors' own"
+    )
     bits: Annotated[int, Field(ge=FEWEST_BITS, le=MOST_BITS)] | None = Field(None, description="of cosines; default: as they are")
     encoding: Encoding = "float"
     dtype: Dtype = "float32"

@@ -20,7 +20,7 @@ from app.api.problems import documented
 from app.api.translate import NO_MINIMUM, NO_OPTIONS, Flag, Method, MinQuality, Options
 from app.api.vector_routes import AnswerWriter, VectorRoute
 from app.api.wire import Body, Dtype, Encoding, InputsBody, Name, Numbers, Vectors
-from app.errors import InvalidHead, NotExactlyOne
+from app.errors import InvalidHead, InvalidRequest, NotExactlyOne
 from app.heads import registry as heads
 from app.heads.base import HeadModel
 from app.heads.linear import linear_head
@@ -198,6 +198,8 @@ class StitchRequest(InputsBody):
     dtype: Dtype = "float32"
 
     def way(self) -> stitching.Way:
+        if self.method != "auto" and self.prefer is not None:
+            raise InvalidRequest("prefer is what auto chooses by; a method is named", field="prefer")
         return stitching.Way(self.method, self.options.given(), self.prefer, self.min_quality.given())
 
     def truth(self) -> stitching.Truth:

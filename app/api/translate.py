@@ -112,6 +112,8 @@ class PairRequest(Body):
     min_quality: MinQuality = Field(default_factory=lambda: NO_MINIMUM)
 
     def pair(self) -> translation.Request:
+        if self.method != "auto" and "prefer" in self.model_fields_set:
+            raise InvalidRequest("prefer is what auto chooses by; a method is named", field="prefer")
         if self.options is NO_OPTIONS and self.min_quality is NO_MINIMUM:
             return _usual(self.source, self.target, self.anchor_set, self.method, self.prefer)
         return translation.Request(
@@ -237,10 +239,15 @@ class Quality(BaseModel):
     jaccard_own: float
 
 
-class Measured(Quality):
+class WithIntervals(Quality):
     """The same, and for each measure the interval in which 95 of 100 such means over other items would lie."""
 
     intervals: dict[str, tuple[float, float]]
+
+
+class Measured(WithIntervals):
+    """The same, and the size of the index."""
+
     index: float = Field(description="how many items each was searched among: those held out with it")
 
 

@@ -109,16 +109,16 @@ def cross_validated(pair: Pair, rest: Core) -> float:
 
     rest  (r_x, r_y): W_x^T of what is to be predicted, in the target's kept coordinates
     GCV = |residual|^2 / (1 - (1 + sum of f_i) / k)^2 with f_i = s_i^2 / (s_i^2 + ridge), the 1 for the mean;
-    |residual|^2 = |U_y|^2 - sum_i (1 - (1 - f_i)^2) |rest_i|^2, where what no ridge reaches is the same for all.
+    |residual|^2 = sum_i (1 - f_i)^2 |rest_i|^2 + |U_y - W_x W_x^T U_y|^2, of which no ridge reaches the second.
     Source: Golub, Heath and Wahba 1979.
     """
     size = pair.source.size
     reached = rest.square().sum(dim=1)
-    total = float(pair.y.values.square().sum())
+    beyond = max(0.0, float(pair.y.values.square().sum() - (pair.overlap * pair.y.values).square().sum()))
     errors = []
     for ridge in RIDGES:
         kept = pair.x.values.square() / (pair.x.values.square() + ridge)
-        residual = max(0.0, total - float(((1.0 - (1.0 - kept).square()) * reached).sum()))
+        residual = beyond + float(((1.0 - kept).square() * reached).sum())
         free = max(1e-9, 1.0 - (1.0 + float(kept.sum())) / size)
         errors.append(residual / free**2)
     best: float = RIDGES[errors.index(min(errors))]

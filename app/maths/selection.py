@@ -69,7 +69,7 @@ def _candidates() -> tuple[Candidate, ...]:
             for power in (0.0, 0.125, 0.25, 0.375, 0.5)
         ),
         Candidate("procrustes", {}),
-        *(Candidate("toward-procrustes", {"ridge": ridge}) for ridge in (None, 1.0, 3.0)),
+        *(Candidate("toward-procrustes", {"ridge": ridge}) for ridge in (1.0, 3.0, 100.0)),
         *(Candidate("canonical", {"correlation_power": c, "dewhiten": w}) for c in (0.0, 0.5) for w in (0.5, 1.0)),
     )
 
@@ -305,11 +305,12 @@ class _Frame:
 
     def __init__(self, pair: Pair, vectors: Float64[Tensor, "h dx"], natives: _Natives, *, affine: bool) -> None:
         self.pair, self._affine, self._count = pair, affine, len(natives.unit)
+        # In units of the target's scale: cosines have none, and float32 would overflow at the squares of large ones.
         directions, lengths = normalise(vectors, pair.source.mean)
         if affine:
             directions = directions * (lengths / pair.source.scale)[:, None]
         self._queries = (directions @ pair.x.right.T).float()
-        apart = pair.target.mean - natives.mean
+        apart = (pair.target.mean - natives.mean) / pair.target.scale
         compared = torch.cat([natives.unit, natives.centres])
         self._compared = (compared @ pair.y.right.T).float()
         self._offset = (compared @ apart).float()
@@ -321,7 +322,6 @@ class _Frame:
         made = self._queries @ core.float()
         if not self._affine:
             made = torch.nn.functional.normalize(made, dim=1)
-        made = made * self.pair.target.scale
         squared = made.square().sum(dim=1) + 2.0 * (made @ self._apart) + self._apart_squared
         cosines = torch.addmm(self._offset, made, self._compared.T) * squared.clamp_min(1e-30).rsqrt()[:, None]
         return cosines[:, : self._count], cosines[:, self._count :]

@@ -16,6 +16,9 @@ from app.services import spaces
 from app.services.context import Services
 from app.storage import tables
 
+#: of what is in a report: one of another version is measured anew
+VERSION = 2
+
 #: how many more anchors the report says something of, where the curve reaches so far
 MORE = (50, 100, 200, 500, 1000)
 
@@ -31,6 +34,7 @@ def measure(services: Services, row: tables.Translator) -> dict[str, Any]:
         held_out = None if held is None else crossfit.summary(held, source, target)
         curve = learning_curve(row.method, source, target, row.options)
         return {
+            "version": VERSION,
             "anchors": len(source),
             "distinct": None if held_out is None else held_out.translated.n,
             "promise": None if held_out is None else _promise(promise(len(source), held_out, curve)),

@@ -201,9 +201,7 @@ class Decoding:
         if "encode_power" in given:
             raise UnknownOption("relative vectors are encoded already; say how with relative_power", field="options.encode_power")
         if self.request.min_quality:
-            raise InvalidOption(
-                "of relative vectors nothing is promised: send vectors of a source", field="min_quality"
-            )
+            raise InvalidOption("of relative vectors nothing is promised: send vectors of a source", field="min_quality")
         if "centre" in given:
             raise UnknownOption("relative vectors are about the anchors' mean", field="options.centre")
         if "keep_norms" in given:

@@ -23,9 +23,10 @@ from app.storage import registry, tables
 from app.storage.cache import Key
 from app.types import JobKind
 
-#: what a cached id weighs, with its key, and a choice with its candidates
+#: what a cached id weighs, with its key; a choice with its candidates; a report
 ID_BYTES = 1024
 CHOICE_BYTES = 64 * 1024
+REPORT_BYTES = 32 * 1024
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,10 @@ def report(services: Services, project: str, content: str, *, between: tuple[str
     """A translator's row with its held-out report, measured now if it never was. Raises TranslatorNotFound."""
     with services.db.transaction() as session:
         row = registry.translator(session, project, content, between=between)
-    if row.report is None:
-        measured = reporting.measure(services, row)
+    if (row.report or {}).get("version") != reporting.VERSION:
+        # By the cache, for one of many requests at once measures, and the others wait for it.
+        key: Key = ("report", row.source_id, row.target_id, content, reporting.VERSION)
+        measured = services.cache.get_or_make(key, lambda: reporting.measure(services, row), lambda _: REPORT_BYTES)
         with services.db.transaction() as session:
             row = registry.translator(session, project, content, between=(row.source_id, row.target_id))
             row.report = measured
@@ -203,19 +206,26 @@ def _written_down(
         choices=None if choice is None else {choice.prefer: asdict(choice)},
     )
     try:
-        with services.db.transaction() as session:
-            if not registry.has_translator(session, row):
-                session.add(row)
-                note(session, project, "create", "translator", content)
-            elif choice is not None:  # it was made by its name, or for another use, before
-                found = registry.translator(session, project, content, between=(source.id, target.id))
-                found.choices = {**(found.choices or {}), choice.prefer: asdict(choice)}
+        _keep(services, row)
     except Conflict:  # another process wrote it at the same moment, unless one of the spaces has gone
-        with services.db.transaction() as session:
-            if not registry.has_translator(session, row):
-                services.names.forget()  # what they were called may mean something else by now
-                raise
+        try:
+            _keep(services, row)
+        except Conflict:
+            services.names.forget()  # what they were called may mean something else by now
+            raise
     return content
+
+
+def _keep(services: Services, row: tables.Translator) -> None:
+    """Add the row, or its choices to the one that is there. Raises Conflict."""
+    between = (row.source_id, row.target_id)
+    with services.db.transaction() as session:
+        if not registry.has_translator(session, row):
+            session.add(row)
+            note(session, row.project, "create", "translator", row.content)
+        elif row.choices:  # it was made by its name, or for another use, before
+            found = registry.translator(session, row.project, row.content, between=between, change=True)
+            found.choices = {**(found.choices or {}), **row.choices}
 
 
 def _public_id(translator: Translator, method: str, options: methods.Options) -> str:

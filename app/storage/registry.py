@@ -91,18 +91,17 @@ def users_of_anchor_set(session: Session, anchor_set: AnchorSet) -> list[str]:
     return [f"head {name!r}" for name in heads]
 
 
-def translator(session: Session, project: str, content: str, *, between: tuple[str, str] | None = None) -> Translator:
+def translator(
+    session: Session, project: str, content: str, *, between: tuple[str, str] | None = None, change: bool = False
+) -> Translator:
     """The translator of that id between these two spaces (their row ids), else the oldest of that id. Raises TranslatorNotFound.
 
-    Sets with equal embeddings have equal translators.
+    Sets with equal embeddings have equal translators. change: nobody else may change it until the transaction ends.
     """
     ours = [] if between is None else [Translator.source_id == between[0], Translator.target_id == between[1]]
-    row = session.scalar(
-        select(Translator)
-        .where(Translator.project == project, Translator.content == content, *ours)
-        .order_by(Translator.created_at)
-        .limit(1)
-    )
+    wanted = select(Translator).where(Translator.project == project, Translator.content == content, *ours)
+    oldest = wanted.order_by(Translator.created_at).limit(1)
+    row = session.scalar(oldest.with_for_update(of=Translator) if change else oldest)
     if row is None:
         raise TranslatorNotFound(f"there is no translator {content!r}", field="id")
     return row

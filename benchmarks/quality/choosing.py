@@ -21,7 +21,7 @@ from app.maths.space import fit_space
 from app.maths.translator import apply
 
 ANCHORS = (50, 100, 300)
-PAIRS, SEEDS = 6, 2
+PAIRS, SEEDS = 4, 2
 
 BY_RECALL = "the best recall of held-out anchors"
 BY_SCORE = "the best score: recall and some MRR"

@@ -19,7 +19,7 @@ from app.maths.space import fit_space
 from app.maths.translator import apply
 
 TASKS = ("banking77", "trec", "cifar10", "fashion-mnist")
-ANCHORS, SEEDS, PAIRS = 300, 2, 8
+ANCHORS, SEEDS, PAIRS = 300, 2, 4
 TRAIN = 3_000
 
 #: the head's own ridge, on the scale of unit vectors

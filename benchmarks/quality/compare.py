@@ -31,7 +31,7 @@ FIXED: dict[str, tuple[str, methods.Options]] = {
     "procrustes": ("procrustes", {}),
     "procrustes about zero": ("procrustes", {"centre": False}),
     "ridge": ("ridge", {}),
-    "toward-procrustes": ("toward-procrustes", {}),
+    "toward-procrustes, lambda 100": ("toward-procrustes", {"ridge": 100.0}),
     "reduced-rank": ("reduced-rank", {}),
     "canonical": ("canonical", {}),
     "affine": ("affine", {}),

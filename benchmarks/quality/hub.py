@@ -17,7 +17,7 @@ from app.maths import graded, methods, selection
 from app.maths.space import fit_space, normalise
 from app.maths.translator import apply
 
-ANCHORS, SEEDS = 180, 5
+ANCHORS, SEEDS = 180, 2
 
 #: the powers of auto's usual method, each space's ridge its own
 ENCODE, DECODE = 1.0, 0.25

@@ -16,7 +16,7 @@ from app.maths import methods, selection
 from app.maths.crossfit import hold_out
 from app.maths.evidence import evidence
 
-ANCHORS, SEEDS, PAIRS = 100, 3, 6
+ANCHORS, SEEDS, PAIRS = 100, 2, 4
 
 
 def run(console: Console, path: Path, about: str, arguments: argparse.Namespace) -> None:

@@ -131,7 +131,10 @@ def test_lists_of_rows_are_cut_and_counts_are_whole(pair):
     assert health["duplicates"] == list(range(2, 22))
 
 
-@pytest.mark.parametrize("method", ["auto", "irp", "irp-ridge", "graded", "procrustes", "ridge", "toward-procrustes", "reduced-rank", "canonical", "affine"])
+@pytest.mark.parametrize(
+    "method",
+    ["auto", "irp", "irp-ridge", "graded", "procrustes", "ridge", "toward-procrustes", "reduced-rank", "canonical", "affine"],
+)
 def test_delicate_anchors_still_translate_to_finite_numbers_and_have_a_report(pair, method):
     vectors = [
         [0, 0, 0],

@@ -72,7 +72,14 @@ def call(client, operation, headers=None):
     """A call of the operation with names that nobody has given, and an empty body where it takes one."""
     verb, path = operation
     id_ = "tr_" + "0" * 32 if path.startswith("/translators") else "0" * 32
-    path = path.replace("{name}", "none").replace("{encoder}", "none").replace("{model}", "none").replace("{source}", "none").replace("{target}", "none").replace("{id}", id_)
+    path = (
+        path.replace("{name}", "none")
+        .replace("{encoder}", "none")
+        .replace("{model}", "none")
+        .replace("{source}", "none")
+        .replace("{target}", "none")
+        .replace("{id}", id_)
+    )
     body = {} if verb in ("POST", "PUT") and not path.endswith("/cancel") else None
     return client.request(verb, path, json=body, headers=headers)
 

@@ -40,7 +40,7 @@ def test_every_operation_succeeds_on_postgresql(stocked, worker, embeddings, fin
     def call(verb, path, body=None, headers=None, **names):
         answer = stocked.request(verb, path.format(**names), json=body, headers=headers)
         assert answer.status_code in (200, 201, 202, 204), (verb, path, answer.text)
-        done.add((verb, path))
+        done.add((verb, path.partition("?")[0]))
         return answer
 
     first = embeddings["first"]
@@ -56,6 +56,21 @@ def test_every_operation_succeeds_on_postgresql(stocked, worker, embeddings, fin
     translated = call("POST", "/translate", {**pair, "vectors": first.tolist()}).json()
     made = call("POST", "/translators", pair).json()
     assert call("GET", "/translators/{id}", id=translated["translator"]).json() == made
+    named = made["id"]
+    assert call("GET", "/translators/{id}/threshold?source=0.5", id=named).json()["source"] == 0.5
+    call("GET", "/translators/{id}/calibration", id=named)
+    contract = {"name": "items", "source": "first", "target": "second"}
+    call("PUT", "/anchor-sets/{name}/contracts/{source}/{target}", {"min_quality": {"cosine": 0.1}}, **contract)
+    assert len(call("GET", "/anchor-sets/{name}/contracts", name="items").json()["contracts"]) == 1
+    call("POST", "/translate", {**pair, "vectors": first.tolist()})
+    call("DELETE", "/anchor-sets/{name}/contracts/{source}/{target}", **contract)
+    items = {"vectors": first.tolist(), "native": embeddings["second"].tolist()}
+    assert call("POST", "/evaluate", {**pair, **items}).json()["n"] == 40
+    job = call("POST", "/evaluate", {**pair, **items}, {"Prefer": "respond-async"}).json()
+    assert finished(stocked, job["id"])["state"] == "succeeded"
+    call("GET", "/anchor-sets/{name}/report", name="items")
+    call("POST", "/anchor-sets/{name}/suggest", {"encoder": "first", "pool": first.tolist(), "count": 2}, name="items")
+    call("POST", "/anchor-sets/{name}/drift", {"encoder": "first", "vectors": first.tolist()}, name="items")
     job = call("POST", "/translators", {**pair, "method": "ridge"}, {"Prefer": "respond-async"}).json()
     assert finished(stocked, job["id"])["state"] == "succeeded"
     call("POST", "/heads", {"name": "head", "encoder": "second", "classes": ["a", "b"], "weight": [[1.0] * 6, [0.0] * 6]})
@@ -70,7 +85,7 @@ def test_every_operation_succeeds_on_postgresql(stocked, worker, embeddings, fin
     events = call("GET", "/jobs/{id}/events", id=job["id"]).text
     assert "event: end" in events
     call("GET", "/jobs/{id}", id=job["id"])
-    assert len(call("GET", "/jobs").json()["jobs"]) == 2
+    assert len(call("GET", "/jobs").json()["jobs"]) == 3
     body = {**body, "name": "never", "options": {"steps": 2000, "sinkhorn_steps": 100}}
     call("POST", "/jobs/{id}/cancel", id=call("POST", "/bootstrap", body).json()["id"])
     call("POST", "/encoders", {"name": "toy", "kind": "sentence-transformers", "model": "toy"})

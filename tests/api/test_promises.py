@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
+from sqlalchemy import select
 
 from app.demo.pack import load_pack
 from app.maths.methods import METHODS
+from app.storage.tables import Translator
 
 MEASURES = ("cosine", "mrr", "recall", "recall_1", "jaccard_target", "jaccard_own")
 PAIR = {"source": "a", "target": "b", "anchor_set": "real"}
@@ -73,6 +77,33 @@ def test_the_shape_of_auto_is_the_clients_and_every_other_option_is_refused(real
         value = False if option == "centre" else 0.5
         refused(translate(real, options={option: value}), 422, "unknown-option", f"options.{option}")
     refused(translate(real, prefer="speed"), 422, "invalid-request", "prefer")
+    refused(translate(real, prefer="cosine", method="ridge"), 422, "invalid-request", "prefer")
+
+
+def test_a_report_of_another_version_is_measured_anew(real):
+    """Processes of the version before write theirs until they are replaced."""
+    made = real.post("/translators", json=PAIR).json()
+    with real.app.state.services.db.transaction() as session:
+        row = session.scalars(select(Translator).where(Translator.content == made["id"])).one()
+        row.report = {"anchors": 120, "held_out": None, "cka": 0.5}
+    assert real.get(f"/translators/{made['id']}").json() == made
+
+
+def test_many_first_requests_with_a_minimum_measure_once(real):
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda _: translate(real, min_quality={"recall": 0.1}), range(12)))
+    assert [answer.status_code for answer in answers] == [200] * 12
+    assert len({answer.json()["translator"] for answer in answers}) == 1
+
+
+def test_spaces_of_any_magnitude_have_choices(client):
+    rows = np.random.default_rng(3).normal(size=(40, 5))
+    for name in "ab":
+        client.post("/encoders", json={"name": name, "dim": 5})
+    client.post("/anchor-sets", json={"name": "real", "embeddings": {"a": rows.tolist(), "b": (rows * 1e25).tolist()}})
+    made = client.post("/translators", json=PAIR)
+    assert made.status_code == 201, made.text
+    assert all(0 < each["mrr"] <= 1 for each in made.json()["choices"]["retrieval"]["candidates"])
 
 
 # --- promises ------------------------------------------------------------------------------------------------------------

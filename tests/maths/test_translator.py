@@ -22,6 +22,9 @@ from app.maths.translator import Translator, apply, content_hash, decode, make_t
 every_method = pytest.mark.parametrize("name", list(METHODS))
 UNPRUNED = {"delta": 0.0, "omega": 1}
 
+#: those whose lengths are a choice; affine's are what it was fitted to
+SHAPED = [name for name, method in METHODS.items() if not method.affine]
+
 
 def normal(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
@@ -175,7 +178,7 @@ def test_rotating_and_scaling_the_source_space_changes_no_translation(seed, log_
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
 
 
-@given(seed=st.integers(0, 2**31), name=st.sampled_from(list(METHODS)))
+@given(seed=st.integers(0, 2**31), name=st.sampled_from(SHAPED))
 def test_renormalised_translations_lie_one_scale_from_the_mean_of_the_target(seed, name):
     source, target = normal(seed, 15, 6), normal(seed + 1, 15, 7)
     translator = fitted(name, source, target)
@@ -183,7 +186,7 @@ def test_renormalised_translations_lie_one_scale_from_the_mean_of_the_target(see
     torch.testing.assert_close(distances, torch.full((5,), fit_space(target).scale), rtol=1e-4, atol=0)
 
 
-@given(seed=st.integers(0, 2**31), name=st.sampled_from(list(METHODS)), log_stretch=st.floats(-2, 3))
+@given(seed=st.integers(0, 2**31), name=st.sampled_from(SHAPED), log_stretch=st.floats(-2, 3))
 def test_kept_norms_are_as_far_beyond_the_usual_as_they_were(seed, name, log_stretch):
     source, target = normal(seed, 15, 6) + 2, normal(seed + 1, 15, 7) - 1
     translator = fit(name, x := fit_space(source), y := fit_space(target), resolve(name, {"keep_norms": True}, anchors=15))
@@ -193,7 +196,7 @@ def test_kept_norms_are_as_far_beyond_the_usual_as_they_were(seed, name, log_str
     torch.testing.assert_close(after, before, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", list(METHODS))
+@pytest.mark.parametrize("name", SHAPED)
 def test_keeping_norms_changes_lengths_and_no_direction(name):
     source, target = normal(31, 15, 6), normal(32, 15, 7)
     usual, kept = (

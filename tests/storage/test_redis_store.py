@@ -116,7 +116,7 @@ def test_what_travels_comes_back_bit_for_bit(client, redis_prefix, case):
 
 @pytest.mark.parametrize("number", [0.0, -0.0, 5e-324, 1 / 3, 2.0**100, 1.7976931348623157e308])
 def test_numbers_travel_as_float64(number):
-    space = type(SOURCE)(SOURCE.mean, number, SOURCE.unit)
+    space = type(SOURCE)(SOURCE.mean, number, SOURCE.unit, SOURCE.norms)
     assert repr(SPACE.load(unpack(b"k", pack(b"k", SPACE.dump(space)))).scale) == repr(number)
 
 
