@@ -37,7 +37,7 @@ class Confidence(BaseModel):
     cosine: list[float | None] = Field(description="null where the translation is the target's mean")
     low: list[float | None]
     high: list[float | None]
-    p_value: list[float | None]
+    p_value: list[float | None] = Field(description="null where the vector equals the source's mean")
 
 
 def columns(told: Told) -> dict[str, Any]:

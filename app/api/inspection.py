@@ -33,7 +33,7 @@ class Outlier(BaseModel):
 
 
 class SpaceReport(BaseModel):
-    """One encoder's embeddings; row lists name the first 20. What has to be computed is of the first `rows_read` anchors."""
+    """One encoder's embeddings; row lists name the first 20. What has to be computed is of `rows_read` drawn at random."""
 
     encoder: str
     dim: int
@@ -69,7 +69,7 @@ class Mismatch(BaseModel):
 
 
 class PairReport(BaseModel):
-    """Two encoders, by the first `rows_read` anchors."""
+    """Two encoders, by `rows_read` anchors drawn at random: all, where they are not too many."""
 
     encoders: Annotated[list[str], Field(min_length=2, max_length=2)]
     verdict: mismatch.Verdict
@@ -199,7 +199,8 @@ class Drift(BaseModel):
 def report_anchor_set(name: PathName, services: Svc, project: Reads) -> Report:
     """Look at a set: what each encoder's anchors cover, which rows stand out, whether the encoders agree row by row, what to do.
 
-    Nothing is written, and equal sets have equal reports. Of sets too large for a few seconds, the first rows and pairs are read.
+    Nothing is written, and equal sets have equal reports. Of sets too large for a few seconds, random rows
+    and the first pairs are read.
     """
     found = inspection.report(services, project, name)
     return Report(

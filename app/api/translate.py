@@ -78,7 +78,9 @@ Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 class MinQuality(Body):
     """The least that a translator must promise, measured on held-out anchors, or the request is refused with what it does."""
 
-    recall: Share | None = Field(None, description="of the 10 nearest that a native query finds, the share found")
+    recall: Share | None = Field(
+        None, description="share of the nearest that a native query finds: 10, or fewer below 105 anchors, see the promise"
+    )
     recall_1: Share | None = Field(None, description="how often the very nearest is the same")
     mrr: Share | None = Field(None, description="mean of 1 / rank of the item's own vector")
     cosine: Share | None = Field(None, description="mean cosine to the item's own vector, about the anchors' mean")
@@ -348,7 +350,10 @@ class Choice(BaseModel):
     reason: str
     anchors: int
     folds: int
-    found: dict[str, float] = Field(description="by measure, where no anchor has voted for what it is measured by")
+    found: dict[str, float] = Field(
+        description="by measure, where no anchor has voted for what it is measured by; of an index of all anchors, as the "
+        "candidates' numbers: to compare them, not with held_out"
+    )
     candidates: list[Candidate] = Field(description="best first")
 
 

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from app.errors import DegenerateAnchors, OutOfRange
 from app.maths import align
-from app.maths.crossfit import cut
+from app.maths.crossfit import cut, for_fewer
 from app.maths.methods import Options, fit
 from app.maths.pair import Pair
 from app.maths.quality import unit
@@ -147,7 +147,8 @@ class Confidence:
 class Expected:
     """Of n vectors, each (n,): the expected cosine, its interval, and the p-value of being drawn as the anchors were.
 
-    NaN where a vector has no direction (it equals the mean), and `low`, `high` also where the level needs more anchors.
+    NaN where a vector has no direction (it equals the mean), and `low`, `high` also where the level needs more anchors. What
+    has no p-value is not strange.
     """
 
     cosine: Float64[Tensor, " n"]
@@ -202,6 +203,7 @@ def expect(confidence: Confidence, vectors: Float[Tensor, "n d"], *, level: floa
     tails = interval(confidence.errors, level)
     low, high = (torch.nan, torch.nan) if tails is None else tails
     p_value = p_values(_strangeness(found, confidence.usual, confidence.deviation), confidence.strangeness)
+    p_value = torch.where(pointless, torch.nan, p_value)
     cosine, least, most = (
         torch.where(pointless, torch.nan, end).tanh() for end in (predicted, predicted + low, predicted + high)
     )
@@ -286,9 +288,7 @@ def _held_out(
         anchors=(spectrum.left * spectrum.values)[compared].float().contiguous(),
         regression=align.regression(pair, ridge=None).float().contiguous(),
     )
-    omega = options.get("omega")
-    fewer = options if omega is None else {**options, "omega": min(int(omega), x.size)}
-    return reference, apply(fit(name, x, pair.target, fewer), source[held]).vectors.double()
+    return reference, apply(fit(name, x, pair.target, for_fewer(options, x.size)), source[held]).vectors.double()
 
 
 def _calibrated(reference: Reference, described: Float64[Tensor, "h f"], cosines: Float64[Tensor, " h"], seed: int) -> Confidence:
@@ -301,7 +301,8 @@ def _calibrated(reference: Reference, described: Float64[Tensor, "h f"], cosines
     centre, spread = _moments(learnt[halves[0]])
     weights, offset = _ridge(_standard(learnt[halves[0]], centre, spread), z[halves[0]])
     usual, deviation = _moments(described)
-    deviation[LENGTH] = deviation[LENGTH].clamp_min(LEAST_SPREAD)
+    # As it is: where lengths are all the same, `_moments` has 1 for it.
+    deviation[LENGTH] = described[:, LENGTH].std(correction=0).clamp_min(LEAST_SPREAD)
     made = Confidence(
         reference=reference,
         centre=centre,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -20,6 +21,9 @@ FOLDS = 5
 
 #: fewer distinct anchors than this leave folds too small to say anything
 FEWEST = 10
+
+#: so many held-out anchors tell enough
+MOST_HELD = 2000
 
 #: a fold with fewer is too small an index
 SMALLEST = 5
@@ -56,7 +60,7 @@ class Held:
     """Every anchor translated by a fit that saw neither it nor a copy of it.
 
     translated  (k, d_y), in the target encoder's units
-    first       (k,) which rows count: one of each group of anchors that are equal on either side
+    first       (k,) which rows count: one of each group of anchors that are equal on either side, of the folds that were held out
     fold_of     (k,) which fold each anchor was held out in; copies share one
     """
 
@@ -79,6 +83,7 @@ def hold_out(
     source  (k, d_x) and target (k, d_y): raw anchors, the encoders' own units, row i the same item
     folds  None: FOLDS, or 2 where these would hold fewer than SMALLEST distinct anchors each
     Anchors that are equal on either side share a fold, and are counted once: a copy in another fold would have been seen.
+    Of many anchors only so many folds are held out as have MOST_HELD in them: the others do not count, and their rows are zero.
     Returns None below FEWEST groups, or when all anchors outside a fold are one vector. Raises InvalidOption.
     """
     source, target = source.double(), target.double()
@@ -86,14 +91,17 @@ def hold_out(
     if parted is None:
         return None
     first, fold_of = parted
-    translated = torch.empty_like(target)
-    for fold in range(int(fold_of.max()) + 1):
+    folds = int(fold_of.max()) + 1
+    enough = min(folds, math.ceil(MOST_HELD * folds / int(first.sum())))
+    first &= fold_of < enough
+    translated = torch.zeros_like(target)
+    for fold in range(enough):
         held = fold_of == fold
         try:
             x, y = fit_space(source[~held]), fit_space(target[~held])
         except DegenerateAnchors:
             return None
-        translated[held] = apply(fit(name, x, y, _for_fewer(options, x.size)), source[held]).vectors.double()
+        translated[held] = apply(fit(name, x, y, for_fewer(options, x.size)), source[held]).vectors.double()
     return Held(translated, first, fold_of)
 
 
@@ -130,7 +138,7 @@ def summary(held: Held, source: Float[Tensor, "k dx"], target: Float[Tensor, "k 
     """
     source, target = source.double(), target.double()
     mean = target.mean(dim=0)
-    parts = [((held.fold_of == fold) & held.first).nonzero().flatten() for fold in range(int(held.fold_of.max()) + 1)]
+    parts = [((held.fold_of == fold) & held.first).nonzero().flatten() for fold in held.fold_of[held.first].unique()]
     return HeldOut(
         folds=len(parts),
         translated=measured(held.translated - mean, target - mean, parts),
@@ -171,7 +179,7 @@ def _equal_on_either_side(source: Float64[Tensor, "k dx"], target: Float64[Tenso
             return label
 
 
-def _for_fewer(options: Options, anchors: int) -> Options:
-    """A fold has fewer anchors than the whole fit, and omega may not exceed them."""
+def for_fewer(options: Options, anchors: int) -> Options:
+    """Options for a fit to a part of the anchors: omega, the subspaces that irp was told to average, may not exceed them."""
     omega = options.get("omega")
     return options if omega is None else {**options, "omega": min(int(omega), anchors)}

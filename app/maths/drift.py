@@ -34,8 +34,13 @@ ROTATED = 0.99
 #: rows shorter than this share of the mean length count as that long: half precision rounds them to nothing
 SHORT = 1e-3
 
-#: multiplications k^2 d up to which rows are compared with each other; of more rows, so many are drawn
-WORK = 2**27
+#: multiplications k^2 d up to which rows are compared with each other, and their number: a table of all of them is 32 MiB.
+#: Of more rows, so many are drawn
+WORK, MOST_ROWS = 2**27, 2048
+
+#: with fewer distinct rows than this a rotation is not told from chance: unrelated vectors of 4,096 dimensions have cosines
+#: within HALF of each other, too (measured on normal ones: 11 of 400 pairs at five rows at most, 2 at six, none at eight)
+FEWEST_TURNED = 8
 
 #: from so many dimensions on, translators are fitted to vectors in a basis of their own rows: a matrix of all of them takes
 #: seconds. It is the same translator, but for the graded method's ridge, which knows the dimension
@@ -148,8 +153,8 @@ def _scale(old: Float64[Tensor, "k d"], new: Float64[Tensor, "k e"]) -> float | 
 
 
 def _drawn(old: Float64[Tensor, "k d"], new: Float64[Tensor, "k e"], seed: int) -> Tensor:
-    """All rows, or as many as WORK allows, in their order."""
-    most = int((WORK / max(old.shape[1], new.shape[1])) ** 0.5)
+    """All rows, or as many as WORK and MOST_ROWS allow, in their order."""
+    most = min(MOST_ROWS, int((WORK / max(old.shape[1], new.shape[1])) ** 0.5))
     return torch.tensor(sorted(uniform(len(old), size=min(most, len(old)), seed=seed)))
 
 
@@ -161,22 +166,32 @@ def _held_out(old: Float64[Tensor, "m d"], new: Float64[Tensor, "m e"]) -> HeldO
     if rotation is None or translator is None:
         return None
     found = translator.translated
+    return HeldOut(found.n, rotation.translated.cosine, found.cosine, found.mrr, found.recall, _nothing(old, new))
+
+
+def _nothing(old: Float64[Tensor, "m d"], new: Float64[Tensor, "m e"]) -> float:
+    """The mean cosine of old vectors as they are, cut or padded, to the new ones, centred on the mean of these."""
     mean = new.mean(dim=0)
-    nothing = cosine(do_nothing(old, new.shape[1]) - mean, new - mean)
-    return HeldOut(found.n, rotation.translated.cosine, found.cosine, found.mrr, found.recall, nothing)
+    return cosine(do_nothing(old, new.shape[1]) - mean, new - mean)
 
 
 def _turned(old: Float64[Tensor, "m d"], new: Float64[Tensor, "m e"], held_out: HeldOut | None) -> bool:
     """Whether a rotation, with one scale and one shift, explains the new vectors, and nothing less does.
 
     Either rows that a rotation was not fitted to land where they should (ROTATED), or, where there are too few rows to fit one,
-    all cosines between rows, centred, are what they were: |U U^T - U' U'^T| <= HALF |U U^T|.
+    all cosines between rows, centred, are what they were: |U U^T - U' U'^T| <= HALF |U U^T|. Below FEWEST_TURNED distinct rows
+    that says nothing.
     """
-    if held_out is None or held_out.nothing >= ROTATED:
+    if (_nothing(old, new) if held_out is None else held_out.nothing) >= ROTATED:
         return False
-    if held_out.rotation >= ROTATED:
+    if held_out is not None and held_out.rotation >= ROTATED:
         return True
-    x, y = fit_space(old).unit, fit_space(new).unit
+    if held_out is None and min(len(torch.unique(each, dim=0)) for each in (old, new)) < FEWEST_TURNED:
+        return False
+    try:
+        x, y = fit_space(old).unit, fit_space(new).unit
+    except DegenerateAnchors:
+        return False
     before, now = x @ x.T, y @ y.T
     return float((before - now).norm()) <= HALF * float(before.norm())
 

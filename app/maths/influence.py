@@ -21,6 +21,7 @@ from torch import Tensor
 
 from app.errors import InvalidOption
 from app.maths.crossfit import FEWEST
+from app.maths.numbers import robust_scores
 from app.maths.space import Space, fit_space
 from app.maths.spectrum import check_ridge, usual_ridge
 
@@ -32,9 +33,6 @@ HELD = 2**20
 
 #: a row hurts when it stands out by so many standard deviations of the usual rows, see `influence`
 OUTSTANDING = 5.0
-
-#: a median absolute deviation of normal values times this is their standard deviation
-CONSISTENT = 1.4826
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,16 +158,15 @@ def _cosine(
     return cosine.clamp(-1.0, 1.0)
 
 
+#: a gain below it is rounding
+ROUNDING = 1e-9
+
+
 def _hurting(gain: Float64[Tensor, " k"], own: Float64[Tensor, " k"]) -> list[int]:
     if len(gain) < FEWEST:
         return []
-    outstanding: Bool[Tensor, " k"] = (_robust(gain) - _robust(own)) / 2.0 > OUTSTANDING
-    rows = (outstanding & (gain > 0)).nonzero().flatten()
+    rounding = torch.finfo(torch.float64).eps * len(gain)  # where most are equal, that is the spread
+    scores = [robust_scores(each, least=rounding) for each in (gain, own)]
+    outstanding: Bool[Tensor, " k"] = (scores[0] - scores[1]) / 2.0 > OUTSTANDING
+    rows = (outstanding & (gain > ROUNDING)).nonzero().flatten()
     return rows[gain[rows].argsort(descending=True, stable=True)].tolist()
-
-
-def _robust(values: Float64[Tensor, " k"]) -> Float64[Tensor, " k"]:
-    """How many standard deviations of the usual values each is from the median; where most are equal, rounding is one."""
-    apart = values - values.median()
-    rounding = torch.finfo(torch.float64).eps * len(values)
-    return apart / (CONSISTENT * apart.abs().median() + rounding)

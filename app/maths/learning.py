@@ -23,7 +23,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from app.errors import DegenerateAnchors, OutOfRange
-from app.maths.crossfit import FOLDS, cut
+from app.maths.crossfit import FOLDS, SMALLEST, cut, for_fewer
 from app.maths.intervals import bootstrap_interval
 from app.maths.methods import Options, fit
 from app.maths.quality import NEIGHBOURS, search, shared, similarities, unit
@@ -47,9 +47,6 @@ MOST_HELD = 600
 
 #: it says nothing of more anchors than so many times those that it has looked at
 FARTHEST = 2
-
-#: folds with fewer distinct anchors are too small an index
-SMALLEST = 5
 
 
 class Estimate(NamedTuple):
@@ -222,10 +219,8 @@ def _translated(
     held: Int64[Tensor, " h"],
     options: Options,
 ) -> Float64[Tensor, "h dy"]:
-    """The held-out anchors by a fit on some others, which may be fewer than the subspaces that irp was told to average."""
-    if options.get("omega") is not None:
-        options = {**options, "omega": min(int(options["omega"] or 1), len(rows))}
-    translator = fit(name, fit_space(source[rows]), fit_space(target[rows]), options)
+    """The held-out anchors by a fit on some others."""
+    translator = fit(name, fit_space(source[rows]), fit_space(target[rows]), for_fewer(options, len(rows)))
     return apply(translator, source[held]).vectors.double()
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from app.errors import DegenerateAnchors
 from app.maths.coverage import RIDGE, ridge_factor
 from app.maths.crossfit import FEWEST
+from app.maths.evidence import cosine_moments
 from app.maths.numbers import robust_scores
 from app.maths.quality import cka, unit
 from app.maths.space import fit_space
@@ -168,14 +169,10 @@ def relatedness(source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"]
 def permutation_score(predicted: Float64[Tensor, "m d"], true: Float64[Tensor, "m d"]) -> float:
     """The sum of p_i . y_i over rows (m, d), less its mean, over its standard deviation when the rows of one side are permuted.
 
-    With rows centred: sum_i p_i . y_i / sqrt(tr(P^T P Y^T Y) / (m - 1)). 0 where one side does not vary. Source: Hoeffding 1951.
+    0 where one side does not vary. Source: Hoeffding 1951, see `evidence.moments`.
     """
-    p, y = predicted - predicted.mean(dim=0), true - true.mean(dim=0)
-    # tr(P^T P Y^T Y) = |P Y^T|^2, by whichever is smaller.
-    products = (p.T @ p) * (y.T @ y) if len(p) > p.shape[1] else (p @ y.T).square()
-    variance = float(products.sum()) / max(1, len(p) - 1)
-    rounding = torch.finfo(torch.float64).eps * len(p)
-    return float((p * y).sum()) / variance**0.5 if variance > rounding**2 else 0.0
+    found, mean, variance = cosine_moments(predicted, true)
+    return (found - mean) / variance**0.5 if variance > 0 else 0.0
 
 
 def regressed(

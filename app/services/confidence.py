@@ -39,7 +39,8 @@ class Told:
 
 
 def tell(services: Services, answer: Answer, level: float, *, field: str) -> Told:
-    """What to expect of each row of a translator's answer; a row that became the target's mean has no cosine.
+    """What to expect of each row of a translator's answer; a row that became the target's mean has no cosine, and one that
+    equals the source's mean, whose own flag says so, no p-value.
 
     Raises Overloaded while too many others fit, and TooMuchAtOnce.
     """
@@ -57,8 +58,9 @@ def tell(services: Services, answer: Answer, level: float, *, field: str) -> Tol
         raise error.at(field) from None
     known = ~(answer.made.at_mean | answer.made.outside)
     cosine, low, high = (torch.where(known, each, torch.nan) for each in (expected.cosine, expected.low, expected.high))
+    at_mean = answer.made.at_mean
     return Told(
-        Expected(cosine, low, high, expected.p_value, expected.strange),
+        Expected(cosine, low, high, torch.where(at_mean, torch.nan, expected.p_value), expected.strange & ~at_mean),
         level,
         model.held_out,
         model.threshold,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, islice
 from math import comb, isqrt
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from app.errors import AnchorsNotEmbedded, DegenerateAnchors, NotExactlyOne, TooManyVectors
 from app.maths import coverage, mismatch, numbers
+from app.maths.anchors import uniform
 from app.maths.space import fit_space, normalise
 from app.services import spaces
 from app.services.context import Services
@@ -131,10 +132,10 @@ def _check_pool(size: int, anchors: Tensor, read: int, field: str) -> None:
 def _look_at(services: Services, space: tables.Space, size: int, *, work: int) -> SpaceFacts:
     """One space: its numbers of all rows, its coverage of as many as the work n^2 d allows."""
     anchors = spaces.anchors(services, space)
-    read = min(size, isqrt(work // anchors.shape[1]))
+    rows = _drawn(size, isqrt(work // anchors.shape[1]))
     try:
-        covered = coverage.cover(fit_space(anchors[:read]).unit)
-    except DegenerateAnchors:  # of a large set, the first rows may all be one vector
+        covered = coverage.cover(fit_space(anchors[rows]).unit)
+    except DegenerateAnchors:  # of a large set, the rows drawn may all be one vector
         covered = coverage.NOTHING
     return SpaceFacts(
         encoder=space.encoder.name,
@@ -143,12 +144,22 @@ def _look_at(services: Services, space: tables.Space, size: int, *, work: int) -
         health=space.health,
         coverage=covered,
         numbers=numbers.describe(anchors),
-        rows_read=read,
+        rows_read=len(rows),
     )
 
 
 def _compare(services: Services, first: tables.Space, second: tables.Space, *, work: int) -> PairFacts:
     """Two spaces, by as many rows as the work n^2 (d_x + d_y) allows."""
     x, y = spaces.anchors(services, first), spaces.anchors(services, second)
-    read = min(len(x), isqrt(work // (x.shape[1] + y.shape[1])))
-    return PairFacts([first.encoder.name, second.encoder.name], mismatch.compare(x[:read], y[:read]), read)
+    rows = _drawn(len(x), isqrt(work // (x.shape[1] + y.shape[1])))
+    found = mismatch.compare(x[rows], y[rows])
+    suspects = [each._replace(row=rows[each.row], fits=rows[each.fits]) for each in found.suspects]
+    shift = found.shift
+    if found.verdict == "unrelated" and len(rows) < len(x):  # rows that were drawn are no neighbours
+        shift = mismatch.compare(x[: len(rows)], y[: len(rows)]).shift
+    return PairFacts([first.encoder.name, second.encoder.name], replace(found, suspects=suspects, shift=shift), len(rows))
+
+
+def _drawn(size: int, most: int) -> list[int]:
+    """All rows, or so many of them drawn at random, always the same ones, in their order."""
+    return sorted(uniform(size, size=min(size, most), seed=0))

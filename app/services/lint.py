@@ -219,6 +219,6 @@ def _left_out(
     if pairs_left_out:
         parts.append(f"{pairs_left_out} pairs of spaces were not compared")
     if any(each.rows_read < each.size for each in spaces) or any(each.rows_read < spaces[0].size for each in pairs):
-        parts.append("of some, the first `rows_read` anchors were read for coverage and comparison")
+        parts.append("of some, `rows_read` anchors, drawn at random, were read for coverage and comparison")
     if parts:
         yield Finding("partly-read", "info", f"the set is large: {'; '.join(parts)}")

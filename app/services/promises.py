@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from app.errors import QualityBelowMinimum
+from app.errors import Conflict, QualityBelowMinimum
 from app.services.context import Services
 from app.services.writes import note
 from app.storage import registry, tables
@@ -14,6 +14,17 @@ def agree(
     services: Services, project: str, source: tables.Space, target: tables.Space, minimum: Mapping[str, float]
 ) -> tables.Contract:
     """Every translator from source to target must promise this from now on, in place of what was agreed before."""
+    try:
+        row = _agree(services, project, source, target, minimum)
+    except Conflict:  # another request agreed at the same moment; unless a space has gone, there is a row to change now
+        row = _agree(services, project, source, target, minimum)
+    services.names.forget()  # what is ready to serve was held to something else
+    return row
+
+
+def _agree(
+    services: Services, project: str, source: tables.Space, target: tables.Space, minimum: Mapping[str, float]
+) -> tables.Contract:
     with services.db.transaction() as session:
         row = registry.contract(session, source.id, target.id)
         if row is None:
@@ -23,7 +34,6 @@ def agree(
         session.flush()
         session.refresh(row)
         note(session, project, "agree", "contract", _name(row))
-    services.names.forget()  # what is ready to serve was held to something else
     return row
 
 
@@ -51,12 +61,19 @@ def contracts(services: Services, anchor_set: tables.AnchorSet) -> Sequence[tabl
 
 def require(row: tables.Translator, minimum: Mapping[str, float], *, field: str = "min_quality") -> None:
     """Raises QualityBelowMinimum, with what was found, unless the row's report promises at least the minimum of each measure."""
-    promise = (row.report or {}).get("promise")
+    report = row.report or {}
+    promise = report.get("promise")
     pair = f"{row.source.encoder.name} -> {row.target.encoder.name} at {row.source.anchor_set.name}"
     for measure, least in minimum.items():
         if promise is None:
             raise QualityBelowMinimum(
                 f"{pair}: nothing can be promised of so few distinct anchors, and {measure} of {least} is asked for", field=field
+            )
+        if report["evidence"]["verdict"] == "useless":
+            raise QualityBelowMinimum(
+                f"{pair}: these anchors say no more of each other than shuffled ones would; {measure} of {least} is asked for",
+                field=field,
+                found=promise,
             )
         found = promise["measures"][measure]
         if found["value"] < least:

@@ -31,12 +31,13 @@ def measure(services: Services, row: tables.Translator) -> dict[str, Any]:
     source, target = spaces.anchors(services, row.source).double(), spaces.anchors(services, row.target).double()
     with services.fitting():
         held = crossfit.hold_out(row.method, source, target, row.options)
+        parted = crossfit.cut(source, target, folds=None, seed=0)
         held_out = None if held is None else crossfit.summary(held, source, target)
         curve = learning_curve(row.method, source, target, row.options)
         return {
             "version": VERSION,
             "anchors": len(source),
-            "distinct": None if held_out is None else held_out.translated.n,
+            "distinct": None if parted is None else int(parted[0].sum()),
             "promise": None if held_out is None else _promise(promise(len(source), held_out, curve)),
             "evidence": None if held is None else _evidence(evidence(held.translated, target, held.first, held.fold_of)),
             "held_out": None if held_out is None else asdict(held_out),

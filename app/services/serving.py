@@ -207,7 +207,7 @@ class Decoding:
         if "keep_norms" in given:
             raise UnknownOption("relative vectors have lost their norms: there are none to keep", field="options.keep_norms")
         if method in ("auto", "graded"):
-            method, given = "graded", {"decode_power": selection.decode_power(self.relative_power), **given}
+            method, given = "graded", {**selection.decoding(self.relative_power), **given}
         options = methods.resolve(method, given, anchors=anchors)
         if methods.METHODS[method].independent and method != "graded" and self.relative_power != 0:
             raise InvalidOption(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from app.demo.pack import load_pack
-from app.services import lint
+from app.services import inspection, lint
 from app.services.inspection import POOL_WORK, rows_within
 
 PACK = load_pack()
@@ -230,6 +230,44 @@ def test_a_large_set_is_read_in_part_and_says_so(serve, packed):
     assert 1_000 < found["spaces"][0]["rows_read"] < 16_000
     assert 1_000 < found["pairs"][0]["rows_read"] < 16_000
     assert "partly-read" in codes(found)
+
+
+@pytest.fixture
+def partly(monkeypatch):
+    """Two of the pack's encoders are compared by 200 rows, and looked at by 150."""
+    monkeypatch.setattr(inspection, "PAIR_WORK", 200**2 * (384 + 256))
+    monkeypatch.setattr(inspection, "SPACE_WORK", 2 * 150**2 * 384)
+
+
+def test_the_rows_of_a_large_set_are_drawn_from_all_of_it_and_keep_their_numbers(make, partly):
+    static = VECTORS["static-256"][:SIZE].copy()
+    rows = list(range(270, 290))
+    static[rows] = static[np.roll(rows, 7)]
+    found = report(make({"minilm6-384": VECTORS["minilm6-384"][:SIZE], "static-256": static}))
+    [pair] = found["pairs"]
+    assert ([each["rows_read"] for each in found["spaces"]], pair["rows_read"]) == ([150, 183], 200)
+    named = [each["row"] for each in pair["mismatched"]]
+    assert len(set(named) & set(rows)) >= 5
+    assert len(set(named) - set(rows)) <= 2
+    partners = dict(zip(rows, np.roll(rows, -7).tolist(), strict=True))
+    assert sum(partners.get(each["row"]) == each["fits"] for each in pair["mismatched"]) >= 3
+    assert "drawn at random" in finding(found, "partly-read")["detail"]
+
+
+def test_a_large_set_that_begins_with_one_vector_many_times_covers_what_the_rest_does(make, partly):
+    vectors = VECTORS["minilm6-384"][:SIZE].copy()
+    vectors[:150] = vectors[0]
+    found = report(make({"a": vectors, "b": VECTORS["static-256"][:SIZE]}))
+    assert found["spaces"][0]["rows_read"] == 150
+    assert found["spaces"][0]["effective_rank"] > 5
+
+
+def test_a_shift_by_one_is_found_where_few_of_the_rows_drawn_are_neighbours(make, monkeypatch):
+    monkeypatch.setattr(inspection, "PAIR_WORK", 80**2 * (384 + 256))
+    shifted = np.roll(VECTORS["static-256"][:SIZE], -1, axis=0)
+    found = report(make({"minilm6-384": VECTORS["minilm6-384"][:SIZE], "static-256": shifted}))
+    assert found["pairs"][0]["rows_read"] == 80
+    assert "1 further up. Shift one side" in finding(found, "unrelated-spaces")["detail"]
 
 
 def test_an_unknown_set_has_no_report(client, refused):

@@ -15,7 +15,10 @@ from app.errors import DimensionMismatch, NonFinite, OutOfRange
 from app.maths import methods
 from app.maths.confidence import (
     ENOUGH,
+    EXTREME,
     FEWEST,
+    LEAST_SPREAD,
+    LENGTH,
     Confidence,
     Expected,
     expect,
@@ -229,7 +232,6 @@ def test_items_like_the_anchors_are_rarely_flagged(clumped):
         ("zero", lambda x, asked: torch.zeros_like(asked)),
         ("large", lambda x, asked: 1e20 * asked),
         ("constant", lambda x, asked: torch.full_like(asked, 0.2)),
-        ("the mean", lambda x, asked: x.mean(dim=0).expand_as(asked)),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -242,11 +244,25 @@ def test_garbage_is_flagged(clumped, name, garbage):
     assert bool((told.low[known] >= -1).all() & (told.high[known] <= 1).all())
 
 
-def test_a_vector_at_the_mean_has_no_expectation_and_is_strange(clumped):
+def test_a_vector_at_the_mean_has_no_expectation_and_is_neither_strange_nor_usual(clumped):
     made, _, asked = clumped
     told = expect(made, torch.stack([made.reference.mean.double(), asked[0]]))
-    assert told.cosine.isnan().tolist() == told.low.isnan().tolist() == [True, False]
-    assert bool(told.strange[0])
+    assert told.cosine.isnan().tolist() == told.low.isnan().tolist() == told.p_value.isnan().tolist() == [True, False]
+    assert not told.strange.any()
+
+
+@pytest.mark.parametrize("rounded", [torch.float64, torch.float16])
+def test_where_all_anchors_have_length_one_other_lengths_are_strange_and_rounding_is_not(rounded):
+    x, asked = clumps(0, 400), clumps(1, 300)
+    made = learn(x.to(rounded).double(), clumps(0, 400)[:, :32] + 0.1 * clumps(2, 400)[:, 16:])
+    assert float(made.deviation[LENGTH]) == LEAST_SPREAD
+    usual = expect(made, asked)
+    assert float(usual.strange.double().mean()) < 0.04
+    assert torch.equal(expect(made, 1.001 * asked).strange, usual.strange)
+    for scale in (1.3, 1 / 1.3):
+        found = features(made.reference, (scale * asked).float()).double()
+        assert float(((found[:, LENGTH] - made.usual[LENGTH]) / made.deviation[LENGTH]).abs().min()) > 2 * EXTREME
+        assert float(expect(made, scale * asked).strange.double().mean()) > 0.9
 
 
 def test_what_lies_outside_the_span_of_few_anchors_counts_as_far():

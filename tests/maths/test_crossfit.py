@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from app.errors import InvalidOption
-from app.maths.crossfit import FEWEST, FOLDS, cross_fit
+from app.maths import crossfit
+from app.maths.crossfit import FEWEST, FOLDS, cross_fit, for_fewer, hold_out, summary
 from app.maths.methods import METHODS, fit, resolve
 from app.maths.quality import measure, per_item
 from app.maths.space import fit_space
@@ -64,6 +67,19 @@ def test_held_out_quality_is_that_of_translations_by_fits_on_the_other_folds_sea
         assert getattr(found.translated, name) == pytest.approx(mean_of, abs=1e-12)
 
 
+def test_of_many_anchors_some_folds_are_held_out_and_the_others_do_not_count(monkeypatch):
+    source, target, options = normal(60, 100, 5), normal(61, 100, 4), resolve("graded", {}, anchors=100)
+    whole = hold_out("graded", source, target, options)
+    monkeypatch.setattr(crossfit, "MOST_HELD", 30)
+    some = hold_out("graded", source, target, options)
+    assert whole is not None
+    assert some is not None
+    assert torch.equal(some.first, whole.first & (whole.fold_of < 2))
+    assert torch.equal(some.translated[some.first], whole.translated[some.first])
+    found = summary(some, source, target)
+    assert (found.folds, found.translated.n, found.translated.index) == (2, 40, 20.0)
+
+
 def test_few_anchors_are_cut_in_two_so_that_there_is_an_index():
     found = cross_fit("graded", normal(6, 24, 5), normal(7, 24, 4), resolve("graded", {}, anchors=24))
     assert found is not None
@@ -93,6 +109,15 @@ def test_there_is_no_estimate_where_a_fold_cannot_be_fitted():
 def test_as_many_subspaces_as_anchors_are_estimated_with_as_many_as_a_fold_has():
     options = resolve("irp", {"omega": 10}, anchors=10)
     assert cross_fit("irp", normal(11, 10, 4), normal(10, 10, 4), options) is not None
+
+
+@given(omega=st.integers(1, 20), anchors=st.integers(1, 20))
+def test_a_fit_to_fewer_anchors_averages_no_more_subspaces_than_these_and_other_options_stay(omega, anchors):
+    options = {"omega": omega, "delta": 0.5}
+    assert for_fewer(options, anchors) == {"omega": min(omega, anchors), "delta": 0.5}
+    assert options["omega"] == omega
+    for without in ({}, {"omega": None}, {"ridge": 1.0}):
+        assert for_fewer(without, anchors) == without
 
 
 def test_a_wrong_option_is_an_error_and_not_a_missing_estimate():

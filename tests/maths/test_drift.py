@@ -10,7 +10,7 @@ from torch import Tensor
 
 from app.demo.pack import load_pack
 from app.maths import drift
-from app.maths.drift import HALF, SAME, compare
+from app.maths.drift import FEWEST_TURNED, HALF, MOST_ROWS, SAME, WIDE, compare
 from app.maths.quality import unit
 
 PACK = load_pack()
@@ -152,11 +152,39 @@ def test_wide_vectors_are_compared_in_their_own_span_and_a_rotation_is_found_the
 
 
 def test_few_rows_are_told_as_far_as_they_go():
-    for rows in (1, 2, 9):
+    for rows in (1, 2, FEWEST_TURNED - 1):
         assert compare(OLD[:rows], OLD[:rows]).verdict == "unchanged"
         assert compare(OLD[:rows], 2 * OLD[:rows]).verdict == "rescaled"
         turned = compare(OLD[:rows], OLD[:rows] @ rotation(8, 384))
         assert (turned.verdict, turned.held_out, turned.z) == ("changed", None, None)
+
+
+@pytest.mark.parametrize("rows", [FEWEST_TURNED, 9])
+def test_a_rotation_of_too_few_rows_to_hold_any_out_is_told_by_their_cosines(rows):
+    old = OLD[:rows]
+    for new in (old @ rotation(8, 384), 5 * old @ rotation(9, 384) + 1):
+        found = compare(old, new)
+        assert (found.verdict, found.held_out) == ("rotated", None)
+        assert bool(found.changed.all())
+    for new in (LENGTHS[:rows], normal(10, rows, 384), old.flip(0), unit(old + 0.004 * normal(7, rows, 384)).float()):
+        assert compare(old, new).verdict == "changed"
+    wide = normal(11, rows, WIDE), normal(12, rows, WIDE)
+    assert compare(*wide).verdict == "changed"
+
+
+def test_copies_of_few_rows_count_once():
+    """Two vectors, each ten times: whatever they became, their cosines are 1 and -1."""
+    old, new = (rows.repeat_interleave(10, dim=0) for rows in (OLD[:2], normal(13, 2, 384)))
+    assert compare(old, new).verdict == "changed"
+
+
+def test_no_more_rows_are_compared_with_each_other_than_the_bound_however_narrow_they_are(monkeypatch):
+    old = normal(14, 30_000, 3)
+    assert len(drift._drawn(old.double(), old.double(), seed=0)) == MOST_ROWS == 2048
+    monkeypatch.setattr(drift, "MOST_ROWS", 50)
+    found = compare(old[:200], old[:200] @ rotation(15, 3))
+    assert found.held_out is not None
+    assert (found.verdict, found.held_out.rows, len(found.changed)) == ("rotated", 50, 200)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torch import Tensor
 from app.demo.pack import load_pack
 from app.maths import mismatch
 from app.maths.crossfit import FEWEST
+from app.maths.evidence import moments
 from app.maths.mismatch import (
     FEWEST_NAMED,
     RELATED,
@@ -92,6 +93,14 @@ def test_the_score_is_the_sum_over_its_spread_under_all_permutations():
         sums = torch.stack([(p * y[list(order)]).sum() for order in permutations(range(6))])
         expected = ((p * y).sum() - sums.mean()) / sums.std(correction=0)
         assert permutation_score(p, y) == pytest.approx(float(expected))
+
+
+@given(seed=seeds, shape=st.sampled_from([(7, 3), (7, 30), (2, 1)]), scale=st.floats(1e-6, 1e6))
+def test_the_score_is_that_of_the_moments_and_knows_no_units(seed, shape, scale):
+    p, y = normal(seed, *shape), normal(seed + 1, *shape)
+    found, mean, variance = moments(p @ y.T)
+    assert permutation_score(p, y) == pytest.approx((found - mean) / variance**0.5, abs=1e-9)
+    assert permutation_score(scale * p, y) == pytest.approx(permutation_score(p, y), abs=1e-9)
 
 
 def test_constant_sides_have_no_score():

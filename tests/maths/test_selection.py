@@ -11,7 +11,7 @@ from app.errors import UnknownOption
 from app.maths import methods
 from app.maths.crossfit import FEWEST, cut, hold_out
 from app.maths.quality import measure
-from app.maths.selection import CANDIDATES, FINE, MOST_ANCHORS, TOLD, USUAL, Candidate, choose, decode_power
+from app.maths.selection import CANDIDATES, FINE, MOST_ANCHORS, TOLD, USUAL, Candidate, choose, decode_power, decoding
 from app.maths.space import fit_space
 
 USES = list(USUAL)
@@ -145,6 +145,11 @@ def test_every_usual_one_is_a_candidate_that_nothing_of_the_pair_has_formed():
 @pytest.mark.parametrize(("encoded", "decoded"), [(0.0, 1.0), (0.25, 1.0), (0.5, 0.75), (1.0, 0.25)])
 def test_the_decoder_undoes_what_the_encoding_has_not(encoded, decoded):
     assert decode_power(encoded) == decoded
+
+
+@pytest.mark.parametrize(("encoded", "ridge"), [(0.0, 1.0), (0.5, 1.0), (1.0, None)])
+def test_the_decoder_is_regularised_by_its_anchors_own_ridge_only_where_the_encoding_was(encoded, ridge):
+    assert decoding(encoded).get("ridge") == ridge
 
 
 def test_auto_decodes_whitened_relative_vectors_as_the_usual_method_translates_vectors():

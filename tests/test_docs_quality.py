@@ -1,0 +1,149 @@
+"""The tables of README.md, docs/methods.md and docs/quality.md are those of benchmarks/results/quality.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "quality.json"
+
+#: the columns of the README's table, by their names in the results
+SHOWN = (
+    "do nothing",
+    "least squares",
+    "isotrieve ridge, own lengths",
+    "latentis procrustes",
+    "irp",
+    "procrustes",
+    "ridge",
+    "graded",
+    "auto",
+)
+OURS = ("graded", "graded, lambda 1", "graded, lambda .3", "procrustes", "ridge", "canonical")
+
+
+def sections() -> dict[str, Any]:
+    return json.loads(RESULTS.read_text())["sections"]  # type: ignore[no-any-return]
+
+
+def compared() -> list[dict[str, Any]]:
+    return [section for section in sections().values() if "task" in section]
+
+
+def readme_rows(measure: str) -> list[str]:
+    """The largest two numbers of anchors of each task."""
+    rows = []
+    for section in compared():
+        sizes = sorted({each["anchors"] for each in compared() if each["task"] == section["task"]})
+        if section["anchors"] in sizes[-2:]:
+            figures = [f"{section['rows'][method][measure]['mean']:.3f}" for method in SHOWN]
+            rows.append(f"| {section['task']}, {section['anchors']:,} | " + " | ".join(figures) + " |")
+    return rows
+
+
+def compare_rows() -> list[str]:
+    rows = []
+    for section in compared():
+        auto, choice = section["rows"]["auto"], section["choice"]
+        fixed = {name: row for name, row in section["rows"].items() if not name.startswith(("auto", "isotrieve", "latentis"))}
+        best = max(fixed, key=lambda name: fixed[name]["recall"]["mean"])
+        peers = {name: row for name, row in section["rows"].items() if name.startswith(("isotrieve", "latentis", "least"))}
+        peer = max((name for name in peers if peers[name]["pairs"] == auto["pairs"]), key=lambda n: peers[n]["recall"]["mean"])
+        rows.append(
+            f"| {section['task']} | {section['anchors']:,} | {auto['recall']['mean']:.3f} ± {auto['recall']['std']:.3f} "
+            f"| {auto['mrr']['mean']:.3f} | {auto['cosine']['mean']:.3f} "
+            f"| {fixed[best]['recall']['mean']:.3f} ({best}) | {peers[peer]['recall']['mean']:.3f} ({peer}) "
+            f"| {choice['own']:.0%} | {choice['lost']:.3f} |"
+        )
+    return rows
+
+
+def powers_rows() -> list[str]:
+    powers = sections()["powers"]
+    rows = []
+    for task, heat in powers["tasks"].items():
+        peaks = []
+        for measure in ("cosine", "recall", "mrr"):
+            value, a, b = max(
+                (heat[measure][row][column], a, b)
+                for row, a in enumerate(powers["encode"])
+                for column, b in enumerate(powers["decode"])
+            )
+            peaks.append(f"({a:g}, {b:g}) {value:.3f}")
+        plain = heat["recall"][len(powers["encode"]) - 1]
+        steps = " ".join(f"{plain[powers['decode'].index(b)]:.3f}" for b in (0.0, 0.125, 0.25, 0.375, 0.5))
+        rows.append(f"| {task} | {heat['anchors']} | " + " | ".join(peaks) + f" | {steps} |")
+    return rows
+
+
+def ridge_rows() -> list[str]:
+    powers = sections()["powers"]
+    own = powers["decode"].index(0.25)
+    rows = []
+    for task, heat in powers["tasks"].items():
+        figures = [f"{value:.3f}" for value in heat["ridge"]["recall"]]
+        rows.append(f"| {task} | {heat['anchors']} | " + " | ".join(figures) + f" | {heat['recall'][-1][own]:.3f} |")
+    return rows
+
+
+def hub_rows() -> list[str]:
+    return [
+        f"| {name} | {row['cosine']:.4f} | {row['recall']:.4f} | {row['mrr']:.4f} |"
+        for name, row in sections()["hub"]["rows"].items()
+    ]
+
+
+def choosing_rows() -> list[str]:
+    return [f"| {way} | {value:.4f} |" for way, value in sections()["choosing"]["mean"].items()]
+
+
+def classes_rows() -> list[str]:
+    tasks = sections()["classes"]["tasks"]
+    return [
+        f"| {way} | " + " | ".join(f"{rows[way]:.3f}" for rows in tasks.values()) + " |" for way in next(iter(tasks.values()))
+    ]
+
+
+def promise_rows() -> list[str]:
+    rows = []
+    for row in sections()["promise"]["rows"]:
+        figures = []
+        for name in ("recall", "mrr", "cosine"):
+            each = row["measures"][name]
+            figures.append(f"{each['promised']:.3f} / {each['found']:.3f} ({each['absolute']:.3f})")
+        rows.append(f"| {row['task']} | {row['anchors']:,} | {row['anchors'] // 5} | " + " | ".join(figures) + " |")
+    return rows
+
+
+def promised_at_300() -> float:
+    """The mean absolute difference of promised and found recall@10, over what has 300 anchors or more, text its most."""
+    rows = [row for row in sections()["promise"]["rows"] if row["anchors"] >= 180]
+    return mean(row["measures"]["recall"]["absolute"] for row in rows)
+
+
+def shuffled_rows() -> list[str]:
+    return [f"| {name} | {row['shuffled']:.1%} | {row['true']:.1%} |" for name, row in sections()["shuffled"]["rows"].items()]
+
+
+@pytest.mark.parametrize(
+    ("document", "rows"),
+    [
+        ("README.md", lambda: [*readme_rows("recall"), *readme_rows("mrr")]),
+        ("docs/methods.md", compare_rows),
+        ("docs/methods.md", powers_rows),
+        ("docs/methods.md", ridge_rows),
+        ("docs/methods.md", hub_rows),
+        ("docs/methods.md", choosing_rows),
+        ("docs/methods.md", classes_rows),
+        ("docs/quality.md", promise_rows),
+        ("docs/quality.md", shuffled_rows),
+    ],
+)
+def test_the_tables_are_those_of_the_results(document, rows):
+    text = (ROOT / document).read_text()
+    assert [row for row in rows() if row not in text] == []
