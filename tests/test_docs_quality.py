@@ -46,6 +46,11 @@ def readme_rows(measure: str) -> list[str]:
     return rows
 
 
+def spread(std: float | None) -> str:
+    """Between draws; nothing of a single one."""
+    return "" if std is None else f" ± {std:.3f}"
+
+
 def compare_rows() -> list[str]:
     rows = []
     for section in compared():
@@ -55,7 +60,7 @@ def compare_rows() -> list[str]:
         peers = {name: row for name, row in section["rows"].items() if name.startswith(("isotrieve", "latentis", "least"))}
         peer = max((name for name in peers if peers[name]["pairs"] == auto["pairs"]), key=lambda n: peers[n]["recall"]["mean"])
         rows.append(
-            f"| {section['task']} | {section['anchors']:,} | {auto['recall']['mean']:.3f} ± {auto['recall']['std']:.3f} "
+            f"| {section['task']} | {section['anchors']:,} | {auto['recall']['mean']:.3f}{spread(auto['recall']['std'])} "
             f"| {auto['mrr']['mean']:.3f} | {auto['cosine']['mean']:.3f} "
             f"| {fixed[best]['recall']['mean']:.3f} ({best}) | {peers[peer]['recall']['mean']:.3f} ({peer}) "
             f"| {choice['own']:.0%} | {choice['lost']:.3f} |"

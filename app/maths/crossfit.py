@@ -138,7 +138,7 @@ def summary(held: Held, source: Float[Tensor, "k dx"], target: Float[Tensor, "k 
     """
     source, target = source.double(), target.double()
     mean = target.mean(dim=0)
-    parts = [((held.fold_of == fold) & held.first).nonzero().flatten() for fold in held.fold_of[held.first].unique()]
+    parts = [((held.fold_of == fold) & held.first).nonzero().flatten() for fold in torch.unique(held.fold_of[held.first])]
     return HeldOut(
         folds=len(parts),
         translated=measured(held.translated - mean, target - mean, parts),

@@ -27,7 +27,7 @@ from app.maths.space import fit_space
 from app.maths.translator import apply
 
 MEASURES = ("recall", "mrr", "cosine")
-SEEDS, PAIRS = 3, 4
+SEEDS, PAIRS = 2, 3
 
 #: random indexes of unseen items, of the promise's size
 INDEXES = 40
