@@ -37,8 +37,10 @@ FIXED: dict[str, tuple[str, methods.Options]] = {
     "affine": ("affine", {}),
 }
 
-#: the paper's method with its delta chosen on the anchors as auto chooses; on the first seed only, for each fit prunes anew
+#: the paper's method with its delta chosen on the anchors as auto chooses: each fit prunes anew, so on the first draw only, up to
+#: MOST_TUNED anchors, where a task has no more than MOST_PAIRS pairs
 TUNED = "irp, tuned"
+MOST_TUNED, MOST_PAIRS = 300, 30
 DELTAS = tuple(Candidate("irp", {"delta": delta}) for delta in (0.6, 0.5, 0.7, 0.8))
 
 #: what neither shuffles nor prunes: quick enough for every seed
@@ -73,15 +75,18 @@ def cells(name: str, anchors: int, seed: int, pairs: list[tuple[str, str]]) -> d
     spaces = {encoder: fit_space(task.encoders[encoder][known]) for pair in pairs for encoder in pair}
     indexes: dict[str, Index] = {}
     found = {}
+    tuned = seed == 0 and anchors <= MOST_TUNED and len(task.pairs) <= MOST_PAIRS
     for pair in pairs:
         x, y = (task.encoders[encoder] for encoder in pair)
         if pair[1] not in indexes:
             indexes[pair[1]] = Index(y[held] - y[known].mean(dim=0), (anchors,))
-        found[pair] = _cell(x, y, spaces[pair[0]], spaces[pair[1]], known, held, indexes[pair[1]], first=seed == 0)
+        found[pair] = _cell(x, y, spaces[pair[0]], spaces[pair[1]], known, held, indexes[pair[1]], first=seed == 0, tuned=tuned)
     return found
 
 
-def _cell(x: Tensor, y: Tensor, source: Space, target: Space, known: Tensor, held: Tensor, index: Index, *, first: bool) -> Cell:
+def _cell(
+    x: Tensor, y: Tensor, source: Space, target: Space, known: Tensor, held: Tensor, index: Index, *, first: bool, tuned: bool
+) -> Cell:
     cell, mean = Cell(), y[known].mean(dim=0)
 
     def note(name: str, started: float, translated: Tensor) -> None:
@@ -99,10 +104,10 @@ def _cell(x: Tensor, y: Tensor, source: Space, target: Space, known: Tensor, hel
         if first or name not in SLOW:
             started = time.perf_counter()
             note(name, started, _translated(method, given, source, target, x[held]))
-    if first:
+    if tuned:
         started = time.perf_counter()
-        tuned = selection.choose(x[known], y[known], candidates=DELTAS, usual=DELTAS[0])
-        note(TUNED, started, _translated(tuned.method, tuned.options, source, target, x[held]))
+        chosen = selection.choose(x[known], y[known], candidates=DELTAS, usual=DELTAS[0])
+        note(TUNED, started, _translated(chosen.method, chosen.options, source, target, x[held]))
     started = time.perf_counter()
     choice = selection.choose(x[known], y[known])
     note(AUTO, started, _translated(choice.method, choice.options, source, target, x[held]))

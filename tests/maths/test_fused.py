@@ -67,7 +67,7 @@ def furthest(found: Tensor, expected: Tensor, translator: Translator) -> float:
     dims=st.tuples(st.integers(2, 40), st.integers(1, 40)),
     count=st.sampled_from(COUNTS),
     dtype=st.sampled_from(DTYPES),
-    name=st.sampled_from(list(METHODS)),
+    name=st.sampled_from([name for name, method in METHODS.items() if not method.affine]),
     offset=st.sampled_from([0.0, 1.0, 30.0, 1000.0]),
     renormalise=st.booleans(),
     keep_norms=st.booleans(),
