@@ -188,7 +188,7 @@ class StitchRequest(InputsBody):
     method: Method = "auto"
     options: Options = Field(default_factory=lambda: NO_OPTIONS)
     prefer: Annotated[
-        Use | None, Field(description="auto: what to choose the method by; default classification, and cosine for numbers")
+        Use | None, Field(description="auto: what to choose the method by; default retrieval, and cosine for numbers")
     ] = None
     min_quality: MinQuality = Field(default_factory=lambda: NO_MINIMUM)
     labels: Annotated[list[str], Field(fail_fast=True)] | None = None

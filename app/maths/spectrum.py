@@ -120,7 +120,7 @@ def usual_ridge(spectrum: Spectrum, *, dim: int) -> float:
     """A ridge that one space's anchors suggest: half the geometric mean of their covariance's shrunk eigenvalues.
 
     lambda = 1/2 exp( mean over the r kept directions of log(s_i^2 + `shrinkage`) ); dim: d. On the scale of s^2.
-    Ours; over seven kinds of embeddings within .03 of recall@10 of the best ridge of each pair, which a fixed one is not
+    Ours; over seven kinds of embeddings within .04 of recall@10 of the best ridge of each pair, which a fixed one is not
     (benchmarks/quality.py). It needs no second space, so N spaces keep their N projectors and N decoders.
     """
     if not len(spectrum.values):

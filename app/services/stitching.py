@@ -40,7 +40,7 @@ log = logging.getLogger("anchorage.stitching")
 class Way:
     """How vectors are translated into a head's space, as `translation.Request` has it.
 
-    prefer  None: what a classifier needs for one, the cosine for a head that answers numbers
+    prefer  None: retrieval for a classifier, which serves it at least as well as classification; cosine for numbers
     """
 
     method: str = "auto"
@@ -283,7 +283,7 @@ def _bring(
         raise MissingField(
             f"head {row.name!r} was trained on {row.encoder.name!r}: name the anchor_set to translate by", field="anchor_set"
         )
-    usual: selection.Use = "classification" if output_of(row) is HeadOutput.classes else "cosine"
+    usual: selection.Use = "retrieval" if output_of(row) is HeadOutput.classes else "cosine"
     prefer = way.prefer or usual
     request = translation.Request(source.name, row.encoder.name, anchor_set, way.method, way.options, prefer, way.min_quality)
     answer = serving.apply(services, project, serving.Translation(request), vectors=vectors, inputs=inputs)

@@ -32,8 +32,6 @@ SEEDS = 5
 #: draws, where five of all pairs take hours
 FEWER = {("text-embeddings", 50): 1, ("text-embeddings", 100): 1, ("text-embeddings", 180): 1, ("cifar10", 1000): 2}
 
-#: of 156 pairs every third; `hub` has them all
-EVERY = {"text-embeddings": 3}
 
 Found = dict[tuple[int, tuple[str, str]], Cell]
 
@@ -91,7 +89,7 @@ def _compare(console: Console, path: Path, arguments: argparse.Namespace) -> Non
     choices: dict[str, table.Choice] = {}
     with ProcessPoolExecutor(arguments.jobs) as pool:
         for task in data.tasks(arguments.tasks, console):
-            pairs = task.pairs[:4] if arguments.quick else task.pairs[:: EVERY.get(task.name, 1)]
+            pairs = task.pairs[:4] if arguments.quick else task.pairs
             for anchors in task.sizes:
                 if (arguments.quick and anchors > 100) or (arguments.anchors and anchors not in arguments.anchors):
                     continue

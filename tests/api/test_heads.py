@@ -103,10 +103,7 @@ def test_a_classifier_of_any_kind_answers_what_torch_does(make, ask, stocked, em
     assert answer["labels"] == [CLASSES["classes"][place] for place in expected.argmax(axis=1)]
     translated = stocked.post(
         "/translate",
-        json={
-            **{"source": "first", "target": "second", "anchor_set": "items"},
-            **{"vectors": embeddings["first"][:10].tolist(), "prefer": "classification"},
-        },
+        json={"source": "first", "target": "second", "anchor_set": "items", "vectors": embeddings["first"][:10].tolist()},
     ).json()["vectors"]
     stitched = torch.softmax(torch.from_numpy(by_torch(model, translated)), dim=1).numpy()
     np.testing.assert_allclose(ask("first")["scores"], stitched, atol=1e-4)
