@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -321,6 +322,7 @@ def test_a_process_that_hangs_or_died_delays_a_deletion_by_its_lease_at_most_and
         try:
             assert other.stdout.readline() == "remembers\n"
             other.send_signal(SIGSTOP)
+            os.waitpid(other.pid, os.WUNTRACED)  # it may run on for a moment after the signal is sent
             other.stdin.write("\n")  # its first deed when it wakes
             other.stdin.flush()
             assert 0.1 < took(here.forget) < LEASE_S + SLACK_S
