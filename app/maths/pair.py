@@ -50,11 +50,6 @@ class Pair:
         matrix: Tensor = (self.x.right.T @ core) @ self.y.right
         return matrix
 
-    def core_of(self, matrix: Float64[Tensor, "dx dy"]) -> Core:
-        """F = V_x^T T V_y of a T (d_x, d_y) that maps between the two spans."""
-        core: Tensor = self.x.right @ matrix @ self.y.right.T
-        return core
-
 
 def pair_of(source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"]) -> Pair:
     """A pair of unit anchors (k, d_x) and (k, d_y) as they are: about no mean, of scale 1."""
