@@ -13,7 +13,7 @@ from app.api.deps import IdempotencyKey, Svc, Writes
 from app.api.jobs import Job, describe
 from app.api.problems import documented
 from app.api.wire import Body, Name, Vectors
-from app.maths.bootstrap import Settings
+from app.maths.bootstrap.paper import Settings
 from app.services import bootstrapping
 from app.services.writes import once
 from app.storage import tables

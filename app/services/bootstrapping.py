@@ -7,7 +7,8 @@ from dataclasses import asdict
 from torch import Tensor
 
 from app.errors import InvalidRequest, PoolTooLarge
-from app.maths import bootstrap
+from app.maths.bootstrap import common
+from app.maths.bootstrap import paper as bootstrap
 from app.services import spaces
 from app.services.context import Services
 from app.services.jobs import Done, Progress, submit
@@ -49,7 +50,7 @@ def request_bootstrap(
             )
         pools[field] = spaces.checked(pool, field=field, limits=services.limits, dim=encoder.dim)
         spaces.require_direction(pools[field], field=field)
-    bootstrap.check_seeds(seeds, source=len(source_pool), target=len(target_pool), size=settings.size)
+    common.check_seeds(seeds, source=len(source_pool), target=len(target_pool), size=settings.size)
     arguments = {
         "name": name,
         "source": source,

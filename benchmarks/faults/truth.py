@@ -17,7 +17,8 @@ from torch import Tensor
 from traffic import Client, Step, Tally
 
 from app.demo.client import packed, unpacked
-from app.maths import bootstrap, methods
+from app.maths import methods
+from app.maths.bootstrap import paper
 from app.maths.space import fit_space, normalise
 from app.maths.translator import apply
 
@@ -90,7 +91,7 @@ def growth(variant: int) -> Growth:
     target = pool.new[order]
     partner = {int(row): place for place, row in enumerate(order)}
     seeds = [(row, partner[row]) for row in range(SEEDS)]
-    found = bootstrap.optimise(pool.old, target, seeds, bootstrap.Settings(size=SIZE, steps=STEPS))
+    found = paper.optimise(pool.old, target, seeds, paper.Settings(size=SIZE, steps=STEPS))
     body = {
         "source": "old",
         "target": "new",

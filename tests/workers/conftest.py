@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from app.errors import NameTaken
-from app.maths.bootstrap import Settings as Bootstrap
+from app.maths.bootstrap.paper import Settings as Bootstrap
 from app.services import bootstrapping, spaces
 from app.services.context import Services
 from app.settings import Settings

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from app.main import create_app
-from app.maths.bootstrap import Settings as Bootstrap
+from app.maths.bootstrap.paper import Settings as Bootstrap
 from app.services import jobs
 from app.settings import Settings
 from app.storage import blobs, tables

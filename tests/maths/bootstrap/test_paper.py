@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.errors import InvalidSeeds
-from app.maths.bootstrap import Settings, check_seeds, correspondence, optimise
+from app.maths.bootstrap.common import check_seeds
+from app.maths.bootstrap.paper import Settings, correspondence, optimise
 
 
 def normal(seed: int, *shape: int) -> Tensor:

@@ -17,9 +17,8 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
-from app.errors import InvalidSeeds
+from app.maths.bootstrap.common import check_seeds
 from app.maths.space import fit_space
-from app.types import repeats
 
 
 @dataclass(frozen=True)
@@ -48,20 +47,6 @@ class Anchors:
     pairs: Int64[Tensor, "m 2"]
     nearness: Float32[Tensor, " m"]
     loss: float
-
-
-def check_seeds(seeds: list[tuple[int, int]], *, source: int, target: int, size: int) -> None:
-    """Raise InvalidSeeds unless there are 2 to `size` pairs, in range, no item twice on a side, and `size` fits both pools."""
-    if not 2 <= len(seeds) <= size:
-        raise InvalidSeeds(f"expected between 2 and {size} seed pairs, got {len(seeds)}", field="seeds")
-    if size > min(source, target):
-        raise InvalidSeeds(f"size {size} is more than the smaller pool's {min(source, target)} items", field="size")
-    outside = [row for row, (i, j) in enumerate(seeds) if not (0 <= i < source and 0 <= j < target)]
-    if outside:
-        raise InvalidSeeds(f"seeds point outside pools of {source} and {target} items", field="seeds", rows=outside)
-    for side in (0, 1):
-        if rows := repeats(pair[side] for pair in seeds):
-            raise InvalidSeeds("a seed repeats an item of its pool", field="seeds", rows=rows)
 
 
 def correspondence(

@@ -1,0 +1,1 @@
+"""Anchors from a few seed pairs: every method takes two pools and seeds, and gives pairs (common.py)."""
