@@ -2,10 +2,11 @@
 
 AnchorageError
 ├─ NotFound                  a name or id nobody has given
-│  └─ EncoderNotFound, AnchorSetNotFound, HeadNotFound, TranslatorNotFound, ContractNotFound, JobNotFound, ApiKeyNotFound
+│  └─ EncoderNotFound, AnchorSetNotFound, PairsNotFound, PoolNotFound, HeadNotFound, TranslatorNotFound, ContractNotFound,
+│     JobNotFound, ApiKeyNotFound
 ├─ Conflict                  the request is fine, the present state is not
 │  └─ NameTaken, InUse, EmbeddingsExist, AnchorCountMismatch, AnchorsNotEmbedded, TooFewAnchors, InputsNotStored, EncoderChanged,
-│     JobFinished, RequestInProgress, ResourceGone
+│     OffsetMismatch, PoolOfAnotherEncoder, JobFinished, RequestInProgress, ResourceGone
 ├─ Unauthenticated           no key, or one that opens nothing
 ├─ Forbidden                 a key whose scopes do not reach that far, or a Host this server does not answer to
 │  └─ ScopeMissing, HostNotAllowed
@@ -63,6 +64,14 @@ class AnchorageError(Exception):
         self.limit = limit
         #: whole seconds after which the same request may succeed; None where waiting alone changes nothing
         self.retry_after_s = retry_after_s
+        #: what else a class tells programs, by the names that its problem document has
+        self.more: dict[str, Any] = {}
+
+    def members(self) -> dict[str, Any]:
+        """What programs are told beside the code and the sentence: in a problem document, and in a failed job's `error`."""
+        rows = {"rows": self.rows or None, "row_count": self.row_count or None}
+        every = {"field": self.field, **rows, "limit": self.limit, **self.more}
+        return {name: value for name, value in every.items() if value is not None}
 
     def at(self, field: str) -> AnchorageError:
         """The same error, naming `field` when it named none (the maths does not know the request's field names)."""
@@ -85,6 +94,16 @@ class EncoderNotFound(NotFound):
 
 class AnchorSetNotFound(NotFound):
     code = "anchor-set-not-found"
+
+
+class PairsNotFound(NotFound):
+    """An anchor set that no bootstrap made, or one of before its pairs were kept."""
+
+    code = "pairs-not-found"
+
+
+class PoolNotFound(NotFound):
+    code = "pool-not-found"
 
 
 class HeadNotFound(NotFound):
@@ -145,6 +164,20 @@ class EncoderChanged(Conflict):
     """The files of a model are not those that its encoder was registered with."""
 
     code = "encoder-changed"
+
+
+class OffsetMismatch(Conflict):
+    """A piece of a pool that does not begin where the pool ends; `items` is where that is."""
+
+    code = "offset-mismatch"
+
+    def __init__(self, detail: str, *, items: int) -> None:
+        super().__init__(detail, field="offset")
+        self.more = {"items": items}
+
+
+class PoolOfAnotherEncoder(Conflict):
+    code = "pool-of-another-encoder"
 
 
 class JobFinished(Conflict):
@@ -409,7 +442,7 @@ class QualityBelowMinimum(Invalid):
 
     def __init__(self, detail: str, *, field: str | None = None, found: Mapping[str, Any] | None = None) -> None:
         super().__init__(detail, field=field)
-        self.found = found
+        self.more = {"found": found}
 
 
 class IdempotencyKeyReused(Invalid):

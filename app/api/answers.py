@@ -174,24 +174,25 @@ def flags(
 def choose(request: Request, given: Given, encoding: Encoding, dtype: Dtype) -> Writer:
     """How the request wants its answer: by its Accept header, or else as it came itself. Raises NotAcceptable, InvalidRequest."""
     own = given.media if given.media in MEDIA else JSON
-    media = _accepted(", ".join(request.headers.getlist("accept")), own)
+    media = preferred(request, own)
     if media != JSON and encoding == "base64":
         raise InvalidRequest("base64 is of JSON answers", field="encoding")
     return Writer(media, encoding, dtype, given.rows if media == arrow.MEDIA else None)
 
 
-def _accepted(accept: str, own: str) -> str:
-    """The most wanted media type that there is. Raises NotAcceptable."""
+def preferred(request: Request, own: str, offered: Sequence[str] = MEDIA) -> str:
+    """The offered media type that the request wants most; `own` if it does not care. Raises NotAcceptable."""
+    accept = ", ".join(request.headers.getlist("accept"))
     if not accept or accept == "*/*":
         return own
     best, most = None, 0.0
     wanted = list(_wanted(accept, own))
     refused = {media for media, weight in wanted if weight <= 0}
     for found, weight in wanted:
-        if found in MEDIA and weight > most and found not in refused:
+        if found in offered and weight > most and found not in refused:
             best, most = found, weight
     if best is None:
-        raise NotAcceptable(f"this answer is written as {', '.join(MEDIA)}", field="Accept")
+        raise NotAcceptable(f"this answer is written as {', '.join(offered)}", field="Accept")
     return best
 
 

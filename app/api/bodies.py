@@ -79,17 +79,19 @@ class JsonRoute(APIRoute):
     #: whether the body may be vectors alone, in npy or Arrow
     takes_vectors = False
 
+    def fields(self, request: Request, given: Given) -> Any:
+        """What the framework validates. Raises AnchorageError."""
+        return given.fields
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
 
         async def read_then_handle(request: Request) -> Response:
-            if self.takes_vectors:
-                _refuse_query(request)
             given = await read(request, vectors=self.takes_vectors)
             parsed = JsonRequest(_as_json(request.scope), request.receive)
-            parsed.parsed = given.fields
+            parsed.parsed = self.fields(request, given)
             with watched(request):
                 return await handle(parsed)
 
@@ -100,6 +102,11 @@ class VectorsRoute(JsonRoute):
     """A route whose body may also be vectors alone, in npy or Arrow."""
 
     takes_vectors = True
+
+    def fields(self, request: Request, given: Given) -> Any:
+        """Those of the body, and none of the query string. Raises InvalidRequest."""
+        _refuse_query(request)
+        return given.fields
 
 
 @dataclass

@@ -7,12 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Response
 from pydantic import ConfigDict, Field
 
-from app.api import wire
+from app.api import pools
 from app.api.bodies import JsonRoute
 from app.api.deps import IdempotencyKey, Svc, Writes
 from app.api.jobs import Job, describe
 from app.api.problems import documented
-from app.api.wire import Body, Name, Vectors
+from app.api.wire import Body, Inputs, Name, Role, VectorsOrPool
 from app.maths.bootstrap.paper import Settings
 from app.services import bootstrapping
 from app.services.writes import once
@@ -34,7 +34,10 @@ class BootstrapOptions(Body):
 
 
 class BootstrapRequest(Body):
-    """Two pools without a known order, and a few pairs [row of source_pool, row of target_pool] that are known."""
+    """Two pools without a known order, and a few pairs [row of the source's pool, row of the target's] that are known.
+
+    Each pool is vectors, the name of one from `PUT /pools/{name}`, or `..._inputs` to be encoded for this job.
+    """
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -47,7 +50,15 @@ class BootstrapRequest(Body):
                     "seeds": [[0, 2], [1, 0]],
                     "source_pool": [[1, 0], [0, 1], [1, 1]],
                     "target_pool": [[2, 0], [2, 2], [0, 2]],
-                }
+                },
+                {
+                    "name": "grown",
+                    "source": "old",
+                    "target": "new",
+                    "seeds": [[0, 2], [1, 0]],
+                    "source_pool": "sentences-by-old",
+                    "target_pool": "sentences-by-new",
+                },
             ]
         }
     )
@@ -55,8 +66,11 @@ class BootstrapRequest(Body):
     name: Name
     source: Name
     target: Name
-    source_pool: Vectors
-    target_pool: Vectors
+    source_pool: VectorsOrPool = None
+    source_inputs: Inputs | None = None
+    target_pool: VectorsOrPool = None
+    target_inputs: Inputs | None = None
+    input_type: Role = "document"
     seeds: Annotated[list[Annotated[list[int], Field(min_length=2, max_length=2)]], Field(fail_fast=True)]
     size: Annotated[int, Field(ge=2, le=4096)] = 300
     options: BootstrapOptions = BootstrapOptions()
@@ -76,8 +90,8 @@ def bootstrap(body: BootstrapRequest, response: Response, services: Svc, project
             name=body.name,
             source=body.source,
             target=body.target,
-            source_pool=wire.matrix(body.source_pool, "source_pool"),
-            target_pool=wire.matrix(body.target_pool, "target_pool"),
+            source_pool=pools.given("source", body.source_pool, body.source_inputs, body.input_type),
+            target_pool=pools.given("target", body.target_pool, body.target_inputs, body.input_type),
             seeds=[(i, j) for i, j in body.seeds],
             settings=Settings(size=body.size, **body.options.model_dump()),
         )

@@ -42,10 +42,10 @@ class JobSummary(BaseModel):
     id: str
     kind: str
     state: JobState
-    progress: dict[str, Any] = Field(description="done and total steps, and what the job wishes to tell")
-    attempts: int
+    progress: dict[str, Any] = Field(description="done and total steps, and what the job wishes to tell, such as its loss")
+    attempts: int = Field(description="tries since the job got further than ever")
     cancel_requested: bool
-    error: dict[str, Any] | None = Field(description="code and detail of a failed job")
+    error: dict[str, Any] | None = Field(description="code and detail of a failed job, and other members of a problem document")
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None

@@ -68,6 +68,7 @@ class Problem(BaseModel):
     row_count: int | None = Field(None, description="How many rows are at fault.")
     limit: int | None = None
     found: dict[str, Any] | None = Field(None, description="What a translator promises that promises too little.")
+    items: int | None = Field(None, description="How many items a pool has: where its next piece begins.")
     retry_after: int | None = Field(None, description="Seconds after which the same request may succeed, as in Retry-After.")
     request_id: str | None = Field(None, description="Also in X-Request-ID, and in the service's log.")
     errors: list[FieldError] | None = None
@@ -127,18 +128,7 @@ def problem(request: Request, status: HTTPStatus, code: str, detail: str, **more
 def respond(request: Request, error: errors.AnchorageError) -> Response:
     """The problem document of an error, counted."""
     telemetry.REFUSED.labels(error.code).inc()
-    return problem(
-        request,
-        status_of(error),
-        error.code,
-        error.detail,
-        field=error.field,
-        rows=error.rows or None,
-        row_count=error.row_count or None,
-        limit=error.limit,
-        found=getattr(error, "found", None),
-        retry_after=error.retry_after_s,
-    )
+    return problem(request, status_of(error), error.code, error.detail, **error.members(), retry_after=error.retry_after_s)
 
 
 async def anchorage_error(request: Request, error: Exception) -> Response:

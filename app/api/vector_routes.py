@@ -19,7 +19,7 @@ from torch import Tensor
 
 from app.api import answers, arrow, bodies, npy, streams
 from app.api.answers import Writer
-from app.api.bodies import Given
+from app.api.bodies import Given, VectorsRoute
 from app.api.deps import project_of
 from app.api.direct import DirectRoute
 from app.api.wire import Body
@@ -51,6 +51,14 @@ AnswerWriter = Annotated[Writer, Depends(_no_writer)]
 
 #: what OpenAPI says of bodies and answers that are no JSON
 BULK: dict[str, Any] = {"content": {media: {"schema": BINARY} for media in (npy.MEDIA, arrow.MEDIA)}}
+
+
+class FieldsRoute(VectorsRoute):
+    """A route of vectors in, whose other fields may come in the query string as well."""
+
+    def fields(self, request: Request, given: Given) -> Any:
+        """Those of the body and of the query string. Raises InvalidRequest."""
+        return together(request, given, get_type_hints(self.endpoint)["body"])
 
 
 class VectorRoute(DirectRoute):

@@ -6,6 +6,7 @@ pydantic validates the envelope only: a vectors field passes through it untouche
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from itertools import chain
@@ -51,6 +52,12 @@ def _text_or_file(value: Any) -> Any:
     return value
 
 
+def _name_if_text(value: Any) -> Any:
+    if isinstance(value, str) and not re.fullmatch(NAME, value):
+        raise PydanticCustomError("string_pattern_mismatch", "A pool's name should match {pattern}", {"pattern": NAME})
+    return value
+
+
 #: texts, or images as base64 or data: URLs; files of a multipart body come as bytes. The first that is none ends the check
 Inputs = Annotated[
     list[Annotated[Any, AfterValidator(_text_or_file)]],
@@ -79,6 +86,12 @@ _LISTS = {
 
 #: a list of vectors in a body: passes pydantic as it is, `matrix` decodes it
 Vectors = Annotated[Any, WithJsonSchema({"anyOf": [_LISTS, _PACKED], "title": "Vectors"})]
+#: the same, or the name of a pool
+VectorsOrPool = Annotated[
+    Any,
+    AfterValidator(_name_if_text),
+    WithJsonSchema({"anyOf": [_LISTS, _PACKED, {"type": "string", "pattern": NAME}], "description": "vectors, or a pool's name"}),
+]
 #: a list of numbers, decoded by `vector`
 Numbers = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "number"}, "title": "Numbers"})]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from torch import Tensor
+import torch
 
-from app.errors import InvalidRequest, PoolTooLarge
+from app.errors import InvalidRequest
 from app.maths.bootstrap import common
 from app.maths.bootstrap import paper as bootstrap
-from app.services import spaces
+from app.services import pools, spaces
 from app.services.context import Services
 from app.services.jobs import Done, Progress, submit
 from app.storage import registry, tables
@@ -23,14 +23,14 @@ def request_bootstrap(
     name: str,
     source: str,
     target: str,
-    source_pool: Tensor,
-    target_pool: Tensor,
+    source_pool: pools.Given,
+    target_pool: pools.Given,
     seeds: list[tuple[int, int]],
     settings: bootstrap.Settings,
 ) -> tables.Job:
     """Check everything that can be checked now, store the pools, and queue the job.
 
-    Raises the not-found errors, NameTaken, PoolTooLarge, InvalidSeeds, and the vector errors.
+    Raises the not-found errors, NameTaken, InvalidSeeds, and as `pools.find` and `pools.keep`.
     """
     if source == target:
         raise InvalidRequest("source and target are one encoder: its items are their own partners", field="target")
@@ -40,24 +40,16 @@ def request_bootstrap(
             registry.by_name(session, tables.Encoder, project, encoder, field=field)
             for field, encoder in (("source", source), ("target", target))
         ]
-    pools = {}
-    for encoder, pool, field in zip(encoders, (source_pool, target_pool), ("source_pool", "target_pool"), strict=True):
-        if pool.shape[0] > services.limits.pool:
-            raise PoolTooLarge(
-                f"{pool.shape[0]} items in a pool, {services.limits.pool} are allowed",
-                field=field,
-                limit=services.limits.pool,
-            )
-        pools[field] = spaces.checked(pool, field=field, limits=services.limits, dim=encoder.dim)
-        spaces.require_direction(pools[field], field=field)
-    common.check_seeds(seeds, source=len(source_pool), target=len(target_pool), size=settings.size)
+    x, y = (pools.find(services, project, row, given) for row, given in zip(encoders, (source_pool, target_pool), strict=True))
+    common.check_seeds(seeds, source=x.rows, target=y.rows, size=settings.size)
     arguments = {
         "name": name,
         "source": source,
         "target": target,
         "seeds": [list(pair) for pair in seeds],
         "settings": asdict(settings),
-        "blobs": {field: services.blobs.put({"pool": pool}) for field, pool in pools.items()},
+        "made_by": {row.name: row.id for row in encoders},
+        "blobs": {"source_pool": pools.keep(services, x), "target_pool": pools.keep(services, y)},
     }
     return submit(services, project, JobKind.bootstrap, arguments)
 
@@ -66,22 +58,25 @@ def run_bootstrap(services: Services, job: tables.Job, progress: Progress) -> Do
     """The job itself; on success the anchor set exists."""
     arguments = job.arguments
     settings = bootstrap.Settings(**arguments["settings"])
-    pools = {field: services.blobs.get(digest)["pool"] for field, digest in arguments["blobs"].items()}
+    source_pool, target_pool = (pools.load(services, arguments["blobs"][side]) for side in ("source_pool", "target_pool"))
+    tell = listener(progress)
     found = bootstrap.optimise(
-        pools["source_pool"].to(services.device),
-        pools["target_pool"].to(services.device),
+        source_pool.to(services.device),
+        target_pool.to(services.device),
         [(i, j) for i, j in arguments["seeds"]],
         settings,
-        on_step=lambda step, loss: progress(step, settings.steps, {"loss": loss}),
+        on_step=lambda step, loss: tell(common.Step(step, settings.steps, {"loss": loss})),
     )
     made = spaces.new_anchor_set(
         services,
         job.project,
         name=arguments["name"],
         embeddings={
-            arguments["source"]: pools["source_pool"][found.pairs[:, 0]],
-            arguments["target"]: pools["target_pool"][found.pairs[:, 1]],
+            arguments["source"]: source_pool[found.pairs[:, 0]],
+            arguments["target"]: target_pool[found.pairs[:, 1]],
         },
+        made_by=arguments.get("made_by"),
+        pairs={"pairs": found.pairs, "confidence": torch.full((len(found.pairs),), torch.nan)},
         provenance={
             "job": job.id,
             "method": "paper",
@@ -100,3 +95,14 @@ def run_bootstrap(services: Services, job: tables.Job, progress: Progress) -> Do
         },
         keep=lambda session: spaces.keep_anchor_set(session, made),
     )
+
+
+def listener(progress: Progress) -> common.OnStep:
+    """Hands a method's steps to the job's progress, and where a method can be interrupted, keeps checkpoints."""
+
+    def on_step(step: common.Step) -> None:
+        if step.state is not None:
+            progress.checkpoint(step.done, step.state)  # first, because a worker that stops leaves at the next line
+        progress(step.done, step.total, step.facts)
+
+    return on_step

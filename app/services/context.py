@@ -41,14 +41,14 @@ class Limits:
     """vectors  most vectors, inputs or anchors of one request
     input_characters  longest input text
     numbers  most numbers in one answer, so that few vectors of a small encoder cannot ask for gigabytes
-    pool     most items of one side of a bootstrap: its plan is a dense table
+    pool     most items of one side of a bootstrap
     jobs     most unfinished jobs of all projects together
     project_jobs  most unfinished jobs of one project
     """
 
     vectors: int = 16_384
     input_characters: int = 32_768
-    pool: int = 4_096
+    pool: int = 200_000
     numbers: int = 2**25
     jobs: int = 10_000
     project_jobs: int = 1_000

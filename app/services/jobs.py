@@ -2,25 +2,29 @@
 
 A worker claims a job by a lease, which it renews while it lives. Whatever it writes, it writes under that lease: progress, the
 end, and with the end, in the same transaction, what the job made. So a job may run twice, when a worker is lost or thought lost,
-but its effect happens once.
+but its effect happens once. A job that takes long keeps checkpoints, and goes on from the last one.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 import structlog
+import torch
+from safetensors import SafetensorError
 from sqlalchemy.orm import Session
+from torch import Tensor
 
 from app import telemetry
-from app.errors import AnchorageError, DatabaseUnavailable, JobFinished, QueueFull, TooManyJobs, Unavailable
+from app.errors import AnchorageError, DatabaseUnavailable, JobFinished, QueueFull, StorageUnavailable, TooManyJobs, Unavailable
 from app.services.context import Origin, Services, origin
 from app.services.writes import note
 from app.storage import registry, tables
@@ -32,7 +36,14 @@ log = logging.getLogger("anchorage.jobs")
 #: progress is written at most this often
 PROGRESS_EVERY_S = 0.25
 
-#: a job whose worker is lost, or that fails by a fault of ours, is tried so many times in all
+#: a checkpoint is written at most this often, and takes at most this share of a job's time
+CHECKPOINT_EVERY_S = 2.0
+CHECKPOINT_SHARE = 0.1
+
+#: how the tensors of a job's state are told from the others in its checkpoint
+_STATE = "state."
+
+#: a job whose worker is lost, or that fails by a fault of ours, is tried so many times without getting any further
 ATTEMPTS = 5
 
 #: a queued job that nobody has claimed for so long is handed to the queue again, once the queue is empty
@@ -73,7 +84,108 @@ class Done:
     keep: Callable[[Session], None] = lambda session: None
 
 
-Progress = Callable[[int, int, dict[str, Any]], None]
+class Progress:
+    """What a running job tells of itself: how far it is, and where it stands. Here it learns that it should stop.
+
+    Everything is recorded under the job's lease. A database or a disk that is away is no reason to stop.
+    """
+
+    def __init__(self, services: Services, job: tables.Job, lease: str, stopping: Callable[[], bool]) -> None:
+        self._services = services
+        self._job_id = job.id
+        self._lease = lease
+        self._stopping = stopping
+        self._told: dict[str, Any] = {}
+        self._facts: dict[str, Any] = {}
+        self._done = 0
+        self._checkpoint = job.checkpoint
+        self._asked_at = self._due_at = -math.inf
+        #: the first checkpoint beyond this step is kept at once: with it the try has got further than any before
+        self._beyond: float = job.furthest
+        #: this try began at a checkpoint, and has kept no other since
+        self.stuck = False
+
+    def __call__(self, done: int, total: int, extra: Mapping[str, Any] | None = None) -> None:
+        """`done` steps of `total`, and what else a reader wants to know. Cheap: it may be called at every step and between.
+
+        A step that tells less than the one before, because it is only a sign of life, takes nothing back.
+        Raises HandedBack, Cancelled, LeaseLost.
+        """
+        if self._stopping():
+            raise HandedBack
+        self._done = max(done, self._done)
+        self._facts.update(extra or {})
+        now = finite({"done": self._done, "total": total, **self._facts})
+        ended = done >= total and now != self._told
+        if ended or time.monotonic() - self._asked_at >= PROGRESS_EVERY_S:
+            self._asked_at = time.monotonic()
+            self._tell(now)
+
+    def checkpoint(self, done: int, state: Mapping[str, Tensor]) -> None:
+        """Keep where the job stands after `done` steps, now and then: a later try goes on from the last one. Raises LeaseLost.
+
+        The first state that is further on than in any try before is kept in any case, and the last one before a worker stops.
+        """
+        begun = time.monotonic()
+        if not (done > self._beyond or begun >= self._due_at or self._stopping()):
+            return
+        if done > self._beyond:
+            self._beyond = math.inf
+        self._keep(done, state)
+        now = time.monotonic()
+        self._due_at = now + max(CHECKPOINT_EVERY_S, (now - begun) / CHECKPOINT_SHARE)
+
+    def resume(self) -> dict[str, Tensor] | None:
+        """The state that an earlier try kept last; None without one, or when it cannot be read: the job begins anew."""
+        if self._checkpoint is None:
+            return None
+        try:
+            kept = self._services.blobs.get(self._checkpoint)
+        except (StorageUnavailable, SafetensorError) as error:
+            log.warning("the checkpoint cannot be read, the job begins anew: %s", error)
+            return None
+        self.stuck = True
+        self._done = int(kept["done"])
+        return {name.removeprefix(_STATE): tensor for name, tensor in kept.items() if name.startswith(_STATE)}
+
+    def _tell(self, now: dict[str, Any]) -> None:
+        try:
+            with self._services.db.transaction() as session:
+                if now != self._told:
+                    registry.change_leased(session, self._lease, progress=now)
+                asked = registry.asked_to_stop(session, self._lease)
+        except DatabaseUnavailable as error:
+            log.warning("progress not recorded: %s", error.detail)
+            return
+        self._told = now
+        if asked is None:
+            raise LeaseLost
+        if asked:
+            raise Cancelled
+
+    def _keep(self, done: int, state: Mapping[str, Tensor]) -> None:
+        try:
+            digest = self._services.blobs.put(self._named(done, state))
+            if digest == self._checkpoint:
+                return
+            with self._services.db.transaction() as session:
+                held = registry.keep_checkpoint(session, self._lease, digest, done=done)
+        except (StorageUnavailable, DatabaseUnavailable) as error:
+            log.warning("checkpoint not kept: %s", error.detail)
+            return
+        if not held:
+            raise LeaseLost
+        if self._checkpoint is not None:
+            self._services.blobs.remove(self._checkpoint)
+        self._checkpoint, self.stuck = digest, False
+
+    def _named(self, done: int, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The state, its step, and the job's id: no other row can ever name the same blob, so it may be deleted at once."""
+        # Copies: what shares memory cannot be written.
+        copies = {_STATE + name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}
+        return {"job": torch.tensor(list(self._job_id.encode()), dtype=torch.uint8), "done": torch.tensor(done), **copies}
+
+
 Run = Callable[[Services, tables.Job, Progress], Done]
 
 
@@ -211,8 +323,9 @@ def run(
 
 def _run(services: Services, row: tables.Job, lease: str, runners: dict[str, Run], stopping: Callable[[], bool]) -> str:
     """Run a claimed job and record its end; returns how it ended, in a word. Raises LeaseLost."""
+    progress = Progress(services, row, lease, stopping)
     try:
-        done = runners[row.kind](services, row, _reporter(services, lease, stopping))
+        done = runners[row.kind](services, row, progress)
         _finish(services, lease, JobState.succeeded, done=done)
     except Cancelled:
         _finish(services, lease, JobState.cancelled)
@@ -224,14 +337,15 @@ def _run(services: Services, row: tables.Job, lease: str, runners: dict[str, Run
         raise
     except Unavailable as error:
         log.warning("%s: %s", error.code, error.detail)
-        return _try_again(services, row, lease, {"code": error.code, "detail": error.detail}, error.retry_after_s or 0)
+        return _try_again(services, lease, {"code": error.code, "detail": error.detail}, wait_s=error.retry_after_s or 0)
     except AnchorageError as error:
-        _finish(services, lease, JobState.failed, error={"code": error.code, "detail": error.detail, "field": error.field})
+        told = {"code": error.code, "detail": error.detail, "field": None, **error.members()}
+        _finish(services, lease, JobState.failed, error=finite(told))
         return "failed"
     except Exception:
         log.exception("a fault of the service")
         detail = "the job failed by a fault of the service; its log has the reason"
-        return _try_again(services, row, lease, {"code": "internal", "detail": detail})
+        return _try_again(services, lease, {"code": "internal", "detail": detail}, anew=progress.stuck)
     return "succeeded"
 
 
@@ -242,40 +356,16 @@ def _claim(services: Services, job_id: str, lease: str, leases: Leases) -> table
             return None
         row = session.get_one(tables.Job, job_id)
         if row.cancel_requested:
-            registry.change_leased(session, lease, state=JobState.cancelled, finished_at=now)
+            registry.change_leased(session, lease, state=JobState.cancelled, finished_at=now, checkpoint=None)
             return None
         if row.attempts > ATTEMPTS:
-            error = {"code": "attempts-exhausted", "detail": f"its worker was lost {ATTEMPTS} times"}
-            registry.change_leased(session, lease, state=JobState.failed, finished_at=now, error=error, attempts=ATTEMPTS)
+            where = f" after step {row.furthest}" if row.furthest else ""
+            error = {"code": "attempts-exhausted", "detail": f"its worker was lost {ATTEMPTS} times{where}"}
+            end = {"state": JobState.failed, "finished_at": now, "error": error, "checkpoint": None}
+            registry.change_leased(session, lease, **end, attempts=ATTEMPTS)
             return None
         session.expunge(row)
     return row
-
-
-def _reporter(services: Services, lease: str, stopping: Callable[[], bool]) -> Progress:
-    """Record progress now and then, and learn of cancellation on the way. A database that is away is no reason to stop."""
-    last = 0.0
-
-    def report(done: int, total: int, extra: dict[str, Any]) -> None:
-        nonlocal last
-        if stopping():
-            raise HandedBack
-        if done < total and time.monotonic() - last < PROGRESS_EVERY_S:
-            return
-        last = time.monotonic()
-        try:
-            with services.db.transaction() as session:
-                held = registry.change_leased(session, lease, progress={"done": done, "total": total, **extra})
-                row = registry.leased_job(session, lease)
-        except DatabaseUnavailable as error:
-            log.warning("progress not recorded: %s", error.detail)
-            return
-        if not held or row is None:
-            raise LeaseLost
-        if row.cancel_requested:
-            raise Cancelled
-
-    return report
 
 
 def _finish(
@@ -289,8 +379,9 @@ def _finish(
     while True:
         try:
             with services.db.transaction() as session:
-                result = None if done is None else done.result
-                if not registry.change_leased(session, lease, state=state, finished_at=tables.now(), result=result, error=error):
+                result = None if done is None else finite(done.result)
+                end = {"state": state, "finished_at": tables.now(), "result": result, "error": error, "checkpoint": None}
+                if not registry.change_leased(session, lease, **end):
                     raise LeaseLost
                 if done is not None:
                     done.keep(session)
@@ -304,14 +395,22 @@ def _finish(
             return
 
 
-def _try_again(services: Services, row: tables.Job, lease: str, error: dict[str, Any], wait_s: float = 0.0) -> str:
-    """After a try that failed for a reason that may pass: wait and queue again, longer each time, or after the last one, end."""
+def _try_again(services: Services, lease: str, error: dict[str, Any], *, wait_s: float = 0.0, anew: bool = False) -> str:
+    """After a try that failed for a reason that may pass: wait and queue again, longer each time, or after the last one, end.
+
+    anew: without the checkpoint, which may be what does not work. Raises LeaseLost.
+    """
+    with services.db.transaction() as session:
+        row = registry.leased_job(session, lease)
+    if row is None:
+        raise LeaseLost
     if row.attempts >= ATTEMPTS:
         _finish(services, lease, JobState.failed, error=error)
         return "failed"
     pause_s = max(BACKOFF_S, wait_s) * 2 ** (row.attempts - 1)
+    again = {"state": JobState.queued, "lease": None, "due_at": _due(pause_s), "error": error}
     with services.db.transaction() as session:
-        registry.change_leased(session, lease, state=JobState.queued, lease=None, due_at=_due(pause_s), error=error)
+        registry.change_leased(session, lease, **again, checkpoint=None if anew else row.checkpoint)
     _enqueue(services, row.id, pause_s)
     return "to be tried again"
 
@@ -326,3 +425,14 @@ def _enqueue(services: Services, job_id: str, pause_s: float = 0.0) -> None:
         services.enqueue(job_id, pause_s)
     except QueueAway as error:
         log.warning("job %s waits for the queue: %s", job_id, error)
+
+
+def finite(value: Any) -> Any:
+    """The same, where JSON has no word for it None: no number, or one without end."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return value

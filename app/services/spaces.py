@@ -19,6 +19,7 @@ from app.errors import (
     InUse,
     InvalidRequest,
     NotExactlyOne,
+    PairsNotFound,
     TooManyVectors,
     UnequalAnchors,
 )
@@ -188,11 +189,14 @@ def new_anchor_set(
     provenance: dict[str, Any] | None = None,
     inputs: str | None = None,
     made_by: Mapping[str, str] | None = None,
+    pairs: Mapping[str, Tensor] | None = None,
 ) -> tables.AnchorSet:
     """The row of a new set and its spaces, not yet in any session; its blobs are written.
 
     inputs   the blob of its items, where they are kept
     made_by  ids of the encoders that made the embeddings, when the service did
+    pairs    where a bootstrap found each anchor: `pairs` (k, 2) int64, rows of the source's and the target's pool, and
+             `confidence` (k,) float32, nan where the method has none
 
     Raises NameTaken, EncoderNotFound, UnequalAnchors, and every vector error, naming `embeddings.<encoder>`.
     """
@@ -209,6 +213,7 @@ def new_anchor_set(
         if other != size:
             raise UnequalAnchors(f"{next(iter(sizes))!r} brings {size} vectors, {key!r} {other}", field=f"embeddings.{key}")
     row = tables.AnchorSet(project=project, name=name, size=size, provenance=provenance, inputs=inputs)
+    row.pairs = None if pairs is None else services.blobs.put(pairs)
     row.spaces = [
         _make_space(services, project, encoders[key], vectors, size=size, field=f"embeddings.{key}")
         for key, vectors in embeddings.items()
@@ -268,6 +273,19 @@ def delete_anchor_set(services: Services, project: str, name: str) -> None:
         registry.remove(session, row)
         note(session, project, "delete", "anchor-set", name)
     services.names.forget()
+
+
+def grown_pairs(services: Services, project: str, name: str) -> tuple[Tensor, Tensor]:
+    """Where a bootstrap found a set's anchors: pairs (k, 2) of rows of the two pools, and their confidence (k,).
+
+    Raises AnchorSetNotFound, and PairsNotFound for a set that no bootstrap made.
+    """
+    with services.db.transaction() as session:
+        row = registry.by_name(session, tables.AnchorSet, project, name)
+    if row.pairs is None:
+        raise PairsNotFound(f"anchor set {name!r} keeps no pairs: no bootstrap made it", field="name")
+    kept = services.blobs.get(row.pairs)
+    return kept["pairs"], kept["confidence"]
 
 
 def anchors(services: Services, space: tables.Space) -> Tensor:

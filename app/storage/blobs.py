@@ -7,10 +7,11 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -54,17 +55,50 @@ class BlobStore:
             raise StorageUnavailable("vectors cannot be stored now; try again", retry_after_s=RETRY_S) from error
         return digest
 
+    def touch(self, digests: Sequence[str]) -> None:
+        """Let no sweep take files that a row is about to name. Raises StorageUnavailable for one that is away."""
+        try:
+            for digest in digests:
+                os.utime(self._path(digest))
+        except OSError as error:
+            raise _unreadable(digest) from error
+
+    def shape(self, digest: str, name: str) -> list[int]:
+        """That of a tensor, of which nothing is read. Raises as `get`."""
+        try:
+            with safe_open(self._path(digest), framework="pt") as file:
+                return list(file.get_slice(name).get_shape())
+        except OSError as error:
+            raise _unreadable(digest) from error
+        except SafetensorError as error:
+            raise _damaged(digest) from error
+
+    def copy(self, digest: str, name: str, to: Tensor) -> None:
+        """Read a tensor to where it will stay, with no copy of it in between. Raises as `get`."""
+        path = self._path(digest)
+        try:
+            with path.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                    raise _damaged(digest)
+            with safe_open(path, framework="pt") as mapped:
+                to.copy_(mapped.get_tensor(name))
+        except OSError as error:
+            raise _unreadable(digest) from error
+
     def get(self, digest: str) -> dict[str, Tensor]:
         """Read the tensors back. Raises StorageUnavailable for a file that is away or no longer matches its name."""
         try:
             data = self._path(digest).read_bytes()
         except OSError as error:
-            log.exception("blob %s cannot be read", digest)
-            raise StorageUnavailable("stored vectors cannot be read now; try again", retry_after_s=RETRY_S) from error
+            raise _unreadable(digest) from error
         if hashlib.sha256(data).hexdigest() != digest:
-            log.error("blob %s is damaged: its content does not match its name", digest)
-            raise StorageUnavailable("stored vectors are damaged: the operator must restore them", retry_after_s=RETRY_S)
+            raise _damaged(digest)
         return load(data)
+
+    def remove(self, digest: str) -> None:
+        """Delete a file that nothing else can name. One that cannot be deleted is left to the sweep."""
+        with suppress(OSError):
+            self._path(digest).unlink()
 
     def sweep(self, named: set[str]) -> int:
         """Delete files that no row names and that are old enough not to be on their way to one; return how many."""
@@ -79,6 +113,16 @@ class BlobStore:
 
     def _path(self, digest: str) -> Path:
         return self.root / digest[:2] / digest
+
+
+def _unreadable(digest: str) -> StorageUnavailable:
+    log.exception("blob %s cannot be read", digest)
+    return StorageUnavailable("stored vectors cannot be read now; try again", retry_after_s=RETRY_S)
+
+
+def _damaged(digest: str) -> StorageUnavailable:
+    log.error("blob %s is damaged: its content does not match its name", digest)
+    return StorageUnavailable("stored vectors are damaged: the operator must restore them", retry_after_s=RETRY_S)
 
 
 def _write_whole(path: Path, data: bytes) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, cast
 
-from sqlalchemy import ColumnElement, CursorResult, Delete, Update, and_, delete, exists, func, or_, select, update
-from sqlalchemy.orm import Session, defer
+from sqlalchemy import ColumnElement, CursorResult, Delete, Update, and_, case, delete, exists, func, or_, select, update
+from sqlalchemy.orm import Session, defer, undefer
 
 from app.errors import (
     AnchorSetNotFound,
@@ -18,21 +18,34 @@ from app.errors import (
     HeadNotFound,
     JobNotFound,
     NameTaken,
+    PoolNotFound,
     TranslatorNotFound,
 )
-from app.storage.tables import AnchorSet, ApiKey, Audit, Contract, Encoder, Head, IdempotentRequest, Job, Space, Translator
+from app.storage.tables import (
+    AnchorSet,
+    ApiKey,
+    Audit,
+    Contract,
+    Encoder,
+    Head,
+    IdempotentRequest,
+    Job,
+    Pool,
+    Space,
+    Translator,
+)
 from app.types import JobState
 
 UNFINISHED = [state for state in JobState if not state.finished]
 
-Named = TypeVar("Named", Encoder, AnchorSet, Head)
+Named = TypeVar("Named", Encoder, AnchorSet, Head, Pool)
 
-_NOT_FOUND = {Encoder: EncoderNotFound, AnchorSet: AnchorSetNotFound, Head: HeadNotFound}
-_NOUN = {Encoder: "encoder", AnchorSet: "anchor set", Head: "head"}
+_NOT_FOUND = {Encoder: EncoderNotFound, AnchorSet: AnchorSetNotFound, Head: HeadNotFound, Pool: PoolNotFound}
+_NOUN = {Encoder: "encoder", AnchorSet: "anchor set", Head: "head", Pool: "pool"}
 
 
 def by_name(session: Session, table: type[Named], project: str, name: str, *, field: str = "name") -> Named:
-    """The row of that name. Raises EncoderNotFound, AnchorSetNotFound or HeadNotFound, naming the request's `field`."""
+    """The row of that name. Raises the not-found error of its kind, naming the request's `field`."""
     row = session.scalar(select(table).where(table.project == project, table.name == name))
     if row is None:
         raise _NOT_FOUND[table](f"there is no {_NOUN[table]} named {name!r}", field=field)
@@ -45,7 +58,7 @@ def require_free(session: Session, table: type[Named], project: str, name: str) 
         raise NameTaken(f"there is already {_article(_NOUN[table])} named {name!r}", field="name")
 
 
-def remove(session: Session, row: Encoder | AnchorSet | Head) -> None:
+def remove(session: Session, row: Encoder | AnchorSet | Head | Pool) -> None:
     """Delete a row, once: of several deletions of one moment, the others find nothing. What hangs on it goes with it."""
     table = type(row)
     if _silently(session, delete(table).where(table.id == row.id)) == 0:
@@ -80,15 +93,32 @@ def spaces(session: Session, project: str) -> Sequence[Space]:
 
 
 def users_of_encoder(session: Session, encoder: Encoder) -> list[str]:
-    """What would break if the encoder went: 'anchor set a', 'head b'."""
+    """What would break if the encoder went: 'anchor set a', 'head b', 'pool c'."""
     sets = session.scalars(select(AnchorSet.name).join(Space).where(Space.encoder_id == encoder.id)).all()
     heads = session.scalars(select(Head.name).where(Head.encoder_id == encoder.id)).all()
-    return [f"anchor set {name!r}" for name in sets] + [f"head {name!r}" for name in heads]
+    pools = session.scalars(select(Pool.name).where(Pool.encoder_id == encoder.id)).all()
+    users = {"anchor set": sets, "head": heads, "pool": pools}
+    return [f"{noun} {name!r}" for noun, names in users.items() for name in names]
 
 
 def users_of_anchor_set(session: Session, anchor_set: AnchorSet) -> list[str]:
     heads = session.scalars(select(Head.name).where(Head.anchor_set_id == anchor_set.id)).all()
     return [f"head {name!r}" for name in heads]
+
+
+def whole_pool(session: Session, project: str, name: str, *, field: str = "name") -> Pool:
+    """A pool with its pieces. Raises PoolNotFound, naming the request's `field`."""
+    row = session.scalar(select(Pool).where(Pool.project == project, Pool.name == name).options(undefer(Pool.pieces)))
+    if row is None:
+        raise PoolNotFound(f"there is no pool named {name!r}", field=field)
+    return row
+
+
+def extend_pool(session: Session, pool: Pool, piece: dict[str, Any]) -> bool:
+    """Add a piece to a pool read with its pieces, if nobody has added one since; returns whether it was so."""
+    unchanged = (Pool.id == pool.id, Pool.items == pool.items)
+    grown = {"pieces": [*pool.pieces, piece], "items": pool.items + piece["rows"]}
+    return _silently(session, update(Pool).where(*unchanged).values(grown)) == 1
 
 
 def translator(
@@ -177,7 +207,8 @@ def newest_reports(session: Session, project: str, *, limit: int) -> Sequence[Tr
 def cancel_job(session: Session, job_id: str, *, now: datetime) -> None:
     """Ask an unfinished job to stop; one that waits has stopped with that."""
     _change(session, Job.id == job_id, Job.state.in_(UNFINISHED), cancel_requested=True)
-    _change(session, Job.id == job_id, Job.state == JobState.queued, state=JobState.cancelled, finished_at=now)
+    waits = (Job.id == job_id, Job.state == JobState.queued)
+    _change(session, *waits, state=JobState.cancelled, finished_at=now, checkpoint=None)
 
 
 def claim_job(session: Session, job_id: str, *, lease: str, now: datetime, until: datetime, ready: datetime) -> bool:
@@ -201,6 +232,26 @@ def claim_job(session: Session, job_id: str, *, lease: str, now: datetime, until
 def change_leased(session: Session, held: str, /, **values: Any) -> bool:
     """Change a running job, but only while the lease `held` is the one it runs under; returns whether it was."""
     return _change(session, Job.lease == held, Job.state == JobState.running, **values)
+
+
+def keep_checkpoint(session: Session, held: str, digest: str, *, done: int) -> bool:
+    """Name a running job's checkpoint at step `done`, while the lease is held; returns whether it was.
+
+    When it was never so far, the tries of before are forgotten. No event for clients: the version stays.
+    """
+    further = Job.furthest < done
+    statement = update(Job).where(Job.lease == held, Job.state == JobState.running)
+    values = {
+        "checkpoint": digest,
+        "furthest": case((further, done), else_=Job.furthest),
+        "attempts": case((further, 1), else_=Job.attempts),
+    }
+    return _silently(session, statement.values(values)) > 0
+
+
+def asked_to_stop(session: Session, held: str) -> bool | None:
+    """Whether a running job's cancellation was asked for; None when the lease is held no more."""
+    return session.scalar(select(Job.cancel_requested).where(Job.lease == held, Job.state == JobState.running))
 
 
 def renew_leases(session: Session, leases: Collection[str], *, until: datetime) -> None:
@@ -271,8 +322,13 @@ def named_blobs(session: Session) -> set[str]:
     """Every content hash some row names."""
     named = set(session.scalars(select(Space.blob))) | set(session.scalars(select(Head.blob)))
     named |= set(session.scalars(select(AnchorSet.inputs).where(AnchorSet.inputs.is_not(None))))
+    named |= set(session.scalars(select(AnchorSet.pairs).where(AnchorSet.pairs.is_not(None))))
+    named |= {piece["blob"] for pieces in session.scalars(select(Pool.pieces)) for piece in pieces}
     for row in unfinished_jobs(session):
-        named |= set(row.arguments.get("blobs", {}).values())
+        for held in row.arguments.get("blobs", {}).values():
+            named |= {held} if isinstance(held, str) else set(held)
+        if row.checkpoint is not None:
+            named.add(row.checkpoint)
     return named
 
 

@@ -85,6 +85,8 @@ class AnchorSet(Owned, Base):
     provenance: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     #: content hash of the items themselves, where they are kept: for encoders that are added later
     inputs: Mapped[str | None] = mapped_column(String(64))
+    #: content hash of where each anchor was found, when it was: rows of the two pools, and how sure that is
+    pairs: Mapped[str | None] = mapped_column(String(64))
     spaces: Mapped[list[Space]] = relationship(
         back_populates="anchor_set",
         cascade="all, delete-orphan",
@@ -106,6 +108,21 @@ class Space(Owned, Base):
     blob: Mapped[str] = mapped_column(String(64))
     health: Mapped[dict[str, Any]] = mapped_column(JSON)
     anchor_set: Mapped[AnchorSet] = relationship(back_populates="spaces", lazy="joined")
+    encoder: Mapped[Encoder] = relationship(lazy="joined")
+
+
+class Pool(Owned, Base):
+    """Items of one encoder in no known order, for bootstraps; they come in pieces."""
+
+    __tablename__ = "pools"
+    __table_args__ = (UniqueConstraint("project", "name"),)
+
+    name: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    encoder_id: Mapped[str] = mapped_column(ForeignKey("encoders.id"), index=True)
+    #: of all pieces together; it only grows, so that equal numbers mean equal pieces
+    items: Mapped[int]
+    #: [{"blob": content hash of (rows, d), float32, "rows": how many}, ...]; long, and read where it is asked for
+    pieces: Mapped[list[dict[str, Any]]] = mapped_column(JSON, deferred=True)
     encoder: Mapped[Encoder] = relationship(lazy="joined")
 
 
@@ -177,8 +194,12 @@ class Job(Owned, Base):
     arguments: Mapped[dict[str, Any]] = mapped_column(JSON)
     #: counts every change that a client can see: the id of its last event
     version: Mapped[int] = mapped_column(default=0)
-    #: how often a worker has claimed it and not handed it back
+    #: how often a worker has claimed it and not handed it back since it got further than ever: a checkpoint beyond `furthest`
     attempts: Mapped[int] = mapped_column(default=0)
+    #: content hash of what its last checkpoint holds; None without one, and for an ended job
+    checkpoint: Mapped[str | None] = mapped_column(String(64))
+    #: the last step that a checkpoint has recorded
+    furthest: Mapped[int] = mapped_column(default=0)
     #: who runs it: a token that only the claiming worker knows, good until `lease_until` unless renewed
     lease: Mapped[str | None] = mapped_column(String(32))
     lease_until: Mapped[datetime | None] = mapped_column(UtcDateTime)
@@ -188,7 +209,7 @@ class Job(Owned, Base):
     #: {"done": steps, "total": steps, ...}
     progress: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
     result: Mapped[dict[str, Any] | None] = mapped_column(JSON)
-    #: {"code": ..., "detail": ...} of a failed job
+    #: {"code": ..., "detail": ...} of a failed job, and what else its problem document would say
     error: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
@@ -216,9 +237,9 @@ class Audit(Owned, Base):
     __tablename__ = "audit"
     __table_args__ = (Index("ix_audit_project_created_at", "project", "created_at"),)
 
-    #: "create", "delete", "cancel", "rotate", "revoke", "embed"
+    #: "create", "delete", "cancel", "rotate", "revoke", "embed", "append"
     action: Mapped[str] = mapped_column(String(20))
-    #: "encoder", "anchor-set", "head", "translator", "job", "api-key"
+    #: "encoder", "anchor-set", "pool", "head", "translator", "job", "api-key"
     resource: Mapped[str] = mapped_column(String(20))
     #: the resource's name, or its id where it has none
     name: Mapped[str] = mapped_column(String(NAME_LENGTH))

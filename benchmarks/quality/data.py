@@ -105,7 +105,7 @@ def trec() -> Task:
 def stsb() -> Task:
     """3,000 sentences of STS-B's dev and test parts, which no encoder here was trained on."""
     texts = stsb_sentences()
-    return _task("stsb", {name: _embedded(name, texts) for name in TEXT_ENCODERS})
+    return _task("stsb", {name: embedded(name, texts, of="stsb") for name in TEXT_ENCODERS})
 
 
 def cifar10() -> Task:
@@ -218,13 +218,13 @@ def _pooled(file: Any, *parts: str) -> Any:
     return np.concatenate([file[part] for part in parts])
 
 
-def _embedded(name: str, texts: list[str]) -> Any:
-    """(n, d) float32, from the cache when the same sentences were embedded by the same weights before."""
+def embedded(name: str, texts: list[str], *, of: str) -> Any:
+    """(n, d) float32, from the cache when the same sentences (`of` names their file) were embedded by the same weights before."""
     folder = _folder(name)
     digest = hashlib.sha256("\n".join(texts).encode())
     for weights in sorted(folder.rglob("*.safetensors")):
         digest.update(weights.read_bytes())
-    path = CACHE / f"stsb.{name}.{digest.hexdigest()[:16]}.safetensors"
+    path = CACHE / f"{of}.{name}.{digest.hexdigest()[:16]}.safetensors"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         made = path.with_suffix(f".{os.getpid()}")

@@ -82,10 +82,19 @@ def test_every_operation_succeeds_on_postgresql(stocked, worker, embeddings, fin
     job = call("POST", "/bootstrap", body).json()
     assert finished(stocked, job["id"])["state"] == "succeeded"
     assert call("GET", "/anchor-sets/{name}", name="grown").json()["provenance"]["job"] == job["id"]
+    assert call("GET", "/anchor-sets/{name}/pairs", name="grown").json()["pairs"][:8] == [[i, i] for i in range(8)]
+    call("PUT", "/pools/{name}", {"encoder": "first", "vectors": first[:30].tolist()}, name="x")
+    assert call("POST", "/pools/{name}/vectors", {"offset": 30, "vectors": first[30:].tolist()}, name="x").json()["items"] == 40
+    named = call("POST", "/bootstrap", {**body, "name": "named", "source_pool": "x"}).json()
+    assert finished(stocked, named["id"])["state"] == "succeeded"
+    both = [call("GET", "/anchor-sets/{name}/pairs", name=name).json() for name in ("grown", "named")]
+    assert both[0] == both[1]
+    assert call("GET", "/pools").json() == {"pools": [call("GET", "/pools/{name}", name="x").json()]}
+    call("DELETE", "/pools/{name}", name="x")
     events = call("GET", "/jobs/{id}/events", id=job["id"]).text
     assert "event: end" in events
     call("GET", "/jobs/{id}", id=job["id"])
-    assert len(call("GET", "/jobs").json()["jobs"]) == 3
+    assert len(call("GET", "/jobs").json()["jobs"]) == 4
     body = {**body, "name": "never", "options": {"steps": 2000, "sinkhorn_steps": 100}}
     call("POST", "/jobs/{id}/cancel", id=call("POST", "/bootstrap", body).json()["id"])
     call("POST", "/encoders", {"name": "toy", "kind": "sentence-transformers", "model": "toy"})
@@ -120,7 +129,8 @@ def test_every_operation_succeeds_on_postgresql(stocked, worker, embeddings, fin
     assert len(call("GET", "/api-keys").json()["api_keys"]) == 2
     actions = Counter(row["action"] for row in call("GET", "/audit").json()["writes"])
     assert actions["create"] >= 10
-    assert (actions["rotate"], actions["revoke"], actions["cancel"], actions["embed"], actions["delete"]) == (1, 1, 1, 2, 3)
+    assert (actions["rotate"], actions["revoke"], actions["cancel"], actions["embed"], actions["delete"]) == (1, 1, 1, 2, 4)
+    assert actions["append"] == 1
     call("DELETE", "/encoders/{name}", name=call("POST", "/encoders", {"name": "brief", "dim": 2}).json()["name"])
     for path in ("/encoders", "/livez", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"):
         call("GET", path)

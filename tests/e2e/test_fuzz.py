@@ -36,6 +36,7 @@ CHECKS = [
 ENCODERS = {"first": 3, "second": 2}
 #: body fields that name something, and names that exist, so that half of the requests get past the door
 KNOWN = {"source": "first", "target": "second", "anchor_set": "items", "head": "head", "encoder": "first"}
+KNOWN |= {"source_pool": "items", "target_pool": "others", "offset": 4}
 #: the same of paths; what is below /v2 are heads
 PATHS = {"name": "items", "encoder": "second", "model": "minilm"}
 
@@ -56,6 +57,8 @@ def stocked(process, postgres_url: str, redis_url: str, redis_prefix: str, tmp_p
         for name, dim in ENCODERS.items():
             client.post("/encoders", name=name, kind="external", dim=dim)
         client.post("/anchor-sets", name="items", embeddings={"first": first, "second": [row[:2] for row in first]})
+        for name, encoder, rows in (("items", "first", first), ("others", "second", [row[:2] for row in first])):
+            http.put(f"/pools/{name}", json={"encoder": encoder, "vectors": rows}).raise_for_status()
         client.post("/encoders", name="minilm", kind="sentence-transformers", model="all-MiniLM-L6-v2")
         client.post("/heads", name="head", encoder="second", classes=["no", "yes"], weight=[[1, 0], [0, 1]])
     return server.url, headers

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,13 +14,26 @@ from typing import Any
 
 import psycopg
 import pytest
+import torch
 from sqlalchemy import select
 
-from app.errors import JobFinished, JobNotFound, NameTaken, QueueFull, StorageUnavailable, TooManyJobs
-from app.services import jobs
+from app.errors import (
+    InvalidSeeds,
+    JobFinished,
+    JobNotFound,
+    NameTaken,
+    PoolTooLarge,
+    QualityBelowMinimum,
+    QueueFull,
+    StorageUnavailable,
+    TooManyJobs,
+)
+from app.maths.bootstrap.common import Step
+from app.services import bootstrapping, jobs, spaces
 from app.services.context import Limits, Services
 from app.services.jobs import Done
 from app.storage import registry, tables
+from app.storage.blobs import ORPHAN_AGE_S
 from app.storage.connect import redis_client
 from app.storage.queue import RedisQueue
 from app.types import JobKind, JobState
@@ -131,6 +147,21 @@ def test_an_error_of_ours_is_recorded_at_once_with_its_code_and_field(services, 
     assert put == []
 
 
+@pytest.mark.parametrize(
+    ("error", "members"),
+    [
+        (InvalidSeeds("twice", field="seeds", rows=[3, 5]), {"field": "seeds", "rows": [3, 5], "row_count": 2}),
+        (PoolTooLarge("many", field="source_pool", limit=7), {"field": "source_pool", "limit": 7}),
+        (
+            QualityBelowMinimum("low", found={"mrr": 0.5, "recall": math.nan}),
+            {"field": None, "found": {"mrr": 0.5, "recall": None}},
+        ),
+    ],
+)
+def test_a_failed_jobs_error_says_what_the_problem_document_would(services, job, error, members):
+    assert run(services, job, failing(error)).error == {"code": error.code, "detail": error.detail, **members}
+
+
 def test_an_error_while_keeping_fails_the_job_and_keeps_nothing(services, job):
     def keep(session):
         session.add(encoder("half"))
@@ -203,6 +234,359 @@ def test_progress_is_written_at_the_first_and_the_last_step_and_seldom_between(s
     run(services, job, work)
     assert seen[0] == seen[1] == {"done": 0, "total": 1000, "loss": 0.0}
     assert seen[2] == {"done": 1000, "total": 1000, "loss": 500.0}
+
+
+def test_progress_never_goes_back_and_a_sign_of_life_takes_no_fact_away(services, job, monkeypatch):
+    monkeypatch.setattr(jobs, "PROGRESS_EVERY_S", 0)
+    seen = []
+
+    def work(services, row, progress):
+        for done, facts in ((3, {"loss": 0.5, "round": 1}), (2, {}), (3, {"round": 2})):
+            progress(done, 10, facts)
+            seen.append(row_of(services, row.id).progress)
+        return Done({})
+
+    run(services, job, work)
+    first, second = ({"done": 3, "total": 10, "loss": 0.5, "round": number} for number in (1, 2))
+    assert seen == [first, first, second]
+
+
+def test_a_step_that_tells_nothing_new_is_no_event_and_still_learns_of_cancellation(services, job, monkeypatch):
+    monkeypatch.setattr(jobs, "PROGRESS_EVERY_S", 0)
+
+    def work(services, row, progress):
+        progress(1, 10, {"loss": 0.5})
+        version = row_of(services, row.id).version
+        for _ in range(5):
+            progress(1, 10)
+        assert row_of(services, row.id).version == version
+        jobs.cancel(services, PROJECT, row.id)
+        progress(1, 10)
+        raise AssertionError("the report should have stopped it")
+
+    assert run(services, job, work).state == JobState.cancelled
+
+
+def test_a_job_asks_whether_it_should_stop_four_times_a_second(services, job):
+    def work(services, row, progress):
+        progress(1, 10)
+        jobs.cancel(services, PROJECT, row.id)
+        time.sleep(0.25)
+        progress(1, 10)
+        raise AssertionError("the report should have stopped it")
+
+    assert run(services, job, work).state == JobState.cancelled
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_is_null_in_progress_and_result(services, job, number):
+    def work(services, row, progress):
+        progress(1, 2, {"loss": number, "each": [1.5, number], "by": {"mrr": number}})
+        return Done({"loss": number, "confidence": [0.5, number]})
+
+    row = run(services, job, work)
+    assert row.progress == {"done": 1, "total": 2, "loss": None, "each": [1.5, None], "by": {"mrr": None}}
+    assert row.result == {"loss": None, "confidence": [0.5, None]}
+
+
+# --- checkpoints ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keep_all(monkeypatch):
+    """Every state is kept."""
+    monkeypatch.setattr(jobs, "CHECKPOINT_EVERY_S", 0)
+    monkeypatch.setattr(jobs, "CHECKPOINT_SHARE", math.inf)
+
+
+def at(step: int) -> dict[str, torch.Tensor]:
+    return {"step": torch.tensor(step)}
+
+
+def step_of(state: dict[str, torch.Tensor] | None) -> int | None:
+    return None if state is None else int(state["step"])
+
+
+def files(services: Services) -> set[str]:
+    return {path.name for path in services.blobs.root.glob("??/*")}
+
+
+def going(services: Services, job: tables.Job, *steps: int) -> int | None:
+    """A worker's turn that keeps these steps and is killed then; returns the step from which it went on."""
+    found = []
+
+    def work(services: Services, row: tables.Job, progress: jobs.Progress) -> Done:
+        found.append(step_of(progress.resume()))
+        for step in steps:
+            progress.checkpoint(step, at(step))
+        alter(services, row.id, lease_until=tables.now() + LONG_AGO)
+        raise KeyboardInterrupt  # the nearest thing to a killed process that a test survives: nothing is recorded
+
+    with pytest.raises(KeyboardInterrupt):
+        run(services, job, work)
+    return found[0]
+
+
+def resumed(services: Services, job: tables.Job) -> int | None:
+    """A last turn, which ends well; returns the step from which it went on."""
+    row = run(services, job, lambda services, row, progress: Done({"from": step_of(progress.resume())}))
+    assert row.state == JobState.succeeded
+    found: int | None = row.result["from"]
+    return found
+
+
+STATE = {
+    "floats": torch.tensor([1.5, math.nan, -0.0, math.inf, 1e-45]),
+    "doubles": torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).T,
+    "halves": torch.tensor([0.1], dtype=torch.bfloat16),
+    "pairs": torch.tensor([[2**62, -1]]),
+    "kept": torch.tensor([True, False]),
+    "draws": torch.Generator().manual_seed(1).get_state(),
+    "round": torch.tensor(7),
+    "none": torch.empty(0, 2),
+    "job": torch.tensor(1),
+}
+
+
+def test_a_later_try_finds_the_last_state_bit_by_bit(services, job):
+    state = {**STATE, "same": STATE["floats"], "part": STATE["floats"][1:]}  # what shares memory is kept, too
+    found = {}
+
+    def first(services, row, progress):
+        assert progress.resume() is None
+        progress.checkpoint(1, state)
+        raise StorageUnavailable("later")
+
+    def second(services, row, progress):
+        found.update(progress.resume())
+        return Done({})
+
+    run(services, job, first)
+    run(services, job, second)
+    assert found.keys() == state.keys()
+    for name, tensor in state.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(*(each.reshape(-1).view(torch.uint8) for each in (found[name], tensor)))
+
+
+def test_a_job_that_gets_further_each_time_may_lose_any_number_of_workers(services, job, keep_all):
+    begun = [going(services, job, step, step + 1) for step in range(1, 2 * jobs.ATTEMPTS)]
+    assert begun == [None, *range(2, 2 * jobs.ATTEMPTS)]
+    assert row_of(services, job.id).attempts == 1
+    assert resumed(services, job) == 2 * jobs.ATTEMPTS
+
+
+@pytest.mark.parametrize("steps", [(), (7,), (6, 7)])
+def test_a_job_that_loses_its_worker_at_one_place_ends_after_five_tries(services, job, keep_all, steps):
+    going(services, job, 5, 6, 7)
+    for _ in range(jobs.ATTEMPTS - 1):
+        assert going(services, job, *steps) == 7
+    row = run(services, job, never)
+    assert (row.state, row.attempts, row.checkpoint) == (JobState.failed, jobs.ATTEMPTS, None)
+    assert row.error == {"code": "attempts-exhausted", "detail": "its worker was lost 5 times after step 7"}
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"")], ids=["gone", "damaged"])
+def test_a_job_whose_checkpoint_cannot_be_read_begins_anew_and_gains_no_tries(services, job, keep_all, damage):
+    going(services, job, 5, 6)
+    for _ in range(jobs.ATTEMPTS - 1):
+        (name,) = files(services)
+        damage(services.blobs.root / name[:2] / name)
+        assert going(services, job, 1, 2) is None
+    row = run(services, job, never)
+    assert (row.state, row.error["code"]) == (JobState.failed, "attempts-exhausted")
+
+
+def test_what_was_kept_after_beginning_anew_is_where_the_next_try_goes_on(services, job, keep_all):
+    going(services, job, 5, 6)
+    (name,) = files(services)
+    (services.blobs.root / name[:2] / name).unlink()
+    going(services, job, 1, 2)
+    assert resumed(services, job) == 2
+
+
+def test_progress_goes_on_from_the_checkpoint(services, job):
+    going(services, job, 5)
+
+    def work(services, row, progress):
+        assert progress.resume() is not None
+        progress(0, 10)  # a sign of life, before the first step
+        return Done({})
+
+    assert run(services, job, work).progress == {"done": 5, "total": 10}
+
+
+def test_states_are_kept_seldom_but_for_the_first_that_is_further_than_any_before(services, job):
+    assert going(services, job, 0, 1, 2, 3) is None
+    assert going(services, job, 0, 1, 2, 3) == 1
+    assert resumed(services, job) == 2  # 0: the first of its try; 2: beyond 1
+
+
+def test_a_checkpoint_takes_a_small_share_of_the_time(services, job, monkeypatch):
+    monkeypatch.setattr(jobs, "CHECKPOINT_EVERY_S", 0)
+    monkeypatch.setattr(jobs, "CHECKPOINT_SHARE", 1e-9)  # after one, ages pass
+    assert going(services, job, 1, 2, 3) is None
+    assert resumed(services, job) == 1
+
+
+def test_only_the_last_checkpoint_is_on_disk(services, job, keep_all):
+    going(services, job, *range(1, 10))
+    assert files(services) == {row_of(services, job.id).checkpoint}
+
+
+def test_jobs_in_the_same_state_have_files_of_their_own(services, job, keep_all):
+    other = jobs.submit(services, PROJECT, JobKind.bootstrap, {"x": 1})
+    for each in (job, other):
+        going(services, each, 1)
+    assert len(files(services)) == 2
+    going(services, job, 2)
+    assert resumed(services, other) == 1
+
+
+def test_a_sweep_spares_the_checkpoint_of_an_unfinished_job_and_takes_an_ended_ones(services, job, keep_all):
+    going(services, job, 1)
+    (name,) = files(services)
+    long_ago = time.time() - 2 * ORPHAN_AGE_S
+    os.utime(services.blobs.root / name[:2] / name, (long_ago, long_ago))
+    assert spaces.sweep_blobs(services) == 0
+    assert resumed(services, job) == 1
+    assert spaces.sweep_blobs(services) == 1
+    assert files(services) == set()
+
+
+def test_a_job_cancelled_while_it_runs_forgets_its_checkpoint(services, job):
+    def work(services, row, progress):
+        progress.checkpoint(1, at(1))
+        jobs.cancel(services, PROJECT, row.id)
+        progress(1, 10)
+        raise AssertionError("the report should have stopped it")
+
+    row = run(services, job, work)
+    assert (row.state, row.checkpoint) == (JobState.cancelled, None)
+
+
+def test_a_job_cancelled_while_it_waits_forgets_its_checkpoint(services, job):
+    going(services, job, 1)
+    assert jobs.sweep(services, queue_lost=False, queue_empty=False) == 1
+    assert row_of(services, job.id).checkpoint is not None
+    assert jobs.cancel(services, PROJECT, job.id).checkpoint is None
+
+
+def test_a_job_cancelled_while_nobody_runs_it_forgets_its_checkpoint(services, job):
+    going(services, job, 1)
+    jobs.cancel(services, PROJECT, job.id)
+    row = run(services, job, never)
+    assert (row.state, row.checkpoint) == (JobState.cancelled, None)
+
+
+def test_a_failed_job_forgets_its_checkpoint(services, job):
+    def work(services, row, progress):
+        progress.checkpoint(1, at(1))
+        raise NameTaken("gone")
+
+    row = run(services, job, work)
+    assert (row.state, row.checkpoint) == (JobState.failed, None)
+
+
+def test_a_stopping_worker_keeps_the_last_state_however_young_the_one_before(services, job):
+    stopping = threading.Event()
+
+    def work(services, row, progress):
+        for step in range(1, 5):
+            progress.checkpoint(step, at(step))
+            progress(step, 10)
+            if step == 3:
+                stopping.set()
+        raise AssertionError("the report should have stopped it")
+
+    row = run(services, job, work, stopping=stopping.is_set)
+    assert (row.state, row.attempts) == (JobState.queued, 0)
+    assert resumed(services, job) == 4
+
+
+def test_a_worker_whose_job_was_taken_over_keeps_nothing_and_deletes_nothing(services, job, keep_all):
+    went_on = []
+
+    def first(services, row, progress):
+        progress.checkpoint(5, at(5))
+        went_on.append(True)
+
+    def second(services, row, progress):
+        progress.checkpoint(5, at(5))  # the same state: the same file
+        raise StorageUnavailable("later")
+
+    row = taken_over(services, job, first, second)
+    assert (row.state, row.furthest, went_on) == (JobState.queued, 5, [])
+    assert resumed(services, job) == 5
+
+
+def test_a_state_that_a_job_cannot_go_on_from_is_not_tried_twice(services, job):
+    going(services, job, 5)
+
+    def work(services, row, progress):
+        if progress.resume() is not None:
+            raise KeyError("what an older version called otherwise")
+        return Done({"answer": 1})
+
+    assert run(services, job, work).state == JobState.queued
+    assert run(services, job, work).state == JobState.succeeded
+
+
+def test_a_fault_after_a_newer_checkpoint_leaves_it(services, job):
+    going(services, job, 5)
+
+    def work(services, row, progress):
+        progress.resume()
+        progress.checkpoint(6, at(6))
+        raise ZeroDivisionError
+
+    run(services, job, work)
+    assert resumed(services, job) == 6
+
+
+def test_faults_at_one_place_end_a_job_that_keeps_checkpoints(services, job, keep_all):
+    turns = []
+
+    def work(services, row, progress):
+        begun = step_of(progress.resume()) or 0
+        turns.append(begun)
+        for step in range(begun + 1, 10):
+            progress.checkpoint(step, at(step))
+        raise ZeroDivisionError
+
+    while run(services, job, work).state == JobState.queued:
+        assert len(turns) < 3 * jobs.ATTEMPTS
+    assert row_of(services, job.id).error["code"] == "internal"
+    assert turns[:4] == [0, 9, 0, 9]
+
+
+def test_a_methods_steps_are_its_jobs_progress_and_where_it_may_be_interrupted_its_checkpoints(services, job):
+    def work(services, row, progress):
+        on_step = bootstrapping.listener(progress)
+        on_step(Step(0, 3, {"loss": 1.0}))
+        assert row_of(services, row.id).checkpoint is None
+        on_step(Step(1, 3, {"loss": 0.5}, at(1)))
+        on_step(Step(3, 3, {"loss": 0.25}))
+        raise StorageUnavailable("later")
+
+    assert run(services, job, work).progress == {"done": 3, "total": 3, "loss": 0.25}
+    assert resumed(services, job) == 1
+
+
+def test_a_full_disk_costs_checkpoints_and_not_the_job(services, job):
+    def work(services, row, progress):
+        services.blobs.root.rename(services.blobs.root.with_name("away"))
+        services.blobs.root.touch()  # a file where the folder should be: nothing can be written below it
+        try:
+            for step in range(1, 4):
+                progress.checkpoint(step, at(step))
+        finally:
+            services.blobs.root.unlink()
+            services.blobs.root.with_name("away").rename(services.blobs.root)
+        return Done({"answer": 1})
+
+    row = run(services, job, work)
+    assert (row.state, row.result, row.checkpoint) == (JobState.succeeded, {"answer": 1}, None)
 
 
 # --- cancelled ------------------------------------------------------------------------------------------------------------

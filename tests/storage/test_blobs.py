@@ -39,6 +39,14 @@ def test_tensors_come_back_bit_for_bit(blobs, dtype):
     assert all(back[name].dtype == dtype and torch.equal(back[name], tensors[name]) for name in tensors)
 
 
+def test_a_tensor_is_copied_to_where_it_will_stay(blobs):
+    digest = blobs.put({"a": torch.arange(12.0).reshape(3, 4), "b": torch.ones(2)})
+    whole = torch.zeros(5, 4)
+    assert blobs.shape(digest, "a") == [3, 4]
+    blobs.copy(digest, "a", to=whole[1:4])
+    assert torch.equal(whole, torch.cat([torch.zeros(1, 4), torch.arange(12.0).reshape(3, 4), torch.zeros(1, 4)]))
+
+
 def test_a_view_is_stored_as_what_it_shows(blobs):
     table = torch.arange(12.0).reshape(3, 4)
     assert torch.equal(blobs.get(blobs.put({"a": table.T}))["a"], table.T)
@@ -70,6 +78,8 @@ def test_a_damaged_file_is_not_read(blobs, damage):
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(StorageUnavailable, match="damaged"):
         blobs.get(digest)
+    with pytest.raises(StorageUnavailable, match="damaged"):
+        blobs.copy(digest, "a", to=torch.zeros(3))
 
 
 def test_writing_the_content_again_heals_a_damaged_file(blobs):
@@ -82,10 +92,12 @@ def test_writing_the_content_again_heals_a_damaged_file(blobs):
 
 
 def test_a_missing_file_is_unavailable_and_says_when_to_ask_again(blobs):
-    with pytest.raises(StorageUnavailable) as caught:
-        blobs.get("0" * 64)
-    assert caught.value.retry_after_s > 0
-    assert "0" * 64 not in caught.value.detail  # what a file is called is the operator's to know
+    calls = (blobs.get, lambda name: blobs.shape(name, "a"), lambda name: blobs.copy(name, "a", to=torch.zeros(3)))
+    for call in (*calls, lambda name: blobs.touch([name])):
+        with pytest.raises(StorageUnavailable) as caught:
+            call("0" * 64)
+        assert caught.value.retry_after_s > 0
+        assert "0" * 64 not in caught.value.detail  # what a file is called is the operator's to know
 
 
 def test_a_folder_that_went_away_is_unavailable(blobs):
@@ -124,6 +136,9 @@ def test_content_put_again_is_young_again(blobs):
     digest = blobs.put({"a": torch.ones(2)})
     aged(blobs.root / digest[:2] / digest, 2 * ORPHAN_AGE_S)
     blobs.put({"a": torch.ones(2)})
+    assert blobs.sweep(set()) == 0
+    aged(blobs.root / digest[:2] / digest, 2 * ORPHAN_AGE_S)
+    blobs.touch([digest])
     assert blobs.sweep(set()) == 0
 
 

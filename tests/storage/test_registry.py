@@ -143,11 +143,15 @@ def test_jobs_are_confined_to_the_project_and_come_newest_first(db):
 
 def test_blobs_of_rows_and_of_unfinished_jobs_are_named(db):
     with db.transaction() as session:
-        session.add(job("queued", blobs={"source_pool": "4" * 64}))
+        session.add(job("queued", blobs={"source_pool": "4" * 64, "target_pool": ["7" * 64, "8" * 64]}))
         session.add(job("running", blobs={"source_pool": "5" * 64}))
         session.add(job("succeeded", blobs={"source_pool": "6" * 64}))
+        encoder = registry.by_name(session, tables.Encoder, "p", "a")
+        pieces = [{"blob": digit * 64, "rows": 2} for digit in "9a"]
+        session.add(tables.Pool(project="p", name="pool", encoder=encoder, items=4, pieces=pieces))
+        session.add(tables.AnchorSet(project="p", name="grown", size=2, pairs="b" * 64))
     with db.transaction() as session:
-        assert registry.named_blobs(session) == {digit * 64 for digit in "12345"}
+        assert registry.named_blobs(session) == {digit * 64 for digit in "12345789ab"}
 
 
 def test_translators_are_found_by_content_the_oldest_first(db):

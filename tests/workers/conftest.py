@@ -14,7 +14,7 @@ import torch
 
 from app.errors import NameTaken
 from app.maths.bootstrap.paper import Settings as Bootstrap
-from app.services import bootstrapping, spaces
+from app.services import bootstrapping, pools, spaces
 from app.services.context import Services
 from app.settings import Settings
 from app.storage import tables
@@ -68,8 +68,8 @@ class Deployment:
             name=name,
             source="a",
             target="b",
-            source_pool=torch.randn(30, 4, generator=draw),
-            target_pool=torch.randn(30, 3, generator=draw),
+            source_pool=pools.Given("source_pool", torch.randn(30, 4, generator=draw)),
+            target_pool=pools.Given("target_pool", torch.randn(30, 3, generator=draw)),
             seeds=[(0, 0), (1, 1), (2, 2)],
             settings=Bootstrap(size=6, steps=steps),
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from dataclasses import asdict
 from datetime import timedelta
@@ -12,6 +14,7 @@ import torch
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from app.errors import InvalidSeeds
 from app.main import create_app
 from app.maths.bootstrap.paper import Settings as Bootstrap
 from app.services import jobs
@@ -19,6 +22,7 @@ from app.settings import Settings
 from app.storage import blobs, tables
 from app.types import JobState
 from app.wiring import make_services
+from workers.actors import RUNNERS
 
 POOLS = {
     "source_pool": torch.tensor(np.random.default_rng(0).normal(size=(30, 4)), dtype=torch.float32),
@@ -166,3 +170,20 @@ def test_a_cancelled_job_stops_at_its_next_step_and_makes_nothing(settings):
         client.post(f"/jobs/{job_id}/cancel")
         assert ended(client, job_id).state == JobState.cancelled
         assert client.get("/anchor-sets/s0").status_code == 404
+
+
+def test_facts_of_the_progress_and_members_of_the_error_reach_the_client_and_what_is_no_number_is_null(settings, monkeypatch):
+    def work(services, row, progress):
+        progress(1, 2, {"loss": math.nan, "agreement": 0.5, "pairs": 30})
+        raise InvalidSeeds("these two are wrong", field="seeds", rows=[3, 5])
+
+    monkeypatch.setitem(RUNNERS, "telling", work)
+    with serve(settings) as client:
+        job_id = jobs.submit(client.app.state.services, "default", "telling", {}).id
+        ended(client, job_id)
+        job = client.get(f"/jobs/{job_id}").json()
+        (event,) = [line for line in client.get(f"/jobs/{job_id}/events").text.splitlines() if line.startswith("data: ")]
+    assert job["progress"] == {"done": 1, "total": 2, "loss": None, "agreement": 0.5, "pairs": 30}
+    told = {"code": "invalid-seeds", "detail": "these two are wrong", "field": "seeds", "rows": [3, 5], "row_count": 2}
+    assert job["error"] == told
+    assert json.loads(event.removeprefix("data: ")) == job

@@ -8,12 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 
+from app.services import jobs
 from app.settings import Settings
+from app.storage import tables
 from app.types import JobState
 from workers.processes import NoQueue, devices, main
 
@@ -21,10 +24,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def start(deployment) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts `python -m workers` with the deployment's settings."""
+def environment(deployment) -> dict[str, str]:
+    """What tells a process the deployment's settings."""
     settings = deployment.settings
-    environment = {
+    return {
         **os.environ,
         "ANCHORAGE_DATA_DIR": str(settings.data_dir),
         "ANCHORAGE_DATABASE_URL": settings.database_url,
@@ -33,6 +36,11 @@ def start(deployment) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         "ANCHORAGE_LEASE_S": "2",
         "ANCHORAGE_THREADS": "1",
     }
+
+
+@pytest.fixture
+def start(environment) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts `python -m workers` with the deployment's settings."""
     started = []
 
     def start(devices: str) -> subprocess.Popen[str]:
@@ -54,7 +62,40 @@ def start(deployment) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
+@pytest.fixture
+def fork(environment) -> Iterator[Callable[[], int]]:
+    """Starts worker processes that know the job `iterate`, and returns their ids."""
+    with subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("forks.py")],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as process:
+
+        def fork() -> int:
+            process.stdin.write("\n")
+            process.stdin.flush()
+            return int(process.stdout.readline())
+
+        yield fork
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 LONG = 1_000_000
+
+
+def kill(pid: int) -> None:
+    """SIGKILL, and wait until it is gone."""
+    try:
+        while True:
+            os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+    except ProcessLookupError:
+        pass
 
 
 def running(row) -> bool:
@@ -109,6 +150,33 @@ def test_a_killed_process_is_replaced_its_job_finished_by_another_and_a_stop_han
     row = deployment.row(job_id)
     assert (row.state, row.attempts, row.lease) == (JobState.queued, 0, None)
     assert not any(Path(f"/proc/{child}").exists() for child in left)
+
+
+def test_a_job_whose_worker_is_killed_again_and_again_ends_with_the_same_bits_as_an_undisturbed_one(deployment, fork, tmp_path):
+    hold = tmp_path / "hold"
+    worker = fork()
+    arguments = {"steps": 300, "hold": str(hold)}
+    undisturbed = jobs.submit(deployment.services, "default", "iterate", arguments).id
+    expected = deployment.wait(undisturbed, lambda row: row.finished_at is not None).result
+    assert expected["begun"] == 0
+
+    hold.touch()
+    job_id, furthest = jobs.submit(deployment.services, "default", "iterate", arguments).id, 0
+    for number in range(jobs.ATTEMPTS + 1):
+        row = deployment.wait(job_id, lambda row, before=furthest: row.furthest > before)
+        time.sleep(0.03 * number)  # each somewhere else: between steps, in a write, while it waits
+        kill(worker)
+        furthest = deployment.row(job_id).furthest
+        assert deployment.row(job_id).state == JobState.running
+        deployment.alter(job_id, lease_until=tables.now() - timedelta(seconds=1))  # no need to wait for it
+        worker = fork()
+    hold.unlink()
+    row = deployment.wait(job_id, lambda row: row.finished_at is not None)
+    assert (row.state, row.attempts, row.checkpoint) == (JobState.succeeded, 1, None)
+    assert row.result["begun"] >= furthest > jobs.ATTEMPTS
+    assert row.result["x"] == expected["x"]
+    assert row.progress == {"done": 300, "total": 300, "length": row.progress["length"]}
+    assert len(list((deployment.settings.data_dir / "blobs").glob("??/*"))) <= 2 + jobs.ATTEMPTS + 1
 
 
 def test_a_worker_without_redis_says_what_to_set(tmp_path):

@@ -77,6 +77,11 @@ def check_seeds(seeds: list[tuple[int, int]], *, source: int, target: int, size:
         raise InvalidSeeds(f"expected between 2 and {size} seed pairs, got {len(seeds)}", field="seeds")
     if size > min(source, target):
         raise InvalidSeeds(f"size {size} is more than the smaller pool's {min(source, target)} items", field="size")
+    check_pairs(seeds, source=source, target=target)
+
+
+def check_pairs(seeds: list[tuple[int, int]], *, source: int, target: int) -> None:
+    """Raise InvalidSeeds unless all pairs are in range and no item is twice on a side."""
     outside = [row for row, (i, j) in enumerate(seeds) if not (0 <= i < source and 0 <= j < target)]
     if outside:
         raise InvalidSeeds(f"seeds point outside pools of {source} and {target} items", field="seeds", rows=outside)

@@ -1,24 +1,26 @@
 """Anchors from a few seed pairs: the paper's anchor optimisation (Cannistraci et al. 2023, section 2 and Algorithm 1).
 
-What the text leaves open, and what is done here: pools are centred on their own mean before they are scaled to unit length;
-the seeds stay fixed (left free, the optimisation forgets them); the cost is the Euclidean distance between relative vectors;
-the correspondence of y is the x with the most mass in its column of the plan; two anchors that land on one item of the
-target pool are told apart by keeping the nearer one. It fails without a sound when the seeds are too few: see the result's
-`nearness`, and do not trust anchors you cannot check.
+docs/decisions/0007-bootstrap.md says what its text leaves open, and what is done here. It fails without a sound when the seeds
+are too few: do not trust anchors you cannot check.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
-from app.maths.bootstrap.common import check_seeds
-from app.maths.space import fit_space
+from app.maths.bootstrap.anchor_optimisation import Descent, Optimised, Relative, Wanted
+from app.maths.bootstrap.anchor_optimisation import optimise as descend
+from app.maths.bootstrap.common import Grown, OnStep, Pools, State, fit_pools, ignore
+from app.maths.bootstrap.plan import column_argmax, sinkhorn, source_potential
+
+#: columns: every y is compared with the x that has the most mass in its column of the plan; rows: every x with its y
+Argmax = Literal["columns", "rows"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Settings:
     steps   optimisation steps (the paper: 250 for retrieval, 125 for stitching), and Adam's learning rate (.02, .05)
     epsilon, sinkhorn_steps   of the correspondence (1e-4 and 1)
     seed    draws the source anchors and the start of the unknown target anchors
+    freeze_seeds, argmax      what the text leaves open
     """
 
     size: int
@@ -35,6 +38,8 @@ class Settings:
     epsilon: float = 1e-4
     sinkhorn_steps: int = 1
     seed: int = 0
+    freeze_seeds: bool = True
+    argmax: Argmax = "columns"
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,23 +54,11 @@ class Anchors:
     loss: float
 
 
-def correspondence(
-    first: Float32[Tensor, "n k"], second: Float32[Tensor, "m k"], *, epsilon: float, steps: int
-) -> Int64[Tensor, " m"]:
-    """For each row of `second` the row of `first` with the most mass in the entropic plan between them.
-
-    first (n, k), second (m, k): relative vectors. Cost M_ij = |first_i - second_j|, uniform weights, `steps` Sinkhorn iterations
-    from zero potentials in the log domain: u = eps (log 1/n - logsumexp_j (v - M)/eps), then v alike.
-    Returns (m,) indices in 0..n-1. Source: Cuturi 2013; log domain as M / eps reaches 1e5.
-    """
-    cost = torch.cdist(first, second)
-    n, m = cost.shape
-    v = torch.zeros(m, device=cost.device)
-    u = torch.zeros(n, device=cost.device)
-    for _ in range(steps):
-        u = -epsilon * (torch.logsumexp((v - cost) / epsilon, dim=1) + math.log(n))
-        v = -epsilon * (torch.logsumexp((u[:, None] - cost) / epsilon, dim=0) + math.log(m))
-    return (u[:, None] - cost).argmax(dim=0)
+def grow(
+    pools: Pools, seeds: list[tuple[int, int]], settings: Settings, *, state: State | None = None, on_step: OnStep = ignore
+) -> Grown:
+    """Algorithm 1: pairs without an estimate of confidence. State, determinism, errors: as `anchor_optimisation.optimise`."""
+    return _optimised(pools, seeds, settings, state=state, on_step=on_step).grown()
 
 
 def optimise(
@@ -76,61 +69,40 @@ def optimise(
     *,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> Anchors:
-    """Grow seed pairs into `settings.size` parallel anchors.
-
-    source_pool  (n, d_x) and target_pool (m, d_y): raw vectors in the encoders' units; no known order beyond the seeds
-    on_step      called with (steps done, loss) before each step; what it raises ends the optimisation
-    Works where the pools are; the answer is on the CPU. Deterministic for equal inputs, seed and device.
-    Raises InvalidSeeds, and as `fit_space`.
-    """
-    check_seeds(seeds, source=len(source_pool), target=len(target_pool), size=settings.size)
-    x, y = fit_space(source_pool).unit.float(), fit_space(target_pool).unit.float()
-    generator = torch.Generator().manual_seed(settings.seed)
-    rows = _source_rows(len(x), [i for i, _ in seeds], settings.size, generator)
-    known = y[[j for _, j in seeds]]
-    free = torch.randn(settings.size - len(seeds), y.shape[1], generator=generator)
-    # Drawn on the CPU, whatever the device: equal seeds start alike everywhere.
-    free = torch.nn.functional.normalize(free.to(y.device)).requires_grad_()
-    relative_x = x @ x[rows].T
-    optimiser = torch.optim.Adam([free], lr=settings.learning_rate)
-    last = 0.0
-    for step in range(settings.steps if len(free) else 0):
-        on_step(step, last)
-        relative_y = y @ torch.cat([known, free]).T
-        partner = correspondence(relative_x, relative_y.detach(), epsilon=settings.epsilon, steps=settings.sinkhorn_steps)
-        loss = (relative_x[partner] - relative_y).square().mean()
-        optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        last = loss.item()
-        optimiser.step()
-        with torch.no_grad():
-            # Back onto the sphere: the constraint |a| = 1 of equation 1.
-            free.copy_(torch.nn.functional.normalize(free))
-    on_step(settings.steps, last)
-    pairs, nearness = _discretise(rows, seeds, y.cpu(), free.detach().cpu())
-    return Anchors(pairs, nearness, last)
+    """`grow` for pools of raw vectors; `on_step` is called with (steps done, loss)."""
+    found = _optimised(
+        fit_pools(source_pool, target_pool),
+        seeds,
+        settings,
+        state=None,
+        on_step=lambda step: on_step(step.done, step.facts.get("loss", 0.0)),
+    )
+    return Anchors(found.pairs, found.nearness, found.facts.get("loss", 0.0))
 
 
-def _source_rows(pool: int, seeds: list[int], size: int, generator: torch.Generator) -> list[int]:
-    """The seeds' source rows, then others at random up to `size`."""
-    taken = set(seeds)
-    others = [i for i in torch.randperm(pool, generator=generator).tolist() if i not in taken]
-    return seeds + others[: size - len(seeds)]
+def _optimised(
+    pools: Pools, seeds: list[tuple[int, int]], settings: Settings, *, state: State | None, on_step: OnStep
+) -> Optimised:
+    descent = Descent(settings.size, settings.steps, settings.learning_rate, settings.freeze_seeds, settings.seed)
+
+    def correspond(relative: Relative) -> Wanted:
+        by = _by_columns if settings.argmax == "columns" else _by_rows
+        return by(relative, epsilon=settings.epsilon, steps=settings.sinkhorn_steps)
+
+    return descend(pools, seeds, descent, correspond, state=state, on_step=on_step)
 
 
-def _discretise(
-    rows: list[int], seeds: list[tuple[int, int]], y: Float32[Tensor, "m dy"], free: Float32[Tensor, "f dy"]
-) -> tuple[Int64[Tensor, "p 2"], Float32[Tensor, " p"]]:
-    """Round each optimised anchor to its nearest item; the nearest claim to an item wins, and a seed's item is taken."""
-    pairs = [list(pair) for pair in seeds]
-    nearness = [1.0] * len(seeds)
-    taken = {j for _, j in seeds}
-    if len(free):
-        cosines, nearest = (free @ y.T).clamp(-1.0, 1.0).max(dim=1)
-        for index in cosines.argsort(descending=True, stable=True).tolist():
-            j = int(nearest[index])
-            if j not in taken:
-                taken.add(j)
-                pairs.append([rows[len(seeds) + index], j])
-                nearness.append(float(cosines[index]))
-    return torch.tensor(pairs), torch.tensor(nearness)
+def _by_columns(relative: Relative, *, epsilon: float, steps: int) -> Wanted:
+    """Every y wants the relative vector of the x with the most mass in its column."""
+    x, y, memory, beat = relative.x, relative.y, relative.memory, relative.beat
+    u = source_potential(x, y, epsilon=epsilon, steps=steps, memory=memory, beat=beat)
+    partner = column_argmax(x, y, u, epsilon=epsilon, memory=memory, beat=beat)
+    return Wanted(torch.arange(len(y), device=y.device), x[partner], partner)
+
+
+def _by_rows(relative: Relative, *, epsilon: float, steps: int) -> Wanted:
+    """For every x, the y with the most mass in its row wants x's relative vector: some y are wanted often, others never."""
+    x, y, memory, beat = relative.x, relative.y, relative.memory, relative.beat
+    _, v = sinkhorn(x, y, epsilon=epsilon, steps=steps, memory=memory, beat=beat)
+    partner = column_argmax(y, x, v, epsilon=epsilon, memory=memory, beat=beat)
+    return Wanted(partner, x, partner)

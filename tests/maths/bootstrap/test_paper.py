@@ -1,4 +1,4 @@
-"""Anchors grown from seed pairs."""
+"""Algorithm 1 of Cannistraci et al. 2023."""
 
 from __future__ import annotations
 
@@ -6,58 +6,79 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from app.errors import InvalidSeeds
-from app.maths.bootstrap.common import check_seeds
-from app.maths.bootstrap.paper import Settings, correspondence, optimise
+from app.maths.bootstrap.common import Pools, State, Step, check_seeds, fit_pools
+from app.maths.bootstrap.paper import Settings, grow, optimise
 
 
 def normal(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def naive_plan(first: list[list[float]], second: list[list[float]], epsilon: float, steps: int) -> list[list[float]]:
-    """Log of the entropic plan by the Sinkhorn iterations of Cuturi 2013, in float64, entry by entry."""
-    n, m = len(first), len(second)
-    cost = [[math.dist(a, b) for b in second] for a in first]
-    u, v = [0.0] * n, [0.0] * m
-
-    def log_sum_exp(values: list[float]) -> float:
-        largest = max(values)
-        return largest + math.log(sum(math.exp(value - largest) for value in values))
-
-    for _ in range(steps):
-        for i in range(n):
-            u[i] = epsilon * (math.log(1 / n) - log_sum_exp([(v[j] - cost[i][j]) / epsilon for j in range(m)]))
-        for j in range(m):
-            v[j] = epsilon * (math.log(1 / m) - log_sum_exp([(u[i] - cost[i][j]) / epsilon for i in range(n)]))
-    return [[(u[i] + v[j] - cost[i][j]) / epsilon for j in range(m)] for i in range(n)]
+def partners(x: Tensor, y: Tensor, settings: Settings) -> Tensor:
+    """The largest of the entropic plan of the whole table, in float64; of those that float32 calls equally large, the nearest."""
+    cost = torch.cdist(x.double(), y.double(), compute_mode="donot_use_mm_for_euclid_dist")
+    v, epsilon = torch.zeros(len(y)).double(), settings.epsilon
+    for _ in range(settings.sinkhorn_steps):
+        u = -epsilon * (torch.logsumexp((v - cost) / epsilon, dim=1) + math.log(len(x)))
+        v = -epsilon * (torch.logsumexp((u[:, None] - cost) / epsilon, dim=0) + math.log(len(y)))
+    along, other = (0, u) if settings.argmax == "columns" else (1, v)
+    mass, alike = (u[:, None] + v - cost) / epsilon, 16 * 2**-23 * float(other.abs().max()) / epsilon
+    return cost.masked_fill(mass < mass.amax(dim=along, keepdim=True) - alike, torch.inf).argmin(dim=along)
 
 
-@given(seed=st.integers(0, 2**31), epsilon=st.sampled_from([1e-2, 0.1, 1.0]), steps=st.integers(1, 20))
-def test_correspondence_is_the_largest_entry_of_each_column_of_a_naive_plan(seed, epsilon, steps):
-    first, second = normal(seed, 6, 3), normal(seed + 1, 5, 3)
-    plan = naive_plan(first.double().tolist(), second.double().tolist(), epsilon, steps)
-    found = correspondence(first, second, epsilon=epsilon, steps=steps).tolist()
-    for j in range(5):
-        column = [row[j] for row in plan]
-        # within what float32 potentials can tell apart
-        assert epsilon * (max(column) - column[found[j]]) < 1e-4
+def as_written(pools: Pools, rows: list[int], start: Tensor, frozen: Tensor, settings: Settings) -> Tensor:
+    """The loop on whole tables, its gradient by autograd: the target anchors that move, after the last step."""
+    free = start.clone().requires_grad_()
+    adam = torch.optim.Adam([free], lr=settings.learning_rate)
+    relative_x = pools.x @ pools.x[rows].T
+    for _ in range(settings.steps):
+        relative_y = pools.y @ torch.cat([frozen, free]).T
+        partner = partners(relative_x, relative_y.detach(), settings)
+        if settings.argmax == "columns":
+            loss = (relative_x[partner] - relative_y).square().mean()
+        else:
+            loss = (relative_x - relative_y[partner]).square().mean()
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        with torch.no_grad():
+            free.copy_(torch.nn.functional.normalize(free))
+    return free.detach()
 
 
-def test_many_sinkhorn_steps_make_the_naive_plan_a_coupling_with_uniform_marginals():
-    first, second = normal(1, 6, 3).tolist(), normal(2, 5, 3).tolist()
-    plan = [[math.exp(entry) for entry in row] for row in naive_plan(first, second, 1.0, 200)]
-    assert [sum(row) for row in plan] == pytest.approx([1 / 6] * 6)
-    assert [sum(column) for column in zip(*plan, strict=True)] == pytest.approx([1 / 5] * 5)
+@pytest.mark.parametrize("freeze_seeds", [True, False])
+@pytest.mark.parametrize("argmax", ["columns", "rows"])
+@pytest.mark.parametrize(("epsilon", "sinkhorn_steps"), [(1e-4, 1), (1e-2, 1), (0.1, 3)])
+def test_the_streamed_loop_is_the_dense_one(epsilon, sinkhorn_steps, argmax, freeze_seeds):
+    pools = fit_pools(normal(1, 60, 8), normal(2, 50, 7))
+    seeds = [(4, 7), (1, 30), (50, 2), (9, 9)]
+    chosen = Settings(
+        12, steps=8, epsilon=epsilon, sinkhorn_steps=sinkhorn_steps, argmax=argmax, freeze_seeds=freeze_seeds, seed=3
+    )
+    # What is drawn, drawn again: source rows, then the unknown anchors.
+    generator = torch.Generator().manual_seed(3)
+    order = [i for i in torch.randperm(60, generator=generator).tolist() if i not in {4, 1, 50, 9}]
+    rows = [4, 1, 50, 9, *order][:12]
+    drawn = torch.nn.functional.normalize(torch.randn(8, 7, generator=generator))
+    known = pools.y[[7, 30, 2, 9]]
+    start, frozen = (drawn, known) if freeze_seeds else (torch.cat([known, drawn]), known[:0])
+    states: list[State] = []
 
+    def keep(step: Step) -> None:
+        if step.state is not None:
+            states.append(step.state)
 
-def test_correspondence_undoes_a_permutation():
-    first, order = normal(3, 30, 8), torch.randperm(30, generator=torch.Generator().manual_seed(4))
-    assert torch.equal(correspondence(first, first[order], epsilon=1e-4, steps=1), order)
+    found = grow(pools, seeds, chosen, on_step=keep)
+    expected = as_written(pools, rows, start, frozen, chosen)
+    torch.testing.assert_close(states[-1]["free"], expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(expected.norm(dim=1), torch.ones(len(expected)))
+    nearest = (expected @ pools.y.T).argmax(dim=1).tolist()
+    claims = dict(zip(rows[len(frozen) :], nearest, strict=True)) | (dict(seeds) if freeze_seeds else {})
+    assert all(claims[i] == j for i, j in found.pairs.tolist())
+    assert {j for _, j in found.pairs.tolist()} == set(claims.values())
 
 
 def easy_case() -> tuple[Tensor, Tensor, list[int]]:
@@ -69,39 +90,44 @@ def easy_case() -> tuple[Tensor, Tensor, list[int]]:
     return source, target, partner.tolist()
 
 
-def test_optimise_finds_the_partners_across_a_rotation():
+def test_seeds_that_are_not_frozen_move_and_frozen_ones_do_not():
+    source, target, partner = easy_case()
+    pools, seeds = fit_pools(source, target), [(i, partner[i]) for i in range(20)]
+    states: list[State] = []
+
+    def keep(step: Step) -> None:
+        if step.state is not None:
+            states.append(step.state)
+
+    grow(pools, seeds, Settings(size=40, steps=3, freeze_seeds=False), on_step=keep)
+    assert len(states[-1]["free"]) == 40
+    assert not torch.allclose(states[-1]["free"][:20], pools.y[[j for _, j in seeds]], atol=1e-3)
+    grow(pools, seeds, Settings(size=40, steps=3), on_step=keep)
+    assert len(states[-1]["free"]) == 20
+
+
+def test_a_wrong_seed_that_is_not_frozen_is_left_and_a_frozen_one_is_kept():
+    source, target, partner = easy_case()
+    pools = fit_pools(source, target)
+    wrong = (30, partner[31])
+    seeds = [(i, partner[i]) for i in range(30)] + [wrong]
+    free = grow(pools, seeds, Settings(size=60, freeze_seeds=False)).pairs.tolist()
+    assert list(wrong) not in free
+    assert [30, partner[30]] in free
+    assert list(wrong) in grow(pools, seeds, Settings(size=60)).pairs.tolist()
+
+
+def test_pools_of_raw_vectors_give_the_same_pairs_and_say_how_near_they_were():
     source, target, partner = easy_case()
     seeds = [(i, partner[i]) for i in range(20)]
-    found = optimise(source, target, seeds, Settings(size=40))
-    new = found.pairs.tolist()[20:]
-    assert len(new) >= 15
-    assert sum(partner[i] == j for i, j in new) >= 0.9 * len(new)
-    assert float(found.nearness.min()) > 0.9
-
-
-def test_optimise_is_deterministic_for_equal_seeds_and_draws_other_anchors_for_another():
-    source, target, partner = easy_case()
-    seeds = [(i, partner[i]) for i in range(20)]
-    first, second = (optimise(source, target, seeds, Settings(size=40, steps=10)) for _ in range(2))
-    assert torch.equal(first.pairs, second.pairs)
-    assert torch.equal(first.nearness, second.nearness)
-    assert first.loss == second.loss
-    other = optimise(source, target, seeds, Settings(size=40, steps=10, seed=1))
-    assert set(other.pairs[20:, 0].tolist()) != set(first.pairs[20:, 0].tolist())
-
-
-@given(seed=st.integers(0, 2**31), count=st.integers(2, 6), size=st.integers(6, 12))
-def test_seeds_stay_first_and_fixed_and_no_item_is_taken_twice_on_a_side(seed, count, size):
-    source, target = normal(seed, 15, 4), normal(seed + 1, 12, 5)
-    seeds = list(zip(torch.randperm(15)[:count].tolist(), torch.randperm(12)[:count].tolist(), strict=True))
-    found = optimise(source, target, seeds, Settings(size=size, steps=5, seed=seed))
-    pairs = [tuple(pair) for pair in found.pairs.tolist()]
-    assert pairs[:count] == seeds
-    assert found.nearness[:count].tolist() == [1.0] * count
-    assert count <= len(pairs) == len(found.nearness) <= size
-    assert len({i for i, _ in pairs}) == len({j for _, j in pairs}) == len(pairs)
-    assert all(0 <= i < 15 and 0 <= j < 12 for i, j in pairs)
-    assert found.nearness[count:].tolist() == sorted(found.nearness[count:].tolist(), reverse=True)
+    settings = Settings(size=40, steps=10)
+    found = optimise(source, target, seeds, settings)
+    grown = grow(fit_pools(source, target), seeds, settings)
+    assert torch.equal(found.pairs, grown.pairs)
+    assert found.loss == grown.facts["loss"]
+    assert found.nearness[:20].tolist() == [1.0] * 20
+    assert float(found.nearness[20:].mean()) == pytest.approx(grown.facts["nearness"], rel=1e-6)
+    assert found.nearness[20:].tolist() == sorted(found.nearness[20:].tolist(), reverse=True)
 
 
 def test_seeds_that_already_fill_the_size_come_back_as_they_are():
@@ -109,36 +135,7 @@ def test_seeds_that_already_fill_the_size_come_back_as_they_are():
     assert found.pairs.tolist() == [[3, 1], [0, 9]]
     assert found.nearness.tolist() == [1.0, 1.0]
     assert found.loss == 0.0
-
-
-def test_optimisation_lowers_the_loss():
-    source, target, partner = easy_case()
-    losses: list[float] = []
-    found = optimise(
-        source,
-        target,
-        [(i, partner[i]) for i in range(20)],
-        Settings(size=40, steps=60),
-        on_step=lambda step, loss: losses.append(loss),
-    )
-    assert found.loss < 0.5 * losses[1]
-
-
-def test_on_step_counts_the_steps_done_and_what_it_raises_ends_the_optimisation():
-    source, target = normal(10, 10, 4), normal(11, 10, 4)
-    seen: list[int] = []
-    optimise(source, target, [(0, 0), (1, 1)], Settings(size=5, steps=4), on_step=lambda step, loss: seen.append(step))
-    assert seen == [0, 1, 2, 3, 4]
-
-    def stop(step: int, loss: float) -> None:
-        seen.append(step)
-        if step == 2:
-            raise InterruptedError
-
-    seen.clear()
-    with pytest.raises(InterruptedError):
-        optimise(source, target, [(0, 0), (1, 1)], Settings(size=5, steps=4), on_step=stop)
-    assert seen == [0, 1, 2]
+    assert grow(fit_pools(normal(8, 10, 4), normal(9, 10, 4)), [(3, 1), (0, 9)], Settings(size=2)).facts == {}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,236 @@
+"""Anchor optimisation: target anchors move on the sphere until the relative vectors of both pools look alike.
+
+The loop of Algorithm 1 of Cannistraci et al. 2023; which relative vector each item of the target pool should have is the
+caller's: the hard correspondence of paper.py, or the mean under a soft plan of soft_plan.py. For unit rows y (m, d) and anchors A
+(size, d), R_Y = y A^T; the loss is the mean of (R_Y - wanted)^2, its gradient to A is 2 / (m size) (R_Y - wanted)^T y. Adam takes
+a step, and every anchor is scaled back to length 1. At the end each is rounded to the item nearest to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float32, Float64, Int64
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from app.maths.bootstrap.common import Grown, OnStep, Pools, State, Step, check_seeds
+from app.maths.bootstrap.matching import Beat, products
+
+#: rows of relative vectors that are compared at once
+ROWS = 8192
+
+
+@dataclass(frozen=True)
+class Descent:
+    """size           how many parallel anchors to aim for, seeds included
+    steps          and Adam's learning rate
+    freeze_seeds   whether the seeds' target anchors stay where they are
+    seed           draws the source anchors and the start of the unknown target anchors
+    """
+
+    size: int
+    steps: int
+    learning_rate: float
+    freeze_seeds: bool
+    seed: int
+
+
+@dataclass(frozen=True, eq=False)
+class Relative:
+    """What a correspondence is found from.
+
+    x, y      (n, size) and (m, size) relative vectors of the pools to the anchors as they are
+    step      that is being made, from 0
+    carried   what the correspondence of the step before left for this one; None in the first
+    memory, beat  for what grows with n and m together
+    """
+
+    x: Float32[Tensor, "n size"]
+    y: Float32[Tensor, "m size"]
+    step: int
+    carried: Float64[Tensor, " r"] | None
+    memory: int
+    beat: Beat
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """rows      (p,) of the target pool
+    relative  (p, size) the relative vectors that they should have
+    partner   (q,) the row of the other pool that is most like each of what was matched: only to see what changes
+    carried   for the next step's correspondence, where it starts from this one's
+    """
+
+    rows: Int64[Tensor, " p"]
+    relative: Float32[Tensor, "p size"]
+    partner: Int64[Tensor, " q"]
+    carried: Float64[Tensor, " r"] | None = None
+
+
+Correspondence = Callable[[Relative], Wanted]
+
+
+@dataclass(frozen=True, eq=False)
+class Optimised:
+    """pairs     (p, 2) rows (i of x, j of y), kept seeds first, then those nearest to their items; p <= size, no item twice
+    nearness  (p,) cosine of each optimised anchor to the item it was rounded to: 1 for frozen seeds
+    facts     of the last step: loss, agreement; and the mean nearness of what is no frozen seed
+    """
+
+    pairs: Int64[Tensor, "p 2"]
+    nearness: Float32[Tensor, " p"]
+    facts: Mapping[str, float]
+
+    def grown(self) -> Grown:
+        """Without an estimate of confidence: optimisation has none."""
+        return Grown(self.pairs, torch.full((len(self.pairs),), torch.nan), self.facts)
+
+
+@dataclass(eq=False)
+class Anchors:
+    """Where the optimisation stands.
+
+    frozen   (f, d) unit target anchors that stay, the first of all
+    free     (size - f, d) unit target anchors that move
+    adam     holds `free` and its moments
+    done     steps
+    partner, carried, facts  of the last step
+    """
+
+    frozen: Float32[Tensor, "f d"]
+    free: Float32[Tensor, "g d"]
+    adam: torch.optim.Adam
+    done: int = 0
+    partner: Int64[Tensor, " q"] | None = None
+    carried: Float64[Tensor, " r"] | None = None
+    facts: dict[str, float] = field(default_factory=dict)
+
+    def snapshot(self) -> State:
+        """On the CPU, and out of reach of the next step."""
+        moments = self.adam.state[self.free]
+        assert self.partner is not None
+        held = {
+            "free": self.free,
+            "first_moment": moments["exp_avg"],
+            "second_moment": moments["exp_avg_sq"],
+            "step": torch.tensor(self.done),
+            "partner": self.partner,
+            "loss": torch.tensor(self.facts["loss"], dtype=torch.float64),
+            "agreement": torch.tensor(self.facts.get("agreement", torch.nan), dtype=torch.float64),
+        }
+        if self.carried is not None:
+            held["carried"] = self.carried
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in held.items()}
+
+    def restore(self, state: State) -> None:
+        """As if all steps up to the snapshot had been made here."""
+        device = self.free.device
+        self.free.copy_(state["free"])
+        self.adam.state[self.free] = {
+            "step": state["step"].float(),
+            "exp_avg": state["first_moment"].to(device, copy=True),
+            "exp_avg_sq": state["second_moment"].to(device, copy=True),
+        }
+        self.done = int(state["step"])
+        self.partner = state["partner"].to(device)
+        self.carried = state["carried"].to(device) if "carried" in state else None
+        self.facts = {name: float(state[name]) for name in ("loss", "agreement") if not state[name].isnan()}
+
+
+@torch.no_grad()
+def optimise(
+    pools: Pools,
+    seeds: list[tuple[int, int]],
+    descent: Descent,
+    correspond: Correspondence,
+    *,
+    state: State | None,
+    on_step: OnStep,
+) -> Optimised:
+    """Grow seed pairs into `descent.size` parallel anchors; fewer where two of them land on one item.
+
+    state  as an earlier `on_step` was given it, for equal arguments: the answer is bitwise that of an undisturbed run
+    Deterministic for equal inputs, seed, device and number of threads. Raises InvalidSeeds.
+    """
+    check_seeds(seeds, source=len(pools.x), target=len(pools.y), size=descent.size)
+    rows, anchors = _start(pools, seeds, descent)
+    if state is not None:
+        anchors.restore(state)
+    relative_x = pools.x @ pools.x[rows].T
+
+    def beat() -> None:
+        on_step(Step(anchors.done, descent.steps, anchors.facts))
+
+    while anchors.done < descent.steps and len(anchors.free):
+        _step(pools, relative_x, anchors, correspond, beat)
+        on_step(Step(anchors.done, descent.steps, anchors.facts, anchors.snapshot()))
+    return _rounded(pools, rows, seeds, anchors, beat)
+
+
+def _start(pools: Pools, seeds: list[tuple[int, int]], descent: Descent) -> tuple[list[int], Anchors]:
+    """Rows of the source anchors, seeds first and the others drawn; and the target anchors: the seeds', then random ones."""
+    generator = torch.Generator().manual_seed(descent.seed)
+    taken = {i for i, _ in seeds}
+    others = [i for i in torch.randperm(len(pools.x), generator=generator).tolist() if i not in taken]
+    rows = ([i for i, _ in seeds] + others)[: descent.size]
+    # Drawn on the CPU, whatever the device: equal seeds start alike everywhere.
+    drawn = normalize(torch.randn(descent.size - len(seeds), pools.y.shape[1], generator=generator)).to(pools.device)
+    known = pools.y[[j for _, j in seeds]]
+    frozen, free = (known, drawn) if descent.freeze_seeds else (known[:0], torch.cat([known, drawn]))
+    return rows, Anchors(frozen, free, torch.optim.Adam([free], lr=descent.learning_rate))
+
+
+def _step(pools: Pools, relative_x: Float32[Tensor, "n size"], anchors: Anchors, correspond: Correspondence, beat: Beat) -> None:
+    """One step of Algorithm 1: lines 4 to 8."""
+    relative_y = pools.y @ torch.cat([anchors.frozen, anchors.free]).T
+    wanted = correspond(Relative(relative_x, relative_y, anchors.done, anchors.carried, pools.memory, beat))
+    loss, gradient = mean_squares(pools.y, relative_y, wanted)
+    anchors.free.grad = gradient[len(anchors.frozen) :]
+    anchors.adam.step()
+    # Back onto the sphere: the constraint |a| = 1 of equation 1.
+    anchors.free.copy_(normalize(anchors.free))
+    facts = {"loss": loss}
+    if anchors.partner is not None:
+        facts["agreement"] = float((wanted.partner == anchors.partner).double().mean())
+    anchors.done, anchors.facts = anchors.done + 1, facts
+    anchors.partner, anchors.carried = wanted.partner, wanted.carried
+
+
+def mean_squares(
+    y: Float32[Tensor, "m d"], relative_y: Float32[Tensor, "m size"], wanted: Wanted
+) -> tuple[float, Float32[Tensor, "size d"]]:
+    """The mean of (relative - wanted)^2 over rows and anchors, and its gradient to the anchors (size, d)."""
+    total, gradient = 0.0, y.new_zeros(relative_y.shape[1], y.shape[1])
+    for rows, relative in zip(wanted.rows.split(ROWS), wanted.relative.split(ROWS), strict=True):  # type: ignore[no-untyped-call]
+        difference = relative_y[rows] - relative
+        total += float(difference.square().sum(dtype=torch.float64))
+        gradient.addmm_(difference.T, y[rows])
+    return total / wanted.relative.numel(), gradient.mul_(2 / wanted.relative.numel())
+
+
+def _rounded(pools: Pools, rows: list[int], seeds: list[tuple[int, int]], anchors: Anchors, beat: Beat) -> Optimised:
+    """Each free anchor as its nearest item; the nearest claim to an item wins, and a frozen seed's item is taken."""
+    frozen = len(anchors.frozen)
+    cosines, nearest = torch.empty(len(anchors.free)), torch.empty(len(anchors.free), dtype=torch.int64)
+    for piece, block in products(anchors.free, pools.y, memory=pools.memory, beat=beat):
+        largest = block.max(dim=1)
+        cosines[piece], nearest[piece] = largest.values.clamp(-1.0, 1.0).cpu(), largest.indices.cpu()
+    pairs, nearness = seeds[:frozen], [1.0] * frozen
+    taken = {j for _, j in pairs}
+    for index in cosines.argsort(descending=True, stable=True).tolist():
+        j = int(nearest[index])
+        if j not in taken:
+            taken.add(j)
+            pairs.append((rows[frozen + index], j))
+            nearness.append(float(cosines[index]))
+    facts = dict(anchors.facts)
+    if len(pairs) > frozen:
+        facts["nearness"] = sum(nearness[frozen:]) / (len(pairs) - frozen)
+    given = set(seeds)
+    order = sorted(range(len(pairs)), key=lambda at: pairs[at] not in given)
+    return Optimised(
+        torch.tensor([pairs[at] for at in order]), torch.tensor([nearness[at] for at in order], dtype=torch.float32), facts
+    )

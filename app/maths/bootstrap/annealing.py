@@ -1,0 +1,174 @@
+"""A soft assignment between two pools that cools down from a few seeds: the start of self-learning.
+
+Two pools of the same items look alike up to a map, and which item is which maximises tr(K_x P K_y P^T) over permutations P: the
+quadratic assignment problem, with kernels K = Z Z^T of whitened coordinates Z. Its gradient, 2 Z_x (Z_x^T P Z_y) Z_y^T, is the
+table of cosines after mapping by the overlap Z_x^T P Z_y: a translator learnt from the pairs P. So self-learning is gradient
+ascent on it, and a hard choice of pairs at every round is what makes it fail: with five seeds nearly every choice of the first
+rounds is wrong, and the next map is fitted to them. Here P is the entropic plan (every row a distribution over the other pool)
+at a temperature that falls: at first a row says little more than which region its item is in, which a handful of seeds suffices
+for, and all items vote. Deterministic annealing: Rose 1998; for assignment, Gold and Rangarajan 1996, "A graduated assignment
+algorithm for graph matching"; with fixed seeds as in seeded graph matching, Fishkind et al. 2019. docs/bootstrap.md explains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float32, Float64
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from app.maths.bootstrap.matching import Beat, products
+
+#: leading directions of a pool that are kept
+MOST_DIMENSIONS = 256
+#: more columns than wanted, and multiplications by the covariance, of the search for leading directions
+OVERSAMPLING, ITERATIONS = 32, 12
+#: below this a pool's own covariance is decomposed exactly
+SMALL = 384
+#: rows that the temperature is found from
+SAMPLE = 256
+#: halvings of the logarithm of the temperature's range
+HALVINGS = 16
+COLDEST, HOTTEST = 1e-3, 2.0
+#: by how many temperatures one round may change a potential
+LARGEST_CHANGE = 4.0
+#: variance of a direction, relative to the largest, that is none
+NONE = 1e-7
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """power      of a direction's variance that its coordinate keeps: 1 as it is, 0 whitened
+    flattening  power of the overlap's singular values: 1 as they are, 0 an orthogonal map
+    breadth     perplexity of the first plan's rows, as a share of the target pool; `sharpness` is that of the last, in items
+    dimensions  leading directions of each pool
+    seed_weight  what a seed counts in the overlap, in items
+    rounds      from one to the other, geometrically
+    """
+
+    power: float = 0.5
+    flattening: float = 0.5
+    breadth: float = 0.2
+    sharpness: float = 1.5
+    dimensions: int = 128
+    seed_weight: float = 5.0
+    rounds: int = 40
+
+
+@dataclass(frozen=True, eq=False)
+class Directions:
+    """along     (n, r) coordinates of a pool's rows along its leading directions, the most variable first
+    variance  (r,) of each, in the unit of squared coordinates
+    """
+
+    along: Float32[Tensor, "n r"]
+    variance: Float64[Tensor, " r"]
+
+    def coordinates(self, *, power: float, dimensions: int) -> Float32[Tensor, "n r"]:
+        """(n, r) unit rows z = along * variance^((power - 1) / 2), of the first `dimensions`."""
+        scale = self.variance[:dimensions].pow((power - 1) / 2).to(self.along.dtype)
+        return normalize(self.along[:, :dimensions] * scale)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Where the annealing stands.
+
+    overlap    (r_x, r_y) Z_x^T P Z_y with the seeds' part, which maps rows of one side to the other
+    potential  (m,) of the target items, in the unit of cosines: what makes all of them wanted alike
+    fit        mean cosine of a mapped row to the mean of its partners, in [-1, 1]; nan before the first round
+    done       rounds
+    """
+
+    overlap: Float32[Tensor, "rx ry"]
+    potential: Float32[Tensor, " m"]
+    fit: float = float("nan")
+    done: int = 0
+
+
+def directions(unit: Float32[Tensor, "n d"]) -> Directions:
+    """The at most MOST_DIMENSIONS leading principal directions of centred unit rows (n, d), by subspace iteration where d is large.
+
+    Deterministic. Directions without variance are left out. Source: Halko, Martinsson and Tropp 2011, algorithm 4.4.
+    """
+    covariance = (unit.T @ unit).double() / len(unit)
+    d = len(covariance)
+    if d <= SMALL:
+        variance, vectors = torch.linalg.eigh(covariance)
+    else:
+        generator = torch.Generator().manual_seed(0)
+        basis = torch.randn(d, MOST_DIMENSIONS + OVERSAMPLING, generator=generator, dtype=torch.float64).to(unit.device)
+        for _ in range(ITERATIONS):
+            basis = torch.linalg.qr(covariance @ basis).Q
+        variance, rotation = torch.linalg.eigh(basis.T @ covariance @ basis)
+        vectors = basis @ rotation
+    kept = min(MOST_DIMENSIONS, int((variance > NONE * variance[-1]).sum()))
+    variance, vectors = variance.flip(0)[:kept], vectors.flip(1)[:, :kept]
+    return Directions(unit @ vectors.float(), variance)
+
+
+def start(overlap: Float32[Tensor, "rx ry"], *, target: int) -> Plan:
+    """Before the first round, from what seeds or an unsupervised start say; `target` items on the other side."""
+    return Plan(overlap, overlap.new_zeros(target))
+
+
+def advance(
+    x: Float32[Tensor, "n rx"],
+    y: Float32[Tensor, "m ry"],
+    known: Float32[Tensor, "rx ry"],
+    plan: Plan,
+    schedule: Schedule,
+    *,
+    memory: int,
+    beat: Beat,
+) -> Plan:
+    """One round: map, find the temperature, soften, and learn the overlap anew, in one pass over the table of cosines.
+
+    x, y   coordinates of the pools; P_ij = exp((q_i . y_j + g_j) / tau) / sum_j of that, with q = mapped(x)
+    known  the seeds' part of the overlap, added to Z_x^T P Z_y
+    After the pass the potentials take one Sinkhorn step: g_j falls by tau log(m / n sum_i P_ij).
+    """
+    q = mapped(x, plan.overlap, schedule.flattening)
+    tau = temperature(q, y, plan.potential, perplexity(schedule, plan.done, len(y)))
+    overlap, mass, fit = known.clone(), torch.zeros(len(y), dtype=torch.float64, device=y.device), 0.0
+    for piece, cosines in products(q, y, memory=memory, beat=beat):
+        soft = torch.softmax(cosines.add_(plan.potential).div_(tau), dim=1)
+        mass += soft.sum(dim=0)
+        partners = soft @ y
+        overlap.addmm_(x[piece].T, partners)
+        fit += float((partners * q[piece]).sum(dtype=torch.float64))
+    change = (mass * (len(y) / len(x))).clamp_min(1e-30).log_().clamp_(-LARGEST_CHANGE, LARGEST_CHANGE)
+    return Plan(overlap, plan.potential - tau * change.float(), fit / len(x), plan.done + 1)
+
+
+def mapped(x: Float32[Tensor, "n rx"], overlap: Float32[Tensor, "rx ry"], flattening: float) -> Float32[Tensor, "n ry"]:
+    """Unit rows of x U s^flattening V^T, with U s V^T the overlap."""
+    left, singular, right = torch.linalg.svd(overlap.double(), full_matrices=False)
+    scale = (singular / singular[0].clamp_min(torch.finfo(torch.float64).tiny)).pow(flattening)
+    return normalize(x @ ((left * scale) @ right).float())
+
+
+def perplexity(schedule: Schedule, done: int, target: int) -> float:
+    """Of the rows of the plan in round `done`, in items of the target pool: geometric from breadth to sharpness."""
+    first = max(schedule.breadth * target, schedule.sharpness)
+    return float(first * (schedule.sharpness / first) ** (done / max(1, schedule.rounds - 1)))
+
+
+def temperature(q: Float32[Tensor, "n r"], y: Float32[Tensor, "m r"], potential: Float32[Tensor, " m"], wanted: float) -> float:
+    """Tau in [COLDEST, HOTTEST] where the plan's rows have the wanted perplexity exp(mean entropy), by bisection on SAMPLE rows."""
+    rows = torch.linspace(0, len(q) - 1, min(SAMPLE, len(q)), device=q.device).long()
+    scores = q[rows] @ y.T + potential
+    low, high = COLDEST, HOTTEST
+    for _ in range(HALVINGS):
+        tau = (low * high) ** 0.5
+        logarithm = torch.log_softmax(scores / tau, dim=1)
+        entropy = -(logarithm.exp() * logarithm).sum(dim=1).mean()
+        low, high = (low, tau) if float(entropy.exp()) > wanted else (tau, high)
+    return float((low * high) ** 0.5)
+
+
+def forgotten(plan: Plan) -> Plan:
+    """The same overlap, to be annealed again."""
+    return replace(plan, potential=torch.zeros_like(plan.potential), done=0)

@@ -1,0 +1,66 @@
+"""From a first set of pairs to all that can be told: graded maps, mutual neighbours, and pairs that hold when they are left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float32, Float64, Int64
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from app.maths.bootstrap.matching import Beat, best, hubness, mutual
+
+#: decode power of the graded map, and its ridge: LEAST_RIDGE, or the number of pairs over PAIRS_A_RIDGE
+POWER, LEAST_RIDGE, PAIRS_A_RIDGE = 0.5, 0.3, 300
+#: neighbours that CSLS takes a row's hubness from
+NEIGHBOURS = 10
+
+
+@dataclass(frozen=True, eq=False)
+class Matched:
+    """partner  (n,) row of y that row i of x chooses and that chooses it, or -1
+    margin   (n,) by how much CSLS prefers it to the next; nan without a partner
+    """
+
+    partner: Int64[Tensor, " n"]
+    margin: Float32[Tensor, " n"]
+
+    @property
+    def pairs(self) -> Int64[Tensor, "p 2"]:
+        """(p, 2) rows (i, j), in the order of i."""
+        rows = (self.partner >= 0).nonzero()[:, 0]
+        return torch.stack([rows, self.partner[rows]], dim=1)
+
+
+def graded_map(x: Float32[Tensor, "p r"], y: Float32[Tensor, "p s"]) -> Float64[Tensor, "r s"]:
+    """T = (X^T X + l I)^-1 X^T Y (Y^T Y + l I)^-b of paired rows: DESIGN's graded translator of powers (1, b), uncentred.
+
+    Rows of pools are centred already; l and b as above.
+    """
+    x64, y64 = x.double(), y.double()
+    ridge = max(LEAST_RIDGE, len(x) / PAIRS_A_RIDGE)
+    gram = x64.T @ x64
+    gram.diagonal().add_(ridge)
+    left = torch.linalg.solve(gram, x64.T @ y64)
+    values, vectors = torch.linalg.eigh(y64.T @ y64)
+    return (left @ vectors) * (values.clamp_min(0) + ridge).pow(-POWER) @ vectors.T
+
+
+def match(q: Float32[Tensor, "n s"], y: Float32[Tensor, "m s"], *, memory: int, beat: Beat) -> Matched:
+    """Rows of unit q and y that are each other's best by CSLS."""
+    k = min(NEIGHBOURS, len(q), len(y))
+    offset_q, offset_y = hubness(q, y, k, memory=memory, beat=beat)
+    found = mutual(best(q, y, offset_q=offset_q, offset_y=offset_y, memory=memory, beat=beat))
+    partner = torch.full((len(q),), -1, dtype=torch.int64, device=q.device)
+    margin = torch.full((len(q),), torch.nan, device=q.device)
+    partner[found.i], margin[found.i] = found.j, found.margin
+    return Matched(partner, margin)
+
+
+def rematch(
+    x: Float32[Tensor, "n r"], y: Float32[Tensor, "m s"], pairs: Int64[Tensor, "p 2"], *, memory: int, beat: Beat
+) -> Matched:
+    """Learn the graded map from the pairs, and match all rows by it; y need not have unit rows."""
+    transform = graded_map(x[pairs[:, 0]], y[pairs[:, 1]])
+    return match(normalize(x @ transform.float()), normalize(y), memory=memory, beat=beat)

@@ -1,0 +1,68 @@
+"""Anchor optimisation with frozen seeds and a soft plan that sharpens: where a hard choice is mostly wrong, a mean is less so.
+
+Each target item wants the mean of the source's relative vectors under its column of the entropic plan. Epsilon falls from step to
+step, geometrically, as a share of the mean cost: at first everything pulls everything, at last nearly one item one. As anchors
+move little in a step, its plan starts from the potentials of the last: one iteration does what three from zero do.
+Our variant of Cannistraci et al. 2023; docs/decisions/0007-bootstrap.md compares them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from app.maths.bootstrap.anchor_optimisation import Descent, Relative, Wanted, optimise
+from app.maths.bootstrap.common import Grown, OnStep, Pools, State, ignore
+from app.maths.bootstrap.plan import barycentre, sinkhorn
+
+#: rows of either side that the mean cost is taken of
+SAMPLE = 512
+
+
+@dataclass(frozen=True)
+class Settings:
+    """size    how many parallel anchors to aim for, seeds included
+    steps   optimisation steps, and Adam's learning rate
+    first_epsilon, last_epsilon   of the first and of the last step, as shares of the mean cost
+    sinkhorn_steps   iterations for each plan, from the potentials of the one before
+    seed    draws the source anchors and the start of the unknown target anchors
+    """
+
+    size: int
+    steps: int = 250
+    learning_rate: float = 0.02
+    first_epsilon: float = 0.3
+    last_epsilon: float = 0.02
+    sinkhorn_steps: int = 1
+    seed: int = 0
+
+
+def grow(
+    pools: Pools, seeds: list[tuple[int, int]], settings: Settings, *, state: State | None = None, on_step: OnStep = ignore
+) -> Grown:
+    """Pairs without an estimate of confidence. State, determinism, errors: as `anchor_optimisation.optimise`."""
+    descent = Descent(settings.size, settings.steps, settings.learning_rate, freeze_seeds=True, seed=settings.seed)
+
+    def correspond(relative: Relative) -> Wanted:
+        x, y, memory, beat = relative.x, relative.y, relative.memory, relative.beat
+        epsilon = share(settings, relative.step) * mean_cost(x, y)
+        u, v = sinkhorn(x, y, epsilon=epsilon, steps=settings.sinkhorn_steps, start=relative.carried, memory=memory, beat=beat)
+        means, partner = barycentre(x, y, u, epsilon=epsilon, memory=memory, beat=beat)
+        return Wanted(torch.arange(len(y), device=y.device), means, partner, carried=v)
+
+    return optimise(pools, seeds, descent, correspond, state=state, on_step=on_step).grown()
+
+
+def share(settings: Settings, step: int) -> float:
+    """Epsilon of a step as a share of the mean cost: first (last / first)^(step / (steps - 1))."""
+    progress = step / max(1, settings.steps - 1)
+    return float(settings.first_epsilon * (settings.last_epsilon / settings.first_epsilon) ** progress)
+
+
+def mean_cost(x: Float32[Tensor, "n k"], y: Float32[Tensor, "m k"]) -> float:
+    """Mean of |x_i - y_j| over at most SAMPLE rows of either side, evenly spread; above 0, whatever they are."""
+    some_x, some_y = (rows[torch.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).long()] for rows in (x, y))
+    return max(float(torch.cdist(some_x, some_y).mean()), torch.finfo(torch.float32).eps)

@@ -1,0 +1,129 @@
+"""Two pools in different orders, seeds, and items that neither pool has: drawn from the tasks of quality/data.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import data
+import torch
+from torch import Tensor
+
+from app.maths.bootstrap.common import Pools, fit_pools
+
+#: true anchors that the paper's optimisation aims for, and is compared with
+GT = 300
+#: unseen items at most
+UNSEEN = 2_000
+
+
+@dataclass(frozen=True)
+class Case:
+    """An ordered pair of a task's encoders.
+
+    name   for tables
+    items  of each pool at most; None: all that there are, and none unseen
+    """
+
+    name: str
+    task: str
+    source: str
+    target: str
+    items: int | None = 3_000
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """x, y            (n, d_x), (n, d_y) raw vectors; the rows of y are in another order
+    partner         (n,) the row of y that is row i of x
+    unseen_x, unseen_y  (u, .) raw vectors of the same other items, in one order
+    labels, unseen_labels  (n,) of the rows of x, and (u,), where the items have classes
+    """
+
+    x: Tensor
+    y: Tensor
+    partner: Tensor
+    unseen_x: Tensor
+    unseen_y: Tensor
+    labels: Tensor | None
+    unseen_labels: Tensor | None
+
+    @cached_property
+    def pools(self) -> Pools:
+        """What a method gets."""
+        return fit_pools(self.x, self.y)
+
+    @cached_property
+    def flipped(self) -> Draw:
+        """The same from the target to the source."""
+        back = self.partner.argsort()
+        labels = None if self.labels is None else self.labels[back]
+        return Draw(self.y, self.x, back, self.unseen_y, self.unseen_x, labels, self.unseen_labels)
+
+    def true(self, count: int | None = None) -> Tensor:
+        """The first `count` true pairs (count, 2), or all: fewer are the first of more."""
+        partner = self.partner[:count]
+        return torch.stack([torch.arange(len(partner)), partner], dim=1)
+
+    def seeds(self, count: int) -> list[tuple[int, int]]:
+        """The same, as methods take them."""
+        return [(i, j) for i, j in self.true(count).tolist()]
+
+    def right(self, pairs: Tensor) -> Tensor:
+        """(p,) bool: which pairs (p, 2) are true."""
+        return self.partner[pairs[:, 0]] == pairs[:, 1]
+
+
+@lru_cache(2)
+def draw(case: Case, number: int) -> Draw:
+    """Rows of both pools in random order, each its own; equal numbers draw equally."""
+    task = data.TASKS[case.task]()
+    generator = torch.Generator().manual_seed(number)
+    order = torch.randperm(task.items, generator=generator)
+    pool, unseen = (order, order[:0]) if case.items is None else (order[: case.items], order[case.items :][:UNSEEN])
+    mixed = torch.randperm(len(pool), generator=generator)
+    x, y = task.encoders[case.source], task.encoders[case.target]
+    labels = task.labels
+    return Draw(
+        x=x[pool],
+        y=y[pool[mixed]],
+        partner=mixed.argsort(),
+        unseen_x=x[unseen],
+        unseen_y=y[unseen],
+        labels=None if labels is None else labels[pool],
+        unseen_labels=None if labels is None else labels[unseen],
+    )
+
+
+#: the issue's pairs of encoders, by name; the words of `retrieval` are all that the three spaces share
+CASES = {
+    case.name: case
+    for case in (
+        Case("Banking77, MiniLM -> static", "banking77", "minilm6-384", "static-256"),
+        Case("Banking77, minilm3 -> static", "banking77", "minilm3-512", "static-256"),
+        Case("CIFAR-10, V1 1.0 -> 0.5", "cifar10", "mobilenet_v1_100", "mobilenet_v1_050"),
+        Case("CIFAR-10, V1 .75 -> .25", "cifar10", "mobilenet_v1_075", "mobilenet_v1_025"),
+        Case("CIFAR-10, SqueezeNet -> V1 .75", "cifar10", "squeezenet_v10", "mobilenet_v1_075"),
+        Case("CIFAR-10, V2 -> SqueezeNet", "cifar10", "mobilenet_v2_100_ptq", "squeezenet_v10"),
+        Case("texts, bge-large -> jina-v3", "text-embeddings", "BAAI_bge-large-en-v1.5", "jinaai_jina-embeddings-v3", None),
+        Case(
+            "texts, Qwen3 -> mpnet",
+            "text-embeddings",
+            "Qwen_Qwen3-Embedding-0.6B",
+            "sentence-transformers_all-mpnet-base-v2",
+            None,
+        ),
+        Case("words, googlenews -> w2v", "words", "googlenews", "w2v"),
+        Case("words, w2v -> fasttext", "words", "w2v", "fasttext"),
+        Case("words, googlenews -> fasttext", "words", "googlenews", "fasttext"),
+    )
+}
+ALL_WORDS = {
+    case.name: case
+    for case in (
+        Case("all words, w2v -> fasttext", "words", "w2v", "fasttext", None),
+        Case("all words, googlenews -> w2v", "words", "googlenews", "w2v", None),
+        Case("all words, googlenews -> fasttext", "words", "googlenews", "fasttext", None),
+    )
+}
+OTHERS = {case.name: case for case in (Case("CIFAR-10, V1 1.0 -> SqueezeNet", "cifar10", "mobilenet_v1_100", "squeezenet_v10"),)}

@@ -1,0 +1,115 @@
+"""The paper's Tables 1, 4, 5 and 7: do the anchors that a method finds make relative vectors that find each other?
+
+Every set of anchors is asked twice: by relative vectors, as the paper does, and through the graded translator fitted to it.
+The paper's optimisation aims for 300 anchors, so of what finds thousands the 300 most confident stand beside the 300 true ones.
+Items are those of the pools, as in the paper, anchors and seeds among them; and, where there are any, others that no pool has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import growers
+import torch
+from cells import Cell, Measured
+from draws import ALL_WORDS, CASES, GT, OTHERS, Case, Draw, draw
+from protocol import Retrieved, graded, relative, retrieved, translated, unit
+from torch import Tensor
+
+NAME = "retrieval"
+PLACES = {
+    case.name: case
+    for case in (
+        *ALL_WORDS.values(),
+        OTHERS["CIFAR-10, V1 1.0 -> SqueezeNet"],
+        CASES["CIFAR-10, V2 -> SqueezeNet"],
+        CASES["Banking77, MiniLM -> static"],
+        CASES["Banking77, minilm3 -> static"],
+    )
+}
+#: rows that no method makes
+TRUE, SEED = "GT", "Seed"
+COUNTS = (15, 25, 50)
+#: methods that take a minute or more: fewer numbers of seeds, fewer draws
+SLOW: dict[str, tuple[tuple[int, ...], int]] = {"vecmap": ((15, 25), 2), "paper": ((15,), 2), "soft-plan": ((15,), 2)}
+DRAWS = 5
+
+#: which pairs are the anchors, and who reads them
+BEST, EVERY = f"best {GT}", "all"
+RELATIVE, GRADED = "relative", "graded"
+
+
+def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
+    """By case and draw, so that neighbours share what they load."""
+    places = [next(iter(ALL_WORDS)), "CIFAR-10, V2 -> SqueezeNet", "Banking77, MiniLM -> static"] if quick else list(PLACES)
+    for place in places:
+        for number in range(draws or (1 if quick else DRAWS)):
+            for method, counts in _asked(place, number, quick=quick, all_draws=draws is not None).items():
+                for count in counts[:1] if quick else counts:
+                    yield Cell((NAME, place, method, count, number), measure, method)
+
+
+def _asked(place: str, number: int, *, quick: bool, all_draws: bool) -> dict[str, tuple[int, ...]]:
+    """The methods of a draw, and their numbers of seeds."""
+    asked = {TRUE: (0,), SEED: COUNTS}
+    for method in growers.METHODS:
+        counts, most = SLOW.get(method, (COUNTS, DRAWS))
+        slow = method in SLOW and place in ALL_WORDS
+        if (number < most or all_draws) and not (quick and slow):
+            asked[method] = counts
+    return asked
+
+
+def measure(place: str, method: str, count: int, number: int) -> Measured:
+    """All rows of one set of anchors, from the source to the target (forth) and back."""
+    case = PLACES[place]
+    drawn = draw(case, number)
+    told: Measured = {}
+    if method == TRUE:
+        sets = {BEST: drawn.true(GT), EVERY: drawn.true()}
+    elif method == SEED:
+        sets = {BEST: drawn.true(count)}
+    else:
+        sets, told = grown(method, case, drawn, count, number)
+    rows = {}
+    for size, pairs in sets.items():
+        # By all true pairs nothing is compared but the translator: no method is asked for more.
+        for reader in (GRADED,) if method == TRUE and size == EVERY else (RELATIVE, GRADED):
+            rows[f"{size}, {reader}"] = read(reader, drawn, pairs)
+    return told | {"rows": rows}
+
+
+def grown(method: str, case: Case, drawn: Draw, count: int, number: int) -> tuple[dict[str, Tensor], Measured]:
+    found, seconds = growers.grown(method, case, count, number)
+    sets = {BEST: growers.most_confident(found, GT)}
+    if len(found.pairs) > GT:
+        sets[EVERY] = found.pairs
+    told = {
+        "grow_seconds": seconds,
+        "pairs": len(found.pairs),
+        "right": float(drawn.right(found.pairs[count:]).double().mean()) if len(found.pairs) > count else None,
+    }
+    return sets, told
+
+
+def read(reader: str, drawn: Draw, pairs: Tensor) -> dict[str, dict[str, float]]:
+    """The paper's numbers both ways, of the pools' items and of unseen ones."""
+    found = {}
+    for way, side, anchors in (("forth", drawn, pairs), ("back", drawn.flipped, pairs.flip(1))):
+        ask = _by_relative if reader == RELATIVE else _by_translator
+        found[way] = ask(side, anchors, side.x, side.y, side.partner).as_json()
+        if len(side.unseen_x):
+            own = torch.arange(len(side.unseen_x))
+            found[f"{way}, unseen"] = ask(side, anchors, side.unseen_x, side.unseen_y, own).as_json()
+    return found
+
+
+def _by_relative(side: Draw, pairs: Tensor, queries: Tensor, index: Tensor, own: Tensor) -> Retrieved:
+    means = side.x.mean(dim=0), side.y.mean(dim=0)
+    anchors_x, anchors_y = unit(side.x[pairs[:, 0]], means[0]), unit(side.y[pairs[:, 1]], means[1])
+    return retrieved(relative(unit(queries, means[0]), anchors_x, unit(index, means[1]), anchors_y), own)
+
+
+def _by_translator(side: Draw, pairs: Tensor, queries: Tensor, index: Tensor, own: Tensor) -> Retrieved:
+    translator = graded(side.x[pairs[:, 0]], side.y[pairs[:, 1]])
+    return translated(translator, queries, index, side.y.mean(dim=0), own)

@@ -1,0 +1,150 @@
+"""How many anchors grow from a few seeds, how many of them are right, and what are they good for? A module for each section.
+
+    python benchmarks/bootstrap.py                        # everything; writes results/bootstrap.json and .png
+    python benchmarks/bootstrap.py --resume               # the same, without what was measured already by this code
+    python benchmarks/bootstrap.py --only counts scale    # some sections; the others' results stay in the JSON
+    python benchmarks/bootstrap.py --quick                # one draw, few seeds and pairs, to try it out; writes elsewhere
+    python benchmarks/bootstrap.py --plan                 # how many cells there are, and how long the known ones took
+
+Items embedded by two encoders, one side in another order; some true pairs are given as seeds. Means and standard deviations over
+draws of items, order and seeds: fewer draws of the methods that take minutes. Seconds are of one core.
+Data: see benchmarks/quality/data.py; for `scale`, corpora of film reviews.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ablation
+import cells
+import counts
+import data
+import published
+import retrieval
+import scale
+import stitched
+import store
+import summaries
+import tables
+from cells import Cell, Found
+from rich.console import Console
+from rich.table import Table
+
+from app.demo.run import new_table
+
+RESULTS = Path(__file__).parents[1] / "results" / "bootstrap.json"
+ABOUT = (__doc__ or "").split("\n\n")[2].replace("\n", " ")
+
+#: how a section summarises its cells, and shows that
+Telling = tuple[Callable[[Found], dict[str, Any]], Callable[[dict[str, Any]], Iterator[Table]]]
+
+SECTIONS: dict[str, tuple[Any, Telling]] = {
+    module.NAME: (module, telling)
+    for module, telling in (
+        (retrieval, (summaries.of_rows, tables.of_rows)),
+        (stitched, (summaries.of_rows, tables.of_rows)),
+        (counts, (summaries.of_counts, tables.of_counts)),
+        (scale, (summaries.of_scale, tables.of_scale)),
+        (ablation, (summaries.of_counts, tables.of_counts)),
+    )
+}
+
+
+def main() -> None:
+    """Measure, show and write the chosen sections."""
+    arguments = _arguments()
+    console = Console(width=max(200, Console().width))
+    path = Path("bootstrap-quick.json") if arguments.quick else RESULTS
+    if arguments.plan:
+        _plan(console, arguments)
+        return
+    if not arguments.resume:
+        store.forget()
+    for name in arguments.only:
+        module, (summarise, show) = SECTIONS[name]
+        try:
+            asked = list(module.cells(quick=arguments.quick, draws=arguments.draws))
+            found = cells.run(asked, console, jobs=arguments.jobs)
+        except data.Missing as error:
+            console.print(f"[red]{name} is left out.[/red] {error}", highlight=False)
+            continue
+        if found:
+            section = summarise(found)
+            for table in show(section):
+                console.print(table)
+            spent = summaries.seconds(found)
+            console.print(tables.of_seconds(name, spent))
+            write(path, name, {"note": module.__doc__, **section, "seconds": spent, "version": store.version()})
+    if not arguments.quick and RESULTS.exists():
+        import picture
+
+        picture.draw(json.loads(RESULTS.read_text(encoding="utf-8")), RESULTS.with_suffix(".png"))
+    console.print(f"Written to {path}")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="these sections")
+    parser.add_argument("--draws", type=int, help="of every method; default: ten of counts, five else, fewer of slow methods")
+    parser.add_argument("--quick", action="store_true", help="one draw, few seeds and pairs")
+    parser.add_argument("--resume", action="store_true", help="keep what was measured already by this code")
+    parser.add_argument("--plan", action="store_true", help="only say what would be measured")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once, each on one core")
+    return parser.parse_args()
+
+
+def _plan(console: Console, arguments: argparse.Namespace) -> None:
+    """Cells by section and method, how many are known, and what the others will take: as long as the known ones of their kind."""
+    shown = new_table(f"version {store.version()}", ("section", "method"), ("cells", "known", "s each", "s to come"))
+    whole = 0.0
+    for name in arguments.only:
+        asked = list(SECTIONS[name][0].cells(quick=arguments.quick, draws=arguments.draws))
+        for group in dict.fromkeys(cell.group for cell in asked):
+            many = [cell for cell in asked if cell.group == group]
+            known = [cell for cell in many if store.cell(cell.key) is not None]
+            guesses = [_guess(cell) for cell in many if store.cell(cell.key) is None]
+            told = [guess for guess in guesses if guess is not None]
+            each = sum(told) / len(told) if told else 0.0
+            whole += each * len(guesses)
+            shown.add_row(name, group, str(len(many)), str(len(known)), f"{each:.1f}", f"{each * len(guesses):,.0f}")
+    console.print(shown)
+    console.print(f"About {whole / 60:.0f} minutes of one core to come.")
+
+
+def _guess(cell: Cell) -> float | None:
+    """The seconds of a known cell that differs in number of seeds or draw; None where there is none."""
+    name, place, *_ = cell.key
+    for known in SECTIONS[str(name)][0].cells(quick=True, draws=None):
+        same = known.group == cell.group and (known.key[1] == place or _kind(known.key[1]) == _kind(place))
+        if same and (measured := store.cell(known.key)) is not None:
+            return float(measured["seconds"])
+    return None
+
+
+def _kind(place: str | int) -> str:
+    """The items of a case: what decides how long it takes."""
+    return str(place).split(",")[0]
+
+
+def write(path: Path, name: str, section: Mapping[str, Any]) -> None:
+    """Put a section into the JSON, beside the others that are there."""
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    sections = before.get("sections", {}) | {name: section}
+    ordered = {known: sections[known] for known in (*SECTIONS, *sections) if known in sections}
+    paper = {"source": published.SOURCE, "tables": published.TABLES}
+    report = {"about": ABOUT, "paper": paper, "sections": ordered}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(rounded(report), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def rounded(value: Any) -> Any:
+    """Floats to four digits after the point."""
+    if isinstance(value, Mapping):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(item) for item in value]
+    return round(value, 4) if isinstance(value, float) else value

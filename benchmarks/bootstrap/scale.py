@@ -1,0 +1,110 @@
+"""20,000 x 20,000: seconds of a step or round, and the memory that a method takes above its data.
+
+Sentences of film reviews and plots by two real text encoders. Every method runs in a process of its own, on one core, until it
+ends or its time is up: the steps that were made tell what all would take.
+"""
+
+from __future__ import annotations
+
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import data
+import growers
+import torch
+from cells import Cell, Measured
+from draws import Draw
+
+from app.maths.bootstrap.common import Grown, Step, fit_pools
+
+NAME = "scale"
+SIZES = (5_000, 20_000)
+COUNT = 15
+SOURCE, TARGET = "minilm6-384", "static-256"
+CORPORA = ("sentence_polarity", "subjectivity", "movie_reviews")
+#: words of a sentence
+SHORTEST, LONGEST = 6, 60
+#: seconds after which a method is told to stop, once it has made STEPS steps
+TIME, STEPS = 150.0, 2
+
+
+class _TimeUp(Exception):
+    """Enough is known."""
+
+
+def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
+    """One for each method and size."""
+    for size in SIZES[:1] if quick else SIZES:
+        for method in growers.METHODS:
+            yield Cell((NAME, method, size), measure, method, alone=True)
+
+
+def measure(method: str, size: int) -> Measured:
+    """A run, watched."""
+    drawn = _draw(size)
+    pools = fit_pools(drawn.x, drawn.y)
+    begun = time.process_time()
+    ended: list[float] = []
+    last = Step(0, 1)
+
+    def watch(step: Step) -> None:
+        nonlocal last
+        last = step
+        ended.extend([time.process_time()] * (step.done - len(ended)))
+        if time.process_time() - begun > TIME and step.done >= STEPS and step.done < step.total:
+            raise _TimeUp
+
+    before = _memory("VmRSS")
+    # From here on the high-water mark is of what follows.
+    Path("/proc/self/clear_refs").write_text("5")
+    found: Grown | None = None
+    with suppress(_TimeUp):
+        found = growers.grow(method, pools, drawn.seeds(COUNT), 0, on_step=watch)
+    peak, seconds = _memory("VmHWM"), time.process_time() - begun
+    told: Measured = {
+        "above_bytes": peak - before,
+        "data_bytes": pools.x.nbytes + pools.y.nbytes,
+        "steps": len(ended),
+        "of": last.total,
+        "run_seconds": seconds,
+        "step_seconds": (ended[-1] - begun) / len(ended) if ended else None,
+        "finished": found is not None,
+    }
+    if found is not None:
+        new = found.pairs[COUNT:]
+        told |= {"pairs": len(new), "right": int(drawn.right(new).sum())}
+    return told
+
+
+def _draw(size: int) -> Draw:
+    texts = sentences()
+    generator = torch.Generator().manual_seed(0)
+    chosen = torch.randperm(len(texts), generator=generator)[:size]
+    mixed = torch.randperm(size, generator=generator)
+    x, y = (torch.from_numpy(data.embedded(name, texts, of="sentences")) for name in (SOURCE, TARGET))
+    nothing = torch.empty(0)
+    return Draw(x[chosen], y[chosen[mixed]], mixed.argsort(), nothing, nothing, None, None)
+
+
+def sentences() -> list[str]:
+    """The first different ones, as many as the largest pool has items."""
+    found: dict[str, None] = {}
+    for corpus in CORPORA:
+        path = data.DATA / f"corpora/{corpus}.zip"
+        if not path.exists():
+            raise data.Missing(f"{path}: from github.com/nltk/nltk_data")
+        with zipfile.ZipFile(path) as file:
+            for name in sorted(file.namelist()):
+                if "README" not in name:
+                    lines = file.read(name).decode("latin-1").splitlines()
+                    found |= dict.fromkeys(line.strip() for line in lines if SHORTEST <= len(line.split()) <= LONGEST)
+    return list(found)[: max(SIZES)]
+
+
+def _memory(name: str) -> int:
+    """Bytes of the process, as Linux counts them."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))

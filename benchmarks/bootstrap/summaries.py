@@ -1,0 +1,116 @@
+"""From cells to what a section says: means and deviations over draws, as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from statistics import mean, stdev
+from typing import Any
+
+import counts
+import published
+from cells import Found, Measured
+from store import Key
+
+Section = dict[str, Any]
+
+
+def of_rows(found: Found) -> Section:
+    """Retrieval and stitching: by place, a row for each method, number of seeds and way to use its anchors."""
+    places: dict[str, dict[str, Any]] = {}
+    for (place, method, count), many in _groups(found, lambda key: key[1:4]):
+        for name in dict.fromkeys(row for cell in many for row in cell["rows"]):
+            having = [cell for cell in many if name in cell["rows"]]
+            row: dict[str, Any] = {"method": method, "seeds": count, "read": name, "draws": len(having)}
+            row |= _means(having, "pairs", "right", "grow_seconds")
+            for way in having[0]["rows"][name]:
+                first = having[0]["rows"][name][way]
+                row[way] = {figure: _spread(cell["rows"][name][way][figure] for cell in having) for figure in first}
+            places.setdefault(str(place), {})[f"{method}, {count}, {name}"] = row
+    return {"places": places}
+
+
+def of_counts(found: Found) -> Section:
+    """By case, method and number of seeds; and how often what is said of a run is true, over all of them."""
+    cases: dict[str, dict[str, dict[str, Any]]] = {}
+    for (case, method, count), many in _groups(found, lambda key: key[1:4]):
+        row = {
+            "draws": len(many),
+            "pairs": mean(cell["pairs"] for cell in many),
+            "share": _spread(cell["right"] / max(1, cell["pairs"]) for cell in many),
+            "good": sum(counts.good(cell) for cell in many),
+            # The share of each draw: a mean hides that a run locks on or fails.
+            "shares": [cell["right"] / max(1, cell["pairs"]) for cell in many],
+            **_means(many, "grow_seconds", "expected", "brier"),
+        }
+        if all("said_good" in cell for cell in many):
+            row["said_good"] = sum(cell["said_good"] for cell in many)
+            row["said_right"] = sum(cell["said_good"] == counts.good(cell) for cell in many)
+        cases.setdefault(str(case), {}).setdefault(str(method), {})[str(count)] = row
+    return {"cases": cases, "sure": _sure(found), "honesty": _honesty(found)}
+
+
+def of_scale(found: Found) -> Section:
+    """As measured: a run each."""
+    return {"runs": {f"{method}, {size}": cell for (_, method, size), cell in found.items()}}
+
+
+def seconds(found: Found) -> dict[str, dict[str, float]]:
+    """How many cells there were of each method, and their seconds of one core: each, and all together."""
+    method = {"scale": 1}
+    groups = _groups(found, lambda key: (key[method.get(str(key[0]), 2)],))
+    return {
+        str(name): {"cells": len(many), "each": mean(cell["seconds"] for cell in many), "all": sum(c["seconds"] for c in many)}
+        for (name,), many in groups
+    }
+
+
+def printed_by_the_paper(place: str) -> dict[str, Any] | None:
+    """What stands beside a place."""
+    if place.endswith("w2v -> fasttext"):
+        return {"what": "Table 4", "rows": published.WORDS}
+    return {"what": "Table 7", "rows": published.IMAGES} if place.startswith("CIFAR-10") else None
+
+
+def _sure(found: Found) -> dict[str, dict[str, float]]:
+    """By method: of the pairs whose confidence was at least `counts.SURE`, how many were right."""
+    having = {key: cell for key, cell in found.items() if "sure" in cell}
+    told = {}
+    for (method,), many in _groups(having, lambda key: (key[2],)):
+        pairs, right = sum(cell["sure"] for cell in many), sum(cell["sure_right"] for cell in many)
+        told[str(method)] = {"pairs": pairs, "share": right / max(1, pairs)}
+    return told
+
+
+def _honesty(found: Found) -> dict[str, dict[str, float]]:
+    """By method: how often a run was called what it was, and the two ways to be wrong."""
+    having = {key: cell for key, cell in found.items() if "said_good" in cell}
+    told = {}
+    for (method,), many in _groups(having, lambda key: (key[2],)):
+        told[str(method)] = {
+            "runs": len(many),
+            "good": sum(counts.good(cell) for cell in many),
+            "said_good": sum(cell["said_good"] for cell in many),
+            "right": mean(float(cell["said_good"] == counts.good(cell)) for cell in many),
+            "bad_called_good": sum(cell["said_good"] and not counts.good(cell) for cell in many),
+            "good_called_bad": sum(counts.good(cell) and not cell["said_good"] for cell in many),
+            "share_error": mean(abs(cell["said_share"] - cell["right"] / max(1, cell["pairs"])) for cell in many),
+        }
+    return told
+
+
+def _groups(found: Found, by: Callable[[Key], Key]) -> Iterable[tuple[Key, list[Measured]]]:
+    groups: dict[Key, list[Measured]] = {}
+    for key, cell in found.items():
+        groups.setdefault(by(key), []).append(cell)
+    return groups.items()
+
+
+def _means(many: list[Measured], *names: str) -> dict[str, float]:
+    """Over the draws that have a number."""
+    having = {name: [cell[name] for cell in many if cell.get(name) is not None] for name in names}
+    return {name: mean(values) for name, values in having.items() if values}
+
+
+def _spread(values: Iterable[float]) -> Mapping[str, float | None]:
+    many = list(values)
+    return {"mean": mean(many), "std": stdev(many) if len(many) > 1 else None}

@@ -1,0 +1,133 @@
+"""What a terminal shows of each section."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.table import Table
+from summaries import Section, printed_by_the_paper
+
+from app.demo.run import new_table
+
+SHORT = {"jaccard": "Jaccard", "mrr": "MRR", "cosine": "cosine", "accuracy": "accuracy", "f1": "F1"}
+
+
+def of_rows(section: Section) -> Iterator[Table]:
+    """A table for each place: forth and back, and unseen items where there are any."""
+    for place, rows in section["places"].items():
+        columns = list(
+            dict.fromkeys(
+                (way, figure)
+                for row in rows.values()
+                for way in row
+                if way.startswith(("forth", "back"))
+                for figure in row[way]
+                if not (way.endswith("unseen") and figure == "cosine")
+            )
+        )
+        shown = new_table(
+            f"{place}: forth and back",
+            ("anchors of", "seeds", "pairs, read by"),
+            ("draws", "pairs", "right", "s", *(_heading(way, figure) for way, figure in columns)),
+        )
+        for row in rows.values():
+            figures = (_figure(row.get(way, {}).get(figure)) for way, figure in columns)
+            shown.add_row(row["method"], str(row["seeds"] or ""), row["read"], *_run(row), *figures)
+        for name, printed in _paper(place, columns):
+            shown.add_row(name, "", "", "", "", "", "", *printed, style="dim")
+        yield shown
+
+
+def of_counts(section: Section) -> Iterator[Table]:
+    """The share that is right (and how many pairs), over how many runs were good, by method and number of seeds."""
+    asked = dict.fromkeys(count for rows in section["cases"].values() for row in rows.values() for count in row)
+    order = sorted(asked, key=int)
+    shown = new_table(
+        "share of the accepted pairs that is right (pairs accepted; runs that are mostly right, of draws)",
+        ("pair of encoders", "method"),
+        tuple(f"{count} seeds" for count in order),
+    )
+    for case, rows in section["cases"].items():
+        for place, (method, row) in enumerate(rows.items()):
+            cells = (_count(row[count]) if count in row else "" for count in order)
+            shown.add_row("" if place else case, method, *cells, end_section=place == len(rows) - 1)
+    yield shown
+    if section["sure"]:
+        shown = new_table("pairs of confidence .95 and more", ("method",), ("pairs", "right"))
+        for method, told in section["sure"].items():
+            shown.add_row(method, f"{told['pairs']:,}", f"{told['share']:.3f}")
+        yield shown
+    if section["honesty"]:
+        columns = ("runs", "good", "called good", "called what it is", "bad called good", "good called bad", "error of the share")
+        shown = new_table("is it known which runs failed?", ("method",), columns)
+        for method, told in section["honesty"].items():
+            numbers = (told["runs"], told["good"], told["said_good"], f"{told['right']:.3f}", told["bad_called_good"])
+            shown.add_row(method, *map(str, numbers), str(told["good_called_bad"]), f"{told['share_error']:.3f}")
+        yield shown
+
+
+def of_scale(section: Section) -> Iterator[Table]:
+    """Seconds of one core and memory; of what did not end, what all of its steps would take."""
+    columns = ("items", "s a step", "steps", "s in all", "MiB above the data", "pairs", "right")
+    shown = new_table("at scale, one core", ("method",), columns)
+    for name, run in section["runs"].items():
+        method, _, size = name.rpartition(", ")
+        each = run["step_seconds"]
+        whole = f"{run['run_seconds']:.0f}" if run["finished"] else f"(about {each * run['of']:,.0f})"
+        share = f"{run['right'] / max(1, run['pairs']):.3f}" if run["finished"] else ""
+        shown.add_row(
+            method,
+            f"{int(size):,}",
+            "" if each is None else f"{each:.2f}",
+            f"{run['steps']} of {run['of']}",
+            whole,
+            f"{run['above_bytes'] / 2**20:,.0f}",
+            f"{run['pairs']:,}" if run["finished"] else "",
+            share,
+        )
+    yield shown
+
+
+def of_seconds(name: str, seconds: Mapping[str, Mapping[str, float]]) -> Table:
+    """What a section took."""
+    shown = new_table(f"{name}: seconds of one core", ("method",), ("cells", "each", "all"))
+    for method, told in seconds.items():
+        shown.add_row(method, f"{told['cells']:,}", f"{told['each']:.1f}", f"{told['all']:,.0f}")
+    return shown
+
+
+def _heading(way: str, figure: str) -> str:
+    direction, _, unseen = way.partition(", ")
+    arrow = "→" if direction == "forth" else "←"
+    return f"{arrow} {SHORT[figure]}" + (f"\n{unseen}" if unseen else "")
+
+
+def _run(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    pairs = f"{row['pairs']:,.0f}" if "pairs" in row else ""
+    right = f"{row['right']:.2f}" if "right" in row else ""
+    spent = f"{row['grow_seconds']:.0f}" if "grow_seconds" in row else ""
+    return str(row["draws"]), pairs, right, spent
+
+
+def _figure(value: Mapping[str, float | None] | None) -> str:
+    if value is None:
+        return ""
+    return f"{value['mean']:.3f}" + ("" if value["std"] is None else f" ±{value['std']:.3f}".replace("0.", "."))
+
+
+def _paper(place: str, columns: list[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
+    """The paper's rows of retrieval, in its own order of the two spaces: forth is w2v -> fasttext, or ViT-base -> ViT-small."""
+    told = printed_by_the_paper(place)
+    if told is None or not any(figure == "mrr" for _, figure in columns):
+        return
+    for name, ways in told["rows"].items():
+        forth, back = sorted(ways, reverse=place.endswith("w2v -> fasttext"))
+        of = {"forth": ways[forth], "back": ways[back]}
+        figures = (of[way][figure] if way in of else None for way, figure in columns)
+        shown = ["" if pair is None else f"{pair[0]:.2f} ±{pair[1]:.2f}".replace("±0.", "±.") for pair in figures]
+        yield f"paper, {told['what']}: {name}", shown
+
+
+def _count(row: Mapping[str, Any]) -> str:
+    return f"{row['share']['mean']:.2f} ({row['pairs']:,.0f}; {row['good']}/{row['draws']})"

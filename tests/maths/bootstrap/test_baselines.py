@@ -1,0 +1,220 @@
+"""What the other methods are measured against: a rotation from the seeds alone, and self-learning as in vecmap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from app.errors import InvalidSeeds
+from app.maths.bootstrap.baselines import Procrustes, Vecmap, procrustes, vecmap
+from app.maths.bootstrap.common import Grown, Pools, State, Step, fit_pools
+
+Seeds = list[tuple[int, int]]
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def noisy(count: int, noise: float) -> tuple[Pools, list[int]]:
+    """Items in clusters, and a noisy rotation of them in another order; partner[i] is the row of item i in the second pool."""
+    source = normal(5, 20, 16)[torch.arange(count) % 20] + normal(4, count, 16)
+    rotation, _ = torch.linalg.qr(normal(6, 16, 16))
+    partner = torch.randperm(count, generator=torch.Generator().manual_seed(7))
+    target = torch.empty(count, 16)
+    target[partner] = source @ rotation + noise * normal(8, count, 16)
+    return fit_pools(source, target), partner.tolist()
+
+
+def right(found: Grown, partner: list[int], seeds: int) -> float:
+    """The share of the pairs beside the seeds that is right."""
+    new = found.pairs.tolist()[seeds:]
+    return sum(partner[i] == j for i, j in new) / max(1, len(new))
+
+
+def naive_csls(q: Tensor, y: Tensor, k: int) -> list[list[float]]:
+    """CSLS entry by entry, in float64."""
+    cosines = [[float(a @ b) for b in y.double()] for a in q.double()]
+    near_q = [sum(sorted(row)[-k:]) / k for row in cosines]
+    near_y = [sum(sorted(column)[-k:]) / k for column in zip(*cosines, strict=True)]
+    return [[2 * cosine - near_q[i] - near_y[j] for j, cosine in enumerate(row)] for i, row in enumerate(cosines)]
+
+
+def polar(pools: Pools, seeds: Seeds) -> Tensor:
+    """The nearest orthogonal map of as many seeds as there are dimensions, or more."""
+    x, y = (pool[[pair[side] for pair in seeds]].double() for side, pool in enumerate((pools.x, pools.y)))
+    left, _, right_ = torch.linalg.svd(x.T @ y)
+    return left @ right_
+
+
+def test_procrustes_finds_everybody_across_a_rotation_from_as_many_seeds_as_dimensions():
+    pools, partner = noisy(200, 0.0)
+    found = procrustes(pools, list(enumerate(partner))[:16], Procrustes())
+    assert len(found.pairs) == 200
+    assert right(found, partner, 16) == 1.0
+
+
+def test_procrustes_takes_the_pairs_that_choose_each_other_by_a_naive_csls_the_best_first():
+    pools, partner = noisy(60, 0.8)
+    seeds = list(enumerate(partner))[:20]
+    scores = naive_csls(normalize(pools.x.double() @ polar(pools, seeds)), pools.y, 10)
+    y_of_x = [row.index(max(row)) for row in scores]
+    x_of_y = [column.index(max(column)) for column in map(list, zip(*scores, strict=True))]
+    taken = {j for _, j in seeds}
+    chosen = [(i, j) for i, j in enumerate(y_of_x) if x_of_y[j] == i and i >= 20 and j not in taken]
+    wanted = sorted(chosen, key=lambda pair: -scores[pair[0]][pair[1]])
+    assert 5 < len(wanted) < 40
+    assert procrustes(pools, seeds, Procrustes()).pairs.tolist() == [list(pair) for pair in [*seeds, *wanted]]
+
+
+def test_a_round_that_looks_at_everything_takes_everybodys_best_partner_from_both_sides():
+    pools, partner = noisy(60, 0.8)
+    seeds = list(enumerate(partner))[:20]
+    scores = naive_csls(normalize(pools.x.double() @ polar(pools, seeds)), pools.y, 10)
+    forth = [[i, row.index(max(row))] for i, row in enumerate(scores)]
+    back = [[column.index(max(column)), j] for j, column in enumerate(map(list, zip(*scores, strict=True)))]
+    states: list[State] = []
+    vecmap(pools, seeds, Vecmap(keep=1.0, most=1), on_step=lambda step: states.append(step.state) if step.state else None)
+    assert len(states) == 1
+    assert states[0]["dictionary"].tolist() == [*forth, *back]
+
+
+def test_a_round_that_looks_at_a_share_sees_about_that_share_of_the_best_partners():
+    pools, partner = noisy(400, 0.0)
+    states: list[State] = []
+    vecmap(
+        pools,
+        list(enumerate(partner))[:16],
+        Vecmap(keep=0.25, most=1),
+        on_step=lambda step: states.append(step.state) if step.state else None,
+    )
+    dictionary = states[0]["dictionary"].tolist()
+    # All that is looked at from one side is looked at from the other: a true pair is found from both or from neither.
+    forth, back = ({(i, j) for i, j in half if partner[i] == j} for half in (dictionary[:400], dictionary[400:]))
+    assert forth == back
+    assert 0.15 < len(forth) / 400 < 0.35
+
+
+def test_vecmap_finds_from_few_seeds_what_their_rotation_alone_does_not():
+    pools, partner = noisy(600, 0.4)
+    seeds = list(enumerate(partner))[:6]
+    alone, found = procrustes(pools, seeds, Procrustes()), vecmap(pools, seeds, Vecmap())
+    assert len(alone.pairs) < 250
+    assert right(alone, partner, 6) < 0.8
+    assert len(found.pairs) > 400
+    assert right(found, partner, 6) > 0.95
+
+
+def test_the_share_doubles_from_the_first_to_1_and_a_stall_there_is_the_end():
+    pools, partner = noisy(100, 0.5)
+    told: list[Step] = []
+    settings = Vecmap(keep=0.2, patience=3)
+    vecmap(pools, list(enumerate(partner))[:16], settings, on_step=told.append)
+    rounds = [step.facts for step in told if step.state is not None]
+    keeps = [facts["keep"] for facts in rounds]
+    assert sorted(set(keeps)) == pytest.approx([0.2, 0.4, 0.8, 1.0])
+    assert keeps == sorted(keeps)
+    # The last rounds, all with everything, brought nothing.
+    assert keeps[-4:] == [1.0] * 4
+    earlier = max(facts["objective"] for facts in rounds[:-3])
+    assert max(facts["objective"] for facts in rounds[-3:]) <= earlier + settings.tolerance
+
+
+def test_vecmap_makes_as_many_rounds_as_it_is_allowed():
+    pools, partner = noisy(100, 0.5)
+    assert vecmap(pools, list(enumerate(partner))[:16], Vecmap(most=4)).facts["rounds"] == 4
+
+
+@pytest.mark.parametrize("interrupted", [1, 5, 12, 20])
+def test_vecmap_goes_on_from_where_it_stood_to_bitwise_the_same_pairs(interrupted):
+    pools, partner = noisy(120, 0.6)
+    seeds, settings = list(enumerate(partner))[:8], Vecmap(patience=2, seed=3)
+    undisturbed = vecmap(pools, seeds, settings)
+    kept: list[State] = []
+
+    def kill(step: Step) -> None:
+        if step.state is not None:
+            kept.append({name: tensor.clone() for name, tensor in step.state.items()})
+        if step.done == interrupted and step.state is None:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        vecmap(pools, seeds, settings, on_step=kill)
+    assert len(kept) == interrupted
+    again = vecmap(pools, seeds, settings, state=kept[-1])
+    assert torch.equal(again.pairs, undisturbed.pairs)
+    assert again.facts == undisturbed.facts
+
+
+def test_vecmap_is_deterministic_for_equal_seeds_and_looks_at_others_for_another():
+    pools, partner = noisy(120, 0.6)
+
+    def dictionaries(seed: int) -> list[list[list[int]]]:
+        found: list[list[list[int]]] = []
+        keep = lambda step: found.append(step.state["dictionary"].tolist()) if step.state else None  # noqa: E731
+        vecmap(pools, list(enumerate(partner))[:8], Vecmap(most=3, seed=seed), on_step=keep)
+        return found
+
+    assert dictionaries(0) == dictionaries(0)
+    assert dictionaries(0) != dictionaries(1)
+
+
+GROW: list[Callable[[Pools, Seeds], Grown]] = [
+    lambda pools, seeds: procrustes(pools, seeds, Procrustes()),
+    lambda pools, seeds: vecmap(pools, seeds, Vecmap(patience=1)),
+]
+
+
+@pytest.mark.parametrize("grow", GROW, ids=["procrustes", "vecmap"])
+@given(seed=st.integers(0, 2**31), count=st.integers(2, 6))
+def test_seeds_come_first_whatever_is_found_and_no_item_is_taken_twice_on_a_side(grow, seed, count):
+    pools = fit_pools(normal(seed, 15, 4), normal(seed + 1, 12, 5))
+    seeds = list(zip(torch.randperm(15)[:count].tolist(), torch.randperm(12)[:count].tolist(), strict=True))
+    found = grow(pools, seeds)
+    pairs = [tuple(pair) for pair in found.pairs.tolist()]
+    assert pairs[:count] == seeds
+    assert len({i for i, _ in pairs}) == len({j for _, j in pairs}) == len(pairs) == len(found.confidence)
+    assert all(0 <= i < 15 and 0 <= j < 12 for i, j in pairs)
+    assert bool(found.confidence.isnan().all())
+
+
+@pytest.mark.parametrize("grow", GROW, ids=["procrustes", "vecmap"])
+@pytest.mark.parametrize("seeds", [[], [(0, 0)], [(0, 0), (1, 12)], [(0, 0), (0, 1)], [(0, 1), (1, 1)]])
+def test_too_few_seeds_or_wrong_ones_are_refused(grow, seeds):
+    with pytest.raises(InvalidSeeds):
+        grow(fit_pools(normal(1, 15, 4), normal(2, 12, 5)), seeds)
+
+
+@pytest.mark.parametrize("grow", GROW, ids=["procrustes", "vecmap"])
+def test_two_seeds_among_three_items_are_enough(grow):
+    found = grow(fit_pools(normal(1, 3, 4), normal(2, 3, 2)), [(0, 1), (2, 0)])
+    assert found.pairs.tolist()[:2] == [[0, 1], [2, 0]]
+
+
+def test_vecmap_ends_with_what_on_step_raises_even_within_a_round():
+    pools, partner = noisy(100, 0.5)
+    told: list[Step] = []
+
+    def stop(step: Step) -> None:
+        told.append(step)
+        if len(told) == 2:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        vecmap(pools, list(enumerate(partner))[:16], Vecmap(), on_step=stop)
+    assert [step.done for step in told] == [0, 0]
+
+
+def test_vecmap_holds_no_table_of_both_pools(peak):
+    count, memory = 3_000, 2 * 2**20
+    pools = Pools(normalize(normal(1, count, 8)), normalize(normal(2, count, 8)), memory=memory)
+    seeds = [(i, i) for i in range(10)]
+    held = peak(lambda: vecmap(pools, seeds, Vecmap(most=1)))
+    # A table would be 36 MB; what grows with one pool is a few hundred bytes an item.
+    assert held < 1.2 * memory + 600 * count

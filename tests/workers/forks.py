@@ -1,0 +1,62 @@
+"""Worker processes that know one more kind of job and start quickly: for each line it reads, this forks one and prints its id.
+
+It has loaded everything and computed nothing; what it forks is a worker like any other, with connections of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from app.services import jobs
+from app.services.context import Services
+from app.settings import Settings
+from app.storage import tables
+from workers.actors import RUNNERS
+from workers.processes import work
+
+#: while the job's file is there, a try goes this far and no further
+STEPS_OF_A_TRY = 20
+
+
+def iterate(services: Services, job: tables.Job, progress: jobs.Progress) -> jobs.Done:
+    """A chaotic sequence with random draws: a step left out or done twice changes every number of its end."""
+    hold, total = Path(job.arguments["hold"]), job.arguments["steps"]
+    weights = torch.randn(50, 50, generator=torch.Generator().manual_seed(0))
+    draws = torch.Generator().manual_seed(1)
+    state = progress.resume() or {"x": torch.zeros(50), "draws": draws.get_state(), "step": torch.tensor(0)}
+    x, begun = state["x"], int(state["step"])
+    draws.set_state(state["draws"])
+    for step in range(begun + 1, total + 1):
+        x = torch.tanh(weights @ x + torch.randn(50, generator=draws))
+        while hold.exists() and step > begun + STEPS_OF_A_TRY:
+            progress(step, total)  # a sign of life
+            time.sleep(0.01)
+        progress.checkpoint(step, {"x": x, "draws": draws.get_state(), "step": torch.tensor(step)})
+        progress(step, total, {"length": float(x.norm())})
+        if hold.exists():
+            time.sleep(0.005)  # somewhere here it is killed
+    return jobs.Done({"x": x.tolist(), "begun": begun})
+
+
+def main() -> None:
+    """Fork until the input ends."""
+    RUNNERS["iterate"] = iterate
+    jobs.CHECKPOINT_EVERY_S, jobs.CHECKPOINT_SHARE = 0.0, 0.5
+    settings = Settings()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    for _ in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            torch.set_num_threads(1)
+            os._exit(work(settings, "cpu", 0))
+        print(child, flush=True)
+
+
+if __name__ == "__main__":
+    main()
