@@ -381,6 +381,16 @@ class DegenerateAnchors(Invalid):
     code = "degenerate-anchors"
 
 
+class SeedsInsufficient(Invalid):
+    """A bootstrap whose pairs are probably wrong."""
+
+    code = "seeds-insufficient"
+
+    def __init__(self, detail: str, *, field: str, told: dict[str, Any]) -> None:
+        super().__init__(detail, field=field)
+        self.more = told
+
+
 class InvalidOption(Invalid):
     code = "invalid-option"
 

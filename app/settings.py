@@ -53,6 +53,7 @@ class Settings(BaseSettings):
     max_stream_bytes: int = Field(64 * 2**30, ge=1024, description="largest body that is answered while it comes (stream=true)")
     max_vectors: int = Field(16_384, ge=1, description="most vectors, inputs or anchors of one request")
     max_pool: int = Field(200_000, ge=2, le=2**30, description="most items in one pool of a bootstrap")
+    bootstrap_bytes: int = Field(256 * 2**20, ge=2**20, description="memory for a bootstrap's blocks of similarities")
     max_in_flight: int = Field(256, ge=1, description="most requests answered at once")
     max_in_flight_bytes: int = Field(256 * 1024 * 1024, ge=1024, description="most bytes of bodies and answers held at once")
     max_jobs: int = Field(10_000, ge=1, description="most unfinished jobs")

@@ -45,6 +45,7 @@ def make_services(settings: Settings, *, device: str | None = None) -> Services:
         limits=Limits(
             vectors=settings.max_vectors,
             pool=settings.max_pool,
+            bootstrap_bytes=settings.bootstrap_bytes,
             jobs=settings.max_jobs,
             project_jobs=settings.max_project_jobs,
         ),

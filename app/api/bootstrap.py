@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Response
 from pydantic import ConfigDict, Field
@@ -13,7 +13,6 @@ from app.api.deps import IdempotencyKey, Svc, Writes
 from app.api.jobs import Job, describe
 from app.api.problems import documented
 from app.api.wire import Body, Inputs, Name, Role, VectorsOrPool
-from app.maths.bootstrap.paper import Settings
 from app.services import bootstrapping
 from app.services.writes import once
 from app.storage import tables
@@ -24,13 +23,27 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class BootstrapOptions(Body):
-    """The paper's settings (Cannistraci et al. 2023, Table 3) are the defaults."""
+    """Of the method; left out, its own.
 
-    steps: Annotated[int, Field(ge=1, le=2000)] = 250
-    learning_rate: Annotated[Finite, Field(gt=0, le=1)] = 0.02
-    epsilon: Annotated[Finite, Field(ge=1e-6, le=10)] = 1e-4
-    sinkhorn_steps: Annotated[int, Field(ge=1, le=100)] = 1
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    self-learning: attempts, rounds, agreed, refinements, rows, seed.
+    paper (Cannistraci et al. 2023, Table 3): steps, learning_rate, epsilon, sinkhorn_steps, freeze_seeds, argmax, seed.
+    soft-plan: steps, learning_rate, first_epsilon, last_epsilon, sinkhorn_steps, seed.
+    """
+
+    attempts: Annotated[int, Field(ge=1, le=64)] | None = None
+    rounds: Annotated[int, Field(ge=2, le=1000)] | None = None
+    agreed: Annotated[Finite, Field(ge=0, le=1)] | None = None
+    refinements: Annotated[int, Field(ge=1, le=50)] | None = None
+    rows: Annotated[int, Field(ge=100, le=1_000_000)] | None = None
+    steps: Annotated[int, Field(ge=1, le=2000)] | None = None
+    learning_rate: Annotated[Finite, Field(gt=0, le=1)] | None = None
+    epsilon: Annotated[Finite, Field(ge=1e-6, le=10)] | None = None
+    first_epsilon: Annotated[Finite, Field(ge=1e-4, le=10)] | None = None
+    last_epsilon: Annotated[Finite, Field(ge=1e-4, le=10)] | None = None
+    sinkhorn_steps: Annotated[int, Field(ge=1, le=100)] | None = None
+    freeze_seeds: bool | None = None
+    argmax: Literal["columns", "rows"] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
 
 
 class BootstrapRequest(Body):
@@ -46,6 +59,7 @@ class BootstrapRequest(Body):
                     "name": "grown",
                     "source": "old",
                     "target": "new",
+                    "method": "paper",
                     "size": 3,
                     "seeds": [[0, 2], [1, 0]],
                     "source_pool": [[1, 0], [0, 1], [1, 1]],
@@ -72,15 +86,18 @@ class BootstrapRequest(Body):
     target_inputs: Inputs | None = None
     input_type: Role = "document"
     seeds: Annotated[list[Annotated[list[int], Field(min_length=2, max_length=2)]], Field(fail_fast=True)]
-    size: Annotated[int, Field(ge=2, le=4096)] = 300
+    method: Literal["self-learning", "soft-plan", "paper"] = "self-learning"
+    size: Annotated[int, Field(ge=2, le=1_000_000)] | None = None
+    min_right: Annotated[Finite, Field(ge=0, le=1)] = 0.5
     options: BootstrapOptions = BootstrapOptions()
 
 
 @router.post("/bootstrap", status_code=202, responses=documented(400, 404, 409, 413, 415, 422))
 def bootstrap(body: BootstrapRequest, response: Response, services: Svc, project: Writes, _: IdempotencyKey = None) -> Job:
-    """Queue the paper's anchor optimisation; when the job has succeeded, the anchor set `name` exists.
+    """Queue a search for pairs; when the job has succeeded, the anchor set `name` exists.
 
-    It finds wrong partners without a sound when the seeds are too few: the result's `nearness` is a hint, not a proof.
+    The result's `estimate.right` is the share of pairs that are probably right. Where it is below `min_right` the job fails with
+    `seeds-insufficient` and says how many more seeds would probably do, which rows to label (`ask`), and which seeds are wrong.
     """
 
     def make() -> tables.Job:
@@ -93,7 +110,8 @@ def bootstrap(body: BootstrapRequest, response: Response, services: Svc, project
             source_pool=pools.given("source", body.source_pool, body.source_inputs, body.input_type),
             target_pool=pools.given("target", body.target_pool, body.target_inputs, body.input_type),
             seeds=[(i, j) for i, j in body.seeds],
-            settings=Settings(size=body.size, **body.options.model_dump()),
+            settings=bootstrapping.settings_of(body.method, body.size, body.options.model_dump(exclude_none=True)),
+            min_right=body.min_right,
         )
 
     row = once(services, project, tables.Job, make)

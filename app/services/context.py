@@ -42,6 +42,7 @@ class Limits:
     input_characters  longest input text
     numbers  most numbers in one answer, so that few vectors of a small encoder cannot ask for gigabytes
     pool     most items of one side of a bootstrap
+    bootstrap_bytes  memory of a bootstrap for tables that grow with both pools together
     jobs     most unfinished jobs of all projects together
     project_jobs  most unfinished jobs of one project
     """
@@ -49,6 +50,7 @@ class Limits:
     vectors: int = 16_384
     input_characters: int = 32_768
     pool: int = 200_000
+    bootstrap_bytes: int = 256 * 2**20
     numbers: int = 2**25
     jobs: int = 10_000
     project_jobs: int = 1_000

@@ -5,10 +5,10 @@ The seeds themselves are not counted. A run is good when more than half of its o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import growers
-import said
 from cells import Cell, Measured
 from draws import CASES, draw
 
@@ -46,28 +46,31 @@ def judged(name: str, method: str, count: int, number: int, changes: growers.Cha
     """The same with other settings."""
     drawn = draw(CASES[name], number)
     found, seconds = growers.grown(method, CASES[name], count, number, changes)
-    new, confidence = found.pairs[count:], found.confidence[count:]
-    right = drawn.right(new)
+    new = growers.beside_seeds(found, drawn.seeds(count))
+    right, confidence = drawn.right(found.pairs[new]), found.confidence[new]
     measured: Measured = {
         "grow_seconds": seconds,
-        "pairs": len(new),
+        "pairs": len(right),
         "right": int(right.sum()),
-        "facts": dict(found.facts),
+        "seeds_kept": int((~new).sum()),
+        "facts": {name: None if math.isnan(value) else value for name, value in found.facts.items()},
     }
-    if len(new) and not bool(confidence.isnan().any()):
+    if len(right) and not bool(confidence.isnan().any()):
         measured["expected"] = float(confidence.double().mean())
         measured["brier"] = float((confidence - right.float()).square().double().mean())
         # Of pairs that are sure, how many are right, and how many are there?
         sure = confidence >= SURE
         measured["sure"], measured["sure_right"] = int(sure.sum()), int((sure & right).sum())
-    if said.ESTIMATE is not None:
-        told = said.ESTIMATE(drawn.pools, drawn.seeds(count), found, number)
-        measured |= {"said_good": told.good, "said_share": told.share}
+    if growers.SAID in found.facts:
+        said = found.facts[growers.SAID]
+        measured |= {"said_share": said, "said_good": len(right) > 0 and said >= LEAST}
     return measured
 
 
 #: a pair of at least this confidence is sure
 SURE = 0.95
+#: a run is called good when this share of its pairs, at least, is expected to be right: POST /bootstrap's default `min_right`
+LEAST = 0.5
 
 
 def good(cell: Measured) -> bool:

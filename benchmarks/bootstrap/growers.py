@@ -12,15 +12,28 @@ import store
 import torch
 from draws import GT, Case, draw
 
-from app.maths.bootstrap import baselines, paper, soft_plan
+from app.maths.bootstrap import baselines, methods, paper, self_learning, soft_plan
 from app.maths.bootstrap.common import Grown, OnStep, Pools, ignore
 
 Seeds = list[tuple[int, int]]
+#: settings that differ from a method's own
+Changes = Mapping[str, object]
+UNCHANGED: Changes = {}
 
-#: (pools, seeds, settings, state, on_step) -> what grew
+#: (pools, seeds, settings, on_step=...) -> what grew
 Grow = Callable[..., Grown]
 #: (pools, the draw's number) -> settings, a dataclass
 Settings = Callable[[Pools, int], Any]
+
+#: the fact that is the estimated share of right pairs
+SAID = "said"
+
+
+def served(pools: Pools, seeds: Seeds, settings: methods.Settings, *, on_step: OnStep) -> Grown:
+    """By a method that is served, as it is served: judged by what it finds itself or by held-out maps."""
+    found = methods.run(pools, seeds, settings, on_step=on_step)
+    told = {SAID: found.estimate.right, "agreement": found.estimate.agreement, "wrong_seeds": float(len(found.wrong_seeds))}
+    return Grown(found.pairs, found.confidence, {**found.facts, **told})
 
 
 def _size(pools: Pools) -> int:
@@ -31,13 +44,10 @@ def _size(pools: Pools) -> int:
 METHODS: dict[str, tuple[Grow, Settings]] = {
     "procrustes": (baselines.procrustes, lambda pools, number: baselines.Procrustes()),
     "vecmap": (baselines.vecmap, lambda pools, number: baselines.Vecmap(seed=number)),
-    "paper": (paper.grow, lambda pools, number: paper.Settings(_size(pools), seed=number)),
-    "soft-plan": (soft_plan.grow, lambda pools, number: soft_plan.Settings(_size(pools), seed=number)),
+    "paper": (served, lambda pools, number: paper.Settings(_size(pools), seed=number)),
+    "soft-plan": (served, lambda pools, number: soft_plan.Settings(_size(pools), seed=number)),
+    "self-learning": (served, lambda pools, number: self_learning.Settings(seed=number)),
 }
-
-#: settings that differ from a method's own
-Changes = Mapping[str, object]
-UNCHANGED: Changes = {}
 
 
 def grow(
@@ -45,7 +55,16 @@ def grow(
 ) -> Grown:
     """By the named method; what it draws is decided by the draw's number."""
     make, settings = METHODS[method]
-    return make(pools, seeds, replace(settings(pools, number), **changes), on_step=on_step)
+    return make(pools, seeds, changed(settings(pools, number), changes), on_step=on_step)
+
+
+def changed(settings: Any, changes: Changes) -> Any:
+    """With some fields replaced; "schedule.power" is a field of a field."""
+    for name, value in changes.items():
+        field, _, inner = name.partition(".")
+        new = replace(getattr(settings, field), **{inner: value}) if inner else value
+        settings = replace(settings, **{field: new})
+    return settings
 
 
 def grown(method: str, case: Case, count: int, number: int, changes: Changes = UNCHANGED) -> tuple[Grown, float]:
@@ -58,6 +77,12 @@ def grown(method: str, case: Case, count: int, number: int, changes: Changes = U
         return found, time.process_time() - begun
 
     return store.grown((method, case.name, count, number, json.dumps(changes, sort_keys=True)), made)
+
+
+def beside_seeds(found: Grown, seeds: Seeds) -> torch.Tensor:
+    """(p,) bool: which pairs are no seeds; a method may have dropped seeds that it does not believe."""
+    given = set(seeds)
+    return torch.tensor([(i, j) not in given for i, j in found.pairs.tolist()], dtype=torch.bool)
 
 
 def most_confident(found: Grown, count: int) -> torch.Tensor:

@@ -84,10 +84,11 @@ def grown(method: str, case: Case, drawn: Draw, count: int, number: int) -> tupl
     sets = {BEST: growers.most_confident(found, GT)}
     if len(found.pairs) > GT:
         sets[EVERY] = found.pairs
+    new = found.pairs[growers.beside_seeds(found, drawn.seeds(count))]
     told = {
         "grow_seconds": seconds,
         "pairs": len(found.pairs),
-        "right": float(drawn.right(found.pairs[count:]).double().mean()) if len(found.pairs) > count else None,
+        "right": float(drawn.right(new).double().mean()) if len(new) else None,
     }
     return sets, told
 

@@ -74,7 +74,7 @@ def measure(method: str, size: int) -> Measured:
         "finished": found is not None,
     }
     if found is not None:
-        new = found.pairs[COUNT:]
+        new = found.pairs[growers.beside_seeds(found, drawn.seeds(COUNT))]
         told |= {"pairs": len(new), "right": int(drawn.right(new).sum())}
     return told
 

@@ -69,7 +69,7 @@ def grown(key: Key, grow: Callable[[], tuple[Grown, float]]) -> tuple[Grown, flo
         made, seconds = grow()
         partly = path.with_suffix(f".{os.getpid()}")
         told = json.dumps({"key": key, "seconds": seconds, "facts": made.facts})
-        save_file({"pairs": made.pairs, "confidence": made.confidence}, partly, {"told": told})
+        save_file({"pairs": made.pairs.contiguous(), "confidence": made.confidence.contiguous()}, partly, {"told": told})
         partly.replace(path)
         return made, seconds
     with safe_open(path, "pt") as file:

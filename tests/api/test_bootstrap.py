@@ -19,6 +19,8 @@ def ask(stocked, embeddings):
             "target_pool": embeddings["second"].tolist(),
             "seeds": [[i, i] for i in range(12)],
             "size": 20,
+            "method": "paper",
+            "min_right": 0,
             "options": {"steps": 20},
             **more,
         }

@@ -15,9 +15,10 @@ import torch
 from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 from torch.nn.functional import normalize
+from torch.optim.adam import adam
 
 from app.maths.bootstrap.common import Grown, OnStep, Pools, State, Step, check_seeds
-from app.maths.bootstrap.matching import Beat, products
+from app.maths.bootstrap.matching import Beat, products, silent
 
 #: rows of relative vectors that are compared at once
 ROWS = 8192
@@ -95,14 +96,15 @@ class Anchors:
 
     frozen   (f, d) unit target anchors that stay, the first of all
     free     (size - f, d) unit target anchors that move
-    adam     holds `free` and its moments
+    first_moment, second_moment   (size - f, d) Adam's, of the gradients to `free`
     done     steps
     partner, carried, facts  of the last step
     """
 
     frozen: Float32[Tensor, "f d"]
     free: Float32[Tensor, "g d"]
-    adam: torch.optim.Adam
+    first_moment: Float32[Tensor, "g d"]
+    second_moment: Float32[Tensor, "g d"]
     done: int = 0
     partner: Int64[Tensor, " q"] | None = None
     carried: Float64[Tensor, " r"] | None = None
@@ -110,12 +112,11 @@ class Anchors:
 
     def snapshot(self) -> State:
         """On the CPU, and out of reach of the next step."""
-        moments = self.adam.state[self.free]
         assert self.partner is not None
         held = {
             "free": self.free,
-            "first_moment": moments["exp_avg"],
-            "second_moment": moments["exp_avg_sq"],
+            "first_moment": self.first_moment,
+            "second_moment": self.second_moment,
             "step": torch.tensor(self.done),
             "partner": self.partner,
             "loss": torch.tensor(self.facts["loss"], dtype=torch.float64),
@@ -128,12 +129,8 @@ class Anchors:
     def restore(self, state: State) -> None:
         """As if all steps up to the snapshot had been made here."""
         device = self.free.device
-        self.free.copy_(state["free"])
-        self.adam.state[self.free] = {
-            "step": state["step"].float(),
-            "exp_avg": state["first_moment"].to(device, copy=True),
-            "exp_avg_sq": state["second_moment"].to(device, copy=True),
-        }
+        for name in ("free", "first_moment", "second_moment"):
+            getattr(self, name).copy_(state[name])
         self.done = int(state["step"])
         self.partner = state["partner"].to(device)
         self.carried = state["carried"].to(device) if "carried" in state else None
@@ -165,7 +162,7 @@ def optimise(
         on_step(Step(anchors.done, descent.steps, anchors.facts))
 
     while anchors.done < descent.steps and len(anchors.free):
-        _step(pools, relative_x, anchors, correspond, beat)
+        _step(pools, relative_x, anchors, correspond, descent.learning_rate, beat)
         on_step(Step(anchors.done, descent.steps, anchors.facts, anchors.snapshot()))
     return _rounded(pools, rows, seeds, anchors, beat)
 
@@ -180,18 +177,17 @@ def _start(pools: Pools, seeds: list[tuple[int, int]], descent: Descent) -> tupl
     drawn = normalize(torch.randn(descent.size - len(seeds), pools.y.shape[1], generator=generator)).to(pools.device)
     known = pools.y[[j for _, j in seeds]]
     frozen, free = (known, drawn) if descent.freeze_seeds else (known[:0], torch.cat([known, drawn]))
-    return rows, Anchors(frozen, free, torch.optim.Adam([free], lr=descent.learning_rate))
+    return rows, Anchors(frozen, free, torch.zeros_like(free), torch.zeros_like(free))
 
 
-def _step(pools: Pools, relative_x: Float32[Tensor, "n size"], anchors: Anchors, correspond: Correspondence, beat: Beat) -> None:
+def _step(
+    pools: Pools, relative_x: Float32[Tensor, "n size"], anchors: Anchors, correspond: Correspondence, rate: float, beat: Beat
+) -> None:
     """One step of Algorithm 1: lines 4 to 8."""
     relative_y = pools.y @ torch.cat([anchors.frozen, anchors.free]).T
     wanted = correspond(Relative(relative_x, relative_y, anchors.done, anchors.carried, pools.memory, beat))
-    loss, gradient = mean_squares(pools.y, relative_y, wanted)
-    anchors.free.grad = gradient[len(anchors.frozen) :]
-    anchors.adam.step()
-    # Back onto the sphere: the constraint |a| = 1 of equation 1.
-    anchors.free.copy_(normalize(anchors.free))
+    loss, gradient = mean_squares(pools.y, relative_y, wanted, beat=beat)
+    _descend(anchors, gradient[len(anchors.frozen) :], rate)
     facts = {"loss": loss}
     if anchors.partner is not None:
         facts["agreement"] = float((wanted.partner == anchors.partner).double().mean())
@@ -199,12 +195,34 @@ def _step(pools: Pools, relative_x: Float32[Tensor, "n size"], anchors: Anchors,
     anchors.partner, anchors.carried = wanted.partner, wanted.carried
 
 
+def _descend(anchors: Anchors, gradient: Float32[Tensor, "g d"], rate: float) -> None:
+    """A step of Adam, with the usual constants, and back onto the sphere: the constraint |a| = 1 of equation 1."""
+    # The function, for the class behind it takes a second and 800 modules to make.
+    adam(
+        [anchors.free],
+        [gradient],
+        [anchors.first_moment],
+        [anchors.second_moment],
+        [],
+        [torch.tensor(float(anchors.done))],
+        amsgrad=False,
+        beta1=0.9,
+        beta2=0.999,
+        lr=rate,
+        weight_decay=0.0,
+        eps=1e-8,
+        maximize=False,
+    )
+    anchors.free.copy_(normalize(anchors.free))
+
+
 def mean_squares(
-    y: Float32[Tensor, "m d"], relative_y: Float32[Tensor, "m size"], wanted: Wanted
+    y: Float32[Tensor, "m d"], relative_y: Float32[Tensor, "m size"], wanted: Wanted, *, beat: Beat = silent
 ) -> tuple[float, Float32[Tensor, "size d"]]:
     """The mean of (relative - wanted)^2 over rows and anchors, and its gradient to the anchors (size, d)."""
     total, gradient = 0.0, y.new_zeros(relative_y.shape[1], y.shape[1])
     for rows, relative in zip(wanted.rows.split(ROWS), wanted.relative.split(ROWS), strict=True):  # type: ignore[no-untyped-call]
+        beat()
         difference = relative_y[rows] - relative
         total += float(difference.square().sum(dtype=torch.float64))
         gradient.addmm_(difference.T, y[rows])

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float32, Float64
+from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -88,9 +88,10 @@ class Plan:
     done: int = 0
 
 
-def directions(unit: Float32[Tensor, "n d"]) -> Directions:
-    """The at most MOST_DIMENSIONS leading principal directions of centred unit rows (n, d), by subspace iteration where d is large.
+def directions(unit: Float32[Tensor, "n d"], rows: Int64[Tensor, " k"] | None = None) -> Directions:
+    """The leading principal directions of centred unit rows (n, d), at most MOST_DIMENSIONS; by subspace iteration if d is large.
 
+    rows  whose coordinates are wanted, all if None; the directions are those of the whole pool
     Deterministic. Directions without variance are left out. Source: Halko, Martinsson and Tropp 2011, algorithm 4.4.
     """
     covariance = (unit.T @ unit).double() / len(unit)
@@ -106,7 +107,7 @@ def directions(unit: Float32[Tensor, "n d"]) -> Directions:
         vectors = basis @ rotation
     kept = min(MOST_DIMENSIONS, int((variance > NONE * variance[-1]).sum()))
     variance, vectors = variance.flip(0)[:kept], vectors.flip(1)[:, :kept]
-    return Directions(unit @ vectors.float(), variance)
+    return Directions((unit if rows is None else unit[rows]) @ vectors.float(), variance)
 
 
 def start(overlap: Float32[Tensor, "rx ry"], *, target: int) -> Plan:

@@ -12,11 +12,10 @@ from jaxtyping import Float32, Int64
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from app.maths import align
 from app.maths.bootstrap import matching
 from app.maths.bootstrap.common import Grown, OnStep, Pools, State, Step, check_seeds, ignore
 from app.maths.bootstrap.matching import Beat, Best
-from app.maths.pair import pair_of
+from app.maths.spectrum import rank_tolerance
 
 
 @dataclass(frozen=True)
@@ -141,9 +140,13 @@ class _Stand:
 
 
 def _rotation(pools: Pools, dictionary: Int64[Tensor, "p 2"]) -> Float32[Tensor, "dx dy"]:
-    """The partial isometry nearest to the pairs, fitted in float64."""
-    pair = pair_of(pools.x[dictionary[:, 0]].double(), pools.y[dictionary[:, 1]].double())
-    return pair.join(align.procrustes(pair)).float()
+    """The partial isometry nearest to the pairs, fitted in float64: as `align.procrustes`, without either side's own spectrum."""
+    x, y = pools.x[dictionary[:, 0]].double(), pools.y[dictionary[:, 1]].double()
+    left, values, right = torch.linalg.svd(x.T @ y, full_matrices=False)
+    # Rows of length 1: no side has a singular value above the root of their number.
+    keep = values > rank_tolerance((len(x), x.shape[1], y.shape[1]), float(len(x)))
+    rotation: Tensor = left[:, keep] @ right[keep]
+    return rotation.float()
 
 
 def _looked_at(pools: Pools, translated: Float32[Tensor, "n dy"], k: int, stand: _Stand, beat: Beat) -> tuple[Best, float]:

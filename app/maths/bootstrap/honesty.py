@@ -12,12 +12,12 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float32, Float64, Int64
+from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from app.maths.bootstrap.matching import Beat
-from app.maths.bootstrap.refining import Matched, graded_map, match
+from app.maths.bootstrap.refining import graded_map, match
 
 #: times that the pairs are halved
 REPEATS = 3
@@ -35,7 +35,8 @@ Z = 1.96
 class Votes:
     """pairs      (p, 2) that were judged
     confirmed  (p,) share of the held-out maps that choose the pair both ways, in [0, 1]
-    seed_rank  (s,) median over the maps that did not know the seed of the smaller share of rows before its partner, both directions
+    seed_rank  (s,) share of rows before a seed's partner by maps that did not know it: the smaller of both directions, the median
+               over repeats
     """
 
     pairs: Int64[Tensor, "p 2"]
@@ -122,9 +123,18 @@ def confidence(votes: Votes, agreed: float) -> Float32[Tensor, " p"]:
     return table[(votes.confirmed * (len(CONFIRMED) - 1)).round().long()] * worth
 
 
-def wrong_seeds(votes: Votes) -> list[int]:
-    """Rows of seeds whose partner is far from where the others put it."""
-    return (votes.seed_rank > SUSPECT).nonzero()[:, 0].tolist()
+def wrong_seeds(votes: Votes, seeds: Int64[Tensor, "s 2"]) -> list[int]:
+    """Rows of the seeds (s, 2) that the others contradict.
+
+    Either the partner is far from where maps without the seed put it, or every such map gives one of its two items to another.
+    """
+    certain = votes.pairs[votes.confirmed == 1]
+    taken = torch.zeros(len(seeds), dtype=torch.bool)
+    for side in (0, 1):
+        other = torch.isin(seeds[:, side], certain[:, side])
+        same = (seeds[:, None, :] == certain[None]).all(dim=2).any(dim=1)
+        taken |= other & ~same
+    return ((votes.seed_rank > SUSPECT) | taken).nonzero()[:, 0].tolist()
 
 
 def wilson_upper(hits: int, of: int) -> float:
@@ -144,7 +154,7 @@ def more_seeds(seeds: int, *, fewest: int = 5) -> int:
 def ask_next(
     along: Float32[Tensor, "n r"], known: Int64[Tensor, " k"], settled: Bool[Tensor, " n"], count: int
 ) -> Int64[Tensor, " c"]:
-    """(c,) rows whose partner would help most: greedily those that known rows and earlier choices reach least, of what is unsettled.
+    """(c,) unsettled rows whose partner would help most: greedily, those that known rows and earlier choices reach least.
 
     along    whitened coordinates, unit rows
     known    rows with a partner beyond doubt
@@ -171,12 +181,6 @@ def ask_next(
     return torch.tensor(chosen, dtype=torch.int64, device=along.device)
 
 
-def suspicion(matched: Matched, seeds: Int64[Tensor, "s 2"]) -> Bool[Tensor, " s"]:
-    """(s,) whether another partner was found for a seed's row."""
-    partner = matched.partner[seeds[:, 0]]
-    return (partner >= 0) & (partner != seeds[:, 1])
-
-
 def _rank(q: Float32[Tensor, "n s"], y: Float32[Tensor, "m s"], seeds: Int64[Tensor, "s 2"]) -> Float32[Tensor, " s"]:
     """The smaller of two shares: of y that are nearer to a seed's q than its partner, and of q nearer to its y."""
     own = (q[seeds[:, 0]] * y[seeds[:, 1]]).sum(dim=1, keepdim=True)
@@ -185,6 +189,6 @@ def _rank(q: Float32[Tensor, "n s"], y: Float32[Tensor, "m s"], seeds: Int64[Ten
     return torch.minimum(before, behind).float()
 
 
-def medians(ranks: Float64[Tensor, "r s"] | Float32[Tensor, "r s"]) -> Float32[Tensor, " s"]:
+def medians(ranks: Float32[Tensor, "r s"]) -> Float32[Tensor, " s"]:
     """Over repeats."""
     return ranks.median(dim=0).values.float() if ranks.numel() else ranks.new_zeros(ranks.shape[1])

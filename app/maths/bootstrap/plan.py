@@ -79,8 +79,7 @@ def softmin(
     """-epsilon (log n + log sum_j exp((potential_j - M_ij) / epsilon)) (n,): the potential that gives every row mass 1/n."""
     found = torch.empty(len(rows), dtype=torch.float64, device=rows.device)
     for piece, block in logits(rows, others, potential, epsilon=epsilon, memory=memory, beat=beat):
-        largest = block.amax(dim=1)
-        sums = block.sub_(largest[:, None]).clamp_(min=NOTHING).exp_().sum(dim=1)
+        largest, sums = _exponentials(block)
         found[piece] = largest.double() + sums.double().log_()
     return found.add_(math.log(len(rows))).mul_(-epsilon)
 
@@ -123,7 +122,8 @@ def barycentre(
     largest = torch.empty(len(y), dtype=torch.int64, device=y.device)
     for piece, block in logits(y, x, u, epsilon=epsilon, memory=memory, beat=beat):
         largest[piece] = block.max(dim=1).indices
-        torch.mm(torch.softmax(block, dim=1, out=block), x, out=means[piece])
+        _, sums = _exponentials(block)
+        torch.mm(block, x, out=means[piece]).div_(sums[:, None])
     return means, largest
 
 
@@ -140,6 +140,7 @@ def logits(
     centre = (rows.sum(dim=0, dtype=torch.float64) + others.sum(dim=0, dtype=torch.float64)) / (len(rows) + len(others))
     left, left_squares = _scaled(rows, centre, epsilon)
     right, right_squares = _scaled(others, centre, epsilon)
+    beat()
     # The squares ride along in the product: |x|^2 + |y|^2 - 2 x.y without two more passes over the table.
     left = torch.cat([left.mul_(-2), left_squares, torch.ones_like(left_squares)], dim=1)
     right = torch.cat([right, torch.ones_like(right_squares), right_squares], dim=1)
@@ -150,6 +151,12 @@ def logits(
             block.clamp_(min=0).sqrt_()
             yield slice(start, start + len(block)), torch.sub(scaled, block, out=block)
             start += len(block)
+
+
+def _exponentials(block: Float[Tensor, "c m"]) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"]]:
+    """The largest of each row l (c,), and the sums of exp(block - l), which the block becomes."""
+    largest = block.amax(dim=1)
+    return largest, block.sub_(largest[:, None]).clamp_(min=NOTHING).exp_().sum(dim=1)
 
 
 def _scaled(

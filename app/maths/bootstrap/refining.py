@@ -1,4 +1,4 @@
-"""From a first set of pairs to all that can be told: graded maps, mutual neighbours, and pairs that hold when they are left out."""
+"""From a first set of pairs to all that can be told: graded maps, and rows that choose each other."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def graded_map(x: Float32[Tensor, "p r"], y: Float32[Tensor, "p s"]) -> Float64[
     gram.diagonal().add_(ridge)
     left = torch.linalg.solve(gram, x64.T @ y64)
     values, vectors = torch.linalg.eigh(y64.T @ y64)
-    return (left @ vectors) * (values.clamp_min(0) + ridge).pow(-POWER) @ vectors.T
+    scaled: Tensor = (left @ vectors) * (values.clamp_min(0) + ridge).pow(-POWER)
+    transform: Tensor = scaled @ vectors.T
+    return transform
 
 
 def match(q: Float32[Tensor, "n s"], y: Float32[Tensor, "m s"], *, memory: int, beat: Beat) -> Matched:

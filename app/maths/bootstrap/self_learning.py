@@ -30,6 +30,12 @@ VARIANTS: tuple[Mapping[str, float | int], ...] = (
 )
 #: items for which Schedule.seed_weight is meant: in larger pools a seed weighs more, for more items are beside it
 USUAL_POOL = 2_500
+#: items of a pool without which there is nothing to learn from
+FEWEST = 20
+#: rows that are named to be labelled next
+ASKED = 10
+#: more likely right than wrong
+LIKELY = 0.5
 #: what is no map at all before it is annealed
 UNKNOWN_BREADTH = 0.05
 
@@ -42,6 +48,7 @@ class Settings:
     confirmations  halvings of the pairs, for the confidence; a pair needs more than half of them
     size      most pairs wanted, the most confident; None for all
     seed      draws the weights, halves and centroids
+    rows      of the source pool that take part at most, seeds among them: what makes 200,000 items bearable
     """
 
     attempts: int = 6
@@ -52,8 +59,9 @@ class Settings:
     confirmations: int = honesty.REPEATS
     size: int | None = None
     seed: int = 0
-    schedule: Schedule = Schedule()
-    centroids: unsupervised.Centroids = unsupervised.Centroids()
+    rows: int = 20_000
+    schedule: Schedule = field(default_factory=Schedule)
+    centroids: unsupervised.Centroids = field(default_factory=unsupervised.Centroids)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,8 +142,12 @@ class _Run:
     facts: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.x, self.y = (annealing.directions(rows) for rows in (self.pools.x, self.pools.y))
-        self.seeds = torch.tensor(self.pairs, dtype=torch.int64).reshape(-1, 2).to(self.pools.device)
+        device = self.pools.device
+        given = torch.tensor(self.pairs, dtype=torch.int64).reshape(-1, 2)
+        self.rows = _some(len(self.pools.x), self.settings.rows, given[:, 0], self._seed(0))
+        self.seeds = torch.stack([torch.searchsorted(self.rows, given[:, 0].contiguous()), given[:, 1]], dim=1).to(device)
+        self.x = annealing.directions(self.pools.x, self.rows.to(device))
+        self.y = annealing.directions(self.pools.y)
 
     # progress
 
@@ -235,7 +247,7 @@ class _Run:
         return schedule
 
     def _known(self, x: Tensor, y: Tensor, schedule: Schedule, number: int) -> Float32[Tensor, "rx ry"]:
-        """The seeds' part of the overlap: alike in the first round of variants, weighed at random afterwards (Bayesian bootstrap)."""
+        """The seeds' part of the overlap: alike at first, weighed at random later (Bayesian bootstrap)."""
         weights = torch.ones(len(self.seeds), dtype=torch.float64)
         if number >= len(VARIANTS):
             generator = torch.Generator().manual_seed(self._seed(number))
@@ -287,16 +299,22 @@ class _Run:
     def learnt(self) -> Learnt:
         pairs = self._found()
         votes = honesty.Votes(
-            pairs.cpu(), torch.stack(self.chosen).float().mean(dim=0).cpu(), honesty.medians(torch.stack(self.ranks)).cpu()
+            self._rows_of(pairs.cpu()),
+            torch.stack(self.chosen).float().mean(dim=0).cpu(),
+            honesty.medians(torch.stack(self.ranks)).cpu(),
         )
         agreed, _ = self._consensus()
-        accepted = votes.confirmed > 0.5
+        accepted = votes.confirmed > LIKELY
         sure = honesty.confidence(votes, agreed)
         told = honesty.estimate(votes, accepted, agreed=agreed)
-        wrong = honesty.wrong_seeds(votes)
+        wrong = honesty.wrong_seeds(votes, torch.tensor(self.pairs, dtype=torch.int64).reshape(-1, 2))
         believed = [pair for row, pair in enumerate(self.pairs) if row not in set(wrong)]
         kept, certainty = _with_believed(votes.pairs[accepted], sure[accepted], believed, told.right, self.settings.size)
         return Learnt(kept, certainty, told, wrong, self._ask(kept, certainty), len(self.partners), votes)
+
+    def _rows_of(self, pairs: Int64[Tensor, "p 2"]) -> Int64[Tensor, "p 2"]:
+        """Pairs of the rows that take part, as rows of the pools."""
+        return torch.stack([self.rows[pairs[:, 0]], pairs[:, 1]], dim=1)
 
     def _found(self) -> Int64[Tensor, "p 2"]:
         assert self.current is not None
@@ -311,13 +329,13 @@ class _Run:
         joined[self.seeds[:, 0]] = self.seeds[:, 1]
         return refining.Matched(joined, joined.float()).pairs
 
-    def _ask(self, pairs: Int64[Tensor, "p 2"], sure: Float32[Tensor, " p"], count: int = 10) -> Int64[Tensor, " a"]:
+    def _ask(self, pairs: Int64[Tensor, "p 2"], sure: Float32[Tensor, " p"], count: int = ASKED) -> Int64[Tensor, " a"]:
         along = self.x.coordinates(power=self.settings.schedule.power, dimensions=self.settings.schedule.dimensions)
         settled = torch.zeros(len(along), dtype=torch.bool, device=along.device)
-        certain = pairs[sure > 0.5, 0].to(along.device)
+        certain = torch.searchsorted(self.rows, pairs[sure > LIKELY, 0]).to(along.device)
         settled[certain] = True
         known = torch.unique(torch.cat([self.seeds[:, 0], certain]))
-        return honesty.ask_next(along, known, settled, count).cpu()
+        return self.rows[honesty.ask_next(along, known, settled, count).cpu()]
 
 
 def _with_believed(
@@ -333,3 +351,12 @@ def _with_believed(
     order = sure[others].argsort(descending=True, stable=True)
     kept = torch.cat([known, pairs[others][order]])[:size]
     return kept, torch.cat([torch.full((len(known),), max(right, 0.0)), sure[others][order]])[:size].float()
+
+
+def _some(rows: int, most: int, always: Int64[Tensor, " s"], seed: int) -> Int64[Tensor, " r"]:
+    """At most so many rows (the given ones anyway), drawn uniformly, in order."""
+    if rows <= most:
+        return torch.arange(rows)
+    drawn = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
+    others = drawn[~torch.isin(drawn, always)]
+    return torch.cat([always, others[: max(0, most - len(always))]]).sort().values

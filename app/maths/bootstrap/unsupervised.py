@@ -64,6 +64,6 @@ def _centroids(rows: Float32[Tensor, "n r"], count: int, generator: np.random.Ge
 
 def _kernel(centres: np.ndarray) -> np.ndarray:
     """Cosines, each centroid's own left out."""
-    kernel = centres @ centres.T
+    kernel: np.ndarray = centres @ centres.T
     np.fill_diagonal(kernel, 0.0)
     return kernel
