@@ -25,6 +25,8 @@ REPEATS = 3
 CONFIRMED = (0.55, 0.78, 0.90, 0.985)
 #: agreement of two attempts that means nothing, and agreement that means all
 WORTHLESS, CERTAIN = 0.45, 0.85
+#: the same of the confirmed share of all mutual pairs: one attempt of many may be right without a second
+UNCONFIRMED, WELL_CONFIRMED = 0.58, 0.70
 #: a seed is suspected when its partner is not among this share of the nearest, in either direction
 SUSPECT = 0.05
 #: two-sided 95 %
@@ -73,8 +75,8 @@ def halves(pairs: int, repeat: int, seed: int) -> Bool[Tensor, " p"]:
 
 
 def confirm(
-    x: Float32[Tensor, "n r"],
-    y: Float32[Tensor, "m s"],
+    x: Float32[Tensor, "n rx"],
+    y: Float32[Tensor, "m ry"],
     pairs: Int64[Tensor, "p 2"],
     seeds: Int64[Tensor, "s 2"],
     half: Bool[Tensor, " p"],
@@ -117,10 +119,16 @@ def estimate(votes: Votes, accepted: Bool[Tensor, " p"], *, agreed: float) -> Es
 
 
 def confidence(votes: Votes, agreed: float) -> Float32[Tensor, " p"]:
-    """P(right) of each pair (p,): CONFIRMED by its votes, times how much the attempts' agreement is worth."""
+    """P(right) of each pair (p,): CONFIRMED by its votes, times how much agreement or confirmation is worth, the larger."""
     table = votes.confirmed.new_tensor(CONFIRMED)
-    worth = min(1.0, max(0.0, (agreed - WORTHLESS) / (CERTAIN - WORTHLESS)))
+    share = float(votes.confirmed.double().mean()) if len(votes.confirmed) else 0.0
+    worth = max(_rise(agreed, WORTHLESS, CERTAIN), _rise(share, UNCONFIRMED, WELL_CONFIRMED))
     return table[(votes.confirmed * (len(CONFIRMED) - 1)).round().long()] * worth
+
+
+def _rise(value: float, low: float, high: float) -> float:
+    """0 up to `low`, 1 from `high` on, straight between."""
+    return min(1.0, max(0.0, (value - low) / (high - low)))
 
 
 def wrong_seeds(votes: Votes, seeds: Int64[Tensor, "s 2"]) -> list[int]:
@@ -181,7 +189,7 @@ def ask_next(
     return torch.tensor(chosen, dtype=torch.int64, device=along.device)
 
 
-def _rank(q: Float32[Tensor, "n s"], y: Float32[Tensor, "m s"], seeds: Int64[Tensor, "s 2"]) -> Float32[Tensor, " s"]:
+def _rank(q: Float32[Tensor, "n ry"], y: Float32[Tensor, "m ry"], seeds: Int64[Tensor, "s 2"]) -> Float32[Tensor, " s"]:
     """The smaller of two shares: of y that are nearer to a seed's q than its partner, and of q nearer to its y."""
     own = (q[seeds[:, 0]] * y[seeds[:, 1]]).sum(dim=1, keepdim=True)
     before = (q[seeds[:, 0]] @ y.T > own).double().mean(dim=1)

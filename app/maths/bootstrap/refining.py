@@ -33,7 +33,7 @@ class Matched:
         return torch.stack([rows, self.partner[rows]], dim=1)
 
 
-def graded_map(x: Float32[Tensor, "p r"], y: Float32[Tensor, "p s"]) -> Float64[Tensor, "r s"]:
+def graded_map(x: Float32[Tensor, "p rx"], y: Float32[Tensor, "p ry"]) -> Float64[Tensor, "rx ry"]:
     """T = (X^T X + l I)^-1 X^T Y (Y^T Y + l I)^-b of paired rows: DESIGN's graded translator of powers (1, b), uncentred.
 
     Rows of pools are centred already; l and b as above.
@@ -49,7 +49,7 @@ def graded_map(x: Float32[Tensor, "p r"], y: Float32[Tensor, "p s"]) -> Float64[
     return transform
 
 
-def match(q: Float32[Tensor, "n s"], y: Float32[Tensor, "m s"], *, memory: int, beat: Beat) -> Matched:
+def match(q: Float32[Tensor, "n ry"], y: Float32[Tensor, "m ry"], *, memory: int, beat: Beat) -> Matched:
     """Rows of unit q and y that are each other's best by CSLS."""
     k = min(NEIGHBOURS, len(q), len(y))
     offset_q, offset_y = hubness(q, y, k, memory=memory, beat=beat)
@@ -61,7 +61,7 @@ def match(q: Float32[Tensor, "n s"], y: Float32[Tensor, "m s"], *, memory: int, 
 
 
 def rematch(
-    x: Float32[Tensor, "n r"], y: Float32[Tensor, "m s"], pairs: Int64[Tensor, "p 2"], *, memory: int, beat: Beat
+    x: Float32[Tensor, "n rx"], y: Float32[Tensor, "m ry"], pairs: Int64[Tensor, "p 2"], *, memory: int, beat: Beat
 ) -> Matched:
     """Learn the graded map from the pairs, and match all rows by it; y need not have unit rows."""
     transform = graded_map(x[pairs[:, 0]], y[pairs[:, 1]])

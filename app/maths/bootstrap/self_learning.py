@@ -168,7 +168,7 @@ class _Run:
         return sum(self._rounds(k) for k in range(self.settings.attempts))
 
     def _rounds(self, attempt: int) -> int:
-        return self.settings.rounds * (1 if attempt < 2 else 2)
+        return self.settings.rounds * (1 if attempt < len(VARIANTS) else 2)
 
     # checkpoints
 
