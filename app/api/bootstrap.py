@@ -23,11 +23,11 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class BootstrapOptions(Body):
-    """Of the method; left out, its own.
+    """Of the method; what is left out is as the method has it, and what is another method's is refused.
 
     self-learning: attempts, rounds, agreed, refinements, rows, seed.
-    paper (Cannistraci et al. 2023, Table 3): steps, learning_rate, epsilon, sinkhorn_steps, freeze_seeds, argmax, seed.
     soft-plan: steps, learning_rate, first_epsilon, last_epsilon, sinkhorn_steps, seed.
+    paper (Cannistraci et al. 2023, Table 3): steps, learning_rate, epsilon, sinkhorn_steps, freeze_seeds, argmax, seed.
     """
 
     attempts: Annotated[int, Field(ge=1, le=64)] | None = None
@@ -49,7 +49,8 @@ class BootstrapOptions(Body):
 class BootstrapRequest(Body):
     """Two pools without a known order, and a few pairs [row of the source's pool, row of the target's] that are known.
 
-    Each pool is vectors, the name of one from `PUT /pools/{name}`, or `..._inputs` to be encoded for this job.
+    Each pool is vectors, the name of one from `PUT /pools/{name}`, or `..._inputs` to be encoded for this job. Self-learning
+    needs 20 items a side, and takes any number of seeds, none too; soft-plan and paper need two.
     """
 
     model_config = ConfigDict(
@@ -59,19 +60,20 @@ class BootstrapRequest(Body):
                     "name": "grown",
                     "source": "old",
                     "target": "new",
-                    "method": "paper",
-                    "size": 3,
-                    "seeds": [[0, 2], [1, 0]],
-                    "source_pool": [[1, 0], [0, 1], [1, 1]],
-                    "target_pool": [[2, 0], [2, 2], [0, 2]],
+                    "seeds": [[0, 17], [3, 4], [12, 9]],
+                    "source_pool": "sentences-old",
+                    "target_pool": "sentences-new",
                 },
                 {
                     "name": "grown",
                     "source": "old",
                     "target": "new",
+                    "method": "paper",
+                    "min_right": 0,
+                    "size": 3,
                     "seeds": [[0, 2], [1, 0]],
-                    "source_pool": "sentences-by-old",
-                    "target_pool": "sentences-by-new",
+                    "source_pool": [[1, 0], [0, 1], [1, 1]],
+                    "target_pool": [[2, 0], [2, 2], [0, 2]],
                 },
             ]
         }
@@ -87,17 +89,22 @@ class BootstrapRequest(Body):
     input_type: Role = "document"
     seeds: Annotated[list[Annotated[list[int], Field(min_length=2, max_length=2)]], Field(fail_fast=True)]
     method: Literal["self-learning", "soft-plan", "paper"] = "self-learning"
-    size: Annotated[int, Field(ge=2, le=1_000_000)] | None = None
-    min_right: Annotated[Finite, Field(ge=0, le=1)] = 0.5
+    size: Annotated[
+        int | None, Field(ge=2, le=1_000_000, description="pairs at most; left out: all, or 300 of soft-plan and paper")
+    ] = None
+    min_right: Annotated[
+        Finite, Field(ge=0, le=1, description="share of pairs that are probably right, below which the job fails; 0: never")
+    ] = 0.5
     options: BootstrapOptions = BootstrapOptions()
 
 
 @router.post("/bootstrap", status_code=202, responses=documented(400, 404, 409, 413, 415, 422))
 def bootstrap(body: BootstrapRequest, response: Response, services: Svc, project: Writes, _: IdempotencyKey = None) -> Job:
-    """Queue a search for pairs; when the job has succeeded, the anchor set `name` exists.
+    """Queue a search for pairs; when the job has succeeded, the anchor set `name` exists, and `/anchor-sets/{name}/pairs`.
 
     The result's `estimate.right` is the share of pairs that are probably right. Where it is below `min_right` the job fails with
-    `seeds-insufficient` and says how many more seeds would probably do, which rows to label (`ask`), and which seeds are wrong.
+    `seeds-insufficient`: its error says how many more seeds would probably do (`more_seeds`), whose partners to find first
+    (`ask`, rows of the source's pool), and which of the seeds contradict the others (`wrong_seeds`).
     """
 
     def make() -> tables.Job:
@@ -110,7 +117,9 @@ def bootstrap(body: BootstrapRequest, response: Response, services: Svc, project
             source_pool=pools.given("source", body.source_pool, body.source_inputs, body.input_type),
             target_pool=pools.given("target", body.target_pool, body.target_inputs, body.input_type),
             seeds=[(i, j) for i, j in body.seeds],
-            settings=bootstrapping.settings_of(body.method, body.size, body.options.model_dump(exclude_none=True)),
+            method=body.method,
+            size=body.size,
+            options=body.options.model_dump(exclude_none=True),
             min_right=body.min_right,
         )
 

@@ -10,7 +10,20 @@ from growers import UNCHANGED, Changes
 
 NAME = "ablation"
 #: by method: what is changed, under which name
+#: of self-learning: one attempt, for later ones differ from the first in just these settings
 VARIATIONS: dict[str, dict[str, Changes]] = {
+    "self-learning": {
+        "one attempt": {"attempts": 1},
+        "hard choices from the start": {"attempts": 1, "schedule.breadth": 0.0},
+        "a narrow start": {"attempts": 1, "schedule.breadth": 0.01},
+        "overlap as it is": {"attempts": 1, "schedule.flattening": 1.0},
+        "orthogonal map": {"attempts": 1, "schedule.flattening": 0.0},
+        "coordinates as they are": {"attempts": 1, "schedule.power": 1.0},
+        "whitened coordinates": {"attempts": 1, "schedule.power": 0.0},
+        "32 dimensions": {"attempts": 1, "schedule.dimensions": 32},
+        "10 rounds": {"attempts": 1, "rounds": 10},
+        "no refinement": {"attempts": 1, "refinements": 0},
+    },
     "paper": {
         "seeds not frozen": {"freeze_seeds": False},
         "argmax of rows": {"argmax": "rows"},

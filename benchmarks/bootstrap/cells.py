@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from threading import Thread
 from typing import Any
 
 import store
@@ -52,7 +54,7 @@ def _measured(cells: Sequence[Cell], console: Console, *, jobs: int, alone: bool
     found: dict[Key, Measured] = {}
     columns = (*Progress.get_default_columns(), TimeElapsedColumn())
     with (
-        ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=1 if alone else None) as pool,
+        ProcessPoolExecutor(jobs, get_context("spawn"), _begin, max_tasks_per_child=1 if alone else None) as pool,
         Progress(*columns, console=console, transient=True) as progress,
     ):
         bar = progress.add_task(str(cells[0].key[0]), total=len(cells))
@@ -75,8 +77,20 @@ def _measured(cells: Sequence[Cell], console: Console, *, jobs: int, alone: bool
     return found
 
 
-def _one(cell: Cell) -> Measured:
+def _begin() -> None:
+    """In a worker: one core, and an end when the parent has ended, which a killed one cannot tell."""
     torch.set_num_threads(1)
+    parent = parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=follow, daemon=True).start()
+
+
+def _one(cell: Cell) -> Measured:
     begun, clock = time.process_time(), time.monotonic()
     measured = cell.measure(*cell.key[1:])
     measured |= {"seconds": time.process_time() - begun, "wall": time.monotonic() - clock}

@@ -35,7 +35,7 @@ SLOW: dict[str, tuple[tuple[int, ...], int]] = {"vecmap": ((15, 25), 2), "paper"
 DRAWS = 5
 
 #: which pairs are the anchors, and who reads them
-BEST, EVERY = f"best {GT}", "all"
+BEST, EVERY, SOME_TRUE, ALL_TRUE, ALONE = f"best {GT}", "all", f"{GT} true", "all true", "seeds alone"
 RELATIVE, GRADED = "relative", "graded"
 
 
@@ -64,24 +64,28 @@ def measure(place: str, method: str, count: int, number: int) -> Measured:
     """All rows of one set of anchors, from the source to the target (forth) and back."""
     case = PLACES[place]
     drawn = draw(case, number)
-    told: Measured = {}
-    if method == TRUE:
-        sets = {BEST: drawn.true(GT), EVERY: drawn.true()}
-    elif method == SEED:
-        sets = {BEST: drawn.true(count)}
-    else:
-        sets, told = grown(method, case, drawn, count, number)
+    sets, told = anchors(case, method, drawn, count, number)
     rows = {}
-    for size, pairs in sets.items():
+    for name, pairs in sets.items():
         # By all true pairs nothing is compared but the translator: no method is asked for more.
-        for reader in (GRADED,) if method == TRUE and size == EVERY else (RELATIVE, GRADED):
-            rows[f"{size}, {reader}"] = read(reader, drawn, pairs)
+        for reader in (GRADED,) if name == ALL_TRUE else (RELATIVE, GRADED):
+            rows[f"{name}, {reader}"] = read(reader, drawn, pairs)
     return told | {"rows": rows}
 
 
-def grown(method: str, case: Case, drawn: Draw, count: int, number: int) -> tuple[dict[str, Tensor], Measured]:
+def anchors(case: Case, method: str, drawn: Draw, count: int, number: int) -> tuple[dict[str, Tensor], Measured]:
+    """The sets of pairs (p, 2) that a method stands for, by name, and what is told of its run."""
+    if method == TRUE:
+        return {SOME_TRUE: drawn.true(GT), ALL_TRUE: drawn.true()}, {}
+    if method == SEED:
+        return {ALONE: drawn.true(count)}, {}
+    return _grown(method, case, drawn, count, number)
+
+
+def _grown(method: str, case: Case, drawn: Draw, count: int, number: int) -> tuple[dict[str, Tensor], Measured]:
     found, seconds = growers.grown(method, case, count, number)
-    sets = {BEST: growers.most_confident(found, GT)}
+    # Who is left with nothing to fit to has still the seeds.
+    sets = {BEST: growers.most_confident(found, GT) if len(found.pairs) > 1 else drawn.true(count)}
     if len(found.pairs) > GT:
         sets[EVERY] = found.pairs
     new = found.pairs[growers.beside_seeds(found, drawn.seeds(count))]
@@ -96,12 +100,12 @@ def grown(method: str, case: Case, drawn: Draw, count: int, number: int) -> tupl
 def read(reader: str, drawn: Draw, pairs: Tensor) -> dict[str, dict[str, float]]:
     """The paper's numbers both ways, of the pools' items and of unseen ones."""
     found = {}
-    for way, side, anchors in (("forth", drawn, pairs), ("back", drawn.flipped, pairs.flip(1))):
+    for way, side, turned in (("forth", drawn, pairs), ("back", drawn.flipped, pairs.flip(1))):
         ask = _by_relative if reader == RELATIVE else _by_translator
-        found[way] = ask(side, anchors, side.x, side.y, side.partner).as_json()
+        found[way] = ask(side, turned, side.x, side.y, side.partner).as_json()
         if len(side.unseen_x):
             own = torch.arange(len(side.unseen_x))
-            found[f"{way}, unseen"] = ask(side, anchors, side.unseen_x, side.unseen_y, own).as_json()
+            found[f"{way}, unseen"] = ask(side, turned, side.unseen_x, side.unseen_y, own).as_json()
     return found
 
 

@@ -116,13 +116,14 @@ def _plan(console: Console, arguments: argparse.Namespace) -> None:
 
 
 def _guess(cell: Cell) -> float | None:
-    """The seconds of a known cell that differs in number of seeds or draw; None where there is none."""
+    """The mean seconds of known cells of the same method and items; None where there is none."""
     name, place, *_ = cell.key
+    told = []
     for known in SECTIONS[str(name)][0].cells(quick=True, draws=None):
         same = known.group == cell.group and (known.key[1] == place or _kind(known.key[1]) == _kind(place))
         if same and (measured := store.cell(known.key)) is not None:
-            return float(measured["seconds"])
-    return None
+            told.append(float(measured["seconds"]))
+    return sum(told) / len(told) if told else None
 
 
 def _kind(place: str | int) -> str:

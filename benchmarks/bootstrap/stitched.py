@@ -14,10 +14,10 @@ from functools import lru_cache
 import growers
 import retrieval
 from cells import Cell, Measured
-from draws import GT, Draw, draw
+from draws import Draw, draw
 from head import Head, train_head
 from protocol import graded, macro_f1, relative, unit
-from retrieval import BEST, EVERY, GRADED, PLACES, RELATIVE, SEED, SLOW, TRUE
+from retrieval import ALL_TRUE, GRADED, PLACES, RELATIVE, SEED, SLOW, TRUE
 from torch import Tensor
 
 from app.maths.translator import apply
@@ -49,23 +49,16 @@ def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
 def measure(place: str, method: str, count: int, number: int) -> Measured:
     """All rows of one set of anchors, from the source to the target (forth) and back."""
     drawn = draw(PLACES[place], number)
-    told: Measured = {}
-    if method == TRUE:
-        sets = {BEST: drawn.true(GT), EVERY: drawn.true()}
-    elif method == SEED:
-        sets = {BEST: drawn.true(count)}
-    else:
-        sets, told = retrieval.grown(method, PLACES[place], drawn, count, number)
+    sets, told = retrieval.anchors(PLACES[place], method, drawn, count, number)
     rows: dict[str, dict[str, dict[str, float]]] = {}
     for way, side in (("forth", drawn), ("back", drawn.flipped)):
         native = _native(place, number, way)
-        for size, pairs in sets.items():
-            anchors = pairs if way == "forth" else pairs.flip(1)
-            row = rows.setdefault(f"{size}, {GRADED}", {})
-            row[way] = _accuracy(native, apply(graded(*_anchors(side, anchors)), side.unseen_x.float()).vectors, side)
-            if not (method == TRUE and size == EVERY):
-                row = rows.setdefault(f"{size}, {RELATIVE}", {})
-                row[way] = _by_relative(side, anchors)
+        for name, pairs in sets.items():
+            turned = pairs if way == "forth" else pairs.flip(1)
+            translated = apply(graded(*_anchors(side, turned)), side.unseen_x.float()).vectors
+            rows.setdefault(f"{name}, {GRADED}", {})[way] = _accuracy(native, translated, side)
+            if name != ALL_TRUE:
+                rows.setdefault(f"{name}, {RELATIVE}", {})[way] = _by_relative(side, turned)
         if method == TRUE:
             rows.setdefault("native", {})[way] = _accuracy(native, side.unseen_y.float(), side)
     return told | {"rows": rows}

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
+from starlette.testclient import TestClient
+
+from app.demo.pack import load_pack
+from app.main import create_app
+from app.settings import Settings
 
 
 @pytest.fixture
@@ -39,15 +52,19 @@ def test_a_bootstrap_is_a_job_that_makes_the_anchor_set(ask, stocked, finished):
     assert (job["state"], job["attempts"], job["error"]) == ("succeeded", 1, None), job
     assert job["progress"]["done"] == job["progress"]["total"] == 20
     result = job["result"]
-    assert (result["anchor_set"], result["asked"]) == ("found", 20)
+    assert (result["anchor_set"], result["method"], result["asked"]) == ("found", "paper", 20)
     assert 12 <= result["size"] <= 20
     assert result["pairs"][:12] == [[i, i] for i in range(12)]
-    assert result["nearness"][:12] == [1.0] * 12
-    assert len(result["pairs"]) == len(result["nearness"]) == result["size"]
+    assert len(result["pairs"]) == len(result["confidence"]) == result["size"]
+    assert all(0 <= sure <= 1 for sure in result["confidence"])
+    assert result["facts"]["loss"] > 0
+    assert 0 <= result["estimate"]["right"] <= 1
+    assert result["estimate"]["agreement"] is None  # of two attempts, and this method makes one
     made = stocked.get("/anchor-sets/found").json()
     assert (made["size"], made["encoders"]) == (result["size"], ["first", "second"])
-    assert made["provenance"]["job"] == job["id"]
-    assert made["provenance"]["seeds"] == 12
+    told = made["provenance"]
+    assert (told["job"], told["method"], told["seeds"], told["pools"]) == (job["id"], "paper", 12, {"source": 40, "target": 40})
+    assert (told["settings"]["steps"], told["estimate"]) == (20, result["estimate"])
     body = {"source": "first", "target": "second", "anchor_set": "found", "vectors": [[1.0] * 8]}
     assert stocked.post("/translate", json=body).status_code == 200
 
@@ -57,8 +74,7 @@ def test_seeds_alone_are_a_set_too_and_equal_requests_find_equal_anchors(ask, st
     job = finished(stocked, ask(seeds=seeds, size=4).json()["id"])
     assert job["result"]["pairs"] == seeds
     again = [finished(stocked, ask(name=name).json()["id"])["result"] for name in ("x", "y")]
-    assert again[0]["pairs"] == again[1]["pairs"]
-    assert again[0]["loss"] == again[1]["loss"]
+    assert {**again[0], "anchor_set": "y"} == again[1]
 
 
 def test_a_name_taken_meanwhile_fails_the_job_with_its_code(ask, stocked, finished, embeddings):
@@ -85,6 +101,8 @@ def test_an_encoder_deleted_meanwhile_fails_the_job_with_its_code(ask, stocked, 
 
 
 PAIRS = [[i, i] for i in range(12)]
+SOFT = {"method": "soft-plan"}
+LEARN = {"method": "self-learning", "options": {}, "min_right": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +126,8 @@ PAIRS = [[i, i] for i in range(12)]
         ({"seeds": None}, 422, "invalid-request", "seeds", None),
         ({"size": 41}, 422, "invalid-seeds", "size", None),
         ({"size": 1}, 422, "invalid-request", "size", None),
-        ({"size": 4097}, 422, "invalid-request", "size", None),
+        ({"size": 2001}, 413, "too-many-vectors", "size", None),
+        ({"size": 1_000_001}, 422, "invalid-request", "size", None),
         ({"size": 20.0}, 422, "invalid-request", "size", None),
         ({"source_pool": [[1.0] * 8] * 201}, 413, "pool-too-large", "source_pool", None),
         ({"target_pool": [[1.0] * 6] * 201}, 413, "pool-too-large", "target_pool", None),
@@ -129,7 +148,29 @@ PAIRS = [[i, i] for i in range(12)]
         ({"options": {"sinkhorn_steps": 101}}, 422, "invalid-request", "options.sinkhorn_steps", None),
         ({"options": {"seed": -1}}, 422, "invalid-request", "options.seed", None),
         ({"options": {"size": 5}}, 422, "unknown-field", "options.size", None),
-        ({"method": "paper"}, 422, "unknown-field", "method", None),
+        ({"options": {"rounds": 40}}, 422, "unknown-option", "options.rounds", None),
+        ({"options": {"argmax": "both"}}, 422, "invalid-request", "options.argmax", None),
+        ({"method": "annealing"}, 422, "invalid-request", "method", None),
+        ({"method": None}, 422, "invalid-request", "method", None),
+        ({"min_right": -0.1}, 422, "invalid-request", "min_right", None),
+        ({"min_right": 1.1}, 422, "invalid-request", "min_right", None),
+        ({**SOFT, "options": {"epsilon": 1}}, 422, "unknown-option", "options.epsilon", None),
+        ({**SOFT, "options": {"first_epsilon": 0.2, "last_epsilon": 0.3}}, 422, "invalid-option", "options.last_epsilon", None),
+        ({**SOFT, "options": {"last_epsilon": 0.31}}, 422, "invalid-option", "options.last_epsilon", None),
+        ({**SOFT, "options": {"first_epsilon": 0.01}}, 422, "invalid-option", "options.first_epsilon", None),
+        ({**LEARN, "options": {"steps": 20}}, 422, "unknown-option", "options.steps", None),
+        ({**LEARN, "options": {"freeze_seeds": False}}, 422, "unknown-option", "options.freeze_seeds", None),
+        ({**LEARN, "options": {"attempts": 0}}, 422, "invalid-request", "options.attempts", None),
+        ({**LEARN, "options": {"rounds": 1}}, 422, "invalid-request", "options.rounds", None),
+        ({**LEARN, "options": {"agreed": 1.01}}, 422, "invalid-request", "options.agreed", None),
+        ({**LEARN, "options": {"rows": 99}}, 422, "invalid-request", "options.rows", None),
+        ({**LEARN, "size": 41}, 422, "invalid-seeds", "size", None),
+        ({**LEARN, "size": 11}, 422, "invalid-seeds", "seeds", None),
+        ({**LEARN, "size": 2001}, 413, "too-many-vectors", "size", None),
+        ({**LEARN, "seeds": [*PAIRS, [40, 12]]}, 422, "invalid-seeds", "seeds", [12]),
+        ({**LEARN, "seeds": [*PAIRS, [3, 13]]}, 422, "invalid-seeds", "seeds", [12]),
+        ({**LEARN, "source_pool": [[1.0 * i] * 8 for i in range(19)]}, 422, "invalid-request", "source_pool", None),
+        ({**LEARN, "target_pool": [[1.0 * i] * 6 for i in range(19)]}, 422, "invalid-request", "target_pool", None),
     ],
     ids=lambda value: str(value)[:50],
 )
@@ -152,7 +193,7 @@ def test_an_encoder_has_no_partners_in_itself(ask, stocked, refused, embeddings)
 def test_the_ends_of_the_options_end_in_a_set_of_finite_numbers(ask, stocked, finished, options):
     job = finished(stocked, ask(options={"steps": 3, **options}).json()["id"])
     assert job["state"] == "succeeded", job
-    assert all(-1.001 <= cosine <= 1.001 for cosine in job["result"]["nearness"])
+    assert all(0 <= sure <= 1 for sure in job["result"]["confidence"])
 
 
 def test_of_two_waiting_requests_for_one_name_the_first_one_wins(ask, stocked, finished):
@@ -164,3 +205,207 @@ def test_of_two_waiting_requests_for_one_name_the_first_one_wins(ask, stocked, f
     first, second = (finished(stocked, job_id) for job_id in ids)
     assert (first["state"], second["state"], second["error"]["code"]) == ("succeeded", "failed", "name-taken")
     assert stocked.get("/anchor-sets/found").json()["provenance"]["job"] == ids[0]
+
+
+# --- self-learning ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Mixed:
+    """Two pools of the same items in different orders: row i of x is row partner[i] of y."""
+
+    x: np.ndarray
+    y: np.ndarray
+    partner: np.ndarray
+
+    def seeds(self, count: int) -> list[list[int]]:
+        """The first rows of x, each with its partner."""
+        return [[i, int(self.partner[i])] for i in range(count)]
+
+    def right(self, pairs: list[list[int]]) -> float:
+        """The share of pairs that are true."""
+        return float(np.mean([self.partner[i] == j for i, j in pairs]))
+
+
+def shuffled(x: np.ndarray, y: np.ndarray) -> Mixed:
+    order = np.random.default_rng(5).permutation(len(y))
+    return Mixed(x, y[order], order.argsort())
+
+
+@pytest.fixture(scope="module")
+def sentences() -> dict[str, np.ndarray]:
+    """The demo's 2,310 sentences by two real encoders, of 384 and 256 dimensions, in random order."""
+    vectors = load_pack().vectors
+    order = np.random.default_rng(1).permutation(len(vectors["static-256"]))
+    return {name: vectors[of].numpy()[order] for name, of in (("minilm", "minilm6-384"), ("static", "static-256"))}
+
+
+@pytest.fixture
+def pools(sentences: dict[str, np.ndarray]) -> Mixed:
+    """300 of them."""
+    return shuffled(sentences["minilm"][:300], sentences["static"][:300])
+
+
+@pytest.fixture(scope="module")
+def learning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A service for pools of many items, with the encoders `minilm` and `static`, and `x` and `y` of any made-up ones."""
+    app = create_app(Settings(data_dir=tmp_path_factory.mktemp("learning")))
+    with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
+        for name, dim in (("minilm", 384), ("static", 256), ("x", 12), ("y", 9), ("left", 64), ("right", 64)):
+            assert client.post("/encoders", json={"name": name, "dim": dim}).status_code == 201
+        yield client
+
+
+@pytest.fixture(scope="module")
+def numbers() -> Iterator[int]:
+    return count()
+
+
+@pytest.fixture
+def learn(learning: TestClient, numbers: Iterator[int], packed: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """POST /bootstrap with the method's defaults, of a name of its own; returns the queued job, and that name."""
+
+    def post(pools: Mixed, seeds: list[list[int]], *, source: str = "minilm", target: str = "static", **more: Any):
+        body = {"name": f"learnt-{next(numbers)}", "source": source, "target": target, "seeds": seeds, **more}
+        answer = learning.post("/bootstrap", json={**body, "source_pool": packed(pools.x), "target_pool": packed(pools.y)})
+        assert answer.status_code == 202, answer.text
+        return {**answer.json(), "name": body["name"]}
+
+    return post
+
+
+def test_ten_seeds_become_hundreds_of_right_anchors_that_translate(learning, learn, finished, sentences, pools, packed, unpacked):
+    queued = learn(pools, pools.seeds(10))
+    job = finished(learning, queued["id"])
+    assert job["state"] == "succeeded", job
+    result, name = job["result"], queued["name"]
+    assert (result["anchor_set"], result["method"], result["asked"], result["wrong_seeds"]) == (name, "self-learning", None, [])
+    assert result["size"] == len(result["pairs"]) == len(result["confidence"]) > 200
+    assert result["pairs"][:10] == pools.seeds(10)
+    assert result["confidence"][10:] == sorted(result["confidence"][10:], reverse=True)
+    assert pools.right(result["pairs"]) >= 0.97
+    assert 0.9 <= result["estimate"]["right"] <= 1
+    assert 1 <= len(result["ask"]) <= 10
+    assert not {i for i, _ in pools.seeds(10)} & set(result["ask"])
+    made = learning.get(f"/anchor-sets/{name}").json()
+    assert (made["size"], made["encoders"]) == (result["size"], ["minilm", "static"])
+    told = made["provenance"]
+    assert (told["job"], told["method"], told["seeds"]) == (job["id"], "self-learning", 10)
+    assert (told["pools"], told["estimate"]) == ({"source": 300, "target": 300}, result["estimate"])
+    kept = learning.get(f"/anchor-sets/{name}/pairs").json()
+    assert kept["pairs"] == result["pairs"]
+    assert kept["confidence"] == pytest.approx(result["confidence"], abs=1e-4)
+    body = {"source": "minilm", "target": "static", "anchor_set": name, "encoding": "base64"}
+    unseen, index = sentences["minilm"][1000:1300], sentences["static"][1000:1300]
+    found = unpacked(learning.post("/translate", json={**body, "vectors": packed(unseen)}).json()["vectors"])
+    mean = sentences["static"].mean(axis=0)
+    found, index = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (found - mean, index - mean))
+    assert np.mean((found @ index.T).argmax(axis=1) == np.arange(300)) > 0.7  # by chance: 0.003
+
+
+def test_size_is_how_many_at_most_the_most_certain_ones(learning, learn, finished, pools):
+    every, some = (finished(learning, learn(pools, pools.seeds(10), **more)["id"]) for more in ({}, {"size": 50}))
+    assert (some["result"]["size"], some["result"]["asked"]) == (50, 50)
+    assert some["result"]["pairs"] == every["result"]["pairs"][:50]
+
+
+def test_pools_that_have_nothing_in_common_are_refused_with_what_would_help(learning, learn, finished, refused, sentences):
+    pools = Mixed(sentences["minilm"][:300], sentences["static"][300:600], np.arange(300))
+    queued = learn(pools, pools.seeds(10))
+    job = finished(learning, queued["id"])
+    assert (job["state"], job["result"]) == ("failed", None)
+    error = job["error"]
+    assert (error["code"], error["field"], error["more_seeds"]) == ("seeds-insufficient", "seeds", 10)
+    assert "10 more seeds" in error["detail"]
+    assert 0 <= error["estimate"]["right"] < 0.5
+    assert all(wrong["pair"] == pools.seeds(10)[wrong["row"]] for wrong in error["wrong_seeds"])
+    assert len(error["ask"]) == len(set(error["ask"])) == 10
+    assert all(10 <= row < 300 for row in error["ask"])  # the partners of the first ten are known
+    assert error["facts"]["attempts"] >= 2
+    [listed] = [row for row in learning.get("/jobs").json()["jobs"] if row["id"] == job["id"]]
+    assert listed["error"] == error
+    [*_, last] = events(learning, job["id"])
+    assert (last[0], last[1]["error"]) == ("end", error)
+    refused(learning.get(f"/anchor-sets/{queued['name']}"), 404, "anchor-set-not-found", "name")
+    refused(learning.get(f"/anchor-sets/{queued['name']}/pairs"), 404, "anchor-set-not-found", "name")
+
+
+def test_whoever_asks_for_no_estimate_is_given_what_was_found(learning, learn, finished, sentences):
+    pools = Mixed(sentences["minilm"][:300], sentences["static"][300:600], np.arange(300))
+    job = finished(learning, learn(pools, pools.seeds(10), min_right=0)["id"])
+    assert job["state"] == "succeeded"
+    assert job["result"]["estimate"]["right"] < 0.5
+
+
+@pytest.mark.parametrize("swapped", [(0, 1), (3, 8)])
+def test_swapped_seeds_are_found_and_named_and_are_no_anchors(learning, learn, finished, pools, swapped):
+    seeds = pools.seeds(10)
+    for side in swapped:
+        seeds[side] = [seeds[side][0], pools.seeds(10)[sum(swapped) - side][1]]
+    job = finished(learning, learn(pools, seeds)["id"])
+    assert job["state"] == "succeeded", job
+    assert job["result"]["wrong_seeds"] == [{"row": row, "pair": seeds[row]} for row in swapped]
+    assert not [pair for pair in job["result"]["pairs"] if pair in (seeds[swapped[0]], seeds[swapped[1]])]
+    assert pools.right(job["result"]["pairs"]) >= 0.97
+
+
+def test_no_seed_at_all_is_enough_where_pools_have_a_shape(learning, learn, finished):
+    draw = torch.Generator().manual_seed(0)
+    centres = 2 * torch.randn(8, 6, generator=draw)  # of groups of different sizes
+    items = centres[torch.multinomial(torch.arange(1.0, 9.0), 100, replacement=True, generator=draw)]
+    items = items + 2 * torch.rand(100, 6, generator=draw).pow(3)
+    views = [items @ torch.linalg.qr(torch.randn(dim, 6, generator=draw)).Q.T for dim in (12, 9)]
+    x, y = (view + 0.01 * torch.randn(view.shape, generator=draw) for view in views)
+    pools = shuffled(x.numpy(), y.numpy())
+    job = finished(learning, learn(pools, [], source="x", target="y")["id"])
+    assert job["state"] == "succeeded", job
+    assert job["result"]["size"] >= 40
+    assert pools.right(job["result"]["pairs"]) >= 0.8
+    assert job["result"]["estimate"]["seeds_confirmed"] is None
+
+
+def test_progress_tells_how_well_it_fits_how_many_pairs_there_are_and_whether_attempts_agree(learning, learn, sentences):
+    pools = shuffled(sentences["minilm"][:600], sentences["static"][:600])
+    seen = list(events(learning, learn(pools, pools.seeds(15))["id"]))
+    assert [event for event, _ in seen] == ["progress"] * (len(seen) - 1) + ["end"]
+    reports = [row["progress"] for _, row in seen]
+    done = [report["done"] for report in reports if "done" in report]
+    assert done == sorted(done)
+    under_way = [report for report in reports[:-1] if "fit" in report]
+    assert under_way
+    assert all(0 < report["done"] <= report["total"] and -1 <= report["fit"] <= 1 for report in under_way)
+    last = reports[-1]
+    assert last["done"] == last["total"]
+    assert last["agreement"] > 0.9
+    assert 400 < last["pairs"] <= 600
+    assert last["confirmed"] > 0.5
+
+
+@pytest.mark.parametrize("method", ["self-learning", "soft-plan", "paper"])
+def test_a_running_bootstrap_of_large_pools_is_cancelled_soon(learning, learn, finished, method, capsys):
+    draw = np.random.default_rng(3)
+    pools = Mixed(*(draw.normal(size=(6_000, 64)).astype(np.float32) for _ in range(2)), np.arange(6_000))
+    job_id = learn(pools, pools.seeds(10), source="left", target="right", method=method)["id"]
+    deadline = time.monotonic() + 60
+    while learning.get(f"/jobs/{job_id}").json()["progress"].get("done", 0) < 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    begun = time.monotonic()
+    assert learning.post(f"/jobs/{job_id}/cancel").status_code == 202
+    job = finished(learning, job_id)
+    took_s = time.monotonic() - begun
+    with capsys.disabled():
+        print(f" [{method}: cancelled after {took_s:.2f} s]", end="")
+    assert (job["state"], job["error"], job["result"]) == ("cancelled", None, None)
+    assert took_s < 5
+
+
+def events(client: TestClient, job_id: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What a job's stream tells, until it ends."""
+    event = ""
+    for line in client.get(f"/jobs/{job_id}/events").text.splitlines():
+        name, _, value = line.partition(": ")
+        if name == "event":
+            event = value
+        elif name == "data":
+            yield event, json.loads(value)

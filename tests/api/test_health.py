@@ -40,9 +40,8 @@ def test_a_job_is_written_down_while_redis_is_away(degraded):
         degraded.post("/encoders", json={"name": name, "dim": 2})
     pool = [[1, 0], [0, 1], [1, 1]]
     names = {"name": "grown", "source": "first", "target": "second"}
-    answer = degraded.post(
-        "/bootstrap", json={**names, "source_pool": pool, "target_pool": pool, "seeds": [[0, 0], [1, 1]], "size": 2}
-    )
+    body = {**names, "source_pool": pool, "target_pool": pool, "seeds": [[0, 0], [1, 1]], "size": 2, "method": "paper"}
+    answer = degraded.post("/bootstrap", json=body)
     assert (answer.status_code, answer.json()["state"]) == (202, "queued")
     assert degraded.get(answer.headers["location"]).json()["state"] == "queued"
 

@@ -9,7 +9,7 @@ from app.storage import tables
 
 PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
 POOL = {"source_pool": [[1.0] * 8, [2.0, *[1.0] * 7], [3.0, 2.0, *[0.0] * 6]], "target_pool": [[1.0] * 6, [2.0, *[1.0] * 5]]}
-SEEDS = {"seeds": [[0, 0], [1, 1]], "size": 2}
+SEEDS = {"seeds": [[0, 0], [1, 1]], "size": 2, "method": "paper"}
 
 #: what each creating request makes, its body, and a body that is another request
 CREATING = {

@@ -505,7 +505,8 @@ def test_a_pool_whose_pieces_differ_has_directions(ask, stocked):
 
 def test_a_bootstrap_encodes_inputs_as_a_pool_does(encoding, fresh, finished, refused):
     def grow(**sides):
-        body = {"name": fresh(), "source": "minilm", "target": "own", "seeds": [[i, i] for i in range(10)], "size": 20, **sides}
+        how = {"method": "paper", "min_right": 0, "seeds": [[i, i] for i in range(10)], "size": 20}
+        body = {"name": fresh(), "source": "minilm", "target": "own", **how, **sides}
         answer = encoding.http.post("/bootstrap", json=body)
         assert answer.status_code == 202, answer.text
         job = finished(encoding.http, answer.json()["id"])

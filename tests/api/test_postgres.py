@@ -78,7 +78,8 @@ def test_every_operation_succeeds_on_postgresql(stocked, worker, embeddings, fin
     body = {"encoder": "first", "head": "head", "anchor_set": "items", "vectors": first.tolist()}
     assert len(call("POST", "/stitch", body).json()["labels"]) == 40
     pools = {"source_pool": first.tolist(), "target_pool": embeddings["second"].tolist(), "seeds": [[i, i] for i in range(8)]}
-    body = {"name": "grown", "source": "first", "target": "second", **pools, "size": 9, "options": {"steps": 5}}
+    how = {"method": "paper", "min_right": 0, "size": 9, "options": {"steps": 5}}
+    body = {"name": "grown", "source": "first", "target": "second", **pools, **how}
     job = call("POST", "/bootstrap", body).json()
     assert finished(stocked, job["id"])["state"] == "succeeded"
     assert call("GET", "/anchor-sets/{name}", name="grown").json()["provenance"]["job"] == job["id"]

@@ -31,7 +31,7 @@ class Project:
         pair = {"source": name["first"], "target": name["second"], "anchor_set": name["set"]}
         name["translator"] = self.call("POST", "/translators", pair).json()["id"]
         pools = {"source_pool": SHAPES["first"], "target_pool": SHAPES["second"], "seeds": [[0, 0], [1, 1]], "size": 2}
-        body = {"name": name["job"], "source": name["first"], "target": name["second"], **pools}
+        body = {"name": name["job"], "source": name["first"], "target": name["second"], "method": "paper", **pools}
         name["id"] = self.call("POST", "/bootstrap", body).json()["id"]
         name["key"] = self.key.split("_")[1]
 

@@ -60,7 +60,7 @@ def test_a_terminated_server_ends_its_streams_hands_its_job_back_and_keeps_its_d
             assert http.post("/encoders", json={"name": name, "dim": 2}).status_code == 201
         pool = [[float(i % 7), float(i % 11)] for i in range(200)]
         body = {"name": "grown", "source": "first", "target": "second", "source_pool": pool, "target_pool": pool}
-        body |= {"seeds": [[0, 0], [1, 1]], "size": 200, "options": {"steps": 2000, "sinkhorn_steps": 100}}
+        body |= {"method": "paper", "seeds": [[0, 0], [1, 1]], "size": 200, "options": {"steps": 2000, "sinkhorn_steps": 100}}
         job = http.post("/bootstrap", json=body).json()["id"]
         until(lambda: http.get(f"/jobs/{job}").json()["state"] == "running")
         with http.stream("GET", f"/jobs/{job}/events") as stream:

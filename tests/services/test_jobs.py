@@ -562,7 +562,7 @@ def test_faults_at_one_place_end_a_job_that_keeps_checkpoints(services, job, kee
 
 def test_a_methods_steps_are_its_jobs_progress_and_where_it_may_be_interrupted_its_checkpoints(services, job):
     def work(services, row, progress):
-        on_step = bootstrapping.listener(progress)
+        on_step = bootstrapping.Listener(progress)
         on_step(Step(0, 3, {"loss": 1.0}))
         assert row_of(services, row.id).checkpoint is None
         on_step(Step(1, 3, {"loss": 0.5}, at(1)))

@@ -151,7 +151,10 @@ def ask(services, **more):
         source="a",
         target="b",
         seeds=[(0, 0), (1, 1), (2, 2)],
-        settings=Settings(size=6, steps=5),
+        method="paper",
+        size=6,
+        options={"steps": 5},
+        min_right=0,
         **sides,
     )
 
@@ -188,7 +191,7 @@ def test_a_waiting_job_outlives_its_pools_and_a_sweep(pooled):
     assert torch.equal(spaces.anchors(pooled, grown["a"]), x[pairs[:, 0]])
     assert torch.equal(spaces.anchors(pooled, grown["b"]), y[pairs[:, 1]])
     age(pooled)
-    assert spaces.sweep_blobs(pooled) == 3  # the pieces; the job has ended
+    assert spaces.sweep_blobs(pooled) == 4  # the pieces and the last checkpoint; the job has ended
 
 
 def test_a_pools_files_are_young_again_before_a_job_names_them(pooled):

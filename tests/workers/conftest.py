@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from app.demo.pack import load_pack
 from app.errors import NameTaken
-from app.maths.bootstrap.paper import Settings as Bootstrap
 from app.services import bootstrapping, pools, spaces
 from app.services.context import Services
 from app.settings import Settings
-from app.storage import tables
+from app.storage import registry, tables
 from app.storage.queue import RedisQueue
 from app.types import EncoderKind
 from app.wiring import make_queue, make_services
@@ -49,18 +50,7 @@ class Deployment:
 
     def bootstrap(self, name: str, *, steps: int = 3) -> str:
         """A job queued as the API does it; two encoders `a` and `b` come with the first."""
-        for encoder, dim in (("a", 4), ("b", 3)):
-            with suppress(NameTaken):
-                spaces.create_encoder(
-                    self.services,
-                    PROJECT,
-                    name=encoder,
-                    kind=EncoderKind.external,
-                    dim=dim,
-                    model=None,
-                    revision=None,
-                    modality="text",
-                )
+        self._encoders(a=4, b=3)
         draw = torch.Generator().manual_seed(0)
         row = bootstrapping.request_bootstrap(
             self.services,
@@ -71,9 +61,48 @@ class Deployment:
             source_pool=pools.Given("source_pool", torch.randn(30, 4, generator=draw)),
             target_pool=pools.Given("target_pool", torch.randn(30, 3, generator=draw)),
             seeds=[(0, 0), (1, 1), (2, 2)],
-            settings=Bootstrap(size=6, steps=steps),
+            method="paper",
+            size=6,
+            options={"steps": steps},
+            min_right=0,
         )
         return row.id
+
+    def real_pools(self, items: int) -> tuple[dict[str, Tensor], list[tuple[int, int]]]:
+        """The demo's sentences by `old` and `new`, two real encoders, in different orders; and ten pairs of them."""
+        vectors = load_pack().vectors
+        draw = torch.Generator().manual_seed(0)
+        some = torch.randperm(len(vectors["static-256"]), generator=draw)[:items]
+        order = torch.randperm(items, generator=draw)
+        seeds = list(enumerate(order.argsort()[:10].tolist()))
+        return {"old": vectors["minilm6-384"][some], "new": vectors["static-256"][some][order]}, seeds
+
+    def learn(self, name: str, pools_: dict[str, Tensor], seeds: list[tuple[int, int]]) -> str:
+        """A job of self-learning, queued as the API does it; the encoders `old` and `new` come with the first."""
+        self._encoders(**{encoder: rows.shape[1] for encoder, rows in pools_.items()})
+        given = {f"{side}_pool": pools.Given(f"{side}_pool", pools_[of]) for side, of in (("source", "old"), ("target", "new"))}
+        row = bootstrapping.request_bootstrap(self.services, PROJECT, name=name, source="old", target="new", seeds=seeds, **given)
+        return row.id
+
+    def blobs_of(self, anchor_set: str) -> list[str]:
+        """What a set is made of, by content: equal names are equal bits."""
+        with self.services.db.transaction() as session:
+            row = registry.by_name(session, tables.AnchorSet, PROJECT, anchor_set)
+            return [str(row.pairs), *sorted(space.blob for space in row.spaces)]
+
+    def _encoders(self, **dims: int) -> None:
+        for name, dim in dims.items():
+            with suppress(NameTaken):
+                spaces.create_encoder(
+                    self.services,
+                    PROJECT,
+                    name=name,
+                    kind=EncoderKind.external,
+                    dim=dim,
+                    model=None,
+                    revision=None,
+                    modality="text",
+                )
 
     def row(self, job_id: str) -> tables.Job:
         with self.services.db.transaction() as session:

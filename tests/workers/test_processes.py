@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -87,6 +88,9 @@ def fork(environment) -> Iterator[Callable[[], int]]:
 
 LONG = 1_000_000
 
+#: of each pool: a round of self-learning takes longer than a look at its job
+KILLED_ITEMS = 1_500
+
 
 def kill(pid: int) -> None:
     """SIGKILL, and wait until it is gone."""
@@ -130,14 +134,14 @@ def test_a_killed_process_is_replaced_its_job_finished_by_another_and_a_stop_han
         assert line, "it ended"
         taking += "takes jobs" in line
     job_id = deployment.bootstrap("first", steps=LONG)
-    deployment.wait(job_id, running)
+    lost = deployment.wait(job_id, running).lease
     before = {child: used(child) for child in children(process)}
     time.sleep(0.5)
     victim = max(before, key=lambda child: used(child) - before[child])
     os.kill(victim, signal.SIGKILL)
     shorten(deployment, job_id)
     row = deployment.wait(job_id, lambda row: row.finished_at is not None)
-    assert (row.state, row.attempts) == (JobState.succeeded, 2)
+    assert (row.state, row.lease != lost) == (JobState.succeeded, True)
     deployment.wait(job_id, lambda row: len(children(process) - {victim}) == 2)
 
     job_id = deployment.bootstrap("second", steps=LONG)
@@ -177,6 +181,34 @@ def test_a_job_whose_worker_is_killed_again_and_again_ends_with_the_same_bits_as
     assert row.result["x"] == expected["x"]
     assert row.progress == {"done": 300, "total": 300, "length": row.progress["length"]}
     assert len(list((deployment.settings.data_dir / "blobs").glob("??/*"))) <= 2 + jobs.ATTEMPTS + 1
+
+
+def test_anchors_learnt_by_workers_that_are_killed_six_times_are_the_bits_of_an_undisturbed_run(deployment, fork):
+    """Self-learning of two real encoders' vectors, in its first and in its second attempt."""
+    pools, seeds = deployment.real_pools(KILLED_ITEMS)
+    worker = fork()
+    undisturbed = deployment.learn("undisturbed", pools, seeds)
+    expected = deployment.wait(undisturbed, lambda row: row.finished_at is not None)
+    assert (expected.state, expected.error) == (JobState.succeeded, None)
+
+    job_id, killed_at = deployment.learn("killed", pools, seeds), []
+    pause = random.Random(0).uniform
+    for _ in range(6):
+        after = killed_at[-1] + 6 if killed_at else 3
+        deployment.wait(job_id, lambda row, after=after: row.furthest >= after)
+        time.sleep(pause(0, 0.03))  # somewhere in a round, or in a write
+        kill(worker)
+        row = deployment.row(job_id)
+        assert row.state == JobState.running
+        killed_at.append(row.furthest)
+        deployment.alter(job_id, lease_until=tables.now() - timedelta(seconds=1))  # no need to wait for it
+        worker = fork()
+    row = deployment.wait(job_id, lambda row: row.finished_at is not None)
+    assert (row.state, row.error, row.checkpoint) == (JobState.succeeded, None, None)
+    assert row.attempts == 1  # each got further than any before
+    assert {**row.result, "anchor_set": "undisturbed"} == expected.result
+    assert deployment.blobs_of("killed") == deployment.blobs_of("undisturbed")
+    assert row.result["size"] > KILLED_ITEMS / 2
 
 
 def test_a_worker_without_redis_says_what_to_set(tmp_path):

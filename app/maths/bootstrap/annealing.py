@@ -12,7 +12,7 @@ algorithm for graph matching"; with fixed seeds as in seeded graph matching, Fis
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float32, Float64, Int64
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from app.maths.bootstrap.matching import Beat, products
+from app.maths.bootstrap.plan import CACHED, NOTHING
 
 #: leading directions of a pool that are kept
 MOST_DIMENSIONS = 256
@@ -27,15 +28,15 @@ MOST_DIMENSIONS = 256
 OVERSAMPLING, ITERATIONS = 32, 12
 #: below this a pool's own covariance is decomposed exactly
 SMALL = 384
-#: rows that the temperature is found from
-SAMPLE = 256
+#: rows that the temperature is found from, and about how many cosines: fewer rows where the target pool is large, but not too few
+SAMPLE, CELLS, LEAST_SAMPLE = 256, 2**21, 32
 #: halvings of the logarithm of the temperature's range
 HALVINGS = 16
 COLDEST, HOTTEST = 1e-3, 2.0
 #: by how many temperatures one round may change a potential
 LARGEST_CHANGE = 4.0
-#: variance of a direction, relative to the largest, that is none
-NONE = 1e-7
+#: variance of a direction, relative to the largest, that is none: the rounding of a covariance made in float32 is a few 1e-7
+NONE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -134,12 +135,20 @@ def advance(
     q = mapped(x, plan.overlap, schedule.flattening)
     tau = temperature(q, y, plan.potential, perplexity(schedule, plan.done, len(y)))
     overlap, mass, fit = known.clone(), torch.zeros(len(y), dtype=torch.float64, device=y.device), 0.0
-    for piece, cosines in products(q, y, memory=memory, beat=beat):
-        soft = torch.softmax(cosines.add_(plan.potential).div_(tau), dim=1)
-        mass += soft.sum(dim=0)
-        partners = soft @ y
-        overlap.addmm_(x[piece].T, partners)
-        fit += float((partners * q[piece]).sum(dtype=torch.float64))
+    # Potential and temperature ride along in the product: two passes less over the table.
+    left = torch.cat([q / tau, torch.ones_like(q[:, :1])], dim=1)
+    right = torch.cat([y, plan.potential[:, None] / tau], dim=1)
+    for piece, logits in products(left, right, memory=memory, beat=beat):
+        start = piece.start
+        for block in torch.split(logits, max(1, CACHED // len(y)) if y.device.type == "cpu" else len(logits)):
+            rows = slice(start, start + len(block))
+            weights = block.sub_(block.amax(dim=1, keepdim=True)).clamp_(min=NOTHING).exp_()
+            share = weights.sum(dim=1).reciprocal()
+            mass += share @ weights
+            partners = (weights @ y).mul_(share[:, None])
+            overlap.addmm_(x[rows].T, partners)
+            fit += float((partners * q[rows]).sum(dtype=torch.float64))
+            start = rows.stop
     change = (mass * (len(y) / len(x))).clamp_min(1e-30).log_().clamp_(-LARGEST_CHANGE, LARGEST_CHANGE)
     return Plan(overlap, plan.potential - tau * change.float(), fit / len(x), plan.done + 1)
 
@@ -158,18 +167,17 @@ def perplexity(schedule: Schedule, done: int, target: int) -> float:
 
 
 def temperature(q: Float32[Tensor, "n r"], y: Float32[Tensor, "m r"], potential: Float32[Tensor, " m"], wanted: float) -> float:
-    """Tau in [COLDEST, HOTTEST] where the plan's rows have the wanted perplexity exp(mean entropy), by bisection on SAMPLE rows."""
-    rows = torch.linspace(0, len(q) - 1, min(SAMPLE, len(q)), device=q.device).long()
+    """Tau in [COLDEST, HOTTEST] where the perplexity exp(mean entropy) of the plan is as wanted: bisection on SAMPLE rows."""
+    some = min(len(q), max(LEAST_SAMPLE, min(SAMPLE, CELLS // len(y))))
+    rows = torch.linspace(0, len(q) - 1, some, device=q.device).long()
     scores = q[rows] @ y.T + potential
+    scores -= scores.amax(dim=1, keepdim=True)
     low, high = COLDEST, HOTTEST
     for _ in range(HALVINGS):
         tau = (low * high) ** 0.5
-        logarithm = torch.log_softmax(scores / tau, dim=1)
-        entropy = -(logarithm.exp() * logarithm).sum(dim=1).mean()
+        scaled = (scores / tau).clamp_(min=NOTHING)
+        weights = scaled.exp()
+        total = weights.sum(dim=1)
+        entropy = (total.log() - weights.mul_(scaled).sum(dim=1) / total).mean()
         low, high = (low, tau) if float(entropy.exp()) > wanted else (tau, high)
     return float((low * high) ** 0.5)
-
-
-def forgotten(plan: Plan) -> Plan:
-    """The same overlap, to be annealed again."""
-    return replace(plan, potential=torch.zeros_like(plan.potential), done=0)

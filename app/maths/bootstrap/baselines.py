@@ -5,7 +5,7 @@ Both translate by an orthogonal map and take the pairs that choose each other by
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float32, Int64
@@ -51,6 +51,7 @@ def procrustes(
     state  never told, never needed: it is one step. Deterministic; no estimate of confidence. Raises InvalidSeeds.
     """
     check_seeds(seeds, source=len(pools.x), target=len(pools.y), size=min(len(pools.x), len(pools.y)))
+    pools = _narrow(pools)
     dictionary = torch.tensor(seeds, device=pools.device)
     translated = normalize(pools.x @ _rotation(pools, dictionary))
 
@@ -75,6 +76,7 @@ def vecmap(
     Source: Artetxe, Labaka and Agirre 2018, "A robust self-learning method", sections 3.3 and 3.4.
     """
     check_seeds(seeds, source=len(pools.x), target=len(pools.y), size=min(len(pools.x), len(pools.y)))
+    pools = _narrow(pools)
     k = min(settings.neighbours, len(pools.x), len(pools.y))
     stand = _Stand.start(pools, seeds, settings) if state is None else _Stand.told(pools, state)
     while not stand.over(settings):
@@ -137,6 +139,12 @@ class _Stand:
         # In tiny pools it may be that nothing was drawn.
         chosen = _dictionary(found)
         return _Stand(self.done + 1, chosen if len(chosen) else self.dictionary, keep, best, stalled, self.generator)
+
+
+def _narrow(pools: Pools) -> Pools:
+    """Pools of no more dimensions than items, with the same cosines: an orthogonal map cannot tell."""
+    x, y = (torch.linalg.qr(pool.T.double()).R.T.float() if len(pool) < pool.shape[1] else pool for pool in (pools.x, pools.y))
+    return replace(pools, x=x, y=y)
 
 
 def _rotation(pools: Pools, dictionary: Int64[Tensor, "p 2"]) -> Float32[Tensor, "dx dy"]:

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from app.maths.bootstrap.matching import Beat
+from app.maths.bootstrap.matching import Beat, products
 from app.maths.bootstrap.refining import graded_map, match
 
 #: times that the pairs are halved
@@ -98,7 +98,7 @@ def confirm(
         judged = ~known
         chosen[judged] = found.partner[pairs[judged, 0]] == pairs[judged, 1]
         outside = ~torch.isin(seeds[:, 0], pairs[known, 0])
-        ranks[outside] = _rank(q, last, seeds[outside])
+        ranks[outside] = _rank(q, last, seeds[outside], memory=memory, beat=beat)
     return chosen, ranks
 
 
@@ -140,8 +140,7 @@ def wrong_seeds(votes: Votes, seeds: Int64[Tensor, "s 2"]) -> list[int]:
     taken = torch.zeros(len(seeds), dtype=torch.bool)
     for side in (0, 1):
         other = torch.isin(seeds[:, side], certain[:, side])
-        same = (seeds[:, None, :] == certain[None]).all(dim=2).any(dim=1)
-        taken |= other & ~same
+        taken |= other & ~torch.isin(_key(seeds), _key(certain))
     return ((votes.seed_rank > SUSPECT) | taken).nonzero()[:, 0].tolist()
 
 
@@ -189,12 +188,29 @@ def ask_next(
     return torch.tensor(chosen, dtype=torch.int64, device=along.device)
 
 
-def _rank(q: Float32[Tensor, "n ry"], y: Float32[Tensor, "m ry"], seeds: Int64[Tensor, "s 2"]) -> Float32[Tensor, " s"]:
+def _key(pairs: Int64[Tensor, "p 2"]) -> Int64[Tensor, " p"]:
+    """One number for each pair of rows below 2^31: to compare all with all takes no table."""
+    return pairs[:, 0] * 2**32 + pairs[:, 1]
+
+
+def _rank(
+    q: Float32[Tensor, "n ry"], y: Float32[Tensor, "m ry"], seeds: Int64[Tensor, "s 2"], *, memory: int, beat: Beat
+) -> Float32[Tensor, " s"]:
     """The smaller of two shares: of y that are nearer to a seed's q than its partner, and of q nearer to its y."""
-    own = (q[seeds[:, 0]] * y[seeds[:, 1]]).sum(dim=1, keepdim=True)
-    before = (q[seeds[:, 0]] @ y.T > own).double().mean(dim=1)
-    behind = (y[seeds[:, 1]] @ q.T > own).double().mean(dim=1)
-    return torch.minimum(before, behind).float()
+    before = _before(q[seeds[:, 0]], y, seeds[:, 1], memory=memory, beat=beat)
+    behind = _before(y[seeds[:, 1]], q, seeds[:, 0], memory=memory, beat=beat)
+    return torch.minimum(before, behind)
+
+
+def _before(
+    left: Float32[Tensor, "s r"], right: Float32[Tensor, "m r"], own: Int64[Tensor, " s"], *, memory: int, beat: Beat
+) -> Float32[Tensor, " s"]:
+    """(s,) share of `right` that is nearer to each row of `left` than its `own` row is."""
+    shares = left.new_empty(len(left))
+    for piece, cosines in products(left, right, memory=memory, beat=beat):
+        # Its own cosine from the same product: made otherwise, it would be rounded otherwise, and be nearer than itself.
+        shares[piece] = (cosines > cosines.gather(1, own[piece, None])).sum(dim=1) / len(right)
+    return shares
 
 
 def medians(ranks: Float32[Tensor, "r s"]) -> Float32[Tensor, " s"]:

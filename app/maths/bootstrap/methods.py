@@ -77,7 +77,7 @@ def judge(
     confirmed = torch.stack([chosen for chosen, _ in rounds]).float().mean(dim=0).cpu()
     ranks = honesty.medians(torch.stack([rank for _, rank in rounds])).cpu()
     hits = int((ranks <= honesty.SUSPECT).sum())
-    share = float(confirmed.double().mean())
+    share = float(confirmed.double().mean().nan_to_num())
     told = honesty.Estimate(
         right=min(share, honesty.wilson_upper(hits, len(seeds))),
         agreement=math.nan,

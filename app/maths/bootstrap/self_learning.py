@@ -293,15 +293,18 @@ class _Run:
         self.chosen.append(chosen)
         self.ranks.append(ranks)
         self.confirmed += 1
-        self.facts["confirmed"] = float(torch.stack(self.chosen).double().mean())
+        self.facts["confirmed"] = float(torch.stack(self.chosen).double().mean().nan_to_num())
         self.step()
 
     def learnt(self) -> Learnt:
         pairs = self._found()
+        # Without a single confirmation no pair is confirmed, and nothing is known of a seed.
+        chosen = self.chosen or [torch.zeros(len(pairs), dtype=torch.bool)]
+        ranks = self.ranks or [torch.full((len(self.seeds),), torch.nan)]
         votes = honesty.Votes(
             self._rows_of(pairs.cpu()),
-            torch.stack(self.chosen).float().mean(dim=0).cpu(),
-            honesty.medians(torch.stack(self.ranks)).cpu(),
+            torch.stack(chosen).float().mean(dim=0).cpu(),
+            honesty.medians(torch.stack(ranks)).cpu(),
         )
         agreed, _ = self._consensus()
         accepted = votes.confirmed > LIKELY

@@ -37,10 +37,13 @@ def overlap(
 ) -> Float32[Tensor, "rx ry"]:
     """sum_c cx_c cy_p(c)^T (r_x, r_y) over matched centroids, weighted with the smaller cluster; x and y unit rows."""
     generator = np.random.default_rng(seed)
-    count = min(settings.count, len(x) // 2, len(y) // 2)
-    centres_x, weight_x = _centroids(x, count, generator)
+    some_x, some_y = _some(x), _some(y)
+    # No more than there are different rows: k-means++ cannot choose among rows that are all chosen already.
+    count = min(settings.count, len(x) // 2, len(y) // 2, _different(some_x), _different(some_y))
     beat()
-    centres_y, weight_y = _centroids(y, count, generator)
+    centres_x, weight_x = _centroids(some_x, count, generator)
+    beat()
+    centres_y, weight_y = _centroids(some_y, count, generator)
     kernel_x, kernel_y = (_kernel(centres) for centres in (centres_x, centres_y))
     best, value = np.arange(count), -np.inf
     for _ in range(settings.starts):
@@ -54,10 +57,20 @@ def overlap(
     return torch.from_numpy((centres_x * weight[:, None]).T @ centres_y[best]).to(x)
 
 
-def _centroids(rows: Float32[Tensor, "n r"], count: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _some(rows: Float32[Tensor, "n r"]) -> np.ndarray:
+    """Fewer than 2 MOST_ROWS rows, evenly spread."""
+    some: np.ndarray = rows[:: max(1, len(rows) // MOST_ROWS)].cpu().numpy().astype(np.float64)
+    return some
+
+
+def _different(rows: np.ndarray) -> int:
+    """How many rows there are that float32 tells apart."""
+    return len(np.unique(rows.round(6), axis=0))
+
+
+def _centroids(rows: np.ndarray, count: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Centroids (count, r) on the sphere, and how many rows each has."""
-    some = rows[:: max(1, len(rows) // MOST_ROWS)].cpu().numpy().astype(np.float64)
-    centres, labels = kmeans2(some, count, minit="++", seed=generator, iter=20)
+    centres, labels = kmeans2(rows, count, minit="++", seed=generator, iter=20)
     lengths = np.linalg.norm(centres, axis=1, keepdims=True)
     return centres / np.maximum(lengths, 1e-12), np.bincount(labels, minlength=count).astype(np.float64)
 

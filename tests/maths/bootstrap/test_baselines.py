@@ -192,6 +192,15 @@ def test_too_few_seeds_or_wrong_ones_are_refused(grow, seeds):
 
 
 @pytest.mark.parametrize("grow", GROW, ids=["procrustes", "vecmap"])
+def test_more_dimensions_than_items_are_no_matter(grow):
+    pools, partner = noisy(40, 0.5)
+    wide, _ = torch.linalg.qr(normal(9, 100, 16))
+    more = Pools(pools.x @ wide.T, pools.y @ wide.T)
+    seeds = list(enumerate(partner))[:20]
+    assert grow(more, seeds).pairs.tolist() == grow(pools, seeds).pairs.tolist()
+
+
+@pytest.mark.parametrize("grow", GROW, ids=["procrustes", "vecmap"])
 def test_two_seeds_among_three_items_are_enough(grow):
     found = grow(fit_pools(normal(1, 3, 4), normal(2, 3, 2)), [(0, 1), (2, 0)])
     assert found.pairs.tolist()[:2] == [[0, 1], [2, 0]]

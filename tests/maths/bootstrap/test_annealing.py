@@ -1,0 +1,345 @@
+"""Annealing, against the whole plan in float64, and what no choice of axes or of order may change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from app.maths.bootstrap.annealing import (
+    COLDEST,
+    HOTTEST,
+    LARGEST_CHANGE,
+    LEAST_SAMPLE,
+    MOST_DIMENSIONS,
+    SMALL,
+    Directions,
+    Plan,
+    Schedule,
+    advance,
+    directions,
+    mapped,
+    perplexity,
+    start,
+    temperature,
+)
+from app.maths.bootstrap.common import fit_pools
+from app.maths.bootstrap.matching import silent
+
+seeds = st.integers(0, 2**31)
+#: bytes: from less than one row of the table to more than all of it
+memories = st.sampled_from([1, 500, 10**6])
+WHOLE = 10**9
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def unit(seed: int, *shape: int) -> Tensor:
+    return normalize(normal(seed, *shape))
+
+
+def rotation(seed: int, d: int) -> Tensor:
+    return torch.linalg.qr(normal(seed, d, d).double()).Q.float()
+
+
+def pool(seed: int, n: int, d: int, *, decay: float = 0.5) -> Tensor:
+    """Centred unit rows whose directions vary less and less."""
+    raw = normal(seed, n, d) * torch.arange(1, d + 1) ** -decay
+    return fit_pools(raw, raw).x
+
+
+def covariance(rows: Tensor) -> Tensor:
+    return rows.double().T @ rows.double() / len(rows)
+
+
+def entropic(q: Tensor, y: Tensor, potential: Tensor, tau: float) -> Tensor:
+    return torch.softmax((q.double() @ y.double().T + potential.double()) / tau, dim=1)
+
+
+def surprise(plan: Tensor) -> float:
+    """Perplexity: exp of the mean entropy of the rows."""
+    return float((-(plan * plan.clamp_min(1e-300).log()).sum(dim=1)).mean().exp())
+
+
+# one round
+
+
+@given(seed=seeds, n=st.integers(2, 40), m=st.integers(2, 40), memory=memories, done=st.integers(0, 9))
+def test_a_round_is_the_one_of_the_whole_plan_whatever_the_memory(seed, n, m, memory, done):
+    x, y, known = unit(seed, n, 6), unit(seed + 1, m, 5), normal(seed + 2, 6, 5)
+    schedule = Schedule(breadth=0.5, sharpness=1.5, rounds=10, flattening=0.5)
+    stands = Plan(normal(seed + 3, 6, 5), 0.2 * normal(seed + 4, m), done=done)
+    found = advance(x, y, known, stands, schedule, memory=memory, beat=silent)
+
+    is_that_of_the_whole_plan(found, x, y, known, stands, schedule)
+
+
+def is_that_of_the_whole_plan(found: Plan, x: Tensor, y: Tensor, known: Tensor, stands: Plan, schedule: Schedule) -> None:
+    """`found` comes after `stands`, by the table of all cosines in float64."""
+    n, m = len(x), len(y)
+    u, s, v = torch.linalg.svd(stands.overlap.double(), full_matrices=False)
+    q = normalize(x.double() @ (u * s.sqrt()) @ v)
+    tau = temperature(mapped(x, stands.overlap, 0.5), y, stands.potential, perplexity(schedule, stands.done, m))
+    plan = entropic(q, y, stands.potential, tau)
+    near = {"rtol": 0.0, "atol": 2e-6 * n / min(1.0, tau)}
+    torch.testing.assert_close(found.overlap.double(), x.double().T @ plan @ y.double() + known.double(), **near)
+    torch.testing.assert_close(
+        found.potential.double(),
+        stands.potential.double() - tau * (plan.sum(dim=0) * m / n).clamp_min(1e-30).log().clamp(-LARGEST_CHANGE, LARGEST_CHANGE),
+        rtol=0,
+        atol=1e-4,
+    )
+    assert found.fit == pytest.approx(float((q * (plan @ y.double())).sum(dim=1).mean()), abs=near["atol"])
+    assert found.done == stands.done + 1
+
+
+@pytest.mark.parametrize(("n", "m"), [(2_100, 1_500), (3, 50_000)])
+def test_a_round_of_larger_pools_is_that_of_the_whole_plan(n, m):
+    x, y, known = unit(1, n, 6), unit(2, m, 5), normal(3, 6, 5)
+    stands = Plan(normal(4, 6, 5), 0.2 * normal(5, m))
+    for memory in (WHOLE, 100 * m * 4):
+        found = advance(x, y, known, stands, Schedule(), memory=memory, beat=silent)
+        is_that_of_the_whole_plan(found, x, y, known, stands, Schedule())
+
+
+@given(seed=seeds, n=st.integers(3, 60), m=st.integers(3, 60))
+def test_a_round_knows_no_axes_of_the_target(seed, n, m):
+    x, y, turn = unit(seed, n, 6), unit(seed + 1, m, 5), rotation(seed + 2, 5)
+    overlap, known = normal(seed + 3, 6, 5), normal(seed + 4, 6, 5)
+    as_it_is = advance(x, y, known, start(overlap, target=m), Schedule(), memory=WHOLE, beat=silent)
+    turned = advance(x, y @ turn, known @ turn, start(overlap @ turn, target=m), Schedule(), memory=WHOLE, beat=silent)
+    torch.testing.assert_close(turned.overlap, as_it_is.overlap @ turn, rtol=0, atol=1e-3)
+    torch.testing.assert_close(turned.potential, as_it_is.potential, rtol=0, atol=1e-3)
+
+
+@given(seed=seeds, n=st.integers(3, 60), m=st.integers(3, 60))
+def test_a_round_knows_no_order_of_either_pool(seed, n, m):
+    x, y, overlap, known = unit(seed, n, 6), unit(seed + 1, m, 5), normal(seed + 3, 6, 5), normal(seed + 4, 6, 5)
+    generator = torch.Generator().manual_seed(seed)
+    rows, columns = torch.randperm(n, generator=generator), torch.randperm(m, generator=generator)
+    as_it_is = advance(x, y, known, start(overlap, target=m), Schedule(), memory=WHOLE, beat=silent)
+    mixed = advance(x[rows], y[columns], known, start(overlap, target=m), Schedule(), memory=WHOLE, beat=silent)
+    torch.testing.assert_close(mixed.overlap, as_it_is.overlap, rtol=0, atol=1e-3)
+    torch.testing.assert_close(mixed.potential, as_it_is.potential[columns], rtol=0, atol=1e-3)
+
+
+def test_the_potentials_become_those_by_which_all_targets_are_wanted_alike():
+    x, y = pool(1, 80, 6), pool(2, 60, 6)
+    # So much is known that the overlap stays; so narrow a start that the temperature does.
+    schedule, known = Schedule(breadth=0.0, sharpness=8.0, flattening=1.0), 1e8 * torch.eye(6)
+    stands = start(known, target=60)
+    for _ in range(200):
+        stands = advance(x, y, known, stands, schedule, memory=WHOLE, beat=silent)
+    q = mapped(x, known, 1.0)
+    plan = entropic(q, y, stands.potential, temperature(q, y, stands.potential, 8.0))
+    torch.testing.assert_close(plan.sum(dim=1), torch.ones(80).double())
+    torch.testing.assert_close(plan.sum(dim=0), torch.full((60,), 80 / 60).double(), rtol=0.01, atol=0)
+
+
+def test_what_the_beat_raises_ends_a_round_and_it_is_called_before_every_piece():
+    x, y = unit(1, 30, 4), unit(2, 20, 4)
+    beats = 0
+
+    def count() -> None:
+        nonlocal beats
+        beats += 1
+
+    advance(x, y, torch.zeros(4, 4), start(torch.eye(4), target=20), Schedule(), memory=3 * 20 * 4, beat=count)
+    assert beats == 10
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        advance(x, y, torch.zeros(4, 4), start(torch.eye(4), target=20), Schedule(), memory=WHOLE, beat=stop)
+
+
+def test_a_round_changes_nothing_that_it_is_given():
+    x, y, known = unit(1, 30, 4), unit(2, 20, 4), normal(3, 4, 4)
+    stands = start(known, target=20)
+    before = [tensor.clone() for tensor in (x, y, known, stands.overlap, stands.potential)]
+    advance(x, y, known, stands, Schedule(), memory=WHOLE, beat=silent)
+    assert all(torch.equal(*both) for both in zip(before, (x, y, known, stands.overlap, stands.potential), strict=True))
+
+
+# the temperature and its schedule
+
+
+@given(seed=seeds, n=st.integers(1, 80), m=st.integers(2, 80), share=st.floats(0.0, 1.0))
+def test_the_rows_have_the_wanted_perplexity_or_the_nearest_that_the_range_allows(seed, n, m, share):
+    q, y, potential = unit(seed, n, 5), unit(seed + 1, m, 5), 0.1 * normal(seed + 2, m)
+    wanted = 1 + share * (m - 1)
+    tau = temperature(q, y, potential, wanted)
+    coldest, hottest = (surprise(entropic(q, y, potential, limit)) for limit in (COLDEST, HOTTEST))
+    assert COLDEST <= tau <= HOTTEST
+    assert surprise(entropic(q, y, potential, tau)) == pytest.approx(min(max(wanted, coldest), hottest), rel=0.01)
+
+
+def test_of_many_rows_a_sample_suffices():
+    q, y = unit(1, 4_000, 8), unit(2, 300, 8)
+    tau = temperature(q, y, torch.zeros(300), 20.0)
+    assert surprise(entropic(q, y, torch.zeros(300), tau)) == pytest.approx(20.0, rel=0.1)
+
+
+@given(breadth=st.floats(0.01, 1.0), sharpness=st.floats(1.0, 5.0), rounds=st.integers(2, 80), target=st.integers(1, 10**6))
+def test_the_perplexity_falls_geometrically_from_the_breadth_to_the_sharpness(breadth, sharpness, rounds, target):
+    schedule = Schedule(breadth=breadth, sharpness=sharpness, rounds=rounds)
+    asked = [perplexity(schedule, done, target) for done in range(rounds)]
+    assert asked[0] == pytest.approx(max(breadth * target, sharpness))
+    assert asked[-1] == pytest.approx(sharpness)
+    ratios = [later / earlier for earlier, later in pairwise(asked)]
+    assert max(ratios) <= 1 + 1e-9
+    assert ratios == pytest.approx([ratios[0]] * len(ratios))
+
+
+def test_the_only_round_of_one_has_the_breadth():
+    assert perplexity(Schedule(breadth=0.2, rounds=1), 0, 100) == pytest.approx(20.0)
+
+
+def test_of_a_large_target_fewer_rows_suffice(peak: Callable[[Callable[[], object]], int]):
+    q, y = unit(1, 300, 4), unit(2, 100_000, 4)
+    found: list[float] = []
+    held = peak(lambda: found.append(temperature(q, y, torch.zeros(100_000), 500.0)))
+    assert held < 4 * 4 * LEAST_SAMPLE * 100_000
+    assert surprise(entropic(q[::10], y, torch.zeros(100_000), found[0])) == pytest.approx(500.0, rel=0.2)
+
+
+# the map
+
+
+@given(seed=seeds, flattening=st.floats(0.0, 1.0), larger=st.floats(1e-3, 1e3))
+def test_mapped_rows_have_length_1_and_the_overlaps_size_does_not_matter(seed, flattening, larger):
+    x, overlap = unit(seed, 20, 5), normal(seed + 1, 5, 4)
+    found = mapped(x, overlap, flattening)
+    torch.testing.assert_close(found.norm(dim=1), torch.ones(20))
+    torch.testing.assert_close(mapped(x, overlap * larger, flattening), found, rtol=0, atol=1e-4)
+
+
+def test_flattening_goes_from_the_nearest_orthogonal_map_to_the_overlap_itself():
+    x, overlap = unit(1, 20, 5), normal(2, 5, 5)
+    torch.testing.assert_close(mapped(x, overlap, 1.0), normalize(x @ overlap))
+    flat = mapped(torch.eye(5), overlap, 0.0)
+    torch.testing.assert_close(flat @ flat.T, torch.eye(5), rtol=0, atol=1e-5)
+    # Of all orthogonal maps the nearest is the one with the largest inner product: the sum of the singular values.
+    assert float((flat * overlap).sum()) == pytest.approx(float(torch.linalg.svdvals(overlap).sum()), rel=1e-5)
+
+
+@pytest.mark.parametrize("flattening", [0.5, 1.0])
+def test_where_nothing_is_known_all_are_alike_and_nothing_is_nan(flattening):
+    x, y = unit(1, 20, 5), unit(2, 30, 4)
+    assert mapped(x, torch.zeros(5, 4), flattening).abs().max() == 0
+    found = advance(
+        x,
+        y,
+        torch.zeros(5, 4),
+        start(torch.zeros(5, 4), target=30),
+        Schedule(flattening=flattening),
+        memory=WHOLE,
+        beat=silent,
+    )
+    torch.testing.assert_close(found.overlap, x.sum(dim=0)[:, None] * y.mean(dim=0), rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.potential, torch.zeros(30), rtol=0, atol=1e-5)
+
+
+# directions of a pool
+
+
+def exact(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Variances and directions of the covariance, the largest first, in float64."""
+    variance, vectors = torch.linalg.eigh(covariance(rows))
+    return variance.flip(0), vectors.flip(1)
+
+
+def alike(found: Tensor, expected: Tensor, *, atol: float) -> None:
+    """Columns are equal, up to the sign of each."""
+    signs = (found.double() * expected.double()).sum(dim=0).sign()
+    torch.testing.assert_close(found.double() * signs, expected.double(), rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(("n", "d", "decay"), [(500, 12, 0.5), (400, 300, 0.6), (700, SMALL + 60, 0.7)])
+def test_directions_are_the_eigenvectors_of_the_covariance(n, d, decay):
+    rows = pool(1, n, d, decay=decay)
+    found, (variance, vectors) = directions(rows), exact(rows)
+    kept = min(d, MOST_DIMENSIONS)
+    assert found.along.shape == (n, kept)
+    assert found.variance.shape == (kept,)
+    lead = slice(0, min(kept, 200))
+    torch.testing.assert_close(found.variance[lead], variance[lead], rtol=2e-4, atol=1e-8)
+    # One by one where their variances lie well apart; all together everywhere.
+    alike(found.along[:, :8], rows.double() @ vectors[:, :8], atol=2e-4)
+    table = (rows.double() @ vectors[:, :kept]) @ (rows.double() @ vectors[:, :kept]).T
+    torch.testing.assert_close(found.along.double() @ found.along.double().T, table, rtol=0, atol=5e-3)
+
+
+@pytest.mark.parametrize("d", [60, SMALL + 16])
+def test_of_few_rows_all_that_they_span_is_kept_and_no_more(d):
+    rows = pool(3, 30, d, decay=0.0)
+    found = directions(rows)
+    assert found.along.shape == (30, 29)
+    torch.testing.assert_close(found.along @ found.along.T, rows @ rows.T, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("more", [5, SMALL])
+def test_directions_without_variance_are_left_out(more):
+    raw = torch.cat([normal(1, 300, 10), torch.full((300, more), 3.0)], dim=1) @ rotation(2, 10 + more)
+    found = directions(fit_pools(raw, raw).x)
+    assert found.along.shape == (300, 10)
+    assert bool((found.variance > 0).all())
+
+
+@pytest.mark.parametrize("d", [20, SMALL + 16])
+def test_some_rows_have_the_coordinates_that_they_have_among_all(d):
+    rows, some = pool(1, 200, d), torch.tensor([3, 0, 150])
+    whole, part = directions(rows), directions(rows, some)
+    torch.testing.assert_close(part.along, whole.along[some], rtol=0, atol=1e-6)
+    assert torch.equal(part.variance, whole.variance)
+
+
+@pytest.mark.parametrize("d", [20, SMALL + 16])
+def test_equal_pools_have_bitwise_equal_directions(d):
+    rows = pool(1, 200, d)
+    assert torch.equal(directions(rows).along, directions(rows.clone()).along)
+
+
+@given(seed=seeds, n=st.integers(12, 60))
+def test_directions_know_no_axes_and_no_order(seed, n):
+    rows, order = pool(seed, n, 8), torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    found = directions(rows)
+    spread = found.variance.log().diff().abs().min()
+    assume(float(spread) > 0.05)
+    alike(directions(rows @ rotation(seed + 1, 8)).along, found.along, atol=1e-3)
+    alike(directions(rows[order]).along, found.along[order], atol=1e-3)
+
+
+@given(seed=seeds, power=st.floats(0.0, 1.0), dimensions=st.integers(1, 12))
+def test_coordinates_are_unit_rows_of_the_leading_directions(seed, power, dimensions):
+    found = directions(pool(seed, 50, 8))
+    rows = found.coordinates(power=power, dimensions=dimensions)
+    assert rows.shape == (50, min(dimensions, 8))
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(50))
+    scaled = found.along[:, :dimensions].double() * found.variance[:dimensions].pow((power - 1) / 2)
+    torch.testing.assert_close(rows.double(), normalize(scaled), rtol=0, atol=1e-5)
+
+
+def test_a_power_of_1_leaves_coordinates_as_they_are_and_one_of_0_whitens_them():
+    found = directions(pool(1, 400, 8))
+    torch.testing.assert_close(found.coordinates(power=1.0, dimensions=8), normalize(found.along))
+    white = found.along.double() * found.variance.pow(-0.5)
+    torch.testing.assert_close(covariance(white), torch.eye(8).double(), rtol=0, atol=1e-4)
+    torch.testing.assert_close(found.coordinates(power=0.0, dimensions=8), normalize(white).float())
+
+
+def test_a_row_at_the_pools_mean_has_no_coordinates_and_no_nan():
+    found = Directions(torch.cat([normal(1, 5, 3), torch.zeros(1, 3)]), torch.ones(3).double())
+    rows = found.coordinates(power=0.5, dimensions=3)
+    assert rows[5].abs().max() == 0
+    assert math.isfinite(float(rows.sum()))

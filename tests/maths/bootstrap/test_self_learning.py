@@ -1,0 +1,478 @@
+"""Self-learning: hidden permutations found, failures known, and any interruption without a trace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from app.errors import InvalidSeeds
+from app.maths.bootstrap.common import Pools, State, Step, fit_pools
+from app.maths.bootstrap.self_learning import ASKED, FEWEST, VARIANTS, Learnt, Settings, grow, learn
+from app.maths.bootstrap.unsupervised import Centroids
+
+Seeds = list[tuple[int, int]]
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@dataclass(frozen=True, eq=False)
+class Views:
+    """x, y     raw vectors of two pools that have items in common
+    partner  (n,) the row of y that is row i of x, or -1
+    """
+
+    x: Tensor
+    y: Tensor
+    partner: Tensor
+
+    @property
+    def pools(self) -> Pools:
+        return fit_pools(self.x, self.y)
+
+    def seeds(self, count: int) -> Seeds:
+        rows = (self.partner >= 0).nonzero()[:count, 0]
+        return [(i, j) for i, j in zip(rows.tolist(), self.partner[rows].tolist(), strict=True)]
+
+    def right(self, pairs: Tensor) -> float:
+        """Share of pairs that are true."""
+        return float((self.partner[pairs[:, 0]] == pairs[:, 1]).double().mean())
+
+
+def views(seed: int, *, common: int = 300, only_x: int = 0, only_y: int = 0, dx: int = 24, dy: int = 24, noise: float = 0.2) -> Views:
+    """Noisy rotations of one cloud of 24 directions that vary less and less, each in an order of its own."""
+    spread, n, m = torch.arange(1, 25) ** -0.5, common + only_x, common + only_y
+    items = normal(seed, common + only_x + only_y, 24) * spread
+    left, right = (
+        torch.linalg.qr(normal(seed + k, max(d, 24), max(d, 24))).Q[:24, :d] for k, d in ((1, dx), (2, dy))
+    )
+    of_y = torch.cat([torch.arange(common), torch.arange(n, n + only_y)])
+    x = (items[:n] + noise * spread * normal(seed + 3, n, 24)) @ left
+    y = (items[of_y] + noise * spread * normal(seed + 4, m, 24)) @ right
+    generator = torch.Generator().manual_seed(seed)
+    rows, columns = torch.randperm(n, generator=generator), torch.randperm(m, generator=generator)
+    place = columns.argsort()
+    partner = torch.where(rows < common, place[rows.clamp(max=common - 1)], -1)
+    return Views(x[rows], y[columns], partner)
+
+
+def unrelated(seed: int, n: int = 300, m: int = 300, d: int = 24) -> Pools:
+    return fit_pools(normal(seed, n, d), normal(seed + 1, m, d))
+
+
+def same(one: Learnt, other: Learnt) -> bool:
+    """Bitwise."""
+    tensors = [
+        (one.pairs, other.pairs),
+        (one.confidence, other.confidence),
+        (one.ask, other.ask),
+        (one.votes.pairs, other.votes.pairs),
+        (one.votes.confirmed, other.votes.confirmed),
+        (one.votes.seed_rank, other.votes.seed_rank),
+    ]
+    plain = [(repr(one.estimate), one.wrong_seeds, one.attempts), (repr(other.estimate), other.wrong_seeds, other.attempts)]
+    return all(torch.equal(*both) for both in tensors) and plain[0] == plain[1]
+
+
+def told_well(learnt: Learnt, pools: Pools, seeds: Seeds, settings: Settings) -> Learnt:
+    """What holds of every answer, right or wrong."""
+    pairs, believed = learnt.pairs, [pair for row, pair in enumerate(seeds) if row not in learnt.wrong_seeds]
+    n, m, size = len(pools.x), len(pools.y), settings.size or 10**9
+    assert pairs.shape == (len(pairs), 2)
+    assert len(pairs) <= min(n, m, size)
+    assert bool(((pairs >= 0) & (pairs < torch.tensor([n, m]))).all())
+    for side in (0, 1):
+        assert len(pairs[:, side].unique()) == len(pairs)
+    assert [(i, j) for i, j in pairs[: len(believed)].tolist()] == believed[:size]
+    assert learnt.confidence.shape == (len(pairs),)
+    assert bool(((learnt.confidence >= 0) & (learnt.confidence <= 1)).all())
+    assert bool((learnt.confidence[len(believed) :].diff() <= 0).all())
+    assert 0 <= learnt.estimate.right <= 1
+    assert math.isnan(learnt.estimate.seeds_confirmed) == (not seeds)
+    assert 1 <= learnt.attempts <= max(1, settings.attempts)
+    assert len(learnt.ask.unique()) == len(learnt.ask) <= ASKED
+    assert bool(((learnt.ask >= 0) & (learnt.ask < n)).all())
+    assert not set(learnt.ask.tolist()) & {i for i, _ in seeds}
+    assert learnt.wrong_seeds == sorted(set(learnt.wrong_seeds))
+    return learnt
+
+
+def learnt_of(pools: Pools, seeds: Seeds, settings: Settings | None = None) -> Learnt:
+    settings = settings or Settings()
+    return told_well(learn(pools, seeds, settings), pools, seeds, settings)
+
+
+# what it finds
+
+
+@pytest.mark.parametrize("count", [3, 5])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"dx": 24, "dy": 40},
+        {"dx": 32, "dy": 20},
+        {"only_y": 100},
+        {"only_x": 100},
+        {"common": 250, "only_x": 50, "only_y": 50},
+    ],
+    ids=["alike", "wider target", "narrower target", "larger target", "larger source", "partly the same"],
+)
+def test_a_few_seeds_find_the_hidden_order(shape, count):
+    world = views(1, **shape)
+    found = learnt_of(world.pools, world.seeds(count))
+    common = int((world.partner >= 0).sum())
+    # In pools that have other items too, some of these are each other's nearest.
+    alone = int((world.partner < 0).sum()) and len(world.y) > common
+    assert world.right(found.pairs) > (0.85 if alone else 0.97)
+    assert len(found.pairs) * world.right(found.pairs) > 0.95 * common
+    assert found.estimate.right > 0.9
+    assert found.wrong_seeds == []
+
+
+def test_one_seed_is_enough_where_the_pools_are_alike():
+    world = views(7, noise=0.1)
+    found = learnt_of(world.pools, world.seeds(1))
+    assert world.right(found.pairs) > 0.97
+    assert found.estimate.right > 0.9
+
+
+def test_no_seed_is_needed_where_the_pools_are_alike():
+    world = views(12, noise=0.1)
+    found = learnt_of(world.pools, [])
+    assert len(found.pairs) > 280
+    assert world.right(found.pairs) > 0.97
+    assert found.estimate.right > 0.9
+
+
+@pytest.mark.parametrize("size", [2, 5, 60])
+def test_of_a_size_the_seeds_come_first_and_then_the_most_confident(size):
+    world = views(1)
+    seeds = world.seeds(5)
+    found, every = (learnt_of(world.pools, seeds, Settings(size=most)) for most in (size, None))
+    assert torch.equal(found.pairs, every.pairs[:size])
+    assert torch.equal(found.confidence, every.confidence[:size])
+    assert len(found.pairs) == size
+
+
+def test_of_a_large_pool_some_rows_take_part_and_the_seeds_do():
+    world = views(1, common=400)
+    seeds = [(i, j) for i, j in world.seeds(400)[-5:]]
+    found = learnt_of(world.pools, seeds, Settings(rows=250))
+    assert 240 <= len(found.pairs) <= 250
+    assert world.right(found.pairs) > 0.97
+    assert len(learnt_of(world.pools, world.seeds(30), Settings(rows=10, attempts=1)).votes.pairs) <= 30
+
+
+def test_pools_in_another_order_and_on_other_axes_find_the_same_pairs():
+    world = views(1)
+    order, turn = torch.randperm(300, generator=torch.Generator().manual_seed(9)), torch.linalg.qr(normal(5, 24, 24)).Q
+    seeds = world.seeds(4)
+    found = learnt_of(world.pools, seeds)
+    back = order.argsort()
+    moved = learnt_of(fit_pools(world.x @ turn, world.y[order] @ turn.T), [(i, int(back[j])) for i, j in seeds])
+    there = {(i, j) for i, j in found.pairs.tolist()}
+    assert len(there & {(i, int(order[j])) for i, j in moved.pairs.tolist()}) > 0.97 * len(there)
+
+
+@pytest.mark.parametrize("power", [60, -60])
+def test_the_units_of_an_encoder_do_not_matter(power):
+    world = views(1)
+    found = learnt_of(world.pools, world.seeds(4))
+    scaled = learnt_of(fit_pools(world.x * 2.0**power, world.y * 2.0**-power), world.seeds(4))
+    assert {*map(tuple, scaled.pairs.tolist())} == {*map(tuple, found.pairs.tolist())}
+
+
+def test_constant_directions_and_a_shift_do_not_matter():
+    world = views(1)
+    wide = fit_pools(torch.cat([world.x, torch.full((300, 7), 9.0)], dim=1), torch.cat([torch.ones(300, 400), world.y], dim=1) + 1)
+    found = learnt_of(wide, world.seeds(4))
+    assert len(found.pairs) > 290
+    assert world.right(found.pairs) > 0.97
+
+
+def test_the_memory_does_not_matter():
+    world, settings = views(1, common=100), Settings(rounds=20)
+    found, narrow = (learnt_of(replace(world.pools, memory=memory), world.seeds(6), settings) for memory in (10**9, 2_000))
+    assert world.right(found.pairs) > 0.97
+    assert {*map(tuple, narrow.pairs.tolist())} == {*map(tuple, found.pairs.tolist())}
+
+
+def test_no_table_of_both_pools_is_held(peak: Callable[[Callable[[], object]], int]):
+    world = views(2, common=1_500)
+    pools, settings = replace(world.pools, memory=10**6), Settings(rounds=2, attempts=1, refinements=1, confirmations=1)
+    assert peak(lambda: learn(pools, world.seeds(9), settings)) < 1_500 * 1_500 * 4
+
+
+def test_the_form_that_all_methods_share_says_the_same():
+    world = views(1)
+    whole, short = learn(world.pools, world.seeds(4), Settings()), grow(world.pools, world.seeds(4), Settings())
+    assert torch.equal(short.pairs, whole.pairs)
+    assert torch.equal(short.confidence, whole.confidence)
+    assert short.facts["right"] == whole.estimate.right
+    assert short.facts["attempts"] == whole.attempts
+
+
+# what it says of itself
+
+
+@pytest.mark.parametrize(("seed", "count"), [(1, 0), (11, 1), (1, 3), (11, 5)])
+def test_pools_that_have_nothing_to_do_with_each_other_are_not_believed(seed, count):
+    assert learnt_of(unrelated(seed), [(i, i) for i in range(count)]).estimate.right < 0.5
+
+
+@pytest.mark.parametrize("seed", [1, 11])
+def test_seeds_that_are_all_wrong_are_not_believed(seed):
+    world = views(seed)
+    seeds = [(i, int(world.partner[(i + 50) % 300])) for i in range(5)]
+    found = learnt_of(world.pools, seeds)
+    assert found.estimate.right < 0.5 or world.right(found.pairs) > 0.9
+
+
+@pytest.mark.parametrize("seed", [1, 11])
+def test_one_in_five_seeds_that_is_swapped_is_named_and_set_right(seed):
+    world = views(seed)
+    true = world.seeds(10)
+    swapped = true.copy()
+    swapped[3], swapped[6] = (true[3][0], true[6][1]), (true[6][0], true[3][1])
+    found = learnt_of(world.pools, swapped)
+    assert found.wrong_seeds == [3, 6]
+    assert world.right(found.pairs) > 0.97
+    assert set(true) <= {*map(tuple, found.pairs.tolist())}
+
+
+def test_rows_without_a_certain_partner_are_asked_for():
+    world = views(1, common=280, only_x=20)
+    found = learnt_of(world.pools, world.seeds(5))
+    certain = {i for (i, _), sure in zip(found.pairs.tolist(), found.confidence.tolist(), strict=True) if sure > 0.5}
+    assert len(found.ask) == ASKED
+    assert not certain & set(found.ask.tolist())
+
+
+def test_a_single_attempt_agrees_with_none_and_may_be_confirmed():
+    world = views(1)
+    found = learnt_of(world.pools, world.seeds(5), Settings(attempts=1))
+    assert found.attempts == 1
+    assert found.estimate.agreement == 0.0
+    assert world.right(found.pairs) > 0.97
+
+
+@pytest.mark.parametrize("confirmations", [1, 2, 5])
+def test_however_often_pairs_are_halved_they_are_confirmed(confirmations):
+    world = views(1)
+    found = learnt_of(world.pools, world.seeds(5), Settings(confirmations=confirmations))
+    assert len(found.pairs) > 290
+    assert found.estimate.right > 0.9
+
+
+def test_what_nobody_confirms_is_not_believed_and_no_seed_is_called_wrong():
+    world = views(1)
+    found = learnt_of(world.pools, world.seeds(5), Settings(confirmations=0))
+    assert found.pairs.tolist() == [[i, j] for i, j in world.seeds(5)]
+    assert found.estimate.right == 0.0
+    assert found.wrong_seeds == []
+
+
+@pytest.mark.parametrize("short", [{"rounds": 1}, {"refinements": 0}, {"agreed": 0.0}, {"agreed": 1.0}, {"seed": 2**63 - 1}])
+def test_settings_at_their_ends_are_no_trouble(short):
+    world = views(1)
+    assert world.right(learnt_of(world.pools, world.seeds(5), Settings(**short)).pairs) > 0.9
+
+
+# pools at the edge
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, FEWEST])
+@pytest.mark.parametrize("d", [1, 2, 24])
+def test_the_smallest_pools(d, count):
+    rows = normal(d, FEWEST, d)
+    learnt_of(fit_pools(rows, rows @ torch.linalg.qr(normal(2, d, d)).Q), [(i, i) for i in range(count)])
+
+
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("shape", [(2_000, 20), (20, 2_000)])
+def test_a_large_pool_and_a_small_one(shape, count):
+    pools = unrelated(1, *shape)
+    assert learnt_of(pools, [(i, i) for i in range(count)], Settings(rounds=5)).estimate.right < 0.5
+
+
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("different", [2, 3, 7])
+def test_pools_of_a_few_rows_over_and_over(different, count):
+    rows = torch.cat([torch.eye(7), -torch.eye(7)])[:different].repeat(40 // different + 1, 1)
+    found = learnt_of(fit_pools(rows, rows), [(i, i) for i in range(count)])
+    # Of rows that nothing tells apart, one at most has a partner, beside the seeds.
+    assert len(found.pairs) <= different + count
+
+
+def test_items_that_are_there_twice_find_a_partner_once_and_the_others_theirs():
+    world = views(1)
+    twice = fit_pools(torch.cat([world.x, world.x[:60]]), torch.cat([world.y, world.y[world.partner[:60]]]))
+    found = learnt_of(twice, world.seeds(300)[100:104])
+    single = found.pairs[(found.pairs[:, 0] >= 60) & (found.pairs[:, 0] < 300)]
+    assert len(single) > 230
+    assert world.right(single) > 0.97
+
+
+def test_nearly_all_items_at_one_place():
+    rows = torch.zeros(50, 6)
+    rows[0], rows[1] = 1.0, -2.0
+    for count in (0, 1, 3):
+        learnt_of(fit_pools(rows, rows), [(i, i) for i in range(count)])
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_as_many_seeds_as_items(shift):
+    world = views(1, common=100)
+    seeds = [(i, int(world.partner[(i + shift) % 100])) for i in range(100)]
+    found = learnt_of(world.pools, seeds)
+    if shift:
+        assert found.estimate.right < 0.5
+    else:
+        assert found.pairs.tolist() == [[i, j] for i, j in seeds]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "rows"),
+    [([(0, 300)], [0]), ([(1, 1), (-1, 0)], [1]), ([(0, 0), (1, 1), (0, 2)], [2]), ([(0, 0), (1, 0)], [1])],
+)
+def test_seeds_that_cannot_be_are_refused(seeds, rows):
+    with pytest.raises(InvalidSeeds) as raised:
+        learn(unrelated(1), seeds, Settings())
+    assert raised.value.rows == rows
+
+
+# progress and interruption
+
+
+#: every kind of attempt, and no agreement to end them
+LONG = Settings(rounds=3, attempts=len(VARIANTS) + 2, agreed=2.0, stable=2.0, refinements=2, centroids=Centroids(8, starts=2))
+
+
+def observed(pools: Pools, seeds: Seeds, settings: Settings) -> tuple[Learnt, list[Step]]:
+    steps: list[Step] = []
+    return learn(pools, seeds, settings, on_step=steps.append), steps
+
+
+@pytest.mark.parametrize("count", [0, 4])
+def test_from_every_checkpoint_the_answer_is_bitwise_that_of_an_undisturbed_run(count):
+    world = views(1, common=80, noise=0.4)
+    pools, seeds = world.pools, world.seeds(count)
+    whole, steps = observed(pools, seeds, LONG)
+    states = [step.state for step in steps if step.state is not None]
+    rounds = 3 * (len(VARIANTS) + 2 * 2) + len(VARIANTS) + 2
+    assert len(states) == rounds + LONG.refinements + LONG.confirmations
+    for state in states:
+        kept = load(save(dict(state)))
+        assert same(learn(pools, seeds, LONG, state=kept), whole)
+        # What was kept may be needed again: another worker may be lost.
+        assert all(torch.equal(kept[name], state[name]) for name in state)
+
+
+def test_a_run_that_is_interrupted_at_every_checkpoint_goes_the_same_way():
+    world = views(1, common=80, noise=0.4)
+    whole, steps = observed(world.pools, world.seeds(4), LONG)
+    state: State | None = None
+
+    def first(step: Step) -> None:
+        nonlocal state
+        if step.state is not None:
+            state = load(save(dict(step.state)))
+            raise KeyboardInterrupt
+
+    tries = 0
+    while True:
+        try:
+            found = learn(world.pools, world.seeds(4), LONG, state=state, on_step=first)
+        except KeyboardInterrupt:
+            tries += 1
+            continue
+        break
+    assert tries == sum(step.state is not None for step in steps)
+    assert same(found, whole)
+
+
+def test_checkpoints_are_tensors_of_their_own_that_can_be_written_and_ruined():
+    world = views(1, common=80)
+    pools, seeds = world.pools, world.seeds(4)
+
+    def ruin(step: Step) -> None:
+        for tensor in (step.state or {}).values():
+            assert tensor.device.type == "cpu"
+            assert tensor.is_contiguous()
+            assert tensor.untyped_storage().nbytes() == tensor.nbytes
+            tensor.zero_()
+
+    assert same(learn(pools, seeds, LONG, on_step=ruin), learn(pools, seeds, LONG))
+
+
+@pytest.mark.parametrize("settings", [LONG, Settings(), Settings(attempts=1, refinements=0, confirmations=0)])
+@pytest.mark.parametrize("count", [0, 4])
+def test_progress_never_falls_and_ends_at_its_total_or_before(settings, count):
+    world = views(1, common=80, noise=0.4)
+    _, steps = observed(world.pools, world.seeds(count), settings)
+    done = [step.done for step in steps]
+    assert done == sorted(done)
+    assert len({step.total for step in steps}) == 1
+    assert done[-1] <= steps[0].total
+    assert all(math.isfinite(value) for step in steps for value in step.facts.values())
+    if settings is LONG:
+        assert done[-1] == steps[0].total
+
+
+def test_progress_goes_on_where_a_checkpoint_was():
+    world = views(1, common=80)
+    _, steps = observed(world.pools, world.seeds(4), LONG)
+    for kept in [step for step in steps if step.state is not None][::5]:
+        later: list[Step] = []
+        learn(world.pools, world.seeds(4), LONG, state=kept.state, on_step=later.append)
+        assert later[0].done >= kept.done if later else kept.done == kept.total
+
+
+class Stopped(Exception):
+    """Not one of the service's own."""
+
+
+@pytest.mark.parametrize("count", [0, 4])
+def test_what_on_step_raises_ends_the_run_wherever_it_is(count):
+    world = views(1, common=80)
+    _, steps = observed(world.pools, world.seeds(count), LONG)
+    for last in [*range(0, len(steps), 60), len(steps) - 1]:
+        calls = 0
+
+        def stop(step: Step, last: int = last) -> None:
+            nonlocal calls
+            calls += 1
+            if calls > last:
+                raise Stopped
+
+        with pytest.raises(Stopped):
+            learn(world.pools, world.seeds(count), LONG, on_step=stop)
+        assert calls == last + 1
+
+
+def test_signs_of_life_come_between_the_pieces_of_a_step():
+    world = views(1, common=80)
+    short = Settings(rounds=2, attempts=1, refinements=1, confirmations=1)
+
+    def signs(memory: int) -> int:
+        _, steps = observed(replace(world.pools, memory=memory), world.seeds(4), short)
+        return sum(step.state is None for step in steps)
+
+    # A row at a time: 80 signs for each pass, and there are two rounds, and matchings of each attempt, refinement and half.
+    assert signs(1) >= 80 * (2 + 3 * 4)
+    assert signs(10**9) >= 2 + 3 * 4
+
+
+def test_equal_runs_are_bitwise_equal_and_other_seeds_draw_otherwise():
+    world = views(1, common=80, noise=0.6)
+    one, again, other = (learn(world.pools, world.seeds(4), replace(LONG, seed=seed)) for seed in (1, 1, 2))
+    assert same(one, again)
+    assert not same(one, other)
