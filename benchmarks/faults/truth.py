@@ -19,6 +19,7 @@ from traffic import Client, Step, Tally
 from app.demo.client import packed, unpacked
 from app.maths import methods
 from app.maths.bootstrap import paper
+from app.maths.bootstrap.common import fit_pools
 from app.maths.space import fit_space, normalise
 from app.maths.translator import apply
 
@@ -91,13 +92,15 @@ def growth(variant: int) -> Growth:
     target = pool.new[order]
     partner = {int(row): place for place, row in enumerate(order)}
     seeds = [(row, partner[row]) for row in range(SEEDS)]
-    found = paper.optimise(pool.old, target, seeds, paper.Settings(size=SIZE, steps=STEPS))
+    found = paper.grow(fit_pools(pool.old, target), seeds, paper.Settings(size=SIZE, steps=STEPS))
     body = {
         "source": "old",
         "target": "new",
         "source_pool": packed(pool.old),
         "target_pool": packed(target),
         "seeds": [list(pair) for pair in seeds],
+        "method": "paper",
+        "min_right": 0,
         "size": SIZE,
         "options": {"steps": STEPS},
     }

@@ -6,17 +6,13 @@ are too few: do not trust anchors you cannot check.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Float32, Int64
-from torch import Tensor
 
-from app.maths.bootstrap.anchor_optimisation import Descent, Optimised, Relative, Wanted
-from app.maths.bootstrap.anchor_optimisation import optimise as descend
-from app.maths.bootstrap.common import Grown, OnStep, Pools, State, fit_pools, ignore
+from app.maths.bootstrap.anchor_optimisation import Descent, Relative, Wanted, optimise
+from app.maths.bootstrap.common import Grown, OnStep, Pools, State, ignore
 from app.maths.bootstrap.plan import column_argmax, sinkhorn, source_potential
 
 #: columns: every y is compared with the x that has the most mass in its column of the plan; rows: every x with its y
@@ -42,54 +38,17 @@ class Settings:
     argmax: Argmax = "columns"
 
 
-@dataclass(frozen=True, eq=False)
-class Anchors:
-    """pairs     (m, 2) rows (i of the source pool, j of the target pool), seeds first; m <= size, each j at most once
-    nearness  (m,) cosine of each optimised anchor to the item it was rounded to: 1 for seeds
-    loss      the last mean squared difference of relative vectors
-    """
-
-    pairs: Int64[Tensor, "m 2"]
-    nearness: Float32[Tensor, " m"]
-    loss: float
-
-
 def grow(
     pools: Pools, seeds: list[tuple[int, int]], settings: Settings, *, state: State | None = None, on_step: OnStep = ignore
 ) -> Grown:
     """Algorithm 1: pairs without an estimate of confidence. State, determinism, errors: as `anchor_optimisation.optimise`."""
-    return _optimised(pools, seeds, settings, state=state, on_step=on_step).grown()
-
-
-def optimise(
-    source_pool: Float[Tensor, "n dx"],
-    target_pool: Float[Tensor, "m dy"],
-    seeds: list[tuple[int, int]],
-    settings: Settings,
-    *,
-    on_step: Callable[[int, float], None] = lambda step, loss: None,
-) -> Anchors:
-    """`grow` for pools of raw vectors; `on_step` is called with (steps done, loss)."""
-    found = _optimised(
-        fit_pools(source_pool, target_pool),
-        seeds,
-        settings,
-        state=None,
-        on_step=lambda step: on_step(step.done, step.facts.get("loss", 0.0)),
-    )
-    return Anchors(found.pairs, found.nearness, found.facts.get("loss", 0.0))
-
-
-def _optimised(
-    pools: Pools, seeds: list[tuple[int, int]], settings: Settings, *, state: State | None, on_step: OnStep
-) -> Optimised:
     descent = Descent(settings.size, settings.steps, settings.learning_rate, settings.freeze_seeds, settings.seed)
 
     def correspond(relative: Relative) -> Wanted:
         by = _by_columns if settings.argmax == "columns" else _by_rows
         return by(relative, epsilon=settings.epsilon, steps=settings.sinkhorn_steps)
 
-    return descend(pools, seeds, descent, correspond, state=state, on_step=on_step)
+    return optimise(pools, seeds, descent, correspond, state=state, on_step=on_step).grown()
 
 
 def _by_columns(relative: Relative, *, epsilon: float, steps: int) -> Wanted:
