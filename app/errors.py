@@ -28,7 +28,7 @@ AnchorageError
    └─ InvalidRequest, MissingField, UnequalAnchors, DimensionMismatch, RaggedRows, NonFinite, OutOfRange, BadShape, BadDtype,
       BadBase64, BadColumn, EmptyVectors, DegenerateAnchors, InvalidOption, UnknownOption, NotExactlyOne, MethodNotIndependent,
       EncoderNeedsVectors, EncoderUnavailable, InvalidInput, TokensNotRead, InvalidImage, InvalidHead, HeadTooSlow, InvalidSeeds,
-      QualityBelowMinimum, IdempotencyKeyReused
+      SeedsInsufficient, QualityBelowMinimum, IdempotencyKeyReused
 
 No class knows HTTP: `app.api.problems` turns a class into a status, and a job's row stores the same code.
 """

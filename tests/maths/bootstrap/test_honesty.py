@@ -106,7 +106,9 @@ def test_repeats_and_seeds_draw_other_halves():
 def test_each_pair_is_judged_by_the_map_of_the_other_half(seed, pairs, memory):
     x, y = normal(seed, 30, 4), normal(seed + 1, 40, 5)
     generator = torch.Generator().manual_seed(seed)
-    claimed = torch.stack([torch.randperm(30, generator=generator)[:pairs], torch.randperm(40, generator=generator)[:pairs]], dim=1)
+    claimed = torch.stack(
+        [torch.randperm(30, generator=generator)[:pairs], torch.randperm(40, generator=generator)[:pairs]], dim=1
+    )
     half = halves(pairs, 0, seed)
     chosen, ranks = said(x, y, claimed, claimed[::3], half, memory=memory)
     for row, (i, j) in enumerate(claimed.tolist()):

@@ -67,9 +67,7 @@ def test_partners_are_the_largest_of_their_row_and_of_their_column(seed, n, m, m
     table, k = q.double() @ y.double().T, min(NEIGHBOURS, n, m)
     scores = 2 * table - table.topk(k, dim=1).values.mean(dim=1)[:, None] - table.topk(k, dim=0).values.mean(dim=0)
     found = match(q, y, memory=memory, beat=silent)
-    expected = [
-        int(scores[i].argmax()) if int(scores[:, int(scores[i].argmax())].argmax()) == i else -1 for i in range(n)
-    ]
+    expected = [int(scores[i].argmax()) if int(scores[:, int(scores[i].argmax())].argmax()) == i else -1 for i in range(n)]
     assert found.partner.tolist() == expected
     assert found.margin.isnan().tolist() == [j < 0 for j in expected]
     ordered = torch.cat([scores, torch.full((n, 1), -torch.inf).double()], dim=1).topk(2, dim=1).values

@@ -46,13 +46,13 @@ class Views:
         return float((self.partner[pairs[:, 0]] == pairs[:, 1]).double().mean())
 
 
-def views(seed: int, *, common: int = 300, only_x: int = 0, only_y: int = 0, dx: int = 24, dy: int = 24, noise: float = 0.2) -> Views:
+def views(
+    seed: int, *, common: int = 300, only_x: int = 0, only_y: int = 0, dx: int = 24, dy: int = 24, noise: float = 0.2
+) -> Views:
     """Noisy rotations of one cloud of 24 directions that vary less and less, each in an order of its own."""
     spread, n, m = torch.arange(1, 25) ** -0.5, common + only_x, common + only_y
     items = normal(seed, common + only_x + only_y, 24) * spread
-    left, right = (
-        torch.linalg.qr(normal(seed + k, max(d, 24), max(d, 24))).Q[:24, :d] for k, d in ((1, dx), (2, dy))
-    )
+    left, right = (torch.linalg.qr(normal(seed + k, max(d, 24), max(d, 24))).Q[:24, :d] for k, d in ((1, dx), (2, dy)))
     of_y = torch.cat([torch.arange(common), torch.arange(n, n + only_y)])
     x = (items[:n] + noise * spread * normal(seed + 3, n, 24)) @ left
     y = (items[of_y] + noise * spread * normal(seed + 4, m, 24)) @ right
@@ -192,7 +192,9 @@ def test_the_units_of_an_encoder_do_not_matter(power):
 
 def test_constant_directions_and_a_shift_do_not_matter():
     world = views(1)
-    wide = fit_pools(torch.cat([world.x, torch.full((300, 7), 9.0)], dim=1), torch.cat([torch.ones(300, 400), world.y], dim=1) + 1)
+    wide = fit_pools(
+        torch.cat([world.x, torch.full((300, 7), 9.0)], dim=1), torch.cat([torch.ones(300, 400), world.y], dim=1) + 1
+    )
     found = learnt_of(wide, world.seeds(4))
     assert len(found.pairs) > 290
     assert world.right(found.pairs) > 0.97

@@ -1,0 +1,195 @@
+"""Every method by name, and what is said of pairs that come without an estimate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from app.errors import InvalidSeeds
+from app.maths.bootstrap import paper, self_learning, soft_plan
+from app.maths.bootstrap.common import Grown, Pools, State, Step, fit_pools
+from app.maths.bootstrap.methods import DEFAULT, SETTINGS, Outcome, Settings, judge, run
+
+#: of each method, small
+SMALL: dict[str, Settings] = {
+    "self-learning": self_learning.Settings(rounds=10, attempts=2),
+    "soft-plan": soft_plan.Settings(size=40, steps=12),
+    "paper": paper.Settings(size=40, steps=12),
+}
+Seeds = list[tuple[int, int]]
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def world(seed: int, n: int = 120, d: int = 16, *, noise: float = 0.1) -> tuple[Pools, Seeds]:
+    """Noisy rotations of one cloud in two orders, and all true pairs."""
+    items, turn = normal(seed, n, d), torch.linalg.qr(normal(seed + 1, d, d)).Q
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    target = torch.empty(n, d)
+    target[order] = (items + noise * normal(seed + 2, n, d)) @ turn
+    return fit_pools(items, target), list(enumerate(order.tolist()))
+
+
+def grown(pairs: Seeds) -> Grown:
+    rows = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)
+    return Grown(rows, torch.full((len(rows),), torch.nan), {"loss": 0.5})
+
+
+def judged(pools: Pools, seeds: Seeds, pairs: Seeds, *, seed: int = 0) -> Outcome:
+    return judge(pools, seeds, grown(pairs), seed=seed)
+
+
+def test_the_default_is_a_method_and_every_method_has_a_small_one_here():
+    assert DEFAULT in SETTINGS
+    assert {name: type(settings) for name, settings in SMALL.items()} == SETTINGS
+
+
+@pytest.mark.parametrize("settings", SMALL.values(), ids=SMALL)
+def test_every_method_tells_what_an_outcome_tells(settings):
+    pools, true = world(1)
+    steps: list[Step] = []
+    found = run(pools, true[:8], settings, on_step=steps.append)
+    assert found.pairs[:8].tolist() == [[i, j] for i, j in true[:8]]
+    for side in (0, 1):
+        assert len(found.pairs[:, side].unique()) == len(found.pairs)
+    assert found.confidence.shape == (len(found.pairs),)
+    assert bool(((found.confidence >= 0) & (found.confidence <= 1)).all())
+    assert 0 <= found.estimate.right <= 1
+    assert not set(found.ask.tolist()) & {i for i, _ in true[:8]}
+    assert found.facts
+    done = [step.done for step in steps]
+    assert done == sorted(done)
+    assert len({step.total for step in steps}) == 1
+    assert done[-1] <= steps[-1].total
+
+
+@pytest.mark.parametrize("settings", SMALL.values(), ids=SMALL)
+def test_every_method_goes_on_from_its_last_checkpoint_to_the_same_outcome(settings):
+    pools, true = world(1)
+    states: list[State] = []
+
+    def keep(step: Step) -> None:
+        if step.state is not None:
+            states.append(step.state)
+
+    whole = run(pools, true[:8], settings, on_step=keep)
+    for state in (states[0], states[len(states) // 2], states[-1]):
+        again = run(pools, true[:8], settings, state=state)
+        assert torch.equal(again.pairs, whole.pairs)
+        assert torch.equal(again.confidence, whole.confidence)
+        assert repr(again.estimate) == repr(whole.estimate)
+
+
+@pytest.mark.parametrize("settings", SMALL.values(), ids=SMALL)
+def test_every_method_ends_with_what_on_step_raises(settings):
+    pools, true = world(1)
+    calls: list[Step] = []
+    run(pools, true[:8], settings, on_step=calls.append)
+
+    def stop_at_the_last(step: Step) -> None:
+        calls.pop()
+        if not calls:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(pools, true[:8], settings, on_step=stop_at_the_last)
+
+
+@pytest.mark.parametrize("settings", SMALL.values(), ids=SMALL)
+def test_every_method_refuses_seeds_that_cannot_be(settings):
+    pools, _ = world(1)
+    with pytest.raises(InvalidSeeds):
+        run(pools, [(0, 0), (0, 1), (2, 2)], settings)
+
+
+# what is said of pairs
+
+
+@pytest.mark.parametrize("seed", [1, 11])
+def test_true_pairs_are_believed(seed):
+    pools, true = world(seed)
+    told = judged(pools, true[:10], true)
+    assert told.estimate.right > 0.9
+    assert told.estimate.seeds_confirmed == 1.0
+    assert math.isnan(told.estimate.agreement)
+    assert told.wrong_seeds == []
+    assert told.pairs.tolist() == [[i, j] for i, j in true]
+
+
+@pytest.mark.parametrize("seed", [1, 11])
+def test_pairs_at_random_are_not(seed):
+    pools, true = world(seed)
+    order = torch.randperm(120, generator=torch.Generator().manual_seed(seed + 5)).tolist()
+    told = judged(pools, true[:10], [(i, j) for i, j in enumerate(order)])
+    assert told.estimate.right < 0.1
+    assert told.estimate.seeds_confirmed < 0.5
+
+
+def test_pairs_of_pools_that_have_nothing_in_common_are_not_though_a_map_could_be_fitted_to_them():
+    pools = fit_pools(normal(1, 90, 100), normal(2, 90, 100))
+    told = judged(pools, [(i, i) for i in range(5)], [(i, i) for i in range(90)])
+    assert told.estimate.right < 0.1
+
+
+def test_confidence_tells_the_right_half_from_the_wrong_one():
+    pools, true = world(1)
+    mixed = true[:80] + [(i, true[i + 1][1]) for i in range(80, 119)]
+    told = judged(pools, true[:10], mixed)
+    assert float(told.confidence[:80].mean()) > 0.8
+    assert float(told.confidence[80:].mean()) < 0.1
+    assert told.estimate.right == pytest.approx(float(told.confidence.mean()))
+
+
+def test_a_swapped_seed_is_named():
+    pools, true = world(1)
+    seeds = [*true[:8], (8, true[9][1]), (9, true[8][1])]
+    assert judged(pools, seeds, true).wrong_seeds == [8, 9]
+
+
+def test_the_seeds_bound_the_estimate():
+    pools, true = world(1)
+    strange = [(i, true[(i + 40) % 120][1]) for i in range(20)]
+    assert judged(pools, strange, true).estimate.right < 0.4
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_very_few_pairs_are_judged_without_a_nan(count):
+    pools, true = world(1)
+    told = judged(pools, true[:2], true[:count])
+    assert 0 <= told.estimate.right <= 1
+    assert math.isfinite(told.estimate.confirmed)
+    assert told.confidence.shape == (count,)
+
+
+def test_without_seeds_the_pairs_alone_are_judged():
+    pools, true = world(1)
+    told = judged(pools, [], true)
+    assert told.estimate.right > 0.9
+    assert math.isnan(told.estimate.seeds_confirmed)
+    assert told.wrong_seeds == []
+
+
+def test_a_judgement_is_the_same_for_equal_seeds_and_for_any_memory():
+    pools, true = world(1, noise=0.8)
+    one, again, narrow = (
+        judged(pools, true[:5], true),
+        judged(pools, true[:5], true),
+        judged(replace(pools, memory=500), true[:5], true),
+    )
+    assert torch.equal(one.confidence, again.confidence)
+    assert torch.equal(one.confidence, narrow.confidence)
+    assert not torch.equal(one.confidence, judged(pools, true[:5], true, seed=1).confidence)
+
+
+def test_a_judgement_gives_signs_of_life_at_the_end_of_the_progress():
+    pools, true = world(1)
+    steps: list[Step] = []
+    judge(pools, true[:5], grown(true), seed=0, on_step=steps.append, total=12)
+    assert steps
+    assert {(step.done, step.total, step.state) for step in steps} == {(12, 12, None)}
