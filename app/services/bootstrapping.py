@@ -207,10 +207,12 @@ def _require_right(found: methods.Outcome, told: dict[str, Any], *, seeds: int, 
     fewest = min(FEWEST_JUDGED, size or FEWEST_JUDGED) if least else FEWEST_PAIRS
     if count >= fewest and right >= least:
         return
-    why = f"only {count} pairs were found" if count < fewest else f"of the {count} pairs found probably {right:.1%} are right"
+    why = f"only {count} pairs were found"
+    if count >= fewest:
+        why = f"of the {count} pairs found probably {right:.1%} are right, and {least:.1%} must be"
     more = honesty.more_seeds(seeds)
     raise SeedsInsufficient(
-        f"{why}, {least:.1%} must be; {more} more seeds would probably do: the partners of the source pool's rows `ask` first",
+        f"{why}; {more} more seeds would probably do: the partners of the source pool's rows `ask` first",
         field="seeds",
         told={"more_seeds": more, **told},
     )

@@ -48,9 +48,9 @@ class Anchors:
     old: Tensor
     new: Tensor
 
-    def translate(self, vectors: Tensor, ridge: float = 1.0) -> Tensor:
-        """`old` vectors in the space of `new`, by graded."""
-        options = methods.resolve("graded", {"ridge": ridge}, anchors=len(self.old))
+    def translate(self, vectors: Tensor, ridge: float | None = None) -> Tensor:
+        """`old` vectors in the space of `new`, by graded; without a ridge, with those that it chooses."""
+        options = methods.resolve("graded", {} if ridge is None else {"ridge": ridge}, anchors=len(self.old))
         translator = methods.fit("graded", fit_space(self.old), fit_space(self.new), options)
         return apply(translator, vectors).vectors
 

@@ -23,7 +23,7 @@ TAKEN_UP_S = 60
 
 def killed(stage: Stage) -> Row:
     """One of two workers, at random, killed 20 times during 50 jobs, and started again at once."""
-    row, draw = Row(), dice(0)
+    row, draw, running = Row(), dice(0), set[str]()
     with deployment(stage.folder / "killed", apis=1) as made:
         world, client = _queue(made, row, JOBS)
         for kill in range(KILLS):
@@ -31,10 +31,11 @@ def killed(stage: Stage) -> Row:
             time.sleep(draw.uniform(0, 1))
             victim = _one_ready(made, draw)
             victim.kill()
+            running |= _leases(made, "running")
             victim.start()
             stage.say(f"{kill + 1} of {KILLS} kills, {world.finished(made)} of {JOBS} jobs ended")
         world.settle(made, client)
-        cut = made.postgres.number("SELECT sum(attempts - 1) FROM jobs")
+        cut = len(running - _leases(made, "succeeded"))  # tries that were under way at a kill, and are not those that ended well
     row.done = f"{JOBS} jobs, 2 workers, {KILLS} SIGKILLs: {cut} tries cut short"
     row.more = {"jobs": JOBS, "kills": KILLS, "tries_cut_short": cut}
     return row
@@ -68,6 +69,11 @@ def paused(stage: Stage) -> Row:
     )
     row.more = {"jobs": len(world.jobs), "stops": PAUSES, "late_ends_refused": late}
     return row
+
+
+def _leases(made: Deployment, state: str) -> set[str]:
+    """Of the jobs that are so far: each try has one of its own."""
+    return {lease for (lease,) in made.postgres.rows("SELECT lease FROM jobs WHERE state = %s", state)}
 
 
 def _late_ends(made: Deployment) -> int:
