@@ -33,6 +33,8 @@ LONGEST = [
     "e2e/test_rolling.py",
     "e2e/test_serve.py",
     "workers/test_processes.py",
+    "api/test_bootstrap.py",
+    "services/test_bootstrapping.py",
     "maths/test_confidence.py",
     "maths/test_calibration.py",
     "api/test_promises.py",

@@ -49,7 +49,7 @@ def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
     """By method, case and draw; as it is, a run is one of `counts`."""
     for method, variations in VARIATIONS.items():
         for name, count in PLACES[method][:1] if quick else PLACES[method]:
-            for number in range(draws or (1 if quick else DRAWS)):
+            for number in range(1 if quick else min(draws or DRAWS, DRAWS)):
                 for variation in (AS_IT_IS, *variations):
                     yield Cell((NAME, name, f"{method}, {variation}", count, number), measure, method)
 

@@ -30,8 +30,10 @@ PLACES = {
 #: rows that no method makes
 TRUE, SEED = "GT", "Seed"
 COUNTS = (15, 25, 50)
-#: methods that take a minute or more: fewer numbers of seeds, fewer draws
-SLOW: dict[str, tuple[tuple[int, ...], int]] = {"vecmap": ((15, 25), 2), "paper": ((15,), 2), "soft-plan": ((15,), 2)}
+#: methods that take a minute or more, and minutes of all words: fewer numbers of seeds, fewer draws
+Asked = dict[str, tuple[tuple[int, ...], int]]
+SLOW: Asked = {"vecmap": ((15,), 2), "paper": ((15,), 2), "soft-plan": ((15,), 2)}
+SLOW_WORDS: Asked = {"vecmap": ((15, 25), 1), "paper": ((15,), 1), "soft-plan": ((15,), 1)}
 DRAWS = 5
 
 #: which pairs are the anchors, and who reads them
@@ -43,19 +45,19 @@ def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
     """By case and draw, so that neighbours share what they load."""
     places = [next(iter(ALL_WORDS)), "CIFAR-10, V2 -> SqueezeNet", "Banking77, MiniLM -> static"] if quick else list(PLACES)
     for place in places:
-        for number in range(draws or (1 if quick else DRAWS)):
-            for method, counts in _asked(place, number, quick=quick, all_draws=draws is not None).items():
+        for number in range(1 if quick else min(draws or DRAWS, DRAWS)):
+            for method, counts in _asked(place, number, quick=quick).items():
                 for count in counts[:1] if quick else counts:
                     yield Cell((NAME, place, method, count, number), measure, method)
 
 
-def _asked(place: str, number: int, *, quick: bool, all_draws: bool) -> dict[str, tuple[int, ...]]:
+def _asked(place: str, number: int, *, quick: bool) -> dict[str, tuple[int, ...]]:
     """The methods of a draw, and their numbers of seeds."""
     asked = {TRUE: (0,), SEED: COUNTS}
+    slow = SLOW_WORDS if place in ALL_WORDS else SLOW
     for method in growers.METHODS:
-        counts, most = SLOW.get(method, (COUNTS, DRAWS))
-        slow = method in SLOW and place in ALL_WORDS
-        if (number < most or all_draws) and not (quick and slow):
+        counts, most = slow.get(method, (COUNTS, DRAWS))
+        if number < most and not (quick and place in ALL_WORDS and method in slow):
             asked[method] = counts
     return asked
 

@@ -33,6 +33,7 @@ import tables
 from cells import Cell, Found
 from rich.console import Console
 from rich.table import Table
+from store import Key
 
 from app.demo.run import new_table
 
@@ -89,7 +90,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="these sections")
-    parser.add_argument("--draws", type=int, help="of every method; default: ten of counts, five else, fewer of slow methods")
+    parser.add_argument("--draws", type=int, help="at most; default: ten of counts, five else, fewer of slow methods")
     parser.add_argument("--quick", action="store_true", help="one draw, few seeds and pairs")
     parser.add_argument("--resume", action="store_true", help="keep what was measured already by this code")
     parser.add_argument("--plan", action="store_true", help="only say what would be measured")
@@ -100,35 +101,48 @@ def _arguments() -> argparse.Namespace:
 def _plan(console: Console, arguments: argparse.Namespace) -> None:
     """Cells by section and method, how many are known, and what the others will take: as long as the known ones of their kind."""
     shown = new_table(f"version {store.version()}", ("section", "method"), ("cells", "known", "s each", "s to come"))
-    whole = 0.0
+    spent, whole = store.seconds(), 0.0
     for name in arguments.only:
         asked = list(SECTIONS[name][0].cells(quick=arguments.quick, draws=arguments.draws))
         for group in dict.fromkeys(cell.group for cell in asked):
             many = [cell for cell in asked if cell.group == group]
-            known = [cell for cell in many if store.cell(cell.key) is not None]
-            guesses = [_guess(cell) for cell in many if store.cell(cell.key) is None]
-            told = [guess for guess in guesses if guess is not None]
-            each = sum(told) / len(told) if told else 0.0
-            whole += each * len(guesses)
-            shown.add_row(name, group, str(len(many)), str(len(known)), f"{each:.1f}", f"{each * len(guesses):,.0f}")
+            missing = [cell for cell in many if store.cell(cell.key) is None]
+            guesses = [guess for cell in missing if (guess := _guess(cell, spent)) is not None]
+            each = sum(guesses) / len(guesses) if guesses else 0.0
+            whole += each * len(missing)
+            told = (
+                str(len(many)),
+                str(len(many) - len(missing)),
+                f"{each:.1f}" if guesses else "?",
+                f"{each * len(missing):,.0f}",
+            )
+            shown.add_row(name, group, *told)
     console.print(shown)
-    console.print(f"About {whole / 60:.0f} minutes of one core to come.")
+    console.print(f"About {whole / 60:.0f} minutes of one core to come, by what any version took.")
 
 
-def _guess(cell: Cell) -> float | None:
-    """The mean seconds of known cells of the same method and items; None where there is none."""
-    name, place, *_ = cell.key
-    told = []
-    for known in SECTIONS[str(name)][0].cells(quick=True, draws=None):
-        same = known.group == cell.group and (known.key[1] == place or _kind(known.key[1]) == _kind(place))
-        if same and (measured := store.cell(known.key)) is not None:
-            told.append(float(measured["seconds"]))
-    return sum(told) / len(told) if told else None
+def _guess(cell: Cell, spent: Mapping[Key, float]) -> float | None:
+    """The mean seconds of what is most like it: the same but for the draw, or of the same method and items; None if none is."""
+    for like in (_place, _seeds, _kind):
+        told = [seconds for key, seconds in spent.items() if like(key) == like(cell.key)]
+        if told:
+            return sum(told) / len(told)
+    return None
 
 
-def _kind(place: str | int) -> str:
-    """The items of a case: what decides how long it takes."""
-    return str(place).split(",")[0]
+def _place(key: Key) -> Key:
+    """Section, items, method and number of seeds."""
+    return key[:-1]
+
+
+def _seeds(key: Key) -> Key:
+    """The same of any section, and any encoders of the items' kind."""
+    return (str(key[1]).split(",")[0], *key[2:-1])
+
+
+def _kind(key: Key) -> Key:
+    """The items' kind and the method."""
+    return (str(key[1]).split(",")[0], *key[2:3])
 
 
 def write(path: Path, name: str, section: Mapping[str, Any]) -> None:

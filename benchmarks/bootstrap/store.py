@@ -54,6 +54,15 @@ def cell(key: Key) -> dict[str, Any] | None:
     return json.loads(path.read_text(encoding="utf-8"))["cell"] if path.exists() else None
 
 
+def seconds() -> dict[Key, float]:
+    """What cells took, by whatever version measured them last."""
+    found = {}
+    for path in sorted((CACHE / "bootstrap" / "cells").glob("*/*.json"), key=lambda path: path.stat().st_mtime):
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        found[tuple(entry["key"])] = float(entry["cell"]["seconds"])
+    return found
+
+
 def keep(key: Key, measured: Mapping[str, Any]) -> None:
     """A cell."""
     path = _path("cells", key, "json")
