@@ -12,7 +12,10 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from app.errors import InvalidSeeds
+from app.maths.bootstrap.annealing import directions
 from app.maths.bootstrap.common import Pools, State, Step, fit_pools
+from app.maths.bootstrap.matching import silent
+from app.maths.bootstrap.refining import rematch
 from app.maths.bootstrap.self_learning import ASKED, FEWEST, VARIANTS, Learnt, Settings, grow, learn
 from app.maths.bootstrap.unsupervised import Centroids
 
@@ -288,6 +291,38 @@ def test_settings_at_their_ends_are_no_trouble(short):
     assert world.right(learnt_of(world.pools, world.seeds(5), Settings(**short)).pairs) > 0.9
 
 
+# how refinement begins
+
+
+def test_it_begins_with_what_two_attempts_have_in_common():
+    world = views(1, common=80, noise=0.6)
+    settings = replace(LONG, refinements=0)
+    found, steps = observed(world.pools, world.seeds(4), settings)
+    partners = [step.state for step in steps if step.state is not None][-1]["partners"]
+    common = [torch.where(one == other, one, -1) for k, one in enumerate(partners) for other in partners[:k]]
+    assert found.votes.pairs.tolist() in [[[i, j] for i, j in enumerate(both.tolist()) if j >= 0] for both in common]
+
+
+def test_it_begins_with_the_seeds_in_place_of_what_contradicts_them():
+    world = views(1, common=80)
+    seeds, pools = world.seeds(6), world.pools
+    claims = torch.full((80,), -1)
+    claims[0], claims[70] = (seeds[0][1] + 1) % 80, seeds[1][1]
+    state = {"refined": torch.tensor(0), "stability": torch.tensor(0.0).double(), "partners": claims[None]}
+    found = learn(pools, seeds, Settings(attempts=1, refinements=1), state=state)
+    x, y = directions(pools.x).along, directions(pools.y).along
+    assert torch.equal(found.votes.pairs, rematch(x, y, torch.tensor(seeds), memory=pools.memory, beat=silent).pairs)
+
+
+def test_attempts_that_have_nothing_in_common_leave_nothing():
+    settings = Settings(rounds=1, attempts=2, refinements=0)
+    found, steps = observed(unrelated(3, 60, 60, 50), [], settings)
+    assert found.votes.pairs.shape == (0, 2)
+    assert found.pairs.shape == (0, 2)
+    assert found.estimate.right == 0.0
+    assert all(math.isfinite(value) for step in steps for value in step.facts.values())
+
+
 # pools at the edge
 
 
@@ -358,9 +393,14 @@ def test_seeds_that_cannot_be_are_refused(seeds, rows):
 LONG = Settings(rounds=3, attempts=len(VARIANTS) + 2, agreed=2.0, stable=2.0, refinements=2, centroids=Centroids(8, starts=2))
 
 
-def observed(pools: Pools, seeds: Seeds, settings: Settings) -> tuple[Learnt, list[Step]]:
+def observed(pools: Pools, seeds: Seeds, settings: Settings, state: State | None = None) -> tuple[Learnt, list[Step]]:
     steps: list[Step] = []
-    return learn(pools, seeds, settings, on_step=steps.append), steps
+    return learn(pools, seeds, settings, state=state, on_step=steps.append), steps
+
+
+def alike(one: State, other: State) -> bool:
+    """Bitwise."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("count", [0, 4])
@@ -371,11 +411,14 @@ def test_from_every_checkpoint_the_answer_is_bitwise_that_of_an_undisturbed_run(
     states = [step.state for step in steps if step.state is not None]
     rounds = 3 * (len(VARIANTS) + 2 * 2) + len(VARIANTS) + 2
     assert len(states) == rounds + LONG.refinements + LONG.confirmations
-    for state in states:
+    for number, state in enumerate(states):
         kept = load(save(dict(state)))
-        assert same(learn(pools, seeds, LONG, state=kept), whole)
+        found, later = observed(pools, seeds, LONG, kept)
+        assert same(found, whole)
+        following = [step.state for step in later if step.state is not None]
+        assert all(alike(*both) for both in zip(following, states[number + 1 :], strict=True))
         # What was kept may be needed again: another worker may be lost.
-        assert all(torch.equal(kept[name], state[name]) for name in state)
+        assert alike(kept, state)
 
 
 def test_a_run_that_is_interrupted_at_every_checkpoint_goes_the_same_way():
@@ -436,6 +479,13 @@ def test_progress_goes_on_where_a_checkpoint_was():
         later: list[Step] = []
         learn(world.pools, world.seeds(4), LONG, state=kept.state, on_step=later.append)
         assert later[0].done >= kept.done if later else kept.done == kept.total
+
+
+def test_an_early_agreement_is_as_good_as_all_attempts():
+    world = views(1, common=80)
+    _, steps = observed(world.pools, world.seeds(6), Settings(rounds=10, agreed=0.1, stable=2.0))
+    assert len([step for step in steps if step.state is not None]) < steps[0].total
+    assert steps[-1].done == steps[0].total
 
 
 class Stopped(Exception):
