@@ -315,8 +315,9 @@ def test_it_begins_with_the_seeds_in_place_of_what_contradicts_them():
 
 
 def test_attempts_that_have_nothing_in_common_leave_nothing():
-    settings = Settings(rounds=1, attempts=2, refinements=0)
-    found, steps = observed(unrelated(3, 60, 60, 50), [], settings)
+    rows = torch.arange(60)
+    state = {"refined": torch.tensor(0), "stability": torch.tensor(0.0).double(), "partners": torch.stack([rows, rows.flip(0)])}
+    found, steps = observed(unrelated(3, 60, 60), [], Settings(attempts=2, refinements=0), state)
     assert found.votes.pairs.shape == (0, 2)
     assert found.pairs.shape == (0, 2)
     assert found.estimate.right == 0.0
@@ -356,6 +357,17 @@ def test_items_that_are_there_twice_find_a_partner_once_and_the_others_theirs():
     single = found.pairs[(found.pairs[:, 0] >= 60) & (found.pairs[:, 0] < 300)]
     assert len(single) > 230
     assert world.right(single) > 0.97
+
+
+@pytest.mark.parametrize("seed", [4, 5, 8, 11])
+def test_of_twins_one_is_paired_where_a_seed_names_the_others_partner(seed):
+    world, spread = views(seed, common=100, noise=0.15), 0.1 * torch.arange(1, 25) ** -0.5
+    twin_x, twin_y = world.x + spread * normal(seed + 8, 100, 24), world.y + spread * normal(seed + 9, 100, 24)
+    # A third of the seeds name the wrong twin: some are near enough to be believed, while the right one is confirmed.
+    seeds = [(i, j + 100 * (i >= 20)) for i, j in world.seeds(30)]
+    found = learnt_of(fit_pools(torch.cat([world.x, twin_x]), torch.cat([world.y, twin_y])), seeds)
+    assert len(found.wrong_seeds) < 20
+    assert found.estimate.right > 0.5
 
 
 def test_nearly_all_items_at_one_place():
