@@ -50,7 +50,7 @@ class BootstrapRequest(Body):
     """Two pools without a known order, and a few pairs [row of the source's pool, row of the target's] that are known.
 
     Each pool is vectors, the name of one from `PUT /pools/{name}`, or `..._inputs` to be encoded for this job. Self-learning
-    needs 20 items a side, and takes any number of seeds, none too; soft-plan and paper need two.
+    needs 100 items a side, and takes any number of seeds, none too; soft-plan and paper need two.
     """
 
     model_config = ConfigDict(
@@ -93,7 +93,12 @@ class BootstrapRequest(Body):
         int | None, Field(ge=2, le=1_000_000, description="pairs at most; left out: all, or 300 of soft-plan and paper")
     ] = None
     min_right: Annotated[
-        Finite, Field(ge=0, le=1, description="share of pairs that are probably right, below which the job fails; 0: never")
+        Finite,
+        Field(
+            ge=0,
+            le=0.98,
+            description="share of pairs that are probably right, below which the job fails; 0: never; no estimate is above .985",
+        ),
     ] = 0.5
     options: BootstrapOptions = BootstrapOptions()
 

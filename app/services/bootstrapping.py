@@ -72,22 +72,31 @@ def request_bootstrap(
 
 
 def run_bootstrap(services: Services, job: tables.Job, progress: Progress) -> Done:
-    """The job itself; on success the anchor set exists. Raises SeedsInsufficient."""
+    """The job itself; on success the anchor set exists. Raises SeedsInsufficient, and NameTaken before anything is computed."""
     arguments = job.arguments
+    with services.db.transaction() as session:
+        registry.require_free(session, tables.AnchorSet, job.project, arguments["name"])
     method = arguments.get("method", "paper")  # the only one of before it had a name
     settings = methods.SETTINGS[method](**arguments["settings"])
     if settings.size is None:
         settings = replace(settings, size=services.limits.vectors)
     seeds = [(i, j) for i, j in arguments["seeds"]]
-    source_pool, target_pool = (pools.load(services, arguments["blobs"][side]) for side in ("source_pool", "target_pool"))
-    fitted = common.fit_pools(
-        source_pool.to(services.device), target_pool.to(services.device), memory=services.limits.bootstrap_bytes
+    state = progress.resume()
+    listener = Listener(progress, job.progress.get("total", 0))
+    source_pool, target_pool = (
+        pools.load(services, arguments["blobs"][side], beat=listener.beat) for side in ("source_pool", "target_pool")
     )
-    listener = Listener(progress)
-    found = methods.run(fitted, seeds, settings, state=progress.resume(), on_step=listener)
+    fitted = common.fit_pools(
+        source_pool.to(services.device),
+        target_pool.to(services.device),
+        memory=services.limits.bootstrap_bytes,
+        beat=listener.beat,
+    )
+    found = methods.run(fitted, seeds, settings, state=state, on_step=listener)
     listener.end()
     told = _told(found, seeds)
-    _require_right(found, told, seeds=len(seeds), size=settings.size, least=arguments.get("min_right", 0.0))
+    items = min(len(source_pool), len(target_pool))
+    _require_right(found, told, seeds=len(seeds), items=items, size=settings.size, least=arguments.get("min_right", 0.0))
     made = spaces.new_anchor_set(
         services,
         job.project,
@@ -169,7 +178,7 @@ def _require_learnable(
         raise InvalidSeeds(f"size {settings.size} is more than the smaller pool's {smaller.rows} items", field="size")
     size = settings.size or most
     if len(seeds) > size:
-        raise InvalidSeeds(f"expected at most {size} seed pairs, got {len(seeds)}", field="seeds")
+        raise InvalidSeeds(f"{len(seeds)} seeds are more than the {size} pairs of the set (`size`)", field="seeds")
     common.check_pairs(seeds, source=x.rows, target=y.rows)
 
 
@@ -197,9 +206,12 @@ def _told(found: methods.Outcome, seeds: list[tuple[int, int]]) -> dict[str, Any
     return {"estimate": estimate, "wrong_seeds": wrong, "ask": found.ask.tolist(), "facts": dict(found.facts)}
 
 
-def _require_right(found: methods.Outcome, told: dict[str, Any], *, seeds: int, size: int | None, least: float) -> None:
+def _require_right(
+    found: methods.Outcome, told: dict[str, Any], *, seeds: int, items: int, size: int | None, least: float
+) -> None:
     """Raises SeedsInsufficient when fewer pairs are probably right than asked for, or there are too few to tell.
 
+    items  of the smaller pool
     size   pairs that were asked for
     least  share of right pairs; 0: whoever asks will judge them himself
     """
@@ -210,9 +222,10 @@ def _require_right(found: methods.Outcome, told: dict[str, Any], *, seeds: int, 
     why = f"only {count} pairs were found"
     if count >= fewest:
         why = f"of the {count} pairs found probably {right:.1%} are right, and {least:.1%} must be"
-    more = honesty.more_seeds(seeds)
+    more = min(honesty.more_seeds(seeds), items - seeds)
     raise SeedsInsufficient(
-        f"{why}; {more} more seeds would probably do: the partners of the source pool's rows `ask` first",
+        f"{why}; where the pools have most items in common and the seeds are right, {more} more would probably do: "
+        "the partners of the source pool's rows `ask` first",
         field="seeds",
         told={"more_seeds": more, **told},
     )
@@ -235,6 +248,10 @@ class Listener:
             self.progress.checkpoint(step.done, step.state)  # first, because a worker that stops leaves at the next line
         self.total = step.total
         self.progress(step.done, step.total, step.facts)
+
+    def beat(self) -> None:
+        """A sign of life before the first step."""
+        self.progress(0, self.total or 1)
 
     def end(self) -> None:
         """A method may need fewer steps than it has: none is left."""

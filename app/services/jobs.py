@@ -96,12 +96,16 @@ class Progress:
         self._lease = lease
         self._stopping = stopping
         self._told: dict[str, Any] = {}
+        #: what a try before this one told last, for one that goes on from where that stood
+        self._before = {name: value for name, value in job.progress.items() if name not in ("done", "total")}
         self._facts: dict[str, Any] = {}
         self._done = 0
         self._checkpoint = job.checkpoint
         self._asked_at = self._due_at = -math.inf
         #: the first checkpoint beyond this step is kept at once: with it the try has got further than any before
         self._beyond: float = job.furthest
+        #: the last state that was not kept, and its step
+        self._skipped: tuple[int, Mapping[str, Tensor]] | None = None
         #: this try began at a checkpoint, and has kept no other since
         self.stuck = False
 
@@ -112,6 +116,8 @@ class Progress:
         Raises HandedBack, Cancelled, LeaseLost.
         """
         if self._stopping():
+            if self._skipped is not None:
+                self._keep(*self._skipped)
             raise HandedBack
         self._done = max(done, self._done)
         self._facts.update(extra or {})
@@ -128,7 +134,9 @@ class Progress:
         """
         begun = time.monotonic()
         if not (done > self._beyond or begun >= self._due_at or self._stopping()):
+            self._skipped = (done, state)
             return
+        self._skipped = None
         if done > self._beyond:
             self._beyond = math.inf
         self._keep(done, state)
@@ -145,7 +153,7 @@ class Progress:
             log.warning("the checkpoint cannot be read, the job begins anew: %s", error)
             return None
         self.stuck = True
-        self._done = int(kept["done"])
+        self._done, self._facts = int(kept["done"]), self._before
         return {name.removeprefix(_STATE): tensor for name, tensor in kept.items() if name.startswith(_STATE)}
 
     def _tell(self, now: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from app.errors import (
     PoolOfAnotherEncoder,
     PoolTooLarge,
 )
+from app.maths.bootstrap.matching import Beat, silent
 from app.maths.space import fit_space
 from app.services import spaces
 from app.services.context import Services
@@ -154,13 +155,17 @@ def keep(services: Services, found: Found) -> list[str]:
     return list(content)
 
 
-def load(services: Services, blobs: str | Sequence[str]) -> Tensor:
-    """The items of a side (n, d), float32, from its blobs: in memory for them alone and one piece. Raises StorageUnavailable."""
+def load(services: Services, blobs: str | Sequence[str], *, beat: Beat = silent) -> Tensor:
+    """The items of a side (n, d), float32, from its blobs: in memory for them alone and one piece. Raises StorageUnavailable.
+
+    beat  is called before each piece, and may end it
+    """
     digests = [blobs] if isinstance(blobs, str) else blobs
     shapes = [services.blobs.shape(digest, ROWS) for digest in digests]
     whole = torch.empty(sum(rows for rows, _ in shapes), shapes[0][1])
     end = 0
     for digest, (rows, _) in zip(digests, shapes, strict=True):
+        beat()
         services.blobs.copy(digest, ROWS, to=whole[end : end + rows])
         end += rows
     return whole

@@ -103,6 +103,10 @@ def test_an_encoder_deleted_meanwhile_fails_the_job_with_its_code(ask, stocked, 
 PAIRS = [[i, i] for i in range(12)]
 SOFT = {"method": "soft-plan"}
 LEARN = {"method": "self-learning", "options": {}, "min_right": 0.5}
+#: pools that self-learning takes
+MANY: dict[str, list[list[float]]] = {
+    side: [[1.0 * i] * dim for i in range(120)] for side, dim in (("source_pool", 8), ("target_pool", 6))
+}
 
 
 @pytest.mark.parametrize(
@@ -153,7 +157,7 @@ LEARN = {"method": "self-learning", "options": {}, "min_right": 0.5}
         ({"method": "annealing"}, 422, "invalid-request", "method", None),
         ({"method": None}, 422, "invalid-request", "method", None),
         ({"min_right": -0.1}, 422, "invalid-request", "min_right", None),
-        ({"min_right": 1.1}, 422, "invalid-request", "min_right", None),
+        ({"min_right": 0.99}, 422, "invalid-request", "min_right", None),
         ({**SOFT, "options": {"epsilon": 1}}, 422, "unknown-option", "options.epsilon", None),
         ({**SOFT, "options": {"first_epsilon": 0.2, "last_epsilon": 0.3}}, 422, "invalid-option", "options.last_epsilon", None),
         ({**SOFT, "options": {"last_epsilon": 0.31}}, 422, "invalid-option", "options.last_epsilon", None),
@@ -164,13 +168,13 @@ LEARN = {"method": "self-learning", "options": {}, "min_right": 0.5}
         ({**LEARN, "options": {"rounds": 1}}, 422, "invalid-request", "options.rounds", None),
         ({**LEARN, "options": {"agreed": 1.01}}, 422, "invalid-request", "options.agreed", None),
         ({**LEARN, "options": {"rows": 99}}, 422, "invalid-request", "options.rows", None),
-        ({**LEARN, "size": 41}, 422, "invalid-seeds", "size", None),
-        ({**LEARN, "size": 11}, 422, "invalid-seeds", "seeds", None),
+        ({**LEARN, **MANY, "size": 121}, 422, "invalid-seeds", "size", None),
+        ({**LEARN, **MANY, "size": 11}, 422, "invalid-seeds", "seeds", None),
         ({**LEARN, "size": 2001}, 413, "too-many-vectors", "size", None),
-        ({**LEARN, "seeds": [*PAIRS, [40, 12]]}, 422, "invalid-seeds", "seeds", [12]),
-        ({**LEARN, "seeds": [*PAIRS, [3, 13]]}, 422, "invalid-seeds", "seeds", [12]),
-        ({**LEARN, "source_pool": [[1.0 * i] * 8 for i in range(19)]}, 422, "invalid-request", "source_pool", None),
-        ({**LEARN, "target_pool": [[1.0 * i] * 6 for i in range(19)]}, 422, "invalid-request", "target_pool", None),
+        ({**LEARN, **MANY, "seeds": [*PAIRS, [120, 12]]}, 422, "invalid-seeds", "seeds", [12]),
+        ({**LEARN, **MANY, "seeds": [*PAIRS, [3, 13]]}, 422, "invalid-seeds", "seeds", [12]),
+        ({**LEARN, **MANY, "source_pool": MANY["source_pool"][:99]}, 422, "invalid-request", "source_pool", None),
+        ({**LEARN, **MANY, "target_pool": MANY["target_pool"][:99]}, 422, "invalid-request", "target_pool", None),
     ],
     ids=lambda value: str(value)[:50],
 )
@@ -316,7 +320,7 @@ def test_pools_that_have_nothing_in_common_are_refused_with_what_would_help(lear
     assert (job["state"], job["result"]) == ("failed", None)
     error = job["error"]
     assert (error["code"], error["field"], error["more_seeds"]) == ("seeds-insufficient", "seeds", 10)
-    assert "10 more seeds" in error["detail"]
+    assert "10 more would" in error["detail"]
     assert 0 <= error["estimate"]["right"] < 0.5
     assert all(wrong["pair"] == pools.seeds(10)[wrong["row"]] for wrong in error["wrong_seeds"])
     assert len(error["ask"]) == len(set(error["ask"])) == 10

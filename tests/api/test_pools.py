@@ -433,6 +433,10 @@ def ask(stocked, embeddings):
             "target_pool": "target",
             "seeds": [[i, i] for i in range(12)],
             "size": 20,
+            # Of 40 items self-learning could tell nothing.
+            "method": "soft-plan",
+            "min_right": 0,
+            "options": {"steps": 20},
             **more,
         }
         return stocked.post("/bootstrap", json={key: value for key, value in body.items() if value is not ...})
@@ -519,6 +523,7 @@ def test_a_bootstrap_encodes_inputs_as_a_pool_does(encoding, fresh, finished, re
     assert named["pairs"][:10] == [[i, i] for i in range(10)]
     assert grow(source_inputs=encoding.texts, target_pool=own) == named
     wrong = {"name": fresh(), "source": "minilm", "target": "own", "seeds": [[0, 0], [1, 1]], "size": 2, "target_pool": own}
+    wrong |= {"method": "paper"}
     answer = encoding.http.post("/bootstrap", json={**wrong, "source_inputs": ["same"] * 24})
     refused(answer, 422, "degenerate-anchors", "source_inputs")
     answer = encoding.http.post("/bootstrap", json={**wrong, "source_inputs": ["fine", "x" * 40_000]})

@@ -184,11 +184,11 @@ def test_anchor_optimisation_is_for_pools_that_it_can_end_with_and_self_learning
 
 def test_pools_that_are_too_small_to_learn_from_are_named_by_their_field(quick, mixed):
     for side, field in (("x", "source_pool"), ("y", "target_pool")):
-        small = replace(mixed, **{side: getattr(mixed, side)[:19]})
-        with pytest.raises(InvalidRequest, match="20 items") as caught:
+        small = replace(mixed, **{side: getattr(mixed, side)[:99]})
+        with pytest.raises(InvalidRequest, match="100 items") as caught:
             ask(quick, small, [])
         assert caught.value.field == field
-    assert ask(quick, replace(mixed, x=mixed.x[:20], y=mixed.y[:20]), []).state == JobState.queued
+    assert ask(quick, replace(mixed, x=mixed.x[:100], y=mixed.y[:100]), []).state == JobState.queued
 
 
 # --- how it ends ----------------------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def test_how_many_must_be_right_is_the_clients_choice(quick, mixed, least, state
 def outcome(count: int, right: float) -> methods.Outcome:
     """So many pairs, of which that share is said to be right."""
     rows = torch.arange(count)
-    told = honesty.Estimate(right=right, agreement=1.0, confirmed=1.0, seeds_confirmed=1.0)
+    told = honesty.Estimate(right=right, agreement=1.0, confirmed=1.0, by_chance=0.0, seeds_confirmed=1.0, orphans_paired=0.0)
     return methods.Outcome(torch.stack([rows, rows], dim=1), torch.ones(count), told, [], rows[:0], {})
 
 
@@ -257,18 +257,30 @@ def outcome(count: int, right: float) -> methods.Outcome:
         (0, 0.0, None, 0.0, False),
     ],
 )
-def test_an_estimate_of_a_few_pairs_counts_only_for_who_wants_no_more(count, right, size, least, believed):
+@pytest.mark.parametrize(("seeds", "items", "more"), [(0, 100, 5), (20, 100, 20), (97, 100, 3), (100, 100, 0)])
+def test_an_estimate_of_a_few_pairs_counts_only_for_who_wants_no_more(count, right, size, least, believed, seeds, items, more):
     found = outcome(count, right)
 
     def require() -> None:
-        bootstrapping._require_right(found, {}, seeds=0, size=size, least=least)
+        bootstrapping._require_right(found, {}, seeds=seeds, items=items, size=size, least=least)
 
     if believed:
         require()
         return
     with pytest.raises(AnchorageError) as caught:
         require()
-    assert (caught.value.code, caught.value.members()["more_seeds"]) == ("seeds-insufficient", 5)
+    # No more than there are.
+    assert (caught.value.code, caught.value.members()["more_seeds"]) == ("seeds-insufficient", more)
+
+
+def test_a_name_that_was_taken_meanwhile_ends_the_job_before_it_computes(quick, mixed, monkeypatch):
+    jobs_ = [ask(quick, mixed, 10, name="same") for _ in range(2)]
+    assert run(quick, jobs_[0]).state == JobState.succeeded
+    computed: list[bool] = []
+    learn = methods.run
+    monkeypatch.setattr(methods, "run", lambda *given, **more: computed.append(True) or learn(*given, **more))
+    row = run(quick, jobs_[1])
+    assert (row.state, row.error["code"], row.error["field"], computed) == (JobState.failed, "name-taken", "name", [])
 
 
 @pytest.mark.parametrize("flat", ["one other", "two kinds", "a line"])
@@ -311,11 +323,13 @@ def test_a_job_that_is_stopped_again_and_again_ends_with_the_bits_of_an_undistur
     expected = run(quick, ask(quick, mixed, 10, name="undisturbed", **how))
     assert expected.state == JobState.succeeded, expected.error
     job, tries, reached = ask(quick, mixed, 10, name="stopped", **how), 0, []
-    while (row := run(quick, job, stop_after(12 + 2 * tries).__next__)).state == JobState.queued:
+    while (row := run(quick, job, stop_after(40 + 2 * tries).__next__)).state == JobState.queued:
         tries += 1
         reached.append(row.furthest)
         assert tries < 100
-    assert reached == sorted(set(reached))  # each got further than the one before
+    # Each got further than the one before, but for what comes last: orphans are made anew.
+    assert reached == sorted(reached)
+    assert len(set(reached)) == len([furthest for furthest in reached if furthest < reached[-1]]) + 1
     assert tries >= 5
     assert (row.state, row.error, row.checkpoint) == (JobState.succeeded, None, None)
     assert {**row.result, "anchor_set": "undisturbed"} == expected.result

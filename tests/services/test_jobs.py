@@ -504,6 +504,40 @@ def test_a_stopping_worker_keeps_the_last_state_however_young_the_one_before(ser
     assert resumed(services, job) == 4
 
 
+def test_a_worker_that_stops_at_a_sign_of_life_keeps_the_state_before_it(services, job):
+    stopping = threading.Event()
+
+    def work(services, row, progress):
+        for step in range(1, 4):
+            progress.checkpoint(step, at(step))  # the first is kept at once, the others are too young
+            progress(step, 10)
+        stopping.set()
+        progress(0, 10)
+        raise AssertionError("the report should have stopped it")
+
+    row = run(services, job, work, stopping=stopping.is_set)
+    assert (row.state, row.attempts) == (JobState.queued, 0)
+    assert resumed(services, job) == 3
+
+
+def test_a_try_that_goes_on_remembers_what_was_told(services, job):
+    stopping = threading.Event()
+
+    def first(services, row, progress):
+        progress(4, 10, {"agreement": 0.5})
+        stopping.set()
+        progress.checkpoint(4, at(4))
+        progress(4, 10)
+
+    def second(services, row, progress):
+        assert progress.resume() is not None
+        progress(0, 10)
+        return Done({})
+
+    run(services, job, first, stopping=stopping.is_set)
+    assert run(services, job, second).progress == {"done": 4, "total": 10, "agreement": 0.5}
+
+
 def test_a_worker_whose_job_was_taken_over_keeps_nothing_and_deletes_nothing(services, job, keep_all):
     went_on = []
 

@@ -18,7 +18,7 @@ from torch.nn.functional import normalize
 from torch.optim.adam import adam
 
 from app.maths.bootstrap.common import Grown, OnStep, Pools, State, Step, check_seeds
-from app.maths.bootstrap.matching import Beat, products, silent
+from app.maths.bootstrap.matching import Beat, product, products, silent
 
 #: rows of relative vectors that are compared at once
 ROWS = 8192
@@ -156,10 +156,11 @@ def optimise(
     rows, anchors = _start(pools, seeds, descent)
     if state is not None:
         anchors.restore(state)
-    relative_x = pools.x @ pools.x[rows].T
 
     def beat() -> None:
         on_step(Step(anchors.done, descent.steps, anchors.facts))
+
+    relative_x = product(pools.x, pools.x[rows].T, beat=beat)
 
     while anchors.done < descent.steps and len(anchors.free):
         _step(pools, relative_x, anchors, correspond, descent.learning_rate, beat)
@@ -184,7 +185,7 @@ def _step(
     pools: Pools, relative_x: Float32[Tensor, "n size"], anchors: Anchors, correspond: Correspondence, rate: float, beat: Beat
 ) -> None:
     """One step of Algorithm 1: lines 4 to 8."""
-    relative_y = pools.y @ torch.cat([anchors.frozen, anchors.free]).T
+    relative_y = product(pools.y, torch.cat([anchors.frozen, anchors.free]).T, beat=beat)
     wanted = correspond(Relative(relative_x, relative_y, anchors.done, anchors.carried, pools.memory, beat))
     loss, gradient = mean_squares(pools.y, relative_y, wanted, beat=beat)
     _descend(anchors, gradient[len(anchors.frozen) :], rate)

@@ -7,7 +7,7 @@ ascent on it, and a hard choice of pairs at every round is what makes it fail: w
 rounds is wrong, and the next map is fitted to them. Here P is the entropic plan (every row a distribution over the other pool)
 at a temperature that falls: at first a row says little more than which region its item is in, which a handful of seeds suffices
 for, and all items vote. Deterministic annealing: Rose 1998; for assignment, Gold and Rangarajan 1996, "A graduated assignment
-algorithm for graph matching"; with fixed seeds as in seeded graph matching, Fishkind et al. 2019. docs/bootstrap.md explains.
+algorithm for graph matching"; with fixed seeds as in seeded graph matching, Fishkind et al. 2019. docs/self-learning.md explains.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from app.maths.bootstrap.matching import Beat, products
+from app.maths.bootstrap.matching import PIECE, Beat, product, products, silent
 from app.maths.bootstrap.plan import CACHED, NOTHING
 
 #: leading directions of a pool that are kept
@@ -30,6 +30,8 @@ OVERSAMPLING, ITERATIONS = 32, 12
 SMALL = 384
 #: rows that the temperature is found from, and about how many cosines: fewer rows where the target pool is large, but not too few
 SAMPLE, CELLS, LEAST_SAMPLE = 256, 2**21, 32
+#: directions that are scrambled between two beats
+COLUMNS = 16
 #: halvings of the logarithm of the temperature's range
 HALVINGS = 16
 COLDEST, HOTTEST = 1e-3, 2.0
@@ -72,6 +74,17 @@ class Directions:
         scale = self.variance[:dimensions].pow((power - 1) / 2).to(self.along.dtype)
         return normalize(self.along[:, :dimensions] * scale)
 
+    def scrambled(self, seed: int, *, beat: Beat = silent) -> Directions:
+        """Each direction's coordinates in another order of the rows: the same spread, and nothing in common with any pool."""
+        generator = torch.Generator().manual_seed(seed)
+        mixed = torch.empty_like(self.along)
+        for column in range(self.along.shape[1]):
+            if column % COLUMNS == 0:
+                beat()
+            order = torch.randperm(len(self.along), generator=generator).to(self.along.device)
+            mixed[:, column] = self.along[order, column]
+        return Directions(mixed, self.variance)
+
 
 @dataclass(frozen=True, eq=False)
 class Plan:
@@ -89,26 +102,32 @@ class Plan:
     done: int = 0
 
 
-def directions(unit: Float32[Tensor, "n d"], rows: Int64[Tensor, " k"] | None = None) -> Directions:
+def directions(unit: Float32[Tensor, "n d"], rows: Int64[Tensor, " k"] | None = None, *, beat: Beat = silent) -> Directions:
     """The leading principal directions of centred unit rows (n, d), at most MOST_DIMENSIONS; by subspace iteration if d is large.
 
     rows  whose coordinates are wanted, all if None; the directions are those of the whole pool
     Deterministic. Directions without variance are left out. Source: Halko, Martinsson and Tropp 2011, algorithm 4.4.
     """
-    covariance = (unit.T @ unit).double() / len(unit)
-    d = len(covariance)
+    d = unit.shape[1]
+    covariance = torch.zeros(d, d, dtype=torch.float64, device=unit.device)
+    for piece in torch.split(unit, max(1, PIECE // d**2)):
+        beat()
+        covariance += piece.T @ piece
+    covariance /= len(unit)
     if d <= SMALL:
         variance, vectors = torch.linalg.eigh(covariance)
     else:
         generator = torch.Generator().manual_seed(0)
         basis = torch.randn(d, MOST_DIMENSIONS + OVERSAMPLING, generator=generator, dtype=torch.float64).to(unit.device)
         for _ in range(ITERATIONS):
+            beat()
             basis = torch.linalg.qr(covariance @ basis).Q
         variance, rotation = torch.linalg.eigh(basis.T @ covariance @ basis)
         vectors = basis @ rotation
     kept = min(MOST_DIMENSIONS, int((variance > NONE * variance[-1]).sum()))
     variance, vectors = variance.flip(0)[:kept], vectors.flip(1)[:, :kept]
-    return Directions((unit if rows is None else unit[rows]) @ vectors.float(), variance)
+    some = unit if rows is None else unit[rows]
+    return Directions(product(some, vectors.float(), beat=beat), variance)
 
 
 def start(overlap: Float32[Tensor, "rx ry"], *, target: int) -> Plan:

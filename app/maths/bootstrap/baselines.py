@@ -192,7 +192,7 @@ def _drawn(
         better = column > score_y
         x_of_y = torch.where(better, row + piece.start, x_of_y)
         score_y = torch.where(better, column, score_y)
-    return Best(y_of_x, score_x, torch.full_like(score_x, torch.nan), x_of_y, score_y)
+    return Best(y_of_x, score_x, x_of_y, score_y)
 
 
 def _dictionary(found: Best) -> Int64[Tensor, "p 2"]:

@@ -9,9 +9,15 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
-from app.errors import InvalidSeeds
-from app.maths.space import fit_space
+from app.errors import DegenerateAnchors, InvalidSeeds
+from app.maths.bootstrap.matching import Beat, silent
+from app.maths.space import check_vectors, directions, row_norms
 from app.types import repeats
+
+#: numbers of a pool that are made ready between two beats
+PIECE = 2**22
+#: an item of so many times the median length has no say in where the middle is
+FAR = 100.0
 
 #: where a method stands, enough to go on from there as if nothing had happened: tensors by name, on the CPU
 State = Mapping[str, Tensor]
@@ -66,9 +72,43 @@ class Grown:
     facts: Mapping[str, float]
 
 
-def fit_pools(source: Float[Tensor, "n dx"], target: Float[Tensor, "m dy"], *, memory: int = 512 * 2**20) -> Pools:
-    """Pools of raw vectors, in the encoders' units, made ready. Raises as `fit_space`."""
-    return Pools(fit_space(source).unit.float(), fit_space(target).unit.float(), memory)
+def fit_pools(
+    source: Float[Tensor, "n dx"], target: Float[Tensor, "m dy"], *, memory: int = 512 * 2**20, beat: Beat = silent
+) -> Pools:
+    """Pools of raw vectors, in the encoders' units, made ready. Raises as `fit_space`, whose unit rows these are.
+
+    But for an outlier above FAR: one would move the mean so far that all others lay in one direction from it.
+    """
+    return Pools(_unit(source, beat), _unit(target, beat), memory)
+
+
+def _unit(pool: Float[Tensor, "n d"], beat: Beat) -> Float32[Tensor, "n d"]:
+    """Rows of a pool about its mean, of length 1: as `fit_space` makes them, a piece at a time in float64."""
+    beat()
+    check_vectors(pool)
+    n, pieces = len(pool), torch.split(pool, max(1, PIECE // pool.shape[1]))
+
+    def every(piece: Tensor) -> Tensor:
+        beat()
+        return piece.double()
+
+    lengths = torch.cat([row_norms(every(piece)) for piece in pieces])
+    heard = (lengths <= FAR * lengths.median()) if bool(lengths.median() > 0) else torch.ones_like(lengths, dtype=torch.bool)
+    votes = torch.split(heard.double() / heard.sum(), len(pieces[0]))
+    mean = torch.stack([vote @ every(piece) for vote, piece in zip(votes, pieces, strict=True)]).sum(dim=0)
+    distances = torch.cat([row_norms(every(piece) - mean) for piece in pieces])
+    farthest = float(distances[heard].max())
+    if float(mean.norm()) > n * torch.finfo(torch.float64).eps * farthest:
+        # Where the mean is large beside the spread, its rounding would leave one common direction of noise.
+        rest = torch.stack([vote @ (every(piece) - mean) for vote, piece in zip(votes, pieces, strict=True)]).sum(dim=0)
+    else:
+        mean = rest = torch.zeros_like(mean)
+    unit = torch.empty(pool.shape, dtype=torch.float32, device=pool.device)
+    for start, piece in zip(range(0, n, len(pieces[0])), pieces, strict=True):
+        unit[start : start + len(piece)] = directions(every(piece) - mean - rest, mean)[0]
+    if not bool(unit.any()):
+        raise DegenerateAnchors(f"the {n} items of a pool are all the same vector, up to float32 rounding")
+    return unit
 
 
 def check_seeds(seeds: list[tuple[int, int]], *, source: int, target: int, size: int) -> None:
@@ -85,6 +125,6 @@ def check_pairs(seeds: list[tuple[int, int]], *, source: int, target: int) -> No
     outside = [row for row, (i, j) in enumerate(seeds) if not (0 <= i < source and 0 <= j < target)]
     if outside:
         raise InvalidSeeds(f"seeds point outside pools of {source} and {target} items", field="seeds", rows=outside)
-    for side in (0, 1):
+    for side, name in enumerate(("source", "target")):
         if rows := repeats(pair[side] for pair in seeds):
-            raise InvalidSeeds("a seed repeats an item of its pool", field="seeds", rows=rows)
+            raise InvalidSeeds(f"a seed repeats an item of the {name}'s pool", field="seeds", rows=rows)

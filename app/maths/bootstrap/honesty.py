@@ -1,14 +1,17 @@
 """How many of the found pairs are right, which seeds are wrong, and whom to ask next: told without knowing the truth.
 
-Three signs, none of which a wrong answer gives (measured: benchmarks/bootstrap.py):
+Five signs (how often they are right: docs/bootstrap-measured.md):
 - *agreement*: attempts from other coordinates and seeds' weights find the same pairs. Wrong answers differ from each other.
 - *confirmation*: a map learnt from half of the pairs chooses a pair of the other half, both ways (cycle consistency).
+- *chance*: what the same steps confirm of pools that have nothing in common. Many items in few directions confirm anything.
 - *the seeds left out*: a map learnt without a seed should choose it.
+- *orphans*: of items whose partner is taken away, how many are paired all the same? So are the items that never had one.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,19 +19,27 @@ from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from app.maths.bootstrap.annealing import Directions, Schedule
 from app.maths.bootstrap.matching import Beat, products
-from app.maths.bootstrap.refining import graded_map, match
+from app.maths.bootstrap.refining import graded_map, match, paired, rematch
 
 #: times that the pairs are halved
 REPEATS = 3
-#: P(right) of a pair that 0, 1, 2, 3 of 3 held-out maps confirm, where the attempts agree; measured, benchmarks/bootstrap.py
+#: P(right) of a pair that 0, 1, 2, 3 of 3 held-out maps confirm, where the attempts agree. This and the bounds below were chosen
+#: on draws of the benchmark's pairs of encoders and on synthetic clouds; how they do: docs/bootstrap-measured.md
 CONFIRMED = (0.55, 0.78, 0.90, 0.985)
 #: agreement of two attempts that means nothing, and agreement that means all
 WORTHLESS, CERTAIN = 0.45, 0.85
 #: the same of the confirmed share of all mutual pairs: one attempt of many may be right without a second
 UNCONFIRMED, WELL_CONFIRMED = 0.58, 0.70
+#: more of the smaller pool's items than by chance must be confirmed: excess that means nothing, and excess that means all
+NO_MORE, PLAINLY_MORE = 0.08, 0.25
 #: a seed is suspected when its partner is not among this share of the nearest, in either direction
 SUSPECT = 0.05
+#: one in so many pairs is made an orphan, on each side; orphans that suffice; share of items with a partner that are found
+ORPHAN_PARTS, ORPHANS, FOUND = 8, 200, 0.97
+#: whose coordinates say what is like what, to ask
+SCHEDULE = Schedule()
 #: two-sided 95 %
 Z = 1.96
 
@@ -38,12 +49,34 @@ class Votes:
     """pairs      (p, 2) that were judged
     confirmed  (p,) share of the held-out maps that choose the pair both ways, in [0, 1]
     seed_rank  (s,) share of rows before a seed's partner by maps that did not know it: the smaller of both directions, the median
-               over repeats
+               over repeats; nan where there was no such map
     """
 
     pairs: Int64[Tensor, "p 2"]
     confirmed: Float32[Tensor, " p"]
     seed_rank: Float32[Tensor, " s"]
+
+    @classmethod
+    def counted(
+        cls, pairs: Int64[Tensor, "p 2"], chosen: Sequence[Bool[Tensor, " p"]], ranks: Sequence[Float32[Tensor, " s"]]
+    ) -> Votes:
+        """Those of one halving after another, as `confirm` gives them; on the CPU."""
+        return cls(pairs.cpu(), torch.stack([*chosen]).float().mean(dim=0).cpu(), medians(torch.stack([*ranks])).cpu())
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """share  mean share of the held-out maps that choose a pair, in [0, 1]
+    found  pairs that were judged, as a share of the smaller pool
+    """
+
+    share: float
+    found: float
+
+    @property
+    def items(self) -> float:
+        """Share of the smaller pool's items."""
+        return self.share * self.found
 
 
 @dataclass(frozen=True)
@@ -51,13 +84,17 @@ class Estimate:
     """right            estimated share of the accepted pairs that are right, in [0, 1]
     agreement        of two attempts, in [0, 1]
     confirmed        mean share of held-out maps that choose a pair, in [0, 1]
+    by_chance        the same of pools that have nothing in common; nan where nothing was believed, so nothing was to be doubted
     seeds_confirmed  share of the seeds that maps without them choose, or rank among the SUSPECT nearest; nan without seeds
+    orphans_paired   share of items whose partner was taken away that are paired all the same; nan as `by_chance`
     """
 
     right: float
     agreement: float
     confirmed: float
+    by_chance: float
     seeds_confirmed: float
+    orphans_paired: float
 
 
 def agreement(one: Int64[Tensor, " n"], other: Int64[Tensor, " n"]) -> float:
@@ -86,44 +123,138 @@ def confirm(
 ) -> tuple[Bool[Tensor, " p"], Float32[Tensor, " s"]]:
     """One halving: which pairs the map of the other half chooses (p,), and how far down each seed's partner is (s,) in [0, 1].
 
-    A seed is left out of the map that judges it, whether it is among the pairs or not.
+    A seed is left out of the map that judges it, whether it is among the pairs or not. A map of no pairs chooses nothing.
     """
     chosen = torch.zeros(len(pairs), dtype=torch.bool, device=pairs.device)
-    ranks = torch.zeros(len(seeds), device=x.device)
+    ranks = torch.full((len(seeds),), torch.nan, device=x.device)
     last = normalize(y)
     for known in (half, ~half):
+        if not bool(known.any()):
+            continue
         transform = graded_map(x[pairs[known, 0]], y[pairs[known, 1]])
         q = normalize(x @ transform.float())
         found = match(q, last, memory=memory, beat=beat)
         judged = ~known
-        chosen[judged] = found.partner[pairs[judged, 0]] == pairs[judged, 1]
+        chosen[judged] = found[pairs[judged, 0]] == pairs[judged, 1]
         outside = ~torch.isin(seeds[:, 0], pairs[known, 0])
         ranks[outside] = _rank(q, last, seeds[outside], memory=memory, beat=beat)
     return chosen, ranks
 
 
-def estimate(votes: Votes, accepted: Bool[Tensor, " p"], *, agreed: float) -> Estimate:
-    """The share of accepted pairs that is right: the mean of their confidences, no more than the seeds allow.
+def estimate(votes: Votes, sure: Float32[Tensor, " a"], *, agreed: float, chance: Confirmed | None) -> Estimate:
+    """The share that is right of pairs of these confidences (a,): their mean, no more than the seeds allow.
 
     The upper end of Wilson's interval for the share of seeds that were confirmed bounds it.
     """
     seeds = len(votes.seed_rank)
     hits = int((votes.seed_rank <= SUSPECT).sum())
-    mean = float(confidence(votes, agreed)[accepted].double().mean()) if bool(accepted.any()) else 0.0
+    mean = float(sure.double().mean()) if len(sure) else 0.0
     return Estimate(
         right=min(mean, wilson_upper(hits, seeds)),
         agreement=agreed,
         confirmed=float(votes.confirmed.double().mean()) if len(votes.confirmed) else 0.0,
+        by_chance=math.nan if chance is None else chance.share,
         seeds_confirmed=hits / seeds if seeds else math.nan,
+        orphans_paired=math.nan,
     )
 
 
-def confidence(votes: Votes, agreed: float) -> Float32[Tensor, " p"]:
-    """P(right) of each pair (p,): CONFIRMED by its votes, times how much agreement or confirmation is worth, the larger."""
+def confidence(votes: Votes, worth: float) -> Float32[Tensor, " p"]:
+    """P(right) of each pair (p,): CONFIRMED by its votes, times what the answer as a whole is worth."""
     table = votes.confirmed.new_tensor(CONFIRMED)
-    share = float(votes.confirmed.double().mean()) if len(votes.confirmed) else 0.0
-    worth = max(_rise(agreed, WORTHLESS, CERTAIN), _rise(share, UNCONFIRMED, WELL_CONFIRMED))
     return table[(votes.confirmed * (len(CONFIRMED) - 1)).round().long()] * worth
+
+
+def worth(agreed: float, confirmed: Confirmed, chance: Confirmed | None = None) -> float:
+    """What an answer as a whole is worth, in [0, 1]: by agreement or confirmation, the larger, and by what exceeds chance."""
+    alone = max(_rise(agreed, WORTHLESS, CERTAIN), _rise(confirmed.share, UNCONFIRMED, WELL_CONFIRMED))
+    if chance is None or not alone:
+        return alone
+    beyond = _rise(confirmed.items - chance.items, NO_MORE, PLAINLY_MORE)
+    return alone * beyond * _right_of_confirmed(confirmed.share, chance.share)
+
+
+def _right_of_confirmed(share: float, by_chance: float) -> float:
+    """Of confirmed pairs, how many are right: 1 - w c^2 / s, in [0, 1].
+
+    s is the share that is confirmed and c that by chance. If all right pairs are, then w = (1 - s) / (1 - c) are wrong. Of wrong
+    pairs beside right ones about c^2 are confirmed, fewer than of wrong ones among themselves: seen on clouds of few directions.
+    """
+    if by_chance >= share:
+        return 0.0
+    return max(0.0, 1 - (1 - share) / (1 - by_chance) * by_chance**2 / share)
+
+
+def orphans_paired(
+    x: Float32[Tensor, "n rx"], y: Float32[Tensor, "m ry"], pairs: Int64[Tensor, "p 2"], *, seed: int, memory: int, beat: Beat
+) -> float:
+    """Share of the smaller pool's orphans that find a partner which most held-out maps confirm, in [0, 1]; nan without any.
+
+    Orphans are made: an eighth of the pairs (p, 2) lose their item of y, and an eighth theirs of x. What is left learns, matches
+    and confirms as all pairs did. Until ORPHANS were made, REPEATS times at most.
+    """
+    found = made = 0
+    for repeat in range(REPEATS):
+        if len(pairs) < ORPHAN_PARTS or made >= ORPHANS:
+            break
+        order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed((seed * 1_000_003 + repeat) % 2**63))
+        count, mixed = len(pairs) // ORPHAN_PARTS, pairs[order.to(pairs.device)]
+        found += _paired_orphans(x, y, mixed[:count], mixed[count : 2 * count], mixed[2 * count :], memory, beat)
+        made += count
+    return found / made if made else math.nan
+
+
+def _paired_orphans(
+    x: Float32[Tensor, "n rx"],
+    y: Float32[Tensor, "m ry"],
+    without_y: Int64[Tensor, "o 2"],
+    without_x: Int64[Tensor, "o 2"],
+    known: Int64[Tensor, "k 2"],
+    memory: int,
+    beat: Beat,
+) -> int:
+    """How many orphans of the smaller pool are paired, when of those pairs one item each is gone."""
+    rows_x, place_x = _left(len(x), without_x[:, 0])
+    rows_y, place_y = _left(len(y), without_y[:, 1])
+    left, right = x[rows_x], y[rows_y]
+    known = torch.stack([place_x[known[:, 0]], place_y[known[:, 1]]], dim=1)
+
+    def matched(pairs: Int64[Tensor, "h 2"]) -> Int64[Tensor, " n"]:
+        return rematch(left, right, pairs, memory=memory, beat=beat)
+
+    claimed = paired(matched(known))
+    lone = (
+        torch.isin(claimed[:, 0], place_x[without_y[:, 0]])
+        if len(x) <= len(y)
+        else torch.isin(claimed[:, 1], place_y[without_x[:, 1]])
+    )
+    claimed = claimed[lone]
+    votes = torch.zeros(len(claimed), device=x.device)
+    for repeat in range(REPEATS):
+        half = halves(len(known), repeat, 0).to(known.device)
+        votes += matched(known[half])[claimed[:, 0]] == claimed[:, 1]
+    return int((votes > REPEATS / 2).sum())
+
+
+def _left(rows: int, gone: Int64[Tensor, " o"]) -> tuple[Int64[Tensor, " l"], Int64[Tensor, " n"]]:
+    """(l,) the rows that are left, and (n,) the place of each among them; meaningless of those that are gone."""
+    there = torch.ones(rows, dtype=torch.bool, device=gone.device)
+    there[gone] = False
+    return there.nonzero()[:, 0], there.cumsum(dim=0) - 1
+
+
+def with_partner(given: float, paired_orphans: float) -> float:
+    """Of the pairs that are given, the share whose items belong together, in [0, 1], by how readily orphans are paired.
+
+    given  pairs, as a share of the smaller pool; of its items a share c has a partner, so a = FOUND c + o (1 - c), and the
+    second part of that is wrong. Where items with a partner are harder to find than FOUND, it says less than is true.
+    """
+    if math.isnan(paired_orphans) or given <= 0:
+        return 1.0
+    if given <= paired_orphans or paired_orphans >= FOUND:
+        return 0.0
+    common = min(1.0, (given - paired_orphans) / (FOUND - paired_orphans))
+    return 1 - paired_orphans * (1 - common) / given
 
 
 def _rise(value: float, low: float, high: float) -> float:
@@ -154,8 +285,20 @@ def wilson_upper(hits: int, of: int) -> float:
 
 
 def more_seeds(seeds: int, *, fewest: int = 5) -> int:
-    """How many more would probably do: as many again, five at least. How often it does: docs/bootstrap.md."""
+    """How many more would probably do: as many again, five at least. How often it does: docs/bootstrap-measured.md."""
     return max(fewest, seeds)
+
+
+def ask(side: Directions, known: Int64[Tensor, " k"], certain: Int64[Tensor, " c"], count: int) -> Int64[Tensor, " a"]:
+    """(a,) rows of a side whose partner would help most, given seeds that are believed and rows whose partner is certain.
+
+    In the coordinates of the first attempt; on the CPU.
+    """
+    along = side.coordinates(power=SCHEDULE.power, dimensions=SCHEDULE.dimensions)
+    settled = torch.zeros(len(along), dtype=torch.bool, device=along.device)
+    settled[certain.to(along.device)] = True
+    both = torch.unique(torch.cat([known, certain]).to(along.device))
+    return ask_next(along, both, settled, count).cpu()
 
 
 def ask_next(

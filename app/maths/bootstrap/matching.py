@@ -34,14 +34,12 @@ class Best:
 
     y_of_q     (n,) row of y with the largest score for each q
     score_q    (n,) that score
-    runner_up  (n,) the largest score of q with any other y; -inf where there is none
     q_of_y     (m,) row of q with the largest score for each y
     score_y    (m,) that score
     """
 
     y_of_q: Int64[Tensor, " n"]
     score_q: Float32[Tensor, " n"]
-    runner_up: Float32[Tensor, " n"]
     q_of_y: Int64[Tensor, " m"]
     score_y: Float32[Tensor, " m"]
 
@@ -52,13 +50,11 @@ class Mutual:
 
     i, j    (p,) rows of q and of y
     score   (p,) CSLS
-    margin  (p,) by how much j beats the next best y for i, at least 0; inf where y has one row
     """
 
     i: Int64[Tensor, " p"]
     j: Int64[Tensor, " p"]
     score: Float32[Tensor, " p"]
-    margin: Float32[Tensor, " p"]
 
 
 def nearest(
@@ -103,7 +99,7 @@ def best(
     left = torch.cat([2 * q, -offset_q[:, None], one_q[:, None]], dim=1)
     right = torch.cat([y, one_y[:, None], -offset_y[:, None]], dim=1)
     y_of_q = torch.empty(len(q), dtype=torch.int64, device=q.device)
-    score_q, runner_up = torch.empty_like(offset_q), torch.empty_like(offset_q)
+    score_q = torch.empty_like(offset_q)
     q_of_y = torch.zeros(len(y), dtype=torch.int64, device=y.device)
     score_y = torch.full_like(offset_y, -torch.inf)
     for piece, scores in products(left, right, memory=memory, beat=beat):
@@ -113,16 +109,14 @@ def best(
         torch.where(better, row + piece.start, q_of_y, out=q_of_y)
         torch.where(better, column, score_y, out=score_y)
         torch.max(scores, dim=1, out=(score_q[piece], y_of_q[piece]))
-        scores.scatter_(1, y_of_q[piece, None], -torch.inf)
-        torch.amax(scores, dim=1, out=runner_up[piece])
-    return Best(y_of_q, score_q, runner_up, q_of_y, score_y)
+    return Best(y_of_q, score_q, q_of_y, score_y)
 
 
 def mutual(found: Best) -> Mutual:
     """The pairs of `found` that choose each other."""
     every = torch.arange(len(found.y_of_q), device=found.y_of_q.device)
     i = every[found.q_of_y[found.y_of_q] == every]
-    return Mutual(i, found.y_of_q[i], found.score_q[i], found.score_q[i] - found.runner_up[i])
+    return Mutual(i, found.y_of_q[i], found.score_q[i])
 
 
 def products(
@@ -135,6 +129,15 @@ def products(
         beat()
         piece = slice(start, min(start + step, len(left)))
         yield piece, torch.mm(left[piece], right.T, out=table[: piece.stop - start])
+
+
+def product(left: Float32[Tensor, "n d"], right: Float32[Tensor, "d m"], *, beat: Beat) -> Float32[Tensor, "n m"]:
+    """The product, where all of it is wanted: a piece of work at a time."""
+    table, step = left.new_empty(len(left), right.shape[1]), max(1, PIECE // right.numel())
+    for start in range(0, len(left), step):
+        beat()
+        torch.mm(left[start : start + step], right, out=table[start : start + step])
+    return table
 
 
 def rows_at_once(rows: int, *, bytes_: int, work: int, memory: int, device: torch.device) -> int:

@@ -64,29 +64,20 @@ def judge(
     The share of held-out maps that choose a pair is its confidence, and the mean of that the estimate: too low where the spaces
     are weak, and never high for pairs that have nothing to do with each other.
     """
-    x, y = annealing.directions(pools.x), annealing.directions(pools.y)
-    pairs, known = (rows.to(pools.device) for rows in (grown.pairs, torch.tensor(seeds, dtype=torch.int64).reshape(-1, 2)))
 
     def beat() -> None:
         on_step(Step(total, total, grown.facts))
 
+    x, y = annealing.directions(pools.x, beat=beat), annealing.directions(pools.y, beat=beat)
+    pairs, known = (rows.to(pools.device) for rows in (grown.pairs, self_learning.given(seeds)))
     rounds = []
     for repeat in range(honesty.REPEATS):
         half = honesty.halves(len(pairs), repeat, seed).to(pairs.device)
         rounds.append(honesty.confirm(x.along, y.along, pairs, known, half, memory=pools.memory, beat=beat))
-    confirmed = torch.stack([chosen for chosen, _ in rounds]).float().mean(dim=0).cpu()
-    ranks = honesty.medians(torch.stack([rank for _, rank in rounds])).cpu()
-    hits = int((ranks <= honesty.SUSPECT).sum())
-    share = float(confirmed.double().mean().nan_to_num())
-    told = honesty.Estimate(
-        right=min(share, honesty.wilson_upper(hits, len(seeds))),
-        agreement=math.nan,
-        confirmed=share,
-        seeds_confirmed=hits / len(seeds) if seeds else math.nan,
-    )
-    schedule = annealing.Schedule()
-    along = x.coordinates(power=schedule.power, dimensions=schedule.dimensions)
-    settled = torch.zeros(len(along), dtype=torch.bool, device=along.device)
-    ask = honesty.ask_next(along, known[:, 0], settled, self_learning.ASKED).cpu()
-    votes = honesty.Votes(grown.pairs, confirmed, ranks)
-    return Outcome(grown.pairs, confirmed, told, honesty.wrong_seeds(votes, known.cpu()), ask, grown.facts)
+    votes = honesty.Votes.counted(pairs, *zip(*rounds, strict=True))
+    told = honesty.estimate(votes, votes.confirmed, agreed=math.nan, chance=None)
+    wrong = honesty.wrong_seeds(votes, known.cpu())
+    believed = [i for row, (i, _) in enumerate(seeds) if row not in set(wrong)]
+    certain = grown.pairs[votes.confirmed > self_learning.LIKELY, 0]
+    ask = honesty.ask(x, torch.tensor(believed, dtype=torch.int64), certain, self_learning.ASKED)
+    return Outcome(grown.pairs, votes.confirmed, told, wrong, ask, grown.facts)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
@@ -17,20 +15,10 @@ POWER, LEAST_RIDGE, PAIRS_A_RIDGE = 0.5, 0.3, 300
 NEIGHBOURS = 10
 
 
-@dataclass(frozen=True, eq=False)
-class Matched:
-    """partner  (n,) row of y that row i of x chooses and that chooses it, or -1
-    margin   (n,) by how much CSLS prefers it to the next; nan without a partner
-    """
-
-    partner: Int64[Tensor, " n"]
-    margin: Float32[Tensor, " n"]
-
-    @property
-    def pairs(self) -> Int64[Tensor, "p 2"]:
-        """(p, 2) rows (i, j), in the order of i."""
-        rows = (self.partner >= 0).nonzero()[:, 0]
-        return torch.stack([rows, self.partner[rows]], dim=1)
+def paired(partner: Int64[Tensor, " n"]) -> Int64[Tensor, "p 2"]:
+    """(p, 2) rows (i, j) of those that have a partner j (n,), -1 where there is none; in the order of i."""
+    rows = (partner >= 0).nonzero()[:, 0]
+    return torch.stack([rows, partner[rows]], dim=1)
 
 
 def graded_map(x: Float32[Tensor, "p rx"], y: Float32[Tensor, "p ry"]) -> Float64[Tensor, "rx ry"]:
@@ -49,20 +37,19 @@ def graded_map(x: Float32[Tensor, "p rx"], y: Float32[Tensor, "p ry"]) -> Float6
     return transform
 
 
-def match(q: Float32[Tensor, "n ry"], y: Float32[Tensor, "m ry"], *, memory: int, beat: Beat) -> Matched:
-    """Rows of unit q and y that are each other's best by CSLS."""
+def match(q: Float32[Tensor, "n ry"], y: Float32[Tensor, "m ry"], *, memory: int, beat: Beat) -> Int64[Tensor, " n"]:
+    """(n,) the row of unit y that each row of unit q chooses by CSLS and that chooses it, or -1."""
     k = min(NEIGHBOURS, len(q), len(y))
     offset_q, offset_y = hubness(q, y, k, memory=memory, beat=beat)
     found = mutual(best(q, y, offset_q=offset_q, offset_y=offset_y, memory=memory, beat=beat))
     partner = torch.full((len(q),), -1, dtype=torch.int64, device=q.device)
-    margin = torch.full((len(q),), torch.nan, device=q.device)
-    partner[found.i], margin[found.i] = found.j, found.margin
-    return Matched(partner, margin)
+    partner[found.i] = found.j
+    return partner
 
 
 def rematch(
     x: Float32[Tensor, "n rx"], y: Float32[Tensor, "m ry"], pairs: Int64[Tensor, "p 2"], *, memory: int, beat: Beat
-) -> Matched:
+) -> Int64[Tensor, " n"]:
     """Learn the graded map from the pairs, and match all rows by it; y need not have unit rows."""
     transform = graded_map(x[pairs[:, 0]], y[pairs[:, 1]])
     return match(normalize(x @ transform.float()), normalize(y), memory=memory, beat=beat)

@@ -8,6 +8,7 @@ from similarity distributions, Dar 2025 (mini-vec2vec) from matched centroids; t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from app.maths.bootstrap.matching import Beat
 
 #: rows of a pool that centroids are found from
 MOST_ROWS = 10_000
+#: rounds of k-means, and rows that its first centroids are drawn from: scipy looks at all of them for each
+ROUNDS, FIRST_ROWS = 20, 2_000
 
 
 @dataclass(frozen=True)
@@ -37,13 +40,11 @@ def overlap(
 ) -> Float32[Tensor, "rx ry"]:
     """sum_c cx_c cy_p(c)^T (r_x, r_y) over matched centroids, weighted with the smaller cluster; x and y unit rows."""
     generator = np.random.default_rng(seed)
-    some_x, some_y = _some(x), _some(y)
+    some_x, some_y = (_spread(side, MOST_ROWS).cpu().numpy().astype(np.float64) for side in (x, y))
     # No more than there are different rows: k-means++ cannot choose among rows that are all chosen already.
-    count = min(settings.count, len(x) // 2, len(y) // 2, _different(some_x), _different(some_y))
-    beat()
-    centres_x, weight_x = _centroids(some_x, count, generator)
-    beat()
-    centres_y, weight_y = _centroids(some_y, count, generator)
+    different = (_different(_spread(some, FIRST_ROWS)) for some in (some_x, some_y))
+    count = min(settings.count, len(x) // 2, len(y) // 2, *different)
+    (centres_x, weight_x), (centres_y, weight_y) = (_centroids(some, count, generator, beat) for some in (some_x, some_y))
     kernel_x, kernel_y = (_kernel(centres) for centres in (centres_x, centres_y))
     best, value = np.arange(count), -np.inf
     for _ in range(settings.starts):
@@ -57,10 +58,12 @@ def overlap(
     return torch.from_numpy((centres_x * weight[:, None]).T @ centres_y[best]).to(x)
 
 
-def _some(rows: Float32[Tensor, "n r"]) -> np.ndarray:
-    """Fewer than 2 MOST_ROWS rows, evenly spread."""
-    some: np.ndarray = rows[:: max(1, len(rows) // MOST_ROWS)].cpu().numpy().astype(np.float64)
-    return some
+Rows = TypeVar("Rows", Tensor, np.ndarray)
+
+
+def _spread(rows: Rows, most: int) -> Rows:
+    """Fewer than 2 `most` rows, evenly spread."""
+    return rows[:: max(1, len(rows) // most)]
 
 
 def _different(rows: np.ndarray) -> int:
@@ -68,9 +71,13 @@ def _different(rows: np.ndarray) -> int:
     return len(np.unique(rows.round(6), axis=0))
 
 
-def _centroids(rows: np.ndarray, count: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _centroids(rows: np.ndarray, count: int, generator: np.random.Generator, beat: Beat) -> tuple[np.ndarray, np.ndarray]:
     """Centroids (count, r) on the sphere, and how many rows each has."""
-    centres, labels = kmeans2(rows, count, minit="++", seed=generator, iter=20)
+    beat()
+    centres, labels = kmeans2(_spread(rows, FIRST_ROWS), count, minit="++", seed=generator, iter=1)
+    for _ in range(ROUNDS - 1):
+        beat()
+        centres, labels = kmeans2(rows, centres, minit="matrix", iter=1)
     lengths = np.linalg.norm(centres, axis=1, keepdims=True)
     return centres / np.maximum(lengths, 1e-12), np.bincount(labels, minlength=count).astype(np.float64)
 

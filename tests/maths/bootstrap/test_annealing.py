@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from app.maths.bootstrap import annealing
 from app.maths.bootstrap.annealing import (
     COLDEST,
     HOTTEST,
@@ -343,3 +344,36 @@ def test_a_row_at_the_pools_mean_has_no_coordinates_and_no_nan():
     rows = found.coordinates(power=0.5, dimensions=3)
     assert rows[5].abs().max() == 0
     assert math.isfinite(float(rows.sum()))
+
+
+# what has nothing in common
+
+
+@given(seed=seeds, n=st.integers(2, 60), d=st.integers(1, 8))
+def test_scrambled_directions_keep_their_numbers_and_no_row(seed, n, d):
+    given_side = directions(pool(seed, n, d))
+    mixed = given_side.scrambled(seed)
+    assert torch.equal(mixed.variance, given_side.variance)
+    assert torch.equal(mixed.along.sort(dim=0).values, given_side.along.sort(dim=0).values)
+    assert torch.equal(mixed.along, given_side.scrambled(seed).along)
+
+
+def test_scrambled_directions_go_different_ways():
+    given_side = directions(pool(1, 400, 8))
+    mixed = given_side.scrambled(3).along
+    order = given_side.along[:, 0].argsort()[mixed[:, 0].argsort().argsort()]
+    # Were rows moved as a whole, the second direction would have gone where the first did.
+    assert float((mixed[:, 1] == given_side.along[order, 1]).float().mean()) < 0.05
+    correlations = torch.corrcoef(torch.cat([mixed, given_side.along], dim=1).T)[:8, 8:]
+    assert float(correlations.abs().max()) < 0.25
+
+
+@pytest.mark.parametrize("d", [5, SMALL + 1])
+def test_directions_are_the_same_in_pieces_and_alive_between_them(d, monkeypatch):
+    rows = pool(2, 500, d)
+    beats: list[None] = []
+    whole = directions(rows)
+    monkeypatch.setattr(annealing, "PIECE", 100 * d * d)
+    found = directions(rows, beat=lambda: beats.append(None))
+    assert torch.allclose(found.variance, whole.variance, rtol=1e-4, atol=1e-9)
+    assert len(beats) >= 5

@@ -12,12 +12,15 @@ from scipy.stats import binomtest
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from app.maths.bootstrap.annealing import directions
 from app.maths.bootstrap.honesty import (
     CONFIRMED,
+    FOUND,
     SUSPECT,
-    Estimate,
+    Confirmed,
     Votes,
     agreement,
+    ask,
     ask_next,
     confidence,
     confirm,
@@ -25,7 +28,10 @@ from app.maths.bootstrap.honesty import (
     halves,
     medians,
     more_seeds,
+    orphans_paired,
     wilson_upper,
+    with_partner,
+    worth,
     wrong_seeds,
 )
 from app.maths.bootstrap.matching import silent
@@ -113,8 +119,12 @@ def test_each_pair_is_judged_by_the_map_of_the_other_half(seed, pairs, memory):
     chosen, ranks = said(x, y, claimed, claimed[::3], half, memory=memory)
     for row, (i, j) in enumerate(claimed.tolist()):
         others = claimed[half != half[row]]
+        if not len(others):
+            assert not chosen[row]
+            assert bool(ranks.isnan().all())
+            continue
         q = normalize(x @ graded_map(x[others[:, 0]], y[others[:, 1]]).float())
-        assert bool(chosen[row]) == (int(match(q, normalize(y), memory=WHOLE, beat=silent).partner[i]) == j)
+        assert bool(chosen[row]) == (int(match(q, normalize(y), memory=WHOLE, beat=silent)[i]) == j)
         if row % 3 == 0:
             nearness, back = normalize(y) @ q[i], q @ normalize(y)[j]
             before, behind = (nearness > nearness[j]).double().mean(), (back > back[i]).double().mean()
@@ -124,7 +134,7 @@ def test_each_pair_is_judged_by_the_map_of_the_other_half(seed, pairs, memory):
 def test_pairs_that_hold_only_in_the_map_that_learnt_them_are_not_confirmed():
     # As many directions as pairs: a map can be made to say anything of what it has seen.
     x, y = normal(1, 80, 80), normal(2, 80, 80)
-    seen = rematch(x, y, every(80), memory=WHOLE, beat=silent).partner
+    seen = rematch(x, y, every(80), memory=WHOLE, beat=silent)
     assert agreement(seen, torch.arange(80)) > 0.9
     chosen, ranks = said(x, y, every(80), every(80), first_half(80))
     assert float(chosen.double().mean()) < 0.1
@@ -184,11 +194,17 @@ def test_a_right_partner_is_not_behind_itself_by_rounding():
 
 
 @pytest.mark.parametrize("pairs", [0, 1, 2, 3])
-def test_too_few_pairs_to_halve_are_judged_all_the_same(pairs):
+def test_a_map_of_no_pairs_says_nothing(pairs):
     x, y = views(1, 30)
     chosen, ranks = said(x, y, every(pairs), every(2), halves(pairs, 0, 0))
     assert chosen.shape == (pairs,)
-    assert bool(ranks.isfinite().all())
+    assert not (pairs < 2 and bool(chosen.any()))
+    # One pair makes one map, which tells the second seed; of the first, that pair, nobody knows.
+    assert ranks.isnan().tolist() == [pairs < 2, pairs == 0]
+    votes = Votes(every(pairs), chosen.float(), ranks)
+    told = estimate(votes, confidence(votes, 1.0)[chosen], agreed=1.0, chance=None)
+    assert told.seeds_confirmed == float((ranks <= SUSPECT).sum()) / 2
+    assert not set(wrong_seeds(votes, every(2))) & set(ranks.isnan().nonzero()[:, 0].tolist())
 
 
 def test_what_the_beat_raises_ends_a_confirmation():
@@ -227,31 +243,71 @@ def test_of_nothing_counted_everything_is_possible():
 )
 def test_an_estimate_is_a_share_and_no_more_than_the_seeds_allow(confirmed, ranks, agreed):
     votes = votes_of(confirmed, ranks)
-    told = estimate(votes, votes.confirmed > 0.5, agreed=agreed)
+    told = estimate(votes, confidence(votes, agreed)[votes.confirmed > 0.5], agreed=agreed, chance=None)
     hits = int((votes.seed_rank <= SUSPECT).sum())
     assert 0 <= told.right <= wilson_upper(hits, len(ranks))
     assert 0 <= told.confirmed <= 1
     assert told.agreement == agreed
     assert math.isnan(told.seeds_confirmed) if not ranks else told.seeds_confirmed == pytest.approx(hits / len(ranks))
+    assert math.isnan(told.by_chance)
     sure = confidence(votes, agreed)
     assert bool(((sure >= 0) & (sure <= 1)).all())
 
 
 def test_nothing_accepted_is_nothing_right():
     votes = votes_of([0.0, 1 / 3], [0.0])
-    assert estimate(votes, votes.confirmed > 0.5, agreed=1.0).right == 0.0
+    assert estimate(votes, confidence(votes, 1.0)[votes.confirmed > 0.5], agreed=1.0, chance=None).right == 0.0
     empty = votes_of([], [])
-    told = estimate(empty, empty.confirmed > 0.5, agreed=1.0)
+    told = estimate(empty, confidence(empty, 1.0), agreed=1.0, chance=None)
     assert (told.right, told.confirmed) == (0.0, 0.0)
 
 
 @given(share=st.sampled_from([1 / 3, 2 / 3, 1.0]), agreed=st.floats(0, 1), more=st.floats(0, 1))
-def test_more_votes_and_more_agreement_are_never_worth_less(share, agreed, more):
+def test_more_votes_and_more_worth_are_never_less_confidence(share, agreed, more):
     low, high = sorted([agreed, more])
     sure = confidence(votes_of([0.0, 1 / 3, 2 / 3, 1.0], []), agreed)
     assert bool((sure.diff() >= 0).all())
     votes = votes_of([share] * 4, [])
     assert bool((confidence(votes, low) <= confidence(votes, high)).all())
+
+
+shares = st.floats(0, 1)
+
+
+@given(agreed=shares, share=shares, found=shares, chance=shares, found_by_chance=shares, more=shares)
+def test_an_answer_is_worth_more_the_more_agree_and_confirm_and_less_the_more_chance_does(
+    agreed, share, found, chance, found_by_chance, more
+):
+    confirmed, other = Confirmed(share, found), Confirmed(chance, found_by_chance)
+    told = worth(agreed, confirmed, other)
+    assert 0 <= told <= worth(agreed, confirmed) <= 1
+    assert told <= worth(max(agreed, more), confirmed, other)
+    assert told <= worth(agreed, Confirmed(max(share, more), found), other) + 1e-12
+    assert told <= worth(agreed, Confirmed(share, max(found, more)), other)
+    assert told >= worth(agreed, confirmed, Confirmed(max(chance, more), found_by_chance)) - 1e-12
+    assert told >= worth(agreed, confirmed, Confirmed(chance, max(found_by_chance, more)))
+
+
+@given(agreed=shares, share=st.floats(0, 1), found=shares, less=shares)
+def test_what_chance_confirms_as_well_is_worth_nothing(agreed, share, found, less):
+    assert worth(agreed, Confirmed(share * less, found), Confirmed(share, found)) == 0
+    assert worth(agreed, Confirmed(share, found * less), Confirmed(share, found)) == 0
+
+
+@given(agreed=shares, share=shares)
+def test_where_chance_confirms_nothing_it_takes_nothing_away(agreed, share):
+    told = worth(agreed, Confirmed(share, 1.0), Confirmed(0.0, 1.0))
+    # Less than a quarter of the items is little, whatever chance does.
+    enough = min(1.0, max(0.0, (share - 0.08) / 0.17))
+    assert told == pytest.approx(enough * worth(agreed, Confirmed(share, 1.0)), abs=1e-12)
+
+
+def test_of_what_is_confirmed_beside_much_chance_some_is_wrong():
+    # .1 of .9 not confirmed, .8 by chance: half of the pairs are wrong, and .64 of these confirmed.
+    told = worth(1.0, Confirmed(0.9, 1.0), Confirmed(0.8, 0.5))
+    assert told == pytest.approx(1 - 0.5 * 0.64 / 0.9)
+    # Of so many items as chance confirms, and an eighth more.
+    assert worth(1.0, Confirmed(0.9, 0.8), Confirmed(0.8, 0.7)) == pytest.approx((1 - 0.5 * 0.64 / 0.9) * 0.08 / 0.17)
 
 
 def test_pairs_that_all_maps_and_attempts_confirm_have_the_confidence_that_was_measured():
@@ -261,18 +317,18 @@ def test_pairs_that_all_maps_and_attempts_confirm_have_the_confidence_that_was_m
 
 
 def test_without_agreement_and_confirmation_nothing_is_worth_anything():
+    assert worth(0.4, Confirmed(0.5, 1.0)) == 0
     assert confidence(votes_of([1.0] + [0.0] * 9, []), 0.0).max() == 0
 
 
 def test_wrong_seeds_bound_the_estimate():
     sure = [1.0] * 50
-    honest = Estimate(right=CONFIRMED[-1], agreement=1.0, confirmed=1.0, seeds_confirmed=1.0)
     votes = votes_of(sure, [0.0] * 20)
-    told = estimate(votes, votes.confirmed > 0.5, agreed=1.0)
-    assert told.right == pytest.approx(honest.right)
+    told = estimate(votes, confidence(votes, 1.0)[votes.confirmed > 0.5], agreed=1.0, chance=None)
+    assert told.right == pytest.approx(CONFIRMED[-1])
     assert told.seeds_confirmed == 1.0
     votes = votes_of(sure, [0.5] * 20)
-    assert estimate(votes, votes.confirmed > 0.5, agreed=1.0).right < 0.2
+    assert estimate(votes, confidence(votes, 1.0)[votes.confirmed > 0.5], agreed=1.0, chance=None).right < 0.2
 
 
 # wrong seeds
@@ -336,6 +392,14 @@ def test_rows_to_ask_are_the_greedy_choice_of_the_largest_leverage(seed, n, r, c
         heard.append(row)
 
 
+def test_neither_seeds_nor_rows_with_a_certain_partner_are_asked_for():
+    side = directions(normalize(normal(1, 40, 6)))
+    nobody = torch.empty(0, dtype=torch.int64)
+    assert sorted(ask(side, nobody, nobody, 99).tolist()) == list(range(40))
+    assert sorted(ask(side, torch.tensor([0, 1]), torch.tensor([1, 5]), 99).tolist()) == [2, 3, 4, *range(6, 40)]
+    assert len(ask(side, torch.arange(40), nobody, 10)) == 0
+
+
 def test_what_is_asked_covers_what_nobody_knows():
     # Three groups of which two are known: the first question is about the third.
     centres = torch.eye(3).repeat_interleave(10, dim=0)
@@ -347,3 +411,70 @@ def test_what_is_asked_covers_what_nobody_knows():
 @given(given=st.integers(0, 1_000))
 def test_more_seeds_are_as_many_again_but_five_at_least(given):
     assert more_seeds(given) == max(5, given)
+
+
+# items without a partner
+
+
+@given(given_share=st.floats(0.01, 1), orphans=shares)
+def test_the_share_with_a_partner_is_what_the_shares_add_up_to(given_share, orphans):
+    told = with_partner(given_share, orphans)
+    assert 0 <= told <= 1
+    if orphans < given_share < FOUND:
+        # FOUND of those with a partner and so many of the others are given; the first are right.
+        common = told * given_share / FOUND
+        assert FOUND * common + orphans * (1 - common) == pytest.approx(given_share, abs=1e-9)
+
+
+@given(given_share=st.floats(0.01, 1), orphans=shares, more=shares)
+def test_the_more_orphans_are_paired_and_the_fewer_pairs_are_given_the_less_is_right(given_share, orphans, more):
+    told = with_partner(given_share, orphans)
+    assert told >= with_partner(given_share, max(orphans, more)) - 1e-9
+    assert told <= with_partner(max(given_share, more), orphans) + 1e-9
+
+
+def test_where_no_orphan_is_paired_or_none_was_made_nothing_is_taken_away():
+    assert with_partner(0.3, 0.0) == 1.0
+    assert with_partner(0.3, math.nan) == 1.0
+    assert with_partner(0.3, 0.3) == 0.0
+    assert with_partner(1.0, 0.97) == 0.0
+
+
+def orphaned(x: Tensor, y: Tensor, pairs: Tensor, memory: int = WHOLE) -> float:
+    return orphans_paired(x, y, pairs, seed=0, memory=memory, beat=silent)
+
+
+def test_orphans_find_their_partners_twin_and_seldom_others():
+    x, y = views(1, 200, 8)
+    few = orphaned(x, y, every(200))
+    assert few < 0.2
+    twins = torch.cat([x, x + 0.01 * normal(5, 200, 8)]), torch.cat([y, y + 0.01 * normal(6, 200, 8)])
+    assert orphaned(*twins, every(200)) > few + 0.15
+
+
+@pytest.mark.parametrize("memory", [1, WHOLE])
+def test_orphans_are_the_same_whatever_the_memory_and_the_order_of_the_pools(memory):
+    x, y = views(1, 120, 4)
+    order = torch.randperm(120, generator=torch.Generator().manual_seed(1))
+    moved = torch.stack([torch.arange(120), order.argsort()], dim=1)
+    assert orphaned(x, y, every(120), memory) == orphaned(x, y[order], moved)
+
+
+def test_of_pools_of_different_sizes_the_smaller_ones_orphans_count():
+    x, y = views(1, 200, 6)
+    # Of the larger pool hardly an orphan can find a partner: hardly an item of the smaller one is free.
+    for one, other in ((x, y[:100]), (x[:100], y)):
+        assert orphaned(one, other, every(100)) > 0
+
+
+@pytest.mark.parametrize("pairs", [0, 7])
+def test_of_too_few_pairs_nobody_is_made_an_orphan(pairs):
+    assert math.isnan(orphaned(*views(1, 30), every(pairs)))
+
+
+def test_what_the_beat_raises_ends_the_orphans():
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        orphans_paired(*views(1, 60), every(60), seed=0, memory=WHOLE, beat=stop)

@@ -51,18 +51,17 @@ def test_nearest_names_rows_that_have_the_largest_cosines(seed, n, m, data, memo
 
 
 @given(seed=seeds, n=sizes, m=sizes, memory=memories)
-def test_best_has_the_largest_scores_of_rows_and_columns_and_the_runner_up(seed, n, m, memory):
+def test_best_has_the_largest_scores_of_rows_and_columns(seed, n, m, memory):
     q, y = unit(seed, n, 5), unit(seed + 1, m, 5)
     offset_q, offset_y = torch.rand(n, generator=torch.Generator().manual_seed(seed)), torch.linspace(-1, 1, m)
     table = everything(q, y, offset_q, offset_y)
     found = best(q, y, offset_q=offset_q, offset_y=offset_y, memory=memory)
-    ordered = torch.cat([table, torch.full((n, 1), -torch.inf).double()], dim=1).topk(2, dim=1).values
+    largest = table.amax(dim=1)
     near = {"atol": 1e-5, "rtol": 0.0}
-    torch.testing.assert_close(found.score_q.double(), ordered[:, 0], **near)
-    torch.testing.assert_close(found.runner_up.double(), ordered[:, 1], **near)
+    torch.testing.assert_close(found.score_q.double(), largest, **near)
     torch.testing.assert_close(found.score_y.double(), table.amax(dim=0), **near)
     # The row that is named has that score, so it is the best, or one that float32 does not tell from it.
-    torch.testing.assert_close(table[torch.arange(n), found.y_of_q], ordered[:, 0], **near)
+    torch.testing.assert_close(table[torch.arange(n), found.y_of_q], largest, **near)
     torch.testing.assert_close(table[found.q_of_y, torch.arange(m)], table.amax(dim=0), **near)
 
 
@@ -73,7 +72,6 @@ def test_of_equal_scores_the_lowest_row_wins_on_both_sides(seed, n, m, memory):
     found = best(q, y, offset_q=torch.zeros(n), offset_y=torch.zeros(m), memory=memory)
     assert found.y_of_q.tolist() == [row.index(max(row)) for row in table]
     assert found.q_of_y.tolist() == [column.index(max(column)) for column in map(list, zip(*table, strict=True))]
-    assert found.runner_up.tolist() == [sorted([*row, -torch.inf])[-2] for row in table]
 
 
 @given(seed=seeds, n=sizes, m=sizes)
@@ -85,8 +83,6 @@ def test_mutual_pairs_are_those_that_are_the_best_of_their_row_and_of_their_colu
     expected = [(i, j) for i, j in enumerate(found.y_of_q.tolist()) if found.q_of_y[j] == i]
     assert list(zip(pairs.i.tolist(), pairs.j.tolist(), strict=True)) == expected
     assert torch.equal(pairs.score, found.score_q[pairs.i])
-    assert bool((pairs.margin >= 0).all())
-    assert bool(pairs.margin.isinf().all()) == (m == 1)
 
 
 def test_a_hub_loses_by_its_offset():
@@ -116,7 +112,7 @@ def test_the_size_of_the_pieces_changes_nothing_and_equal_calls_give_equal_bytes
     for memory in (MEMORY, MEMORY, 2**20, 2**17):
         offsets = hubness(q, y, 10, memory=memory)
         found = best(q, y, offset_q=offsets[0], offset_y=offsets[1], memory=memory)
-        results.append([*offsets, found.y_of_q, found.q_of_y, found.score_q, found.runner_up, found.score_y])
+        results.append([*offsets, found.y_of_q, found.q_of_y, found.score_q, found.score_y])
     assert all(torch.equal(first, second) for first, second in zip(results[0], results[1], strict=True))
     for other in results[2:]:
         assert torch.equal(other[2], results[0][2])

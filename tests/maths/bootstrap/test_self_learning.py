@@ -14,9 +14,10 @@ from torch import Tensor
 from app.errors import InvalidSeeds
 from app.maths.bootstrap.annealing import directions
 from app.maths.bootstrap.common import Pools, State, Step, fit_pools
+from app.maths.bootstrap.course import VARIANTS
 from app.maths.bootstrap.matching import silent
-from app.maths.bootstrap.refining import rematch
-from app.maths.bootstrap.self_learning import ASKED, FEWEST, VARIANTS, Learnt, Settings, grow, learn
+from app.maths.bootstrap.refining import paired, rematch
+from app.maths.bootstrap.self_learning import ASKED, FEWEST, Learnt, Settings, grow, learn
 from app.maths.bootstrap.unsupervised import Centroids
 
 Seeds = list[tuple[int, int]]
@@ -98,11 +99,12 @@ def told_well(learnt: Learnt, pools: Pools, seeds: Seeds, settings: Settings) ->
     assert bool(((learnt.confidence >= 0) & (learnt.confidence <= 1)).all())
     assert bool((learnt.confidence[len(believed) :].diff() <= 0).all())
     assert 0 <= learnt.estimate.right <= 1
-    assert math.isnan(learnt.estimate.seeds_confirmed) == (not seeds)
+    assert seeds or math.isnan(learnt.estimate.seeds_confirmed)
+    assert not learnt.estimate.right or not seeds or learnt.estimate.seeds_confirmed >= 0
     assert 1 <= learnt.attempts <= max(1, settings.attempts)
     assert len(learnt.ask.unique()) == len(learnt.ask) <= ASKED
     assert bool(((learnt.ask >= 0) & (learnt.ask < n)).all())
-    assert not set(learnt.ask.tolist()) & {i for i, _ in seeds}
+    assert not set(learnt.ask.tolist()) & {i for i, _ in believed}
     assert learnt.wrong_seeds == sorted(set(learnt.wrong_seeds))
     return learnt
 
@@ -229,8 +231,35 @@ def test_the_form_that_all_methods_share_says_the_same():
 
 
 @pytest.mark.parametrize(("seed", "count"), [(1, 0), (11, 1), (1, 3), (11, 5)])
-def test_pools_that_have_nothing_to_do_with_each_other_are_not_believed(seed, count):
-    assert learnt_of(unrelated(seed), [(i, i) for i in range(count)]).estimate.right < 0.5
+@pytest.mark.parametrize(("n", "d"), [(300, 24), (300, 6), (600, 3), (1_000, 12)])
+def test_pools_that_have_nothing_to_do_with_each_other_are_not_believed(seed, count, n, d):
+    # Many items in few directions: held-out maps confirm most pairs, whatever they are, and attempts agree.
+    assert learnt_of(unrelated(seed, n, n, d), [(i, i) for i in range(count)]).estimate.right < 0.5
+
+
+def test_what_chance_confirms_is_told_where_there_is_something_to_doubt():
+    dense, wide = (learnt_of(unrelated(1, 300, 300, d), [(i, i) for i in range(3)]).estimate for d in (6, 64))
+    assert dense.confirmed > 0.6
+    assert dense.by_chance > 0.6
+    assert math.isnan(wide.by_chance)
+    world = views(1)
+    assert learnt_of(world.pools, world.seeds(5)).estimate.by_chance < 0.6
+
+
+@pytest.mark.parametrize("alone", [0, 100, 300])
+def test_the_estimate_knows_of_items_without_a_partner(alone):
+    world = views(1, common=300, only_x=alone, only_y=alone, noise=0.3)
+    found = learnt_of(world.pools, world.seeds(10))
+    assert found.estimate.right == pytest.approx(world.right(found.pairs), abs=0.12)
+    assert float(found.confidence.mean()) == pytest.approx(found.estimate.right, abs=0.02)
+    assert math.isnan(learnt_of(unrelated(1, 300, 300, 64), []).estimate.orphans_paired)
+
+
+def test_who_has_found_nothing_calls_no_seed_wrong():
+    found = learnt_of(unrelated(1), [(i, i) for i in range(20)])
+    assert found.wrong_seeds == []
+    assert math.isnan(found.estimate.seeds_confirmed)
+    assert found.pairs[:20].tolist() == [[i, i] for i in range(20)]
 
 
 @pytest.mark.parametrize("seed", [1, 11])
@@ -259,6 +288,21 @@ def test_rows_without_a_certain_partner_are_asked_for():
     certain = {i for (i, _), sure in zip(found.pairs.tolist(), found.confidence.tolist(), strict=True) if sure > 0.5}
     assert len(found.ask) == ASKED
     assert not certain & set(found.ask.tolist())
+    # Nor when fewer pairs are wanted than are certain.
+    assert torch.equal(learnt_of(world.pools, world.seeds(5), Settings(size=10)).ask, found.ask)
+
+
+def test_the_estimate_is_of_the_pairs_that_are_given():
+    world = views(1, common=280, only_x=20, only_y=20, noise=0.5)
+    every, best = (learnt_of(world.pools, world.seeds(5), Settings(size=size)) for size in (None, 20))
+    assert every.confidence[5:].min() < every.confidence[5:].max()
+    assert best.estimate.right > every.estimate.right
+    assert best.estimate.right == pytest.approx(float(every.confidence[5:].max()), abs=1e-6)
+
+
+def test_two_attempts_are_made_even_if_nobody_has_to_agree():
+    world = views(1)
+    assert learnt_of(world.pools, world.seeds(5), Settings(agreed=0.0)).attempts == 2
 
 
 def test_a_single_attempt_agrees_with_none_and_may_be_confirmed():
@@ -311,7 +355,7 @@ def test_it_begins_with_the_seeds_in_place_of_what_contradicts_them():
     state = {"refined": torch.tensor(0), "stability": torch.tensor(0.0).double(), "partners": claims[None]}
     found = learn(pools, seeds, Settings(attempts=1, refinements=1), state=state)
     x, y = directions(pools.x).along, directions(pools.y).along
-    assert torch.equal(found.votes.pairs, rematch(x, y, torch.tensor(seeds), memory=pools.memory, beat=silent).pairs)
+    assert torch.equal(found.votes.pairs, paired(rematch(x, y, torch.tensor(seeds), memory=pools.memory, beat=silent)))
 
 
 def test_attempts_that_have_nothing_in_common_leave_nothing():
@@ -422,7 +466,11 @@ def test_from_every_checkpoint_the_answer_is_bitwise_that_of_an_undisturbed_run(
     whole, steps = observed(pools, seeds, LONG)
     states = [step.state for step in steps if step.state is not None]
     rounds = 3 * (len(VARIANTS) + 2 * 2) + len(VARIANTS) + 2
-    assert len(states) == rounds + LONG.refinements + LONG.confirmations
+    # Chance is asked only where there is something to doubt: one attempt.
+    doubted = not math.isnan(whole.estimate.by_chance)
+    assert doubted == (count > 0)
+    by_chance = doubted * (3 + 1 + LONG.refinements + LONG.confirmations)
+    assert len(states) == rounds + LONG.refinements + LONG.confirmations + by_chance
     for number, state in enumerate(states):
         kept = load(save(dict(state)))
         found, later = observed(pools, seeds, LONG, kept)
@@ -474,13 +522,13 @@ def test_checkpoints_are_tensors_of_their_own_that_can_be_written_and_ruined():
 @pytest.mark.parametrize("count", [0, 4])
 def test_progress_never_falls_and_ends_at_its_total_or_before(settings, count):
     world = views(1, common=80, noise=0.4)
-    _, steps = observed(world.pools, world.seeds(count), settings)
+    found, steps = observed(world.pools, world.seeds(count), settings)
     done = [step.done for step in steps]
     assert done == sorted(done)
     assert len({step.total for step in steps}) == 1
     assert done[-1] <= steps[0].total
     assert all(math.isfinite(value) for step in steps for value in step.facts.values())
-    if settings is LONG:
+    if settings is LONG and not math.isnan(found.estimate.by_chance):
         assert done[-1] == steps[0].total
 
 
@@ -490,7 +538,9 @@ def test_progress_goes_on_where_a_checkpoint_was():
     for kept in [step for step in steps if step.state is not None][::5]:
         later: list[Step] = []
         learn(world.pools, world.seeds(4), LONG, state=kept.state, on_step=later.append)
-        assert later[0].done >= kept.done if later else kept.done == kept.total
+        # Signs of life while all is made ready do not know it yet.
+        assert all(step.done >= kept.done for step in later if step.state is not None)
+        assert kept.done == kept.total or later[-1].done > kept.done
 
 
 def test_an_early_agreement_is_as_good_as_all_attempts():
