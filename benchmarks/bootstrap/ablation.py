@@ -41,7 +41,7 @@ PLACES: dict[str, tuple[tuple[str, int], ...]] = {
         ("words, googlenews -> w2v", 25),
     ),
 }
-DRAWS = 5
+DRAWS = 2
 AS_IT_IS = "as it is"
 
 

@@ -28,17 +28,19 @@ class Cell:
     measure  a function of a module, of the key's arguments
     group    what its seconds are told with
     alone    whether nothing else may run in its process, before or after
+    fresh    whether it is measured each time: it depends on more than `store.version` looks at
     """
 
     key: Key
     measure: Callable[..., Measured]
     group: str
     alone: bool = False
+    fresh: bool = False
 
 
 def run(cells: Sequence[Cell], console: Console, *, jobs: int) -> dict[Key, Measured]:
     """Measure them, or find them where they were measured before; the seconds of one core beside what they found."""
-    found = {cell.key: known for cell in cells if (known := store.cell(cell.key)) is not None}
+    found = {cell.key: known for cell in cells if not cell.fresh and (known := store.cell(cell.key)) is not None}
     missing = [cell for cell in cells if cell.key not in found]
     if found:
         console.print(f"{len(found)} of {len(cells)} cells are known already.")

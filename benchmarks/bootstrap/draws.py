@@ -29,7 +29,7 @@ class Case:
     task: str
     source: str
     target: str
-    items: int | None = 3_000
+    items: int | None = 1_500
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from machinery import Deployment, Worker, deployment, dice, wait_until
 
 NAME = "kill"
 CASE, COUNT = "Banking77, MiniLM -> static", 10
-KILLS = 5
+ITEMS, KILLS = 3_000, 5
 #: of the undisturbed run's steps, from the first: a kill after them might find the job done
 SHARE = 0.9
 #: from a step to the kill: a round and more
@@ -39,12 +40,12 @@ LONGEST_PAUSE_S = 0.5
 
 def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
     """The one there is, whose processes want the machine for themselves."""
-    yield Cell((NAME, CASE, COUNT), killed, "self-learning", alone=True)
+    yield Cell((NAME, CASE, COUNT), killed, "self-learning", alone=True, fresh=True)
 
 
 def killed(case: str = CASE, count: int = COUNT, *, kills: int = KILLS, seed: int = 0) -> Measured:
     """Whether both runs found the same, after which steps the worker was killed, and how long both took. Raises Missing."""
-    drawn = draws.draw(draws.CASES[case], seed)
+    drawn = draws.draw(replace(draws.CASES[case], items=ITEMS), seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o711)  # PostgreSQL's user must reach its own folder below
@@ -131,6 +132,8 @@ class _Service:
         if job["state"] != "running":
             raise RuntimeError(f"the job was {job['state']} when its worker was killed")
         worker.start()
+        # Only who has the job can be killed at it.
+        wait_until(lambda: self.job(job_id)["started_at"] != job["started_at"], "the job taken up again")
         return int(job["progress"]["done"])
 
     def bits(self, anchor_set: str) -> list[tuple[Any, ...]]:

@@ -31,7 +31,7 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
     for axis, (case, methods) in zip(axes, cases.items(), strict=False):
         for method, (colour, style, marker) in LINES.items():
             if method in methods:
-                points = sorted((int(count), row["share"]["mean"]) for count, row in methods[method].items())
+                points = sorted((int(count), row["share"]["mean"]) for count, row in methods[method].items() if int(count))
                 (handles[method],) = axis.plot(*zip(*points, strict=True), color=colour, linestyle=style, marker=marker, ms=4)
         axis.set(xscale="log", title=case, xlabel="seeds", ylabel="share of right pairs", ylim=(-0.03, 1.03))
         axis.title.set_fontsize(9)

@@ -20,15 +20,19 @@ from pathlib import Path
 from typing import Any
 
 import ablation
+import asked
 import cells
 import counts
 import data
+import kill
 import published
 import retrieval
 import scale
 import stitched
 import store
+import strangers
 import summaries
+import swapped
 import tables
 from cells import Cell, Found
 from rich.console import Console
@@ -50,7 +54,11 @@ SECTIONS: dict[str, tuple[Any, Telling]] = {
         (stitched, (summaries.of_rows, tables.of_rows)),
         (counts, (summaries.of_counts, tables.of_counts)),
         (scale, (summaries.of_scale, tables.of_scale)),
+        (strangers, (summaries.of_strangers, tables.of_strangers)),
+        (swapped, (summaries.of_swapped, tables.of_swapped)),
+        (asked, (summaries.of_asked, tables.of_asked)),
         (ablation, (summaries.of_counts, tables.of_counts)),
+        (kill, (summaries.of_kill, tables.of_kill)),
     )
 }
 

@@ -11,6 +11,8 @@ import published
 from cells import Found, Measured
 from store import Key
 
+from app.maths.bootstrap.honesty import more_seeds
+
 Section = dict[str, Any]
 
 
@@ -46,7 +48,41 @@ def of_counts(found: Found) -> Section:
             row["said_good"] = sum(cell["said_good"] for cell in many)
             row["said_right"] = sum(cell["said_good"] == counts.good(cell) for cell in many)
         cases.setdefault(str(case), {}).setdefault(str(method), {})[str(count)] = row
-    return {"cases": cases, "sure": _sure(found), "honesty": _honesty(found)}
+    return {"cases": cases, "levels": _levels(found), "honesty": _honesty(found), "more": _more(found)}
+
+
+def of_strangers(found: Found) -> Section:
+    """By kind of pools: what was found, what was said of it; and the two ways to be wrong, over all."""
+    kinds = {
+        str(kind): {
+            **_judged(many),
+            "said_good": sum(cell["said_good"] for cell in many),
+        }
+        for (kind,), many in _groups(found, lambda key: key[1:2])
+    }
+    return {"kinds": kinds, "honesty": _honesty(found)}
+
+
+def of_swapped(found: Found) -> Section:
+    """By place: seeds that were wrong, named and accused, and the pairs."""
+    places = {
+        f"{place}, {count} seeds": {
+            **_judged(many),
+            **{name: sum(cell[name] for cell in many) for name in ("wrong", "named", "accused")},
+        }
+        for (place, count), many in _groups(found, lambda key: (key[1], key[3]))
+    }
+    return {"places": places}
+
+
+def of_asked(found: Found) -> Section:
+    """By place: of the draws whose first seeds were refused, how many were good with ten more, asked for or not."""
+    refused = {key: cell for key, cell in found.items() if cell["refused"]}
+    places: dict[str, dict[str, Any]] = {}
+    for (place, count, way), many in _groups(refused, lambda key: (key[1], key[3], key[2])):
+        told = places.setdefault(f"{place}, {count} seeds", {"refused": len(many)})
+        told[str(way)] = {"good": sum(counts.good(cell) for cell in many), **_means(many, "right")}
+    return {"places": places}
 
 
 def of_scale(found: Found) -> Section:
@@ -54,9 +90,14 @@ def of_scale(found: Found) -> Section:
     return {"runs": {f"{method}, {size}": cell for (_, method, size), cell in found.items()}}
 
 
+def of_kill(found: Found) -> Section:
+    """As measured: one pair of runs."""
+    return {"runs": {f"{case}, {count} seeds": cell for (_, case, count), cell in found.items()}}
+
+
 def seconds(found: Found) -> dict[str, dict[str, float]]:
     """How many cells there were of each method, and their seconds of one core: each, and all together."""
-    method = {"scale": 1}
+    method = {"scale": 1, "kill": 1}
     groups = _groups(found, lambda key: (key[method.get(str(key[0]), 2)],))
     return {
         str(name): {"cells": len(many), "each": mean(cell["seconds"] for cell in many), "all": sum(c["seconds"] for c in many)}
@@ -71,13 +112,31 @@ def printed_by_the_paper(place: str) -> dict[str, Any] | None:
     return {"what": "Table 7", "rows": published.IMAGES} if place.startswith("CIFAR-10") else None
 
 
-def _sure(found: Found) -> dict[str, dict[str, float]]:
-    """By method: of the pairs whose confidence was at least `counts.SURE`, how many were right."""
-    having = {key: cell for key, cell in found.items() if "sure" in cell}
-    told = {}
+def _more(found: Found) -> dict[str, dict[str, int]]:
+    """How often `more_seeds` is right: of self-learning's runs that were refused, those that were good with so many more."""
+    told: dict[str, dict[str, int]] = {}
+    for (section, case, method, count, number), cell in found.items():
+        more = found.get((section, case, method, int(count) + more_seeds(int(count)), number))
+        if method == "self-learning" and more is not None and not cell.get("said_good", True):
+            entry = told.setdefault(str(count), {"refused": 0, "good_with_more": 0})
+            entry["refused"] += 1
+            entry["good_with_more"] += counts.good(more)
+    return told
+
+
+def _levels(found: Found) -> dict[str, dict[str, dict[str, float]]]:
+    """By method and from which confidence on: how many pairs, the share that was right, and that should have been."""
+    having = {key: cell for key, cell in found.items() if "levels" in cell}
+    told: dict[str, dict[str, dict[str, float]]] = {}
     for (method,), many in _groups(having, lambda key: (key[2],)):
-        pairs, right = sum(cell["sure"] for cell in many), sum(cell["sure_right"] for cell in many)
-        told[str(method)] = {"pairs": pairs, "share": right / max(1, pairs)}
+        for place, level in enumerate(counts.LEVELS):
+            pairs, right, expected = (sum(cell["levels"][place][figure] for cell in many) for figure in range(3))
+            if pairs:
+                told.setdefault(str(method), {})[str(level)] = {
+                    "pairs": pairs,
+                    "right": right / pairs,
+                    "expected": expected / pairs,
+                }
     return told
 
 
@@ -96,6 +155,16 @@ def _honesty(found: Found) -> dict[str, dict[str, float]]:
             "share_error": mean(abs(cell["said_share"] - cell["right"] / max(1, cell["pairs"])) for cell in many),
         }
     return told
+
+
+def _judged(many: list[Measured]) -> dict[str, float]:
+    """Pairs, what was said of them and what is true, over the draws."""
+    return {
+        "draws": len(many),
+        **_means(many, "pairs", "said_share"),
+        "share": mean(cell["right"] / max(1, cell["pairs"]) for cell in many),
+        "good": sum(counts.good(cell) for cell in many),
+    }
 
 
 def _groups(found: Found, by: Callable[[Key], Key]) -> Iterable[tuple[Key, list[Measured]]]:

@@ -53,11 +53,51 @@ def of_counts(section: Section) -> Iterator[Table]:
             cells = (_count(row[count]) if count in row else "" for count in order)
             shown.add_row("" if place else case, method, *cells, end_section=place == len(rows) - 1)
     yield shown
-    if section["sure"]:
-        shown = new_table("pairs of confidence .95 and more", ("method",), ("pairs", "right"))
-        for method, told in section["sure"].items():
-            shown.add_row(method, f"{told['pairs']:,}", f"{told['share']:.3f}")
+    if section["levels"]:
+        shown = new_table("confidence in single pairs", ("method", "from"), ("pairs", "right", "mean confidence"))
+        for method, levels in section["levels"].items():
+            for level, told in levels.items():
+                shown.add_row(method, level, f"{told['pairs']:,}", f"{told['right']:.3f}", f"{told['expected']:.3f}")
         yield shown
+    yield from _honesty(section)
+    if section["more"]:
+        shown = new_table("as many seeds again, five at least", ("seeds that were refused",), ("runs", "good with them"))
+        for count, told in section["more"].items():
+            shown.add_row(count, str(told["refused"]), str(told["good_with_more"]))
+        yield shown
+
+
+def of_strangers(section: Section) -> Iterator[Table]:
+    """What was found in pools that have some items in common, or none."""
+    columns = ("draws", "pairs", "right", "estimated", "mostly right", "called good")
+    shown = new_table("some items in common, or none", ("pools",), columns)
+    for kind, told in section["kinds"].items():
+        figures = (f"{told['pairs']:,.0f}", f"{told['share']:.3f}", f"{told['said_share']:.3f}")
+        shown.add_row(kind, str(told["draws"]), *figures, str(told["good"]), str(told["said_good"]))
+    yield shown
+    yield from _honesty(section)
+
+
+def of_swapped(section: Section) -> Iterator[Table]:
+    """Which wrong seeds were named."""
+    columns = ("draws", "wrong seeds", "named", "right ones accused", "pairs", "right", "estimated", "mostly right")
+    shown = new_table("one seed in five is wrong", ("pools",), columns)
+    for place, told in section["places"].items():
+        counted = (str(told[name]) for name in ("draws", "wrong", "named", "accused"))
+        figures = (f"{told['pairs']:,.0f}", f"{told['share']:.3f}", f"{told['said_share']:.3f}")
+        shown.add_row(place, *counted, *figures, str(told["good"]))
+    yield shown
+
+
+def of_asked(section: Section) -> Iterator[Table]:
+    """What asking is worth."""
+    shown = new_table("ten seeds more: runs that are mostly right", ("pools",), ("refused runs", "asked for", "at random"))
+    for place, told in section["places"].items():
+        shown.add_row(place, str(told["refused"]), *(str(told[way]["good"]) for way in ("asked for", "at random")))
+    yield shown
+
+
+def _honesty(section: Section) -> Iterator[Table]:
     if section["honesty"]:
         columns = ("runs", "good", "called good", "called what it is", "bad called good", "good called bad", "error of the share")
         shown = new_table("is it known which runs failed?", ("method",), columns)
@@ -86,6 +126,17 @@ def of_scale(section: Section) -> Iterator[Table]:
             f"{run['pairs']:,}" if run["finished"] else "",
             share,
         )
+    yield shown
+
+
+def of_kill(section: Section) -> Iterator[Table]:
+    """Both runs, and whether they are one."""
+    columns = ("pairs", "right", "killed after steps", "the same bits", "the same result", "s undisturbed", "s killed")
+    shown = new_table("kill -9", ("run",), columns)
+    for name, run in section["runs"].items():
+        steps, times = ", ".join(map(str, run["at_steps"])), (f"{run[of]:.0f}" for of in ("undisturbed_s", "killed_s"))
+        same = ("yes" if run[of] else "NO" for of in ("same_bits", "same_result"))
+        shown.add_row(name, f"{run['pairs']:,}", f"{run['right']:.3f}", steps, *same, *times)
     yield shown
 
 

@@ -1,0 +1,115 @@
+"""Pools that have some items in common, or none: is it known? And pools of few directions, in which everything looks alike.
+
+Half of what is drawn is in the source's pool; of the target's, the share in common is the same items, and the rest others.
+Synthetic pools are clouds of so many directions, with noise as a share of each direction's spread; or two that are unrelated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import counts
+import growers
+import torch
+from cells import Cell, Measured
+from draws import CASES, draw
+from torch import Tensor
+
+from app.maths.bootstrap.common import fit_pools
+
+NAME = "strangers"
+ITEMS, SEEDS, DRAWS = 1_500, 15, 2
+PLACES = (
+    "Banking77, MiniLM -> static",
+    "CIFAR-10, V1 .75 -> .25",
+    "CIFAR-10, V2 -> SqueezeNet",
+    "words, googlenews -> w2v",
+)
+COMMON = (0.75, 0.5, 0.25, 0.0)
+#: pools of different items altogether
+FOREIGN = (
+    ("Banking77, MiniLM -> static", "CIFAR-10, V1 1.0 -> 0.5"),
+    ("CIFAR-10, V2 -> SqueezeNet", "words, googlenews -> w2v"),
+    ("words, w2v -> fasttext", "CIFAR-10, V1 .75 -> .25"),
+)
+DIRECTIONS, SIZES = (3, 6, 12, 24, 64), (100, 300, 1_500)
+NOISES = (0.1, 0.3, 0.6)
+#: power of a direction's rank that its spread falls with
+DECAY = 0.7
+
+#: source, target, and for each row of the source's its partner, or -1
+Pair = tuple[Tensor, Tensor, Tensor]
+
+
+def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
+    """By kind and draw."""
+    for number in range(1 if quick else min(draws or DRAWS, DRAWS)):
+        for kind in list(KINDS)[:: 12 if quick else 1]:
+            yield Cell((NAME, kind, "self-learning", SEEDS, number), measure, "self-learning")
+
+
+def measure(kind: str, method: str, count: int, number: int) -> Measured:
+    """As `counts` measures; where an item has no partner, its seed is wrong."""
+    made, arguments = KINDS[kind]
+    x, y, partner = made(*arguments, number)
+    seeds = [(i, j if j >= 0 else i) for i, j in enumerate(partner[:count].tolist())]
+    found = growers.grow(method, fit_pools(x, y), seeds, number)
+    pairs = found.pairs[growers.beside_seeds(found, seeds)]
+    right = partner[pairs[:, 0]] == pairs[:, 1]
+    return {
+        "found": len(found.pairs),
+        "pairs": len(right),
+        "right": int(right.sum()),
+        "said_share": found.facts[growers.SAID],
+        "said_good": counts.believed(len(found.pairs), found.facts[growers.SAID]),
+    }
+
+
+def some_in_common(place: str, common: float, number: int) -> Pair:
+    """Real pools, of which that share of the items is the same."""
+    drawn = draw(replace(CASES[place], items=2 * ITEMS), number)
+    kept = int(common * ITEMS)
+    y = drawn.y[drawn.partner]
+    return _mixed(drawn.x[:ITEMS], torch.cat([y[:kept], y[ITEMS : 2 * ITEMS - kept]]), kept, number)
+
+
+def foreign(one: str, other: str, number: int) -> Pair:
+    """The source of one case and the target of another."""
+    x, y = draw(CASES[one], number).x, draw(CASES[other], number).y
+    return _mixed(x, y, 0, number)
+
+
+def synthetic(directions: int, items: int, noise: float | None, number: int) -> Pair:
+    """A turned cloud and its noisy copy; without a noise two clouds."""
+    generator = torch.Generator().manual_seed(number)
+    spread = torch.arange(1, directions + 1).pow(-DECAY)
+    x = torch.randn(items, directions, generator=generator) * spread
+    other = torch.randn(items, directions, generator=generator) * spread
+    turn = torch.linalg.qr(torch.randn(directions, directions, generator=generator)).Q
+    if noise is None:
+        return _mixed(x, other @ turn, 0, number)
+    return _mixed(x, (x + noise * other) @ turn, items, number)
+
+
+def _mixed(x: Tensor, y: Tensor, kept: int, number: int) -> Pair:
+    """The target in an order of its own; its first `kept` rows are the source's items."""
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(number))
+    partner = torch.full((len(x),), -1)
+    partner[:kept] = order.argsort()[:kept]
+    return x, y[order], partner
+
+
+KINDS = {
+    **{f"{place}: {common:.0%} in common": (some_in_common, (place, common)) for place in PLACES for common in COMMON},
+    **{
+        f"{one.split(' ->')[0]} / {other.split('-> ')[1]} of {other.split(',')[0]}": (foreign, (one, other))
+        for one, other in FOREIGN
+    },
+    **{f"unrelated clouds, {d} directions, {n} items": (synthetic, (d, n, None)) for d in DIRECTIONS for n in SIZES},
+    **{
+        f"a cloud and its copy, {d} directions, noise {noise}": (synthetic, (d, ITEMS, noise))
+        for d in DIRECTIONS
+        for noise in NOISES
+    },
+}

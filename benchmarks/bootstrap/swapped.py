@@ -1,0 +1,47 @@
+"""One seed in five is wrong: are these found, are right ones accused, and do the pairs come out right all the same?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cells import Cell, Measured
+from draws import CASES, draw
+
+from app.maths.bootstrap import methods, self_learning
+
+NAME = "swapped"
+PLACES = (
+    ("Banking77, MiniLM -> static", 10),
+    ("CIFAR-10, V1 .75 -> .25", 10),
+    ("texts, bge-large -> jina-v3", 10),
+    ("texts, Qwen3 -> mpnet", 15),
+    ("CIFAR-10, V2 -> SqueezeNet", 25),
+    ("words, googlenews -> w2v", 50),
+)
+DRAWS = 5
+SHARE = 5
+
+
+def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
+    """By place and draw."""
+    for name, count in PLACES[:1] if quick else PLACES:
+        for number in range(1 if quick else min(draws or DRAWS, DRAWS)):
+            yield Cell((NAME, name, "self-learning", count, number), measure, "self-learning")
+
+
+def measure(name: str, method: str, count: int, number: int) -> Measured:
+    """One run with the partners of the first fifth of its seeds passed round among them."""
+    drawn = draw(CASES[name], number)
+    seeds, wrong = drawn.seeds(count), count // SHARE
+    given = [(i, seeds[(row + 1) % wrong][1]) for row, (i, _) in enumerate(seeds[:wrong])] + seeds[wrong:]
+    found = methods.run(drawn.pools, given, self_learning.Settings(seed=number))
+    right = drawn.right(found.pairs)
+    return {
+        "wrong": wrong,
+        "named": sum(row < wrong for row in found.wrong_seeds),
+        "accused": sum(row >= wrong for row in found.wrong_seeds),
+        "found": len(found.pairs),
+        "pairs": len(right),
+        "right": int(right.sum()),
+        "said_share": found.estimate.right,
+    }
