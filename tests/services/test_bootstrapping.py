@@ -327,9 +327,8 @@ def test_a_job_that_is_stopped_again_and_again_ends_with_the_bits_of_an_undistur
         tries += 1
         reached.append(row.furthest)
         assert tries < 100
-    # Each got further than the one before, but for what comes last: orphans are made anew.
-    assert reached == sorted(reached)
-    assert len(set(reached)) == len([furthest for furthest in reached if furthest < reached[-1]]) + 1
+    # Each got further than the one before.
+    assert reached == sorted(set(reached))
     assert tries >= 5
     assert (row.state, row.error, row.checkpoint) == (JobState.succeeded, None, None)
     assert {**row.result, "anchor_set": "undisturbed"} == expected.result

@@ -5,7 +5,7 @@ Five signs (how often they are right: docs/bootstrap-measured.md):
 - *confirmation*: a map learnt from half of the pairs chooses a pair of the other half, both ways (cycle consistency).
 - *chance*: what the same steps confirm of pools that have nothing in common. Many items in few directions confirm anything.
 - *the seeds left out*: a map learnt without a seed should choose it.
-- *orphans*: of items whose partner is taken away, how many are paired all the same? So are the items that never had one.
+- *orphans* (orphans.py): of items whose partner is taken away, how many are paired all the same? So are those that never had one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.nn.functional import normalize
 
 from app.maths.bootstrap.annealing import Directions, Schedule
 from app.maths.bootstrap.matching import Beat, products
-from app.maths.bootstrap.refining import graded_map, match, paired, rematch
+from app.maths.bootstrap.refining import graded_map, match
 
 #: times that the pairs are halved
 REPEATS = 3
@@ -36,8 +36,6 @@ UNCONFIRMED, WELL_CONFIRMED = 0.58, 0.70
 NO_MORE, PLAINLY_MORE = 0.08, 0.25
 #: a seed is suspected when its partner is not among this share of the nearest, in either direction
 SUSPECT = 0.05
-#: one in so many pairs is made an orphan, on each side; orphans that suffice; share of items with a partner that are found
-ORPHAN_PARTS, ORPHANS, FOUND = 8, 200, 0.97
 #: whose coordinates say what is like what, to ask
 SCHEDULE = Schedule()
 #: two-sided 95 %
@@ -183,78 +181,6 @@ def _right_of_confirmed(share: float, by_chance: float) -> float:
     if by_chance >= share:
         return 0.0
     return max(0.0, 1 - (1 - share) / (1 - by_chance) * by_chance**2 / share)
-
-
-def orphans_paired(
-    x: Float32[Tensor, "n rx"], y: Float32[Tensor, "m ry"], pairs: Int64[Tensor, "p 2"], *, seed: int, memory: int, beat: Beat
-) -> float:
-    """Share of the smaller pool's orphans that find a partner which most held-out maps confirm, in [0, 1]; nan without any.
-
-    Orphans are made: an eighth of the pairs (p, 2) lose their item of y, and an eighth theirs of x. What is left learns, matches
-    and confirms as all pairs did. Until ORPHANS were made, REPEATS times at most.
-    """
-    found = made = 0
-    for repeat in range(REPEATS):
-        if len(pairs) < ORPHAN_PARTS or made >= ORPHANS:
-            break
-        order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed((seed * 1_000_003 + repeat) % 2**63))
-        count, mixed = len(pairs) // ORPHAN_PARTS, pairs[order.to(pairs.device)]
-        found += _paired_orphans(x, y, mixed[:count], mixed[count : 2 * count], mixed[2 * count :], memory, beat)
-        made += count
-    return found / made if made else math.nan
-
-
-def _paired_orphans(
-    x: Float32[Tensor, "n rx"],
-    y: Float32[Tensor, "m ry"],
-    without_y: Int64[Tensor, "o 2"],
-    without_x: Int64[Tensor, "o 2"],
-    known: Int64[Tensor, "k 2"],
-    memory: int,
-    beat: Beat,
-) -> int:
-    """How many orphans of the smaller pool are paired, when of those pairs one item each is gone."""
-    rows_x, place_x = _left(len(x), without_x[:, 0])
-    rows_y, place_y = _left(len(y), without_y[:, 1])
-    left, right = x[rows_x], y[rows_y]
-    known = torch.stack([place_x[known[:, 0]], place_y[known[:, 1]]], dim=1)
-
-    def matched(pairs: Int64[Tensor, "h 2"]) -> Int64[Tensor, " n"]:
-        return rematch(left, right, pairs, memory=memory, beat=beat)
-
-    claimed = paired(matched(known))
-    lone = (
-        torch.isin(claimed[:, 0], place_x[without_y[:, 0]])
-        if len(x) <= len(y)
-        else torch.isin(claimed[:, 1], place_y[without_x[:, 1]])
-    )
-    claimed = claimed[lone]
-    votes = torch.zeros(len(claimed), device=x.device)
-    for repeat in range(REPEATS):
-        half = halves(len(known), repeat, 0).to(known.device)
-        votes += matched(known[half])[claimed[:, 0]] == claimed[:, 1]
-    return int((votes > REPEATS / 2).sum())
-
-
-def _left(rows: int, gone: Int64[Tensor, " o"]) -> tuple[Int64[Tensor, " l"], Int64[Tensor, " n"]]:
-    """(l,) the rows that are left, and (n,) the place of each among them; meaningless of those that are gone."""
-    there = torch.ones(rows, dtype=torch.bool, device=gone.device)
-    there[gone] = False
-    return there.nonzero()[:, 0], there.cumsum(dim=0) - 1
-
-
-def with_partner(given: float, paired_orphans: float) -> float:
-    """Of the pairs that are given, the share whose items belong together, in [0, 1], by how readily orphans are paired.
-
-    given  pairs, as a share of the smaller pool; of its items a share c has a partner, so a = FOUND c + o (1 - c), and the
-    second part of that is wrong. Where items with a partner are harder to find than FOUND, it says less than is true.
-    """
-    if math.isnan(paired_orphans) or given <= 0:
-        return 1.0
-    if given <= paired_orphans or paired_orphans >= FOUND:
-        return 0.0
-    common = min(1.0, (given - paired_orphans) / (FOUND - paired_orphans))
-    return 1 - paired_orphans * (1 - common) / given
 
 
 def _rise(value: float, low: float, high: float) -> float:

@@ -6,7 +6,7 @@
    pairs stay the same.
 3. Confirmation (honesty.py): maps of random halves judge the pairs of the other half. Most of them must confirm a pair.
 4. Chance: one short attempt from random seeds against a target pool that is scrambled, to know what would be confirmed of
-   anything. Orphans: items whose partner is taken away, to know how readily what has no partner finds one.
+   anything. Orphans (orphans.py): items whose partner is taken away, to know how readily what has no partner finds one.
 Nothing is said to be right here; `honesty.estimate` says how much probably is. Explained and ablated in docs/self-learning.md.
 """
 
@@ -19,11 +19,10 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from app.maths.bootstrap import honesty
+from app.maths.bootstrap import honesty, orphans
 from app.maths.bootstrap.annealing import directions
 from app.maths.bootstrap.common import Grown, OnStep, Pools, State, Step, check_pairs, ignore
 from app.maths.bootstrap.course import Course, Settings, steps
-from app.maths.bootstrap.matching import Beat
 
 __all__ = ["ASKED", "FEWEST", "Learnt", "Settings", "grow", "learn"]
 
@@ -38,8 +37,8 @@ CHANCE_ROUNDS, CHANCE_SEEDS, CHANCE_REFINEMENTS = 10, 10, 4
 #: orphans take no more than the rest from an estimate: pools with less than a quarter in common do not get so far, and where
 #: items have twins, orphans find their partner's
 LEAST_LEFT = 0.55
-#: what its part of a checkpoint is named with
-CHANCE = "chance."
+#: what their parts of a checkpoint are named with
+CHANCE, ORPHANS = "chance.", "orphans."
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,34 +89,101 @@ def learn(
     Deterministic for equal inputs, settings, device and number of threads. Raises InvalidSeeds.
     """
     check_pairs(seeds, source=len(pools.x), target=len(pools.y))
-    total = steps(settings) + steps(_chance_settings(settings))
+    total = steps(settings) + steps(_chance_settings(settings)) + orphans.TRIALS
 
     def report(step: Step) -> None:
         on_step(replace(step, total=total))
 
-    known = given(seeds)
-    rows = _some(len(pools.x), settings.rows, known[:, 0], settings.seed)
-    taking_part = torch.stack([torch.searchsorted(rows, known[:, 0].contiguous()), known[:, 1]], dim=1)
-
     def beat() -> None:
         report(Step(0, total))
 
+    known = given(seeds)
+    rows = _some(len(pools.x), settings.rows, known[:, 0], settings.seed)
+    taking_part = torch.stack([torch.searchsorted(rows, known[:, 0].contiguous()), known[:, 1]], dim=1)
     some = None if len(rows) == len(pools.x) else rows.to(pools.device)
     x, y = directions(pools.x, some, beat=beat), directions(pools.y, beat=beat)
-    course = Course(x, y, taking_part.to(pools.device), settings, pools.memory, report)
-    if state is not None:
-        course.restore({name: held for name, held in state.items() if not name.startswith(CHANCE)})
-    course.run()
-    agreed, outcome, chance = course.agreed, course.outcome, None
-    worth = honesty.worth(agreed, outcome)
-    if worth:
-        chance = _chance(course, state or {}, report)
-        worth = honesty.worth(agreed, outcome, chance)
+    run = _Run(Course(x, y, taking_part.to(pools.device), settings, pools.memory, report), rows, state or {}, report)
+    return _learnt(run, seeds, run.worth())
 
-    def last() -> None:
-        report(Step(total, total, course.facts))
 
-    return _learnt(course, rows, seeds, worth, chance, last)
+@dataclass(eq=False)
+class _Run:
+    """The course of the pools, then that which has nothing to find, then orphans: what a checkpoint is made of.
+
+    rows    (r,) of the source pool that take part
+    state   of the checkpoint that it goes on from, or empty
+    chance  the course that has nothing to find; None where there is nothing to doubt
+    """
+
+    course: Course
+    rows: Int64[Tensor, " r"]
+    state: State
+    report: OnStep
+    chance: Course | None = None
+
+    def worth(self) -> float:
+        """Run both courses; what the first one's answer is worth, in [0, 1]."""
+        if self.state:
+            self.course.restore({name: held for name, held in self.state.items() if "." not in name})
+        self.course.run()
+        agreed, outcome = self.course.agreed, self.course.outcome
+        worth = honesty.worth(agreed, outcome)
+        if worth:
+            self.chance = self._chance()
+            self.chance.run()
+            worth = honesty.worth(agreed, outcome, self.chance.outcome)
+        return worth
+
+    def orphans_paired(self, pairs: Int64[Tensor, "p 2"]) -> float:
+        """Share of the smaller pool's orphans that find a partner, of pairs (p, 2) of all rows; a trial is a step."""
+        own = torch.stack([torch.searchsorted(self.rows, pairs[:, 0].contiguous()), pairs[:, 1]], dim=1)
+        own, course, settings = own.to(self.course.seeds.device), self.course, self.course.settings
+        done = steps(settings) + steps(_chance_settings(settings))
+        held = self._held(self.state, ORPHANS)
+        tried = orphans.Tried(*held["tried"].tolist()) if held else orphans.Tried()
+        before = self._before_orphans() if tried.wants(len(own)) else {}
+        while tried.wants(len(own)):
+
+            def beat(trials: int = tried.trials) -> None:
+                self.report(Step(done + trials, done, course.facts))
+
+            tried = orphans.trial(course.x.along, course.y.along, own, tried, seed=settings.seed, memory=course.memory, beat=beat)
+            counts = torch.tensor([tried.trials, tried.made, tried.found])
+            self.report(Step(done + tried.trials, done, course.facts, {**before, f"{ORPHANS}tried": counts}))
+        return tried.share
+
+    def _chance(self) -> Course:
+        """Nothing to find: the target's directions scrambled, seeds drawn at random. Where the checkpoint left it."""
+        course, settings = self.course, _chance_settings(self.course.settings)
+        done, before = steps(course.settings), course.snapshot()
+
+        def on_step(step: Step) -> None:
+            held = step.state and {**before, **_named(CHANCE, step.state)}
+            self.report(Step(done + step.done, step.total, course.facts, held))
+
+        def beat() -> None:
+            self.report(Step(done, done, course.facts))
+
+        generator = torch.Generator().manual_seed(settings.seed)
+        count = min(CHANCE_SEEDS, len(course.x.along), len(course.y.along))
+        drawn = [torch.randperm(len(side.along), generator=generator)[:count] for side in (course.x, course.y)]
+        scrambled = course.y.scrambled(settings.seed, beat=beat)
+        other = Course(course.x, scrambled, torch.stack(drawn, dim=1).to(course.seeds), settings, course.memory, on_step)
+        if held := self._held(self.state, CHANCE):
+            other.restore(held)
+        return other
+
+    def _before_orphans(self) -> State:
+        assert self.chance is not None
+        return {**self.course.snapshot(), **_named(CHANCE, self.chance.snapshot())}
+
+    @staticmethod
+    def _held(state: State, part: str) -> State:
+        return {name.removeprefix(part): held for name, held in state.items() if name.startswith(part)}
+
+
+def _named(part: str, state: State) -> State:
+    return {part + name: held for name, held in state.items()}
 
 
 def _chance_settings(settings: Settings) -> Settings:
@@ -125,71 +191,36 @@ def _chance_settings(settings: Settings) -> Settings:
     return replace(settings, attempts=1, rounds=min(CHANCE_ROUNDS, settings.rounds), refinements=fewer)
 
 
-def _chance(course: Course, state: State, report: OnStep) -> honesty.Confirmed:
-    """What is confirmed where there is nothing to find: the target's directions scrambled, seeds drawn at random."""
-    done, before = steps(course.settings), course.snapshot()
-
-    def on_step(step: Step) -> None:
-        held = step.state and {**before, **{CHANCE + name: tensor for name, tensor in step.state.items()}}
-        report(Step(done + step.done, step.total, course.facts, held))
-
-    settings = _chance_settings(course.settings)
-    generator = torch.Generator().manual_seed(settings.seed)
-    count = min(CHANCE_SEEDS, len(course.x.along), len(course.y.along))
-    drawn = [torch.randperm(len(side.along), generator=generator)[:count] for side in (course.x, course.y)]
-
-    def beat() -> None:
-        report(Step(done, done, course.facts))
-
-    scrambled = course.y.scrambled(settings.seed, beat=beat)
-    other = Course(course.x, scrambled, torch.stack(drawn, dim=1).to(course.seeds), settings, course.memory, on_step)
-    if any(name.startswith(CHANCE) for name in state):
-        other.restore({name.removeprefix(CHANCE): held for name, held in state.items() if name.startswith(CHANCE)})
-    other.run()
-    return other.outcome
-
-
-def _learnt(
-    course: Course,
-    rows: Int64[Tensor, " r"],
-    seeds: list[tuple[int, int]],
-    worth: float,
-    chance: honesty.Confirmed | None,
-    beat: Beat,
-) -> Learnt:
-    """What the pools' owner is told; rows are those that took part."""
+def _learnt(run: _Run, seeds: list[tuple[int, int]], worth: float) -> Learnt:
+    """What the pools' owner is told."""
+    course, rows = run.course, run.rows
     votes = course.votes
     votes = replace(votes, pairs=torch.stack([rows[votes.pairs[:, 0]], votes.pairs[:, 1]], dim=1))
     accepted = votes.confirmed > LIKELY
     sure, size = honesty.confidence(votes, worth), course.settings.size
     # Of the pairs that are given, which are the most confident.
     best = sure[accepted].sort(descending=True).values[:size]
-    told = honesty.estimate(votes, best, agreed=course.agreed, chance=chance)
+    told = honesty.estimate(votes, best, agreed=course.agreed, chance=run.chance.outcome if run.chance else None)
     # Who has found nothing cannot say who is wrong.
     wrong = honesty.wrong_seeds(votes, given(seeds)) if len(best) and float(best.mean()) > LIKELY else []
     if not wrong and not worth:
         told = replace(told, seeds_confirmed=math.nan)
     believed = [row for row in range(len(seeds)) if row not in set(wrong)]
     pairs, certainty = _with_believed(votes.pairs[accepted], sure[accepted], [seeds[row] for row in believed], told.right)
-    told, share = _less_orphans(course, rows, pairs, told, beat)
+    told, share = _less_orphans(run, pairs, told)
     certain = torch.searchsorted(rows, votes.pairs[accepted & (sure * share > LIKELY), 0].contiguous())
     ask = rows[honesty.ask(course.x, course.seeds[believed, 0].cpu(), certain, ASKED)]
     return Learnt(pairs[:size], (certainty * share)[:size], told, wrong, ask, len(course.partners), votes)
 
 
-def _less_orphans(
-    course: Course, rows: Int64[Tensor, " r"], pairs: Int64[Tensor, "p 2"], told: honesty.Estimate, beat: Beat
-) -> tuple[honesty.Estimate, float]:
+def _less_orphans(run: _Run, pairs: Int64[Tensor, "p 2"], told: honesty.Estimate) -> tuple[honesty.Estimate, float]:
     """The estimate, and what is left of every confidence, after those pairs whose items probably have no partner at all."""
     if not told.right:
         return told, 1.0
-    own = torch.stack([torch.searchsorted(rows, pairs[:, 0].contiguous()), pairs[:, 1]], dim=1).to(course.seeds.device)
-    orphans = honesty.orphans_paired(
-        course.x.along, course.y.along, own, seed=course.settings.seed, memory=course.memory, beat=beat
-    )
-    found = len(pairs) / min(len(course.x.along), len(course.y.along))
-    right = min(told.right, max(LEAST_LEFT, honesty.with_partner(found, orphans)))
-    return replace(told, right=right, orphans_paired=orphans), right / told.right
+    paired = run.orphans_paired(pairs)
+    found = len(pairs) / min(len(run.course.x.along), len(run.course.y.along))
+    right = min(told.right, max(LEAST_LEFT, orphans.with_partner(found, paired)))
+    return replace(told, right=right, orphans_paired=paired), right / told.right
 
 
 def _with_believed(

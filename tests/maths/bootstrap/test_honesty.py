@@ -15,7 +15,6 @@ from torch.nn.functional import normalize
 from app.maths.bootstrap.annealing import directions
 from app.maths.bootstrap.honesty import (
     CONFIRMED,
-    FOUND,
     SUSPECT,
     Confirmed,
     Votes,
@@ -28,9 +27,7 @@ from app.maths.bootstrap.honesty import (
     halves,
     medians,
     more_seeds,
-    orphans_paired,
     wilson_upper,
-    with_partner,
     worth,
     wrong_seeds,
 )
@@ -411,70 +408,3 @@ def test_what_is_asked_covers_what_nobody_knows():
 @given(given=st.integers(0, 1_000))
 def test_more_seeds_are_as_many_again_but_five_at_least(given):
     assert more_seeds(given) == max(5, given)
-
-
-# items without a partner
-
-
-@given(given_share=st.floats(0.01, 1), orphans=shares)
-def test_the_share_with_a_partner_is_what_the_shares_add_up_to(given_share, orphans):
-    told = with_partner(given_share, orphans)
-    assert 0 <= told <= 1
-    if orphans < given_share < FOUND:
-        # FOUND of those with a partner and so many of the others are given; the first are right.
-        common = told * given_share / FOUND
-        assert FOUND * common + orphans * (1 - common) == pytest.approx(given_share, abs=1e-9)
-
-
-@given(given_share=st.floats(0.01, 1), orphans=shares, more=shares)
-def test_the_more_orphans_are_paired_and_the_fewer_pairs_are_given_the_less_is_right(given_share, orphans, more):
-    told = with_partner(given_share, orphans)
-    assert told >= with_partner(given_share, max(orphans, more)) - 1e-9
-    assert told <= with_partner(max(given_share, more), orphans) + 1e-9
-
-
-def test_where_no_orphan_is_paired_or_none_was_made_nothing_is_taken_away():
-    assert with_partner(0.3, 0.0) == 1.0
-    assert with_partner(0.3, math.nan) == 1.0
-    assert with_partner(0.3, 0.3) == 0.0
-    assert with_partner(1.0, 0.97) == 0.0
-
-
-def orphaned(x: Tensor, y: Tensor, pairs: Tensor, memory: int = WHOLE) -> float:
-    return orphans_paired(x, y, pairs, seed=0, memory=memory, beat=silent)
-
-
-def test_orphans_find_their_partners_twin_and_seldom_others():
-    x, y = views(1, 200, 8)
-    few = orphaned(x, y, every(200))
-    assert few < 0.2
-    twins = torch.cat([x, x + 0.01 * normal(5, 200, 8)]), torch.cat([y, y + 0.01 * normal(6, 200, 8)])
-    assert orphaned(*twins, every(200)) > few + 0.15
-
-
-@pytest.mark.parametrize("memory", [1, WHOLE])
-def test_orphans_are_the_same_whatever_the_memory_and_the_order_of_the_pools(memory):
-    x, y = views(1, 120, 4)
-    order = torch.randperm(120, generator=torch.Generator().manual_seed(1))
-    moved = torch.stack([torch.arange(120), order.argsort()], dim=1)
-    assert orphaned(x, y, every(120), memory) == orphaned(x, y[order], moved)
-
-
-def test_of_pools_of_different_sizes_the_smaller_ones_orphans_count():
-    x, y = views(1, 200, 6)
-    # Of the larger pool hardly an orphan can find a partner: hardly an item of the smaller one is free.
-    for one, other in ((x, y[:100]), (x[:100], y)):
-        assert orphaned(one, other, every(100)) > 0
-
-
-@pytest.mark.parametrize("pairs", [0, 7])
-def test_of_too_few_pairs_nobody_is_made_an_orphan(pairs):
-    assert math.isnan(orphaned(*views(1, 30), every(pairs)))
-
-
-def test_what_the_beat_raises_ends_the_orphans():
-    def stop() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        orphans_paired(*views(1, 60), every(60), seed=0, memory=WHOLE, beat=stop)

@@ -16,6 +16,7 @@ from app.maths.bootstrap.annealing import directions
 from app.maths.bootstrap.common import Pools, State, Step, fit_pools
 from app.maths.bootstrap.course import VARIANTS
 from app.maths.bootstrap.matching import silent
+from app.maths.bootstrap.orphans import TRIALS
 from app.maths.bootstrap.refining import paired, rematch
 from app.maths.bootstrap.self_learning import ASKED, FEWEST, Learnt, Settings, grow, learn
 from app.maths.bootstrap.unsupervised import Centroids
@@ -466,10 +467,10 @@ def test_from_every_checkpoint_the_answer_is_bitwise_that_of_an_undisturbed_run(
     whole, steps = observed(pools, seeds, LONG)
     states = [step.state for step in steps if step.state is not None]
     rounds = 3 * (len(VARIANTS) + 2 * 2) + len(VARIANTS) + 2
-    # Chance is asked only where there is something to doubt: one attempt.
+    # Chance is asked only where there is something to doubt: one attempt; and orphans are, who are few.
     doubted = not math.isnan(whole.estimate.by_chance)
     assert doubted == (count > 0)
-    by_chance = doubted * (3 + 1 + LONG.refinements + LONG.confirmations)
+    by_chance = doubted * (3 + 1 + LONG.refinements + LONG.confirmations + TRIALS)
     assert len(states) == rounds + LONG.refinements + LONG.confirmations + by_chance
     for number, state in enumerate(states):
         kept = load(save(dict(state)))
