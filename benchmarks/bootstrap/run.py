@@ -5,6 +5,7 @@
     python benchmarks/bootstrap.py --only counts scale    # some sections; the others' results stay in the JSON
     python benchmarks/bootstrap.py --quick                # one draw, few seeds and pairs, to try it out; writes elsewhere
     python benchmarks/bootstrap.py --plan                 # how many cells there are, and how long the known ones took
+    python benchmarks/bootstrap.py --page                 # only the tables of docs/bootstrap-measured.md and README.md
 
 Items embedded by two encoders, one side in another order; some true pairs are given as seeds. Means and standard deviations over
 draws of items, order and seeds: fewer draws of the methods that take minutes. Seconds are of one core.
@@ -25,6 +26,7 @@ import cells
 import counts
 import data
 import kill
+import page
 import published
 import retrieval
 import scale
@@ -71,6 +73,9 @@ def main() -> None:
     if arguments.plan:
         _plan(console, arguments)
         return
+    if arguments.page:
+        _pages(console)
+        return
     if not arguments.resume:
         store.forget()
     for name in arguments.only:
@@ -92,6 +97,7 @@ def main() -> None:
         import picture
 
         picture.draw(json.loads(RESULTS.read_text(encoding="utf-8")), RESULTS.with_suffix(".png"))
+        _pages(console)
     console.print(f"Written to {path}")
 
 
@@ -102,8 +108,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one draw, few seeds and pairs")
     parser.add_argument("--resume", action="store_true", help="keep what was measured already by this code")
     parser.add_argument("--plan", action="store_true", help="only say what would be measured")
+    parser.add_argument("--page", action="store_true", help="only write the pages' tables, of the results that are there")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once, each on one core")
     return parser.parse_args()
+
+
+def _pages(console: Console) -> None:
+    page.write(json.loads(RESULTS.read_text(encoding="utf-8")))
+    console.print(f"Tables of {', '.join(str(path) for path in page.PAGES)} are those of {RESULTS}.")
 
 
 def _plan(console: Console, arguments: argparse.Namespace) -> None:

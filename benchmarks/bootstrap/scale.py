@@ -1,8 +1,8 @@
 """20,000 x 20,000 and more: seconds of a step or round, and the memory that a method takes above its data.
 
-Sentences of film reviews and plots by two real text encoders. Every method runs in a process of its own, on one core: self-learning
-to its end, the others until they end or their time is up, for the steps that were made tell what all would take. Of the larger
-pools 20,000 of the source's items take part, as of all that are larger, and all of the target's.
+Sentences of film reviews and plots by two real text encoders. Every method runs in a process of its own, on one core:
+self-learning to its end, the others until they end or their time is up, for the steps that were made tell what all would take. Of
+the larger pools 20,000 of the source's items take part, as of all that are larger, and all of the target's.
 """
 
 from __future__ import annotations

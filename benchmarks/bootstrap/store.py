@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 #: modules here that growths depend on
 GROWING = {"draws.py", "growers.py"}
 #: and those that change no cell: how results are chosen, told and kept
-TELLING = {"cells.py", "picture.py", "published.py", "run.py", "store.py", "summaries.py", "tables.py"}
+TELLING = {"cells.py", "page.py", "picture.py", "published.py", "run.py", "store.py", "summaries.py", "tables.py"}
 
 #: what names a cell or a growth: its section or method, then everything that it depends on beside the code
 Key = tuple[str | int, ...]
