@@ -112,9 +112,9 @@ def _told(report: Report) -> str:
     strange = report["sections"]["strangers"]["honesty"]["self-learning"]
     return (
         f"Of {counted['runs']} runs {counted['good']} were mostly right; {counted['said_good']} were called so, "
-        f"{counted['bad_called_good']} of them falsely. Where the pools have only part of their items in common the estimate "
-        f"knows that too:\n{strange['runs']} runs with three quarters, half, a quarter or none, unrelated clouds and noisy ones; the "
-        f"estimated share was off by {strange['share_error']:.3f} on average, and {strange['bad_called_good']} bad runs were "
+        f"{counted['bad_called_good']} of them falsely.\nWhere the pools have only part of their items in common the estimate "
+        f"knows that too: {strange['runs']} runs with three quarters, half, a quarter or none,\nunrelated clouds and noisy ones; "
+        f"the estimated share was off by {strange['share_error']:.3f} on average, and {strange['bad_called_good']} bad runs were "
         "called good."
     )
 
@@ -212,7 +212,7 @@ def _retrieval(report: Report) -> str:
 def _stitching(report: Report) -> str:
     places = report["sections"]["stitching"]["places"].items()
     read = [f"## {place}: a head reads the other encoder\n\n{_placed(rows, STITCHED)}" for place, rows in places]
-    return "\n\n".join([*read, _printed_stitching(report)])
+    return "\n\n".join([*read, f"## A head reads the other encoder, in the paper\n\n{_printed_stitching(report)}"])
 
 
 def _placed(rows: dict[str, Any], figures: dict[str, str]) -> str:
@@ -254,7 +254,7 @@ def _printed(report: Report, place: str) -> str:
 
 def _printed_stitching(report: Report) -> str:
     rows = report["paper"]["tables"]["2 and 6"]["rows"].items()
-    heading = f"What the paper prints ({_tables('2 and 6')}; five stars of Amazon reviews, weighted F1 and MAE, five seeds):\n\n"
+    heading = f"{_tables('2 and 6')}; five stars of Amazon reviews, weighted F1 and MAE, five seeds:\n\n"
     return heading + table(
         ("stitched", "anchors, seeds", "F1", "MAE"),
         (
