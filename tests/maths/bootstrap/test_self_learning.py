@@ -231,8 +231,10 @@ def test_the_form_that_all_methods_share_says_the_same():
 # what it says of itself
 
 
-@pytest.mark.parametrize(("seed", "count"), [(1, 0), (11, 1), (1, 3), (11, 5)])
-@pytest.mark.parametrize(("n", "d"), [(300, 24), (300, 6), (600, 3), (1_000, 12)])
+@pytest.mark.parametrize(
+    ("seed", "count", "n", "d"),
+    [(1, 0, 300, 24), (11, 5, 300, 24), (11, 1, 300, 6), (1, 3, 300, 6), (1, 0, 600, 3), (11, 5, 600, 3), (1, 3, 1_000, 12)],
+)
 def test_pools_that_have_nothing_to_do_with_each_other_are_not_believed(seed, count, n, d):
     # Many items in few directions: held-out maps confirm most pairs, whatever they are, and attempts agree.
     assert learnt_of(unrelated(seed, n, n, d), [(i, i) for i in range(count)]).estimate.right < 0.5
@@ -247,19 +249,19 @@ def test_what_chance_confirms_is_told_where_there_is_something_to_doubt():
     assert learnt_of(world.pools, world.seeds(5)).estimate.by_chance < 0.6
 
 
-@pytest.mark.parametrize("alone", [0, 100, 300])
+@pytest.mark.parametrize("alone", [0, 300])
 def test_the_estimate_knows_of_items_without_a_partner(alone):
     world = views(1, common=300, only_x=alone, only_y=alone, noise=0.3)
     found = learnt_of(world.pools, world.seeds(10))
     assert found.estimate.right == pytest.approx(world.right(found.pairs), abs=0.12)
     assert float(found.confidence.mean()) == pytest.approx(found.estimate.right, abs=0.02)
-    assert math.isnan(learnt_of(unrelated(1, 300, 300, 64), []).estimate.orphans_paired)
 
 
 def test_who_has_found_nothing_calls_no_seed_wrong():
     found = learnt_of(unrelated(1), [(i, i) for i in range(20)])
     assert found.wrong_seeds == []
     assert math.isnan(found.estimate.seeds_confirmed)
+    assert math.isnan(found.estimate.orphans_paired)
     assert found.pairs[:20].tolist() == [[i, i] for i in range(20)]
 
 
