@@ -40,7 +40,7 @@ format: $(INSTALLED) ## put the code into the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(INSTALLED) ## measure; tables on the screen, numbers in benchmarks/results (some need ANCHORAGE_DATA)
+bench: $(INSTALLED) ## measure, for hours; tables on the screen, numbers in benchmarks/results (some need ANCHORAGE_DATA)
 	$(BIN)/anchorage demo --json benchmarks/results/demo.json
 	$(BIN)/python benchmarks/quality.py
 	$(BIN)/python benchmarks/confidence.py
@@ -51,6 +51,9 @@ bench: $(INSTALLED) ## measure; tables on the screen, numbers in benchmarks/resu
 	$(BIN)/python benchmarks/proxy.py
 	$(BIN)/python benchmarks/wire.py
 	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/encode.py
+	$(BIN)/python benchmarks/stitching.py
+	$(BIN)/python benchmarks/bootstrap.py
 
 faults: $(INSTALLED) ## kill, restart and fill up real processes, and count what was lost (needs PostgreSQL's and Redis's binaries)
 	$(BIN)/python benchmarks/faults/run.py
