@@ -51,7 +51,6 @@ bench: $(INSTALLED) ## measure, for hours; tables on the screen, numbers in benc
 	$(BIN)/python benchmarks/proxy.py
 	$(BIN)/python benchmarks/wire.py
 	$(BIN)/python benchmarks/scaling.py
-	$(BIN)/python benchmarks/encode.py
 	$(BIN)/python benchmarks/stitching.py
 	$(BIN)/python benchmarks/bootstrap.py
 

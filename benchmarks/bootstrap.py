@@ -5,6 +5,7 @@ python benchmarks/bootstrap.py --resume               # the same, without what w
 python benchmarks/bootstrap.py --only counts scale    # some sections; the others' results stay in the JSON
 python benchmarks/bootstrap.py --quick                # one draw, few seeds and pairs, to try it out; writes elsewhere
 python benchmarks/bootstrap.py --plan                 # how many cells there are, and how long they will take
+python benchmarks/bootstrap.py --page                 # only the tables of docs/bootstrap-measured.md and README.md
 """
 
 from __future__ import annotations
