@@ -2,7 +2,7 @@
 
 python benchmarks/bootstrap.py                        # everything; writes results/bootstrap.json and .png
 python benchmarks/bootstrap.py --resume               # the same, without what was measured already by this code
-python benchmarks/bootstrap.py --only counts scale    # some sections; the others' results stay in the JSON
+python benchmarks/bootstrap.py --only counts scale    # some sections, of what this code grew before; the others' results stay
 python benchmarks/bootstrap.py --quick                # one draw, few seeds and pairs, to try it out; writes elsewhere
 python benchmarks/bootstrap.py --plan                 # how many cells there are, and how long they will take
 python benchmarks/bootstrap.py --page                 # only the tables of docs/bootstrap-measured.md and README.md

@@ -34,7 +34,12 @@ class BootstrapOptions(Body):
     rounds: Annotated[int, Field(ge=2, le=1000)] | None = None
     agreed: Annotated[Finite, Field(ge=0, le=1)] | None = None
     refinements: Annotated[int, Field(ge=1, le=50)] | None = None
-    rows: Annotated[int, Field(ge=100, le=1_000_000)] | None = None
+    rows: (
+        Annotated[
+            int, Field(ge=100, le=1_000_000, description="items of the source's pool that take part: have the smaller pool there")
+        ]
+        | None
+    ) = None
     steps: Annotated[int, Field(ge=1, le=2000)] | None = None
     learning_rate: Annotated[Finite, Field(gt=0, le=1)] | None = None
     epsilon: Annotated[Finite, Field(ge=1e-6, le=10)] | None = None
@@ -97,7 +102,7 @@ class BootstrapRequest(Body):
         Field(
             ge=0,
             le=0.98,
-            description="share of pairs that are probably right, below which the job fails; 0: never; no estimate is above .985",
+            description="share of probably right pairs below which the job fails; 0: never. At most .985 by self-learning",
         ),
     ] = 0.5
     options: BootstrapOptions = BootstrapOptions()
@@ -108,7 +113,7 @@ def bootstrap(body: BootstrapRequest, response: Response, services: Svc, project
     """Queue a search for pairs; when the job has succeeded, the anchor set `name` exists, and `/anchor-sets/{name}/pairs`.
 
     The result's `estimate.right` is the share of pairs that are probably right. Where it is below `min_right` the job fails with
-    `seeds-insufficient`: its error says how many more seeds would probably do (`more_seeds`), whose partners to find first
+    `seeds-insufficient`: its error says how many more seeds to try (`more_seeds`), whose partners would say most
     (`ask`, rows of the source's pool), and which of the seeds contradict the others (`wrong_seeds`).
     """
 

@@ -107,6 +107,7 @@ def run_bootstrap(services: Services, job: tables.Job, progress: Progress) -> Do
         },
         made_by=arguments.get("made_by"),
         pairs={"pairs": found.pairs, "confidence": found.confidence},
+        beat=listener.end,
         provenance={
             "job": job.id,
             "method": method,
@@ -116,6 +117,7 @@ def run_bootstrap(services: Services, job: tables.Job, progress: Progress) -> Do
             "estimate": told["estimate"],
         },
     )
+    listener.end()
     return Done(
         {
             "anchor_set": arguments["name"],
@@ -223,9 +225,12 @@ def _require_right(
     if count >= fewest:
         why = f"of the {count} pairs found probably {right:.1%} are right, and {least:.1%} must be"
     more = min(honesty.more_seeds(seeds), items - seeds)
+    if more:
+        why += (
+            f"; where the pools have most items in common and the seeds are right, {more} more may do: see `more_seeds` and `ask`"
+        )
     raise SeedsInsufficient(
-        f"{why}; where the pools have most items in common and the seeds are right, {more} more would probably do: "
-        "the partners of the source pool's rows `ask` first",
+        why,
         field="seeds",
         told={"more_seeds": more, **told},
     )
@@ -254,5 +259,5 @@ class Listener:
         self.progress(0, self.total or 1)
 
     def end(self) -> None:
-        """A method may need fewer steps than it has: none is left."""
+        """A method may need fewer steps than it has: none is left. A job that is cancelled hears of it here too."""
         self.progress(self.total, self.total)

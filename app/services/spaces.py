@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -190,6 +190,7 @@ def new_anchor_set(
     inputs: str | None = None,
     made_by: Mapping[str, str] | None = None,
     pairs: Mapping[str, Tensor] | None = None,
+    beat: Callable[[], None] = lambda: None,
 ) -> tables.AnchorSet:
     """The row of a new set and its spaces, not yet in any session; its blobs are written.
 
@@ -197,6 +198,7 @@ def new_anchor_set(
     made_by  ids of the encoders that made the embeddings, when the service did
     pairs    where a bootstrap found each anchor: `pairs` (k, 2) int64, rows of the source's and the target's pool, and
              `confidence` (k,) float32, nan where the method has none
+    beat     called before each space is made, which takes seconds of many anchors; what it raises ends it
 
     Raises NameTaken, EncoderNotFound, UnequalAnchors, and every vector error, naming `embeddings.<encoder>`.
     """
@@ -214,10 +216,9 @@ def new_anchor_set(
             raise UnequalAnchors(f"{next(iter(sizes))!r} brings {size} vectors, {key!r} {other}", field=f"embeddings.{key}")
     row = tables.AnchorSet(project=project, name=name, size=size, provenance=provenance, inputs=inputs)
     row.pairs = None if pairs is None else services.blobs.put(pairs)
-    row.spaces = [
-        _make_space(services, project, encoders[key], vectors, size=size, field=f"embeddings.{key}")
-        for key, vectors in embeddings.items()
-    ]
+    for key, vectors in embeddings.items():
+        beat()
+        row.spaces.append(_make_space(services, project, encoders[key], vectors, size=size, field=f"embeddings.{key}"))
     return row
 
 

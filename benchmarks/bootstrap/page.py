@@ -17,6 +17,7 @@ BLOCK = re.compile(r"<!-- (?P<name>[a-z-]+) -->\n.*?<!-- /(?P=name) -->", re.DOT
 
 Report = dict[str, Any]
 
+#: numbers of seeds, as counts.py has them
 COUNTS = ("0", "3", "5", "10", "15", "25", "50")
 #: what a place's numbers stand beside: what the paper's rows are of, and its tables, each with what is said of its rows
 WORDS = ("about 20,000 words of other models", {"1 and 4": "", "5": ", FastText's anchors optimised"})
@@ -237,19 +238,25 @@ def _placed(rows: dict[str, Any], figures: dict[str, str]) -> str:
 
 def _printed(report: Report, place: str) -> str:
     """The paper's rows, where it has any like a place's."""
-    if place not in PRINTED:
+    rows = list(printed(report["paper"]["tables"], place))
+    if not rows:
         return ""
-    items, tables = PRINTED[place]
-    rows = {
-        name + more: row for number, more in tables.items() for name, row in report["paper"]["tables"][number]["rows"].items()
-    }
-    first, second = next(iter(rows.values()))
-    # The paper's first way is our way back where it begins with what ours ends with.
-    ways = (second, first) if first.split(" -> ")[0] == place.rsplit(" -> ", maxsplit=1)[-1] else (first, second)
     columns = (f"{arrow} {title}" for arrow in "→←" for title in RETRIEVED.values())
-    told = ((name, *(_as_printed(row[way][figure]) for way in ways for figure in RETRIEVED)) for name, row in rows.items())
-    heading = f"\n\nWhat the paper prints ({_tables(*tables)}; {items}, five seeds):\n\n"
+    told = ((name, *(_as_printed(way[figure]) for way in ways for figure in RETRIEVED)) for name, *ways in rows)
+    items, numbers = PRINTED[place]
+    heading = f"\n\nWhat the paper prints ({_tables(*numbers)}; {items}, five seeds):\n\n"
     return heading + table(("anchors, seeds", *columns), told)
+
+
+def printed(tables: dict[str, Any], place: str) -> Iterator[tuple[str, Any, Any]]:
+    """Name, forth and back of the paper's rows that stand beside a place's."""
+    _, numbers = PRINTED.get(place, ("", {}))
+    for number, more in numbers.items():
+        for name, ways in tables[number]["rows"].items():
+            (first, forth), (_, back) = ways.items()
+            # The paper's first way is our way back where it begins with what ours ends with.
+            turned = first.split(" -> ")[0] == place.rsplit(" -> ", maxsplit=1)[-1]
+            yield name + more, *((back, forth) if turned else (forth, back))
 
 
 def _printed_stitching(report: Report) -> str:

@@ -2,7 +2,7 @@
 
     python benchmarks/bootstrap.py                        # everything; writes results/bootstrap.json and .png
     python benchmarks/bootstrap.py --resume               # the same, without what was measured already by this code
-    python benchmarks/bootstrap.py --only counts scale    # some sections; the others' results stay in the JSON
+    python benchmarks/bootstrap.py --only counts scale    # some sections, of what this code grew before; the others' results stay
     python benchmarks/bootstrap.py --quick                # one draw, few seeds and pairs, to try it out; writes elsewhere
     python benchmarks/bootstrap.py --plan                 # how many cells there are, and how long the known ones took
     python benchmarks/bootstrap.py --page                 # only the tables of docs/bootstrap-measured.md and README.md
@@ -77,7 +77,7 @@ def main() -> None:
         _pages(console)
         return
     if not arguments.resume:
-        store.forget()
+        store.forget(arguments.only, every=set(arguments.only) == set(SECTIONS))
     for name in arguments.only:
         module, (summarise, show) = SECTIONS[name]
         try:

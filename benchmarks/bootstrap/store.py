@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,13 @@ def version(kind: str = "cells") -> str:
     return digest.hexdigest()[:16]
 
 
-def forget() -> None:
-    """Start anew: as if this code had measured nothing."""
-    for kind in ("cells", "grown"):
-        shutil.rmtree(_folder(kind), ignore_errors=True)
+def forget(sections: Collection[str], *, every: bool) -> None:
+    """Start anew: as if this code had not measured these sections; of `every` one, as if it had grown nothing either."""
+    for path in _folder("cells").glob("*.json"):
+        if json.loads(path.read_text(encoding="utf-8"))["key"][0] in sections:
+            path.unlink()
+    if every:
+        shutil.rmtree(_folder("grown"), ignore_errors=True)
 
 
 def cell(key: Key) -> dict[str, Any] | None:

@@ -26,7 +26,7 @@ PLACES = (
     "CIFAR-10, V2 -> SqueezeNet",
     "words, googlenews -> w2v",
 )
-COMMON = (0.75, 0.5, 0.25, 0.0)
+COMMON = (0.75, 0.5, 0.25, 0.2, 0.1, 0.0)
 #: pools of different items altogether
 FOREIGN = (
     ("Banking77, MiniLM -> static", "CIFAR-10, V1 1.0 -> 0.5"),

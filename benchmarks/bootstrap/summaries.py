@@ -7,7 +7,6 @@ from statistics import mean, stdev
 from typing import Any
 
 import counts
-import published
 from cells import Found, Measured
 from store import Key
 
@@ -103,13 +102,6 @@ def seconds(found: Found) -> dict[str, dict[str, float]]:
         str(name): {"cells": len(many), "each": mean(cell["seconds"] for cell in many), "all": sum(c["seconds"] for c in many)}
         for (name,), many in groups
     }
-
-
-def printed_by_the_paper(place: str) -> dict[str, Any] | None:
-    """What stands beside a place."""
-    if place.endswith("w2v -> fasttext"):
-        return {"what": "Table 4", "rows": published.WORDS}
-    return {"what": "Table 7", "rows": published.IMAGES} if place.startswith("CIFAR-10") else None
 
 
 def _more(found: Found) -> dict[str, dict[str, int]]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import page
+import published
 from rich.table import Table
-from summaries import Section, printed_by_the_paper
+from summaries import Section
 
 from app.demo.run import new_table
 
@@ -168,16 +170,14 @@ def _figure(value: Mapping[str, float | None] | None) -> str:
 
 
 def _paper(place: str, columns: list[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
-    """The paper's rows of retrieval, in its own order of the two spaces: forth is w2v -> fasttext, or ViT-base -> ViT-small."""
-    told = printed_by_the_paper(place)
-    if told is None or not any(figure == "mrr" for _, figure in columns):
+    """The paper's rows of retrieval."""
+    if not any(figure == "mrr" for _, figure in columns):
         return
-    for name, ways in told["rows"].items():
-        forth, back = sorted(ways, reverse=place.endswith("w2v -> fasttext"))
-        of = {"forth": ways[forth], "back": ways[back]}
+    for name, forth, back in page.printed(published.TABLES, place):
+        of = {"forth": forth, "back": back}
         figures = (of[way][figure] if way in of else None for way, figure in columns)
         shown = ["" if pair is None else f"{pair[0]:.2f} ±{pair[1]:.2f}".replace("±0.", "±.") for pair in figures]
-        yield f"paper, {told['what']}: {name}", shown
+        yield f"the paper: {name}", shown
 
 
 def _count(row: Mapping[str, Any]) -> str:

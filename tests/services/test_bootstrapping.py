@@ -335,6 +335,21 @@ def test_a_job_that_is_stopped_again_and_again_ends_with_the_bits_of_an_undistur
     assert blobs_of(quick, "stopped") == blobs_of(quick, "undisturbed")
 
 
+def test_a_job_cancelled_while_its_set_is_made_makes_none(quick, mixed, monkeypatch):
+    monkeypatch.setattr(jobs, "PROGRESS_EVERY_S", 0.0)
+    job, made = ask(quick, mixed, 10, **{"method": "paper", **METHODS["paper"]}), []
+
+    def cancelled_meanwhile(*arguments: Any, **more: Any) -> tables.Space:
+        made.append(jobs.cancel(quick, PROJECT, job.id).state)
+        return make(*arguments, **more)
+
+    make = spaces._make_space
+    monkeypatch.setattr(spaces, "_make_space", cancelled_meanwhile)
+    row = run(quick, job)
+    assert (row.state, made) == (JobState.cancelled, [JobState.running])  # and the second space was not begun
+    assert nothing_made(quick)
+
+
 # --- of earlier versions --------------------------------------------------------------------------------------------------------
 
 

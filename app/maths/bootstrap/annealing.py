@@ -152,7 +152,8 @@ def advance(
     After the pass the potentials take one Sinkhorn step: g_j falls by tau log(m / n sum_i P_ij).
     """
     q = mapped(x, plan.overlap, schedule.flattening)
-    tau = temperature(q, y, plan.potential, perplexity(schedule, plan.done, len(y)))
+    beat()
+    tau = temperature(q, y, plan.potential, perplexity(schedule, plan.done, len(y)), beat=beat)
     overlap, mass, fit = known.clone(), torch.zeros(len(y), dtype=torch.float64, device=y.device), 0.0
     # Potential and temperature ride along in the product: two passes less over the table.
     left = torch.cat([q / tau, torch.ones_like(q[:, :1])], dim=1)
@@ -185,7 +186,9 @@ def perplexity(schedule: Schedule, done: int, target: int) -> float:
     return float(first * (schedule.sharpness / first) ** (done / max(1, schedule.rounds - 1)))
 
 
-def temperature(q: Float32[Tensor, "n r"], y: Float32[Tensor, "m r"], potential: Float32[Tensor, " m"], wanted: float) -> float:
+def temperature(
+    q: Float32[Tensor, "n r"], y: Float32[Tensor, "m r"], potential: Float32[Tensor, " m"], wanted: float, *, beat: Beat
+) -> float:
     """Tau in [COLDEST, HOTTEST] where the perplexity exp(mean entropy) of the plan is as wanted: bisection on SAMPLE rows."""
     some = min(len(q), max(LEAST_SAMPLE, min(SAMPLE, CELLS // len(y))))
     rows = torch.linspace(0, len(q) - 1, some, device=q.device).long()
@@ -193,6 +196,7 @@ def temperature(q: Float32[Tensor, "n r"], y: Float32[Tensor, "m r"], potential:
     scores -= scores.amax(dim=1, keepdim=True)
     low, high = COLDEST, HOTTEST
     for _ in range(HALVINGS):
+        beat()
         tau = (low * high) ** 0.5
         scaled = (scores / tau).clamp_(min=NOTHING)
         weights = scaled.exp()

@@ -211,7 +211,7 @@ def wilson_upper(hits: int, of: int) -> float:
 
 
 def more_seeds(seeds: int, *, fewest: int = 5) -> int:
-    """How many more would probably do: as many again, five at least. How often it does: docs/bootstrap-measured.md."""
+    """How many more to try: as many again, five at least. How often they do: docs/bootstrap-measured.md."""
     return max(fewest, seeds)
 
 

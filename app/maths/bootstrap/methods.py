@@ -76,7 +76,8 @@ def judge(
         rounds.append(honesty.confirm(x.along, y.along, pairs, known, half, memory=pools.memory, beat=beat))
     votes = honesty.Votes.counted(pairs, *zip(*rounds, strict=True))
     told = honesty.estimate(votes, votes.confirmed, agreed=math.nan, chance=None)
-    wrong = honesty.wrong_seeds(votes, known.cpu())
+    # Who has found nothing cannot say who is wrong.
+    wrong = honesty.wrong_seeds(votes, known.cpu()) if told.right > self_learning.LIKELY else []
     believed = [i for row, (i, _) in enumerate(seeds) if row not in set(wrong)]
     certain = grown.pairs[votes.confirmed > self_learning.LIKELY, 0]
     ask = honesty.ask(x, torch.tensor(believed, dtype=torch.int64), certain, self_learning.ASKED)

@@ -1,7 +1,8 @@
 """Items whose partner is taken away, to know how readily what has no partner finds one: so many of the given pairs are wrong.
 
 Orphans are made: an eighth of the pairs lose their item of y, and an eighth theirs of x. What is left learns, matches and
-confirms as all pairs did. Of the smaller pool's orphans, so many are paired all the same. Explained in docs/self-learning.md.
+confirms as all pairs did. Of the smaller pool's orphans, so many are paired all the same. Where that leaves it open whether most
+pairs are right, more trials are made and the estimate takes the worse end of their interval. Explained in docs/self-learning.md.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from app.maths.bootstrap.honesty import REPEATS, halves
+from app.maths.bootstrap.honesty import REPEATS, halves, wilson_upper
 from app.maths.bootstrap.matching import Beat
 from app.maths.bootstrap.refining import paired, rematch
 
-#: one in so many pairs is made an orphan, on each side; how many orphans suffice; trials at most
-PARTS, ENOUGH, TRIALS = 8, 200, 3
+#: one in so many pairs is made an orphan, on each side; how many orphans suffice; trials at most, and of a doubtful answer
+PARTS, ENOUGH, TRIALS, MOST_TRIALS = 8, 200, 3, 16
+#: an answer of which less than this share has a partner is doubtful: half of it may be wrong
+DOUBTFUL = 0.75
 #: share of items with a partner that are found
 FOUND = 0.97
 
@@ -39,9 +42,24 @@ class Tried:
         """Of orphans that are paired all the same, in [0, 1]; nan without any."""
         return self.found / self.made if self.made else math.nan
 
-    def wants(self, pairs: int) -> bool:
-        """Whether so many pairs need another trial."""
-        return pairs >= PARTS and self.made < ENOUGH and self.trials < TRIALS
+    def wants(self, pairs: int, given: float) -> bool:
+        """Whether so many pairs, a share `given` of the smaller pool, need another trial."""
+        if pairs < PARTS:
+            return False
+        first = self.made < ENOUGH and self.trials < TRIALS
+        return first or (self.trials < MOST_TRIALS and with_partner(given, self.share) < DOUBTFUL)
+
+    def right(self, pairs: int, given: float) -> float:
+        """Of so many pairs, the share whose items belong together, as `with_partner`; of a doubtful answer the least it may be.
+
+        That is by the upper end of Wilson's interval for the orphans that are paired; a pair that is made an orphan twice counts
+        once.
+        """
+        right = with_partner(given, self.share)
+        if right >= DOUBTFUL:
+            return right
+        different = min(self.made, pairs)
+        return with_partner(given, wilson_upper(math.ceil(self.share * different), different))
 
 
 def trial(

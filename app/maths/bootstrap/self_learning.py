@@ -34,9 +34,8 @@ ASKED = 10
 LIKELY = 0.5
 #: rounds, seeds and refinements of the course that has nothing to find
 CHANCE_ROUNDS, CHANCE_SEEDS, CHANCE_REFINEMENTS = 10, 10, 4
-#: orphans take no more than the rest from an estimate: pools with less than a quarter in common do not get so far, and where
-#: items have twins, orphans find their partner's
-LEAST_LEFT = 0.55
+#: orphans alone take no more than the rest from an estimate: where items have near twins, they find their partner's
+LEAST_LEFT = 0.25
 #: what their parts of a checkpoint are named with
 CHANCE, ORPHANS = "chance.", "orphans."
 
@@ -89,7 +88,7 @@ def learn(
     Deterministic for equal inputs, settings, device and number of threads. Raises InvalidSeeds.
     """
     check_pairs(seeds, source=len(pools.x), target=len(pools.y))
-    total = steps(settings) + steps(_chance_settings(settings)) + orphans.TRIALS
+    total = steps(settings) + steps(_chance_settings(settings)) + orphans.MOST_TRIALS
 
     def report(step: Step) -> None:
         on_step(replace(step, total=total))
@@ -103,7 +102,9 @@ def learn(
     some = None if len(rows) == len(pools.x) else rows.to(pools.device)
     x, y = directions(pools.x, some, beat=beat), directions(pools.y, beat=beat)
     run = _Run(Course(x, y, taking_part.to(pools.device), settings, pools.memory, report), rows, state or {}, report)
-    return _learnt(run, seeds, run.worth())
+    learnt = _learnt(run, seeds, run.worth())
+    report(Step(total, total, run.course.facts))
+    return learnt
 
 
 @dataclass(eq=False)
@@ -134,15 +135,15 @@ class _Run:
             worth = honesty.worth(agreed, outcome, self.chance.outcome)
         return worth
 
-    def orphans_paired(self, pairs: Int64[Tensor, "p 2"]) -> float:
-        """Share of the smaller pool's orphans that find a partner, of pairs (p, 2) of all rows; a trial is a step."""
+    def try_orphans(self, pairs: Int64[Tensor, "p 2"], given: float) -> orphans.Tried:
+        """Those made of pairs (p, 2) of all rows, a share `given` of the smaller pool; a trial is a step."""
         own = torch.stack([torch.searchsorted(self.rows, pairs[:, 0].contiguous()), pairs[:, 1]], dim=1)
         own, course, settings = own.to(self.course.seeds.device), self.course, self.course.settings
         done = steps(settings) + steps(_chance_settings(settings))
         held = self._held(self.state, ORPHANS)
         tried = orphans.Tried(*held["tried"].tolist()) if held else orphans.Tried()
-        before = self._before_orphans() if tried.wants(len(own)) else {}
-        while tried.wants(len(own)):
+        before = self._before_orphans() if tried.wants(len(own), given) else {}
+        while tried.wants(len(own), given):
 
             def beat(trials: int = tried.trials) -> None:
                 self.report(Step(done + trials, done, course.facts))
@@ -150,7 +151,7 @@ class _Run:
             tried = orphans.trial(course.x.along, course.y.along, own, tried, seed=settings.seed, memory=course.memory, beat=beat)
             counts = torch.tensor([tried.trials, tried.made, tried.found])
             self.report(Step(done + tried.trials, done, course.facts, {**before, f"{ORPHANS}tried": counts}))
-        return tried.share
+        return tried
 
     def _chance(self) -> Course:
         """Nothing to find: the target's directions scrambled, seeds drawn at random. Where the checkpoint left it."""
@@ -217,10 +218,10 @@ def _less_orphans(run: _Run, pairs: Int64[Tensor, "p 2"], told: honesty.Estimate
     """The estimate, and what is left of every confidence, after those pairs whose items probably have no partner at all."""
     if not told.right:
         return told, 1.0
-    paired = run.orphans_paired(pairs)
-    found = len(pairs) / min(len(run.course.x.along), len(run.course.y.along))
-    right = min(told.right, max(LEAST_LEFT, orphans.with_partner(found, paired)))
-    return replace(told, right=right, orphans_paired=paired), right / told.right
+    share = len(pairs) / min(len(run.course.x.along), len(run.course.y.along))
+    tried = run.try_orphans(pairs, share)
+    right = min(told.right, max(LEAST_LEFT, tried.right(len(pairs), share)))
+    return replace(told, right=right, orphans_paired=tried.share), right / told.right
 
 
 def _with_believed(

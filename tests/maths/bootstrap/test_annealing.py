@@ -16,6 +16,7 @@ from torch.nn.functional import normalize
 from app.maths.bootstrap import annealing
 from app.maths.bootstrap.annealing import (
     COLDEST,
+    HALVINGS,
     HOTTEST,
     LARGEST_CHANGE,
     LEAST_SAMPLE,
@@ -89,7 +90,7 @@ def is_that_of_the_whole_plan(found: Plan, x: Tensor, y: Tensor, known: Tensor, 
     n, m = len(x), len(y)
     u, s, v = torch.linalg.svd(stands.overlap.double(), full_matrices=False)
     q = normalize(x.double() @ (u * s.sqrt()) @ v)
-    tau = temperature(mapped(x, stands.overlap, 0.5), y, stands.potential, perplexity(schedule, stands.done, m))
+    tau = temperature(mapped(x, stands.overlap, 0.5), y, stands.potential, perplexity(schedule, stands.done, m), beat=silent)
     plan = entropic(q, y, stands.potential, tau)
     near = {"rtol": 0.0, "atol": 2e-6 * n / min(1.0, tau)}
     torch.testing.assert_close(found.overlap.double(), x.double().T @ plan @ y.double() + known.double(), **near)
@@ -141,7 +142,7 @@ def test_the_potentials_become_those_by_which_all_targets_are_wanted_alike():
     for _ in range(200):
         stands = advance(x, y, known, stands, schedule, memory=WHOLE, beat=silent)
     q = mapped(x, known, 1.0)
-    plan = entropic(q, y, stands.potential, temperature(q, y, stands.potential, 8.0))
+    plan = entropic(q, y, stands.potential, temperature(q, y, stands.potential, 8.0, beat=silent))
     torch.testing.assert_close(plan.sum(dim=1), torch.ones(80).double())
     torch.testing.assert_close(plan.sum(dim=0), torch.full((60,), 80 / 60).double(), rtol=0.01, atol=0)
 
@@ -155,7 +156,7 @@ def test_what_the_beat_raises_ends_a_round_and_it_is_called_before_every_piece()
         beats += 1
 
     advance(x, y, torch.zeros(4, 4), start(torch.eye(4), target=20), Schedule(), memory=3 * 20 * 4, beat=count)
-    assert beats == 10
+    assert beats == 10 + 1 + HALVINGS
 
     def stop() -> None:
         raise KeyboardInterrupt
@@ -179,7 +180,7 @@ def test_a_round_changes_nothing_that_it_is_given():
 def test_the_rows_have_the_wanted_perplexity_or_the_nearest_that_the_range_allows(seed, n, m, share):
     q, y, potential = unit(seed, n, 5), unit(seed + 1, m, 5), 0.1 * normal(seed + 2, m)
     wanted = 1 + share * (m - 1)
-    tau = temperature(q, y, potential, wanted)
+    tau = temperature(q, y, potential, wanted, beat=silent)
     coldest, hottest = (surprise(entropic(q, y, potential, limit)) for limit in (COLDEST, HOTTEST))
     assert COLDEST <= tau <= HOTTEST
     assert surprise(entropic(q, y, potential, tau)) == pytest.approx(min(max(wanted, coldest), hottest), rel=0.01)
@@ -187,7 +188,7 @@ def test_the_rows_have_the_wanted_perplexity_or_the_nearest_that_the_range_allow
 
 def test_of_many_rows_a_sample_suffices():
     q, y = unit(1, 4_000, 8), unit(2, 300, 8)
-    tau = temperature(q, y, torch.zeros(300), 20.0)
+    tau = temperature(q, y, torch.zeros(300), 20.0, beat=silent)
     assert surprise(entropic(q, y, torch.zeros(300), tau)) == pytest.approx(20.0, rel=0.1)
 
 
@@ -209,7 +210,7 @@ def test_the_only_round_of_one_has_the_breadth():
 def test_of_a_large_target_fewer_rows_suffice(peak: Callable[[Callable[[], object]], int]):
     q, y = unit(1, 300, 4), unit(2, 100_000, 4)
     found: list[float] = []
-    held = peak(lambda: found.append(temperature(q, y, torch.zeros(100_000), 500.0)))
+    held = peak(lambda: found.append(temperature(q, y, torch.zeros(100_000), 500.0, beat=silent)))
     assert held < 6 * 4 * LEAST_SAMPLE * 100_000
     assert surprise(entropic(q[::10], y, torch.zeros(100_000), found[0])) == pytest.approx(500.0, rel=0.2)
 

@@ -152,6 +152,14 @@ def test_a_swapped_seed_is_named():
     assert judged(pools, seeds, true).wrong_seeds == [8, 9]
 
 
+def test_where_most_pairs_are_wrong_no_seed_is_called_so():
+    pools = fit_pools(normal(1, 200, 16), normal(2, 200, 16))
+    seeds = [(i, i) for i in range(15)]
+    told = judged(pools, seeds, [(i, i) for i in range(100)])
+    assert told.estimate.right < 0.5
+    assert told.wrong_seeds == []
+
+
 def test_the_seeds_bound_the_estimate():
     pools, true = world(1)
     strange = [(i, true[(i + 40) % 120][1]) for i in range(20)]
