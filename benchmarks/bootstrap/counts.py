@@ -25,9 +25,9 @@ HARD = {"words, w2v -> fasttext": 5, "words, googlenews -> fasttext": 5}
 UNSEEDED, UNSEEDED_DRAWS = 0, 3
 #: methods that take longer: fewer numbers of seeds, fewer draws; of the 250 texts only fewer draws
 SLOW: dict[str, tuple[tuple[int, ...], int]] = {
-    "vecmap": ((5, 15), 2),
-    "paper": ((15, 50), 2),
-    "soft-plan": ((15, 50), 2),
+    "vecmap": ((5, 15), 1),
+    "paper": ((15, 50), 1),
+    "soft-plan": ((15, 50), 1),
 }
 SLOW_TEXTS = {"paper": 5, "soft-plan": 5}
 

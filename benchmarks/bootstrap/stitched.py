@@ -30,7 +30,7 @@ TASKS = (
     "Banking77, minilm3 -> static",
 )
 COUNTS = (15,)
-DRAWS = 5
+DRAWS = 3
 #: of the heads' penalty: what stitching.py found to serve relative vectors best, and about right for absolute ones
 STRENGTH = 10.0
 
