@@ -114,7 +114,7 @@ def _told(report: Report) -> str:
     return (
         f"Of {counted['runs']} runs {counted['good']} were mostly right; {counted['said_good']} were called so, "
         f"{counted['bad_called_good']} of them falsely.\nWhere the pools have only part of their items in common the estimate "
-        f"knows that too: {strange['runs']} runs with three quarters, half, a quarter or none,\nunrelated clouds and noisy ones; "
+        f"knows that too: {strange['runs']} runs with three quarters to a tenth, or none,\nunrelated clouds and noisy ones; "
         f"the estimated share was off by {strange['share_error']:.3f} on average, and {strange['bad_called_good']} bad runs were "
         "called good."
     )
