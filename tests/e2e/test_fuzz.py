@@ -23,8 +23,8 @@ from app.types import Scope
 from app.wiring import make_services
 
 #: per operation with a body, and per one without, as far as its schema has that many different requests
-EXAMPLES = 80
-FEWER = 30
+EXAMPLES = 64
+FEWER = 24
 
 CHECKS = [
     checks.not_a_server_error,
