@@ -118,8 +118,8 @@ def _told(report: Report) -> str:
         f"knows that too: {strange['runs']} runs with three quarters to a tenth, or none,\nunrelated clouds and noisy ones; "
         f"the estimated share was off by {strange['share_error']:.3f} on average, and {strange['bad_called_good']} bad runs were "
         f"called good.\nOf 20,000 x 20,000 sentences fifteen seeds found {large['pairs']:,} more pairs, {large['right']:,} of "
-        f"them right, in {large['run_seconds'] / 60:.0f} minutes of one core and {large['above_bytes'] / 2**20:.0f} MiB beside the "
-        "vectors."
+        f"them right, in {large['run_seconds'] / 60:.0f} minutes of a core and {large['above_bytes'] / 2**20:.0f} MiB beside "
+        "the vectors."
     )
 
 
