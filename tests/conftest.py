@@ -23,7 +23,7 @@ from app.storage.db import Database, sqlite_url
 # Two cores shared with servers of our own: OpenMP threads waiting for each other cost more than they bring.
 torch.set_num_threads(1)
 # Timings vary on shared machines; a test is wrong or right, never late.
-hypothesis_settings.register_profile("anchorage", deadline=None, max_examples=35)
+hypothesis_settings.register_profile("anchorage", deadline=None, max_examples=25)
 hypothesis_settings.load_profile("anchorage")
 
 #: the files that take longest, longest first: begun last, one of them would keep its process busy long after the others end

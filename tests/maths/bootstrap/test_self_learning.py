@@ -234,7 +234,7 @@ def test_the_form_that_all_methods_share_says_the_same():
 
 @pytest.mark.parametrize(
     ("seed", "count", "n", "d"),
-    [(1, 0, 300, 24), (11, 5, 300, 24), (11, 1, 300, 6), (1, 3, 300, 6), (1, 0, 600, 3), (11, 5, 600, 3), (1, 3, 1_000, 12)],
+    [(1, 0, 300, 24), (11, 5, 300, 24), (11, 1, 300, 6), (1, 0, 600, 3), (1, 3, 1_000, 12)],
 )
 def test_pools_that_have_nothing_to_do_with_each_other_are_not_believed(seed, count, n, d):
     # Many items in few directions: held-out maps confirm most pairs, whatever they are, and attempts agree.
