@@ -24,8 +24,8 @@ demo: $(INSTALLED) ## the main job on real sentences: translate, measure, stitch
 	$(BIN)/anchorage demo
 
 # Compiled modules are kept, whatever the environment says: each of dozens of processes would compile them again.
-test: $(INSTALLED) ## all tests, in three processes that share the files: some of them wait
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+test: $(INSTALLED) ## all tests, in two processes that share the files
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 serve: $(INSTALLED) ## the service on http://127.0.0.1:8080, its data in .anchorage
 	$(BIN)/anchorage serve
