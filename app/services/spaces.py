@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -24,6 +24,7 @@ from app.errors import (
     UnequalAnchors,
 )
 from app.maths import space as spaces
+from app.maths.bootstrap.matching import Beat, silent
 from app.maths.health import examine
 from app.services.context import Limits, Services, answer_bytes
 from app.services.encoding import Encoded, Inputs, encode, load_anew, spec_of
@@ -190,7 +191,7 @@ def new_anchor_set(
     inputs: str | None = None,
     made_by: Mapping[str, str] | None = None,
     pairs: Mapping[str, Tensor] | None = None,
-    beat: Callable[[], None] = lambda: None,
+    beat: Beat = silent,
 ) -> tables.AnchorSet:
     """The row of a new set and its spaces, not yet in any session; its blobs are written.
 

@@ -96,7 +96,7 @@ def main() -> None:
     if not arguments.quick and RESULTS.exists():
         import picture
 
-        picture.draw(json.loads(RESULTS.read_text(encoding="utf-8")), RESULTS.with_suffix(".png"))
+        picture.draw(_report(), RESULTS.with_suffix(".png"))
         _pages(console)
     console.print(f"Written to {path}")
 
@@ -114,8 +114,12 @@ def _arguments() -> argparse.Namespace:
 
 
 def _pages(console: Console) -> None:
-    page.write(json.loads(RESULTS.read_text(encoding="utf-8")))
+    page.write(_report())
     console.print(f"Tables of {', '.join(str(path) for path in page.PAGES)} are those of {RESULTS}.")
+
+
+def _report() -> Any:
+    return json.loads(RESULTS.read_text(encoding="utf-8"))
 
 
 def _plan(console: Console, arguments: argparse.Namespace) -> None:

@@ -112,7 +112,12 @@ class Course:
         """How much was confirmed."""
         confirmed = self.votes.confirmed
         share = float(confirmed.double().mean()) if len(confirmed) else 0.0
-        return honesty.Confirmed(share, len(confirmed) / min(len(self.x.along), len(self.y.along)))
+        return honesty.Confirmed(share, len(confirmed) / self.smaller)
+
+    @property
+    def smaller(self) -> int:
+        """Items of the smaller pool, of those that take part."""
+        return min(len(self.x.along), len(self.y.along))
 
     @property
     def agreed(self) -> float:

@@ -88,7 +88,7 @@ def learn(
     Deterministic for equal inputs, settings, device and number of threads. Raises InvalidSeeds.
     """
     check_pairs(seeds, source=len(pools.x), target=len(pools.y))
-    total = steps(settings) + steps(_chance_settings(settings)) + orphans.MOST_TRIALS
+    total = _courses_steps(settings) + orphans.MOST_TRIALS
 
     def report(step: Step) -> None:
         on_step(replace(step, total=total))
@@ -139,10 +139,11 @@ class _Run:
         """Those made of pairs (p, 2) of all rows, a share `given` of the smaller pool; a trial is a step."""
         own = torch.stack([torch.searchsorted(self.rows, pairs[:, 0].contiguous()), pairs[:, 1]], dim=1)
         own, course, settings = own.to(self.course.seeds.device), self.course, self.course.settings
-        done = steps(settings) + steps(_chance_settings(settings))
+        done = _courses_steps(settings)
         held = self._held(self.state, ORPHANS)
         tried = orphans.Tried(*held["tried"].tolist()) if held else orphans.Tried()
-        before = self._before_orphans() if tried.wants(len(own), given) else {}
+        assert self.chance is not None
+        before = {**course.snapshot(), **_named(CHANCE, self.chance.snapshot())}
         while tried.wants(len(own), given):
 
             def beat(trials: int = tried.trials) -> None:
@@ -166,17 +167,13 @@ class _Run:
             self.report(Step(done, done, course.facts))
 
         generator = torch.Generator().manual_seed(settings.seed)
-        count = min(CHANCE_SEEDS, len(course.x.along), len(course.y.along))
+        count = min(CHANCE_SEEDS, course.smaller)
         drawn = [torch.randperm(len(side.along), generator=generator)[:count] for side in (course.x, course.y)]
         scrambled = course.y.scrambled(settings.seed, beat=beat)
         other = Course(course.x, scrambled, torch.stack(drawn, dim=1).to(course.seeds), settings, course.memory, on_step)
         if held := self._held(self.state, CHANCE):
             other.restore(held)
         return other
-
-    def _before_orphans(self) -> State:
-        assert self.chance is not None
-        return {**self.course.snapshot(), **_named(CHANCE, self.chance.snapshot())}
 
     @staticmethod
     def _held(state: State, part: str) -> State:
@@ -185,6 +182,11 @@ class _Run:
 
 def _named(part: str, state: State) -> State:
     return {part + name: held for name, held in state.items()}
+
+
+def _courses_steps(settings: Settings) -> int:
+    """Of both courses, at most."""
+    return steps(settings) + steps(_chance_settings(settings))
 
 
 def _chance_settings(settings: Settings) -> Settings:
@@ -218,7 +220,7 @@ def _less_orphans(run: _Run, pairs: Int64[Tensor, "p 2"], told: honesty.Estimate
     """The estimate, and what is left of every confidence, after those pairs whose items probably have no partner at all."""
     if not told.right:
         return told, 1.0
-    share = len(pairs) / min(len(run.course.x.along), len(run.course.y.along))
+    share = len(pairs) / run.course.smaller
     tried = run.try_orphans(pairs, share)
     right = min(told.right, max(LEAST_LEFT, tried.right(len(pairs), share)))
     return replace(told, right=right, orphans_paired=tried.share), right / told.right
