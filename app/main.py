@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
 
 from anyio import to_thread
 from fastapi import FastAPI
@@ -23,7 +22,7 @@ from app.api import (
     api_keys,
     bootstrap,
     contracts,
-    direct,
+    documents,
     edge,
     encoders,
     evaluate,
@@ -127,9 +126,8 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     for resource in RESOURCES:
         app.include_router(resource.router)
-    _document_problems(app)
-    direct_routes = direct.by_path(resource.router for resource in RESOURCES)
-    app.add_middleware(Edge, admission=app.state.admission, direct=direct_routes)
+    documents.install(app, (resource.router for resource in RESOURCES))
+    app.add_middleware(Edge, admission=app.state.admission)
     tracing.install(app, services.db.engine)
     return app
 
@@ -190,19 +188,3 @@ def _start(services: Services, worker: Worker | None) -> None:
     services.names.open()
     if worker is not None:
         worker.start()
-
-
-def _document_problems(app: FastAPI) -> None:
-    """Put the problem schema, which no route returns as a model, into the OpenAPI document."""
-    make = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = make()
-        schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        if "Problem" not in schemas:
-            schema = problems.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
-            schemas.update(schema.pop("$defs", {}))
-            schemas["Problem"] = schema
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]

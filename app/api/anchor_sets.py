@@ -10,19 +10,18 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api import wire
-from app.api.bodies import JsonRoute, VectorsRoute
+from app.api.bodies import json_body
 from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
 from app.api.jobs import ASYNC, Job, Prefer, accepted, wants_job
 from app.api.problems import documented
-from app.api.vector_routes import BULK, COLUMN
-from app.api.wire import InputsBody, Name, Vectors
+from app.api.wire import InputsBody, Name, UndecodedVectors, Vectors
 from app.errors import InvalidRequest, NotExactlyOne
 from app.services import embedding, spaces
 from app.services.embedding import MOST_ENCODERS
 from app.services.writes import once
 from app.storage import registry, tables
 
-router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"], route_class=JsonRoute)
+router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"])
 
 
 class NewAnchorSet(InputsBody):
@@ -38,7 +37,7 @@ class NewAnchorSet(InputsBody):
     )
 
     name: Name
-    embeddings: Annotated[dict[Name, Vectors], Field(max_length=MOST_ENCODERS)] | None = None
+    embeddings: Annotated[dict[Name, UndecodedVectors], Field(max_length=MOST_ENCODERS)] | None = None
     encoders: Annotated[list[Name], Field(max_length=MOST_ENCODERS)] | None = None
     keep_inputs: bool = True
 
@@ -113,7 +112,12 @@ def describe(row: tables.AnchorSet) -> AnchorSet:
     responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
 )
 def create_anchor_set(
-    body: NewAnchorSet, response: Response, services: Svc, project: Writes, _: IdempotencyKey = None, prefer: Prefer = None
+    project: Writes,
+    body: Annotated[NewAnchorSet, json_body(NewAnchorSet)],
+    response: Response,
+    services: Svc,
+    _: IdempotencyKey = None,
+    prefer: Prefer = None,
 ) -> AnchorSet | Job:
     """Create a set with all its embeddings, or nothing. Duplicate and collinear anchors are accepted and reported.
 
@@ -143,21 +147,25 @@ def create_anchor_set(
     return describe(row)
 
 
+@router.put(
+    "/{name}/embeddings/{encoder}",
+    status_code=201,
+    responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
+)
 def add_embeddings(
     name: PathName,
     encoder: PathName,
-    body: NewEmbeddings,
+    project: Writes,
+    body: Annotated[NewEmbeddings, json_body(NewEmbeddings, vectors=True)],
     response: Response,
     services: Svc,
-    project: Writes,
     prefer: Prefer = None,
 ) -> AnchorSet | Job:
     """Add another encoder's embeddings of the set's items; with `Prefer: respond-async` a worker encodes the inputs."""
     if body.vectors is not None:
         if body.inputs is not None:
             raise NotExactlyOne("send vectors or inputs, not both", field="vectors")
-        vectors = wire.matrix(body.vectors, "vectors")
-        return describe(spaces.add_embeddings(services, project, anchor_set=name, encoder=encoder, vectors=vectors))
+        return describe(spaces.add_embeddings(services, project, anchor_set=name, encoder=encoder, vectors=body.vectors))
     inputs = body.given_inputs()
     if inputs is None and "input_type" in body.model_fields_set:
         raise InvalidRequest("inputs that the set has kept are what they were said to be then", field="input_type")
@@ -165,20 +173,6 @@ def add_embeddings(
         job = embedding.request_addition(services, project, anchor_set=name, encoder=encoder, inputs=inputs)
         return accepted(response, job)
     return describe(embedding.add_encoded(services, project, anchor_set=name, encoder=encoder, inputs=inputs))
-
-
-router.add_api_route(
-    "/{name}/embeddings/{encoder}",
-    add_embeddings,
-    methods=["PUT"],
-    status_code=201,
-    responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
-    route_class_override=VectorsRoute,
-    openapi_extra={
-        "requestBody": BULK,
-        "parameters": [{"name": "column", "in": "query", "schema": COLUMN}],
-    },
-)
 
 
 @router.get("", responses=documented(422))

@@ -12,11 +12,12 @@ import orjson
 import pybase64
 import torch
 from fastapi import Request, Response
+from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 from torch import Tensor
 
 from app.api import arrow, confidence, npy
-from app.api.bodies import JSON, Given
+from app.api.bodies import JSON, Call
 from app.api.wire import Dtype, Encoding
 from app.errors import InvalidRequest, NotAcceptable
 from app.maths.translator import no_flags
@@ -171,13 +172,28 @@ def flags(
     return sorted(found, key=lambda flag: flag["row"])
 
 
-def choose(request: Request, given: Given, encoding: Encoding, dtype: Dtype) -> Writer:
-    """How the request wants its answer: by its Accept header, or else as it came itself. Raises NotAcceptable, InvalidRequest."""
-    own = given.media if given.media in MEDIA else JSON
-    media = preferred(request, own)
-    if media != JSON and encoding == "base64":
-        raise InvalidRequest("base64 is of JSON answers", field="encoding")
-    return Writer(media, encoding, dtype, given.rows if media == arrow.MEDIA else None)
+def choose(call: Call[Any], encoding: Encoding, dtype: Dtype) -> Writer:
+    """How to write the answer: as the Accept header says, or else as the body came. Raises NotAcceptable, InvalidRequest."""
+    media = preferred(call.request, call.media if call.media in MEDIA else JSON)
+    if media != JSON:
+        refuse_base64(encoding)
+    return Writer(media, encoding, dtype, call.rows if media == arrow.MEDIA else None)
+
+
+def refuse_base64(encoding: Encoding) -> None:
+    """Raises InvalidRequest for base64, where the answer is not JSON."""
+    if encoding == "base64":
+        raise InvalidRequest("`encoding: base64` only applies to JSON answers", field="encoding")
+
+
+async def write(call: Call[Any], writer: Writer, vectors: Tensor, about: Mapping[str, Any]) -> Response:
+    """The answer, written by a thread if that takes long."""
+    if writer.is_small(vectors):
+        response = writer.respond(vectors, about)
+    else:
+        response = await run_in_threadpool(writer.respond, vectors, about)
+    response.headers["Server-Timing"] = call.timing()
+    return response
 
 
 def preferred(request: Request, own: str, offered: Sequence[str] = MEDIA) -> str:

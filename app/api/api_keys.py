@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.bodies import JsonRoute
+from app.api.bodies import json_body
 from app.api.deps import Administers, IdempotencyKey, Limit, Moment, Svc
 from app.api.problems import documented
 from app.api.wire import Body
@@ -18,7 +18,7 @@ from app.services.writes import once
 from app.storage import registry, tables
 from app.types import LONGEST_GRACE_S, RATE, Scope
 
-router = APIRouter(tags=["keys"], route_class=JsonRoute)
+router = APIRouter(tags=["keys"])
 
 KeyId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")]
 
@@ -90,7 +90,11 @@ class AuditPage(BaseModel):
 
 @router.post("/api-keys", status_code=201, responses=documented(400, 409, 413, 415, 422))
 def create_api_key(
-    body: NewApiKey, response: Response, services: Svc, project: Administers, _: IdempotencyKey = None
+    project: Administers,
+    body: Annotated[NewApiKey, json_body(NewApiKey)],
+    response: Response,
+    services: Svc,
+    _: IdempotencyKey = None,
 ) -> FreshApiKey:
     """Make a key. It is in this answer and nowhere else: a repeated request cannot show it again."""
     shown: list[str] = []
@@ -127,11 +131,11 @@ def get_api_key(id: KeyId, services: Svc, project: Administers) -> ApiKey:
 @router.post("/api-keys/{id}/rotate", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
 def rotate_api_key(
     id: KeyId,
-    body: Rotation,
+    project: Administers,
+    body: Annotated[Rotation, json_body(Rotation)],
     request: Request,
     response: Response,
     services: Svc,
-    project: Administers,
     _: IdempotencyKey = None,
 ) -> FreshApiKey:
     """A new key with the same rights; the old one ends after `grace_s`."""

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 from pydantic import ConfigDict, Field
 
 from app.api import pools
-from app.api.bodies import JsonRoute
+from app.api.bodies import json_body
 from app.api.deps import IdempotencyKey, Svc, Writes
 from app.api.jobs import Job, describe
 from app.api.problems import documented
@@ -17,7 +17,7 @@ from app.services import bootstrapping
 from app.services.writes import once
 from app.storage import tables
 
-router = APIRouter(tags=["bootstrap"], route_class=JsonRoute)
+router = APIRouter(tags=["bootstrap"])
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -109,7 +109,13 @@ class BootstrapRequest(Body):
 
 
 @router.post("/bootstrap", status_code=202, responses=documented(400, 404, 409, 413, 415, 422))
-def bootstrap(body: BootstrapRequest, response: Response, services: Svc, project: Writes, _: IdempotencyKey = None) -> Job:
+def bootstrap(
+    project: Writes,
+    body: Annotated[BootstrapRequest, json_body(BootstrapRequest)],
+    response: Response,
+    services: Svc,
+    _: IdempotencyKey = None,
+) -> Job:
     """Queue a search for pairs; when the job has succeeded, the anchor set `name` exists, and `/anchor-sets/{name}/pairs`.
 
     The result's `estimate.right` is the share of pairs that are probably right. Where it is below `min_right` the job fails with

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.bodies import JsonRoute
+from app.api.bodies import json_body
 from app.api.deps import PathName, Reads, Svc, Writes
 from app.api.problems import documented
 from app.api.translate import MinQuality
@@ -17,7 +17,7 @@ from app.errors import MissingField
 from app.services import promises, spaces, translation
 from app.storage import tables
 
-router = APIRouter(prefix="/anchor-sets/{name}/contracts", tags=["anchor sets"], route_class=JsonRoute)
+router = APIRouter(prefix="/anchor-sets/{name}/contracts", tags=["anchor sets"])
 
 
 class NewContract(Body):
@@ -56,7 +56,12 @@ def describe(row: tables.Contract) -> Contract:
 
 @router.put("/{source}/{target}", responses=documented(400, 404, 409, 415, 422))
 def put_contract(
-    name: PathName, source: PathName, target: PathName, body: NewContract, services: Svc, project: Writes
+    name: PathName,
+    source: PathName,
+    target: PathName,
+    project: Writes,
+    body: Annotated[NewContract, json_body(NewContract)],
+    services: Svc,
 ) -> Contract:
     """Agree on what translators between two encoders must promise, in place of what was agreed before.
 

@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -25,8 +25,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import telemetry
-from app.api import direct, problems
-from app.api.direct import DirectRoute
+from app.api import problems
 from app.api.limiter import RateLimiter
 from app.errors import AnchorageError, HostNotAllowed, Overloaded, TooMuchAtOnce, Unauthenticated
 from app.services.context import Origin, answer_bytes, origin
@@ -166,10 +165,9 @@ class Room:
 class Edge:
     """The outermost layer of the service."""
 
-    def __init__(self, app: ASGIApp, admission: Admission, direct: Mapping[str, DirectRoute]) -> None:
+    def __init__(self, app: ASGIApp, admission: Admission) -> None:
         self._app = app
         self._admission = admission
-        self._direct = direct
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -177,7 +175,7 @@ class Edge:
             return
         headers = Headers(scope=scope)
         state = scope.setdefault("state", {})
-        answer = _Answer(send, _request_id(headers), self._admission, state)
+        answer = _Answer(send, _request_id(headers), self._admission, state.get("hang_up", lambda: None))
         state["request_id"] = answer.request_id
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=answer.request_id)
@@ -186,8 +184,9 @@ class Edge:
             await self._serve(scope, receive, answer, headers, room)
         except HangUp as reason:
             log.warning("%s %s: the answer breaks off: %s", scope["method"], scope["path"], reason)
-            await _hang_up(scope, receive, at_once=reason.at_once)
+            await _hang_up(scope, receive)
         finally:
+            answer.end_wait()
             room.leave()
             _record(scope, answer, quiet=_public(scope))
 
@@ -197,11 +196,7 @@ class Edge:
                 self._check_host(headers)
             if not _public(scope):
                 await self._let_in(scope, answer, headers, room)
-            route = self._direct.get(scope["path"]) if scope["method"] == "POST" else None
-            if route is None:
-                await self._app(scope, receive, answer.send)
-            else:
-                await _call(route, scope, receive, answer)
+            await self._app(scope, receive, answer.send)
         except AnchorageError as error:  # raised here: those of a route are answered further in
             room.leave()  # what is thrown away takes none
             await self._refuse(error, scope, receive, answer.send)
@@ -262,25 +257,14 @@ class Edge:
         await response(scope, receive, send)
 
 
-async def _call(route: DirectRoute, scope: Scope, receive: Receive, answer: _Answer) -> None:
-    """Have a direct route answer."""
-    scope["route"] = route
-    request = Request(scope, receive)
-    try:
-        response = await route.answer(request)
-        await response(scope, receive, answer.send)
-    except direct.FORESEEN as error:
-        if answer.begun:
-            raise RuntimeError("an answer that has begun cannot be refused") from error
-        await (await direct.refusal(request, error))(scope, receive, answer.send)
-
-
 class _Answer:
     """Watches an answer on its way out."""
 
-    def __init__(self, send: Send, request_id: str, admission: Admission, state: dict[str, Any]) -> None:
+    def __init__(self, send: Send, request_id: str, admission: Admission, abort: Callable[[], object]) -> None:
         self._send = send
-        self._state = state
+        self._abort = abort
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
         self._admission = admission
         self.request_id = request_id
         self.started = time.perf_counter()
@@ -299,27 +283,40 @@ class _Answer:
             if self._admission.stopping:
                 headers["Connection"] = "close"
         data = message.get("body", b"")
-        flow = self._state.get("flow")
-        if flow is not None and not flow.write_paused and len(data) <= PIECE_BYTES:
-            await self._send(message)  # which waits for nothing then
-            return
-        await self._send_watched(message, data)
+        if self._timer is None or len(data) > PIECE_BYTES:
+            self._wait_no_longer_than(ANSWER_S + len(data) / ANSWER_BYTES_PER_S)
+        if len(data) > PIECE_BYTES:
+            await self._send_pieces(message, memoryview(data))  # whose slices are no copies
+        else:
+            await self._send(message)
+        if message["type"] == "http.response.body":
+            self.end_wait()
 
-    async def _send_watched(self, message: Message, data: bytes | memoryview) -> None:
-        data = memoryview(data)  # whose pieces are no copies
-        *first, last = range(0, max(1, len(data)), PIECE_BYTES)
-        try:
-            async with asyncio.timeout(ANSWER_S + len(data) / ANSWER_BYTES_PER_S):
-                for start in first:
-                    await self._send({**message, "body": data[start : start + PIECE_BYTES], "more_body": True})
-                await self._send({**message, "body": data[last:]} if first else message)
-        except TimeoutError:
-            raise HangUp("the client does not read it", at_once=True) from None
+    def end_wait(self) -> None:
+        """What was sent has been taken: the client reads."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wait_no_longer_than(self, seconds: float) -> None:
+        self.end_wait()
+        self._timer = self._loop.call_later(seconds, self._break_off)
+
+    async def _send_pieces(self, message: Message, data: memoryview) -> None:
+        *first, last = range(0, len(data), PIECE_BYTES)
+        for start in first:
+            await self._send({**message, "body": data[start : start + PIECE_BYTES], "more_body": True})
+        await self._send({**message, "body": data[last:]})
+
+    def _break_off(self) -> None:
+        """Close the connection of a client that does not read its answer; nothing waits for it any longer."""
+        log.warning("the client does not read its answer: its connection is closed")
+        self._abort()
 
 
-async def _hang_up(scope: Scope, receive: Receive, *, at_once: bool) -> None:
+async def _hang_up(scope: Scope, receive: Receive) -> None:
     """Close the connection, and wait a while until it is closed: an answer without its end is no fault of the service then."""
-    scope["state"].get("hang_up" if at_once else "close", lambda: None)()
+    scope["state"].get("close", lambda: None)()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_S):
             while (await receive())["type"] != "http.disconnect":
@@ -327,14 +324,7 @@ async def _hang_up(scope: Scope, receive: Receive, *, at_once: bool) -> None:
 
 
 class HangUp(Exception):
-    """An answer that has begun cannot be ended properly: its connection is closed, which tells the client so.
-
-    at_once  without waiting until it has read what was sent
-    """
-
-    def __init__(self, reason: str, *, at_once: bool = False) -> None:
-        super().__init__(reason)
-        self.at_once = at_once
+    """An answer that has begun cannot be ended properly: its connection is closed, which tells the client so."""
 
 
 def _public(scope: Scope) -> bool:

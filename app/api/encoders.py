@@ -11,7 +11,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.api import wire
-from app.api.bodies import JsonRoute
+from app.api.bodies import json_body
 from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
 from app.api.problems import documented
 from app.api.wire import Body, Name, Vectors
@@ -22,7 +22,7 @@ from app.services.writes import once
 from app.storage import registry, tables
 from app.types import EncoderKind, InputRole, Modality
 
-router = APIRouter(prefix="/encoders", tags=["encoders"], route_class=JsonRoute)
+router = APIRouter(prefix="/encoders", tags=["encoders"])
 
 #: a hub id or the name of a folder: no path can be spelt with it
 MODEL = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$"
@@ -164,7 +164,13 @@ def describe(row: tables.Encoder) -> Encoder:
 
 
 @router.post("", status_code=201, responses=documented(400, 409, 413, 415, 422))
-def create_encoder(body: NewEncoder, response: Response, services: Svc, project: Writes, _: IdempotencyKey = None) -> Encoder:
+def create_encoder(
+    project: Writes,
+    body: Annotated[NewEncoder, json_body(NewEncoder)],
+    response: Response,
+    services: Svc,
+    _: IdempotencyKey = None,
+) -> Encoder:
     """Register an encoder. One that the service runs is loaded now, so that a wrong model name shows at once."""
 
     def make() -> tables.Encoder:
@@ -207,8 +213,10 @@ def delete_encoder(name: PathName, services: Svc, project: Writes) -> None:
 
 
 @router.post("/{name}/verify", responses=documented(400, 404, 409, 413, 415, 422))
-def verify_encoder(name: PathName, body: Verification, services: Svc, project: Reads) -> Verified:
+def verify_encoder(
+    name: PathName, project: Reads, body: Annotated[Verification, json_body(Verification)], services: Svc
+) -> Verified:
     """Whether the service's copy of an encoder makes the vectors that yours makes; if not, the likely cause."""
     inputs = Inputs(body.inputs, InputRole(body.input_type))
-    found = verification.verify(services, project, encoder=name, inputs=inputs, vectors=wire.matrix(body.vectors, "vectors"))
+    found = verification.verify(services, project, encoder=name, inputs=inputs, vectors=body.vectors)
     return Verified.model_validate(asdict(found))

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api import wire
-from app.api.bodies import JsonRoute
+from app.api.bodies import json_body
 from app.api.deps import IdempotencyKey, Reads, Svc, project_of
 from app.api.jobs import ASYNC, Job, Prefer, accepted, wants_job
 from app.api.problems import documented
@@ -19,7 +18,7 @@ from app.services.writes import once
 from app.storage import tables
 from app.types import Scope
 
-router = APIRouter(tags=["vectors"], route_class=JsonRoute)
+router = APIRouter(tags=["vectors"])
 
 Neighbours = Annotated[int, Field(ge=1, le=100)]
 Intervals = Annotated[dict[str, tuple[float, float]], Field(description="95 % bootstrap intervals of the means over the items")]
@@ -112,11 +111,11 @@ class Evaluation(BaseModel):
 
 @router.post("/evaluate", responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)})
 def evaluate(
-    body: EvaluateRequest,
+    project: Reads,
+    body: Annotated[EvaluateRequest, json_body(EvaluateRequest)],
     request: Request,
     response: Response,
     services: Svc,
-    project: Reads,
     _: IdempotencyKey = None,
     prefer: Prefer = None,
 ) -> Evaluation | Job:
@@ -129,9 +128,9 @@ def evaluate(
         services,
         project,
         body.pair(),
-        vectors=wire.optional_matrix(body.vectors, "vectors"),
-        native=wire.optional_matrix(body.native, "native"),
-        corpus=wire.optional_matrix(body.corpus, "corpus"),
+        vectors=body.vectors,
+        native=body.native,
+        corpus=body.corpus,
         settings=body.settings(),
     )
     if asked.is_small and not wants_job(prefer):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from app import __version__, telemetry
 from app.api import health, wire
-from app.api.bodies import JsonRoute
+from app.api.bodies import json_body
 from app.api.deps import Reads, Svc
 from app.api.dialects import InferenceError
 from app.api.openai import parse_model
@@ -24,7 +24,7 @@ from app.services.encoding import Inputs
 from app.storage import registry, tables
 from app.types import HeadOutput
 
-router = APIRouter(prefix="/v2", tags=["inference protocol"], route_class=JsonRoute)
+router = APIRouter(prefix="/v2", tags=["inference protocol"])
 
 ModelPath = Annotated[str, Path(max_length=400, description="`head` or `encoder->head@anchor-set`")]
 
@@ -179,7 +179,7 @@ def model_ready(model: ModelPath, services: Svc, project: Reads) -> Ready:
     responses={200: {"model": InferAnswer}, **spoken(InferenceError, 400, 404, 409, 413, 415, 422)},
     response_model=None,
 )
-def infer(model: ModelPath, body: InferRequest, services: Svc, project: Reads) -> Response:
+def infer(model: ModelPath, project: Reads, body: Annotated[InferRequest, json_body(InferRequest)], services: Svc) -> Response:
     """The head's predictions, as /stitch makes them."""
     row, encoder, anchor_set = _find(services, project, model, body.parameters)
     if encoder is None:

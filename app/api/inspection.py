@@ -8,8 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api import wire
-from app.api.bodies import JsonRoute
+from app.api.bodies import json_body
 from app.api.deps import PathName, Reads, Svc
 from app.api.problems import documented
 from app.api.wire import Body, InputsBody, Name, Vectors
@@ -20,7 +19,7 @@ from app.services import drifting, inspection, lint
 from app.services.drifting import MOST_SAMPLED, SAMPLED
 from app.services.inspection import MOST_SUGGESTED
 
-router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"], route_class=JsonRoute)
+router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"])
 
 
 class Outlier(BaseModel):
@@ -215,14 +214,16 @@ def report_anchor_set(name: PathName, services: Svc, project: Reads) -> Report:
 
 
 @router.post("/{name}/suggest", responses=documented(400, 404, 409, 413, 415, 422))
-def suggest_anchors(name: PathName, body: SuggestRequest, services: Svc, project: Reads) -> Suggestions:
+def suggest_anchors(
+    name: PathName, project: Reads, body: Annotated[SuggestRequest, json_body(SuggestRequest)], services: Svc
+) -> Suggestions:
     """Which items of a pool to embed by the other encoders and add next: those that raise the coverage of the pool most."""
     found = inspection.suggest(
         services,
         project,
         anchor_set=name,
         encoder=body.encoder,
-        pool=wire.optional_matrix(body.pool, "pool"),
+        pool=body.pool,
         inputs=body.given_inputs(),
         count=body.count,
     )
@@ -239,9 +240,9 @@ def suggest_anchors(name: PathName, body: SuggestRequest, services: Svc, project
 
 
 @router.post("/{name}/drift", responses=documented(400, 404, 409, 413, 415, 422))
-def find_drift(name: PathName, body: DriftRequest, services: Svc, project: Reads) -> Drift:
+def find_drift(name: PathName, project: Reads, body: Annotated[DriftRequest, json_body(DriftRequest)], services: Svc) -> Drift:
     """Whether an encoder still makes the vectors that it made when the set was embedded, and if not, what to do."""
-    asked = drifting.Asked(wire.optional_matrix(body.vectors, "vectors"), body.rows, body.sample, body.seed)
+    asked = drifting.Asked(body.vectors, body.rows, body.sample, body.seed)
     found = drifting.look(services, project, anchor_set=name, encoder=body.encoder, asked=asked)
     return Drift.model_validate({"anchor_set": name, "encoder": body.encoder, **asdict(found)})
 

@@ -1,4 +1,7 @@
-"""multipart/form-data: a part `request` that holds a JSON body, and files, each of them one of its `inputs`."""
+"""multipart/form-data: a part `request` that holds a JSON body, and files, each of them one of its `inputs`.
+
+Starlette's form parser is not used: it accepts a body that is cut off, without the file in which it ends.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ class _Parts:
             raise MalformedParts("a part's header is too long")
 
 
-def split(content_type: str, data: bytes) -> tuple[bytes, list[bytes]]:
+def split(content_type: str, data: bytes | memoryview) -> tuple[bytes, list[bytes]]:
     """The JSON text of the part `request`, and the files in their order. Raises Malformed, BodyTooLarge."""
     _, options = parse_options_header(content_type)
     boundary = options.get(b"boundary", b"")
@@ -84,7 +87,7 @@ def split(content_type: str, data: bytes) -> tuple[bytes, list[bytes]]:
              "on_header_end", "on_end")  # fmt: skip
     try:
         parser = MultipartParser(boundary, {name: getattr(parts, name) for name in names})  # type: ignore[arg-type]
-        parser.write(data)
+        parser.write(bytes(data))
         parser.finalize()
     except (FormParserError, UnicodeDecodeError, ValueError) as error:
         raise MalformedParts(f"the body is not multipart/form-data: {type(error).__name__}") from None

@@ -12,17 +12,16 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import pybase64
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from starlette.concurrency import run_in_threadpool
 from torch import Tensor
 
 from app import telemetry
-from app.api import bodies, wire
-from app.api.bodies import JsonRoute
-from app.api.deps import Reads, Svc, project_of
+from app.api import wire
+from app.api.bodies import json_body
+from app.api.deps import Reads, Svc
 from app.api.dialects import OpenAIError
-from app.api.direct import DirectRoute
 from app.api.problems import spoken
 from app.api.wire import Body
 from app.encoders.base import Input, Spec
@@ -39,9 +38,9 @@ from app.services import encoding, serving, spaces, translation
 from app.services.context import Services
 from app.services.encoding import Encoded
 from app.storage import registry, tables
-from app.types import EncoderKind, InputRole, Scope
+from app.types import EncoderKind, InputRole
 
-router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)
+router = APIRouter(prefix="/v1", tags=["openai"])
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 MODEL = re.compile(rf"(?P<encoder>{_NAME})(->(?P<target>{_NAME})@(?P<anchor_set>{_NAME}))?")
@@ -228,7 +227,14 @@ def _look_up(services: Services, project: str, name: str) -> tables.Encoder:
         return registry.by_name(session, tables.Encoder, project, name, field="model")
 
 
-async def create_embeddings(body: EmbeddingsRequest, services: Svc, project: Reads) -> Response:
+@router.post(
+    "/embeddings",
+    responses={200: {"model": Embeddings}, **spoken(OpenAIError, 400, 404, 413, 415, 422)},
+    response_model=None,
+)
+async def create_embeddings(
+    project: Reads, body: Annotated[EmbeddingsRequest, json_body(EmbeddingsRequest)], services: Svc
+) -> Response:
     """Vectors of texts or images, as OpenAI's clients ask for them."""
     inputs = read_inputs(body.input, "input")
     role = InputRole(body.input_type)
@@ -249,25 +255,6 @@ async def create_embeddings(body: EmbeddingsRequest, services: Svc, project: Rea
     if count > encoding.INLINE_INPUTS:
         return await run_in_threadpool(wire.respond, answer)
     return wire.respond(answer)
-
-
-class _EmbeddingsRoute(DirectRoute):
-    async def answer(self, request: Request) -> Response:
-        fields = await bodies.read_json(request)
-        project = project_of(request, Scope.read)
-        body = bodies.validated(EmbeddingsRequest, fields)
-        with bodies.watched(request):
-            return await create_embeddings(body, request.app.state.services, project)
-
-
-router.add_api_route(
-    "/embeddings",
-    create_embeddings,
-    methods=["POST"],
-    responses={200: {"model": Embeddings}, **spoken(OpenAIError, 400, 404, 413, 415, 422)},
-    response_model=None,
-    route_class_override=_EmbeddingsRoute,
-)
 
 
 def _rows(vectors: Tensor, encoding_format: str) -> list[Any]:

@@ -11,12 +11,12 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from app.api import answers, arrow, wire
-from app.api.bodies import JSON, JsonRoute
+from app.api.bodies import JSON
 from app.api.deps import PathName, Reads, Svc
 from app.api.problems import documented
 from app.services import spaces
 
-router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"], route_class=JsonRoute)
+router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"])
 
 #: rows of one answer
 MOST_ROWS = 10_000

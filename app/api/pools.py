@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -10,11 +10,10 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api import wire
-from app.api.bodies import JsonRoute
+from app.api.bodies import json_body
 from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
 from app.api.problems import documented
-from app.api.vector_routes import FieldsRoute, described
-from app.api.wire import Body, InputsBody, Name, Role, Vectors
+from app.api.wire import InputsBody, Name, Role, Vectors
 from app.encoders.base import Input
 from app.errors import NotExactlyOne
 from app.services import pools
@@ -23,7 +22,7 @@ from app.services.writes import once
 from app.storage import registry, tables
 from app.types import InputRole
 
-router = APIRouter(prefix="/pools", tags=["pools"], route_class=JsonRoute)
+router = APIRouter(prefix="/pools", tags=["pools"])
 
 
 class NewPool(InputsBody):
@@ -82,44 +81,39 @@ def given(side: Literal["source", "target"], pool: object, inputs: Sequence[Inpu
     return pools.Given(field, pool if isinstance(pool, str) else wire.matrix(pool, field))
 
 
+@router.put("/{name}", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
 def create_pool(
-    name: PathName, body: NewPool, response: Response, services: Svc, project: Writes, _: IdempotencyKey = None
+    name: PathName,
+    project: Writes,
+    body: Annotated[NewPool, json_body(NewPool, vectors=True, query=True)],
+    response: Response,
+    services: Svc,
+    _: IdempotencyKey = None,
 ) -> Pool:
     """Make a pool of its first piece; `POST /pools/{name}/vectors` adds others."""
 
     def make() -> tables.Pool:
-        vectors = wire.optional_matrix(body.vectors, "vectors")
-        return pools.create(services, project, name=name, encoder=body.encoder, vectors=vectors, inputs=body.given_inputs())
+        return pools.create(services, project, name=name, encoder=body.encoder, vectors=body.vectors, inputs=body.given_inputs())
 
     row = once(services, project, tables.Pool, make)
     response.headers["Location"] = f"/pools/{row.name}"
     return describe(row)
 
 
-def extend_pool(name: PathName, body: NewPiece, services: Svc, project: Writes, _: IdempotencyKey = None) -> Pool:
+@router.post("/{name}/vectors", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
+def extend_pool(
+    name: PathName,
+    project: Writes,
+    body: Annotated[NewPiece, json_body(NewPiece, vectors=True, query=True)],
+    services: Svc,
+    _: IdempotencyKey = None,
+) -> Pool:
     """Add a piece. One that was sent before is refused, and the problem's `items` says where to go on."""
 
     def make() -> tables.Pool:
-        vectors = wire.optional_matrix(body.vectors, "vectors")
-        return pools.append(services, project, name=name, offset=body.offset, vectors=vectors, inputs=body.given_inputs())
+        return pools.append(services, project, name=name, offset=body.offset, vectors=body.vectors, inputs=body.given_inputs())
 
     return describe(once(services, project, tables.Pool, make))
-
-
-def _add(path: str, verb: str, endpoint: Callable[..., Pool], model: type[Body]) -> None:
-    router.add_api_route(
-        path,
-        endpoint,
-        methods=[verb],
-        status_code=201,
-        responses=documented(400, 404, 409, 413, 415, 422),
-        route_class_override=FieldsRoute,
-        openapi_extra=described(model),
-    )
-
-
-_add("/{name}", "PUT", create_pool, NewPool)
-_add("/{name}/vectors", "POST", extend_pool, NewPiece)
 
 
 @router.get("", responses=documented(422))

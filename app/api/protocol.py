@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import weakref
 from http import HTTPStatus
-from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app import telemetry
 
 #: the request line, the headers, and whatever a chunked body brings along that is no body
 HEAD_BYTES = 64 * 1024
-
-
-#: an answer's beginning that is copied behind its head, rather than sent by itself
-JOINED_BYTES = 64 * 1024
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -27,11 +21,6 @@ class BoundedHttp(HttpToolsProtocol):
     _idle = 0
     #: bytes of this request's headers and trailers
     _head = 0
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A new connection."""
-        super().connection_made(transport)
-        self.transport = _Together(transport, self.loop)  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         """Count before parsing; what parses resets the count."""
@@ -45,7 +34,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._head = 0
         super().on_message_begin()
         # For the edge: a transport that is only closed waits for a client that does not read.
-        self.scope["state"].update(hang_up=self.transport.abort, close=self.transport.close, flow=self.flow)
+        self.scope["state"].update(hang_up=self.transport.abort, close=self.transport.close)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header, or a trailer. What is raised here ends the parsing."""
@@ -58,8 +47,6 @@ class BoundedHttp(HttpToolsProtocol):
         """The head is whole."""
         self._idle = 0
         super().on_headers_complete()
-        cycle = weakref.ref(self.cycle)  # which holds the scope: nothing is to wait for the garbage collector
-        self.scope["state"]["body_is_whole"] = lambda: _is_whole(cycle())
 
     def on_body(self, body: bytes) -> None:
         """Some body."""
@@ -82,50 +69,6 @@ class BoundedHttp(HttpToolsProtocol):
         _hang_up(
             self.transport, _problem(status, code, detail), begun=self.cycle is not None and not self.cycle.response_complete
         )
-
-
-def _is_whole(cycle: RequestResponseCycle | None) -> bool:
-    """Whether all of a request's body has come."""
-    return cycle is not None and not cycle.more_body
-
-
-class _Together:
-    """Sends an answer's head together with what follows at once: one call of the system, and one packet, for a small answer."""
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport, self._loop = transport, loop
-        self._head = b""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        head = self._head
-        if not head and data[:5] == b"HTTP/":
-            self._head = bytes(data)
-            self._loop.call_soon(self._flush)  # when nothing follows at once
-            return
-        self._head = b""
-        if head and len(data) <= JOINED_BYTES:
-            self._transport.write(b"".join((head, data)))
-            return
-        if head:
-            self._transport.write(head)
-        if len(data):
-            self._transport.write(data)
-
-    def close(self) -> None:
-        self._flush()
-        self._transport.close()
-
-    def abort(self) -> None:
-        self._head = b""
-        self._transport.abort()
-
-    def _flush(self) -> None:
-        head, self._head = self._head, b""
-        if head:
-            self._transport.write(head)
 
 
 def _hang_up(transport: asyncio.Transport, answer: bytes, *, begun: bool) -> None:

@@ -9,13 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from app import telemetry
-from app.api import answers, vector_routes, wire
-from app.api.bodies import JsonRoute
-from app.api.deps import Reads, Svc
+from app.api import answers, streams
+from app.api.bodies import Call, vector_call
+from app.api.documents import BULK
 from app.api.problems import documented
 from app.api.streams import Plan
 from app.api.translate import Flag
-from app.api.vector_routes import AnswerWriter, VectorRoute, streamed
 from app.api.wire import Dtype, Encoding, InputsBody, Name, Vectors
 from app.errors import InvalidOption, NotExactlyOne
 from app.maths import quantise
@@ -23,7 +22,7 @@ from app.maths.quantise import FEWEST_BITS, MOST_BITS
 from app.services import serving
 from app.services.context import Services
 
-router = APIRouter(tags=["vectors"], route_class=JsonRoute)
+router = APIRouter(tags=["vectors"])
 
 
 class RelativeRequest(InputsBody):
@@ -76,32 +75,30 @@ class RelativeAnswer(BaseModel):
     flags: list[Flag]
 
 
-async def _stream(body: RelativeRequest, services: Services, project: str) -> Plan:
-    """What serves a stream of vectors."""
-    if body.vectors is not None or body.inputs is not None:
-        raise NotExactlyOne("the vectors of a stream are its body", field="vectors")
-    served = await run_in_threadpool(serving.make, services, project, body.relation())
-    return Plan(services, served, body.dtype, "float32", "relative", body.quantised())
-
-
-@streamed(_stream)
-async def relative(body: RelativeRequest, writer: AnswerWriter, services: Svc, project: Reads) -> Response:
+@router.post(
+    "/relative",
+    responses={200: {"model": RelativeAnswer, **BULK}, **documented(400, 404, 406, 409, 413, 415, 422)},
+    response_model=None,
+)
+async def relative(call: Annotated[Call[RelativeRequest], vector_call(RelativeRequest, streams=True)]) -> Response:
     """The similarities of each vector to each anchor, both centred on the anchors' mean."""
-    vectors = wire.optional_matrix(body.vectors, "vectors")
-    answer = await vector_routes.served(services, project, body.relation(), vectors, body.given_inputs(), writer)
+    services, project, body = call.services, call.project, call.body
+    if call.streamed:
+        return await streams.respond(call.request, await _plan(body, services, project))
+    writer = answers.choose(call, body.encoding, body.dtype)
+    with call.encoding():
+        answer = await serving.serve(services, project, body.relation(), body.vectors, body.given_inputs(), writer.form)
     made = answer.made
     count, dim = made.vectors.shape
     telemetry.BATCH_VECTORS.labels("relative").observe(count)
     about = {"count": count, "dim": dim, **body.quantised(), "flags": answers.flags(made.at_mean, truncated=answer.truncated)}
-    return await vector_routes.write(writer, made.vectors, about)
+    return await answers.write(call, writer, made.vectors, about)
 
 
-router.add_api_route(
-    "/relative",
-    relative,
-    methods=["POST"],
-    responses={200: {"model": RelativeAnswer, **vector_routes.BULK}, **documented(400, 404, 406, 409, 413, 415, 422)},
-    response_model=None,
-    route_class_override=VectorRoute,
-    openapi_extra=vector_routes.described(RelativeRequest, streams=True),
-)
+async def _plan(body: RelativeRequest, services: Services, project: str) -> Plan:
+    """What serves a stream of vectors."""
+    if body.vectors is not None or body.inputs is not None:
+        raise NotExactlyOne("the vectors of a stream are its body", field="vectors")
+    answers.refuse_base64(body.encoding)
+    served = await run_in_threadpool(serving.make, services, project, body.relation())
+    return Plan(services, served, body.dtype, "float32", "relative", body.quantised())

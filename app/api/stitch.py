@@ -12,13 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from app import telemetry
-from app.api import answers, vector_routes, wire
+from app.api import answers, wire
 from app.api.answers import Writer
-from app.api.bodies import JSON, JsonRoute
+from app.api.bodies import JSON, Call, json_body, vector_call
 from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
+from app.api.documents import BULK
 from app.api.problems import documented
 from app.api.translate import NO_MINIMUM, NO_OPTIONS, Flag, Method, MinQuality, Options
-from app.api.vector_routes import AnswerWriter, VectorRoute
 from app.api.wire import Body, Dtype, Encoding, InputsBody, Name, Numbers, Vectors
 from app.errors import InvalidHead, InvalidRequest, NotExactlyOne
 from app.heads import registry as heads
@@ -31,7 +31,7 @@ from app.services.writes import once
 from app.storage import registry, tables
 from app.types import HeadOutput
 
-router = APIRouter(tags=["heads"], route_class=JsonRoute)
+router = APIRouter(tags=["heads"])
 
 
 Size = Annotated[int, Field(ge=1, le=4_096)]
@@ -135,7 +135,7 @@ class NewHead(Body):
                 raise InvalidHead("an architecture belongs to an mlp, and only there", field="architecture")
             bias = None if self.bias is None else wire.vector(self.bias, "bias")
             classes = None if self.classes is None else len(self.classes)
-            return linear_head(wire.matrix(self.weight, "weight"), bias, dim=dim, classes=classes)
+            return linear_head(self.weight, bias, dim=dim, classes=classes)
         if self.bias is not None:
             raise NotExactlyOne("a file brings its own bias", field="bias")
         data = bytes(wire.from_base64(self.safetensors or self.onnx or "", given[0]))
@@ -207,8 +207,8 @@ class StitchRequest(InputsBody):
             raise NotExactlyOne("send labels or targets, not both", field="labels")
         return stitching.Truth(
             self.labels,
-            wire.optional_matrix(self.targets, "targets"),
-            wire.optional_matrix(self.native_vectors, "native_vectors"),
+            self.targets,
+            self.native_vectors,
         )
 
 
@@ -267,7 +267,9 @@ def describe(row: tables.Head) -> Head:
 
 
 @router.post("/heads", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
-def create_head(body: NewHead, response: Response, services: Svc, project: Writes, _: IdempotencyKey = None) -> Head:
+def create_head(
+    project: Writes, body: Annotated[NewHead, json_body(NewHead)], response: Response, services: Svc, _: IdempotencyKey = None
+) -> Head:
     """Register a head."""
     new = body.described()
     row = once(services, project, tables.Head, lambda: stitching.create_head(services, project, new, body.made))
@@ -295,20 +297,18 @@ def delete_head(name: PathName, services: Svc, project: Writes) -> None:
     stitching.delete_head(services, project, name)
 
 
-async def stitch(body: StitchRequest, writer: AnswerWriter, services: Svc, project: Reads) -> Response:
-    """Predictions of a head for vectors it was never trained on: translated into its space, or made relative, as it needs."""
-    return await run_in_threadpool(_stitch, body, writer, services, project)
-
-
-router.add_api_route(
+@router.post(
     "/stitch",
-    stitch,
-    methods=["POST"],
-    responses={200: {"model": StitchAnswer, **vector_routes.BULK}, **documented(400, 404, 406, 409, 413, 415, 422)},
+    responses={200: {"model": StitchAnswer, **BULK}, **documented(400, 404, 406, 409, 413, 415, 422)},
     response_model=None,
-    route_class_override=VectorRoute,
-    openapi_extra=vector_routes.described(StitchRequest),
 )
+async def stitch(call: Annotated[Call[StitchRequest], vector_call(StitchRequest)]) -> Response:
+    """Predictions of a head for vectors it was never trained on: translated into its space, or made relative, as it needs."""
+    writer = answers.choose(call, call.body.encoding, call.body.dtype)
+    with call.encoding():
+        response = await run_in_threadpool(_stitch, call.body, writer, call.services, call.project)
+    response.headers["Server-Timing"] = call.timing()
+    return response
 
 
 def _stitch(body: StitchRequest, writer: Writer, services: Services, project: str) -> Response:
@@ -319,7 +319,7 @@ def _stitch(body: StitchRequest, writer: Writer, services: Services, project: st
         head=body.head,
         anchor_set=body.anchor_set,
         way=body.way(),
-        vectors=wire.optional_matrix(body.vectors, "vectors"),
+        vectors=body.vectors,
         inputs=body.given_inputs(),
         truth=body.truth(),
     )

@@ -23,7 +23,7 @@ from torch import Tensor
 from app import telemetry
 from app.api import arrow, npy
 from app.api.answers import BYTES, TORCH, accepts, flags, headers, metadata
-from app.api.bodies import BODY_BYTES_PER_S, BODY_S, declared_length, media_of, next_piece, refuse_column, refuse_encoded
+from app.api.bodies import BODY_BYTES_PER_S, BODY_S, declared_length, media_of, next_piece, refuse_encoded
 from app.api.edge import HangUp
 from app.api.wire import Dtype
 from app.errors import (
@@ -129,7 +129,6 @@ async def respond(request: Request, plan: Plan) -> Response:
     refuse_encoded(request)
     if not accepts(", ".join(request.headers.getlist("accept")), media):
         raise NotAcceptable(f"a stream is answered as it comes: as {media}", field="Accept")
-    refuse_column(request)
     limit = request.app.state.admission.max_stream_bytes
     declared_length(request, limit)
     feed = _Feed(request, limit)

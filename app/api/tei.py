@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from app import telemetry
 from app.api import wire
-from app.api.bodies import JsonRoute
+from app.api.bodies import json_body
 from app.api.deps import Reads, Svc
 from app.api.dialects import TeiError
 from app.api.openai import Inputs, embed, look_at, read_inputs
@@ -20,7 +20,7 @@ from app.api.wire import Body
 from app.errors import InputTooLong
 from app.types import InputRole
 
-router = APIRouter(prefix="/tei", tags=["tei"], route_class=JsonRoute)
+router = APIRouter(prefix="/tei", tags=["tei"])
 
 ModelPath = Annotated[str, Path(max_length=400, description="`encoder` or `encoder->target@anchor-set`, as in /v1/models")]
 
@@ -65,9 +65,11 @@ class Info(BaseModel):
     responses={200: {"model": list[list[float]]}, **spoken(TeiError, 400, 404, 409, 413, 415, 422)},
     response_model=None,
 )
-async def embed_root(model: ModelPath, body: EmbedRequest, request: Request, services: Svc, project: Reads) -> Response:
+async def embed_root(
+    model: ModelPath, project: Reads, body: Annotated[EmbedRequest, json_body(EmbedRequest)], request: Request, services: Svc
+) -> Response:
     """The same as /embed: clients that take a URL and nothing else call it as it is."""
-    return await embed_inputs(model, body, request, services, project)
+    return await embed_inputs(model, project, body, request, services)
 
 
 @router.post(
@@ -75,7 +77,9 @@ async def embed_root(model: ModelPath, body: EmbedRequest, request: Request, ser
     responses={200: {"model": list[list[float]]}, **spoken(TeiError, 400, 404, 409, 413, 415, 422)},
     response_model=None,
 )
-async def embed_inputs(model: ModelPath, body: EmbedRequest, request: Request, services: Svc, project: Reads) -> Response:
+async def embed_inputs(
+    model: ModelPath, project: Reads, body: Annotated[EmbedRequest, json_body(EmbedRequest)], request: Request, services: Svc
+) -> Response:
     """Vectors of one text or several, as a list of lists."""
     inputs = read_inputs(body.inputs, "inputs")
     role = InputRole(body.prompt_name or "document")

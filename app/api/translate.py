@@ -11,15 +11,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from app import telemetry
-from app.api import answers, npy, vector_routes, wire
-from app.api.bodies import JsonRoute
+from app.api import answers, npy, streams
+from app.api.bodies import Call, json_body, vector_call
 from app.api.confidence import Confidence, columns
 from app.api.deps import IdempotencyKey, Reads, Svc, Writes
+from app.api.documents import BULK
 from app.api.jobs import ASYNC, Job, Prefer, accepted, wants_job
 from app.api.problems import documented
 from app.api.streams import Plan
-from app.api.vector_routes import AnswerWriter, VectorRoute, streamed
-from app.api.wire import Body, Dtype, Encoding, InputsBody, Name, Vectors
+from app.api.wire import BODY_ROWS, Body, Dtype, Encoding, InputsBody, Name, Vectors
 from app.errors import InvalidRequest, MissingField, NotExactlyOne
 from app.maths.methods import Options as MethodOptions
 from app.maths.selection import Use
@@ -29,7 +29,7 @@ from app.services.context import Services
 from app.services.writes import once
 from app.storage import tables
 
-router = APIRouter(tags=["vectors"], route_class=JsonRoute)
+router = APIRouter(tags=["vectors"])
 
 BATCH = telemetry.BATCH_VECTORS.labels("translate")
 
@@ -412,41 +412,28 @@ def describe(row: tables.Translator) -> Translator:
     )
 
 
-async def _stream(body: TranslateRequest, services: Services, project: str) -> Plan:
-    """What serves a stream of vectors, or of relative ones, which then is said by `relative=true`."""
-    if body.vectors is not None or body.inputs is not None or body.relative not in (None, True):
-        raise NotExactlyOne("the vectors of a stream are its body", field="vectors")
-    body.level(whole=False)
-    asked = body.decoding() if body.relative else body.translation()
-    served = await run_in_threadpool(serving.make, services, project, asked)
-    return Plan(services, served, body.dtype, body.precision, "translate")
-
-
-@streamed(_stream)
-async def translate(body: TranslateRequest, writer: AnswerWriter, services: Svc, project: Reads) -> Response:
+@router.post(
+    "/translate",
+    responses={200: {"model": TranslateAnswer, **BULK}, **documented(400, 404, 406, 409, 413, 415, 422)},
+    response_model=None,
+)
+async def translate(call: Annotated[Call[TranslateRequest], vector_call(TranslateRequest, streams=True)]) -> Response:
     """Translate vectors, inputs or relative vectors into the target encoder's space."""
+    services, project, body = call.services, call.project, call.body
+    if call.streamed:
+        return await streams.respond(call.request, await _plan(body, services, project))
     given = [name for name in ("vectors", "inputs", "relative") if getattr(body, name) is not None]
     if len(given) != 1:
         raise NotExactlyOne("send exactly one of vectors, inputs and relative", field=given[1] if given else "vectors")
+    writer = answers.choose(call, body.encoding, body.dtype)
     level = body.level(whole=writer.media != npy.MEDIA)
-    if body.relative is None:
-        answer = await vector_routes.served(
-            services,
-            project,
-            body.translation(),
-            wire.optional_matrix(body.vectors, "vectors"),
-            body.given_inputs(),
-            writer,
-            body.precision,
-        )
-    else:
-        answer = await vector_routes.served(
-            services, project, body.decoding(), wire.matrix(body.relative, "relative"), None, writer
-        )
+    wanted, vectors = (body.translation(), body.vectors) if body.relative is None else (body.decoding(), body.relative)
+    with call.encoding():
+        answer = await serving.serve(services, project, wanted, vectors, body.given_inputs(), writer.form, body.precision)
     made, by = answer.made, answer.served
     count, dim = made.vectors.shape
     BATCH.observe(count)
-    told = None if level is None else await run_in_threadpool(confidence.tell, services, answer, level, field=given[0])
+    rated = None if level is None else await run_in_threadpool(confidence.tell, services, answer, level, field=given[0])
     about: dict[str, Any] = {
         "count": count,
         "dim": dim,
@@ -454,28 +441,28 @@ async def translate(body: TranslateRequest, writer: AnswerWriter, services: Svc,
         "options": dict(by.options or {}),
         "translator": by.id,
         "flags": answers.flags(
-            made.at_mean, made.outside, truncated=answer.truncated, strange=None if told is None else told.expected.strange
+            made.at_mean, made.outside, truncated=answer.truncated, strange=None if rated is None else rated.expected.strange
         ),
     }
-    if told is not None:
-        about["confidence"] = columns(told)
+    if rated is not None:
+        about["confidence"] = columns(rated)
     if body.precision != "float32" and by.translator is not None:
         about["precision"] = {
             "name": body.precision,
             "error": products.precision_error(by.translator, answer.given, made.vectors),
         }
-    return await vector_routes.write(writer, made.vectors, about)
+    return await answers.write(call, writer, made.vectors, about)
 
 
-router.add_api_route(
-    "/translate",
-    translate,
-    methods=["POST"],
-    responses={200: {"model": TranslateAnswer, **vector_routes.BULK}, **documented(400, 404, 406, 409, 413, 415, 422)},
-    response_model=None,
-    route_class_override=VectorRoute,
-    openapi_extra=vector_routes.described(TranslateRequest, streams=True),
-)
+async def _plan(body: TranslateRequest, services: Services, project: str) -> Plan:
+    """What serves a stream of vectors, or of relative ones, which then is said by `relative=true`."""
+    if body.vectors is not None or body.inputs is not None or body.relative not in (None, BODY_ROWS):
+        raise NotExactlyOne("the vectors of a stream are its body", field="vectors")
+    answers.refuse_base64(body.encoding)
+    body.level(whole=False)
+    wanted = body.decoding() if body.relative else body.translation()
+    served = await run_in_threadpool(serving.make, services, project, wanted)
+    return Plan(services, served, body.dtype, body.precision, "translate")
 
 
 @router.post(
@@ -484,10 +471,10 @@ router.add_api_route(
     responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
 )
 def create_translator(
-    body: TranslatorRequest,
+    project: Writes,
+    body: Annotated[TranslatorRequest, json_body(TranslatorRequest)],
     response: Response,
     services: Svc,
-    project: Writes,
     _: IdempotencyKey = None,
     prefer: Prefer = None,
 ) -> Translator | Job:

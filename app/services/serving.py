@@ -12,6 +12,7 @@ from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
+from anyio import to_thread
 from torch import Tensor
 
 from app.errors import AnchorageError, Conflict, InvalidOption, UnknownOption
@@ -277,6 +278,25 @@ def apply(
     except AnchorageError as error:
         raise error.at(field) from None
     return Answer(made, served, given.vectors, given.truncated)
+
+
+async def serve(
+    services: Services,
+    project: str,
+    asked: Asked,
+    vectors: Tensor | None,
+    inputs: Inputs | None = None,
+    form: Form = FLOATS,
+    precision: Precision = "float32",
+) -> Answer:
+    """Vectors or inputs, by what serves the request: at once where that takes no IO, else in a thread. Raises as `apply`."""
+    served = None if vectors is None or inputs is not None else find(services, project, asked)
+    if served is None or vectors is None:
+        work = partial(apply, services, project, asked, vectors=vectors, inputs=inputs, form=form, precision=precision)
+        return await to_thread.run_sync(work)
+    running = served.begin(services, vectors, form, precision)
+    await running.wait()
+    return Answer(result(running, served.reads), served, vectors)
 
 
 def result(running: Running, field: str) -> Translated:

@@ -220,10 +220,9 @@ def test_bad_rows_of_the_last_embeddings_are_named_and_leave_nothing(pair, refus
     refused(pair.get("/anchor-sets/s"), 404, "anchor-set-not-found", "name")
 
 
-def test_nan_among_anchors_is_refused_by_row(pair, refused):
-    body = '{"name": "s", "embeddings": {"a": [[1, 2, 3], [4, 5, 6], [7, NaN, 9]]}}'
-    answer = pair.post("/anchor-sets", content=body, headers={"content-type": "application/json"})
-    refused(answer, 422, "non-finite", "embeddings.a", [2])
+def test_nan_among_anchors_is_refused_by_row(pair, refused, packed):
+    body = {"name": "s", "embeddings": {"a": packed([[1, 2, 3], [4, 5, 6], [7, np.nan, 9]])}}
+    refused(pair.post("/anchor-sets", json=body), 422, "non-finite", "embeddings.a", [2])
     refused(pair.get("/anchor-sets/s"), 404, "anchor-set-not-found", "name")
 
 

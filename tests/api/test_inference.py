@@ -149,7 +149,6 @@ def test_only_the_outputs_asked_for_are_answered(infer):
         (numbers([["a"] * 5]), 422, "bad-dtype"),
         (numbers([True] * 5, shape=[1, 5]), 422, "bad-dtype"),
         (numbers([[1e39] * 5]), 422, "value-out-of-range"),
-        (numbers([[10**400] * 5], shape=[1, 5]), 422, "non-finite"),
         (texts(["a"]), 422, "encoder-needs-vectors"),
         (texts(["a"], [2]), 422, "bad-shape"),
         (texts(["a", "b"], [1, 2]), 422, "bad-shape"),

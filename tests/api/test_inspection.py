@@ -360,10 +360,10 @@ def test_a_wrong_request_for_suggestions_is_refused(make, refused, change, statu
     refused(answer, status, code, field, rows)
 
 
-def test_nan_in_the_pool_is_refused_by_row_and_an_unknown_set_by_name(make, refused):
+def test_nan_in_the_pool_is_refused_by_row_and_an_unknown_set_by_name(make, refused, packed):
     client = make({"a": noise(7, 20, 3)})
-    body = '{"encoder": "a", "pool": [[1, 2, 3], [1, NaN, 3]]}'
-    answer = client.post("/anchor-sets/s/suggest", content=body, headers={"content-type": "application/json"})
+    body = {"encoder": "a", "pool": packed([[1, 2, 3], [1, np.nan, 3]])}
+    answer = client.post("/anchor-sets/s/suggest", json=body)
     refused(answer, 422, "non-finite", "pool", [1])
     answer = client.post("/anchor-sets/nothing/suggest", json={"encoder": "a", "pool": [[1, 2, 3]]})
     refused(answer, 404, "anchor-set-not-found", "name")
@@ -531,10 +531,10 @@ def test_a_wrong_request_for_drift_is_refused(make, refused, change, status, cod
     refused(answer, status, code, field, rows)
 
 
-def test_nan_is_refused_by_row_and_an_unknown_set_by_name(make, refused):
+def test_nan_is_refused_by_row_and_an_unknown_set_by_name(make, refused, packed):
     client = make({"a": noise(16, 3, 3)})
-    body = '{"encoder": "a", "vectors": [[1, 2, 3], [1, NaN, 3], [1, 2, Infinity]]}'
-    answer = client.post("/anchor-sets/s/drift", content=body, headers={"content-type": "application/json"})
+    body = {"encoder": "a", "vectors": packed([[1, 2, 3], [1, np.nan, 3], [1, 2, np.inf]])}
+    answer = client.post("/anchor-sets/s/drift", json=body)
     refused(answer, 422, "non-finite", "vectors", [1, 2])
     refused(client.post("/anchor-sets/nothing/drift", json={"encoder": "a"}), 404, "anchor-set-not-found", "name")
 

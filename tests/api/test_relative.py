@@ -74,13 +74,6 @@ def test_a_number_of_another_type_is_refused(ask, refused, field, value):
     refused(ask(**{field: value}), 422, "invalid-request", field)
 
 
-@pytest.mark.parametrize("field", ["encode_power", "ridge"])
-@pytest.mark.parametrize("literal", ["NaN", "Infinity"])
-def test_a_number_that_is_not_finite_is_refused(stocked, refused, field, literal):
-    body = f'{{"encoder": "first", "anchor_set": "items", "vectors": [[1, 2, 3, 4, 5, 6, 7, 8]], "{field}": {literal}}}'
-    refused(stocked.post("/relative", content=body, headers={"content-type": "application/json"}), 422, "invalid-request", field)
-
-
 @pytest.mark.parametrize(
     ("change", "status", "code", "field"),
     [

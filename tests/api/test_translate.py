@@ -293,17 +293,6 @@ def test_an_option_out_of_range_or_of_another_type_is_refused(ask, refused, meth
     refused(ask(method=method, options=options), 422, "invalid-request", field)
 
 
-@pytest.mark.parametrize("literal", ["NaN", "Infinity", "1e999"])
-@pytest.mark.parametrize("option", ["delta", "ridge", "encode_power", "decode_power"])
-def test_an_option_that_is_not_finite_is_refused(stocked, refused, option, literal):
-    body = (
-        '{"source": "first", "target": "second", "anchor_set": "items", "vectors": [[1, 2, 3, 4, 5, 6, 7, 8]], '
-        f'"options": {{"{option}": {literal}}}}}'
-    )
-    answer = stocked.post("/translate", content=body, headers={"content-type": "application/json"})
-    refused(answer, 422, "invalid-request", f"options.{option}")
-
-
 def test_more_subspaces_than_anchors_are_refused(ask, refused):
     assert ask(method="irp", options={"omega": 40}).status_code == 200
     refused(ask(method="irp", options={"omega": 41}), 422, "invalid-option", "options.omega", detail="40")
