@@ -115,7 +115,9 @@ def test_every_wait_of_the_driver_passes_through_the_bounded_one(own_postgres, m
     """
     waits = []
     plain = psycopg.Connection.wait
-    monkeypatch.setattr(psycopg.Connection, "wait", lambda self, *given, **more: waits.append(self) or plain(self, *given, **more))
+    monkeypatch.setattr(
+        psycopg.Connection, "wait", lambda self, *given, **more: waits.append(self) or plain(self, *given, **more)
+    )
     db = Database(own_postgres.url)
     with db.engine.connect() as connection:
         raw = connection.connection.driver_connection
