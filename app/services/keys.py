@@ -21,7 +21,6 @@ from app.errors import Conflict, DatabaseUnavailable, InvalidRequest, Unauthenti
 from app.services.context import Services
 from app.services.writes import note
 from app.storage import registry, tables
-from app.storage.db import CONNECT_FOR_S
 from app.types import RATE, Scope
 
 KEY = re.compile(r"anc_([0-9a-f]{32})_([A-Za-z0-9_-]{43})")
@@ -171,7 +170,7 @@ class KeyRing:
 
         While the database is away, the caller of one that `outlast` trusts. Raises DatabaseUnavailable for all others.
         """
-        patience_s = CONNECT_FOR_S if self.outlast(text) is None else 0.0
+        patience_s = None if self.outlast(text) is None else 0.0
         try:
             known = self._read(text, patience_s)
         except DatabaseUnavailable:
@@ -210,8 +209,8 @@ class KeyRing:
             known = self._known.get(key_id)
         return known if known is not None and hmac.compare_digest(_hash(secret), known.secret_hash) else None
 
-    def _read(self, text: str, patience_s: float) -> _Known:
-        """Raises Unauthenticated, and DatabaseUnavailable after waiting `patience_s` for a database that refuses connections."""
+    def _read(self, text: str, patience_s: float | None) -> _Known:
+        """What the database says of a key. Raises Unauthenticated, and DatabaseUnavailable after `patience_s`."""
         refusal = Unauthenticated("this API key opens nothing: it is unknown, expired or revoked")
         parsed = KEY.fullmatch(text)
         if parsed is None:

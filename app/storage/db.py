@@ -67,16 +67,16 @@ class Database:
         return self._watch is not None and self._watch.away
 
     @contextmanager
-    def transaction(self, *, wait_s: float = CONNECT_FOR_S) -> Iterator[Session]:
+    def transaction(self, *, wait_s: float | None = None) -> Iterator[Session]:
         """One use case, one transaction: committed at the end, rolled back by any exception.
 
         A constraint that only a concurrent request can have broken is a Conflict; callers check the foreseeable ones first. A
-        database that refuses connections is waited for, `wait_s` at most, before the transaction begins. One that is silent, or
-        lost on the way, is DatabaseUnavailable, because only the caller knows what may be done twice.
+        database that refuses connections is waited for before the transaction begins, `wait_s` at most or CONNECT_FOR_S. One that
+        is silent, or lost on the way, is DatabaseUnavailable, because only the caller knows what may be done twice.
         """
         with self._session() as session:
             try:
-                self._begin(session, wait_s)
+                self._begin(session, CONNECT_FOR_S if wait_s is None else wait_s)
                 yield session
                 session.commit()
             except (IntegrityError, StaleDataError) as error:
