@@ -81,7 +81,7 @@ def restore(services: Services, folder: Path, *, force: bool = False) -> Copied:
     if not (folder / ROWS).is_file():
         raise BackupError(f"{folder} holds no complete backup: {ROWS} is missing")
     _require_alone(services.db)
-    with services.blobs.unswept(), tempfile.TemporaryDirectory() as copies:
+    with services.blobs.unswept(), tempfile.TemporaryDirectory(dir=services.blobs.root) as copies:
         file = Path(copies) / ROWS
         shutil.copy(folder / ROWS, file)  # migrated to this version's schema there
         with closing(Database(sqlite_url(file))) as source:

@@ -89,10 +89,12 @@ class ServerWatch:
     def lost(self, *, silent: bool = False) -> None:
         """Note that the server does not answer, and begin to ask."""
         with self._lock:
+            if self._closed.is_set():
+                return
             if silent and not self.silent:
                 log.warning("PostgreSQL is silent: requests that need it are refused until it answers")
             self.away, self.silent = True, self.silent or silent
-            if self._thread is None and not self._closed.is_set():
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._knock, name="postgres-watch", daemon=True)
                 self._thread.start()
 
@@ -123,11 +125,14 @@ class ServerWatch:
 
     def _knock(self) -> None:
         arguments, options = self._arguments
-        while not self._closed.wait(KNOCK_EVERY_S) and self.away:
+        while not self._closed.wait(KNOCK_EVERY_S):
+            with self._lock:
+                if not self.away:
+                    self._thread = None  # whoever notes the next loss starts another
+                    return
             try:
                 psycopg.connect(*arguments, **options).close()
-            except psycopg.Error:
-                continue
-            self.answered()
-        with self._lock:
-            self._thread = None
+            except Exception as error:  # whatever it is, this thread must not end while requests are refused
+                log.debug("PostgreSQL is still away: %s", error)
+            else:
+                self.answered()
