@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -55,6 +56,7 @@ LONGEST = [
     "maths/test_evidence.py",
     "encoders/test_text.py",
     "api/test_embed_jobs.py",
+    "storage/test_postgres.py",
     "api/test_postgres.py",
     "api/test_verify.py",
     "storage/test_queue.py",
@@ -148,14 +150,11 @@ class PostgresServer:
         if os.geteuid() == 0:
             user = pwd.getpwnam("postgres")
             os.chown(folder, user.pw_uid, user.pw_gid)
-            for parent in folder.parents:  # pytest's folders are closed to others
-                if parent.owner() == "root" and parent.stat().st_mode & 0o011 != 0o011:
-                    parent.chmod(parent.stat().st_mode | 0o011)
             self._as |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self.url = f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/postgres"
+        self.server_url = self.url = f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/postgres"
         command = [initdb, "-D", "data", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync"]
         subprocess.run(command, **self._as)
 
@@ -186,14 +185,25 @@ class PostgresServer:
         subprocess.run([self._pg_ctl, verb, "-D", "data", "-w", "-t", "60", *options], **self._as)
 
 
+@pytest.fixture(scope="session")
+def own_postgres_server() -> Iterator[PostgresServer]:
+    """A PostgreSQL of the tests' own, running. Not below pytest's folders, which are closed to other users."""
+    with tempfile.TemporaryDirectory(prefix="anchorage-postgres-") as folder:
+        server = PostgresServer(Path(folder))
+        server.start()
+        yield server
+        server.stop()
+
+
 @pytest.fixture
-def own_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    """A PostgreSQL of this test's own, running."""
-    server = PostgresServer(tmp_path_factory.mktemp("postgres"))
-    server.start()
-    yield server
-    server.thaw()
-    server.stop()
+def own_postgres(own_postgres_server: PostgresServer) -> Iterator[PostgresServer]:
+    """A PostgreSQL that this test may freeze or stop, with an empty database at its `url`."""
+    name = f"anchorage_test_{uuid4().hex}"
+    with psycopg.connect(own_postgres_server.server_url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')
+    own_postgres_server.url = own_postgres_server.server_url.rpartition("/")[0] + "/" + name
+    yield own_postgres_server
+    own_postgres_server.thaw()
 
 
 @pytest.fixture(scope="session")
