@@ -106,6 +106,40 @@ def migrate(
             typer.echo(f"no API key yet: made one with every scope, shown this once:\n{key}")
 
 
+@cli.command()
+def backup(folder: Annotated[Path, typer.Argument(help="A new folder: for the rows, and for the vectors they name.")]) -> None:
+    """Write the database and the stored vectors to a folder, while the service runs."""
+    from app.services.backup import BackupError, back_up
+
+    with _storage_trouble(), _services(_settings()) as services:
+        try:
+            copied = back_up(services, folder)
+        except BackupError as error:
+            raise typer.BadParameter(str(error)) from None
+    typer.echo(f"{copied.rows} rows and {copied.blobs} blobs are in {folder}")
+    if copied.lacking:
+        typer.secho(f"WARNING: the service itself lacks {len(copied.lacking)} blobs that rows name:", fg="yellow", err=True)
+        typer.echo("\n".join(copied.lacking), err=True)
+
+
+@cli.command()
+def restore(
+    folder: Annotated[Path, typer.Argument(help="What `anchorage backup` wrote.")],
+    force: Annotated[bool, typer.Option(help="Replace the rows that are there, and restore what a damaged backup has.")] = False,
+) -> None:
+    """Put a backup into the database and the data dir of the settings. Stop every API and worker first."""
+    from app.services.backup import BackupError
+    from app.services.backup import restore as restore_backup
+
+    settings = _settings()
+    with _storage_trouble(), _alone(settings), _services(settings) as services:
+        try:
+            copied = restore_backup(services, folder, force=force)
+        except BackupError as error:
+            raise typer.BadParameter(str(error)) from None
+    typer.echo(f"restored {copied.rows} rows and {copied.blobs} blobs; {len(copied.lacking)} blobs are lacking")
+
+
 @keys_cli.command("create")
 def create(
     name: Annotated[str, typer.Option(help="What the key is for.")],

@@ -6,7 +6,7 @@ AnchorageError
 │     JobNotFound, ApiKeyNotFound
 ├─ Conflict                  the request is fine, the present state is not
 │  └─ NameTaken, InUse, EmbeddingsExist, AnchorCountMismatch, AnchorsNotEmbedded, TooFewAnchors, InputsNotStored, EncoderChanged,
-│     OffsetMismatch, PoolOfAnotherEncoder, JobFinished, RequestInProgress, ResourceGone
+│     OffsetMismatch, PoolOfAnotherEncoder, JobFinished, RequestInProgress, ResourceGone, BlobMissing
 ├─ Unauthenticated           no key, or one that opens nothing
 ├─ Forbidden                 a key whose scopes do not reach that far, or a Host this server does not answer to
 │  └─ ScopeMissing, HostNotAllowed
@@ -190,6 +190,12 @@ class RequestInProgress(Conflict):
 
 class ResourceGone(Conflict):
     code = "resource-gone"
+
+
+class BlobMissing(Conflict):
+    """Stored vectors, inputs or weights whose file is gone or damaged: waiting changes nothing."""
+
+    code = "blob-missing"
 
 
 class Unauthenticated(AnchorageError):

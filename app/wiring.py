@@ -33,14 +33,15 @@ def make_services(settings: Settings, *, device: str | None = None) -> Services:
     if settings.redis_url is not None:
         store = RedisStore(redis_client(settings.redis_url), settings.redis_prefix, settings.redis_cache_bytes)
         word = Word(redis_client(settings.redis_url, tries=1), settings.redis_prefix)
+    db = make_database(settings)
     return Services(
-        db=make_database(settings),
+        db=db,
         blobs=BlobStore(settings.data_dir / "blobs"),
         cache=Cache(settings.cache_bytes, store),
         encoders=EncoderPool(
             _shelf(settings), device=models_on, limit_bytes=settings.model_bytes, cores=settings.encode_cores or settings.threads
         ),
-        names=Names(word),
+        names=Names(word, away=lambda: db.away),
         lanes=Lanes(),
         limits=Limits(
             vectors=settings.max_vectors,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -16,12 +17,14 @@ from pathlib import Path
 import httpx2
 import psycopg
 import pytest
+from starlette.testclient import TestClient
 from typer.testing import CliRunner, Result
 
 from app.cli import cli
 from app.demo.client import free_port
 from app.main import create_app
 from app.settings import Settings
+from app.storage.lock import exclusive
 
 BEYOND = "0.0.0.0"  # noqa: S104
 KEY = r"anc_[0-9a-f]{32}_[A-Za-z0-9_-]{43}"
@@ -251,3 +254,63 @@ def test_a_database_of_a_newer_version_is_said_to_be_one(tmp_path: Path) -> None
     connection.close()
     assert "newer" in refusal(tmp_path, "migrate")
     assert "newer" in refusal(tmp_path, "serve")
+
+
+# --- backup and restore ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_what_was_backed_up_is_there_again_after_it_was_lost(tmp_path, request, database, embeddings):
+    url = {} if database == "sqlite" else {"database_url": request.getfixturevalue("postgres_url")}
+    home, folder = tmp_path / "home", str(tmp_path / "backup")
+
+    def started() -> TestClient:
+        return TestClient(create_app(Settings(data_dir=home, **url)), base_url="http://127.0.0.1")
+
+    def ask(client: TestClient) -> bytes:
+        pair = {"source": "first", "target": "second", "anchor_set": "items"}
+        answer = client.post("/translate", json={**pair, "vectors": embeddings["first"].tolist(), "encoding": "base64"})
+        assert answer.status_code == 200, answer.text
+        return answer.json()["vectors"]["base64"]
+
+    with started() as client:
+        for name, vectors in embeddings.items():
+            assert client.post("/encoders", json={"name": name, "dim": vectors.shape[1]}).status_code == 201
+        body = {"name": "items", "embeddings": {name: vectors.tolist() for name, vectors in embeddings.items()}}
+        assert client.post("/anchor-sets", json=body).status_code == 201
+        expected = ask(client)
+        result = run(home, "backup", folder, **url)  # while it serves
+        assert result.exit_code == 0, result.output
+        assert "and 2 blobs are in" in said(result.output)
+        assert "is not empty" in refusal(home, "backup", folder, **url)
+        if database == "postgresql":
+            assert "other sessions use the database" in refusal(home, "restore", folder, **url)
+    with exclusive(home):  # as `anchorage serve` does without Redis
+        assert "another process serves the data dir" in refusal(home, "restore", folder, **url)
+    assert "has rows already" in refusal(home, "restore", folder, **url)
+
+    shutil.rmtree(home)
+    if database == "postgresql":
+        with psycopg.connect(url["database_url"].replace("+psycopg", "")) as connection:
+            connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    result = run(home, "restore", folder, **url)
+    assert result.exit_code == 0, result.output
+    with started() as client:
+        assert ask(client) == expected
+
+
+def test_a_backup_with_damage_is_restored_only_by_force_and_says_what_is_lacking(tmp_path):
+    with TestClient(create_app(Settings(data_dir=tmp_path)), base_url="http://127.0.0.1") as client:
+        client.post("/encoders", json={"name": "a", "dim": 2})
+        client.post("/anchor-sets", json={"name": "s", "embeddings": {"a": [[1, 0], [0, 1]]}})
+    (blob,) = (tmp_path / "blobs").glob("??/*")
+    assert run(tmp_path, "backup", str(tmp_path / "whole")).exit_code == 0
+    (tmp_path / "whole" / "blobs" / blob.parent.name / blob.name).write_bytes(b"torn")
+    blob.write_bytes(b"torn")
+    result = run(tmp_path, "backup", str(tmp_path / "lacking"))
+    assert (result.exit_code, result.stderr.split()[-1]) == (0, blob.name)
+    for folder in ("whole", "lacking"):
+        said_ = refusal(tmp_path / folder / "new", "restore", str(tmp_path / folder))
+        assert "lacks 1 of 1 blobs" in said_
+        result = run(tmp_path / folder / "new", "restore", "--force", str(tmp_path / folder))
+        assert (result.exit_code, "1 blobs are lacking" in result.output) == (0, True)

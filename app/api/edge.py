@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 import structlog
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter, move_on_after, to_thread
 from fastapi import Request
 from prometheus_client import Histogram
 from starlette.datastructures import Headers, MutableHeaders
@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import telemetry
 from app.api import problems
+from app.api.failed_keys import FailedKeys
 from app.api.limiter import RateLimiter
 from app.errors import AnchorageError, HostNotAllowed, Overloaded, TooMuchAtOnce, Unauthenticated
 from app.services.context import Origin, answer_bytes, origin
@@ -47,8 +48,11 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 #: streams have limits of their own: they last
 EVENTS = re.compile(r"/jobs/[^/]+/events")
 
-#: for keys and probes
+#: for keys
 THREADS = 8
+
+#: how long a request waits for the look-up of a key that worked within the last minute
+LOOK_UP_S = 1.0
 
 #: the status of a request whose client left before it was answered, as nginx has it
 UNANSWERED = 499
@@ -85,8 +89,9 @@ class Admission:
     max_in_flight_bytes: int
     #: a stopping server says so in /readyz and closes connections after their answer
     stopping: bool = False
-    #: threads for keys and probes alone: slow requests occupy all of the framework's
+    #: threads for keys alone: slow requests occupy all of the framework's
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(THREADS))
+    failed_keys: FailedKeys = field(default_factory=FailedKeys)
     in_flight: int = field(default=0, init=False)
     bytes_in_flight: int = field(default=0, init=False)
     #: of each project that has any: requests and bytes in flight
@@ -232,7 +237,7 @@ class Edge:
             )
 
     async def _admit(self, scope: Scope, headers: Headers) -> Caller:
-        """Who calls, counted against its rate. Raises Unauthenticated and RateLimited."""
+        """Who calls, counted against its rate. Raises Unauthenticated, RateLimited and DatabaseUnavailable."""
         keys = self._admission.keys
         if keys is None:
             address = (scope.get("client") or ("",))[0]
@@ -241,12 +246,29 @@ class Edge:
         text = _key(headers)
         if text is None:
             raise Unauthenticated("send an API key: Authorization: Bearer anc_..., or X-API-Key")
-        caller = keys.recall(text)
-        if caller is None:
-            caller = await to_thread.run_sync(keys.look_up, text, limiter=self._admission.threads)
+        caller = keys.recall(text) or await self._look_up(keys, text, (scope.get("client") or ("",))[0])
         structlog.contextvars.bind_contextvars(key_id=caller.key_id)
         await self._admission.rates.count(f"key {caller.key_id}", caller.rate_limit)
         return caller
+
+    async def _look_up(self, keys: KeyRing, text: str, address: str) -> Caller:
+        """The caller of a key that the database must be asked about. Raises Unauthenticated, RateLimited, DatabaseUnavailable.
+
+        A key that worked lately does not wait for a database that is slow, nor for the wrong keys of its address.
+        """
+        if not keys.knows(text):
+            await self._admission.failed_keys.check(address)
+        trusted = keys.outlast(text)
+        with move_on_after(None if trusted is None else LOOK_UP_S):
+            try:
+                return await to_thread.run_sync(
+                    keys.look_up, text, limiter=self._admission.threads, abandon_on_cancel=trusted is not None
+                )
+            except Unauthenticated:
+                await self._admission.failed_keys.count(address)
+                raise
+        assert trusted is not None
+        return trusted
 
     async def _refuse(self, error: AnchorageError, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with the problem; the body is read and thrown away first, or the client would see its connection break."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
-from anyio import to_thread
+from anyio import CapacityLimiter, create_task_group, move_on_after, to_thread
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -26,6 +27,9 @@ from app.services.context import Services
 router = APIRouter(tags=["health"])
 log = logging.getLogger("anchorage")
 
+#: what has not answered by then counts as away
+ANSWER_S = 1.5
+
 #: the library's variable: the folder where several processes count together
 METRICS_DIR = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -36,6 +40,9 @@ class Parts:
 
     worker_alive: Callable[[], bool] | None
     redis_answers: Callable[[], bool] | None
+    #: one thread for each question that may hang: whoever asks meanwhile waits for it, and no longer than ANSWER_S
+    database_thread: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
+    redis_thread: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
 
 
 class Live(BaseModel):
@@ -67,21 +74,21 @@ async def livez() -> Live:
 @router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", responses={503: {"model": Ready}})
 async def readyz(request: Request, response: Response, services: Svc) -> Ready:
-    """200 once a request can be served; 503 says what is missing, or that the server is stopping."""
-    admission = request.app.state.admission
-    return await to_thread.run_sync(_ready, request, response, services, limiter=admission.threads)
-
-
-def _ready(request: Request, response: Response, services: Services) -> Ready:
+    """200 once a request can be served; 503 says what is missing, or that the server is stopping. Answers within 2 seconds."""
     parts: Parts = request.app.state.parts
-    database = True
-    try:
-        services.db.ping()
-    except SQLAlchemyError as error:
-        log.warning("the database does not answer: %s", type(error).__name__)
-        database = False
+    answers: dict[str, bool] = {}
+
+    async def ask(name: str, question: Callable[[], bool], thread: CapacityLimiter) -> None:
+        with move_on_after(ANSWER_S):
+            answers[name] = await to_thread.run_sync(question, limiter=thread, abandon_on_cancel=True)
+
+    async with create_task_group() as asking:
+        asking.start_soon(ask, "database", partial(_database_answers, services), parts.database_thread)
+        if parts.redis_answers is not None:
+            asking.start_soon(ask, "redis", parts.redis_answers, parts.redis_thread)
+    database = answers.get("database", False)
     worker = None if parts.worker_alive is None else parts.worker_alive()
-    redis = None if parts.redis_answers is None else parts.redis_answers()
+    redis = None if parts.redis_answers is None else answers.get("redis", False)
     status: Literal["ok", "degraded", "stopping", "unavailable"] = "ok"
     if redis is False:
         status = "degraded"
@@ -93,6 +100,15 @@ def _ready(request: Request, response: Response, services: Services) -> Ready:
         response.status_code = 503
         response.headers["Retry-After"] = "1"
     return Ready(status=status, database=database, worker=worker, redis=redis)
+
+
+def _database_answers(services: Services) -> bool:
+    try:
+        services.db.ping()
+    except SQLAlchemyError as error:
+        log.warning("the database does not answer: %s", type(error).__name__)
+        return False
+    return True
 
 
 @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}, **documented()}, response_class=Response)

@@ -194,7 +194,7 @@ class Drift(BaseModel):
     held_out: DriftHeldOut | None = Field(description="of rotated and changed vectors, from ten rows on")
 
 
-@router.get("/{name}/report", responses=documented(404, 422))
+@router.get("/{name}/report", responses=documented(404, 409, 422))
 def report_anchor_set(name: PathName, services: Svc, project: Reads) -> Report:
     """Look at a set: what each encoder's anchors cover, which rows stand out, whether the encoders agree row by row, what to do.
 

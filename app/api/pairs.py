@@ -35,7 +35,10 @@ class Pairs(BaseModel):
 @router.get(
     "/{name}/pairs",
     response_model=Pairs,
-    responses={200: {"content": {arrow.MEDIA: {"schema": {"type": "string", "format": "binary"}}}}, **documented(404, 406, 422)},
+    responses={
+        200: {"content": {arrow.MEDIA: {"schema": {"type": "string", "format": "binary"}}}},
+        **documented(404, 406, 409, 422),
+    },
 )
 def get_pairs(
     name: PathName,

@@ -127,7 +127,7 @@ def _embedded_again(services: Services, space: tables.Space, rows: list[int]) ->
         )
     if space.anchor_set.inputs is None:
         raise InputsNotStored(f"anchor set {space.anchor_set.name!r} keeps no inputs: send vectors, made now", field="vectors")
-    kept = read_inputs(services, space.anchor_set.inputs)
+    kept = read_inputs(services, space.anchor_set.inputs, of=f"anchor set {space.anchor_set.name!r}")
     some = Inputs([kept.values[row] for row in rows], kept.role)
     return encode(services, space.encoder, some.values, role=some.role, field="encoder").vectors
 

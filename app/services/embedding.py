@@ -72,7 +72,7 @@ def request_addition(services: Services, project: str, *, anchor_set: str, encod
 def run_embed(services: Services, job: tables.Job, progress: Progress) -> Done:
     """The job itself; on success the set exists, or has the new embeddings."""
     arguments = job.arguments
-    inputs = read_inputs(services, arguments["blobs"]["inputs"])
+    inputs = read_inputs(services, arguments["blobs"]["inputs"], of="this job")
 
     def tell(done: int, total: int) -> None:
         progress(done, total, {})
@@ -107,9 +107,9 @@ def write_inputs(services: Services, inputs: Inputs) -> str:
     )
 
 
-def read_inputs(services: Services, blob: str) -> Inputs:
-    """The inputs of a blob, and what they are to a search. Raises StorageUnavailable."""
-    kept = services.blobs.get(blob)
+def read_inputs(services: Services, blob: str, *, of: str) -> Inputs:
+    """The inputs of a blob, and what they are to a search. Raises BlobMissing, naming its owner `of`, and StorageUnavailable."""
+    kept = services.blobs.get(blob, of=of)
     joined, ends = kept["bytes"].numpy().tobytes(), [0, *kept["ends"].tolist()]
     files = [joined[start:end] for start, end in pairwise(ends)]
     values: list[Input] = [file.decode() if text else file for file, text in zip(files, kept["are_text"].tolist(), strict=True)]
@@ -170,7 +170,7 @@ def _addition(
             raise InputsNotStored(
                 f"anchor set {anchor_set!r} keeps no inputs: send vectors or inputs, in the order of its items", field="inputs"
             )
-        inputs = read_inputs(services, set_row.inputs)
+        inputs = read_inputs(services, set_row.inputs, of=f"anchor set {set_row.name!r}")
     if len(inputs.values) != set_row.size:
         raise AnchorCountMismatch(f"the set has {set_row.size} anchors, these are {len(inputs.values)}", field="inputs")
     spec_of(encoder_row)

@@ -24,7 +24,16 @@ from sqlalchemy.orm import Session
 from torch import Tensor
 
 from app import telemetry
-from app.errors import AnchorageError, DatabaseUnavailable, JobFinished, QueueFull, StorageUnavailable, TooManyJobs, Unavailable
+from app.errors import (
+    AnchorageError,
+    BlobMissing,
+    DatabaseUnavailable,
+    JobFinished,
+    QueueFull,
+    StorageUnavailable,
+    TooManyJobs,
+    Unavailable,
+)
 from app.services.context import Origin, Services, origin
 from app.services.writes import note
 from app.storage import registry, tables
@@ -149,7 +158,7 @@ class Progress:
             return None
         try:
             kept = self._services.blobs.get(self._checkpoint)
-        except (StorageUnavailable, SafetensorError) as error:
+        except (StorageUnavailable, BlobMissing, SafetensorError) as error:
             log.warning("the checkpoint cannot be read, the job begins anew: %s", error)
             return None
         self.stuck = True

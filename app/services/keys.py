@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import re
 import secrets
 import threading
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from app.errors import Conflict, InvalidRequest, Unauthenticated
+from app.errors import Conflict, DatabaseUnavailable, InvalidRequest, Unauthenticated
 from app.services.context import Services
 from app.services.writes import note
 from app.storage import registry, tables
@@ -26,6 +27,9 @@ KEY = re.compile(r"anc_([0-9a-f]{32})_([A-Za-z0-9_-]{43})")
 
 #: a key is looked up again after so long: the time a revoked one may still open other processes
 TRUST_S = 2.0
+
+#: while the database does not answer, keys that worked this recently go on working: the time that a revoked one may gain
+AWAY_TRUST_S = 60.0
 
 #: keys remembered at once
 REMEMBERED = 10_000
@@ -126,50 +130,64 @@ def check_rate(text: str | None, *, field: str) -> None:
         raise InvalidRequest("expected a rate like 600/minute, or several separated by ;", field=field)
 
 
+@dataclass(frozen=True)
+class _Known:
+    """A key that worked at its last look-up: until when that is believed, and until when while the database is away."""
+
+    key_id: str
+    secret_hash: str
+    caller: Caller
+    until: float
+    away_until: float
+
+
 class KeyRing:
     """Keys looked up lately, so that a busy key costs no query a request."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._known: OrderedDict[str, tuple[float, str, Caller]] = OrderedDict()
+        self._known: OrderedDict[str, _Known] = OrderedDict()
         self._lock = threading.Lock()
 
     def recall(self, text: str) -> Caller | None:
-        """The caller of a key that was looked up a moment ago; no IO."""
-        parsed = KEY.fullmatch(text)
-        if parsed is None:
-            return None
-        key_id, secret = parsed.groups()
-        with self._lock:
-            until, secret_hash, caller = self._known.get(key_id, (0.0, "", Caller()))
-        if time.monotonic() >= until or not hmac.compare_digest(_hash(secret), secret_hash):
-            return None
-        return caller
+        """The caller of a key that was looked up a moment ago; no IO. While the database is away, as `outlast`."""
+        if self._services.db.away:
+            return self.outlast(text)
+        known = self._find(text)
+        return known.caller if known is not None and time.monotonic() < known.until else None
+
+    def outlast(self, text: str) -> Caller | None:
+        """The caller of a key that is still trusted if it cannot be looked up now; no IO."""
+        known = self._find(text)
+        return known.caller if known is not None and time.monotonic() < known.away_until else None
+
+    def knows(self, text: str) -> bool:
+        """Whether this key worked when it was looked up last, however long ago; no IO."""
+        return self._find(text) is not None
 
     def look_up(self, text: str) -> Caller:
-        """The caller of a key. Raises Unauthenticated: for an unknown, wrong, expired or revoked one alike."""
-        refusal = Unauthenticated("this API key opens nothing: it is unknown, expired or revoked")
-        parsed = KEY.fullmatch(text)
-        if parsed is None:
-            raise refusal
-        key_id, secret = parsed.groups()
-        now = tables.now()
-        with self._services.db.transaction() as session:
-            row = session.get(tables.ApiKey, key_id)
-            if row is None or not hmac.compare_digest(_hash(secret), row.secret_hash):
-                raise refusal
-            if not _usable(row):
-                raise refusal
-            if row.last_used_at is None or now - row.last_used_at > USED_EVERY:
-                registry.touch_key(session, row.id, now=now)
-            caller = Caller(row.project, row.id, frozenset(Scope(scope) for scope in row.scopes), row.rate_limit)
-            trust_s = TRUST_S if row.expires_at is None else min(TRUST_S, (row.expires_at - now).total_seconds())
+        """The caller of a key. Raises Unauthenticated: for an unknown, wrong, expired or revoked one alike.
+
+        While the database is away, the caller of one that `outlast` trusts. Raises DatabaseUnavailable for all others.
+        """
+        patience_s = None if self.outlast(text) is None else 0.0
+        try:
+            known = self._read(text, patience_s)
+        except DatabaseUnavailable:
+            caller = self.outlast(text)
+            if caller is None:
+                raise
+            return caller
+        except Unauthenticated:
+            if self.knows(text):
+                self.forget(text.split("_")[1])
+            raise
         with self._lock:
-            self._known[key_id] = (time.monotonic() + trust_s, row.secret_hash, caller)
-            self._known.move_to_end(key_id)
+            self._known[known.key_id] = known
+            self._known.move_to_end(known.key_id)
             while len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)
-        return caller
+        return known.caller
 
     def works(self, key_id: str) -> bool:
         """Whether a key that has opened something still does."""
@@ -181,6 +199,33 @@ class KeyRing:
         """Look a key up again at its next use: it was rotated or revoked here."""
         with self._lock:
             self._known.pop(key_id, None)
+
+    def _find(self, text: str) -> _Known | None:
+        parsed = KEY.fullmatch(text)
+        if parsed is None:
+            return None
+        key_id, secret = parsed.groups()
+        with self._lock:
+            known = self._known.get(key_id)
+        return known if known is not None and hmac.compare_digest(_hash(secret), known.secret_hash) else None
+
+    def _read(self, text: str, patience_s: float | None) -> _Known:
+        """What the database says of a key. Raises Unauthenticated, and DatabaseUnavailable after `patience_s`."""
+        refusal = Unauthenticated("this API key opens nothing: it is unknown, expired or revoked")
+        parsed = KEY.fullmatch(text)
+        if parsed is None:
+            raise refusal
+        key_id, secret = parsed.groups()
+        begun, now = time.monotonic(), tables.now()
+        with self._services.db.transaction(wait_s=patience_s) as session:
+            row = session.get(tables.ApiKey, key_id)
+            if row is None or not hmac.compare_digest(_hash(secret), row.secret_hash) or not _usable(row):
+                raise refusal
+            if row.last_used_at is None or now - row.last_used_at > USED_EVERY:
+                registry.touch_key(session, row.id, now=now)
+            caller = Caller(row.project, row.id, frozenset(Scope(scope) for scope in row.scopes), row.rate_limit)
+            lasts_s = math.inf if row.expires_at is None else (row.expires_at - now).total_seconds()
+        return _Known(key_id, row.secret_hash, caller, begun + min(TRUST_S, lasts_s), begun + min(AWAY_TRUST_S, lasts_s))
 
 
 def _usable(row: tables.ApiKey) -> bool:

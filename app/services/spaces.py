@@ -286,14 +286,16 @@ def grown_pairs(services: Services, project: str, name: str) -> tuple[Tensor, Te
         row = registry.by_name(session, tables.AnchorSet, project, name)
     if row.pairs is None:
         raise PairsNotFound(f"anchor set {name!r} keeps no pairs: no bootstrap made it", field="name")
-    kept = services.blobs.get(row.pairs)
+    kept = services.blobs.get(row.pairs, of=f"anchor set {name!r}")
     return kept["pairs"], kept["confidence"]
 
 
 def anchors(services: Services, space: tables.Space) -> Tensor:
     """A space's raw anchors (k, d), float32."""
     return services.cache.get_or_make(
-        ("anchors", space.blob), lambda: services.blobs.get(space.blob)["anchors"], lambda tensor: tensor.nbytes
+        ("anchors", space.blob),
+        lambda: services.blobs.get(space.blob, of=f"anchor set {space.anchor_set.name!r}")["anchors"],
+        lambda tensor: tensor.nbytes,
     )
 
 

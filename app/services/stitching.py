@@ -310,7 +310,7 @@ def loaded_head(services: Services, row: tables.Head) -> HeadModel:
     architecture = row.settings.get("architecture")
     return services.cache.get_or_make(
         ("head", row.blob, row.kind, row.dim, tuple(architecture or ())),
-        lambda: heads.load(row.kind, services.blobs.get(row.blob), architecture, dim=row.dim),
+        lambda: heads.load(row.kind, services.blobs.get(row.blob, of=f"head {row.name!r}"), architecture, dim=row.dim),
         lambda head: head.nbytes,
     )
 

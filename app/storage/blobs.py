@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
-from app.errors import StorageUnavailable
+from app.errors import AnchorageError, BlobMissing, StorageUnavailable
 
 log = logging.getLogger("anchorage.blobs")
 
@@ -24,6 +25,12 @@ RETRY_S = 30
 
 #: an unnamed blob younger than this may belong to a request still on its way to its commit
 ORPHAN_AGE_S = 3600
+
+#: locked by whoever deletes files, and shared by backups
+LOCK = "sweep.lock"
+
+#: a blob's owner, where the caller names none
+UNNAMED = "what this request or job reads"
 
 
 class BlobStore:
@@ -56,12 +63,12 @@ class BlobStore:
         return digest
 
     def touch(self, digests: Sequence[str]) -> None:
-        """Let no sweep take files that a row is about to name. Raises StorageUnavailable for one that is away."""
+        """Let no sweep take files that a row is about to name. Raises as `get`."""
         try:
             for digest in digests:
                 os.utime(self._path(digest))
         except OSError as error:
-            raise _unreadable(digest) from error
+            raise self._unreadable(digest, error, UNNAMED) from error
 
     def shape(self, digest: str, name: str) -> list[int]:
         """That of a tensor, of which nothing is read. Raises as `get`."""
@@ -69,9 +76,9 @@ class BlobStore:
             with safe_open(self._path(digest), framework="pt") as file:
                 return list(file.get_slice(name).get_shape())
         except OSError as error:
-            raise _unreadable(digest) from error
+            raise self._unreadable(digest, error, UNNAMED) from error
         except SafetensorError as error:
-            raise _damaged(digest) from error
+            raise _damaged(digest, UNNAMED) from error
 
     def copy(self, digest: str, name: str, to: Tensor) -> None:
         """Read a tensor to where it will stay, with no copy of it in between. Raises as `get`."""
@@ -79,21 +86,44 @@ class BlobStore:
         try:
             with path.open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                    raise _damaged(digest)
+                    raise _damaged(digest, UNNAMED)
             with safe_open(path, framework="pt") as mapped:
                 to.copy_(mapped.get_tensor(name))
         except OSError as error:
-            raise _unreadable(digest) from error
+            raise self._unreadable(digest, error, UNNAMED) from error
 
-    def get(self, digest: str) -> dict[str, Tensor]:
-        """Read the tensors back. Raises StorageUnavailable for a file that is away or no longer matches its name."""
+    def get(self, digest: str, *, of: str = UNNAMED) -> dict[str, Tensor]:
+        """Read the tensors back.
+
+        Raises BlobMissing, which names the owner `of`, for a file that is gone or no longer matches its name, and
+        StorageUnavailable when the disk is away.
+        """
         try:
             data = self._path(digest).read_bytes()
         except OSError as error:
-            raise _unreadable(digest) from error
+            raise self._unreadable(digest, error, of) from error
         if hashlib.sha256(data).hexdigest() != digest:
-            raise _damaged(digest)
+            raise _damaged(digest, of)
         return load(data)
+
+    def take(self, digest: str, source: BlobStore) -> bool:
+        """Copy a file from another store, unless it is here. Returns whether it is here and matches its name. Raises OSError."""
+        for store in (self, source):
+            with suppress(FileNotFoundError):
+                data = store._path(digest).read_bytes()
+                if hashlib.sha256(data).hexdigest() == digest:
+                    if store is source:
+                        self._path(digest).parent.mkdir(exist_ok=True)
+                        _write_whole(self._path(digest), data)
+                    return True
+        return False
+
+    @contextmanager
+    def unswept(self) -> Iterator[None]:
+        """Let no process delete files from here on, until the end of this context or of this process. Raises OSError."""
+        with (self.root / LOCK).open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            yield
 
     def remove(self, digest: str) -> None:
         """Delete a file that nothing else can name. One that cannot be deleted is left to the sweep."""
@@ -101,28 +131,46 @@ class BlobStore:
             self._path(digest).unlink()
 
     def sweep(self, named: set[str]) -> int:
-        """Delete files that no row names and that are old enough not to be on their way to one; return how many."""
+        """Delete files that no row names and that are old enough not to be on their way to one; return how many.
+
+        While a backup is made, or another process sweeps, nothing is deleted.
+        """
         limit = time.time() - ORPHAN_AGE_S
         deleted = 0
-        for path in self.root.glob("??/*"):
-            with suppress(FileNotFoundError):  # another process may be sweeping too
-                if path.name not in named and path.stat().st_mtime < limit:
-                    path.unlink()
-                    deleted += 1
+        with ExitStack() as stack:
+            try:
+                file = stack.enter_context((self.root / LOCK).open("a"))
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                log.info("files that no row names are deleted later: %s", error)
+                return 0
+            for path in self.root.glob("??/*"):
+                with suppress(FileNotFoundError):
+                    if path.name not in named and path.stat().st_mtime < limit:
+                        path.unlink()
+                        deleted += 1
         return deleted
 
     def _path(self, digest: str) -> Path:
         return self.root / digest[:2] / digest
 
+    def _unreadable(self, digest: str, error: OSError, of: str) -> AnchorageError:
+        log.error("blob %s of %s cannot be read: %s", digest, of, error)
+        # An empty folder is a disk that is not mounted rather than one that has lost every file.
+        if isinstance(error, FileNotFoundError) and next(self.root.glob("??/*"), None) is not None:
+            return _lost(of, "missing")
+        return StorageUnavailable("stored vectors cannot be read now; try again", retry_after_s=RETRY_S)
 
-def _unreadable(digest: str) -> StorageUnavailable:
-    log.exception("blob %s cannot be read", digest)
-    return StorageUnavailable("stored vectors cannot be read now; try again", retry_after_s=RETRY_S)
+
+def _damaged(digest: str, of: str) -> BlobMissing:
+    log.error("blob %s of %s is damaged: its content does not match its name", digest, of)
+    return _lost(of, "damaged")
 
 
-def _damaged(digest: str) -> StorageUnavailable:
-    log.error("blob %s is damaged: its content does not match its name", digest)
-    return StorageUnavailable("stored vectors are damaged: the operator must restore them", retry_after_s=RETRY_S)
+def _lost(of: str, how: str) -> BlobMissing:
+    return BlobMissing(
+        f"the stored content of {of} is {how} on the server; delete it and make it again, or have the operator restore a backup"
+    )
 
 
 def _write_whole(path: Path, data: bytes) -> None:

@@ -22,6 +22,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.orm.exc import StaleDataError
 
 from app.errors import Conflict, DatabaseUnavailable, InvalidRequest
+from app.storage.postgres import ServerWatch, within
 
 #: how long a writer waits for another before SQLite gives up
 BUSY_TIMEOUT_S = 30
@@ -30,6 +31,9 @@ BUSY_TIMEOUT_S = 30
 CONNECT_FOR_S = 3.0
 CONNECT_PAUSE_S = 0.1
 
+#: how long a pooled connection may take to show that its server is there: a well one takes a millisecond
+CHECKOUT_S = 1.0
+
 #: connections of one process, and how long a request waits for one of them
 POOL_SIZE = 10
 POOL_OVERFLOW = 10
@@ -37,6 +41,8 @@ POOL_WAIT_S = 5
 
 #: how long PostgreSQL lets a silent transaction keep its locks, and another one wait for them
 STALLED_MS = 10_000
+
+AWAY = "the database does not answer now; try again"
 
 #: what a lost, full or restarting database raises
 LOST = (OperationalError, InterfaceError, InternalError, PoolExhausted)
@@ -52,19 +58,25 @@ class Database:
     def __init__(self, url: str | URL) -> None:
         self.url = with_driver(url)
         self.engine = make_engine(self.url)
+        self._watch = None if is_sqlite(self.url) else ServerWatch(self.engine)
         self._session = sessionmaker(self.engine, expire_on_commit=False)
 
+    @property
+    def away(self) -> bool:
+        """Whether the last try to reach PostgreSQL failed. It clears by itself once the server answers."""
+        return self._watch is not None and self._watch.away
+
     @contextmanager
-    def transaction(self) -> Iterator[Session]:
+    def transaction(self, *, wait_s: float | None = None) -> Iterator[Session]:
         """One use case, one transaction: committed at the end, rolled back by any exception.
 
         A constraint that only a concurrent request can have broken is a Conflict; callers check the foreseeable ones first. A
-        database that is away is waited for a moment before the transaction begins; one lost on the way is DatabaseUnavailable,
-        because only the caller knows what may be done twice.
+        database that refuses connections is waited for before the transaction begins, `wait_s` at most or CONNECT_FOR_S. One that
+        is silent, or lost on the way, is DatabaseUnavailable, because only the caller knows what may be done twice.
         """
         with self._session() as session:
             try:
-                self._begin(session)
+                self._begin(session, CONNECT_FOR_S if wait_s is None else wait_s)
                 yield session
                 session.commit()
             except (IntegrityError, StaleDataError) as error:
@@ -74,11 +86,11 @@ class Database:
                 raise InvalidRequest("a value that the database cannot hold") from error
             except LOST as error:
                 session.rollback()  # new rows are new again: a caller may add them once more
-                raise DatabaseUnavailable("the database does not answer now; try again", retry_after_s=2) from error
+                raise DatabaseUnavailable(AWAY, retry_after_s=2) from error
 
     def ping(self) -> None:
-        """Raise when the database does not answer at once."""
-        with self.engine.connect() as connection:
+        """Raise SQLAlchemyError when the database does not answer at once."""
+        with within(CHECKOUT_S), self.engine.connect() as connection:
             connection.execute(text("SELECT 1"))
 
     def migrate(self) -> None:
@@ -100,20 +112,30 @@ class Database:
             )
 
     def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
         self.engine.dispose()
 
-    def _begin(self, session: Session) -> None:
-        deadline = time.monotonic() + (0 if is_sqlite(self.url) else CONNECT_FOR_S)
-        while True:
+    def _begin(self, session: Session, wait_s: float) -> None:
+        if self._watch is None:
+            session.connection()
+            return
+        deadline = time.monotonic() + wait_s
+        while not self._watch.silent:
             try:
-                session.connection()
-            except LOST:
+                with within(CHECKOUT_S):
+                    session.connection()
+            except LOST as error:
                 session.rollback()
+                if not isinstance(error, PoolExhausted):
+                    self._watch.lost()
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(CONNECT_PAUSE_S)
             else:
+                self._watch.answered()
                 return
+        raise DatabaseUnavailable(AWAY, retry_after_s=2)
 
 
 def with_driver(url: str | URL) -> URL:

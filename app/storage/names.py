@@ -33,6 +33,8 @@ TRUST_S = 0.9 * LEASE_S
 
 #: at most so long is anything remembered: a process may die between its deletion and its word to the others
 KEEP_S = 30.0
+#: and while the database is away, whatever was looked up this lately
+AWAY_KEEP_S = 60.0
 #: things remembered at once
 MOST = 10_000
 
@@ -41,10 +43,12 @@ class Names:
     """What this process remembers. Values are small: rows and ids, never tensors.
 
     word  how the processes that share a database tell each other; None: there is no other process
+    away  whether the database does not answer now
     """
 
-    def __init__(self, word: Word | None = None) -> None:
+    def __init__(self, word: Word | None = None, away: Callable[[], bool] = lambda: False) -> None:
         self._word = word
+        self._away = away
         self._known: dict[Hashable, tuple[float, Any]] = {}
         self._moment = 0
         self._lock = threading.Lock()
@@ -61,9 +65,12 @@ class Names:
     def find(self, key: Hashable) -> Any | None:
         """What was kept under the key, if it is still so; no IO."""
         known = self._known.get(key)
-        if known is None or known[0] < time.monotonic() or not self._trusted:
+        if known is None:
             return None
-        return known[1]
+        kept_at, value = known
+        if self._away():
+            return value if time.monotonic() < kept_at + AWAY_KEEP_S else None
+        return value if time.monotonic() < kept_at + KEEP_S and self._trusted else None
 
     def find_or(self, key: Hashable, look_up: Callable[[], Value]) -> Value:
         """What was kept under the key, or else what `look_up` finds now, which is kept."""
@@ -88,7 +95,7 @@ class Names:
                 return
             if len(self._known) >= MOST:
                 self._known.clear()
-            self._known[key] = (time.monotonic() + KEEP_S, value)
+            self._known[key] = (time.monotonic(), value)
 
     def forget(self) -> None:
         """To be called after the commit of a deletion, or of what may take a deleted name: returns when no process answers from

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -187,6 +187,21 @@ class Postgres:
     def stop(self, mode: str = "fast") -> None:
         """`pg_ctl stop` in one of its modes."""
         self._control("stop", "-m", mode)
+
+    def freeze(self) -> None:
+        """Stop every process of it: the kernel goes on taking connections and bytes, and nobody answers."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let them go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        postmaster = (self._home / "data" / "postmaster.pid").read_text().split()[0]
+        os.kill(int(postmaster), number)  # from here on it starts no other
+        for child in Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(child), number)
 
     def _control(self, verb: str, *options: str) -> None:
         self._run(self._pg_ctl, verb, "-D", str(self._home / "data"), "-w", "-t", "60", *options)

@@ -50,6 +50,7 @@ FAULTS: dict[str, Callable[[Stage], Row]] = {
     "worker-paused": workers_killed.paused,
     "redis-lost": stores_lost.redis_lost,
     "postgres-restarted": stores_lost.postgres_restarted,
+    "postgres-silent": stores_lost.postgres_silent,
     "commit-lost": stores_lost.commits_lost,
     "api-killed": apis_killed.killed,
     "disk-full": disk_full.full,

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import httpx2
 from machinery import Deployment, deployment, wait_until
 from row import Row, Stage
 from traffic import Balancer, Client, Load
@@ -20,6 +21,14 @@ REDIS_LOSSES = 5
 
 #: longer than a transaction waits for its connection
 POSTGRES_AWAY_S = 6
+
+#: longer than any deadline of the service
+POSTGRES_SILENT_S = 30
+#: what /readyz promises, and a warm translation, which may wait for one look-up
+READY_WITHIN_S = 2.0
+WARM_WITHIN_S = 2.0
+#: how often each API is asked for both
+PROBE_EVERY_S = 0.1
 
 LOST_COMMITS = 3
 
@@ -80,6 +89,66 @@ def postgres_restarted(stage: Stage) -> Row:
     row.done = f"{REQUESTS} requests, {row.more['jobs']} jobs, PostgreSQL restarted {len(ways)} times: {ways_said}"
     row.more.update(requests_of_the_mix=REQUESTS, restarts=[way for way, _ in ways])
     return row
+
+
+def postgres_silent(stage: Stage) -> Row:
+    """Every process of PostgreSQL stopped for 30 s under traffic: /readyz answers, and warm translations go on."""
+    row = Row()
+    with deployment(stage.folder / "silent") as made:
+        longest: dict[str, float] = {"/readyz": 0.0, "/translate": 0.0}
+
+        def silence(_: int, world: World, client: Client) -> None:
+            probes = [Probe(url, world, longest) for url in made.urls]
+            made.postgres.freeze()
+            stage.say("PostgreSQL is silent")
+            time.sleep(POSTGRES_SILENT_S)
+            made.postgres.thaw()
+            for probe in probes:
+                probe.end()
+            wait_until(lambda: all(api.ready() for api in made.apis), "the APIs to be ready again", timeout_s=30)
+            stage.say("PostgreSQL answers again, and so do the APIs")
+
+        _during_requests(made, row, 1, silence)
+        if longest["/readyz"] > READY_WITHIN_S:
+            row.tally.add("dropped", f"/readyz took {longest['/readyz']:.2f} s")
+        if longest["/translate"] > WARM_WITHIN_S:
+            row.tally.add("dropped", f"a warm translation took {longest['/translate']:.2f} s")
+    row.done = (
+        f"{REQUESTS} requests, {row.more['jobs']} jobs, PostgreSQL stopped by SIGSTOP for {POSTGRES_SILENT_S} s: "
+        f"/readyz answered within {longest['/readyz']:.1f} s, warm translations within {longest['/translate'] * 1000:.0f} ms"
+    )
+    row.more.update(requests_of_the_mix=REQUESTS, silent_s=POSTGRES_SILENT_S, longest_s=longest)
+    return row
+
+
+class Probe(threading.Thread):
+    """Asks one API for /readyz and for a warm translation, in turn, and notes the longest answers."""
+
+    def __init__(self, url: str, world: World, longest: dict[str, float]) -> None:
+        super().__init__(daemon=True)
+        self._url, self._world, self._longest = url, world, longest
+        self._ended = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        """Until the end."""
+        with httpx2.Client(base_url=self._url, timeout=120, trust_env=False) as http:
+            while not self._ended.wait(PROBE_EVERY_S):
+                self._time("/readyz", lambda: http.get("/readyz"))
+                answer = self._time("/translate", lambda: http.post("/translate", json=self._world.warm))
+                if answer.status_code != 200:
+                    self._world.tally.add("dropped", f"a warm translation was answered {answer.status_code} {answer.text[:200]}")
+
+    def end(self) -> None:
+        """Return once its last question is answered."""
+        self._ended.set()
+        self.join()
+
+    def _time(self, path: str, ask: Callable[[], httpx2.Response]) -> httpx2.Response:
+        begun = time.monotonic()
+        answer = ask()
+        self._longest[path] = max(self._longest[path], time.monotonic() - begun)
+        return answer
 
 
 def commits_lost(stage: Stage) -> Row:

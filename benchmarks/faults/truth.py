@@ -150,6 +150,12 @@ class World:
         self.sets: dict[str, Anchors] = {}
         self.jobs: dict[str, Growth] = {}
 
+    @property
+    def warm(self) -> dict[str, Any]:
+        """The request for the probes' translation that every API has answered."""
+        names = {"source": "old", "target": "new", "anchor_set": "base"}
+        return {**names, "method": "graded", "options": {}, "vectors": packed(self.probes), "encoding": "base64"}
+
     def stock(self, client: Client) -> None:
         """Both encoders and the set `base`, and one translation, so that it is warm."""
         for name, dim in DIMS.items():
@@ -161,16 +167,7 @@ class World:
 
     def translate(self, client: Client, *, name: str = "base", ridge: float | None = None, right: Tensor | None = None) -> None:
         """Ask for the probes' translation and compare it."""
-        options = {} if ridge is None else {"ridge": ridge}
-        body = {
-            "source": "old",
-            "target": "new",
-            "anchor_set": name,
-            "method": "graded",
-            "options": options,
-            "vectors": packed(self.probes),
-            "encoding": "base64",
-        }
+        body = {**self.warm, "anchor_set": name, "options": {} if ridge is None else {"ridge": ridge}}
         self._compare(client, "/translate", body, self.right if right is None else right)
 
     def relative(self, client: Client) -> None:

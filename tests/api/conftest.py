@@ -23,6 +23,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from app.api.failed_keys import FailedKeys
 from app.api.protocol import BoundedHttp
 from app.main import create_app
 from app.services.keys import create_key
@@ -58,6 +59,7 @@ def running_with_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Test
 @pytest.fixture
 def locked(running_with_keys: TestClient) -> Iterator[TestClient]:
     """The running service that asks for keys, with no row in its database, so also no key."""
+    running_with_keys.app.state.admission.failed_keys = FailedKeys()
     yield running_with_keys
     _empty(running_with_keys)
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from sqlalchemy import event
 
+from app.api import failed_keys
+from app.api.edge import LOOK_UP_S
+from app.api.failed_keys import FailedKeys
+from app.errors import RateLimited
+from app.services import keys
 from app.storage.tables import ApiKey
 
 PUBLIC = {("GET", "/livez"), ("GET", "/readyz"), ("GET", "/v2/health/live"), ("GET", "/v2/health/ready")}
@@ -268,3 +277,76 @@ def test_every_write_is_in_the_audit_log_with_its_key_and_its_request(locked, ne
     assert {row[4] for row in rows[2:]} == {"command line"}
     older = locked.get("/audit", params={"before": writes[0]["at"], "limit": 1}, headers=bearing(admin)).json()["writes"]
     assert older == writes[1:2]
+
+
+def test_a_key_that_worked_lately_does_not_wait_long_for_a_busy_database(locked, new_key, bearing, monkeypatch):
+    good = new_key(locked)
+    monkeypatch.setattr(keys, "TRUST_S", 0.0)
+    assert locked.get("/encoders", headers=bearing(good)).status_code == 200
+    engine = locked.app.state.services.db.engine
+    with ExitStack() as holding:
+        for _ in range(engine.pool.size() + engine.pool._max_overflow):
+            holding.enter_context(engine.connect())
+        begun = time.monotonic()
+        answer = locked.post("/relative", content=b"x", headers={**bearing(good), "content-type": "text/plain"})
+        assert answer.status_code == 415  # let in, and refused for another reason
+        assert LOOK_UP_S <= time.monotonic() - begun < LOOK_UP_S + 5
+
+
+# --- wrong keys -----------------------------------------------------------------------------------------------------------
+
+
+def wrong_key(number: int) -> str:
+    return f"anc_{number:032x}_{'A' * 43}"
+
+
+def test_wrong_keys_are_limited_per_address_and_keys_that_worked_are_not(locked, new_key, bearing, refused, monkeypatch):
+    monkeypatch.setattr(keys, "TRUST_S", 0.0)  # keys are looked up each time
+    good, other = new_key(locked), new_key(locked)
+    assert locked.get("/encoders", headers=bearing(good)).status_code == 200
+    statuses = [locked.get("/encoders", headers=bearing(wrong_key(number))).status_code for number in range(40)]
+    assert statuses == [401] * 30 + [429] * 10
+    answer = locked.get("/encoders", headers=bearing(wrong_key(99)))
+    refused(answer, 429, "rate-limited")
+    assert 1 <= int(answer.headers["retry-after"]) <= 60
+    assert {locked.get("/encoders", headers=bearing(good)).status_code for _ in range(40)} == {200}
+    assert locked.get("/encoders", headers=bearing(other)).status_code == 429  # nobody knows yet that it works
+
+
+def test_wrong_keys_of_an_address_that_is_limited_are_not_looked_up(locked, bearing):
+    for number in range(30):
+        assert locked.get("/encoders", headers=bearing(wrong_key(number))).status_code == 401
+    connections = locked.app.state.services.db.engine.pool
+    asked = []
+    event.listen(connections, "checkout", lambda *_: asked.append(1))
+    assert locked.get("/encoders", headers=bearing(wrong_key(99))).status_code == 429
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("address", "neighbour", "stranger"),
+    [("192.0.2.1", "192.0.2.1", "192.0.2.2"), ("2001:db8::1", "2001:db8::ffff:2", "2001:db8:0:1::1"), ("unix", "unix", "")],
+)
+def test_one_client_is_one_address_or_one_network_of_ipv6(address, neighbour, stranger):
+    async def tries() -> None:
+        failed = FailedKeys()
+        for _ in range(30):
+            await failed.check(address)
+            await failed.count(address)
+        with pytest.raises(RateLimited):
+            await failed.check(neighbour)
+        await failed.check(stranger)
+
+    asyncio.run(tries())
+
+
+def test_counters_of_wrong_keys_have_a_bound(monkeypatch):
+    monkeypatch.setattr(failed_keys, "ADDRESSES", 100)
+
+    async def tries() -> int:
+        failed = FailedKeys()
+        for number in range(1000):
+            await failed.count(f"192.0.2.{number % 256}.{number}")
+        return len(failed._storage.storage)
+
+    assert asyncio.run(tries()) <= 101

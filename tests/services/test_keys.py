@@ -5,18 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 
 import pytest
 from sqlalchemy import select
 
-from app.errors import ApiKeyNotFound, Conflict, InvalidRequest, Unauthenticated
+from app.errors import ApiKeyNotFound, Conflict, DatabaseUnavailable, InvalidRequest, Unauthenticated
 from app.services import keys
 from app.services.context import Services
 from app.services.keys import Caller, KeyRing
+from app.settings import Settings
 from app.storage import registry, tables
 from app.types import Scope
+from app.wiring import make_services
 
 PROJECT = "p"
 
@@ -292,3 +295,46 @@ def test_a_refused_key_leaves_no_trace_of_use(services):
     assert not opens(services, key)
     with services.db.transaction() as session:
         assert registry.api_key(session, PROJECT, row.id).last_used_at is None
+
+
+# --- while the database is away -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def leaving(own_postgres, tmp_path) -> Iterator[Services]:
+    """A database that the test may stop."""
+    services = make_services(Settings(data_dir=tmp_path, database_url=own_postgres.url))
+    services.db.migrate()
+    yield services
+    services.close()
+
+
+def test_a_key_that_worked_outlasts_a_database_that_refuses_connections_without_a_wait(leaving, own_postgres, monkeypatch):
+    monkeypatch.setattr(keys, "TRUST_S", 0.0)
+    revoked, revoked_key = make(leaving)
+    ring, (_, key) = KeyRing(leaving), make(leaving)
+    caller = ring.look_up(key)
+    assert ring.look_up(revoked_key) is not None
+    keys.revoke_key(leaving, PROJECT, revoked.id)
+    with pytest.raises(Unauthenticated):
+        ring.look_up(revoked_key)
+    wrong = key[:-1] + ("A" if key[-1] != "A" else "B")
+    own_postgres.stop()
+    begun = time.monotonic()
+    assert ring.recall(key) is None  # nobody has noticed yet
+    assert ring.look_up(key) == caller
+    assert ring.recall(key) == caller
+    assert time.monotonic() - begun < 1.0
+    for refused in (revoked_key, wrong, f"anc_{'0' * 32}_{'x' * 43}"):
+        assert ring.recall(refused) is None
+        with pytest.raises(DatabaseUnavailable):
+            ring.look_up(refused)
+    own_postgres.start()
+    deadline = time.monotonic() + 10
+    while leaving.db.away:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert ring.recall(key) is None
+    with pytest.raises(Unauthenticated):
+        ring.look_up(wrong)
+    assert ring.knows(key)  # a wrong secret costs the right one nothing

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from app.errors import Conflict, OffsetMismatch, PoolNotFound, PoolTooLarge, StorageUnavailable
+from app.errors import BlobMissing, Conflict, OffsetMismatch, PoolNotFound, PoolTooLarge, StorageUnavailable
 from app.maths.bootstrap.paper import Settings
 from app.services import bootstrapping, jobs, pools, spaces
 from app.services.context import Limits
@@ -253,8 +253,17 @@ def test_a_damaged_piece_is_noticed_and_nothing_wrong_is_read(pooled):
     path = pooled.blobs.root / digests[1][:2] / digests[1]
     for data in (path.read_bytes()[:-1] + b"\7", path.read_bytes()[:100], b""):
         path.write_bytes(data)
-        with pytest.raises(StorageUnavailable, match="damaged"):
+        with pytest.raises(BlobMissing, match="damaged"):
             pools.load(pooled, digests)
     path.unlink()
-    with pytest.raises(StorageUnavailable, match="try again"):
+    with pytest.raises(BlobMissing, match="missing"):
         pools.load(pooled, digests)
+
+
+def test_a_job_whose_pool_is_lost_fails_at_once(pooled):
+    job = ask(pooled)
+    with pooled.db.transaction() as session:
+        digest = registry.whole_pool(session, PROJECT, "x").pieces[0]["blob"]
+    (pooled.blobs.root / digest[:2] / digest).unlink()
+    row = run(pooled, job)
+    assert (row.state, row.error["code"], row.attempts) == ("failed", "blob-missing", 1)

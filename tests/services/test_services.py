@@ -12,7 +12,7 @@ import pytest
 import torch
 from sqlalchemy import text
 
-from app.errors import AnchorSetNotFound, AnchorsNotEmbedded, Conflict, Overloaded, StorageUnavailable, TooManyVectors
+from app.errors import AnchorSetNotFound, AnchorsNotEmbedded, BlobMissing, Conflict, Overloaded, TooManyVectors
 from app.heads.linear import linear_head
 from app.services import jobs, serving, spaces, stitching, translation
 from app.services.context import Limits, Turns
@@ -172,7 +172,7 @@ def test_a_damaged_blob_is_noticed_and_nothing_wrong_is_served(stocked):
     digest = _blob_of(stocked, "a")
     path = stocked.blobs.root / digest[:2] / digest
     path.write_bytes(path.read_bytes()[:-1] + b"\7")
-    with pytest.raises(StorageUnavailable, match="damaged"):
+    with pytest.raises(BlobMissing, match="anchor set 's' is damaged"):
         serving.apply(stocked, PROJECT, serving.Translation(request()), vectors=some(2, 3))
 
 

@@ -123,7 +123,7 @@ def test_what_an_earlier_process_left_is_taken_up_and_the_worn_out_is_given_up(s
         assert client.get("/anchor-sets/s3").status_code == 404
 
         job = ended(client, broken)
-        assert (job.state, job.error["code"], job.attempts) == ("failed", "storage-unavailable", jobs.ATTEMPTS)
+        assert (job.state, job.error["code"], job.attempts) == ("failed", "blob-missing", 1)
         assert "0" * 64 not in str(job.error)
 
         job = ended(client, strange)
