@@ -76,14 +76,14 @@ def serve(
 
 @cli.command()
 def worker() -> None:
-    """Run jobs: one process for each device, until SIGTERM. Needs ANCHORAGE_REDIS_URL, and the API's database and data dir."""
+    """Run jobs: one process for each device, until SIGTERM. Needs the API's database, PostgreSQL, and its data dir."""
     settings = _settings()
-    from workers.processes import NoQueue, main
+    from workers.processes import NotShared, main
 
     with _storage_trouble():
         try:
             status = main(settings)
-        except (NoQueue, ValueError) as error:
+        except (NotShared, ValueError) as error:
             raise typer.BadParameter(str(error)) from None
     raise typer.Exit(status)
 

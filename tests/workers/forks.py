@@ -17,7 +17,7 @@ from app.services import jobs
 from app.services.context import Services
 from app.settings import Settings
 from app.storage import tables
-from workers.actors import RUNNERS
+from workers.runners import RUNNERS
 from workers.processes import work
 
 #: while the job's file is there, a try goes this far and no further

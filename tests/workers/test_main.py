@@ -22,7 +22,7 @@ from app.settings import Settings
 from app.storage import blobs, tables
 from app.types import JobState
 from app.wiring import make_services
-from workers.actors import RUNNERS
+from workers.runners import RUNNERS
 
 POOLS = {
     "source_pool": torch.tensor(np.random.default_rng(0).normal(size=(30, 4)), dtype=torch.float32),

@@ -17,7 +17,7 @@ from app.services.jobs import Done
 from app.storage import registry, tables
 from app.types import JobState
 from workers import main as worker_main
-from workers.actors import RUNNERS
+from workers.runners import RUNNERS
 
 PROJECT = "default"
 
