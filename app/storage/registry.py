@@ -137,19 +137,11 @@ def translator(
     return row
 
 
-def has_translator(session: Session, row: Translator) -> bool:
-    return bool(
-        session.scalar(
-            select(
-                exists().where(
-                    Translator.project == row.project,
-                    Translator.content == row.content,
-                    Translator.source_id == row.source_id,
-                    Translator.target_id == row.target_id,
-                )
-            )
-        )
-    )
+def touch_translator(session: Session, row: Translator, *, now: datetime) -> bool:
+    """Say that a translator is in use; returns whether it has a row between these two spaces."""
+    between = (Translator.source_id == row.source_id, Translator.target_id == row.target_id)
+    ours = (Translator.project == row.project, Translator.content == row.content, *between)
+    return changed_rows(session, update(Translator).where(*ours).values(used_at=now)) > 0
 
 
 def contract(session: Session, source_id: str, target_id: str) -> Contract | None:

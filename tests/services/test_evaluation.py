@@ -31,7 +31,7 @@ def queued(stocked):
 
 
 def run(services, job):
-    jobs.run(services, job.id, {JobKind.evaluate: evaluation.run_evaluation}, jobs.Leases(services))
+    jobs.run_next(services, {JobKind.evaluate: evaluation.run_evaluation}, jobs.Leases(services))
     with services.db.transaction() as session:
         return session.get_one(tables.Job, job.id)
 

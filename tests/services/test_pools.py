@@ -169,7 +169,7 @@ def pooled(stocked):
 
 
 def run(services, job):
-    jobs.run(services, job.id, {JobKind.bootstrap: bootstrapping.run_bootstrap}, jobs.Leases(services))
+    jobs.run_next(services, {JobKind.bootstrap: bootstrapping.run_bootstrap}, jobs.Leases(services))
     with services.db.transaction() as session:
         return session.get_one(tables.Job, job.id)
 

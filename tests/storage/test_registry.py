@@ -152,10 +152,10 @@ def test_translators_are_found_by_content_the_oldest_first(db):
         s = registry.by_name(session, tables.AnchorSet, "p", "s")
         space = s.spaces[0].id
         row = tables.Translator(project="p", content="tr_1", source_id=space, target_id=space, method="irp", options={})
-        assert not registry.has_translator(session, row)
+        assert not registry.touch_translator(session, row, now=DAY)
         session.add(row)
         session.flush()
-        assert registry.has_translator(session, row)
+        assert registry.touch_translator(session, row, now=DAY)
         assert registry.translator(session, "p", "tr_1") is row
         for project, content in (("q", "tr_1"), ("p", "tr_2")):
             with pytest.raises(TranslatorNotFound):

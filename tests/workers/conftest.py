@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from app.storage.queue import RedisQueue
 from torch import Tensor
 
 from app.demo.pack import load_pack
@@ -19,7 +20,6 @@ from app.services import bootstrapping, pools, spaces
 from app.services.context import Services
 from app.settings import Settings
 from app.storage import registry, tables
-from app.storage.queue import RedisQueue
 from app.types import EncoderKind
 from app.wiring import make_queue, make_services
 from workers.main import Worker

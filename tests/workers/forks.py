@@ -17,8 +17,8 @@ from app.services import jobs
 from app.services.context import Services
 from app.settings import Settings
 from app.storage import tables
-from workers.runners import RUNNERS
 from workers.processes import work
+from workers.runners import RUNNERS
 
 #: while the job's file is there, a try goes this far and no further
 STEPS_OF_A_TRY = 20
