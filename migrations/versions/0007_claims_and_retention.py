@@ -19,9 +19,10 @@ UNFINISHED = dict.fromkeys(("sqlite_where", "postgresql_where"), sa.text("finish
 
 
 def upgrade() -> None:
-    # A queued job of before has been pushed into the future, to wait for its message: it is due at once, unless it waits for its
-    # next try. An unfinished job is known by its null in `finished_at`.
-    op.execute("UPDATE jobs SET due_at = created_at WHERE state = 'queued' AND attempts = 0")
+    # The version before pushed `due_at` into the future while a job waited for its message. Such a job is due at once, and a
+    # running one as soon as its lease ends; only a job that waits for its next try keeps its moment.
+    op.execute("UPDATE jobs SET due_at = created_at WHERE state = 'running' OR (state = 'queued' AND attempts = 0)")
+    # From now on, an unfinished job is known by its null in `finished_at`.
     op.execute("UPDATE jobs SET finished_at = created_at WHERE finished_at IS NULL AND state NOT IN ('queued', 'running')")
     op.create_index("ix_jobs_due_at", "jobs", ["due_at"], **UNFINISHED)
     op.create_index("ix_jobs_lease", "jobs", ["lease"], **UNFINISHED)

@@ -44,9 +44,14 @@ def iterate(services: Services, job: tables.Job, progress: jobs.Progress) -> job
     return jobs.Done({"x": x.tolist(), "begun": begun})
 
 
+def die(services: Services, job: tables.Job, progress: jobs.Progress) -> jobs.Done:
+    """Ends the thread that runs it."""
+    sys.exit()
+
+
 def main() -> None:
     """Fork until the input ends."""
-    RUNNERS["iterate"] = iterate
+    RUNNERS.update(iterate=iterate, die=die)
     jobs.CHECKPOINT_EVERY_S, jobs.CHECKPOINT_SHARE = 0.0, 0.5
     settings = Settings()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
