@@ -106,6 +106,27 @@ def migrate(
             typer.echo(f"no API key yet: made one with every scope, shown this once:\n{key}")
 
 
+@cli.command()
+def downgrade(
+    revision: Annotated[str, typer.Argument(help="The older version's schema: the number of its newest migration, like 0006.")],
+) -> None:
+    """Bring the database back to an older version's schema, before that version is installed.
+
+    Stop every API and worker first. What only the newer schema can hold is lost.
+    """
+    from alembic import command
+    from alembic.util import CommandError
+
+    from app.storage.db import alembic_config
+
+    with _storage_trouble(), _services(_settings()) as services:
+        try:
+            command.downgrade(alembic_config(services.db.url), revision)
+        except CommandError as error:
+            raise typer.BadParameter(f"the schema stays as it is: {error}") from None
+    typer.echo(f"the database is at revision {revision}: install the version that it belongs to")
+
+
 @keys_cli.command("create")
 def create(
     name: Annotated[str, typer.Option(help="What the key is for.")],

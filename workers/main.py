@@ -72,12 +72,16 @@ class Worker:
         self._caretaker.stop()
 
     def _work(self) -> None:
+        answers = True
         while not self._stopping.is_set():
             found = False
             try:
                 found = jobs.run_next(self.services, RUNNERS, self._leases, stopping=self._stopping.is_set)
+                answers = True
             except DatabaseUnavailable as error:
-                log.warning("no jobs are taken: %s", error.detail)
+                if answers:
+                    log.warning("no jobs are taken until the database answers: %s", error.detail)
+                answers = False
             except Exception:
                 log.exception("no job is taken")
             if not found:
