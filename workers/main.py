@@ -13,6 +13,7 @@ from app import telemetry
 from app.errors import DatabaseUnavailable
 from app.services import jobs, retention
 from app.services.context import Services
+from app.services.leases import Leases
 from app.storage.wakeup import LocalWakeup
 from workers.runners import RUNNERS
 
@@ -39,7 +40,7 @@ class Worker:
         self.services = replace(services, notify_workers=wakeup.notify, turn_wait_s=None)
         self._wakeup = wakeup
         self._stopping = Event()
-        self._leases = jobs.Leases(self.services)
+        self._leases = Leases(self.services)
         self._threads = [threading.Thread(target=self._work, name=f"jobs-{number}", daemon=True) for number in range(threads)]
         renew_s = min(RENEW_S, self.services.lease_s / RENEWALS)
         self._caretaker = Periodic("renew leases", renew_s, self._renew)

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -26,6 +24,7 @@ from torch import Tensor
 from app import telemetry
 from app.errors import AnchorageError, DatabaseUnavailable, JobFinished, QueueFull, StorageUnavailable, TooManyJobs, Unavailable
 from app.services.context import Origin, Services, origin
+from app.services.leases import Leases, hand_back
 from app.services.writes import note
 from app.storage import job_queries, registry, tables
 from app.types import JobKind, JobState
@@ -182,43 +181,6 @@ class Progress:
 Run = Callable[[Services, tables.Job, Progress], Done]
 
 
-class Leases:
-    """The jobs that this process runs now, so that one thread can renew their leases while others work."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
-        self._held: set[str] = set()
-        self._lock = threading.Lock()
-
-    def until(self) -> datetime:
-        return tables.now() + timedelta(seconds=self._services.lease_s)
-
-    @contextmanager
-    def hold(self, lease: str) -> Iterator[None]:
-        with self._lock:
-            self._held.add(lease)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._held.discard(lease)
-
-    def held(self) -> list[str]:
-        with self._lock:
-            return list(self._held)
-
-    def renew(self) -> None:
-        """Tell the database that this process lives."""
-        if held := self.held():
-            with self._services.db.transaction() as session:
-                job_queries.renew_leases(session, held, until=self.until())
-
-    def hand_back(self) -> None:
-        """When a process stops: what it still runs waits for another one, and the try does not count."""
-        for lease in self.held():
-            hand_back(self._services, lease)
-
-
 def submit(services: Services, project: str, kind: JobKind, arguments: dict[str, Any]) -> tables.Job:
     """Write a queued job down, and wake a worker for it. Raises TooManyJobs, QueueFull."""
     limits = services.limits
@@ -251,17 +213,6 @@ def cancel(services: Services, project: str, job_id: str) -> tables.Job:
         session.flush()
         session.refresh(row)
     return row
-
-
-def hand_back(services: Services, lease: str) -> None:
-    """Let a job wait for another worker, at its place in the queue; the try does not count."""
-    with services.db.transaction() as session:
-        row = job_queries.leased_job(session, lease)
-        if row is None:
-            return
-        back = {"state": JobState.queued, "lease": None, "attempts": row.attempts - 1}
-        job_queries.change_leased(session, lease, **back)
-    services.notify_workers()
 
 
 def run_next(

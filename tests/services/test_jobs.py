@@ -33,6 +33,7 @@ from app.maths.bootstrap.common import Step
 from app.services import bootstrapping, jobs, spaces
 from app.services.context import Limits, Services
 from app.services.jobs import Done
+from app.services.leases import Leases, hand_back
 from app.storage import job_queries, tables
 from app.storage.blobs import ORPHAN_AGE_S
 from app.types import JobKind, JobState
@@ -62,16 +63,16 @@ def alter(services: Services, job_id: str, **values: Any) -> None:
 _days_due = itertools.count(1)
 
 
-def run(services: Services, job: tables.Job, runner: jobs.Run, leases: jobs.Leases | None = None, **more: Any) -> tables.Job:
+def run(services: Services, job: tables.Job, runner: jobs.Run, leases: Leases | None = None, **more: Any) -> tables.Job:
     """A worker's turn with the job, however long the pause before its next try is."""
     alter(services, job.id, due_at=tables.now() - timedelta(days=next(_days_due)))
     turn(services, runner, leases, **more)
     return row_of(services, job.id)
 
 
-def turn(services: Services, runner: jobs.Run, leases: jobs.Leases | None = None, **more: Any) -> bool:
+def turn(services: Services, runner: jobs.Run, leases: Leases | None = None, **more: Any) -> bool:
     """A worker's turn with whatever is due; returns whether there was a job."""
-    return jobs.run_next(services, {JobKind.bootstrap: runner}, leases or jobs.Leases(services), **more)
+    return jobs.run_next(services, {JobKind.bootstrap: runner}, leases or Leases(services), **more)
 
 
 def well(services: Services, row: tables.Job, progress: jobs.Progress) -> Done:
@@ -190,16 +191,9 @@ def test_a_job_that_works_at_its_second_try_shows_no_error(services, job):
 def test_a_kind_that_nobody_can_run_ends_failed(services, job):
     for _ in range(jobs.ATTEMPTS):
         alter(services, job.id, due_at=tables.now())
-        assert jobs.run_next(services, {}, jobs.Leases(services))
+        assert jobs.run_next(services, {}, Leases(services))
     row = row_of(services, job.id)
     assert (row.state, row.error["code"]) == (JobState.failed, "internal")
-
-
-@pytest.mark.parametrize("first", [well, failing(NameTaken("gone"))])
-def test_a_finished_job_is_never_run_again(services, job, first):
-    before = run(services, job, first)
-    after = run(services, job, never)
-    assert (after.state, after.attempts, after.version) == (before.state, 1, before.version)
 
 
 def test_progress_is_written_at_the_first_and_the_last_step_and_seldom_between(services, job):
@@ -435,31 +429,6 @@ def test_a_sweep_spares_the_checkpoint_of_an_unfinished_job_and_takes_an_ended_o
     assert files(services) == set()
 
 
-def test_a_job_cancelled_while_it_runs_forgets_its_checkpoint(services, job):
-    def work(services, row, progress):
-        progress.checkpoint(1, at(1))
-        jobs.cancel(services, PROJECT, row.id)
-        progress(1, 10)
-        raise AssertionError("the report should have stopped it")
-
-    row = run(services, job, work)
-    assert (row.state, row.checkpoint) == (JobState.cancelled, None)
-
-
-def test_a_job_cancelled_while_it_waits_forgets_its_checkpoint(services, job):
-    going(services, job, 1)
-    jobs.hand_back(services, row_of(services, job.id).lease)
-    assert row_of(services, job.id).checkpoint is not None
-    assert jobs.cancel(services, PROJECT, job.id).checkpoint is None
-
-
-def test_a_job_cancelled_while_nobody_runs_it_forgets_its_checkpoint(services, job):
-    going(services, job, 1)
-    jobs.cancel(services, PROJECT, job.id)
-    row = run(services, job, never)
-    assert (row.state, row.checkpoint) == (JobState.cancelled, None)
-
-
 def test_a_failed_job_forgets_its_checkpoint(services, job):
     def work(services, row, progress):
         progress.checkpoint(1, at(1))
@@ -607,34 +576,35 @@ def test_a_full_disk_costs_checkpoints_and_not_the_job(services, job):
 # --- cancelled ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_waiting_job_is_cancelled_at_once_and_never_runs(services, job):
+@pytest.mark.parametrize("tried", [False, True])
+def test_a_waiting_job_is_cancelled_at_once_never_runs_again_and_forgets_its_checkpoint(services, job, tried):
+    if tried:
+        going(services, job, 1)
+        hand_back(services, row_of(services, job.id).lease)
+        assert row_of(services, job.id).checkpoint is not None
     assert jobs.cancel(services, PROJECT, job.id).state == JobState.cancelled
-    row = run(services, job, never)
-    assert (row.state, row.attempts) == (JobState.cancelled, 0)
+    assert not turn(services, never)
+    row = row_of(services, job.id)
+    assert (row.state, row.attempts, row.checkpoint) == (JobState.cancelled, 0, None)
     assert row.finished_at is not None
 
 
-def test_a_running_job_learns_at_its_next_report_that_it_should_stop(services, job):
+def test_a_running_job_learns_at_its_next_report_that_it_should_stop_and_forgets_its_checkpoint(services, job):
     def work(services, row, progress):
-        progress(0, 10, {})
+        progress.checkpoint(1, at(1))
         assert jobs.cancel(services, PROJECT, row.id).state == JobState.running
         progress(10, 10, {})
         raise AssertionError("the report should have stopped it")
 
     row = run(services, job, work)
-    assert (row.state, row.result, row.error) == (JobState.cancelled, None, None)
-
-
-def test_a_job_that_waits_for_its_next_try_is_cancelled_at_once(services, job):
-    run(services, job, failing(ZeroDivisionError()))
-    assert jobs.cancel(services, PROJECT, job.id).state == JobState.cancelled
+    assert (row.state, row.result, row.error, row.checkpoint) == (JobState.cancelled, None, None, None)
 
 
 def test_a_lost_worker_takes_a_cancelled_job_along(services, job):
-    lose(services, job)
+    going(services, job, 1)
     assert jobs.cancel(services, PROJECT, job.id).state == JobState.running
     row = run(services, job, never)
-    assert (row.state, row.result) == (JobState.cancelled, None)
+    assert (row.state, row.result, row.checkpoint) == (JobState.cancelled, None, None)
     assert row.finished_at is not None
 
 
@@ -653,27 +623,6 @@ def test_a_job_is_its_projects_own(services, job):
 
 
 # --- leases ---------------------------------------------------------------------------------------------------------------
-
-
-def test_of_many_workers_that_claim_at_once_one_runs_the_job(services, job):
-    together, ran = threading.Barrier(6), []
-
-    def take(number: int) -> None:
-        together.wait()
-        turn(services, lambda *_: ran.append(number) or Done({}))
-
-    with ThreadPoolExecutor(6) as pool:
-        list(pool.map(take, range(6)))
-    assert len(ran) == 1
-    assert row_of(services, job.id).attempts == 1
-
-
-def test_a_job_whose_lease_holds_is_left_alone(services, job):
-    def work(services, row, progress):
-        run(services, job, never)
-        return Done({})
-
-    assert run(services, job, work).attempts == 1
 
 
 def taken_over(services: Services, job: tables.Job, first: jobs.Run, second: jobs.Run) -> tables.Job:
@@ -712,18 +661,6 @@ def test_a_worker_whose_job_was_taken_over_changes_nothing(services, job, late):
     assert encoders(services) == ["second"]
 
 
-def test_a_worker_whose_job_was_taken_over_stops_at_its_next_report(services, job):
-    def first(services, row, progress):
-        progress(1, 10, {"by": "first"})
-        raise AssertionError("the report should have stopped it")
-
-    def second(services, row, progress):
-        progress(10, 10, {"by": "second"})
-        return Done({})
-
-    assert taken_over(services, job, first, second).progress == {"done": 10, "total": 10, "by": "second"}
-
-
 def test_of_two_workers_that_finish_one_job_at_once_exactly_one_has_an_effect(services, job):
     together, started = threading.Barrier(2), threading.Event()
 
@@ -747,7 +684,7 @@ def test_of_two_workers_that_finish_one_job_at_once_exactly_one_has_an_effect(se
 
 
 def test_a_process_renews_the_leases_of_its_running_jobs_only(services, job):
-    leases = jobs.Leases(services)
+    leases = Leases(services)
     other = jobs.submit(services, PROJECT, JobKind.bootstrap, {})
     lose(services, other)
 
@@ -787,7 +724,7 @@ def test_a_stopping_worker_hands_its_job_back_and_the_try_does_not_count(service
 
 
 def test_a_job_handed_back_in_the_middle_of_a_step_records_nothing_of_its_late_end(services, job):
-    leases = jobs.Leases(services)
+    leases = Leases(services)
 
     def work(services, row, progress):
         leases.hand_back()
@@ -802,10 +739,10 @@ def test_handing_back_twice_or_too_late_changes_nothing(services, job):
     lose(services, job)
     lease = row_of(services, job.id).lease
     for _ in range(2):
-        jobs.hand_back(services, lease)
+        hand_back(services, lease)
     assert row_of(services, job.id).attempts == 0
     run(services, job, well)
-    jobs.hand_back(services, lease)
+    hand_back(services, lease)
     assert row_of(services, job.id).state == JobState.succeeded
 
 

@@ -16,6 +16,7 @@ from app.errors import Conflict, IdempotencyKeyReused, NameTaken, RequestInProgr
 from app.heads.linear import linear_head
 from app.services import jobs, keys, spaces, stitching, translation, writes
 from app.services.context import Origin, Repeat, Services, origin
+from app.services.leases import Leases
 from app.storage import registry, tables
 from app.types import EncoderKind, HeadOutput, JobKind, Scope
 
@@ -310,7 +311,7 @@ def test_what_a_job_makes_is_noted_in_the_jobs_name(services):
     def keep(session):
         writes.note(session, PROJECT, "create", "anchor-set", "made")
 
-    jobs.run_next(services, {JobKind.bootstrap: lambda *_: jobs.Done({}, keep)}, jobs.Leases(services))
+    jobs.run_next(services, {JobKind.bootstrap: lambda *_: jobs.Done({}, keep)}, Leases(services))
     with services.db.transaction() as session:
         row = registry.audit(session, PROJECT, before=None, limit=1)[0]
     assert (row.name, row.origin, row.key_id) == ("made", f"job {job.id}", None)

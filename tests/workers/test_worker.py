@@ -174,15 +174,6 @@ def test_a_worker_deletes_old_rows(without_redis):
             session.rollback()
 
 
-def test_a_job_that_fails_by_a_fault_is_tried_again_until_its_tries_are_used_up(deployment, monkeypatch):
-    monkeypatch.setattr(jobs, "BACKOFF_S", 0.01)
-    ran = []
-    monkeypatch.setitem(RUNNERS, "faulty", lambda *_: ran.append(1) or 1 / 0)
-    deployment.worker().start()
-    row = ended(deployment, submit(deployment, "faulty"))
-    assert (row.state, row.error["code"], row.attempts, len(ran)) == (JobState.failed, "internal", jobs.ATTEMPTS, jobs.ATTEMPTS)
-
-
 def test_a_stop_hands_back_what_reports_and_another_worker_takes_it(deployment, monkeypatch):
     going, first = threading.Event(), threading.Event()
 
@@ -233,7 +224,7 @@ def test_a_stop_hands_back_even_what_is_in_a_long_step_and_its_late_end_has_no_e
     assert encoders(deployment) == []
 
 
-def test_workers_take_several_jobs_at_once_when_told_to(deployment, monkeypatch):
+def test_a_worker_runs_as_many_jobs_at_once_as_it_has_threads(without_redis, monkeypatch):
     together = threading.Barrier(3)
 
     def work(*_) -> Done:
@@ -241,7 +232,6 @@ def test_workers_take_several_jobs_at_once_when_told_to(deployment, monkeypatch)
         return Done({})
 
     monkeypatch.setitem(RUNNERS, "together", work)
-    for _ in range(3):
-        deployment.worker().start()
-    for job_id in [submit(deployment, "together") for _ in range(3)]:
-        assert ended(deployment, job_id).state == JobState.succeeded
+    without_redis.worker(threads=3).start()
+    for job_id in [submit(without_redis, "together") for _ in range(3)]:
+        assert ended(without_redis, job_id).state == JobState.succeeded
