@@ -88,7 +88,7 @@ def work(settings: Settings, device: str, number: int) -> int:
     worker.stop()
     services.close()
     if not alive:
-        log.error("a thread of worker %d has died", os.getpid())
+        log.error("a thread of worker %d has died: the process ends, so that it is started again", os.getpid())
     return 0 if alive else 1
 
 
