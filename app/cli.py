@@ -76,14 +76,14 @@ def serve(
 
 @cli.command()
 def worker() -> None:
-    """Run jobs: one process for each device, until SIGTERM. Needs ANCHORAGE_REDIS_URL, and the API's database and data dir."""
+    """Run jobs: one process for each device, until SIGTERM. Needs the API's database, PostgreSQL, and its data dir."""
     settings = _settings()
-    from workers.processes import NoQueue, main
+    from workers.processes import NotShared, main
 
     with _storage_trouble():
         try:
             status = main(settings)
-        except (NoQueue, ValueError) as error:
+        except (NotShared, ValueError) as error:
             raise typer.BadParameter(str(error)) from None
     raise typer.Exit(status)
 
@@ -138,6 +138,27 @@ def restore(
         except BackupError as error:
             raise typer.BadParameter(str(error)) from None
     typer.echo(f"restored {copied.rows} rows and {copied.blobs} blobs; {len(copied.lacking)} blobs are lacking")
+
+
+@cli.command()
+def downgrade(
+    revision: Annotated[str, typer.Argument(help="The older version's schema: the number of its newest migration, like 0006.")],
+) -> None:
+    """Bring the database back to an older version's schema, before that version is installed.
+
+    Stop every API and worker first. What only the newer schema can hold is lost.
+    """
+    from alembic import command
+    from alembic.util import CommandError
+
+    from app.storage.db import alembic_config
+
+    with _storage_trouble(), _services(_settings()) as services:
+        try:
+            command.downgrade(alembic_config(services.db.url), revision)
+        except CommandError as error:
+            raise typer.BadParameter(f"the schema stays as it is: {error}") from None
+    typer.echo(f"the database is at revision {revision}: install the version that it belongs to")
 
 
 @keys_cli.command("create")

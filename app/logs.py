@@ -24,8 +24,7 @@ def configure(style: Literal["auto", "console", "json"], *, level: int = logging
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_console() if style == "console" else JsonLines())
     logging.basicConfig(handlers=[handler], level=level, force=True)
-    for noisy in ("alembic", "dramatiq"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
 def _console() -> logging.Formatter:

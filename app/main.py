@@ -43,12 +43,11 @@ from app.api import (
 from app.api.edge import Admission, Edge
 from app.api.limiter import RateLimiter
 from app.encoders.threads import use_threads
-from app.services import spaces, writes
 from app.services.context import THREADS, Services
 from app.services.keys import KeyRing
 from app.settings import Settings
 from app.storage.connect import redis_client
-from app.wiring import make_queue, make_services
+from app.wiring import make_services, make_wakeup
 from workers.main import Worker
 
 log = logging.getLogger("anchorage")
@@ -89,11 +88,10 @@ Errors are `application/problem+json` with a stable `code`.
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The service: with Redis, workers elsewhere run its jobs; without, it runs them itself."""
-    services = make_services(settings)
-    queue = make_queue(settings)
-    worker = Worker(services, queue, threads=settings.worker_threads) if settings.redis_url is None else None
-    services = replace(services, enqueue=queue.put)
+    """The service. Without Redis a worker in its own process runs its jobs; with Redis, workers elsewhere do."""
+    wakeup = make_wakeup(settings)
+    services = replace(make_services(settings), notify_workers=wakeup.notify)
+    worker = Worker(services, wakeup, threads=settings.worker_threads) if settings.redis_url is None else None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -106,6 +104,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.admission.stopping = True
         if worker is not None:
             await run_in_threadpool(worker.stop)
+        await run_in_threadpool(wakeup.close)
         services.close()
 
     app = FastAPIOffline(
@@ -182,9 +181,6 @@ def _answers(redis_url: str) -> Callable[[], bool]:
 
 def _start(services: Services, worker: Worker | None) -> None:
     services.db.migrate()
-    writes.forget_requests(services)
-    if swept := spaces.sweep_blobs(services):
-        log.info("deleted %d blobs that nothing names", swept)
     services.names.open()
     if worker is not None:
         worker.start()

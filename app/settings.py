@@ -29,7 +29,7 @@ class Settings(BaseSettings):
     redis_url: str | None = Field(
         None,
         pattern=r"^rediss?://.+",
-        description="queue and shared cache; default: none, jobs run in the API's process",
+        description="shared cache, wakes workers; default: none, jobs run in the API's process",
     )
     redis_prefix: str = Field("anchorage", pattern=r"^[A-Za-z0-9._-]{1,50}$", description="first word of every key in Redis")
     models_dir: Path | None = Field(None, description="folder whose subfolders may be loaded as encoders")
@@ -64,6 +64,11 @@ class Settings(BaseSettings):
     threads: int | None = Field(None, ge=1, description="torch threads; default: torch's own choice")
 
     lease_s: float = Field(30.0, ge=1, le=3600, description="a worker silent for so long has lost its jobs")
+    keep_jobs_days: int = Field(30, ge=0, le=36_500, description="how long ended jobs are kept; 0: for ever")
+    keep_audit_days: int = Field(365, ge=0, le=36_500, description="how long audit rows are kept; 0: for ever")
+    keep_translators_days: int = Field(
+        90, ge=0, le=36_500, description="how long reports of translators are kept that nobody uses; 0: for ever"
+    )
     worker_threads: int = Field(1, ge=1, le=64, description="jobs at once in one worker process")
     devices: str = Field("auto", description="torch devices, a worker process each: auto, cpu, or cuda:0,cuda:1")
     worker_metrics_host: str = Field("127.0.0.1", description="address of a worker's Prometheus metrics")

@@ -40,9 +40,9 @@ def cache_outcome(kind: str, outcome: str) -> Counter:
 CACHE_BYTES = Gauge("anchorage_cache_bytes", "Bytes in the in-process cache.", multiprocess_mode="livesum")
 JOB_SECONDS = Histogram("anchorage_job_seconds", "One try of a job.", ["kind", "outcome"], buckets=_LONG_SECONDS)
 CARETAKER = Gauge(
-    "anchorage_worker_seen_timestamp_seconds", "When this process last renewed its leases and swept.", multiprocess_mode="livemax"
+    "anchorage_worker_seen_timestamp_seconds", "When this process last renewed its leases.", multiprocess_mode="livemax"
 )
-SWEPT_JOBS = Counter("anchorage_jobs_requeued_total", "Jobs handed to the queue again: their worker or their message was lost.")
+REQUEUED_JOBS = Counter("anchorage_jobs_requeued_total", "Jobs taken up again because their worker was lost.")
 ENCODE_WAITING = Gauge("anchorage_encode_waiting_inputs", "Inputs that wait for a batch.", multiprocess_mode="livesum")
 ENCODE_BATCH = Histogram("anchorage_encode_batch_inputs", "Inputs in one batch of a model.", buckets=_BATCH)
 ENCODE_TOKENS = Counter("anchorage_encode_tokens_total", "Tokens of batches: read, and padding.", ["kind"])

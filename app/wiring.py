@@ -9,7 +9,7 @@ import torch
 from app.encoders.base import Shelf
 from app.encoders.registry import EncoderPool
 from app.encoders.remote import normal_url
-from app.services.context import Limits, Services
+from app.services.context import Limits, Retention, Services
 from app.services.lanes import Lanes
 from app.settings import Settings
 from app.storage.blobs import BlobStore
@@ -17,7 +17,7 @@ from app.storage.cache import Cache, RedisStore
 from app.storage.connect import redis_client
 from app.storage.db import Database, sqlite_url
 from app.storage.names import Names, Word
-from app.storage.queue import MemoryQueue, Queue, RedisQueue
+from app.storage.wakeup import LocalWakeup, RedisWakeup
 
 
 def make_services(settings: Settings, *, device: str | None = None) -> Services:
@@ -51,6 +51,11 @@ def make_services(settings: Settings, *, device: str | None = None) -> Services:
             project_jobs=settings.max_project_jobs,
         ),
         lease_s=settings.lease_s,
+        retention=Retention(
+            jobs_days=settings.keep_jobs_days,
+            audit_days=settings.keep_audit_days,
+            translators_days=settings.keep_translators_days,
+        ),
         device=device or "cpu",
     )
 
@@ -72,8 +77,8 @@ def make_database(settings: Settings) -> Database:
     return Database(settings.database_url or sqlite_url(settings.data_dir / "anchorage.db"))
 
 
-def make_queue(settings: Settings) -> Queue:
-    """Between processes when there is a Redis, else within this one."""
+def make_wakeup(settings: Settings) -> LocalWakeup:
+    """What wakes idle workers: between processes when there is a Redis, else within this one."""
     if settings.redis_url is None:
-        return MemoryQueue()
-    return RedisQueue(redis_client(settings.redis_url), settings.redis_prefix)
+        return LocalWakeup()
+    return RedisWakeup(redis_client(settings.redis_url, tries=1), settings.redis_prefix)

@@ -59,7 +59,6 @@ LONGEST = [
     "storage/test_postgres.py",
     "api/test_postgres.py",
     "api/test_verify.py",
-    "storage/test_queue.py",
     "test_cli.py",
     "workers/test_worker.py",
     "encoders/test_registry.py",

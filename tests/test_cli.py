@@ -133,15 +133,31 @@ def test_a_rate_that_is_none_is_refused_before_the_first_request(tmp_path: Path)
         create_app(Settings(data_dir=tmp_path, rate_limit="often"))
 
 
-def test_a_worker_without_redis_is_told_what_to_set(tmp_path: Path) -> None:
+def test_a_worker_of_a_sqlite_file_is_told_what_to_set(tmp_path: Path) -> None:
     text = refusal(tmp_path, "worker")
-    assert "ANCHORAGE_REDIS_URL" in text
+    assert "ANCHORAGE_DATABASE_URL" in text
     assert "anchorage serve" in text
 
 
 def test_a_worker_is_told_to_migrate_first_and_which_devices_there_are(tmp_path: Path, redis_url: str) -> None:
     assert "device" in refusal(tmp_path, "worker", redis_url=redis_url, devices="tpu")
     assert "anchorage migrate" in refusal(tmp_path, "worker", redis_url=redis_url, devices="cpu")
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_the_schema_goes_back_for_an_older_version_and_forward_again(tmp_path, database, request) -> None:
+    url = {} if database == "sqlite" else {"database_url": request.getfixturevalue("postgres_url")}
+    run(tmp_path, "migrate", **url)
+    assert "0006" in run(tmp_path, "downgrade", "0006", **url).output
+    assert "is at revision 0006" in refusal(tmp_path, "keys", "list", **url)
+    run(tmp_path, "migrate", **url)
+    assert run(tmp_path, "keys", "list", **url).exit_code == 0
+
+
+def test_a_way_back_to_an_unknown_revision_is_refused(tmp_path) -> None:
+    run(tmp_path, "migrate")
+    assert "schema stays" in refusal(tmp_path, "downgrade", "9999")
+    assert run(tmp_path, "keys", "list").exit_code == 0
 
 
 # --- keys and migrate ----------------------------------------------------------------------------------------------------

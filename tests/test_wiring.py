@@ -6,8 +6,8 @@ import pytest
 
 from app.settings import Settings
 from app.storage.db import is_sqlite
-from app.storage.queue import MemoryQueue, RedisQueue
-from app.wiring import make_database, make_queue, make_services
+from app.storage.wakeup import RedisWakeup
+from app.wiring import make_database, make_services, make_wakeup
 
 
 def test_without_settings_everything_is_in_the_data_folder_and_this_process(tmp_path):
@@ -17,7 +17,7 @@ def test_without_settings_everything_is_in_the_data_folder_and_this_process(tmp_
     services.db.close()
     assert (tmp_path / "made" / "now" / "anchorage.db").is_file()
     assert services.cache.store is None
-    assert isinstance(make_queue(settings), MemoryQueue)
+    assert not isinstance(make_wakeup(settings), RedisWakeup)
 
 
 def test_nothing_is_connected_before_it_is_needed(tmp_path):
@@ -27,7 +27,7 @@ def test_nothing_is_connected_before_it_is_needed(tmp_path):
     services = make_services(settings)
     assert not is_sqlite(services.db.url)
     assert services.cache.store is not None
-    assert isinstance(make_queue(settings), RedisQueue)
+    assert isinstance(make_wakeup(settings), RedisWakeup)
     services.db.close()
 
 
@@ -48,4 +48,4 @@ def test_limits_and_leases_are_the_settings(tmp_path):
 @pytest.mark.parametrize("url", ["nonsense", "http://127.0.0.1"])
 def test_what_is_no_redis_url_is_refused_at_once(tmp_path, url):
     with pytest.raises(ValueError, match="redis_url"):
-        make_queue(Settings(data_dir=tmp_path, redis_url=url))
+        make_wakeup(Settings(data_dir=tmp_path, redis_url=url))

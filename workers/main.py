@@ -1,118 +1,123 @@
-"""A worker: threads that run jobs, and one that takes care of them. In the API's process, or in one of its own."""
+"""A worker: threads that run jobs, and two that take care. In the API's process, or in one of its own."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from threading import Event
 
-from dramatiq import Worker as Threads
-
 from app import telemetry
 from app.errors import DatabaseUnavailable
-from app.services import jobs, spaces, writes
+from app.services import jobs, retention
 from app.services.context import Services
-from app.storage.queue import Queue, QueueAway
-from workers.actors import declare
+from app.services.leases import Leases
+from app.storage.wakeup import LocalWakeup
+from workers.runners import RUNNERS
 
 log = logging.getLogger("anchorage.worker")
 
-#: how long an idle thread waits before it looks again
-POLL_MS = 100
+#: an idle thread looks for a job this often, unless it is woken sooner
+POLL_S = 0.5
 
 #: how long a stop waits for running jobs' next step, at which they are handed back
-STOP_TIMEOUT_MS = 5_000
+STOP_TIMEOUT_S = 5.0
 
-#: leases are renewed so many times in their life
+#: leases are renewed this often, or three times in their life if that is more often
+RENEW_S = 2.0
 RENEWALS = 3
 
-#: how often the caretaker looks for jobs whose worker or message is lost
-SWEEP_S = 2.0
-
-#: how often requests that nobody repeats any more are forgotten
-FORGET_S = 3600
+#: how often old rows and blobs are deleted
+DELETE_OLD_S = 3600.0
 
 
 class Worker:
     """Runs jobs in threads of this process."""
 
-    def __init__(self, services: Services, queue: Queue, *, threads: int = 1) -> None:
-        self.services = replace(services, enqueue=queue.put, turn_wait_s=None)
-        self._queue = queue
-        self._threads = Threads(queue.broker, worker_threads=threads, worker_timeout=POLL_MS)
-        self._threads.queue_prefetch = threads  # a job that waits behind another here could run elsewhere
+    def __init__(self, services: Services, wakeup: LocalWakeup, *, threads: int = 1) -> None:
+        self.services = replace(services, notify_workers=wakeup.notify, turn_wait_s=None)
+        self._wakeup = wakeup
         self._stopping = Event()
-        self._leases = jobs.Leases(self.services)
-        self._caretaker = Caretaker(self.services, queue, self._leases)
-        declare(queue.broker, self.services, self._leases, self._stopping.is_set)
+        self._leases = Leases(self.services)
+        self._threads = [threading.Thread(target=self._work, name=f"jobs-{number}", daemon=True) for number in range(threads)]
+        renew_s = min(RENEW_S, self.services.lease_s / RENEWALS)
+        self._caretaker = Periodic("renew leases", renew_s, self._renew)
+        self._deleter = Periodic("delete old rows", DELETE_OLD_S, self._delete_old)
 
     @property
     def alive(self) -> bool:
-        threads = self._threads.workers
-        return bool(threads) and self._caretaker.is_alive() and all(thread.is_alive() for thread in threads)
+        """Whether every thread runs."""
+        return all(each.is_alive() for each in (*self._threads, self._caretaker, self._deleter))
 
     def start(self) -> None:
-        """Begin. The first sweep takes up what an earlier process left."""
-        self._threads.start()
-        self._caretaker.start()
+        """Begin."""
+        for thread in (self._caretaker, self._deleter, *self._threads):
+            thread.start()
 
     def stop(self) -> None:
+        """Hand running jobs back, at their next step or after a while, and end."""
         self._stopping.set()
-        self._threads.stop(timeout=STOP_TIMEOUT_MS)
+        self._wakeup.close()
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(max(0.0, deadline - time.monotonic()))
         try:
-            self._leases.hand_back()  # jobs in the middle of a long step; what they still do is not recorded
+            # Jobs in the middle of a long step; what they still do is not recorded.
+            self._leases.hand_back()
         except DatabaseUnavailable as error:
             log.warning("running jobs are not handed back, their leases will end: %s", error.detail)
+        self._deleter.stop()
         self._caretaker.stop()
-        self._queue.broker.close()
+
+    def _work(self) -> None:
+        answers = True
+        while not self._stopping.is_set():
+            found = False
+            try:
+                found = jobs.run_next(self.services, RUNNERS, self._leases, stopping=self._stopping.is_set)
+                answers = True
+            except DatabaseUnavailable as error:
+                if answers:
+                    log.warning("no jobs are taken until the database answers: %s", error.detail)
+                answers = False
+            except Exception:
+                log.exception("no job is taken")
+            if not found:
+                self._wakeup.wait(POLL_S)
+
+    def _renew(self) -> None:
+        telemetry.CARETAKER.set_to_current_time()
+        self._leases.renew()
+
+    def _delete_old(self) -> None:
+        retention.delete_old(self.services, stopping=self._stopping.is_set)
 
 
-class Caretaker(threading.Thread):
-    """Renews this process's leases, and hands to the queue again what nobody runs."""
+class Periodic(threading.Thread):
+    """Does something at once and then every so often, until it is stopped. Errors are logged."""
 
-    def __init__(self, services: Services, queue: Queue, leases: jobs.Leases) -> None:
-        super().__init__(name="caretaker", daemon=True)
-        self._services = services
-        self._queue = queue
-        self._leases = leases
+    def __init__(self, what: str, every_s: float, do: Callable[[], None]) -> None:
+        super().__init__(name=what, daemon=True)
+        self._every_s = every_s
+        self._do = do
         self._ended = Event()
-        self._incarnation: str | None = None
-        self._forget_at = 0.0
 
     def run(self) -> None:
-        pause = min(SWEEP_S, self._services.lease_s / RENEWALS)
         while True:
-            telemetry.CARETAKER.set_to_current_time()
-            for duty in (self._leases.renew, self._sweep, self._forget):
-                try:
-                    duty()
-                except (DatabaseUnavailable, QueueAway) as error:
-                    log.warning("%s: %s", duty.__name__.strip("_"), error)
-                except Exception:
-                    log.exception("%s", duty.__name__.strip("_"))
-            if self._ended.wait(pause):
+            try:
+                self._do()
+            except DatabaseUnavailable as error:
+                log.warning("cannot %s: %s", self.name, error.detail)
+            except Exception:
+                log.exception("cannot %s", self.name)
+            if self._ended.wait(self._every_s):
                 return
 
     def stop(self) -> None:
+        """End after what it does now, which is waited for a while."""
         self._ended.set()
         if self.is_alive():
-            self.join()
-
-    def _forget(self) -> None:
-        """Once in a while: requests that nobody repeats any more, and blobs that nothing names, such as ended jobs' inputs."""
-        if time.monotonic() >= self._forget_at:
-            self._forget_at = time.monotonic() + FORGET_S
-            writes.forget_requests(self._services)
-            spaces.sweep_blobs(self._services)
-
-    def _sweep(self) -> None:
-        incarnation, empty = self._queue.incarnation(), self._queue.waiting() == 0
-        # A process that has just started cannot know what was there before: what waits in the queue speaks for its memory.
-        lost = empty if self._incarnation is None else incarnation != self._incarnation
-        count = jobs.sweep(self._services, queue_lost=lost, queue_empty=empty)
-        self._incarnation = incarnation
-        if count:
-            telemetry.SWEPT_JOBS.inc(count)
-            log.info("handed %d jobs to the queue again", count)
+            self.join(STOP_TIMEOUT_S)

@@ -21,8 +21,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from app import logs
 from app.settings import Settings
-from app.storage.db import SchemaOutdated
-from app.wiring import make_queue, make_services
+from app.storage.db import SchemaOutdated, is_sqlite
+from app.wiring import make_services, make_wakeup
 from workers.main import Worker
 
 log = logging.getLogger("anchorage.worker")
@@ -34,8 +34,8 @@ RESTART_S = 1.0
 STOP_S = 15.0
 
 
-class NoQueue(Exception):
-    """A worker without a Redis has nothing to take jobs from."""
+class NotShared(Exception):
+    """The database belongs to one process, which runs its jobs itself."""
 
 
 def devices(wish: str) -> list[str]:
@@ -56,11 +56,11 @@ def devices(wish: str) -> list[str]:
 def main(settings: Settings) -> int:
     """Run until SIGTERM or SIGINT; returns the exit status.
 
-    Raises NoQueue, ValueError for a device that is not there, SchemaOutdated, and SQLAlchemy's errors.
+    Raises NotShared, ValueError for a device that is not there, SchemaOutdated, and SQLAlchemy's errors.
     """
-    if settings.redis_url is None:
-        raise NoQueue(
-            "a worker takes its jobs from Redis: set ANCHORAGE_REDIS_URL; without it `anchorage serve` runs jobs itself"
+    if settings.redis_url is None and (settings.database_url is None or is_sqlite(settings.database_url)):
+        raise NotShared(
+            "`anchorage serve` runs the jobs of its SQLite file itself. Workers need PostgreSQL: set ANCHORAGE_DATABASE_URL"
         )
     wanted = devices(settings.devices)
     if len(wanted) == 1:
@@ -69,24 +69,31 @@ def main(settings: Settings) -> int:
 
 
 def work(settings: Settings, device: str, number: int) -> int:
-    """One worker process: threads that share what is warm on one device."""
+    """One worker process: threads that share what is warm on one device. Returns 1 when one of them has died."""
     logs.configure(settings.log_format)
     services = make_services(settings, device=device)
     services.db.ping()
     services.db.require_schema()
     if settings.worker_metrics_port is not None:
         start_http_server(settings.worker_metrics_port + number, addr=settings.worker_metrics_host)
-    worker = Worker(services, make_queue(settings), threads=settings.worker_threads)
+    worker = Worker(services, make_wakeup(settings), threads=settings.worker_threads)
     ended = threading.Event()
     for number_of_signal in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number_of_signal, lambda *_: ended.set())
     worker.start()
     log.info("worker %d takes jobs on %s, %d at once", os.getpid(), device, settings.worker_threads)
-    ended.wait()
+    while (alive := worker.alive) and not ended.wait(RESTART_S):
+        pass
     log.info("worker %d stops", os.getpid())
     worker.stop()
     services.close()
-    return 0
+    if not alive:
+        log.error("a thread of worker %d has died: the process ends, so that it is started again", os.getpid())
+    return 0 if alive else 1
+
+
+def _work_and_exit(settings: Settings, device: str, number: int) -> None:
+    sys.exit(work(settings, device, number))
 
 
 def _watch(settings: Settings, wanted: list[str]) -> int:
@@ -97,7 +104,7 @@ def _watch(settings: Settings, wanted: list[str]) -> int:
         signal.signal(number_of_signal, lambda *_: ended.set())
 
     def start(number: int) -> SpawnProcess:
-        process = spawn.Process(target=work, args=(settings, wanted[number], number), name=wanted[number])
+        process = spawn.Process(target=_work_and_exit, args=(settings, wanted[number], number), name=wanted[number])
         process.start()
         return process
 
@@ -125,7 +132,7 @@ def command() -> None:
     try:
         logs.configure(settings.log_format)
         sys.exit(main(settings))
-    except (NoQueue, SchemaOutdated, ValueError, OSError) as error:
+    except (NotShared, SchemaOutdated, ValueError, OSError) as error:
         sys.exit(str(error))
     except SQLAlchemyError as error:
         sys.exit(f"the database cannot be used: {error}")

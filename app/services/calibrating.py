@@ -15,8 +15,8 @@ from app.maths.decisions import Agreement, agreement
 from app.maths.held_pairs import Given, Items, translate_held_out
 from app.services import spaces
 from app.services.context import Services
-from app.services.translation import canonical
-from app.storage import registry, tables
+from app.services.translation import canonical, find
+from app.storage import tables
 from app.storage.cache import Key
 from app.types import Scores
 
@@ -80,8 +80,7 @@ def table(services: Services, project: str, question: Question) -> Table:
 
 def _calibration(services: Services, project: str, question: Question) -> Calibration:
     """The calibration of a translator, from the cache of this process or made now."""
-    with services.db.transaction() as session:
-        row = registry.translator(session, project, question.translator)
+    row = find(services, project, question.translator)
     key: Key = (row.source.blob, row.target.blob, row.method, canonical(row.options))
     items = services.cache.get_or_make(("held-out", *key), partial(_hold_out, services, row), lambda made: made.nbytes)
 

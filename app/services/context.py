@@ -56,6 +56,20 @@ class Limits:
     project_jobs: int = 1_000
 
 
+@dataclass(frozen=True)
+class Retention:
+    """For how many days rows are kept that nobody needs any more; 0: for ever.
+
+    jobs_days         after a job ended
+    audit_days        after the write
+    translators_days  after a translator was last used
+    """
+
+    jobs_days: int = 30
+    audit_days: int = 365
+    translators_days: int = 90
+
+
 class Turns:
     """Work that keeps all cores busy: so many at once, so many waiting, and no more."""
 
@@ -93,8 +107,9 @@ class Services:
     lease_s: float = LEASE_S
     #: where long work is computed: a torch device
     device: str = "cpu"
-    #: hands a job's id to a worker, after so many seconds; raises QueueAway
-    enqueue: Callable[[str, float], None] = lambda job_id, pause_s: None
+    #: wakes idle workers, when a job was queued; never waits and never raises
+    notify_workers: Callable[[], None] = lambda: None
+    retention: Retention = field(default_factory=Retention)
     #: how long to wait for a turn at heavy work; None: for as long as it takes
     turn_wait_s: float | None = TURN_WAIT_S
     _fits: Turns = field(default_factory=lambda: Turns("fitting translators,", FITS, FITS_WAITING))

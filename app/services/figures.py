@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from app.services.context import Services
-from app.storage import registry, tables
+from app.storage import job_queries, registry, tables
 
 #: the newest translators whose quality is shown
 TRANSLATORS = 200
@@ -26,20 +26,20 @@ class Found(Collector):
 
 
 def collect(services: Services, project: str) -> CollectorRegistry:
-    """All jobs by state, how long the oldest waits, and the promised quality of the project's own translators.
+    """Unfinished jobs by state, how long the oldest waits, and the promised quality of the project's own translators.
 
     Raises DatabaseUnavailable.
     """
-    jobs = GaugeMetricFamily("anchorage_jobs", "Jobs, by state.", labels=["state"])
+    jobs = GaugeMetricFamily("anchorage_jobs", "Unfinished jobs, by state.", labels=["state"])
     quality = GaugeMetricFamily(
         "anchorage_translator_quality",
         "Held-out quality of a translator, and of doing nothing, over its anchors.",
         labels=["translator", "method", "vectors", "measure"],
     )
     with services.db.transaction() as session:
-        for state, count in registry.count_jobs(session).items():
+        for state, count in job_queries.count_by_state(session).items():
             jobs.add_metric([state], count)
-        oldest = registry.oldest_queued(session)
+        oldest = job_queries.oldest_queued(session)
         reports = registry.newest_reports(session, project, limit=TRANSLATORS)
     waited = 0.0 if oldest is None else max(0.0, (tables.now() - oldest).total_seconds())
     age = GaugeMetricFamily("anchorage_queue_oldest_seconds", "How long the oldest queued job has waited.", value=waited)

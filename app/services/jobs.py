@@ -1,4 +1,4 @@
-"""Jobs: work that outlives a request. Their truth is a SQL row; the queue only carries an id, and may lose or repeat it.
+"""Jobs: work that outlives a request. A job is a SQL row, and workers claim the rows that are due.
 
 A worker claims a job by a lease, which it renews while it lives. Whatever it writes, it writes under that lease: progress, the
 end, and with the end, in the same transaction, what the job made. So a job may run twice, when a worker is lost or thought lost,
@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -35,9 +33,9 @@ from app.errors import (
     Unavailable,
 )
 from app.services.context import Origin, Services, origin
+from app.services.leases import Leases, hand_back
 from app.services.writes import note
-from app.storage import registry, tables
-from app.storage.queue import QueueAway
+from app.storage import job_queries, registry, tables
 from app.types import JobKind, JobState
 
 log = logging.getLogger("anchorage.jobs")
@@ -55,22 +53,8 @@ _STATE = "state."
 #: a job whose worker is lost, or that fails by a fault of ours, is tried so many times without getting any further
 ATTEMPTS = 5
 
-#: a queued job that nobody has claimed for so long is handed to the queue again, once the queue is empty
-UNCLAIMED_S = 5.0
-
 #: after a failed try: this, or as long as the error says, doubled with each
 BACKOFF_S = 1.0
-
-#: a queued job that nobody has claimed for so long beyond that may have lost its message in a queue that is never empty; then it
-#: is handed over again after as long as it has waited, or so long
-STALE_S = 30.0
-STALEST_S = 300.0
-
-#: clocks and queues count in whole milliseconds
-EARLY_S = 0.1
-
-#: jobs handed to the queue again in one sweep
-SWEEP_ROWS = 1000
 
 
 class Cancelled(Exception):
@@ -169,8 +153,8 @@ class Progress:
         try:
             with self._services.db.transaction() as session:
                 if now != self._told:
-                    registry.change_leased(session, self._lease, progress=now)
-                asked = registry.asked_to_stop(session, self._lease)
+                    job_queries.change_leased(session, self._lease, progress=now)
+                asked = job_queries.asked_to_stop(session, self._lease)
         except DatabaseUnavailable as error:
             log.warning("progress not recorded: %s", error.detail)
             return
@@ -186,7 +170,7 @@ class Progress:
             if digest == self._checkpoint:
                 return
             with self._services.db.transaction() as session:
-                held = registry.keep_checkpoint(session, self._lease, digest, done=done)
+                held = job_queries.keep_checkpoint(session, self._lease, digest, done=done)
         except (StorageUnavailable, DatabaseUnavailable) as error:
             log.warning("checkpoint not kept: %s", error.detail)
             return
@@ -206,60 +190,24 @@ class Progress:
 Run = Callable[[Services, tables.Job, Progress], Done]
 
 
-class Leases:
-    """The jobs that this process runs now, so that one thread can renew their leases while others work."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
-        self._held: set[str] = set()
-        self._lock = threading.Lock()
-
-    def until(self) -> datetime:
-        return tables.now() + timedelta(seconds=self._services.lease_s)
-
-    @contextmanager
-    def hold(self, lease: str) -> Iterator[None]:
-        with self._lock:
-            self._held.add(lease)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._held.discard(lease)
-
-    def held(self) -> list[str]:
-        with self._lock:
-            return list(self._held)
-
-    def renew(self) -> None:
-        """Tell the database that this process lives."""
-        if held := self.held():
-            with self._services.db.transaction() as session:
-                registry.renew_leases(session, held, until=self.until())
-
-    def hand_back(self) -> None:
-        """When a process stops: what it still runs waits for another one, and the try does not count."""
-        for lease in self.held():
-            hand_back(self._services, lease)
-
-
 def submit(services: Services, project: str, kind: JobKind, arguments: dict[str, Any]) -> tables.Job:
-    """Write a queued job down, then hand its id to a worker. Raises TooManyJobs, QueueFull."""
+    """Write a queued job down, and wake a worker for it. Raises TooManyJobs, QueueFull."""
     limits = services.limits
-    row = tables.Job(project=project, kind=kind, state=JobState.queued, arguments=arguments, progress={}, due_at=_due())
+    row = tables.Job(project=project, kind=kind, state=JobState.queued, arguments=arguments, progress={})
     with services.db.transaction() as session:
-        if registry.count_unfinished(session, project) >= limits.project_jobs:
+        ours, all_projects = job_queries.count_unfinished(session, project)
+        if ours >= limits.project_jobs:
             raise TooManyJobs(
                 f"this project has {limits.project_jobs} unfinished jobs, which is what is allowed",
                 retry_after_s=10,
                 limit=limits.project_jobs,
             )
-        if registry.count_unfinished(session) >= limits.jobs:
+        if all_projects >= limits.jobs:
             raise QueueFull("the queue is full; try again", retry_after_s=10, limit=limits.jobs)
         session.add(row)
         session.flush()
         note(session, project, "create", "job", row.id, row)
-    _enqueue(services, row.id)
+    services.notify_workers()
     return row
 
 
@@ -269,73 +217,82 @@ def cancel(services: Services, project: str, job_id: str) -> tables.Job:
         row = registry.job(session, project, job_id)
         if JobState(row.state).finished:
             raise JobFinished(f"job {job_id} is {row.state} already: there is nothing to cancel")
-        registry.cancel_job(session, row.id, now=tables.now())
+        job_queries.cancel(session, row.id, now=tables.now())
         note(session, project, "cancel", "job", row.id)
         session.flush()
         session.refresh(row)
     return row
 
 
-def sweep(services: Services, *, queue_lost: bool, queue_empty: bool) -> int:
-    """Hand to the queue again what no worker has: jobs of lost workers, and jobs whose message is lost. Returns how many.
-
-    Raises QueueAway.
-
-    queue_lost   the queue has lost its memory: everything that waits for a worker, and not for its next try, is handed over again
-    queue_empty  nothing waits in the queue, so a job that has waited long enough is not in it
-    """
-    now = tables.now()
-    stale = now - timedelta(seconds=STALE_S)
-    with services.db.transaction() as session:
-        if queue_lost:
-            registry.make_due(session, stale)  # also those that this sweep is too short for
-        due = _due() if queue_lost else now if queue_empty else stale
-        unclaimed = registry.unclaimed_jobs(session, now=now, due=due, least_s=UNCLAIMED_S, most_s=STALEST_S, limit=SWEEP_ROWS)
-        ids = [*unclaimed, *registry.retake_lost_jobs(session, now=now, again=_due())]
-    for job_id in ids:
-        services.enqueue(job_id, 0.0)
-    return len(ids)
-
-
-def hand_back(services: Services, lease: str) -> None:
-    """Let a job wait for another worker; the try does not count."""
-    with services.db.transaction() as session:
-        row = registry.leased_job(session, lease)
-        back = row is not None and registry.change_leased(
-            session, lease, state=JobState.queued, lease=None, due_at=_due(), attempts=row.attempts - 1
-        )
-    if back and row is not None:
-        _enqueue(services, row.id)
-
-
-def run(
+def run_next(
     services: Services,
-    job_id: str,
     runners: dict[str, Run],
     leases: Leases,
     *,
     stopping: Callable[[], bool] = lambda: False,
-) -> None:
-    """A worker's whole turn with a job: claim it, run it, record how it ended. A job that another worker has is left alone.
+) -> bool:
+    """A worker's turn: claim the next job that is due, run it, record how it ended.
 
-    When `stopping()` turns true the job is handed back at its next step, and the try does not count.
+    Returns whether there was a job. When `stopping()` turns true the job is handed back at its next
+    step, and the try does not count. Raises DatabaseUnavailable.
     """
     lease = tables.new_id()
-    with leases.hold(lease), structlog.contextvars.bound_contextvars(job_id=job_id):
-        row = _claim(services, job_id, lease, leases)
+    with leases.hold(lease):
+        with services.db.transaction() as session:
+            row = _claim(session, lease, leases.until())
         if row is None:
-            return
-        token = origin.set(Origin(text=f"job {job_id}"))
-        started = time.monotonic()
-        try:
-            outcome = _run(services, row, lease, runners, stopping)
-        except LeaseLost:
-            outcome = "taken over"
-        finally:
-            origin.reset(token)
-        seconds = time.monotonic() - started
-        log.info("%s job %s after %.2f s, attempt %d", row.kind, outcome, seconds, row.attempts)
-        telemetry.JOB_SECONDS.labels(row.kind, outcome).observe(seconds)
+            return False
+        if row.state == JobState.running:
+            with structlog.contextvars.bound_contextvars(job_id=row.id):
+                _run_claimed(services, row, lease, runners, stopping)
+        return True
+
+
+def _claim(session: Session, lease: str, until: datetime) -> tables.Job | None:
+    """The next job, which ends at once when it was cancelled or has lost too many workers."""
+    now = tables.now()
+    claimed = job_queries.claim_next(session, lease=lease, now=now, until=until)
+    if claimed is None:
+        return None
+    row, was_lost = claimed
+    if was_lost:
+        telemetry.REQUEUED_JOBS.inc()
+        log.warning("job %s is taken up again: its worker gave no sign of life", row.id)
+    end: dict[str, Any] = {"finished_at": now, "checkpoint": None}
+    if row.cancel_requested:
+        job_queries.change_leased(session, lease, **end, state=JobState.cancelled)
+        session.refresh(row)
+    elif row.attempts > ATTEMPTS:
+        where = f" after step {row.furthest}" if row.furthest else ""
+        error = {
+            "code": "attempts-exhausted",
+            "detail": f"its worker was lost {ATTEMPTS} times{where}",
+        }
+        job_queries.change_leased(session, lease, **end, state=JobState.failed, error=error, attempts=ATTEMPTS)
+        session.refresh(row)
+    session.expunge(row)
+    return row
+
+
+def _run_claimed(
+    services: Services,
+    row: tables.Job,
+    lease: str,
+    runners: dict[str, Run],
+    stopping: Callable[[], bool],
+) -> None:
+    """Run the job, and log and count how this try ended."""
+    token = origin.set(Origin(text=f"job {row.id}"))
+    started = time.monotonic()
+    try:
+        outcome = _run(services, row, lease, runners, stopping)
+    except LeaseLost:
+        outcome = "taken over"
+    finally:
+        origin.reset(token)
+    seconds = time.monotonic() - started
+    log.info("%s job %s after %.2f s, attempt %d", row.kind, outcome, seconds, row.attempts)
+    telemetry.JOB_SECONDS.labels(row.kind, outcome).observe(seconds)
 
 
 def _run(services: Services, row: tables.Job, lease: str, runners: dict[str, Run], stopping: Callable[[], bool]) -> str:
@@ -366,25 +323,6 @@ def _run(services: Services, row: tables.Job, lease: str, runners: dict[str, Run
     return "succeeded"
 
 
-def _claim(services: Services, job_id: str, lease: str, leases: Leases) -> tables.Job | None:
-    now = tables.now()
-    with services.db.transaction() as session:
-        if not registry.claim_job(session, job_id, lease=lease, now=now, until=leases.until(), ready=_due(EARLY_S)):
-            return None
-        row = session.get_one(tables.Job, job_id)
-        if row.cancel_requested:
-            registry.change_leased(session, lease, state=JobState.cancelled, finished_at=now, checkpoint=None)
-            return None
-        if row.attempts > ATTEMPTS:
-            where = f" after step {row.furthest}" if row.furthest else ""
-            error = {"code": "attempts-exhausted", "detail": f"its worker was lost {ATTEMPTS} times{where}"}
-            end = {"state": JobState.failed, "finished_at": now, "error": error, "checkpoint": None}
-            registry.change_leased(session, lease, **end, attempts=ATTEMPTS)
-            return None
-        session.expunge(row)
-    return row
-
-
 def _finish(
     services: Services, lease: str, state: JobState, *, done: Done | None = None, error: dict[str, Any] | None = None
 ) -> None:
@@ -398,7 +336,7 @@ def _finish(
             with services.db.transaction() as session:
                 result = None if done is None else finite(done.result)
                 end = {"state": state, "finished_at": tables.now(), "result": result, "error": error, "checkpoint": None}
-                if not registry.change_leased(session, lease, **end):
+                if not job_queries.change_leased(session, lease, **end):
                     raise LeaseLost
                 if done is not None:
                     done.keep(session)
@@ -418,30 +356,18 @@ def _try_again(services: Services, lease: str, error: dict[str, Any], *, wait_s:
     anew: without the checkpoint, which may be what does not work. Raises LeaseLost.
     """
     with services.db.transaction() as session:
-        row = registry.leased_job(session, lease)
+        row = job_queries.leased_job(session, lease)
     if row is None:
         raise LeaseLost
     if row.attempts >= ATTEMPTS:
         _finish(services, lease, JobState.failed, error=error)
         return "failed"
     pause_s = max(BACKOFF_S, wait_s) * 2 ** (row.attempts - 1)
-    again = {"state": JobState.queued, "lease": None, "due_at": _due(pause_s), "error": error}
+    due_at = tables.now() + timedelta(seconds=pause_s)
+    again = {"state": JobState.queued, "lease": None, "due_at": due_at, "error": error}
     with services.db.transaction() as session:
-        registry.change_leased(session, lease, **again, checkpoint=None if anew else row.checkpoint)
-    _enqueue(services, row.id, pause_s)
+        job_queries.change_leased(session, lease, **again, checkpoint=None if anew else row.checkpoint)
     return "to be tried again"
-
-
-def _due(pause_s: float = 0.0) -> datetime:
-    return tables.now() + timedelta(seconds=pause_s + UNCLAIMED_S)
-
-
-def _enqueue(services: Services, job_id: str, pause_s: float = 0.0) -> None:
-    """Hand a job's id over. A queue that is away is no error: a worker's sweep hands the job over when it is back."""
-    try:
-        services.enqueue(job_id, pause_s)
-    except QueueAway as error:
-        log.warning("job %s waits for the queue: %s", job_id, error)
 
 
 def finite(value: Any) -> Any:

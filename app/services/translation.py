@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
@@ -27,6 +28,9 @@ from app.types import JobKind
 ID_BYTES = 1024
 CHOICE_BYTES = 64 * 1024
 REPORT_BYTES = 32 * 1024
+
+#: that a row was read is written down at most this often
+TOUCH_EVERY = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -74,9 +78,11 @@ def fit(services: Services, project: str, source: tables.Space, target: tables.S
 
     key: Key = ("translator", source.blob, target.blob, method, canonical(options))
     translator = services.cache.get_or_make(key, make, lambda made: made.nbytes, shared=TRANSLATOR)
-    # By the spaces' rows, not by their content: a set that was deleted and made again has new rows to write down.
+    # By the spaces' rows, not by their content: a set that was deleted and made again has new rows to write down. And by the day:
+    # what is written down is also that the translator is in use.
+    prefer = None if choice is None else choice.prefer
     content = services.cache.get_or_make(
-        ("written", source.id, target.id, method, canonical(options), None if choice is None else choice.prefer),
+        ("written", source.id, target.id, method, canonical(options), prefer, tables.now().date()),
         lambda: _written_down(services, project, source, target, translator, method, options, choice),
         lambda _: ID_BYTES,
     )
@@ -100,10 +106,19 @@ def check(request: Request, *, anchors: int) -> None:
         methods.resolve(request.method, request.options, anchors=anchors)
 
 
-def report(services: Services, project: str, content: str, *, between: tuple[str, str] | None = None) -> tables.Translator:
-    """A translator's row with its held-out report, measured now if it never was. Raises TranslatorNotFound."""
+def find(services: Services, project: str, content: str, *, between: tuple[str, str] | None = None) -> tables.Translator:
+    """A translator's row, which counts as used today. Raises TranslatorNotFound."""
+    now = tables.now()
     with services.db.transaction() as session:
         row = registry.translator(session, project, content, between=between)
+        if row.used_at < now - TOUCH_EVERY:
+            registry.touch_translator(session, row, now=now)
+    return row
+
+
+def report(services: Services, project: str, content: str, *, between: tuple[str, str] | None = None) -> tables.Translator:
+    """A translator's row with its held-out report, measured now if it never was. Raises TranslatorNotFound."""
+    row = find(services, project, content, between=between)
     if (row.report or {}).get("version") != reporting.VERSION:
         # By the cache, for one of many requests at once measures, and the others wait for it.
         key: Key = ("report", row.source_id, row.target_id, content, reporting.VERSION)
@@ -217,10 +232,10 @@ def _written_down(
 
 
 def _keep(services: Services, row: tables.Translator) -> None:
-    """Add the row, or its choices to the one that is there. Raises Conflict."""
+    """Add the row, or say that the one that is there is in use, and add the choices to it. Raises Conflict."""
     between = (row.source_id, row.target_id)
     with services.db.transaction() as session:
-        if not registry.has_translator(session, row):
+        if not registry.touch_translator(session, row, now=tables.now()):
             session.add(row)
             note(session, row.project, "create", "translator", row.content)
         elif row.choices:  # it was made by its name, or for another use, before

@@ -20,9 +20,6 @@ log = logging.getLogger("anchorage.writes")
 #: a try that has not ended by then was lost with its process, and another may make what it did not
 CLAIM_S = 60
 
-#: how long a request's repetition is recognised
-REMEMBERED_S = 24 * 3600
-
 Made = TypeVar("Made", bound=tables.Owned)
 
 
@@ -59,12 +56,6 @@ def once(services: Services, project: str, table: type[Made], make: Callable[[],
     with services.db.transaction() as session:  # for a `make` that found its row made already
         registry.settle_request(session, *claim, made=row.id)
     return row
-
-
-def forget_requests(services: Services) -> None:
-    """Drop the requests that nobody will repeat any more."""
-    with services.db.transaction() as session:
-        registry.forget_requests(session, before=tables.now() - timedelta(seconds=REMEMBERED_S))
 
 
 def _claim(services: Services, project: str, repeat: Repeat) -> tuple[str, str] | str:

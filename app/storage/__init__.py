@@ -1,1 +1,1 @@
-"""What outlives the process: rows, blobs, cache and queue."""
+"""What outlives the process: rows, blobs and cache."""

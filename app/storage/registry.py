@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from datetime import datetime, timedelta
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, CursorResult, Delete, Update, and_, case, delete, exists, func, or_, select, update
+from sqlalchemy import delete, exists, or_, select, update
 from sqlalchemy.orm import Session, defer, undefer
 
 from app.errors import (
@@ -21,6 +21,8 @@ from app.errors import (
     PoolNotFound,
     TranslatorNotFound,
 )
+from app.storage import job_queries
+from app.storage.statements import changed_rows
 from app.storage.tables import (
     AnchorSet,
     ApiKey,
@@ -35,8 +37,6 @@ from app.storage.tables import (
     Translator,
 )
 from app.types import JobState
-
-UNFINISHED = [state for state in JobState if not state.finished]
 
 Named = TypeVar("Named", Encoder, AnchorSet, Head, Pool)
 
@@ -61,7 +61,7 @@ def require_free(session: Session, table: type[Named], project: str, name: str) 
 def remove(session: Session, row: Encoder | AnchorSet | Head | Pool) -> None:
     """Delete a row, once: of several deletions of one moment, the others find nothing. What hangs on it goes with it."""
     table = type(row)
-    if _silently(session, delete(table).where(table.id == row.id)) == 0:
+    if changed_rows(session, delete(table).where(table.id == row.id)) == 0:
         raise _NOT_FOUND[table](f"there is no {_NOUN[table]} named {row.name!r}", field="name")
 
 
@@ -118,7 +118,7 @@ def extend_pool(session: Session, pool: Pool, piece: dict[str, Any]) -> bool:
     """Add a piece to a pool read with its pieces, if nobody has added one since; returns whether it was so."""
     unchanged = (Pool.id == pool.id, Pool.items == pool.items)
     grown = {"pieces": [*pool.pieces, piece], "items": pool.items + piece["rows"]}
-    return _silently(session, update(Pool).where(*unchanged).values(grown)) == 1
+    return changed_rows(session, update(Pool).where(*unchanged).values(grown)) == 1
 
 
 def translator(
@@ -137,19 +137,11 @@ def translator(
     return row
 
 
-def has_translator(session: Session, row: Translator) -> bool:
-    return bool(
-        session.scalar(
-            select(
-                exists().where(
-                    Translator.project == row.project,
-                    Translator.content == row.content,
-                    Translator.source_id == row.source_id,
-                    Translator.target_id == row.target_id,
-                )
-            )
-        )
-    )
+def touch_translator(session: Session, row: Translator, *, now: datetime) -> bool:
+    """Say that a translator is in use; returns whether it has a row between these two spaces."""
+    between = (Translator.source_id == row.source_id, Translator.target_id == row.target_id)
+    ours = (Translator.project == row.project, Translator.content == row.content, *between)
+    return changed_rows(session, update(Translator).where(*ours).values(used_at=now)) > 0
 
 
 def contract(session: Session, source_id: str, target_id: str) -> Contract | None:
@@ -179,128 +171,10 @@ def job(session: Session, project: str, job_id: str) -> Job:
     return row
 
 
-def count_unfinished(session: Session, project: str | None = None) -> int:
-    """Jobs that wait or run, of one project or of all."""
-    query = select(func.count()).select_from(Job).where(Job.state.in_(UNFINISHED))
-    return session.scalar(query if project is None else query.where(Job.project == project)) or 0
-
-
-def count_jobs(session: Session) -> dict[str, int]:
-    """Jobs of all projects by state, also states that no job has."""
-    counts = dict.fromkeys((state.value for state in JobState), 0)
-    rows = session.execute(select(Job.state, func.count()).group_by(Job.state)).all()
-    counts.update((state, count) for state, count in rows)
-    return counts
-
-
-def oldest_queued(session: Session) -> datetime | None:
-    """When the job that waits longest was made."""
-    return session.scalar(select(Job.created_at).where(Job.state == JobState.queued).order_by(Job.created_at).limit(1))
-
-
 def newest_reports(session: Session, project: str, *, limit: int) -> Sequence[Translator]:
     """The project's translators, the newest first."""
     query = select(Translator).where(Translator.project == project).order_by(Translator.created_at.desc()).limit(limit)
     return session.scalars(query).all()
-
-
-def cancel_job(session: Session, job_id: str, *, now: datetime) -> None:
-    """Ask an unfinished job to stop; one that waits has stopped with that."""
-    _change(session, Job.id == job_id, Job.state.in_(UNFINISHED), cancel_requested=True)
-    waits = (Job.id == job_id, Job.state == JobState.queued)
-    _change(session, *waits, state=JobState.cancelled, finished_at=now, checkpoint=None)
-
-
-def claim_job(session: Session, job_id: str, *, lease: str, now: datetime, until: datetime, ready: datetime) -> bool:
-    """Take a job that waits, or whose worker gave no sign of life until its lease ended; returns whether this worker has it.
-
-    One that was tried before is left alone while it is due after `ready`: a repeated message must not shorten its pause.
-    """
-    waits = and_(Job.state == JobState.queued, or_(Job.attempts == 0, Job.due_at <= ready))
-    return _change(
-        session,
-        Job.id == job_id,
-        or_(waits, and_(Job.state == JobState.running, Job.lease_until < now)),
-        state=JobState.running,
-        lease=lease,
-        lease_until=until,
-        attempts=Job.attempts + 1,
-        started_at=now,
-    )
-
-
-def change_leased(session: Session, held: str, /, **values: Any) -> bool:
-    """Change a running job, but only while the lease `held` is the one it runs under; returns whether it was."""
-    return _change(session, Job.lease == held, Job.state == JobState.running, **values)
-
-
-def keep_checkpoint(session: Session, held: str, digest: str, *, done: int) -> bool:
-    """Name a running job's checkpoint at step `done`, while the lease is held; returns whether it was.
-
-    When it was never so far, the tries of before are forgotten. No event for clients: the version stays.
-    """
-    further = Job.furthest < done
-    statement = update(Job).where(Job.lease == held, Job.state == JobState.running)
-    values = {
-        "checkpoint": digest,
-        "furthest": case((further, done), else_=Job.furthest),
-        "attempts": case((further, 1), else_=Job.attempts),
-    }
-    return _silently(session, statement.values(values)) > 0
-
-
-def asked_to_stop(session: Session, held: str) -> bool | None:
-    """Whether a running job's cancellation was asked for; None when the lease is held no more."""
-    return session.scalar(select(Job.cancel_requested).where(Job.lease == held, Job.state == JobState.running))
-
-
-def renew_leases(session: Session, leases: Collection[str], *, until: datetime) -> None:
-    """A sign of life of a worker. No event for clients: the version stays."""
-    _silently(session, update(Job).where(Job.lease.in_(leases), Job.state == JobState.running).values(lease_until=until))
-
-
-def leased_job(session: Session, lease: str) -> Job | None:
-    return session.scalar(select(Job).where(Job.lease == lease))
-
-
-def retake_lost_jobs(session: Session, *, now: datetime, again: datetime) -> Sequence[str]:
-    """Jobs whose worker gave no sign of life until their lease ended wait again, not due before `again`; returns their ids."""
-    lost = (Job.state == JobState.running, Job.lease_until < now)
-    ids = session.scalars(select(Job.id).where(*lost)).all()
-    if ids:
-        _change(session, Job.id.in_(ids), *lost, state=JobState.queued, lease=None, due_at=again)
-    return ids
-
-
-def make_due(session: Session, due: datetime) -> None:
-    """Nobody has the messages of waiting jobs any more: all were due then, but for those that pause before their next try."""
-    _silently(session, update(Job).where(Job.state == JobState.queued, Job.attempts == 0).values(due_at=due))
-
-
-def unclaimed_jobs(session: Session, *, now: datetime, due: datetime, least_s: float, most_s: float, limit: int) -> Sequence[str]:
-    """Ids of waiting jobs that were due to be claimed by then, oldest first.
-
-    Each is due again after `least_s`, or when it has waited for longer and was never tried, after as long as that, up to
-    `most_s`: jobs that wait for hours must not fill the queue with their messages.
-    """
-    query = select(Job.id, Job.created_at, Job.attempts).where(Job.state == JobState.queued, Job.due_at <= due)
-    rows = session.execute(query.order_by(Job.created_at).limit(limit)).all()
-    least, most = timedelta(seconds=least_s), timedelta(seconds=most_s)
-    if rows:
-        pauses = {row.id: least if row.attempts else min(max(now - row.created_at, least), most) for row in rows}
-        session.execute(update(Job), [{"id": row_id, "due_at": now + pause} for row_id, pause in pauses.items()])
-    return [row.id for row in rows]
-
-
-def _change(session: Session, *where: ColumnElement[bool], **values: Any) -> bool:
-    """Change jobs in one statement, whatever was read before, and count their version; returns whether there was one."""
-    return _silently(session, update(Job).where(*where).values(version=Job.version + 1, **values)) > 0
-
-
-def _silently(session: Session, statement: Update | Delete) -> int:
-    """Run a statement past the session's objects; returns how many rows it met."""
-    done = cast("CursorResult[Any]", session.execute(statement, execution_options={"synchronize_session": False}))
-    return done.rowcount
 
 
 def jobs(session: Session, project: str, *, state: JobState | None, before: datetime | None, limit: int) -> Sequence[Job]:
@@ -313,18 +187,13 @@ def jobs(session: Session, project: str, *, state: JobState | None, before: date
     return session.scalars(query.options(defer(Job.arguments), defer(Job.result))).all()
 
 
-def unfinished_jobs(session: Session) -> Sequence[Job]:
-    """Jobs of every project that a worker should still run, oldest first."""
-    return session.scalars(select(Job).where(Job.state.in_(UNFINISHED)).order_by(Job.created_at)).all()
-
-
 def named_blobs(session: Session) -> set[str]:
     """Every content hash some row names."""
     named = set(session.scalars(select(Space.blob))) | set(session.scalars(select(Head.blob)))
     named |= set(session.scalars(select(AnchorSet.inputs).where(AnchorSet.inputs.is_not(None))))
     named |= set(session.scalars(select(AnchorSet.pairs).where(AnchorSet.pairs.is_not(None))))
     named |= {piece["blob"] for pieces in session.scalars(select(Pool.pieces)) for piece in pieces}
-    for row in unfinished_jobs(session):
+    for row in job_queries.unfinished(session):
         for held in row.arguments.get("blobs", {}).values():
             named |= {held} if isinstance(held, str) else set(held)
         if row.checkpoint is not None:
@@ -353,7 +222,7 @@ def end_key(session: Session, row: ApiKey, *, end: datetime) -> bool:
     """Let a key work until then and no longer; returns whether nobody has changed its end since the row was read."""
     unchanged = ApiKey.expires_at.is_(None) if row.expires_at is None else ApiKey.expires_at == row.expires_at
     where = (ApiKey.id == row.id, ApiKey.revoked_at.is_(None), unchanged)
-    return _silently(session, update(ApiKey).where(*where).values(expires_at=end)) == 1
+    return changed_rows(session, update(ApiKey).where(*where).values(expires_at=end)) == 1
 
 
 def has_usable_key(session: Session, *, now: datetime) -> bool:
@@ -362,7 +231,7 @@ def has_usable_key(session: Session, *, now: datetime) -> bool:
 
 
 def touch_key(session: Session, key_id: str, *, now: datetime) -> None:
-    _silently(session, update(ApiKey).where(ApiKey.id == key_id).values(last_used_at=now))
+    changed_rows(session, update(ApiKey).where(ApiKey.id == key_id).values(last_used_at=now))
 
 
 def audit(session: Session, project: str, *, before: datetime | None, limit: int) -> Sequence[Audit]:
@@ -378,23 +247,19 @@ def idempotent_request(session: Session, project: str, key: str) -> IdempotentRe
 def take_over_request(session: Session, row_id: str, *, now: datetime, claim: str, until: datetime) -> bool:
     """Claim a request whose last try ended without a word; returns whether it was so."""
     free = (IdempotentRequest.id == row_id, IdempotentRequest.made.is_(None), IdempotentRequest.claimed_until < now)
-    return _silently(session, update(IdempotentRequest).where(*free).values(claim=claim, claimed_until=until)) == 1
+    return changed_rows(session, update(IdempotentRequest).where(*free).values(claim=claim, claimed_until=until)) == 1
 
 
 def settle_request(session: Session, row_id: str, claim: str, *, made: str) -> bool:
     """Note what was made, if this claim still holds and nothing was; returns whether it was so."""
     ours = (IdempotentRequest.id == row_id, IdempotentRequest.claim == claim, IdempotentRequest.made.is_(None))
-    return _silently(session, update(IdempotentRequest).where(*ours).values(made=made)) == 1
+    return changed_rows(session, update(IdempotentRequest).where(*ours).values(made=made)) == 1
 
 
 def release_request(session: Session, row_id: str, claim: str) -> None:
     """Forget a request that made nothing: its next try is a new one."""
     ours = (IdempotentRequest.id == row_id, IdempotentRequest.claim == claim, IdempotentRequest.made.is_(None))
-    _silently(session, delete(IdempotentRequest).where(*ours))
-
-
-def forget_requests(session: Session, *, before: datetime) -> None:
-    _silently(session, delete(IdempotentRequest).where(IdempotentRequest.created_at < before))
+    changed_rows(session, delete(IdempotentRequest).where(*ours))
 
 
 def _article(noun: str) -> str:

@@ -6,7 +6,7 @@ import uuid
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import JSON, DateTime, ForeignKey, Index, MetaData, String, UniqueConstraint
+from sqlalchemy import JSON, DateTime, ForeignKey, Index, MetaData, String, UniqueConstraint, func, text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 from sqlalchemy.types import TypeDecorator
@@ -133,6 +133,7 @@ class Translator(Owned, Base):
     __table_args__ = (
         UniqueConstraint("project", "content", "source_id", "target_id"),
         Index("ix_translators_project_content", "project", "content"),
+        Index("ix_translators_project_created_at", "project", "created_at"),
     )
 
     #: the public id: a content hash
@@ -144,6 +145,8 @@ class Translator(Owned, Base):
     report: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     #: what auto was asked to prefer -> why it chose this one; None where it never did
     choices: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    #: the last time somebody fitted it or asked about it, at most a day too early; retention counts from here
+    used_at: Mapped[datetime] = mapped_column(UtcDateTime, default=now, server_default=func.now(), index=True)
     source: Mapped[Space] = relationship(foreign_keys=[source_id], lazy="joined")
     target: Mapped[Space] = relationship(foreign_keys=[target_id], lazy="joined")
 
@@ -184,12 +187,22 @@ class Head(Owned, Base):
     anchor_set: Mapped[AnchorSet | None] = relationship(lazy="joined")
 
 
+#: of partial indexes: workers ask for unfinished jobs twice a second, and most jobs have ended
+_UNFINISHED: dict[str, Any] = dict.fromkeys(("sqlite_where", "postgresql_where"), text("finished_at IS NULL"))
+_FINISHED: dict[str, Any] = dict.fromkeys(("sqlite_where", "postgresql_where"), text("finished_at IS NOT NULL"))
+
+
 class Job(Owned, Base):
     __tablename__ = "jobs"
-    __table_args__ = (Index("ix_jobs_project_created_at", "project", "created_at"),)
+    __table_args__ = (
+        Index("ix_jobs_project_created_at", "project", "created_at"),
+        Index("ix_jobs_due_at", "due_at", **_UNFINISHED),
+        Index("ix_jobs_lease", "lease", **_UNFINISHED),
+        Index("ix_jobs_finished_at", "finished_at", **_FINISHED),
+    )
 
     kind: Mapped[str] = mapped_column(String(40))
-    state: Mapped[str] = mapped_column(String(20), index=True)
+    state: Mapped[str] = mapped_column(String(20))
     #: the request, vectors replaced by their blobs' hashes
     arguments: Mapped[dict[str, Any]] = mapped_column(JSON)
     #: counts every change that a client can see: the id of its last event
@@ -203,7 +216,7 @@ class Job(Owned, Base):
     #: who runs it: a token that only the claiming worker knows, good until `lease_until` unless renewed
     lease: Mapped[str | None] = mapped_column(String(32))
     lease_until: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    #: a queued job that no worker has claimed by then is handed to the queue again
+    #: a queued job may be claimed from then on; the job that has been due for longest comes first
     due_at: Mapped[datetime] = mapped_column(UtcDateTime, default=now)
     cancel_requested: Mapped[bool] = mapped_column(default=False)
     #: {"done": steps, "total": steps, ...}
@@ -212,6 +225,7 @@ class Job(Owned, Base):
     #: {"code": ..., "detail": ...} of a failed job, and what else its problem document would say
     error: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    #: null while the job waits or runs
     finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
 
@@ -235,7 +249,10 @@ class Audit(Owned, Base):
     """One write: who did what to which resource, in the transaction that did it."""
 
     __tablename__ = "audit"
-    __table_args__ = (Index("ix_audit_project_created_at", "project", "created_at"),)
+    __table_args__ = (
+        Index("ix_audit_project_created_at", "project", "created_at"),
+        Index("ix_audit_created_at", "created_at"),
+    )
 
     #: "create", "delete", "cancel", "rotate", "revoke", "embed", "append"
     action: Mapped[str] = mapped_column(String(20))
@@ -253,7 +270,10 @@ class IdempotentRequest(Owned, Base):
     """A creating request that a client may repeat: which resource it made, noted in the transaction that made it."""
 
     __tablename__ = "idempotent_requests"
-    __table_args__ = (UniqueConstraint("project", "key"),)
+    __table_args__ = (
+        UniqueConstraint("project", "key"),
+        Index("ix_idempotent_requests_created_at", "created_at"),
+    )
 
     key: Mapped[str] = mapped_column(String(255))
     #: SHA-256 of method, path and body: the same key for another request is an error

@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 from app.services.writes import CLAIM_S
 from app.settings import Settings
 from app.storage import tables
-from app.wiring import make_queue
+from app.wiring import make_wakeup
 from workers.main import Worker
 
 JSON = {"content-type": "application/json"}
@@ -28,7 +28,7 @@ def client(serve, postgres_url, redis_url, redis_prefix, models):
 @pytest.fixture
 def worker(client, redis_url, redis_prefix):
     """A worker beside it."""
-    worker = Worker(client.app.state.services, make_queue(Settings(redis_url=redis_url, redis_prefix=redis_prefix)))
+    worker = Worker(client.app.state.services, make_wakeup(Settings(redis_url=redis_url, redis_prefix=redis_prefix)))
     worker.start()
     yield
     worker.stop()

@@ -24,6 +24,7 @@ from app.errors import (
 from app.maths.bootstrap import honesty, methods
 from app.services import bootstrapping, jobs, pools, spaces
 from app.services.context import Limits, Services
+from app.services.leases import Leases
 from app.storage import registry, tables
 from app.types import EncoderKind, JobKind, JobState
 
@@ -107,7 +108,7 @@ def ask(services: Services, given: Mixed, seeds: int | list[tuple[int, int]], *,
 
 def run(services: Services, job: tables.Job, stopping: Callable[[], bool] = lambda: False) -> tables.Job:
     """A worker's turn with the job."""
-    jobs.run(services, job.id, {JobKind.bootstrap: bootstrapping.run_bootstrap}, jobs.Leases(services), stopping=stopping)
+    jobs.run_next(services, {JobKind.bootstrap: bootstrapping.run_bootstrap}, Leases(services), stopping=stopping)
     with services.db.transaction() as session:
         return session.get_one(tables.Job, job.id)
 

@@ -10,6 +10,7 @@ import torch
 
 from app.services import evaluation, jobs, spaces, translation
 from app.services.evaluation import Settings
+from app.services.leases import Leases
 from app.storage import tables
 from app.storage.blobs import ORPHAN_AGE_S
 from app.types import EncoderKind, JobKind
@@ -31,7 +32,7 @@ def queued(stocked):
 
 
 def run(services, job):
-    jobs.run(services, job.id, {JobKind.evaluate: evaluation.run_evaluation}, jobs.Leases(services))
+    jobs.run_next(services, {JobKind.evaluate: evaluation.run_evaluation}, Leases(services))
     with services.db.transaction() as session:
         return session.get_one(tables.Job, job.id)
 

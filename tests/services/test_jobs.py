@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import threading
@@ -32,38 +33,18 @@ from app.maths.bootstrap.common import Step
 from app.services import bootstrapping, jobs, spaces
 from app.services.context import Limits, Services
 from app.services.jobs import Done
-from app.storage import registry, tables
+from app.services.leases import Leases, hand_back
+from app.storage import job_queries, tables
 from app.storage.blobs import ORPHAN_AGE_S
-from app.storage.connect import redis_client
-from app.storage.queue import RedisQueue
 from app.types import JobKind, JobState
 
 PROJECT = "p"
 LONG_AGO = timedelta(hours=-1)
 
 
-class Put(list[tuple[str, float]]):
-    """What was handed to the queue: ids and pauses."""
-
-    def __call__(self, job_id: str, pause_s: float) -> None:
-        self.append((job_id, pause_s))
-
-
 @pytest.fixture
-def put() -> Put:
-    return Put()
-
-
-@pytest.fixture
-def services(services: Services, put: Put) -> Services:
-    return replace(services, enqueue=put)
-
-
-@pytest.fixture
-def job(services: Services, put: Put) -> tables.Job:
-    row = jobs.submit(services, PROJECT, JobKind.bootstrap, {"x": 1})
-    put.clear()
-    return row
+def job(services: Services) -> tables.Job:
+    return jobs.submit(services, PROJECT, JobKind.bootstrap, {"x": 1})
 
 
 def row_of(services: Services, job_id: str) -> tables.Job:
@@ -78,18 +59,20 @@ def alter(services: Services, job_id: str, **values: Any) -> None:
             setattr(row, name, value)
 
 
-def unpause(services: Services, job: tables.Job) -> None:
-    """Let the pause before a job's next try have passed."""
-    row = row_of(services, job.id)
-    if row.state == JobState.queued and row.attempts:
-        alter(services, job.id, due_at=tables.now())
+#: each turn takes the job that a test means: nothing else has been due for as long
+_days_due = itertools.count(1)
 
 
-def run(services: Services, job: tables.Job, runner: jobs.Run, leases: jobs.Leases | None = None, **more: Any) -> tables.Job:
-    """A worker's turn with the job."""
-    unpause(services, job)
-    jobs.run(services, job.id, {JobKind.bootstrap: runner}, leases or jobs.Leases(services), **more)
+def run(services: Services, job: tables.Job, runner: jobs.Run, leases: Leases | None = None, **more: Any) -> tables.Job:
+    """A worker's turn with the job, however long the pause before its next try is."""
+    alter(services, job.id, due_at=tables.now() - timedelta(days=next(_days_due)))
+    turn(services, runner, leases, **more)
     return row_of(services, job.id)
+
+
+def turn(services: Services, runner: jobs.Run, leases: Leases | None = None, **more: Any) -> bool:
+    """A worker's turn with whatever is due; returns whether there was a job."""
+    return jobs.run_next(services, {JobKind.bootstrap: runner}, leases or Leases(services), **more)
 
 
 def well(services: Services, row: tables.Job, progress: jobs.Progress) -> Done:
@@ -117,17 +100,10 @@ def encoders(services: Services) -> list[str]:
 
 
 def lose(services: Services, job: tables.Job) -> None:
-    """Claim the job as a worker does that is killed then, and let its lease end."""
-    now = tables.now()
-    with services.db.transaction() as session:
-        assert registry.claim_job(
-            session,
-            job.id,
-            lease=tables.new_id(),
-            now=now,
-            until=now + LONG_AGO,
-            ready=tables.now() + timedelta(seconds=jobs.UNCLAIMED_S),
-        )
+    """Leave the job as a worker does that claimed it and was killed, once its lease has ended."""
+    attempts = row_of(services, job.id).attempts + 1
+    ended = {"lease": tables.new_id(), "lease_until": tables.now() + LONG_AGO}
+    alter(services, job.id, state=JobState.running, attempts=attempts, **ended)
 
 
 # --- how a try ends -------------------------------------------------------------------------------------------------------
@@ -140,11 +116,10 @@ def test_a_job_that_ends_well_keeps_its_result_and_what_it_made(services, job):
     assert encoders(services) == ["made"]
 
 
-def test_an_error_of_ours_is_recorded_at_once_with_its_code_and_field(services, job, put):
+def test_an_error_of_ours_is_recorded_at_once_with_its_code_and_field(services, job):
     row = run(services, job, failing(NameTaken("the name is gone", field="name")))
     assert (row.state, row.result, row.attempts) == (JobState.failed, None, 1)
     assert row.error == {"code": "name-taken", "detail": "the name is gone", "field": "name"}
-    assert put == []
 
 
 @pytest.mark.parametrize(
@@ -173,18 +148,31 @@ def test_an_error_while_keeping_fails_the_job_and_keeps_nothing(services, job):
     assert encoders(services) == []
 
 
-def test_a_fault_is_tried_again_after_doubling_pauses_and_then_failed_without_its_inside(services, job, put):
-    seen = []
+def test_a_fault_is_tried_again_after_doubling_pauses_and_then_failed_without_its_inside(services, job):
+    seen, pauses = [], []
     for attempt in range(1, jobs.ATTEMPTS + 1):
+        begun = tables.now()
         row = run(services, job, failing(ZeroDivisionError("/secret/path")))
         seen.append(row.state)
+        pauses.append((row.due_at - begun).total_seconds())
         assert row.attempts == attempt
         assert row.error["code"] == "internal"
         assert "secret" not in row.error["detail"]
     assert seen == [JobState.queued] * (jobs.ATTEMPTS - 1) + [JobState.failed]
-    assert put == [(job.id, jobs.BACKOFF_S * 2**number) for number in range(jobs.ATTEMPTS - 1)]
+    for number, pause in enumerate(pauses[:-1]):
+        assert jobs.BACKOFF_S * 2**number <= pause < jobs.BACKOFF_S * 2**number + 1
     assert row.finished_at is not None
-    assert run(services, job, never).attempts == jobs.ATTEMPTS
+    assert not turn(services, never)
+
+
+def test_a_job_that_failed_is_left_alone_until_its_pause_is_over(services, job, monkeypatch):
+    """A worker that looks for jobs must not use up the tries of one whose disk is away for a minute."""
+    monkeypatch.setattr(jobs, "BACKOFF_S", 60)
+    run(services, job, failing(ZeroDivisionError()))
+    assert not turn(services, never)
+    alter(services, job.id, due_at=tables.now())
+    assert turn(services, well)
+    assert row_of(services, job.id).attempts == 2
 
 
 def test_what_is_unavailable_is_tried_again_and_its_code_kept(services, job):
@@ -202,23 +190,10 @@ def test_a_job_that_works_at_its_second_try_shows_no_error(services, job):
 
 def test_a_kind_that_nobody_can_run_ends_failed(services, job):
     for _ in range(jobs.ATTEMPTS):
-        unpause(services, job)
-        jobs.run(services, job.id, {}, jobs.Leases(services))
+        alter(services, job.id, due_at=tables.now())
+        assert jobs.run_next(services, {}, Leases(services))
     row = row_of(services, job.id)
     assert (row.state, row.error["code"]) == (JobState.failed, "internal")
-
-
-@pytest.mark.parametrize("first", [well, failing(NameTaken("gone"))])
-def test_a_finished_job_is_never_run_again(services, job, first):
-    before = run(services, job, first)
-    after = run(services, job, never)
-    assert (after.state, after.attempts, after.version) == (before.state, 1, before.version)
-
-
-def test_an_unknown_job_is_left_alone(services):
-    jobs.run(services, "0" * 32, {}, jobs.Leases(services))
-    with services.db.transaction() as session:
-        assert registry.jobs(session, PROJECT, state=None, before=None, limit=9) == []
 
 
 def test_progress_is_written_at_the_first_and_the_last_step_and_seldom_between(services, job):
@@ -454,31 +429,6 @@ def test_a_sweep_spares_the_checkpoint_of_an_unfinished_job_and_takes_an_ended_o
     assert files(services) == set()
 
 
-def test_a_job_cancelled_while_it_runs_forgets_its_checkpoint(services, job):
-    def work(services, row, progress):
-        progress.checkpoint(1, at(1))
-        jobs.cancel(services, PROJECT, row.id)
-        progress(1, 10)
-        raise AssertionError("the report should have stopped it")
-
-    row = run(services, job, work)
-    assert (row.state, row.checkpoint) == (JobState.cancelled, None)
-
-
-def test_a_job_cancelled_while_it_waits_forgets_its_checkpoint(services, job):
-    going(services, job, 1)
-    assert jobs.sweep(services, queue_lost=False, queue_empty=False) == 1
-    assert row_of(services, job.id).checkpoint is not None
-    assert jobs.cancel(services, PROJECT, job.id).checkpoint is None
-
-
-def test_a_job_cancelled_while_nobody_runs_it_forgets_its_checkpoint(services, job):
-    going(services, job, 1)
-    jobs.cancel(services, PROJECT, job.id)
-    row = run(services, job, never)
-    assert (row.state, row.checkpoint) == (JobState.cancelled, None)
-
-
 def test_a_failed_job_forgets_its_checkpoint(services, job):
     def work(services, row, progress):
         progress.checkpoint(1, at(1))
@@ -626,40 +576,41 @@ def test_a_full_disk_costs_checkpoints_and_not_the_job(services, job):
 # --- cancelled ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_waiting_job_is_cancelled_at_once_and_never_runs(services, job):
+@pytest.mark.parametrize("tried", [False, True])
+def test_a_waiting_job_is_cancelled_at_once_never_runs_again_and_forgets_its_checkpoint(services, job, tried):
+    if tried:
+        going(services, job, 1)
+        hand_back(services, row_of(services, job.id).lease)
+        assert row_of(services, job.id).checkpoint is not None
     assert jobs.cancel(services, PROJECT, job.id).state == JobState.cancelled
-    row = run(services, job, never)
-    assert (row.state, row.attempts) == (JobState.cancelled, 0)
+    assert not turn(services, never)
+    row = row_of(services, job.id)
+    assert (row.state, row.attempts, row.checkpoint) == (JobState.cancelled, 0, None)
     assert row.finished_at is not None
 
 
-def test_a_running_job_learns_at_its_next_report_that_it_should_stop(services, job):
+def test_a_running_job_learns_at_its_next_report_that_it_should_stop_and_forgets_its_checkpoint(services, job):
     def work(services, row, progress):
-        progress(0, 10, {})
+        progress.checkpoint(1, at(1))
         assert jobs.cancel(services, PROJECT, row.id).state == JobState.running
         progress(10, 10, {})
         raise AssertionError("the report should have stopped it")
 
     row = run(services, job, work)
-    assert (row.state, row.result, row.error) == (JobState.cancelled, None, None)
-
-
-def test_a_job_that_waits_for_its_next_try_is_cancelled_at_once(services, job):
-    run(services, job, failing(ZeroDivisionError()))
-    assert jobs.cancel(services, PROJECT, job.id).state == JobState.cancelled
+    assert (row.state, row.result, row.error, row.checkpoint) == (JobState.cancelled, None, None, None)
 
 
 def test_a_lost_worker_takes_a_cancelled_job_along(services, job):
-    lose(services, job)
+    going(services, job, 1)
     assert jobs.cancel(services, PROJECT, job.id).state == JobState.running
     row = run(services, job, never)
-    assert (row.state, row.result) == (JobState.cancelled, None)
+    assert (row.state, row.result, row.checkpoint) == (JobState.cancelled, None, None)
     assert row.finished_at is not None
 
 
 @pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled"])
 def test_a_finished_job_cannot_be_cancelled(services, job, state):
-    alter(services, job.id, state=state)
+    alter(services, job.id, state=state, finished_at=tables.now())
     with pytest.raises(JobFinished, match=state):
         jobs.cancel(services, PROJECT, job.id)
     assert not row_of(services, job.id).cancel_requested
@@ -672,27 +623,6 @@ def test_a_job_is_its_projects_own(services, job):
 
 
 # --- leases ---------------------------------------------------------------------------------------------------------------
-
-
-def test_of_many_workers_that_take_one_message_one_runs_the_job(services, job):
-    together, ran = threading.Barrier(6), []
-
-    def take(number: int) -> None:
-        together.wait()
-        run(services, job, lambda *_: ran.append(number) or Done({}))
-
-    with ThreadPoolExecutor(6) as pool:
-        list(pool.map(take, range(6)))
-    assert len(ran) == 1
-    assert row_of(services, job.id).attempts == 1
-
-
-def test_a_job_whose_lease_holds_is_left_alone(services, job):
-    def work(services, row, progress):
-        run(services, job, never)
-        return Done({})
-
-    assert run(services, job, work).attempts == 1
 
 
 def taken_over(services: Services, job: tables.Job, first: jobs.Run, second: jobs.Run) -> tables.Job:
@@ -731,18 +661,6 @@ def test_a_worker_whose_job_was_taken_over_changes_nothing(services, job, late):
     assert encoders(services) == ["second"]
 
 
-def test_a_worker_whose_job_was_taken_over_stops_at_its_next_report(services, job):
-    def first(services, row, progress):
-        progress(1, 10, {"by": "first"})
-        raise AssertionError("the report should have stopped it")
-
-    def second(services, row, progress):
-        progress(10, 10, {"by": "second"})
-        return Done({})
-
-    assert taken_over(services, job, first, second).progress == {"done": 10, "total": 10, "by": "second"}
-
-
 def test_of_two_workers_that_finish_one_job_at_once_exactly_one_has_an_effect(services, job):
     together, started = threading.Barrier(2), threading.Event()
 
@@ -766,7 +684,7 @@ def test_of_two_workers_that_finish_one_job_at_once_exactly_one_has_an_effect(se
 
 
 def test_a_process_renews_the_leases_of_its_running_jobs_only(services, job):
-    leases = jobs.Leases(services)
+    leases = Leases(services)
     other = jobs.submit(services, PROJECT, JobKind.bootstrap, {})
     lose(services, other)
 
@@ -781,22 +699,20 @@ def test_a_process_renews_the_leases_of_its_running_jobs_only(services, job):
     assert leases.held() == []
 
 
-def test_a_lost_worker_is_replaced_until_the_tries_are_used_up(services, job, put):
-    for attempt in range(1, jobs.ATTEMPTS + 1):
+def test_a_lost_worker_is_replaced_until_the_tries_are_used_up(services, job):
+    for _ in range(jobs.ATTEMPTS):
         lose(services, job)
-        assert row_of(services, job.id).attempts == attempt
-        assert jobs.sweep(services, queue_lost=False, queue_empty=False) == 1
-    assert put == [(job.id, 0.0)] * jobs.ATTEMPTS
-    row = run(services, job, never)
+    assert turn(services, never)
+    row = row_of(services, job.id)
     assert (row.state, row.result, row.error["code"]) == (JobState.failed, None, "attempts-exhausted")
     assert row.attempts == jobs.ATTEMPTS
-    assert jobs.sweep(services, queue_lost=True, queue_empty=True) == 0
+    assert not turn(services, never)
 
 
 # --- handed back ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_stopping_worker_hands_its_job_back_and_the_try_does_not_count(services, job, put):
+def test_a_stopping_worker_hands_its_job_back_and_the_try_does_not_count(services, job):
     def work(services, row, progress):
         progress(1, 10, {})
         raise AssertionError("the report should have stopped it")
@@ -804,12 +720,11 @@ def test_a_stopping_worker_hands_its_job_back_and_the_try_does_not_count(service
     for _ in range(jobs.ATTEMPTS + 1):
         row = run(services, job, work, stopping=lambda: True)
         assert (row.state, row.attempts, row.lease) == (JobState.queued, 0, None)
-    assert put == [(job.id, 0.0)] * (jobs.ATTEMPTS + 1)
     assert run(services, job, well).attempts == 1
 
 
-def test_a_job_handed_back_in_the_middle_of_a_step_records_nothing_of_its_late_end(services, job, put):
-    leases = jobs.Leases(services)
+def test_a_job_handed_back_in_the_middle_of_a_step_records_nothing_of_its_late_end(services, job):
+    leases = Leases(services)
 
     def work(services, row, progress):
         leases.hand_back()
@@ -817,7 +732,6 @@ def test_a_job_handed_back_in_the_middle_of_a_step_records_nothing_of_its_late_e
 
     row = run(services, job, work, leases)
     assert (row.state, row.attempts, row.result) == (JobState.queued, 0, None)
-    assert put == [(job.id, 0.0)]
     assert encoders(services) == []
 
 
@@ -825,14 +739,14 @@ def test_handing_back_twice_or_too_late_changes_nothing(services, job):
     lose(services, job)
     lease = row_of(services, job.id).lease
     for _ in range(2):
-        jobs.hand_back(services, lease)
+        hand_back(services, lease)
     assert row_of(services, job.id).attempts == 0
     run(services, job, well)
-    jobs.hand_back(services, lease)
+    hand_back(services, lease)
     assert row_of(services, job.id).state == JobState.succeeded
 
 
-# --- the queue and its limits ---------------------------------------------------------------------------------------------
+# --- submitted ---------------------------------------------------------------------------------------------
 
 
 def test_a_project_may_have_so_many_unfinished_jobs_and_another_project_its_own(services):
@@ -854,89 +768,28 @@ def test_all_projects_together_may_have_so_many_unfinished_jobs(services):
         jobs.submit(services, "r", JobKind.bootstrap, {})
     assert caught.value.retry_after_s > 0
     with services.db.transaction() as session:
-        assert registry.count_unfinished(session) == 2
+        assert job_queries.count_unfinished(session, "p") == (1, 2)
 
 
-def test_a_job_is_handed_to_the_queue_once_it_is_written_down(services):
-    seen = []
-    checking = replace(services, enqueue=lambda job_id, pause_s: seen.append((row_of(services, job_id).state, pause_s)))
-    jobs.submit(checking, PROJECT, JobKind.bootstrap, {})
-    assert seen == [(JobState.queued, 0.0)]
+def test_workers_are_woken_once_a_job_is_written_down_or_handed_back(services):
+    seen: list[list[str]] = []
+
+    def states() -> None:
+        with services.db.transaction() as session:
+            seen.append(list(session.scalars(select(tables.Job.state))))
+
+    listening = replace(services, notify_workers=states)
+    job = jobs.submit(listening, PROJECT, JobKind.bootstrap, {})
+    assert seen == [["queued"]]
+    run(listening, job, lambda services, row, progress: progress(1, 2), stopping=lambda: True)
+    assert seen == [["queued"], ["queued"]]
 
 
-def test_a_queue_that_is_away_loses_no_job(services, put):
-    client = redis_client("redis://127.0.0.1:1/0")
-    queue = RedisQueue(client, "p")
-    job = jobs.submit(replace(services, enqueue=queue.put), PROJECT, JobKind.bootstrap, {})
-    assert row_of(services, job.id).state == JobState.queued
-    alter(services, job.id, due_at=tables.now() + LONG_AGO)
-    assert jobs.sweep(services, queue_lost=False, queue_empty=True) == 1
-    assert put == [(job.id, 0.0)]
-    client.close()
-
-
-def test_a_job_whose_message_is_lost_is_handed_over_again_once_it_is_due_and_the_queue_empty(services, job, put):
-    assert jobs.sweep(services, queue_lost=False, queue_empty=True) == 0  # it may still be on its way
-    alter(services, job.id, due_at=tables.now())
-    assert jobs.sweep(services, queue_lost=False, queue_empty=False) == 0  # it may be what waits there
-    assert jobs.sweep(services, queue_lost=False, queue_empty=True) == 1
-    assert jobs.sweep(services, queue_lost=False, queue_empty=True) == 0
-    assert put == [(job.id, 0.0)]
-
-
-def test_a_job_whose_message_is_lost_in_a_queue_that_is_never_empty_is_handed_over_again_in_the_end(services, job, put):
-    alter(services, job.id, due_at=tables.now() - timedelta(seconds=jobs.STALE_S))
-    assert [jobs.sweep(services, queue_lost=False, queue_empty=False) for _ in range(2)] == [1, 0]
-    assert put == [(job.id, 0.0)]
-
-
-@pytest.mark.parametrize("lost", [False, True])
-def test_a_job_that_failed_waits_for_its_next_try_whatever_the_queue_has_lost(services, job, put, monkeypatch, lost):
-    """A worker that starts, or a Redis that does, must not use up the tries of a job whose disk is away for a minute."""
-    monkeypatch.setattr(jobs, "BACKOFF_S", 60)
-    run(services, job, lambda *_: 1 / 0)
-    put.clear()
-    assert jobs.sweep(services, queue_lost=lost, queue_empty=True) == 0
-    jobs.run(services, job.id, {JobKind.bootstrap: well}, jobs.Leases(services))  # nor must a second message of it
-    assert row_of(services, job.id).attempts == 1
-    alter(services, job.id, due_at=tables.now())
-    assert jobs.sweep(services, queue_lost=lost, queue_empty=True) == 1
-    assert run(services, job, well).attempts == 2
-
-
-def test_a_lost_job_is_handed_over_once_when_the_queue_is_lost_too(services, job, put):
-    lose(services, job)
-    assert jobs.sweep(services, queue_lost=True, queue_empty=True) == 1
-    assert put == [(job.id, 0.0)]
-
-
-def test_a_queue_that_lost_its_memory_is_given_everything_that_waits_again(services, put):
-    waiting = [jobs.submit(services, PROJECT, JobKind.bootstrap, {"x": 1}) for _ in range(3)]
-    running = jobs.submit(services, PROJECT, JobKind.bootstrap, {})
-    done = jobs.submit(services, PROJECT, JobKind.bootstrap, {"x": 1})
-    run(services, done, well)
-    put.clear()
-
-    def work(services, row, progress):
-        assert jobs.sweep(services, queue_lost=True, queue_empty=True) == 3
-        return Done({})
-
-    run(services, running, work)
-    assert [job_id for job_id, _ in put] == [row.id for row in waiting]
-
-
-def test_a_lost_job_is_handed_over_once_by_two_sweeps_at_once(services, job, put):
-    lose(services, job)
-    together = threading.Barrier(2)
-
-    def sweep(_: int) -> int:
-        together.wait()
-        return jobs.sweep(services, queue_lost=False, queue_empty=False)
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(sweep, range(2)))
-    assert 1 <= len(put) <= 2  # the claim decides, not the message
-    assert run(services, job, well).attempts == 2
+def test_a_job_that_is_handed_back_keeps_its_place(services, job):
+    other = jobs.submit(services, PROJECT, JobKind.bootstrap, {"x": 2})
+    turn(services, lambda services, row, progress: progress(1, 2), stopping=lambda: True)
+    turn(services, well)
+    assert (row_of(services, job.id).state, row_of(services, other.id).state) == ("succeeded", "queued")
 
 
 # --- a database that goes away --------------------------------------------------------------------------------------------

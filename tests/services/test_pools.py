@@ -14,6 +14,7 @@ from app.errors import BlobMissing, Conflict, OffsetMismatch, PoolNotFound, Pool
 from app.maths.bootstrap.paper import Settings
 from app.services import bootstrapping, jobs, pools, spaces
 from app.services.context import Limits
+from app.services.leases import Leases
 from app.storage import registry, tables
 from app.storage.blobs import ORPHAN_AGE_S
 from app.types import EncoderKind, JobKind
@@ -169,7 +170,7 @@ def pooled(stocked):
 
 
 def run(services, job):
-    jobs.run(services, job.id, {JobKind.bootstrap: bootstrapping.run_bootstrap}, jobs.Leases(services))
+    jobs.run_next(services, {JobKind.bootstrap: bootstrapping.run_bootstrap}, Leases(services))
     with services.db.transaction() as session:
         return session.get_one(tables.Job, job.id)
 

@@ -16,6 +16,7 @@ from app.errors import Conflict, IdempotencyKeyReused, NameTaken, RequestInProgr
 from app.heads.linear import linear_head
 from app.services import jobs, keys, spaces, stitching, translation, writes
 from app.services.context import Origin, Repeat, Services, origin
+from app.services.leases import Leases
 from app.storage import registry, tables
 from app.types import EncoderKind, HeadOutput, JobKind, Scope
 
@@ -220,16 +221,6 @@ def test_what_was_deleted_since_is_gone(services):
     assert ask(services, key="new").name == "e"
 
 
-def test_requests_are_forgotten_after_a_day(services):
-    ask(services)
-    writes.forget_requests(services)
-    assert count(services, tables.IdempotentRequest) == 1
-    with services.db.transaction() as session:
-        session.scalars(select(tables.IdempotentRequest)).one().created_at -= timedelta(seconds=writes.REMEMBERED_S)
-    writes.forget_requests(services)
-    assert count(services, tables.IdempotentRequest) == 0
-
-
 # --- note -----------------------------------------------------------------------------------------------------------------
 
 
@@ -320,7 +311,7 @@ def test_what_a_job_makes_is_noted_in_the_jobs_name(services):
     def keep(session):
         writes.note(session, PROJECT, "create", "anchor-set", "made")
 
-    jobs.run(services, job.id, {JobKind.bootstrap: lambda *_: jobs.Done({}, keep)}, jobs.Leases(services))
+    jobs.run_next(services, {JobKind.bootstrap: lambda *_: jobs.Done({}, keep)}, Leases(services))
     with services.db.transaction() as session:
         row = registry.audit(session, PROJECT, before=None, limit=1)[0]
     assert (row.name, row.origin, row.key_id) == ("made", f"job {job.id}", None)

@@ -113,18 +113,11 @@ def test_users_are_named(db):
         assert registry.users_of_anchor_set(session, registry.by_name(session, tables.AnchorSet, "p", "s")) == ["head 'r'"]
 
 
-def job(state, minute=0, project="p", **arguments):
+def job(state, minute=0, project="p", finished_at=None, **arguments):
+    made = DAY + timedelta(minutes=minute)
     return tables.Job(
-        project=project, kind="bootstrap", state=state, arguments=arguments, created_at=DAY + timedelta(minutes=minute)
+        project=project, kind="bootstrap", state=state, arguments=arguments, created_at=made, finished_at=finished_at
     )
-
-
-def test_unfinished_jobs_come_oldest_first_from_every_project(db):
-    rows = [job("queued", 3), job("running", 1, project="q"), *(job(state) for state in ("succeeded", "failed", "cancelled"))]
-    with db.transaction() as session:
-        session.add_all(rows)
-    with db.transaction() as session:
-        assert [row.id for row in registry.unfinished_jobs(session)] == [rows[1].id, rows[0].id]
 
 
 def test_jobs_are_confined_to_the_project_and_come_newest_first(db):
@@ -145,7 +138,7 @@ def test_blobs_of_rows_and_of_unfinished_jobs_are_named(db):
     with db.transaction() as session:
         session.add(job("queued", blobs={"source_pool": "4" * 64, "target_pool": ["7" * 64, "8" * 64]}))
         session.add(job("running", blobs={"source_pool": "5" * 64}))
-        session.add(job("succeeded", blobs={"source_pool": "6" * 64}))
+        session.add(job("succeeded", blobs={"source_pool": "6" * 64}, finished_at=DAY))
         encoder = registry.by_name(session, tables.Encoder, "p", "a")
         pieces = [{"blob": digit * 64, "rows": 2} for digit in "9a"]
         session.add(tables.Pool(project="p", name="pool", encoder=encoder, items=4, pieces=pieces))
@@ -159,10 +152,10 @@ def test_translators_are_found_by_content_the_oldest_first(db):
         s = registry.by_name(session, tables.AnchorSet, "p", "s")
         space = s.spaces[0].id
         row = tables.Translator(project="p", content="tr_1", source_id=space, target_id=space, method="irp", options={})
-        assert not registry.has_translator(session, row)
+        assert not registry.touch_translator(session, row, now=DAY)
         session.add(row)
         session.flush()
-        assert registry.has_translator(session, row)
+        assert registry.touch_translator(session, row, now=DAY)
         assert registry.translator(session, "p", "tr_1") is row
         for project, content in (("q", "tr_1"), ("p", "tr_2")):
             with pytest.raises(TranslatorNotFound):
@@ -181,9 +174,6 @@ def test_deleting_a_set_deletes_its_spaces_and_translators(db):
         assert session.query(tables.Translator).count() == 0
 
 
-# --- jobs: every change is one conditional statement ----------------------------------------------------------------------
-
-
 def put(db, row) -> str:
     with db.transaction() as session:
         session.add(row)
@@ -193,130 +183,6 @@ def put(db, row) -> str:
 def change(db, function, *arguments, **values):
     with db.transaction() as session:
         return function(session, *arguments, **values)
-
-
-def read(db, job_id) -> tables.Job:
-    with db.transaction() as session:
-        return session.get_one(tables.Job, job_id)
-
-
-def claim(db, job_id, lease, *, now=DAY, until=DAY + timedelta(seconds=30), ready=DAY) -> bool:
-    return change(db, registry.claim_job, job_id, lease=lease, now=now, until=until, ready=ready)
-
-
-def test_a_waiting_job_is_claimed_by_one(db):
-    job_id = put(db, job("queued"))
-    assert claim(db, job_id, "first")
-    assert not claim(db, job_id, "second")
-    row = read(db, job_id)
-    assert (row.state, row.lease, row.attempts, row.lease_until) == ("running", "first", 1, DAY + timedelta(seconds=30))
-
-
-@pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled"])
-def test_a_finished_job_is_claimed_by_nobody_and_never_changes(db, state):
-    job_id = put(db, job(state))
-    assert not claim(db, job_id, "late")
-    change(db, registry.cancel_job, job_id, now=DAY)
-    assert change(db, registry.retake_lost_jobs, now=DAY + timedelta(days=9), again=DAY) == []
-    assert change(db, registry.unclaimed_jobs, now=DAY, due=DAY + timedelta(days=9), least_s=5, most_s=9, limit=9) == []
-    row = read(db, job_id)
-    assert (row.state, row.attempts, row.version, row.cancel_requested) == (state, 0, 0, False)
-
-
-def test_a_lease_that_ended_is_taken_over_and_one_that_holds_is_not(db):
-    job_id = put(db, job("queued"))
-    claim(db, job_id, "first")
-    assert not claim(db, job_id, "second", now=DAY + timedelta(seconds=30))
-    assert claim(db, job_id, "second", now=DAY + timedelta(seconds=31))
-    assert read(db, job_id).attempts == 2
-
-
-def test_a_renewed_lease_holds_longer_and_clients_see_no_event(db):
-    job_id = put(db, job("queued"))
-    claim(db, job_id, "first")
-    version = read(db, job_id).version
-    change(db, registry.renew_leases, ["first", "unknown"], until=DAY + timedelta(minutes=5))
-    assert not claim(db, job_id, "second", now=DAY + timedelta(minutes=4))
-    assert read(db, job_id).version == version
-
-
-def test_only_the_lease_a_job_runs_under_changes_it(db):
-    job_id = put(db, job("queued"))
-    claim(db, job_id, "first")
-    claim(db, job_id, "second", now=DAY + timedelta(minutes=1))
-    assert not change(db, registry.change_leased, "first", state="succeeded", result={"by": "first"})
-    assert change(db, registry.change_leased, "second", progress={"done": 1})
-    assert change(db, registry.change_leased, "second", state="succeeded")
-    assert not change(db, registry.change_leased, "second", state="failed")  # it has ended
-    assert (read(db, job_id).state, read(db, job_id).result) == ("succeeded", None)
-
-
-def test_every_change_that_a_client_can_see_counts_the_version_up(db):
-    job_id = put(db, job("queued"))
-    seen = [read(db, job_id).version]
-    for step in (
-        lambda: claim(db, job_id, "first"),
-        lambda: change(db, registry.change_leased, "first", progress={"done": 1}),
-        lambda: change(db, registry.cancel_job, job_id, now=DAY),
-        lambda: change(db, registry.retake_lost_jobs, now=DAY + timedelta(minutes=1), again=DAY),
-        lambda: change(db, registry.cancel_job, job_id, now=DAY),
-    ):
-        step()
-        seen.append(read(db, job_id).version)
-    assert seen == sorted(set(seen))
-    assert read(db, job_id).state == "cancelled"
-
-
-def test_lost_jobs_wait_again_and_those_of_the_living_are_left(db):
-    lost, living = put(db, job("queued")), put(db, job("queued"))
-    claim(db, lost, "lost")
-    claim(db, living, "living", until=DAY + timedelta(hours=1))
-    again = DAY + timedelta(minutes=2)
-    assert change(db, registry.retake_lost_jobs, now=DAY + timedelta(minutes=1), again=again) == [lost]
-    row = read(db, lost)
-    assert (row.state, row.lease, row.due_at, row.attempts) == ("queued", None, again, 1)
-    assert read(db, living).lease == "living"
-
-
-def test_unclaimed_jobs_come_oldest_first_once_they_are_due(db):
-    rows = [job("queued", minute) for minute in (3, 1, 2)]
-    for row, due in zip(rows, (0, 1, 9), strict=True):
-        row.due_at = DAY + timedelta(minutes=due)
-        put(db, row)
-    now = DAY + timedelta(minutes=5)
-    asked = {"now": now, "due": now, "least_s": 150, "most_s": 210, "limit": 9}
-    assert change(db, registry.unclaimed_jobs, **asked) == [rows[1].id, rows[0].id]
-    assert change(db, registry.unclaimed_jobs, **asked) == []  # handed over, not due again yet
-    ages = [(read(db, row.id).due_at - now) / timedelta(minutes=1) for row in rows[:2]]
-    assert ages == [2.5, 3.5]  # they have waited for two and for four minutes
-    change(db, registry.make_due, now)
-    assert change(db, registry.unclaimed_jobs, **{**asked, "limit": 2}) == [rows[1].id, rows[2].id]
-    assert change(db, registry.unclaimed_jobs, **{**asked, "limit": 2}) == [rows[0].id]
-
-
-def test_a_job_that_waits_for_its_next_try_is_not_unclaimed(db):
-    row = job("queued", 1)
-    row.due_at, row.attempts = DAY + timedelta(minutes=9), 1
-    put(db, row)
-    now = DAY + timedelta(minutes=5)
-    asked = {"due": now, "least_s": 5, "most_s": 300, "limit": 9}
-    change(db, registry.make_due, now)
-    assert change(db, registry.unclaimed_jobs, now=now, **asked) == []
-    assert not claim(db, row.id, "early", ready=now)
-    later = DAY + timedelta(minutes=9)
-    assert change(db, registry.unclaimed_jobs, now=later, **{**asked, "due": later}) == [row.id]
-    assert read(db, row.id).due_at == later + timedelta(seconds=5)  # however long it has waited
-    assert claim(db, row.id, "in time", ready=later + timedelta(seconds=5))
-
-
-def test_jobs_are_counted_by_project_and_by_state(db):
-    for state in ("queued", "queued", "running", "failed"):
-        put(db, job(state))
-    put(db, job("queued", 5, project="q"))
-    assert change(db, registry.count_unfinished, "p") == 3
-    assert change(db, registry.count_unfinished) == 4
-    assert change(db, registry.count_jobs) == {"queued": 3, "running": 1, "succeeded": 0, "failed": 1, "cancelled": 0}
-    assert change(db, registry.oldest_queued) == DAY
 
 
 # --- keys, audit, requests that may be repeated ---------------------------------------------------------------------------
@@ -382,11 +248,3 @@ def test_a_request_is_released_by_its_own_claim_and_only_if_it_made_nothing(db):
     assert change(db, registry.idempotent_request, "p", "k") is None
     change(db, registry.release_request, settled, "first")
     assert change(db, registry.idempotent_request, "p", "other") is not None
-
-
-def test_old_requests_are_forgotten(db):
-    put(db, request(created_at=DAY))
-    put(db, request(key="young", created_at=DAY + timedelta(minutes=1)))
-    change(db, registry.forget_requests, before=DAY + timedelta(seconds=1))
-    assert change(db, registry.idempotent_request, "p", "k") is None
-    assert change(db, registry.idempotent_request, "p", "young") is not None

@@ -1,4 +1,4 @@
-"""Workers on a real PostgreSQL and a real Redis, and jobs small enough to be many."""
+"""Workers on a real PostgreSQL, with a real Redis or without, and jobs small enough to be many."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from app.services import bootstrapping, pools, spaces
 from app.services.context import Services
 from app.settings import Settings
 from app.storage import registry, tables
-from app.storage.queue import RedisQueue
 from app.types import EncoderKind
-from app.wiring import make_queue, make_services
+from app.wiring import make_services, make_wakeup
 from workers.main import Worker
 
 PROJECT = "default"
@@ -32,19 +31,15 @@ class Deployment:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.queue = self.connect()
-        self.services = replace(make_services(settings), enqueue=self.queue.put)
+        self.wakeup = make_wakeup(settings)
+        self.services = replace(make_services(settings), notify_workers=self.wakeup.notify)
         self._workers: list[tuple[Worker, Services]] = []
 
-    def connect(self) -> RedisQueue:
-        queue = make_queue(self.settings)
-        assert isinstance(queue, RedisQueue)
-        return queue
-
-    def worker(self, **changes: Any) -> Worker:
+    def worker(self, threads: int = 1, **changes: Any) -> Worker:
         """Another worker, with connections of its own as if it were a process of its own, not started yet."""
-        services = make_services(self.settings.model_copy(update=changes))
-        worker = Worker(services, self.connect())
+        settings = self.settings.model_copy(update=changes)
+        services = make_services(settings)
+        worker = Worker(services, make_wakeup(settings), threads=threads)
         self._workers.append((worker, services))
         return worker
 
@@ -125,21 +120,23 @@ class Deployment:
     def close(self) -> None:
         for worker, services in self._workers:
             worker.stop()
-            worker._queue._client.close()  # type: ignore[attr-defined]
-            services.cache.store._client.close()  # type: ignore[union-attr]
-            services.db.close()
-        self.queue.broker.close()
-        self.queue._client.close()
-        self.services.cache.store._client.close()  # type: ignore[union-attr]
-        self.services.db.close()
+            services.close()
+        self.wakeup.close()
+        self.services.close()
 
 
 @pytest.fixture
 def deployment(postgres_url: str, redis_url: str, redis_prefix: str, tmp_path: Path) -> Iterator[Deployment]:
-    settings = Settings(
-        data_dir=tmp_path, database_url=postgres_url, redis_url=redis_url, redis_prefix=redis_prefix, lease_s=2, devices="cpu"
-    )
-    found = Deployment(settings)
+    by_redis = {"redis_url": redis_url, "redis_prefix": redis_prefix}
+    found = Deployment(Settings(data_dir=tmp_path, database_url=postgres_url, lease_s=2, devices="cpu", **by_redis))
+    found.services.db.migrate()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def without_redis(postgres_url: str, tmp_path: Path) -> Iterator[Deployment]:
+    found = Deployment(Settings(data_dir=tmp_path, database_url=postgres_url, lease_s=2, devices="cpu"))
     found.services.db.migrate()
     yield found
     found.close()

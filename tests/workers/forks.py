@@ -17,8 +17,8 @@ from app.services import jobs
 from app.services.context import Services
 from app.settings import Settings
 from app.storage import tables
-from workers.actors import RUNNERS
 from workers.processes import work
+from workers.runners import RUNNERS
 
 #: while the job's file is there, a try goes this far and no further
 STEPS_OF_A_TRY = 20
@@ -44,9 +44,14 @@ def iterate(services: Services, job: tables.Job, progress: jobs.Progress) -> job
     return jobs.Done({"x": x.tolist(), "begun": begun})
 
 
+def die(services: Services, job: tables.Job, progress: jobs.Progress) -> jobs.Done:
+    """Ends the thread that runs it."""
+    sys.exit()
+
+
 def main() -> None:
     """Fork until the input ends."""
-    RUNNERS["iterate"] = iterate
+    RUNNERS.update(iterate=iterate, die=die)
     jobs.CHECKPOINT_EVERY_S, jobs.CHECKPOINT_SHARE = 0.0, 0.5
     settings = Settings()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them

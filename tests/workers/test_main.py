@@ -22,7 +22,7 @@ from app.settings import Settings
 from app.storage import blobs, tables
 from app.types import JobState
 from app.wiring import make_services
-from workers.actors import RUNNERS
+from workers.runners import RUNNERS
 
 POOLS = {
     "source_pool": torch.tensor(np.random.default_rng(0).normal(size=(30, 4)), dtype=torch.float32),
@@ -133,15 +133,6 @@ def test_what_an_earlier_process_left_is_taken_up_and_the_worn_out_is_given_up(s
         assert client.get("/readyz").json()["worker"] is True  # one job's fault is not the worker's end
 
 
-def test_a_job_that_was_running_when_the_service_was_killed_is_run_again(settings):
-    killed = {**LOST, "attempts": 1, "furthest": 5, "progress": {"done": 5, "total": 5}}
-    (job_id,) = write_jobs(settings, killed)
-    with serve(settings) as client:
-        job = ended(client, job_id)
-        assert (job.state, job.attempts) == ("succeeded", 2)
-        assert client.get("/anchor-sets/s0").json()["encoders"] == ["a", "b"]
-
-
 def set_steps(app: FastAPI, job_id: str, steps: int) -> None:
     services = app.state.services
     with services.db.transaction() as session:
@@ -164,16 +155,6 @@ def test_each_stop_hands_the_running_job_back_and_no_try_counts(settings):
     with serve(settings) as client:
         assert ended(client, job_id).attempts == 1
         assert client.get("/anchor-sets/s0").status_code == 200
-
-
-def test_a_cancelled_job_stops_at_its_next_step_and_makes_nothing(settings):
-    (job_id,) = write_jobs(settings, {"state": "queued"})
-    set_steps(create_app(settings), job_id, 1_000_000)
-    with serve(settings) as client:
-        until(client, job_id, lambda row: row.state == JobState.running and row.progress)
-        client.post(f"/jobs/{job_id}/cancel")
-        assert ended(client, job_id).state == JobState.cancelled
-        assert client.get("/anchor-sets/s0").status_code == 404
 
 
 def test_facts_of_the_progress_and_members_of_the_error_reach_the_client_and_what_is_no_number_is_null(settings, monkeypatch):

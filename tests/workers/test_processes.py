@@ -19,7 +19,7 @@ from app.services import jobs
 from app.settings import Settings
 from app.storage import tables
 from app.types import JobState
-from workers.processes import NoQueue, devices, main
+from workers.processes import NotShared, devices, main
 
 ROOT = Path(__file__).parents[2]
 
@@ -211,8 +211,19 @@ def test_anchors_learnt_by_workers_that_are_killed_six_times_are_the_bits_of_an_
     assert row.result["size"] > KILLED_ITEMS / 2
 
 
-def test_a_worker_without_redis_says_what_to_set(tmp_path):
-    with pytest.raises(NoQueue, match="ANCHORAGE_REDIS_URL"):
+def test_a_process_one_of_whose_threads_has_died_ends(deployment, fork):
+    """Whoever watches it starts another one."""
+    worker = fork()
+    job_id = jobs.submit(deployment.services, "default", "die", {}).id
+    deployment.wait(job_id, lambda row: row.attempts == 1)
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{worker}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_worker_of_a_sqlite_file_says_what_to_set(tmp_path):
+    with pytest.raises(NotShared, match="ANCHORAGE_DATABASE_URL"):
         main(Settings(data_dir=tmp_path))
 
 

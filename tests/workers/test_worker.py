@@ -1,23 +1,25 @@
-"""Workers on one Redis and one PostgreSQL: nothing lost, nothing done twice."""
+"""Workers on one PostgreSQL, with Redis and without: nothing lost, nothing done twice."""
 
 from __future__ import annotations
 
+import socket
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from redis import Redis
-from sqlalchemy import select
+from sqlalchemy import event, select
 
 from app.services import jobs
-from app.services.context import Services
 from app.services.jobs import Done
 from app.storage import registry, tables
 from app.types import JobState
+from app.wiring import make_wakeup
 from workers import main as worker_main
-from workers.actors import RUNNERS
+from workers.runners import RUNNERS
 
 PROJECT = "default"
 
@@ -85,43 +87,91 @@ def test_a_lost_workers_job_is_taken_up(deployment, quick):
     assert (row.state, row.attempts) == (JobState.succeeded, 2)
 
 
-def unheard(deployment) -> Services:
-    """The services of an API process whose messages all get lost."""
-    return replace(deployment.services, enqueue=lambda job_id, pause_s: None)
-
-
-def test_a_job_whose_message_was_lost_is_found(deployment, quick):
-    worker = deployment.worker()
-    worker.start()
-    ended(deployment, submit(deployment, quick))
-    job_id = jobs.submit(unheard(deployment), PROJECT, quick, {}).id
-    deployment.alter(job_id, due_at=tables.now() - timedelta(hours=1))
-    assert ended(deployment, job_id).attempts == 1
-
-
-def test_jobs_outlive_the_memory_of_redis(deployment, quick, redis_url):
-    """None of them is due: only that the memory is another one tells that their messages are lost."""
-    worker = deployment.worker()
-    worker.start()
-    ended(deployment, submit(deployment, quick))  # the worker has met this memory
-    waiting = [jobs.submit(unheard(deployment), PROJECT, quick, {}).id for _ in range(3)]
-    for job_id in waiting:
-        deployment.alter(job_id, due_at=tables.now() + timedelta(hours=1))
-    with Redis.from_url(redis_url) as client:
-        client.delete(*client.scan_iter(f"{deployment.settings.redis_prefix}:*"))
-    for job_id in waiting:
-        row = ended(deployment, job_id)
-        assert (row.state, row.attempts) == (JobState.succeeded, 1)
-    assert worker.alive
-
-
-def test_a_job_that_fails_by_a_fault_goes_round_through_the_queue_until_its_tries_are_used_up(deployment, monkeypatch):
-    monkeypatch.setattr(jobs, "BACKOFF_S", 0.01)
-    ran = []
-    monkeypatch.setitem(RUNNERS, "faulty", lambda *_: ran.append(1) or 1 / 0)
+def test_a_queued_job_wakes_an_idle_worker_of_another_process(deployment, quick, monkeypatch):
+    monkeypatch.setattr(worker_main, "POLL_S", 3600)
     deployment.worker().start()
-    row = ended(deployment, submit(deployment, "faulty"))
-    assert (row.state, row.error["code"], row.attempts, len(ran)) == (JobState.failed, "internal", jobs.ATTEMPTS, jobs.ATTEMPTS)
+    for _ in range(30):  # at first, nobody may be listening yet
+        job_id = submit(deployment, quick)
+        time.sleep(0.2)
+        if deployment.row(job_id).finished_at is not None:
+            break
+    assert ended(deployment, submit(deployment, quick)).attempts == 1
+
+
+@pytest.fixture(params=["away", "frozen"])
+def broken_redis(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of a Redis that refuses connections, or takes them and answers nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        if request.param == "away":
+            listening.close()
+        yield f"redis://127.0.0.1:{port}/0"
+
+
+def test_jobs_are_run_while_redis_is_away_and_a_submission_does_not_wait_for_it(without_redis, quick, broken_redis):
+    api = make_wakeup(without_redis.settings.model_copy(update={"redis_url": broken_redis}))
+    services = replace(without_redis.services, notify_workers=api.notify)
+    without_redis.worker(redis_url=broken_redis).start()
+    begun = time.monotonic()
+    ids = [jobs.submit(services, PROJECT, quick, {}).id for _ in range(5)]
+    submitted_s = time.monotonic() - begun
+    for job_id in ids:
+        assert ended(without_redis, job_id).attempts == 1
+    api.close()
+    assert submitted_s < 5, "one second is what a client of Redis waits for an answer"
+
+
+def test_workers_need_no_redis(without_redis):
+    for _ in range(2):
+        without_redis.worker().start()
+    ids = [without_redis.bootstrap(f"s{number}") for number in range(6)]
+    for job_id in ids:
+        row = ended(without_redis, job_id)
+        assert (row.state, row.attempts) == (JobState.succeeded, 1)
+
+
+def test_an_idle_thread_looks_for_a_job_twice_a_second(without_redis):
+    worker = without_redis.worker(threads=2)
+    looks: list[float] = []
+
+    def note(connection, cursor, statement, *_) -> None:
+        if "FOR UPDATE SKIP LOCKED" in statement and "FROM jobs" in statement and "lease_until <" in statement:
+            looks.append(time.monotonic())
+
+    event.listen(worker.services.db.engine, "before_cursor_execute", note)
+    worker.start()
+    time.sleep(3)
+    worker.stop()
+    assert 4 <= len(looks) <= 16  # about 12 of two threads
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_worker_one_of_whose_threads_has_died_says_so(without_redis, monkeypatch):
+    def die(*_) -> Done:
+        sys.exit()
+
+    monkeypatch.setitem(RUNNERS, "deadly", die)
+    worker = without_redis.worker(threads=2)
+    worker.start()
+    assert worker.alive
+    submit(without_redis, "deadly")
+    deadline = time.monotonic() + 60
+    while worker.alive:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_worker_deletes_old_rows(without_redis):
+    old = tables.now() - timedelta(days=31)
+    with without_redis.services.db.transaction() as session:
+        session.add(tables.Job(project=PROJECT, kind="k", state="succeeded", arguments={}, finished_at=old))
+    without_redis.worker().start()
+    deadline = time.monotonic() + 60
+    with without_redis.services.db.transaction() as session:
+        while session.scalar(select(tables.Job.id)) is not None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+            session.rollback()
 
 
 def test_a_stop_hands_back_what_reports_and_another_worker_takes_it(deployment, monkeypatch):
@@ -151,7 +201,7 @@ def test_a_stop_hands_back_what_reports_and_another_worker_takes_it(deployment, 
 
 
 def test_a_stop_hands_back_even_what_is_in_a_long_step_and_its_late_end_has_no_effect(deployment, monkeypatch):
-    monkeypatch.setattr(worker_main, "STOP_TIMEOUT_MS", 200)
+    monkeypatch.setattr(worker_main, "STOP_TIMEOUT_S", 0.2)
     begun, go_on, over = threading.Event(), threading.Event(), threading.Event()
 
     def work(services, row, progress) -> Done:
@@ -174,7 +224,7 @@ def test_a_stop_hands_back_even_what_is_in_a_long_step_and_its_late_end_has_no_e
     assert encoders(deployment) == []
 
 
-def test_workers_take_several_jobs_at_once_when_told_to(deployment, monkeypatch):
+def test_a_worker_runs_as_many_jobs_at_once_as_it_has_threads(without_redis, monkeypatch):
     together = threading.Barrier(3)
 
     def work(*_) -> Done:
@@ -182,7 +232,6 @@ def test_workers_take_several_jobs_at_once_when_told_to(deployment, monkeypatch)
         return Done({})
 
     monkeypatch.setitem(RUNNERS, "together", work)
-    for _ in range(3):
-        deployment.worker().start()
-    for job_id in [submit(deployment, "together") for _ in range(3)]:
-        assert ended(deployment, job_id).state == JobState.succeeded
+    without_redis.worker(threads=3).start()
+    for job_id in [submit(without_redis, "together") for _ in range(3)]:
+        assert ended(without_redis, job_id).state == JobState.succeeded

@@ -1,0 +1,105 @@
+"""Wakes idle workers when a job was queued, so that it starts at once.
+
+Only speed depends on it: idle workers look at the database twice a second in any case.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+
+from redis import Redis
+
+from app.storage.connect import AWAY_S
+
+log = logging.getLogger("anchorage.wakeup")
+
+#: how long the listening thread waits for a message before it looks whether it should end
+LISTEN_S = 0.5
+
+
+class LocalWakeup:
+    """Within one process."""
+
+    def __init__(self) -> None:
+        self._event = Event()
+
+    def notify(self) -> None:
+        """Wake the workers. Never waits and never raises."""
+        self._event.set()
+
+    def wait(self, timeout_s: float) -> None:
+        """Return after the time, or sooner when somebody has notified since the last wait."""
+        self._event.wait(timeout_s)
+        self._event.clear()
+
+    def close(self) -> None:
+        """Wake everybody who waits. What comes after has no effect."""
+        self._event.set()
+
+
+class RedisWakeup(LocalWakeup):
+    """Between processes: a message on a channel of Redis, which nobody needs to receive.
+
+    Threads of its own speak to Redis. Whatever Redis does or answers, `notify` only sets an event,
+    and `wait` ends after its time.
+    """
+
+    def __init__(self, client: Redis, prefix: str) -> None:
+        super().__init__()
+        self._client = client
+        self._channel = f"{prefix}:jobs"
+        self._to_publish = Event()
+        self._closing = Event()
+        self._threads: dict[str, Thread] = {}
+        self._lock = threading.Lock()
+
+    def notify(self) -> None:
+        self._to_publish.set()
+        self._start("publish", self._publish)
+
+    def wait(self, timeout_s: float) -> None:
+        self._start("listen", self._listen)
+        super().wait(timeout_s)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closing.set()
+        self._to_publish.set()
+        super().close()
+        for thread in self._threads.values():
+            thread.join()
+        self._client.close()
+
+    def _start(self, name: str, target: Callable[[], None]) -> None:
+        with self._lock:
+            if name not in self._threads and not self._closing.is_set():
+                self._threads[name] = Thread(target=target, name=f"wakeup-{name}", daemon=True)
+                self._threads[name].start()
+
+    def _publish(self) -> None:
+        while self._to_publish.wait() and not self._closing.is_set():
+            self._to_publish.clear()
+            with self._leave_alone_after_failure():
+                self._client.publish(self._channel, b"")
+
+    def _listen(self) -> None:
+        while not self._closing.is_set():
+            with self._leave_alone_after_failure(), self._client.pubsub() as messages:  # type: ignore[no-untyped-call]
+                messages.subscribe(self._channel)
+                while not self._closing.is_set():
+                    message = messages.get_message(timeout=LISTEN_S)
+                    if message is not None and message["type"] == "message":
+                        self._event.set()
+
+    @contextmanager
+    def _leave_alone_after_failure(self) -> Iterator[None]:
+        """Log a failure of any kind, for a server may answer anything, and pause."""
+        try:
+            yield
+        except Exception as error:
+            log.warning("no wake-ups by Redis, jobs start up to half a second later: %s", type(error).__name__)
+            self._closing.wait(AWAY_S)
