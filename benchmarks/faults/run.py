@@ -86,7 +86,7 @@ def main() -> None:
     names = given.names or [*FAULTS, *ATTACKS]
     torch.set_num_threads(1)
     end_on_sigterm()
-    console = Console(width=max(150, Console().width))
+    console = Console(width=max(180, Console().width))
     folder = Path(tempfile.mkdtemp(prefix="anchorage-faults-"))
     folder.chmod(0o711)  # PostgreSQL's user must reach its own folder below
     try:
@@ -143,7 +143,8 @@ def saying(name: str, console: Console) -> Callable[[str], None]:
 def show_attacks(outcomes: dict[str, list[Outcome]], console: Console) -> None:
     """Print the attacks' table."""
     table = new_table("Attacks by an outsider", ("attack", "what was sent"), attacks.COLUMNS)
-    table.columns[1].no_wrap = False
+    for column in (table.columns[1], table.columns[2], table.columns[-1]):
+        column.no_wrap = False
     for name, found in outcomes.items():
         for outcome in found:
             table.add_row(name, outcome.what, *outcome.figures(), style="" if outcome.good else "bold red")
