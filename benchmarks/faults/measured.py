@@ -10,6 +10,9 @@ import numpy as np
 from confined import open_files, resident, tree
 from machinery import Deployment, Process
 
+#: about how many looks the report lists of each process
+SHOWN = 30
+
 TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
 
 
@@ -61,13 +64,14 @@ class Samples:
     def of(self, name: str, warm_up: float) -> dict[str, Any]:
         """One process's memory and files over time, and the line through its memory after the warm-up."""
         warm = [sample for sample in self.all if sample.at >= warm_up * self.all[-1].at]
+        shown = [*self.all[:: max(1, len(self.all) // SHOWN)], self.all[-1]]
         slope = 0.0
         if len(warm) > 2:
             slope = float(np.polyfit([sample.at / 3600 for sample in warm], [sample.rss_mib[name] for sample in warm], 1)[0])
         return {
             "slope_mib_per_hour": round(slope, 1),
-            "rss_mib": [sample.rss_mib[name] for sample in self.all],
-            "files": [sample.files[name] for sample in self.all],
+            "rss_mib": [sample.rss_mib[name] for sample in shown],
+            "files": [sample.files[name] for sample in shown],
         }
 
     def _rows(self, table: str) -> int:
