@@ -27,21 +27,27 @@ _PAGE, _TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 @contextmanager
 def memory_limit(name: str, limit: int = API_BYTES) -> Iterator[Path | None]:
     """A cgroup of that much memory, for `join`; None where none can be made. It must be empty at the end."""
+    folder = _made(name, limit)
+    try:
+        yield folder
+    finally:
+        if folder is not None:
+            _remove(folder)
+
+
+def _made(name: str, limit: int) -> Path | None:
+    """A cgroup of either version; None without the rights, or where memory is not counted."""
     for root, file in _CGROUPS:
         folder = root / f"anchorage-{name}-{os.getpid()}"
         try:
             folder.mkdir()
-        except OSError:
-            continue
-        try:
             (folder / file).write_text(str(limit))
-            yield folder
-            return
         except OSError:
+            if folder.is_dir():
+                folder.rmdir()
             continue
-        finally:
-            _remove(folder)
-    yield None
+        return folder
+    return None
 
 
 def join(group: Path | None, pid: int) -> None:
