@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test serve lint format bench faults pack constraints clean
+.PHONY: help install demo test serve lint format bench faults soak pack constraints clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,9 +54,12 @@ bench: $(INSTALLED) ## measure, for hours; tables on the screen, numbers in benc
 	$(BIN)/python benchmarks/stitching.py
 	$(BIN)/python benchmarks/bootstrap.py
 
-faults: $(INSTALLED) ## kill, restart and fill up real processes, and count what was lost (needs PostgreSQL's and Redis's binaries)
+faults: $(INSTALLED) ## kill, restart, fill up and attack real processes, and count what was lost (needs PostgreSQL's and Redis's binaries)
 	$(BIN)/python benchmarks/faults/run.py
 	$(BIN)/python benchmarks/faults/shared_cache.py
+
+soak: $(INSTALLED) ## everything at once for MINUTES=10, and count what was wrong and what grew (needs PostgreSQL's and Redis's binaries)
+	$(BIN)/python benchmarks/faults/soak.py --minutes $(or $(MINUTES),10)
 
 pack: $(INSTALLED) ## make the demo's data pack again (needs ANCHORAGE_DATA)
 	$(BIN)/python scripts/make_demo_pack.py

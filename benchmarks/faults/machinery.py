@@ -229,10 +229,10 @@ class Postgres:
 class Api(Process):
     """`anchorage serve`."""
 
-    def __init__(self, number: int, folder: Path, environment: dict[str, str]) -> None:
+    def __init__(self, number: int, folder: Path, environment: dict[str, str], *, prefix: tuple[str, ...] = ()) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "app.cli", "serve", "--port", str(port)]
+        command = [*prefix, sys.executable, "-m", "app.cli", "serve", "--port", str(port)]
         super().__init__(f"api-{number}", command, folder, environment)
 
     def ready(self) -> bool:
@@ -264,6 +264,7 @@ class Deployment:
     folder: Path
     redis: RedisServer
     postgres: Postgres
+    environment: dict[str, str] = field(default_factory=dict)
     apis: list[Api] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
 
@@ -295,9 +296,9 @@ def deployment(folder: Path, *, apis: int = 2, workers: int = 2, **settings: obj
         made.postgres.create()
         ending.callback(made.postgres.stop, "immediate")
         _migrate(made.postgres.url)
-        environment = _environment(made, settings)
-        made.apis = [Api(number, folder, environment) for number in range(apis)]
-        made.workers = [Worker(number, folder, environment) for number in range(workers)]
+        made.environment = _environment(made, settings)
+        made.apis = [Api(number, folder, made.environment) for number in range(apis)]
+        made.workers = [Worker(number, folder, made.environment) for number in range(workers)]
         processes: list[Process] = [*made.apis, *made.workers]
         for process in processes:
             ending.callback(process.kill)

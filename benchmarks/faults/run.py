@@ -1,6 +1,6 @@
-"""What does an operator lose who kills a part of the service? A table of faults, done to real processes.
+"""What does an operator lose who kills a part of the service, and what can an outsider do to others? Two tables.
 
-    python benchmarks/faults/run.py                  # all, 8 to 12 minutes on 2 cores
+    python benchmarks/faults/run.py                  # all, about 20 minutes on 2 cores
     python benchmarks/faults/run.py redis-lost       # one of them
     python benchmarks/faults/run.py --keep           # logs and data stay, and it says where
 
@@ -14,6 +14,9 @@ asked: each creation has one row and one audit row, each job succeeded, with one
 
 The last five columns must be 0: 5xx other than 503 with Retry-After; requests dropped (a broken connection that the fault does
 not explain, or never the right status); jobs or answered resources lost; done twice with a visible effect; wrong vectors.
+
+The attacks are those of an outsider with one key, or none (`attacks.py`). Nothing may be killed,
+/livez must answer within the time that the table names, and nobody may get a 500.
 """
 
 from __future__ import annotations
@@ -32,10 +35,12 @@ from typing import Any
 
 import apis_killed
 import apis_rolled
+import attacks
 import disk_full
 import stores_lost
 import torch
 import workers_killed
+from attacks import ATTACKS, Outcome
 from machinery import LEASE_S, Missing, end_on_sigterm
 from rich.console import Console
 from row import NEVER, Row, Stage
@@ -72,20 +77,22 @@ COLUMNS = {
 
 
 def main() -> None:
-    """Do the faults, print the table and write it down; exit with 1 when something is not 0 that must be."""
+    """Do the faults and attacks, print the tables and write them down; exit with 1 when something is not as it must be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="fault", help=", ".join(FAULTS))
+    parser.add_argument("names", nargs="*", metavar="fault", help=", ".join([*FAULTS, *ATTACKS]))
     parser.add_argument("--keep", action="store_true", help="keep logs and data")
     given = parser.parse_args()
-    if unknown := set(given.names) - set(FAULTS):
-        parser.error(f"no such fault: {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}")
+    if unknown := set(given.names) - {*FAULTS, *ATTACKS}:
+        parser.error(f"no such fault: {', '.join(sorted(unknown))}; there are {', '.join([*FAULTS, *ATTACKS])}")
+    names = given.names or [*FAULTS, *ATTACKS]
     torch.set_num_threads(1)
     end_on_sigterm()
-    console = Console(width=max(150, Console().width))
+    console = Console(width=max(180, Console().width))
     folder = Path(tempfile.mkdtemp(prefix="anchorage-faults-"))
     folder.chmod(0o711)  # PostgreSQL's user must reach its own folder below
     try:
-        rows = {name: measure(name, folder, console) for name in given.names or FAULTS}
+        rows = {name: measure(name, folder, console) for name in names if name in FAULTS}
+        outcomes = {name: attack(name, folder, console) for name in names if name in ATTACKS}
     except Missing as error:
         sys.exit(f"{error}: this needs Redis (or Valkey) and PostgreSQL installed")
     finally:
@@ -93,18 +100,18 @@ def main() -> None:
             console.print(f"logs and data: {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
-    show(rows, console)
-    write(rows)
-    sys.exit(any(not row.good for row in rows.values()))
+    if rows:
+        show(rows, console)
+    if outcomes:
+        show_attacks(outcomes, console)
+    write(rows, outcomes)
+    sys.exit(not all(row.good for row in rows.values()) or not all(each.good for found in outcomes.values() for each in found))
 
 
 def measure(name: str, folder: Path, console: Console) -> Row:
     """One fault, with what it says on the way."""
     begun = time.monotonic()
-
-    def say(text: str) -> None:
-        console.print(f"{time.monotonic() - begun:6.1f} s  {name}: {text}", style="dim", highlight=False)
-
+    say = saying(name, console)
     say("starting Redis, PostgreSQL, APIs and workers")
     try:
         row = FAULTS[name](Stage(folder, say))
@@ -116,6 +123,33 @@ def measure(name: str, folder: Path, console: Console) -> Row:
     for fault in row.tally.faults:
         console.print(f"          {fault}", style="red", highlight=False)
     return row
+
+
+def attack(name: str, folder: Path, console: Console) -> list[Outcome]:
+    """One attack, with what it says on the way."""
+    say = saying(name, console)
+    try:
+        return ATTACKS[name](Stage(folder, say))
+    except (TimeoutError, RuntimeError) as error:
+        say(f"not finished: {error}")
+        return [Outcome(f"not finished: {error}", killed=True)]
+
+
+def saying(name: str, console: Console) -> Callable[[str], None]:
+    """What prints a line of progress."""
+    begun = time.monotonic()
+    return lambda text: console.print(f"{time.monotonic() - begun:6.1f} s  {name}: {text}", style="dim", highlight=False)
+
+
+def show_attacks(outcomes: dict[str, list[Outcome]], console: Console) -> None:
+    """Print the attacks' table."""
+    table = new_table("Attacks by an outsider", ("attack", "what was sent"), attacks.COLUMNS)
+    for column in (table.columns[1], table.columns[2], table.columns[-1]):
+        column.no_wrap = False
+    for name, found in outcomes.items():
+        for outcome in found:
+            table.add_row(name, outcome.what, *outcome.figures(), style="" if outcome.good else "bold red")
+    console.print(table)
 
 
 def show(rows: dict[str, Row], console: Console) -> None:
@@ -135,15 +169,17 @@ def _figure(name: str, value: int) -> str:
     return f"[bold red]{value:,}[/]" if name in NEVER and value else f"{value:,}"
 
 
-def write(rows: dict[str, Row]) -> None:
-    """Put these rows into the results, beside those of faults that were not done this time."""
-    known = json.loads(RESULTS.read_text())["faults"] if RESULTS.exists() else {}
-    known.update({name: described(row) for name, row in rows.items()})
+def write(rows: dict[str, Row], outcomes: dict[str, list[Outcome]]) -> None:
+    """Put these rows into the results, beside those of faults and attacks that were not done this time."""
+    before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    known = {**before.get("faults", {}), **{name: described(row) for name, row in rows.items()}}
+    attacked = {**before.get("attacks", {}), **{name: [each.described() for each in found] for name, found in outcomes.items()}}
     report = {
         "about": __doc__.split("\n\n", 2)[2],
         "cores": os.cpu_count(),
         "lease_s": LEASE_S,
         "faults": {name: known[name] for name in FAULTS if name in known},
+        "attacks": {name: attacked[name] for name in ATTACKS if name in attacked},
     }
     RESULTS.write_text(json.dumps(report, indent=1) + "\n")
 

@@ -1,0 +1,43 @@
+"""What the compose file promises of every container, and what the page says of the image."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from app.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+
+
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_every_container_is_bounded_and_cannot_gain_privileges(name):
+    service = COMPOSE["services"][name]
+    assert service["logging"]["options"].keys() >= {"max-size", "max-file"}
+    assert service["ulimits"]["nofile"]["hard"] > 0
+    assert service["pids_limit"] > 0
+    assert service["mem_limit"]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_only_the_database_has_capabilities_and_only_it_starts_as_root():
+    services = COMPOSE["services"].items()
+    assert [name for name, service in services if "cap_add" in service] == ["db"]
+    assert [name for name, service in services if "user" not in service] == ["db"]
+
+
+def test_every_setting_that_is_handed_on_exists():
+    handed = {name for service in COMPOSE["services"].values() for name in service.get("environment", {})}
+    ours = {name.removeprefix("ANCHORAGE_").lower() for name in handed if name.startswith("ANCHORAGE_")}
+    assert ours
+    assert ours <= Settings.model_fields.keys()
+
+
+def test_the_page_names_the_extras_that_the_image_has():
+    [extras] = re.findall(r'^ARG EXTRAS="(.*)"$', (ROOT / "Dockerfile").read_text(), re.M)
+    assert f"| `EXTRAS` | `{extras}` |" in (ROOT / "docs" / "operations.md").read_text()
