@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
@@ -24,6 +25,7 @@ from app.errors import InvalidHead, InvalidRequest, NotExactlyOne
 from app.heads import registry as heads
 from app.heads.base import HeadModel
 from app.heads.linear import linear_head
+from app.heads.onnx_process import OnnxRunner
 from app.maths.selection import Use
 from app.services import stitching
 from app.services.context import Services
@@ -123,7 +125,7 @@ class NewHead(Body):
             image=self.output.model_dump(exclude={"kind"}) if isinstance(self.output, ImageOutput) else {},
         )
 
-    def made(self, dim: int) -> HeadModel:
+    def made(self, runner: OnnxRunner, dim: int) -> HeadModel:
         """Raises NotExactlyOne, BadBase64, InvalidHead, HeadTooLarge, HeadTooSlow, and the vector errors."""
         given = [name for name in ("weight", "safetensors", "onnx") if getattr(self, name) is not None]
         if len(given) != 1:
@@ -139,7 +141,7 @@ class NewHead(Body):
         if self.bias is not None:
             raise NotExactlyOne("a file brings its own bias", field="bias")
         data = bytes(wire.from_base64(self.safetensors or self.onnx or "", given[0]))
-        return heads.make(self.kind, data, self.architecture, dim=dim)
+        return heads.make(self.kind, data, self.architecture, dim=dim, runner=runner)
 
 
 class Head(BaseModel):
@@ -270,7 +272,8 @@ def describe(row: tables.Head) -> Head:
 def create_head(body: NewHead, response: Response, services: Svc, project: Writes, _: IdempotencyKey = None) -> Head:
     """Register a head."""
     new = body.described()
-    row = once(services, project, tables.Head, lambda: stitching.create_head(services, project, new, body.made))
+    make = partial(body.made, services.onnx)
+    row = once(services, project, tables.Head, lambda: stitching.create_head(services, project, new, make))
     response.headers["Location"] = f"/heads/{row.name}"
     return describe(row)
 

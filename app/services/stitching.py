@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,7 +141,7 @@ class _Ready:
 def create_head(services: Services, project: str, new: NewHead, make: Callable[[int], HeadModel]) -> tables.Head:
     """Store a head of an encoder's space, or of an anchor set's relative space. `make` reads it, given its vectors' dimension.
 
-    Raises NotExactlyOne, NameTaken, InvalidHead, HeadTooLarge, HeadTooSlow, and the not-found errors.
+    Raises NotExactlyOne, NameTaken, InvalidHead, HeadTooLarge, HeadTooSlow, Overloaded, and the not-found errors.
     """
     if (new.encoder is None) == (new.anchor_set is None):
         raise NotExactlyOne("a head belongs to exactly one of encoder and anchor_set", field="encoder")
@@ -150,7 +151,8 @@ def create_head(services: Services, project: str, new: NewHead, make: Callable[[
         raise InvalidHead("encode_power and ridge belong to a head of an anchor set", field="encode_power")
     with services.db.transaction() as session:
         row = _new_row(session, project, new)
-    head = make(row.dim)
+    with services.trying() if new.kind == "onnx" else nullcontext():
+        head = make(row.dim)
     _check_outputs(new, head)
     row.outputs, row.blob = head.outputs, services.blobs.put(head.tensors())
     with services.db.transaction() as session:
@@ -308,9 +310,14 @@ def output_of(row: tables.Head) -> HeadOutput:
 
 def loaded_head(services: Services, row: tables.Head) -> HeadModel:
     architecture = row.settings.get("architecture")
+
+    def load() -> HeadModel:
+        tensors = services.blobs.get(row.blob)
+        return heads.load(row.kind, tensors, architecture, dim=row.dim, runner=services.onnx, owner=row.project)
+
     return services.cache.get_or_make(
-        ("head", row.blob, row.kind, row.dim, tuple(architecture or ())),
-        lambda: heads.load(row.kind, services.blobs.get(row.blob), architecture, dim=row.dim),
+        ("head", row.project, row.blob, row.kind, row.dim, tuple(architecture or ())),
+        load,
         lambda head: head.nbytes,
     )
 
