@@ -149,7 +149,7 @@ def _largest_batch(runtime: Any, rows: Rows, alone: Rows, seconds: float, *, sin
         if not np.allclose(together, alone[some], rtol=1e-3, atol=1e-4 * scale):
             if single:
                 break
-            raise bad("the model mixes rows: a row's answer depends on the others of its batch")
+            raise bad("the model mixes rows, or draws at random: export it in evaluation mode, so that a row's answer depends on it alone")
         most = batch
     return most
 

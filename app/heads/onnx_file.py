@@ -217,5 +217,5 @@ def _check_plans(nodes: list[Any], source: str) -> None:
         if node.op_type == "Shape" or not rows & {*node.input}:
             continue
         if node.op_type == "Cast" and any(each.name == "to" and each.i not in REALS for each in node.attribute):
-            raise bad("a Cast makes whole numbers of what depends on the vectors: only floats and truth values are allowed")
+            raise bad("a Cast of what depends on the vectors must be to floats or truth values")
         rows |= {*node.output}
