@@ -149,7 +149,9 @@ def _largest_batch(runtime: Any, rows: Rows, alone: Rows, seconds: float, *, sin
         if not np.allclose(together, alone[some], rtol=1e-3, atol=1e-4 * scale):
             if single:
                 break
-            raise bad("the model mixes rows, or draws at random: export it in evaluation mode, so that a row's answer depends on it alone")
+            raise bad(
+                "the model mixes rows or draws at random: a row's answer must depend on this row alone; export in evaluation mode"
+            )
         most = batch
     return most
 
