@@ -137,7 +137,7 @@ class Explanation(BaseModel):
 
 
 class Verified(BaseModel):
-    """How far apart the vectors are; a deviation is the largest difference of two numbers, over the mean norm."""
+    """How far apart the vectors are; a deviation is |yours - ours| / |ours| of the row where it is largest."""
 
     matches: bool
     count: int
