@@ -26,8 +26,8 @@ from app.heads import frames
 
 log = logging.getLogger("anchorage.heads")
 
-#: address space of the process of one trial, and of the one that runs all heads: sessions of 256 MiB of files beside one run
-TRIAL_BYTES, RUN_BYTES = 3 * 2**29, 3 * 2**30
+#: address space of the process of one trial, and of the one that runs all heads: what a trial may take, and kept sessions
+TRIAL_BYTES, RUN_BYTES = 3 * 2**29, 9 * 2**28
 #: a trial, its process's start included; making a session; one message's rows, of which a trial has shown that they take 1 s
 TRIAL_S, OPEN_S, RUN_S = 20.0, 10.0, 5.0
 #: a trial gives way to whatever serves requests
