@@ -31,6 +31,7 @@ from app.heads.onnx import OnnxHead, load_onnx, make_onnx
 from app.heads.onnx_process import Died, Line, OnnxRunner, Process, try_file
 from app.heads.registry import load, make
 from app.main import create_app
+from app.services.context import TRIALS, TRIALS_WAITING, Turns
 from app.settings import Settings
 
 onnx = pytest.importorskip("onnx")
@@ -656,6 +657,38 @@ def test_an_attack_is_refused_and_the_service_goes_on(client, monkeypatch, name)
     assert time.monotonic() - start < 25
     assert memory() - before < 4 * len(data) + 64 * 2**20
     assert client.get("/heads").json()["heads"] == []
+
+
+def children() -> int:
+    """ONNX processes of this one."""
+    found = 0
+    for child in Path("/proc/self/task").glob("*/children"):
+        for pid in child.read_text().split():
+            try:
+                found += b"app.heads.onnx_child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            except OSError:  # it has ended
+                continue
+    return found
+
+
+def test_uploads_wait_for_few_processes_and_further_ones_are_refused(client, monkeypatch):
+    assert (TRIALS, TRIALS_WAITING) == (2, 46)
+    services = client.app.state.services
+    monkeypatch.setitem(services.__dict__, "_trials", Turns("trying ONNX heads,", 1, 3))
+    before, most, answers = children(), 0, []
+    threads = [Thread(target=lambda i=i: answers.append(upload(client, f"u{i}", EXPORTS["mlp"]))) for i in range(12)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        most = max(most, children())
+        time.sleep(0.01)
+    for place in range(12):
+        client.delete(f"/heads/u{place}")
+    codes = sorted(answer.status_code for answer in answers)
+    assert most <= before + 1
+    assert set(codes) == {201, 503}
+    assert codes.count(201) >= 4
+    assert all(answer.headers["retry-after"] == "5" for answer in answers if answer.status_code == 503)
 
 
 # --- the process ----------------------------------------------------------------------------------------------------------
