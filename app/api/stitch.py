@@ -125,8 +125,8 @@ class NewHead(Body):
             image=self.output.model_dump(exclude={"kind"}) if isinstance(self.output, ImageOutput) else {},
         )
 
-    def made(self, runner: OnnxRunner, dim: int) -> HeadModel:
-        """Raises NotExactlyOne, BadBase64, InvalidHead, HeadTooLarge, HeadTooSlow, and the vector errors."""
+    def made(self, runner: OnnxRunner, owner: str, dim: int) -> HeadModel:
+        """Raises NotExactlyOne, BadBase64, the vector errors, and as `heads.make`."""
         given = [name for name in ("weight", "safetensors", "onnx") if getattr(self, name) is not None]
         if len(given) != 1:
             raise NotExactlyOne("send exactly one of weight, safetensors and onnx", field="weight")
@@ -141,7 +141,7 @@ class NewHead(Body):
         if self.bias is not None:
             raise NotExactlyOne("a file brings its own bias", field="bias")
         data = bytes(wire.from_base64(self.safetensors or self.onnx or "", given[0]))
-        return heads.make(self.kind, data, self.architecture, dim=dim, runner=runner)
+        return heads.make(self.kind, data, self.architecture, dim=dim, runner=runner, owner=owner)
 
 
 class Head(BaseModel):
@@ -272,7 +272,7 @@ def describe(row: tables.Head) -> Head:
 def create_head(body: NewHead, response: Response, services: Svc, project: Writes, _: IdempotencyKey = None) -> Head:
     """Register a head."""
     new = body.described()
-    make = partial(body.made, services.onnx)
+    make = partial(body.made, services.onnx, project)
     row = once(services, project, tables.Head, lambda: stitching.create_head(services, project, new, make))
     response.headers["Location"] = f"/heads/{row.name}"
     return describe(row)

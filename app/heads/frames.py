@@ -27,14 +27,16 @@ def send(connection: socket.socket, header: dict[str, Any], payload: Buffer = b"
         connection.sendall(part)
 
 
-def receive(connection: socket.socket, *, most: int, deadline: float | None = None) -> tuple[Any, bytearray]:
-    """The JSON value and the bytes. Raises TimeoutError, EOFError where nobody writes, and ValueError for more than `most` bytes
-    or for no JSON.
+def receive(connection: socket.socket, *, most: int, deadline: float | None = None) -> tuple[dict[str, Any], bytearray]:
+    """The JSON object and the bytes. Raises TimeoutError, EOFError where nobody writes, and ValueError for more than `most` bytes
+    or for no object.
     """
     header_bytes, payload_bytes = LENGTHS.unpack(_exactly(connection, LENGTHS.size, deadline))
     if header_bytes > MOST_HEADER or payload_bytes > most:
         raise ValueError(f"a message of {header_bytes} and {payload_bytes} bytes")
     header = json.loads(_exactly(connection, header_bytes, deadline))
+    if not isinstance(header, dict):
+        raise ValueError("no JSON object")
     return header, _exactly(connection, payload_bytes, deadline)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from app.errors import HeadTooSlow
 from app.heads.base import answer, check_size
 from app.heads.frames import MOST_ROWS
-from app.heads.onnx_process import Model, OnnxRunner, require_packages, try_file
+from app.heads.onnx_process import Model, OnnxRunner, require_packages
 
 #: running of one call, all its pieces together
 SECONDS = 10.0
@@ -22,13 +22,13 @@ PIECE_S, PIECE_NUMBERS = 0.1, 2**24
 class OnnxHead:
     """A stored file, and the process that runs it."""
 
-    def __init__(self, data: bytes, shape: list[int], *, dim: int, runner: OnnxRunner, owner: str = "") -> None:
+    def __init__(self, model: Model, shape: list[int], *, dim: int, runner: OnnxRunner) -> None:
         self.dim = dim
         #: of one answer, as the model gives it: (m,) or an image's (c, h, w)
         self.shape = tuple(shape)
         self.outputs = math.prod(shape)
-        self.nbytes = len(data)
-        self._model = Model(data, owner)
+        self.nbytes = len(model.data)
+        self._model = model
         self._runner = runner
         self._piece = 1
 
@@ -59,12 +59,16 @@ class OnnxHead:
 def load_onnx(data: bytes, *, dim: int, runner: OnnxRunner, owner: str) -> OnnxHead:
     """A head of stored bytes, run for `owner`. Raises InvalidHead, HeadTooSlow, TooMuchAtOnce, Overloaded."""
     require_packages()
-    return OnnxHead(data, runner.open(Model(data, owner)), dim=dim, runner=runner, owner=owner)
+    model = Model(data, owner)
+    return OnnxHead(model, runner.open(model), dim=dim, runner=runner)
 
 
-def make_onnx(data: bytes, *, dim: int, runner: OnnxRunner) -> OnnxHead:
-    """A head of a client's bytes, tried in a process of its own. Raises InvalidHead, HeadTooLarge, HeadTooSlow."""
+def make_onnx(data: bytes, *, dim: int, runner: OnnxRunner, owner: str) -> OnnxHead:
+    """A head of a client's bytes, tried in a process of its own.
+
+    Raises InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce, Overloaded.
+    """
     check_size(data, "onnx")
     require_packages()
-    stored, shape = try_file(data, dim=dim)
-    return OnnxHead(stored, shape, dim=dim, runner=runner)
+    stored, shape = runner.try_file(data, dim=dim, owner=owner)
+    return OnnxHead(Model(stored, owner), shape, dim=dim, runner=runner)

@@ -32,11 +32,10 @@ from app.errors import AnchorageError, HeadTooLarge, HeadTooSlow, InvalidHead
 from app.heads import frames, onnx_file
 from app.heads.frames import LARGEST_MESSAGE, MOST_ROWS
 from app.heads.onnx_file import bad, reason
+from app.heads.onnx_process import MOST_OUTPUTS
 
 #: rows of one run: these numbers only, each of which was tried before
 BATCHES = [2**power for power in range(MOST_ROWS.bit_length())]
-#: numbers of one answer: an RGB image of 512 x 512 and more
-MOST_OUTPUTS = 2**20
 #: one row may take this long in the trial; and larger batches are tried while one takes less than this
 ROW_S, ENOUGH_S = 1.0, 0.25
 #: different rows of the trial

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -29,13 +30,11 @@ log = logging.getLogger("anchorage.heads")
 #: address space of the process of one trial, and of the one that runs all heads: what a trial may take, and kept sessions
 TRIAL_BYTES, RUN_BYTES = 3 * 2**29, 9 * 2**28
 #: a trial, its process's start included; making a session; one message's rows, of which a trial has shown that they take 1 s
-TRIAL_S, OPEN_S, RUN_S = 20.0, 10.0, 5.0
+TRIAL_S, OPEN_S, RUN_S = 15.0, 10.0, 5.0
 #: a trial gives way to whatever serves requests
 TRIAL_NICE = 10
-#: waiting for a turn at the process; requests that wait, and those of them that one owner may have
-WAIT_S = 10.0
-MOST_WAITING, SHARE = 96, 64
-
+#: numbers of one answer: an RGB image of 512 x 512 and more
+MOST_OUTPUTS = 2**20
 CRASHES = "the model crashes onnxruntime, or needs too much memory"
 
 Rows = NDArray[np.float32]
@@ -64,20 +63,28 @@ class Process:
     """One child process. It ends when its socket closes, so with this process at the latest. One caller at a time."""
 
     def __init__(self, memory: int, *, nice: int = 0) -> None:
+        """Start it. Raises Overloaded where the system has no process or file left."""
         # Of the environment only where libraries are: no secret of the service is known to the process that reads the file.
         environment = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
         environment |= {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PYTHONDONTWRITEBYTECODE": "1"}
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            self._child = subprocess.Popen(  # noqa: S603  # our own interpreter and module, and numbers
-                [sys.executable, "-m", "app.heads.onnx_child", str(memory), str(nice)],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-                start_new_session=True,  # what a terminal sends to this process is not meant for that one
-            )
+        with ExitStack() as unless_started:
+            try:
+                self._socket, theirs = socket.socketpair()
+                unless_started.enter_context(self._socket)
+                with theirs:
+                    self._child = subprocess.Popen(  # noqa: S603  # our own interpreter and module, and numbers
+                        [sys.executable, "-m", "app.heads.onnx_child", str(memory), str(nice)],
+                        stdin=theirs.fileno(),
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        env=environment,
+                        start_new_session=True,  # what a terminal sends to this process is not meant for that one
+                    )
+            except OSError as error:
+                log.warning("no process for ONNX heads can be started: %s", error)
+                raise Overloaded("the server cannot start a process for ONNX heads now", retry_after_s=5) from error
+            unless_started.pop_all()
 
     def ask(self, question: dict[str, Any], payload: frames.Buffer, *, seconds: float, field: str) -> tuple[Any, bytearray]:
         """The answer. Raises HeadTooSlow, Died, and the errors that the process answers; it has ended after the first two."""
@@ -85,7 +92,7 @@ class Process:
         try:
             frames.send(self._socket, question, payload, deadline=deadline)
             told, data = frames.receive(self._socket, most=frames.LARGEST_MESSAGE, deadline=deadline)
-            error = ERRORS[told["error"]](told["detail"], field=field, limit=told["limit"]) if "error" in told else None
+            error = ERRORS[told["error"]](str(told["detail"]), field=field, limit=told["limit"]) if "error" in told else None
         except TimeoutError as late:
             self.close()
             raise HeadTooSlow(f"the head took longer than {seconds:g} s", field=field) from late
@@ -108,46 +115,50 @@ class Process:
 
 
 class Line:
-    """Turns at one process: owner after owner, and the requests of one owner in their order."""
+    """Turns at work that is done `at_once` times: owner after owner, and the requests of one owner in their order.
 
-    def __init__(self) -> None:
+    most, share  requests that wait, and those of them that one owner may have; wait_s: for how long
+    """
+
+    def __init__(self, what: str, *, at_once: int, most: int, share: int, wait_s: float) -> None:
+        self._what, self._most, self._share, self._wait_s = what, most, share, wait_s
         self._lock = threading.Lock()
         self._waiting: OrderedDict[str, deque[threading.Event]] = OrderedDict()
-        self._busy = False
+        self._free = at_once
 
     @contextmanager
-    def turn(self, owner: str, wait_s: float) -> Iterator[None]:
+    def turn(self, owner: str) -> Iterator[None]:
         """Raises TooMuchAtOnce and Overloaded where too many wait, and Overloaded where no turn comes in time."""
         mine = threading.Event()
         with self._lock:
-            if len(self._waiting.get(owner, ())) >= SHARE:
-                raise TooMuchAtOnce(f"{SHARE} requests of yours wait for ONNX heads already", limit=SHARE)
-            if sum(map(len, self._waiting.values())) >= MOST_WAITING:
-                raise Overloaded(f"{MOST_WAITING} requests wait for ONNX heads already")
+            if len(self._waiting.get(owner, ())) >= self._share:
+                raise TooMuchAtOnce(f"{self._share} of your requests wait to {self._what}; send fewer at once", limit=self._share)
+            if sum(map(len, self._waiting.values())) >= self._most:
+                raise Overloaded(f"{self._most} requests wait to {self._what}", retry_after_s=5)
             self._waiting.setdefault(owner, deque()).append(mine)
             self._call()
         try:
-            if not mine.wait(wait_s):
-                raise Overloaded(f"the ONNX heads of this server are busy: no turn came in {wait_s:g} s", retry_after_s=5)
+            if not mine.wait(self._wait_s):
+                raise Overloaded(f"waited {self._wait_s:g} s to {self._what}, and others were still busy", retry_after_s=5)
             yield
         finally:
             with self._lock:
                 if mine.is_set():
-                    self._busy = False
+                    self._free += 1
                     self._call()
                 else:
                     self._leave(owner, mine)
 
     def _call(self) -> None:
         """Give a free turn to the owner who has waited longest since its last one."""
-        if self._busy or not self._waiting:
+        if not self._free or not self._waiting:
             return
         owner = next(iter(self._waiting))
         event = self._waiting[owner][0]
         self._leave(owner, event)
         if owner in self._waiting:
             self._waiting.move_to_end(owner)
-        self._busy = True
+        self._free -= 1
         event.set()
 
     def _leave(self, owner: str, event: threading.Event) -> None:
@@ -157,21 +168,37 @@ class Line:
 
 
 class OnnxRunner:
-    """The process that runs the ONNX heads of this one: started on demand, and again where it died. Threads share it."""
+    """The process that runs ONNX heads, started on demand and again where it died; and those that try files. Threads share it."""
 
     def __init__(self) -> None:
-        self._line = Line()
+        self._line = Line("run an ONNX head", at_once=1, most=96, share=64, wait_s=10.0)
+        self._trials = Line("try an ONNX file", at_once=2, most=48, share=40, wait_s=30.0)
         self._process: Process | None = None
         self._closed = False
 
+    def try_file(self, data: bytes, *, dim: int, owner: str) -> tuple[bytes, list[int]]:
+        """The model to store and the shape of one answer, after a trial of a client's file in a process of its own.
+
+        Raises InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce, Overloaded.
+        """
+        with self._trials.turn(owner):
+            process = Process(TRIAL_BYTES, nice=TRIAL_NICE)
+            try:
+                told, model = process.ask({"op": "try", "dim": dim}, data, seconds=TRIAL_S, field="onnx")
+            except Died as died:
+                raise InvalidHead(CRASHES, field="onnx") from died
+            finally:
+                process.close()
+        return bytes(model), _shape(told)
+
     def open(self, model: Model) -> list[int]:
         """The shape of one answer. Raises InvalidHead, HeadTooSlow, TooMuchAtOnce, Overloaded."""
-        with self._line.turn(model.owner, WAIT_S):
+        with self._line.turn(model.owner):
             return self._twice(lambda process: _open(process, model))
 
     def run(self, model: Model, rows: Rows, *, outputs: int) -> tuple[Rows, float]:
         """Answers (n, outputs) to 1 to MOST_ROWS rows, and the seconds that they took. Raises as `open`."""
-        with self._line.turn(model.owner, WAIT_S):
+        with self._line.turn(model.owner):
             begun = time.monotonic()
             answers = self._twice(lambda process: _run(process, model, rows, outputs))
             return answers, time.monotonic() - begun
@@ -181,7 +208,7 @@ class OnnxRunner:
         self._closed = True
         if self._process is not None:
             self._process.kill()
-        with suppress(Overloaded), self._line.turn("", WAIT_S):
+        with suppress(Overloaded), self._line.turn(""):
             if self._process is not None:
                 self._process.close()
 
@@ -219,26 +246,11 @@ def _run(process: Process, model: Model, rows: Rows, outputs: int) -> Rows:
     return np.frombuffer(data, np.float32).reshape(len(rows), outputs)
 
 
-def _shape(told: Any) -> list[int]:
-    shape = told.get("shape")
-    if not isinstance(shape, list) or not all(type(side) is int and side > 0 for side in shape):
+def _shape(told: dict[str, Any]) -> list[int]:
+    sides: list[Any] = told["shape"] if isinstance(told.get("shape"), list) else []
+    if not sides or not all(type(side) is int and side > 0 for side in sides) or math.prod(sides) > MOST_OUTPUTS:
         raise InvalidHead("the model does not say which shape it answers", field="head")
-    return shape
-
-
-def try_file(data: bytes, *, dim: int) -> tuple[bytes, list[int]]:
-    """The model to store and the shape of one answer, after a trial of a client's file in a process of its own.
-
-    Raises InvalidHead, HeadTooLarge, HeadTooSlow.
-    """
-    process = Process(TRIAL_BYTES, nice=TRIAL_NICE)
-    try:
-        told, model = process.ask({"op": "try", "dim": dim}, data, seconds=TRIAL_S, field="onnx")
-    except Died as died:
-        raise InvalidHead(CRASHES, field="onnx") from died
-    finally:
-        process.close()
-    return bytes(model), _shape(told)
+    return sides
 
 
 def require_packages() -> None:

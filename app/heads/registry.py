@@ -15,10 +15,18 @@ from app.heads.onnx_process import OnnxRunner
 KINDS = ("linear", "mlp", "onnx")
 
 
-def make(kind: str, data: bytes, architecture: Sequence[str] | None = None, *, dim: int, runner: OnnxRunner) -> HeadModel:
+def make(
+    kind: str,
+    data: bytes,
+    architecture: Sequence[str] | None = None,
+    *,
+    dim: int,
+    runner: OnnxRunner,
+    owner: str,
+) -> HeadModel:
     """A head of a client's file: safetensors for `linear` and `mlp` (which has an architecture), or ONNX.
 
-    Raises InvalidHead, HeadTooLarge, HeadTooSlow.
+    Raises InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce, Overloaded.
     """
     _check(kind, architecture)
     if kind == "linear":
@@ -26,7 +34,7 @@ def make(kind: str, data: bytes, architecture: Sequence[str] | None = None, *, d
         return linear.linear_head(weight, bias, dim=dim)
     if kind == "mlp":
         return mlp.read_mlp(data, architecture or (), dim=dim)
-    return make_onnx(data, dim=dim, runner=runner)
+    return make_onnx(data, dim=dim, runner=runner, owner=owner)
 
 
 def load(
@@ -38,7 +46,7 @@ def load(
     runner: OnnxRunner,
     owner: str,
 ) -> HeadModel:
-    """The head whose `tensors()` these are; owners take turns at the ONNX process.
+    """The head whose `tensors()` these are; owners take turns at the ONNX processes.
 
     Raises InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce, Overloaded.
     """

@@ -23,12 +23,11 @@ LEASE_S = 30.0
 #: requests answered in threads at once; most of them only wait
 THREADS = 128
 
-#: fits, evaluations, loads of models and trials of ONNX files, at once in one process, and how many requests more wait for their
-#: turn, for how long: each occupies one of the threads that could answer others
+#: fits, evaluations and loads of models, at once in one process, and how many requests more wait for their turn, for how long:
+#: each occupies one of the threads that could answer others
 FITS, FITS_WAITING = 2, 6
 EVALUATIONS, EVALUATIONS_WAITING = 2, 6
 LOADS, LOADS_WAITING = 2, 14
-TRIALS, TRIALS_WAITING = 2, 46
 TURN_WAIT_S = 30.0
 
 #: requests that decode images at once: one may take half a gigabyte while it does
@@ -102,8 +101,7 @@ class Services:
     _fits: Turns = field(default_factory=lambda: Turns("fitting translators,", FITS, FITS_WAITING))
     _evaluations: Turns = field(default_factory=lambda: Turns("evaluating translations,", EVALUATIONS, EVALUATIONS_WAITING))
     _loads: Turns = field(default_factory=lambda: Turns("loading encoders,", LOADS, LOADS_WAITING))
-    _trials: Turns = field(default_factory=lambda: Turns("trying ONNX heads,", TRIALS, TRIALS_WAITING))
-    #: runs ONNX heads in another process
+    #: tries and runs ONNX heads in other processes
     onnx: OnnxRunner = field(default_factory=OnnxRunner)
     #: taken by whoever decodes images
     decoding: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(DECODINGS))
@@ -130,10 +128,6 @@ class Services:
     def loading(self) -> AbstractContextManager[None]:
         """A turn at loading an encoder. Raises Overloaded when none comes."""
         return self._loads.take(self.turn_wait_s)
-
-    def trying(self) -> AbstractContextManager[None]:
-        """A turn at trying an uploaded ONNX file. Raises Overloaded when none comes."""
-        return self._trials.take(self.turn_wait_s)
 
     def verifying(self) -> AbstractContextManager[None]:
         """A turn at finding out how an encoder differs. Raises Overloaded when none comes."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,7 +140,7 @@ class _Ready:
 def create_head(services: Services, project: str, new: NewHead, make: Callable[[int], HeadModel]) -> tables.Head:
     """Store a head of an encoder's space, or of an anchor set's relative space. `make` reads it, given its vectors' dimension.
 
-    Raises NotExactlyOne, NameTaken, InvalidHead, HeadTooLarge, HeadTooSlow, Overloaded, and the not-found errors.
+    Raises NotExactlyOne, NameTaken, InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce, Overloaded, and the not-found errors.
     """
     if (new.encoder is None) == (new.anchor_set is None):
         raise NotExactlyOne("a head belongs to exactly one of encoder and anchor_set", field="encoder")
@@ -151,8 +150,7 @@ def create_head(services: Services, project: str, new: NewHead, make: Callable[[
         raise InvalidHead("encode_power and ridge belong to a head of an anchor set", field="encode_power")
     with services.db.transaction() as session:
         row = _new_row(session, project, new)
-    with services.trying() if new.kind == "onnx" else nullcontext():
-        head = make(row.dim)
+    head = make(row.dim)
     _check_outputs(new, head)
     row.outputs, row.blob = head.outputs, services.blobs.put(head.tensors())
     with services.db.transaction() as session:

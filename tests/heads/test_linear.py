@@ -17,7 +17,7 @@ from app.heads.linear import LinearHead, linear_head, read_safetensors
 from app.heads.onnx_process import OnnxRunner
 
 RUNNER = OnnxRunner()  # which no head of this kind asks
-make, load = partial(registry.make, runner=RUNNER), partial(registry.load, runner=RUNNER, owner="")
+make, load = partial(registry.make, runner=RUNNER, owner=""), partial(registry.load, runner=RUNNER, owner="")
 
 WEIGHT = torch.tensor([[1.0, -2.0, 0.5], [0.25, 0.0, 3.0]])
 BIAS = torch.tensor([0.5, -1.0])

@@ -19,7 +19,7 @@ from app.heads import mlp, registry
 from app.heads.onnx_process import OnnxRunner
 
 RUNNER = OnnxRunner()  # which no head of this kind asks
-make, load = partial(registry.make, runner=RUNNER), partial(registry.load, runner=RUNNER, owner="")
+make, load = partial(registry.make, runner=RUNNER, owner=""), partial(registry.load, runner=RUNNER, owner="")
 
 SIMPLE = ["linear", "relu", "dropout", "linear"]
 

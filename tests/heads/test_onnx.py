@@ -28,10 +28,9 @@ from torch import nn
 from app.errors import AnchorageError, HeadTooSlow, InvalidHead, Overloaded, TooMuchAtOnce
 from app.heads import onnx_process
 from app.heads.onnx import OnnxHead, load_onnx, make_onnx
-from app.heads.onnx_process import Died, Line, OnnxRunner, Process, try_file
+from app.heads.onnx_process import Died, Line, OnnxRunner, Process
 from app.heads.registry import load, make
 from app.main import create_app
-from app.services.context import TRIALS, TRIALS_WAITING, Turns
 from app.settings import Settings
 
 onnx = pytest.importorskip("onnx")
@@ -160,7 +159,7 @@ def test_an_export_computes_what_torch_computes(name, dynamic, opset):
 
 @pytest.fixture(scope="module")
 def mlp(runner: OnnxRunner) -> OnnxHead:
-    return make_onnx(EXPORTS["mlp"], dim=DIM, runner=runner)
+    return make_onnx(EXPORTS["mlp"], dim=DIM, runner=runner, owner="")
 
 
 @pytest.mark.parametrize("n", [0, 1, 3, 1023, 1024, 2049])
@@ -180,7 +179,7 @@ def test_tensors_make_the_same_head_again_and_hold_nothing_of_who_exported_it(ru
     model.doc_string = model.graph.doc_string = model.graph.node[0].doc_string = "/home/ada/secret"
     model.graph.node[0].metadata_props.add(key="stack", value="/home/ada/secret")
     model.metadata_props.add(key="ort_config", value="/home/ada/secret")
-    head = make("onnx", model.SerializeToString(), dim=DIM, runner=runner)
+    head = make("onnx", model.SerializeToString(), dim=DIM, runner=runner, owner="")
     again = load("onnx", head.tensors(), dim=DIM, runner=runner, owner="")
     vectors = torch.randn(3, DIM)
     assert (head.shape, again.shape) == (SHAPES["decoder"], SHAPES["decoder"])
@@ -270,7 +269,7 @@ def test_a_batch_that_the_file_fixes_is_run_row_by_row_if_it_is_one_or_told_to_b
 
 def test_what_is_not_finite_at_run_time_names_its_rows(runner):
     root = model(node("MatMul", ["x", "w"], ["z"]), node("Exp", ["z"]))
-    head = make_onnx(root.SerializeToString(), dim=DIM, runner=runner)
+    head = make_onnx(root.SerializeToString(), dim=DIM, runner=runner, owner="")
     vectors = torch.zeros(4, DIM)
     vectors[2] = 1e4 * torch.tensor(numpy_helper.to_array(W))[:, 0]
     with pytest.raises(InvalidHead, match="NaN or infinity") as caught:
@@ -672,9 +671,8 @@ def children() -> int:
 
 
 def test_uploads_wait_for_few_processes_and_further_ones_are_refused(client, monkeypatch):
-    assert (TRIALS, TRIALS_WAITING) == (2, 46)
-    services = client.app.state.services
-    monkeypatch.setitem(services.__dict__, "_trials", Turns("trying ONNX heads,", 1, 3))
+    line = Line("try an ONNX file", at_once=1, most=3, share=3, wait_s=30.0)
+    monkeypatch.setattr(client.app.state.services.onnx, "_trials", line)
     before, most, answers = children(), 0, []
     threads = [Thread(target=lambda i=i: answers.append(upload(client, f"u{i}", EXPORTS["mlp"]))) for i in range(12)]
     for thread in threads:
@@ -686,9 +684,9 @@ def test_uploads_wait_for_few_processes_and_further_ones_are_refused(client, mon
         client.delete(f"/heads/u{place}")
     codes = sorted(answer.status_code for answer in answers)
     assert most <= before + 1
-    assert set(codes) == {201, 503}
+    assert set(codes) == {201, 429}
     assert codes.count(201) >= 4
-    assert all(answer.headers["retry-after"] == "5" for answer in answers if answer.status_code == 503)
+    assert all("retry-after" in answer.headers for answer in answers if answer.status_code == 429)
 
 
 # --- the process ----------------------------------------------------------------------------------------------------------
@@ -700,7 +698,7 @@ def slow_model(nodes: int = 200) -> bytes:
 
 
 def test_a_head_that_is_slow_is_stopped_and_works_again_after(runner):
-    slow = make_onnx(slow_model(), dim=DIM, runner=runner)
+    slow = make_onnx(slow_model(), dim=DIM, runner=runner, owner="")
     vectors = torch.randn(300_000, DIM)
     with pytest.raises(HeadTooSlow, match=r"within 0\.05 s"):
         slow.run(vectors, seconds=0.05)
@@ -739,10 +737,10 @@ def test_a_head_whose_process_dies_twice_is_refused(mlp, monkeypatch):
     dying.close()
 
 
-def test_a_trial_that_dies_is_a_refusal(monkeypatch):
+def test_a_trial_that_dies_is_a_refusal(runner, monkeypatch):
     monkeypatch.setattr(onnx_process, "TRIAL_BYTES", 2**26)  # too little to start
     with pytest.raises(InvalidHead, match="crashes onnxruntime"):
-        try_file(EXPORTS["mlp"], dim=DIM)
+        runner.try_file(EXPORTS["mlp"], dim=DIM, owner="")
 
 
 def test_the_process_opens_no_file_and_knows_no_secret(monkeypatch):
@@ -765,7 +763,7 @@ import sys, torch
 from app.heads.onnx import make_onnx
 from app.heads.onnx_process import OnnxRunner
 runner = OnnxRunner()
-head = make_onnx(open(sys.argv[1], "rb").read(), dim=16, runner=runner)
+head = make_onnx(open(sys.argv[1], "rb").read(), dim=16, runner=runner, owner="")
 head.run(torch.ones(1, 16))
 print(runner._process._child.pid, flush=True)
 while True:
@@ -797,43 +795,53 @@ def test_a_closed_runner_refuses_and_leaves_no_process(mlp):
         head.run(torch.ones(1, DIM))
 
 
-def test_owners_take_turns_and_have_their_share_of_the_line(monkeypatch):
-    monkeypatch.setattr(onnx_process, "SHARE", 3)
-    monkeypatch.setattr(onnx_process, "MOST_WAITING", 5)
-    line, order, threads = Line(), [], []
+def test_owners_take_turns_and_have_their_share_of_the_line():
+    order, threads = [], []
+    line = Line("wait", at_once=1, most=5, share=3, wait_s=30.0)
 
     def wait(owner: str) -> None:
-        with line.turn(owner, 30.0):
+        with line.turn(owner):
             order.append(owner)
 
     def waiting() -> int:
         return sum(map(len, line._waiting.values()))
 
-    with line.turn("first", 1.0):
+    with line.turn("first"):
         for owner in ["a", "a", "a", "b", "c"]:
             before = waiting()
             threads.append(threading.Thread(target=wait, args=(owner,)))
             threads[-1].start()
             while waiting() == before:
                 time.sleep(0.001)
-        with pytest.raises(TooMuchAtOnce), line.turn("a", 1.0):
+        with pytest.raises(TooMuchAtOnce), line.turn("a"):
             pass
-        with pytest.raises(Overloaded), line.turn("d", 1.0):
+        with pytest.raises(Overloaded), line.turn("d"):
             pass
     for thread in threads:
         thread.join()
     assert order == ["a", "b", "c", "a", "a"]
-    with line.turn("first", 1.0), pytest.raises(Overloaded, match="no turn"), line.turn("late", 0.01):
+    assert waiting() == 0
+
+
+def test_who_waits_too_long_leaves_the_line():
+    line = Line("wait", at_once=2, most=5, share=5, wait_s=0.01)
+    with line.turn("a"), line.turn("b"), pytest.raises(Overloaded, match="waited"), line.turn("c"):
         pass
-    with line.turn("late", 1.0):
-        assert waiting() == 0
+    with line.turn("c"), line.turn("c"):
+        assert not line._waiting
+
+
+def test_without_a_process_to_start_the_server_is_overloaded(runner, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(Overloaded, match="cannot start"):
+        runner.try_file(EXPORTS["mlp"], dim=DIM, owner="")
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxruntime"])
 def test_without_a_package_the_error_says_what_to_install(monkeypatch, mlp, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(InvalidHead, match=r"pip install 'anchorage\[onnx\]'"):
-        make_onnx(EXPORTS["mlp"], dim=DIM, runner=mlp._runner)
+        make_onnx(EXPORTS["mlp"], dim=DIM, runner=mlp._runner, owner="")
 
 
 # --- damage ---------------------------------------------------------------------------------------------------------------
