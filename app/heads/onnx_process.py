@@ -247,8 +247,12 @@ def _run(process: Process, model: Model, rows: Rows, outputs: int) -> Rows:
 
 
 def _shape(told: dict[str, Any]) -> list[int]:
-    sides: list[Any] = told["shape"] if isinstance(told.get("shape"), list) else []
-    if not sides or not all(type(side) is int and side > 0 for side in sides) or math.prod(sides) > MOST_OUTPUTS:
+    sides = told.get("shape")
+    if (
+        not isinstance(sides, list)
+        or not all(type(side) is int and side > 0 for side in sides)
+        or math.prod(sides) > MOST_OUTPUTS
+    ):
         raise InvalidHead("the model does not say which shape it answers", field="head")
     return sides
 

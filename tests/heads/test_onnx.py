@@ -267,6 +267,15 @@ def test_a_batch_that_the_file_fixes_is_run_row_by_row_if_it_is_one_or_told_to_b
     assert (free.most, free.run(VECTORS[:5]).shape) == (1024, (5, 4))
 
 
+def test_a_number_for_each_row_needs_no_axis_of_its_own(runner):
+    made = model(node("ReduceSum", ["x", "i"], keepdims=0), constants=[integers(1)], outputs=[value("y", ["n"])])
+    head = make_onnx(made.SerializeToString(), dim=DIM, runner=runner, owner="")
+    again = load_onnx(head.tensors()["onnx"].numpy().tobytes(), dim=DIM, runner=runner, owner="")
+    assert (head.shape, again.shape, again.outputs) == ((), (), 1)
+    vectors = torch.from_numpy(VECTORS)
+    torch.testing.assert_close(again.run(vectors)[:, 0], vectors.sum(dim=1))
+
+
 def test_what_is_not_finite_at_run_time_names_its_rows(runner):
     root = model(node("MatMul", ["x", "w"], ["z"]), node("Exp", ["z"]))
     head = make_onnx(root.SerializeToString(), dim=DIM, runner=runner, owner="")
