@@ -27,10 +27,11 @@ from torch import Tensor
 
 from app.demo.run import Numbers, new_table
 from app.maths import methods
-from app.maths.anchors import medoids, uniform
+from app.maths.anchors import uniform
 from app.maths.coverage import RIDGE, suggest
 from app.maths.space import fit_space, normalise
 from app.maths.translator import apply
+from research.anchors import medoids
 
 DATA = Path(os.environ.get("ANCHORAGE_DATA", "../shared/data")) / "encoders" / "emb"
 RESULTS = Path(__file__).parent / "results" / "suggestions.json"

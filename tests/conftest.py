@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import redis
 import torch
 from hypothesis import settings as hypothesis_settings
 from starlette.testclient import TestClient
+from torch.profiler import ProfilerActivity, profile
 
 from app.main import create_app
 from app.settings import Settings
@@ -255,3 +256,21 @@ def stocked(client: TestClient, embeddings: dict[str, np.ndarray]) -> TestClient
     answer = client.post("/anchor-sets", json=body)
     assert answer.status_code == 201, answer.text
     return client
+
+
+@pytest.fixture
+def peak() -> Callable[[Callable[[], object]], int]:
+    """Measures how many bytes of tensors a call holds at once, at most, beside those that were there before."""
+
+    def measure(call: Callable[[], object]) -> int:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            kept = call()
+        events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+        held, most = 0, 0
+        for event in sorted(events, key=lambda event: event.start_ns()):
+            held += event.nbytes()
+            most = max(most, held)
+        del kept
+        return most
+
+    return measure

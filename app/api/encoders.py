@@ -8,13 +8,16 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from app.api import wire
 from app.api.bodies import json_body
 from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
 from app.api.problems import documented
 from app.api.wire import Body, Name, Vectors
+from app.encoders import options
+from app.encoders.options import ImageOptions, RemoteOptions, TextOptions
 from app.errors import InvalidRequest
 from app.services import spaces, verification
 from app.services.encoding import Inputs, fingerprint
@@ -28,24 +31,6 @@ router = APIRouter(prefix="/encoders", tags=["encoders"])
 MODEL = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$"
 #: what endpoints call theirs: nomic-embed-text:latest, @cf/baai/bge-base-en-v1.5
 REMOTE_MODEL = r"^[A-Za-z0-9@][A-Za-z0-9@._:/-]{0,199}$"
-
-
-class EncoderOptions(Body):
-    """How a model is used. One that its kind does not take is refused."""
-
-    prompts: dict[Literal["query", "document"], Annotated[str, Field(max_length=4_000)]] | None = Field(
-        None, description="text put before each input, by its `input_type`; default: the model's own"
-    )
-    normalise: bool | None = Field(None, description="bring vectors to unit length; default: as the model does")
-    dim: Annotated[int, Field(ge=1, le=8_192)] | None = Field(None, description="keep the first so many numbers")
-    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(None, description="default: as the model's files say")
-    url: Annotated[str, Field(max_length=500)] | None = Field(None, description="openai: base URL, one that the operator allows")
-    api: Literal["openai", "tei"] | None = Field(None, description="openai: what the endpoint speaks")
-    api_key_env: Annotated[str, Field(max_length=100)] | None = Field(
-        None, description="openai: the server's environment variable that holds the key; default: the one the operator named"
-    )
-    batch: Annotated[int, Field(ge=1, le=2_048)] | None = Field(None, description="openai: inputs of one request")
-    timeout_s: Annotated[float, Field(ge=1, le=300)] | None = Field(None, description="openai: seconds for one request")
 
 
 class NewEncoder(Body):
@@ -73,7 +58,25 @@ class NewEncoder(Body):
     model: Annotated[str, Field(pattern=REMOTE_MODEL)] | None = Field(None, description="encoders the service runs")
     revision: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")] | None = None
     modality: Literal["text", "image", "audio", "other"] | None = Field(None, description="of an external encoder: default text")
-    options: EncoderOptions | None = None
+    options: TextOptions | ImageOptions | RemoteOptions | None = Field(
+        None, description="how the model is used: of a sentence-transformers, a timm or an openai encoder"
+    )
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _of_its_kind(cls, value: Any, info: ValidationInfo) -> Any:
+        kind = info.data.get("kind")
+        if value is None or kind is None or (kind == EncoderKind.external and value == {}):
+            return None
+        if kind == EncoderKind.external:
+            raise InvalidRequest("an external encoder has no options: remove them, or name another kind", field="options")
+        try:
+            return options.KINDS[kind].model_validate(value)
+        except ValidationError as error:
+            if isinstance(value, dict):
+                options.refuse_other_kinds(EncoderKind(kind), value)
+            found = error.errors(include_url=False)
+            raise RequestValidationError([{**each, "loc": ("body", "options", *each["loc"])} for each in found]) from None
 
     @model_validator(mode="after")
     def _names_no_path(self) -> NewEncoder:
@@ -134,7 +137,7 @@ class Explanation(BaseModel):
 
 
 class Verified(BaseModel):
-    """How far apart the vectors are; a deviation is the largest difference of two numbers, over the mean norm."""
+    """How far apart the vectors are; a deviation is |yours - ours| / |ours| of the row where it is largest."""
 
     matches: bool
     count: int
@@ -183,7 +186,7 @@ def create_encoder(
             model=body.model,
             revision=body.revision,
             modality=None if body.modality is None else Modality(body.modality),
-            options=None if body.options is None else body.options.model_dump(exclude_none=True),
+            options=None if body.options is None else body.options.model_dump(exclude_unset=True, exclude_none=True),
         )
 
     row = once(services, project, tables.Encoder, make)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
@@ -24,6 +25,7 @@ from app.errors import InvalidHead, InvalidRequest, NotExactlyOne
 from app.heads import registry as heads
 from app.heads.base import HeadModel
 from app.heads.linear import linear_head
+from app.heads.onnx_process import OnnxRunner
 from app.maths.selection import Use
 from app.services import stitching
 from app.services.context import Services
@@ -123,8 +125,8 @@ class NewHead(Body):
             image=self.output.model_dump(exclude={"kind"}) if isinstance(self.output, ImageOutput) else {},
         )
 
-    def made(self, dim: int) -> HeadModel:
-        """Raises NotExactlyOne, BadBase64, InvalidHead, HeadTooLarge, HeadTooSlow, and the vector errors."""
+    def made(self, runner: OnnxRunner, owner: str, dim: int) -> HeadModel:
+        """Raises NotExactlyOne, BadBase64, the vector errors, and as `heads.make`."""
         given = [name for name in ("weight", "safetensors", "onnx") if getattr(self, name) is not None]
         if len(given) != 1:
             raise NotExactlyOne("send exactly one of weight, safetensors and onnx", field="weight")
@@ -139,7 +141,7 @@ class NewHead(Body):
         if self.bias is not None:
             raise NotExactlyOne("a file brings its own bias", field="bias")
         data = bytes(wire.from_base64(self.safetensors or self.onnx or "", given[0]))
-        return heads.make(self.kind, data, self.architecture, dim=dim)
+        return heads.make(self.kind, data, self.architecture, dim=dim, runner=runner, owner=owner)
 
 
 class Head(BaseModel):
@@ -272,7 +274,8 @@ def create_head(
 ) -> Head:
     """Register a head."""
     new = body.described()
-    row = once(services, project, tables.Head, lambda: stitching.create_head(services, project, new, body.made))
+    make = partial(body.made, services.onnx, project)
+    row = once(services, project, tables.Head, lambda: stitching.create_head(services, project, new, make))
     response.headers["Location"] = f"/heads/{row.name}"
     return describe(row)
 

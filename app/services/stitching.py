@@ -140,7 +140,7 @@ class _Ready:
 def create_head(services: Services, project: str, new: NewHead, make: Callable[[int], HeadModel]) -> tables.Head:
     """Store a head of an encoder's space, or of an anchor set's relative space. `make` reads it, given its vectors' dimension.
 
-    Raises NotExactlyOne, NameTaken, InvalidHead, HeadTooLarge, HeadTooSlow, and the not-found errors.
+    Raises NotExactlyOne, NameTaken, InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce, Overloaded, and the not-found errors.
     """
     if (new.encoder is None) == (new.anchor_set is None):
         raise NotExactlyOne("a head belongs to exactly one of encoder and anchor_set", field="encoder")
@@ -308,9 +308,14 @@ def output_of(row: tables.Head) -> HeadOutput:
 
 def loaded_head(services: Services, row: tables.Head) -> HeadModel:
     architecture = row.settings.get("architecture")
+
+    def load() -> HeadModel:
+        tensors = services.blobs.get(row.blob, of=f"head {row.name!r}")
+        return heads.load(row.kind, tensors, architecture, dim=row.dim, runner=services.onnx, owner=row.project)
+
     return services.cache.get_or_make(
-        ("head", row.blob, row.kind, row.dim, tuple(architecture or ())),
-        lambda: heads.load(row.kind, services.blobs.get(row.blob, of=f"head {row.name!r}"), architecture, dim=row.dim),
+        ("head", row.project, row.blob, row.kind, row.dim, tuple(architecture or ())),
+        load,
         lambda head: head.nbytes,
     )
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Literal
 
-import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from app.encoders.base import EncoderModel
 from app.errors import DimensionMismatch, TooManyInputs
+from app.maths import drift
+from app.maths.drift import HALF, SAME
+from app.maths.quality import unit
 from app.services import spaces
 from app.services.context import Services, on_departure
 from app.services.encoding import Inputs, encode, load, readable
@@ -25,11 +26,7 @@ Cause = Literal[
 #: inputs of one verification: each is encoded some twenty times when the vectors differ
 MOST_INPUTS = 64
 
-#: largest difference of two numbers, over the mean norm: the same but for rounding; and made in half precision
-SAME = 1e-4
-HALF = 2e-2
-
-#: mean correlation of the two tables of cosines between inputs: a model of the same family
+#: `drift.likeness` of a model of the same family
 RELATED = 0.7
 #: from fewer inputs it says nothing
 TELLING = 4
@@ -46,7 +43,7 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Verification:
-    """max_deviation: the largest difference of two numbers, over the mean norm of the service's vectors."""
+    """max_deviation: |given - ours| / |ours| of the worst row, as `drift.deviations` has it."""
 
     matches: bool
     count: int
@@ -75,8 +72,8 @@ def verify(services: Services, project: str, *, encoder: str, inputs: Inputs, ve
         raise DimensionMismatch(f"{len(inputs.values)} inputs and {len(given)} vectors", field="vectors")
     ours = encode(services, row, inputs.values, role=inputs.role).vectors
     same_dim = given.shape[1] == ours.shape[1]
-    deviation = _deviation(ours, given) if same_dim else None
-    cosines = _cosines(ours, given) if same_dim else None
+    deviation = _apart(ours, given) if same_dim else None
+    cosines = drift.cosines(ours, given) if same_dim else None
     if deviation is not None and deviation <= _same(row):
         cause, detail, explanations = None, "the same vectors, but for rounding", []
     else:
@@ -108,13 +105,9 @@ def _same(encoder: tables.Encoder) -> float:
 
 def _explain(model: EncoderModel, inputs: object, ours: Tensor, given: Tensor) -> Iterator[Explanation]:
     """Undo one difference after the other."""
-    unit = normalize(given, dim=1)
     if ours.shape == given.shape:
-        yield Explanation("normalisation", "lengths differ, directions do not", _deviation(normalize(ours, dim=1), unit))
-        alike = unit @ normalize(ours, dim=1).T
-        # Both ways: one vector sent many times has its like among ours, but ours do not have theirs.
-        apart = max(_deviation(ours[alike.argmax(dim=1)], given), _deviation(given[alike.argmax(dim=0)], ours))
-        yield Explanation("order", "the same vectors in another order", apart)
+        yield Explanation("normalisation", "lengths differ, directions do not", _apart(unit(ours), unit(given)))
+        yield Explanation("order", "the same vectors in another order", drift.reordered(ours, given))
     else:
         yield from _shorter("dimensions", "", ours, given)
     variants = getattr(model, "variants", None)
@@ -122,8 +115,7 @@ def _explain(model: EncoderModel, inputs: object, ours: Tensor, given: Tensor) -
         return
     for cause, detail, vectors in variants(inputs):
         if vectors.shape == given.shape:
-            apart = _deviation(normalize(vectors, dim=1), unit)
-            yield Explanation(cause, detail, apart)
+            yield Explanation(cause, detail, _apart(unit(vectors), unit(given)))
         else:
             yield from _shorter(cause, f"{detail}, ", vectors, given)
 
@@ -131,7 +123,7 @@ def _explain(model: EncoderModel, inputs: object, ours: Tensor, given: Tensor) -
 def _shorter(cause: Cause, also: str, ours: Tensor, given: Tensor) -> Iterator[Explanation]:
     """The longer of the two, cut to the shorter one's dimensions."""
     dim = min(ours.shape[1], given.shape[1])
-    apart = _deviation(normalize(ours[:, :dim], dim=1), normalize(given[:, :dim], dim=1))
+    apart = _apart(unit(ours[:, :dim]), unit(given[:, :dim]))
     yield Explanation(cause, f"{also}{given.shape[1]} dimensions instead of {ours.shape[1]}: the first {dim} agree", apart)
 
 
@@ -140,14 +132,14 @@ def _likely(ours: Tensor, given: Tensor, explanations: list[Explanation]) -> tup
     exact = [each for each in explanations if each.max_deviation <= SAME]
     if exact:
         return exact[0].cause, exact[0].detail
-    if ours.shape == given.shape and _deviation(ours, given) <= HALF:
+    if ours.shape == given.shape and _apart(ours, given) <= HALF:
         return "precision", "the vectors agree as far as half precision does: one of the two computes or stores in it"
     near = [each for each in explanations if each.max_deviation <= HALF]
     if near:
         return near[0].cause, f"{near[0].detail}, and half precision somewhere"
     if len(ours) < TELLING or not bool(given.any()):
         return "unknown", f"no known difference explains it, and less than {TELLING} inputs, or vectors of zeros, tell no more"
-    alike = _likeness(ours, given)
+    alike = drift.likeness(ours, given)
     if alike >= RELATED:
         return (
             "revision",
@@ -156,19 +148,6 @@ def _likely(ours: Tensor, given: Tensor, explanations: list[Explanation]) -> tup
     return "another-model", f"the two find different inputs alike (correlation {alike:.2f}): another model, or other inputs"
 
 
-def _deviation(ours: Tensor, given: Tensor) -> float:
-    scale = float(ours.double().norm(dim=1).mean())
-    return float((ours.double() - given.double()).abs().max()) / (scale or 1.0)
-
-
-def _cosines(ours: Tensor, given: Tensor) -> Tensor:
-    return (normalize(ours.double(), dim=1) * normalize(given.double(), dim=1)).sum(dim=1)
-
-
-def _likeness(ours: Tensor, given: Tensor) -> float:
-    """Correlation of the cosines between different inputs, which no rotation changes."""
-    count = len(ours)
-    tables_ = [normalize(each.double() - each.double().mean(dim=0), dim=1) for each in (ours, given)]
-    above = torch.triu_indices(count, count, offset=1)
-    pairs = torch.stack([(each @ each.T)[above[0], above[1]] for each in tables_])
-    return float(torch.corrcoef(pairs)[0, 1].nan_to_num())
+def _apart(ours: Tensor, given: Tensor) -> float:
+    """The worst row's deviation."""
+    return float(drift.deviations(ours, given).max())

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from app.maths import methods, quality, selection
 from app.maths.anchors import uniform
-from app.maths.quantise import codes, most_steps, step, values
+from app.maths.quantise import codes, step, values
 from app.maths.space import fit_space
 from app.maths.translator import decode
+from research.quantisation import most_steps
 
 ANCHORS, ITEMS = 300, 1_000
 WIDTHS = (2, 3, 4, 5, 6, 8, 12)

@@ -12,8 +12,9 @@ import store
 import torch
 from draws import GT, Case, draw
 
-from app.maths.bootstrap import baselines, methods, paper, self_learning, soft_plan
+from app.maths.bootstrap import methods, paper, self_learning, soft_plan
 from app.maths.bootstrap.common import Grown, OnStep, Pools, ignore
+from research import baselines
 
 Seeds = list[tuple[int, int]]
 #: settings that differ from a method's own

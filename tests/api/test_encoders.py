@@ -151,6 +151,29 @@ def test_an_encoder_in_use_is_not_deleted_and_its_users_are_named(stocked, refus
     assert stocked.delete("/encoders/first").status_code == 204
 
 
+TEXT, REMOTE = {"kind": "sentence-transformers", "model": "m"}, {"kind": "openai", "model": "m"}
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "code", "field"),
+    [
+        (TEXT, {"surprise": 1}, "unknown-field", "options.surprise"),
+        (TEXT, {"url": "http://x"}, "unknown-option", "options.url"),
+        (TEXT, {"dim": "64"}, "invalid-request", "options.dim"),
+        (TEXT, {"prompts": {"query": 1}}, "invalid-request", "options.prompts.query"),
+        (TEXT, {f"o{place}": 1 for place in range(1_000)}, "unknown-field", "options"),
+        (TEXT, 7, "invalid-request", "options"),
+        (REMOTE, {"api": "tei"}, "missing-field", "options.url"),
+        (REMOTE, {"url": "ftp://x"}, "invalid-option", "options.url"),
+        (REMOTE, {"url": "http://x", "timeout_s": 0}, "invalid-request", "options.timeout_s"),
+        ({"dim": 3}, {"dim": 3}, "invalid-request", "options"),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_fit_the_kind_are_refused(client, refused, body, options, code, field):
+    refused(client.post("/encoders", json={"name": "x", **body, "options": options}), 422, code, field)
+
+
 @pytest.mark.parametrize("threads", [2, 8])
 def test_of_requests_for_one_name_at_the_same_moment_exactly_one_wins(client, threads):
     with ThreadPoolExecutor(threads) as pool:

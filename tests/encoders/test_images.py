@@ -6,14 +6,14 @@ import pickle
 import struct
 import subprocess
 import sys
+import time
 import zlib
 from io import BytesIO
 
 import numpy as np
 import pytest
 
-from app.encoders import images
-from app.encoders.images import Limits, check, open_image
+from app.encoders.images import Limits, open_image
 from app.errors import ImageTooLarge, InvalidImage
 
 Image = pytest.importorskip("PIL.Image")
@@ -62,7 +62,6 @@ def pixels(data: bytes, mode="RGB") -> np.ndarray:
 )
 def test_the_pixels_are_those_of_the_picture(kind, options, tolerance):
     data = encoded(PICTURE, kind, **options)
-    assert check(data, LIMITS).size == (64, 48)
     assert np.abs(pixels(data) - PIXELS).max() <= tolerance
     grey = np.asarray(PICTURE.convert("L")).astype(int)
     assert np.abs(pixels(data, "L") - grey).max() <= tolerance
@@ -72,8 +71,6 @@ def test_a_gif_is_its_first_frame():
     first = PICTURE.quantize(64)
     data = encoded(first, "GIF", save_all=True, append_images=[first.rotate(90)] * 3, disposal=2, loop=0, comment=b"c" * 600)
     assert (pixels(data) == np.asarray(first.convert("RGB"))).all()
-    assert data.endswith(b";")
-    assert check(data, LIMITS).format == "GIF"
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
@@ -138,18 +135,9 @@ def test_photographs_stand_upright(kind, orientation):
 @pytest.mark.parametrize(
     "exif", [b"Exif\0\0", b"Exif\0\0MM\0*\0\0\xff\xff", b"Exif\0\0garbage of some length", b"Exif\0\0II*\0\x08\0\0\0\xff\xff"]
 )
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 def test_exif_that_cannot_be_read_is_passed_over(exif):
     assert np.abs(pixels(encoded(PICTURE, "JPEG", exif=exif, quality=95)) - PIXELS).max() <= 8
-
-
-def test_a_limit_of_the_whole_process_changes_nothing(monkeypatch):
-    for most in (None, 10):
-        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)
-        for kind in ("PNG", "JPEG", "GIF"):
-            animated = {"save_all": True, "append_images": [PICTURE.rotate(90)], "disposal": 2} if kind == "GIF" else {}
-            assert pixels(encoded(PICTURE, kind, **animated)).shape == (48, 64, 3)
-        with pytest.raises(ImageTooLarge):
-            open_image(png(30_000, 30_000), LIMITS)
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------------
@@ -179,8 +167,6 @@ class Trap:
     ids=lambda data: repr(data[:8]),
 )
 def test_what_is_no_image_of_these_formats_is_refused(data):
-    with pytest.raises(InvalidImage):
-        check(data, LIMITS)
     with pytest.raises(InvalidImage):
         open_image(data, LIMITS)
 
@@ -250,22 +236,25 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_too_many_pixels_are_refused_before_anything_is_decoded(name, monkeypatch):
-    decode, decoded = images._decode, []
-    monkeypatch.setattr(images, "_decode", lambda header: decoded.append(header) or decode(header))
+def test_too_many_pixels_are_refused(name):
     with pytest.raises(ImageTooLarge) as caught:
         open_image(BOMBS[name], LIMITS)
     assert caught.value.limit == LIMITS.pixels
-    assert not decoded
-    open_image(GOOD["PNG"], LIMITS)
-    assert len(decoded) == 1
 
 
-def test_bombs_take_no_memory(tmp_path):
+def many_tags(size: int = 2**20) -> bytes:
+    """EXIF of 65,535 tags, each of which claims to be the whole megabyte."""
+    tags = b"".join(struct.pack("<HHII", tag, 1, size, 0) for tag in range(1, 65_536))
+    return (b"II*\0" + struct.pack("<IH", 8, 65_535) + tags).ljust(size, b"\0")
+
+
+def test_bombs_take_no_memory_and_leave_the_log_alone(tmp_path):
     hidden = zlib.compress(b"\0" * 200_000_000)
     bombs = [
         *BOMBS.values(),
-        png(9, 9, body=b"\0" * 90, extra=chunk(b"zTXt", b"a\0\0" + hidden) + chunk(b"iCCP", b"a\0\0" + hidden)),
+        png(9, 9, body=b"\0" * 90, extra=chunk(b"zTXt", b"a\0\0" + hidden)),
+        png(9, 9, body=b"\0" * 90, extra=chunk(b"iCCP", b"a\0\0" + hidden)),
+        png(9, 9, body=b"\0" * 90, extra=chunk(b"eXIf", many_tags())),
     ]
     (tmp_path / "bombs").write_bytes(b"".join(struct.pack("<I", len(bomb)) + bomb for bomb in bombs))
     script = """
@@ -287,8 +276,9 @@ print(refused, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     command = [sys.executable, "-c", script, str(tmp_path / "bombs"), png(1, 1, body=b"\0\0").hex()]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     refused, grown = map(int, done.stdout.split())
-    assert refused == len(BOMBS)  # the last one is a picture: what is hidden in it is never unpacked
-    assert grown * (1 if sys.platform == "darwin" else 1024) < 16 * 2**20
+    assert refused == len(bombs) - 1  # the last one is a picture, whose tags are passed over
+    assert done.stderr == ""
+    assert grown * (1 if sys.platform == "darwin" else 1024) < 64 * 2**20
 
 
 def test_limits_are_of_the_file_and_of_the_pixels():
@@ -309,9 +299,10 @@ def test_an_image_without_pixels_is_refused(data):
         open_image(data, LIMITS)
 
 
-def test_a_second_header_does_not_change_the_size():
+def test_a_second_header_is_refused():
     second = chunk(b"IHDR", struct.pack(">IIBBBBB", 20_000, 20_000, 8, 0, 0, 0, 0))
-    assert open_image(png(9, 9, extra=second, body=b"\0" * 90), LIMITS).size == (9, 9)
+    with pytest.raises(ImageTooLarge):
+        open_image(png(9, 9, extra=second, body=b"\0" * 90), LIMITS)
 
 
 def in_pieces() -> dict[str, bytes]:
@@ -329,16 +320,8 @@ def in_pieces() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(("name", "data"), in_pieces().items(), ids=in_pieces())
-def test_a_file_of_very_many_pieces_is_refused(name, data, monkeypatch):
-    monkeypatch.setattr(images, "_decode", None)
+def test_a_file_of_very_many_pieces_is_refused_in_time(name, data):
+    start = time.process_time()
     with pytest.raises(InvalidImage, match="more than"):
         open_image(data, LIMITS)
-
-
-def test_what_a_picture_does_not_need_is_left_out():
-    private = chunk(b"tEXt", b"who\0me") + chunk(b"prVt", b"x" * 100)
-    assert b"tEXt" not in check(png(9, 9, extra=private, body=b"\0" * 90), LIMITS).data
-    jpeg = encoded(PICTURE, "JPEG", comment=b"who", icc_profile=b"p" * 200_000) + b"a film follows"
-    kept = check(jpeg, LIMITS)
-    assert not any(word in kept.data for word in (b"who", b"pppp", b"film"))
-    assert np.abs(pixels(jpeg) - pixels(GOOD["JPEG"])).max() == 0
+    assert time.process_time() - start < 1

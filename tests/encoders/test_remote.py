@@ -573,37 +573,6 @@ def test_an_url_is_needed():
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("api", "cohere"),
-        ("api", ["tei"]),
-        ("normalise", 1),
-        ("normalise", "true"),
-        ("dim", 0),
-        ("dim", True),
-        ("dim", 8.0),
-        ("dim", 10**30),
-        ("batch", 0),
-        ("batch", 2049),
-        ("batch", "64"),
-        ("timeout_s", 0.5),
-        ("timeout_s", 301),
-        ("timeout_s", float("nan")),
-        ("timeout_s", True),
-        ("timeout_s", "30"),
-        ("prompts", "query: "),
-        ("prompts", {"query": 1}),
-        ("prompts", {"query": "\ud800"}),
-    ],
-)
-def test_options_of_the_wrong_kind_are_refused_by_name(endpoint, name, value):
-    with pytest.raises(InvalidOption) as caught:
-        load(endpoint.url, **{name: value})
-    assert caught.value.field == f"options.{name}"
-    assert endpoint.connections == 0
-
-
-@pytest.mark.parametrize(
     ("options", "field"),
     [({"headers": {}}, "options.headers"), ({"prompts": {"passage": "x"}}, "options.prompts.passage")],
 )

@@ -355,20 +355,10 @@ def test_half_precision_reaches_every_module(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "field"),
     [
-        ({"device": "cuda"}, UnknownOption, "options.device"),
         ({"url": "http://x"}, UnknownOption, "options.url"),
-        ({"dtype": "int8"}, InvalidOption, "options.dtype"),
-        ({"dtype": ["float32"]}, InvalidOption, "options.dtype"),
         ({"dim": 0}, InvalidOption, "options.dim"),
         ({"dim": 385}, InvalidOption, "options.dim"),
-        ({"dim": "64"}, InvalidOption, "options.dim"),
-        ({"dim": True}, InvalidOption, "options.dim"),
-        ({"normalise": "yes"}, InvalidOption, "options.normalise"),
         ({"normalise": False}, InvalidOption, "options.normalise"),  # of a model that ends with it
-        ({"prompts": "query: "}, InvalidOption, "options.prompts"),
-        ({"prompts": {"query": 1}}, InvalidOption, "options.prompts"),
-        ({"prompts": {"query": "\ud800"}}, InvalidOption, "options.prompts"),
-        ({"prompts": {"passage": "x"}}, UnknownOption, "options.prompts.passage"),
     ],
 )
 def test_options_that_are_wrong_are_named(options, error, field):

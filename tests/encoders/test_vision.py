@@ -198,12 +198,6 @@ def test_options_change_the_vectors_and_the_identity(folder):
     ("options", "error", "field"),
     [
         ({"normalize": True}, UnknownOption, "options.normalize"),
-        ({"normalise": 1}, InvalidOption, "options.normalise"),
-        ({"dtype": "int8"}, InvalidOption, "options.dtype"),
-        ({"dtype": ["float32"]}, InvalidOption, "options.dtype"),
-        ({"dim": 0}, InvalidOption, "options.dim"),
-        ({"dim": True}, InvalidOption, "options.dim"),
-        ({"dim": "8"}, InvalidOption, "options.dim"),
         ({"dim": 25}, InvalidOption, "options.dim"),
     ],
 )

@@ -1,16 +1,20 @@
-"""ONNX heads: what is accepted and computes what torch computes, and what is refused without harm."""
+"""ONNX heads: they compute what torch computes, in a process that no file can use to harm the service."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import os
 import pickle
-import random
-import shutil
+import signal
+import subprocess
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from io import BytesIO
+from pathlib import Path
 from threading import Thread
 
 import numpy as np
@@ -18,19 +22,33 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.testclient import TestClient
 from torch import nn
 
-from app.errors import AnchorageError, HeadTooLarge, HeadTooSlow, InvalidHead
-from app.heads import onnx_graph, onnx_trial
+from app.errors import AnchorageError, HeadTooSlow, InvalidHead, Overloaded, TooMuchAtOnce
+from app.heads import onnx_process
 from app.heads.onnx import OnnxHead, load_onnx, make_onnx
+from app.heads.onnx_process import Died, Line, OnnxRunner, Process
 from app.heads.registry import load, make
+from app.main import create_app
+from app.settings import Settings
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402  # after the check that it is there
 
+from app.heads import onnx_child  # noqa: E402  # as above
+
 DIM = 16
 DTYPE = TensorProto.FLOAT
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[OnnxRunner]:
+    """The process that the heads of these tests share."""
+    made = OnnxRunner()
+    yield made
+    made.close()
 
 
 # --- what torch exports ---------------------------------------------------------------------------------------------------
@@ -123,53 +141,62 @@ SHAPES = {"mlp": (8,), "activations": (8,), "decoder": (3, 16, 16), "view": (3, 
 EXPORTS = {name: export(network) for name, network in NETWORKS.items()}
 
 
+def here(data: bytes) -> onnx_child.Session:
+    """A client's file, tried and opened in this process."""
+    return onnx_child.open_model(onnx_child.try_file(data, DIM)[1])
+
+
 @pytest.mark.parametrize(("opset", "dynamic"), [(13, True), (20, True), (17, False)])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_an_export_computes_what_torch_computes(name, dynamic, opset):
-    head = load_onnx(export(NETWORKS[name], opset=opset, dynamic=dynamic, batch=2 if dynamic else 1), dim=DIM)
+    session = here(export(NETWORKS[name], opset=opset, dynamic=dynamic, batch=2 if dynamic else 1))
     vectors = torch.randn(37, DIM, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        expected = NETWORKS[name](vectors).flatten(1)
-    assert (head.dim, head.shape, head.outputs) == (DIM, SHAPES[name], expected.shape[1])
-    torch.testing.assert_close(head.run(vectors), expected, atol=1e-5, rtol=1e-4)
+        expected = NETWORKS[name](vectors)
+    assert tuple(session.shape) == SHAPES[name] == tuple(expected.shape[1:])
+    torch.testing.assert_close(torch.from_numpy(session.run(vectors.numpy())), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def mlp(runner: OnnxRunner) -> OnnxHead:
+    return make_onnx(EXPORTS["mlp"], dim=DIM, runner=runner, owner="")
 
 
 @pytest.mark.parametrize("n", [0, 1, 3, 1023, 1024, 2049])
-def test_any_number_of_rows_is_run(n):
+def test_any_number_of_rows_is_run(mlp, n):
     vectors = torch.randn(n, DIM)
     with torch.no_grad():
-        torch.testing.assert_close(
-            load_onnx(EXPORTS["mlp"], dim=DIM).run(vectors), NETWORKS["mlp"](vectors), atol=1e-5, rtol=1e-5
-        )
+        torch.testing.assert_close(mlp.run(vectors), NETWORKS["mlp"](vectors), atol=1e-5, rtol=1e-5)
 
 
-def test_rows_in_other_memory_orders_are_the_same_rows():
-    head, vectors = load_onnx(EXPORTS["mlp"], dim=DIM), torch.randn(2 * DIM, 6)
-    assert torch.equal(head.run(vectors.T[:, ::2]), head.run(vectors.T[:, ::2].contiguous()))
+def test_rows_in_other_memory_orders_are_the_same_rows(mlp):
+    vectors = torch.randn(2 * DIM, 6)
+    torch.testing.assert_close(mlp.run(vectors.T[:, ::2]), mlp.run(vectors.T[:, ::2].contiguous()))
 
 
-def test_tensors_make_the_same_head_again_and_hold_nothing_of_who_exported_it():
+def test_tensors_make_the_same_head_again_and_hold_nothing_of_who_exported_it(runner):
     model = onnx.load_model_from_string(EXPORTS["decoder"])
     model.doc_string = model.graph.doc_string = model.graph.node[0].doc_string = "/home/ada/secret"
     model.graph.node[0].metadata_props.add(key="stack", value="/home/ada/secret")
     model.metadata_props.add(key="ort_config", value="/home/ada/secret")
-    head = make("onnx", model.SerializeToString(), dim=DIM)
-    again = load("onnx", head.tensors(), dim=DIM)
+    head = make("onnx", model.SerializeToString(), dim=DIM, runner=runner, owner="")
+    again = load("onnx", head.tensors(), dim=DIM, runner=runner, owner="")
     vectors = torch.randn(3, DIM)
-    assert torch.equal(again.run(vectors), head.run(vectors))
-    assert torch.equal(again.tensors()["onnx"], head.tensors()["onnx"])
+    assert (head.shape, again.shape) == (SHAPES["decoder"], SHAPES["decoder"])
+    torch.testing.assert_close(again.run(vectors), head.run(vectors))
     assert b"ada" not in head.tensors()["onnx"].numpy().tobytes()
 
 
-def test_threads_share_a_head():
-    head, vectors, answers = load_onnx(EXPORTS["mlp"], dim=DIM), torch.randn(500, DIM), {}
-    threads = [Thread(target=lambda i=i: answers.__setitem__(i, head.run(vectors))) for i in range(8)]
+def test_threads_share_a_process(mlp):
+    vectors, answers = torch.randn(500, DIM), {}
+    threads = [Thread(target=lambda i=i: answers.__setitem__(i, mlp.run(vectors))) for i in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert len(answers) == 8
-    assert all(torch.equal(answer, answers[0]) for answer in answers.values())
+    for answer in answers.values():
+        torch.testing.assert_close(answer, answers[0])
 
 
 # --- what is built by hand ------------------------------------------------------------------------------------------------
@@ -206,58 +233,92 @@ def node(op: str, inputs: list[str], outputs: Sequence[str] = ("y",), **attribut
     return helper.make_node(op, inputs, outputs, **attributes)
 
 
-def opened(made: onnx.ModelProto) -> OnnxHead:
-    return load_onnx(made.SerializeToString(), dim=DIM)
+def opened(made: onnx.ModelProto) -> onnx_child.Session:
+    return here(made.SerializeToString())
 
 
-def refusal(made: onnx.ModelProto | bytes, error: type[AnchorageError] = InvalidHead) -> str:
-    """What is said of a model that is refused, within a second."""
-    start = time.perf_counter()
-    with pytest.raises(AnchorageError) as caught:
-        load_onnx(made if isinstance(made, bytes) else made.SerializeToString(), dim=DIM)
-    assert type(caught.value) is error
-    assert caught.value.field == "onnx"
-    assert time.perf_counter() - start < 5
-    return caught.value.detail
+def product(vectors: np.ndarray, weight: onnx.TensorProto = W) -> np.ndarray:
+    return vectors @ numpy_helper.to_array(weight).astype(np.float32)
 
 
-def test_a_product_is_a_product():
-    vectors = torch.randn(9, DIM)
-    torch.testing.assert_close(opened(model()).run(vectors), vectors @ torch.tensor(numpy_helper.to_array(W)))
+VECTORS = np.random.default_rng(1).standard_normal((9, DIM), dtype=np.float32)
 
 
 def test_weights_may_be_constants_or_listed_as_inputs_and_of_other_floats():
-    vectors, weight = torch.randn(3, DIM), torch.tensor(numpy_helper.to_array(W))
+    np.testing.assert_allclose(opened(model()).run(VECTORS), product(VECTORS), rtol=1e-5)
     constant = model(node("Constant", [], ["w"], value=W), NODE, constants=[])
-    torch.testing.assert_close(opened(constant).run(vectors), vectors @ weight)
+    np.testing.assert_allclose(opened(constant).run(VECTORS), product(VECTORS), rtol=1e-5)
     listed = model(inputs=[value("x", ["n", DIM]), value("w", [DIM, 4])])
-    torch.testing.assert_close(opened(listed).run(vectors), vectors @ weight)
+    np.testing.assert_allclose(opened(listed).run(VECTORS), product(VECTORS), rtol=1e-5)
     for dtype in (np.float16, np.float64):
         half = tensor(numpy_helper.to_array(W), "half", dtype)
         cast = opened(model(node("Cast", ["half"], ["w"], to=DTYPE), NODE, constants=[half]))
-        torch.testing.assert_close(cast.run(vectors), vectors @ torch.tensor(numpy_helper.to_array(half)).float())
+        np.testing.assert_allclose(cast.run(VECTORS), product(VECTORS, half), rtol=1e-5)
 
 
-def test_a_batch_that_the_file_fixes_is_run_row_by_row_if_it_is_one_or_told_to_be_free():
+def test_a_batch_that_the_file_fixes_is_run_row_by_row_if_it_is_one_or_told_to_be_free(trial):
     fixed = [node("MatMul", ["x", "w"], ["z"]), node("Reshape", ["z", "shape"])]
-    one = model(*fixed, constants=[W, tensor([1, 4, 1], "shape", np.int64)], inputs=[value("x", [1, DIM])])
-    vectors = torch.randn(5, DIM)
-    torch.testing.assert_close(opened(one).run(vectors), opened(model()).run(vectors))
+    one = opened(model(*fixed, constants=[W, tensor([1, 4, 1], "shape", np.int64)], inputs=[value("x", [1, DIM])]))
+    assert (one.most, one.shape) == (1, [4, 1])
+    np.testing.assert_allclose(one.run(VECTORS)[..., 0], product(VECTORS), rtol=1e-5)
     two = model(*fixed, constants=[W, tensor([2, 4, 1], "shape", np.int64)], inputs=[value("x", [2, DIM])])
-    assert "one row is answered by [2, 4, 1]" in refusal(two)
-    assert opened(model(inputs=[value("x", [7, DIM])], outputs=[value("y", [7, 4])])).run(vectors).shape == (5, 4)
+    assert "cannot run the model on 1 rows" in refusal(trial, two)
+    free = opened(model(inputs=[value("x", [7, DIM])], outputs=[value("y", [7, 4])]))
+    assert (free.most, free.run(VECTORS[:5]).shape) == (1024, (5, 4))
 
 
-def test_what_is_not_finite_at_run_time_names_its_rows():
-    root = opened(model(node("MatMul", ["x", "w"], ["z"]), node("Exp", ["z"])))
+def test_a_number_for_each_row_needs_no_axis_of_its_own(runner):
+    made = model(node("ReduceSum", ["x", "i"], keepdims=0), constants=[integers(1)], outputs=[value("y", ["n"])])
+    head = make_onnx(made.SerializeToString(), dim=DIM, runner=runner, owner="")
+    again = load_onnx(head.tensors()["onnx"].numpy().tobytes(), dim=DIM, runner=runner, owner="")
+    assert (head.shape, again.shape, again.outputs) == ((), (), 1)
+    vectors = torch.from_numpy(VECTORS)
+    torch.testing.assert_close(again.run(vectors)[:, 0], vectors.sum(dim=1))
+
+
+def test_what_is_not_finite_at_run_time_names_its_rows(runner):
+    root = model(node("MatMul", ["x", "w"], ["z"]), node("Exp", ["z"]))
+    head = make_onnx(root.SerializeToString(), dim=DIM, runner=runner, owner="")
     vectors = torch.zeros(4, DIM)
     vectors[2] = 1e4 * torch.tensor(numpy_helper.to_array(W))[:, 0]
     with pytest.raises(InvalidHead, match="NaN or infinity") as caught:
-        root.run(vectors)
+        head.run(vectors)
     assert (caught.value.field, caught.value.rows) == ("head", [2])
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------------
+
+
+class Trials:
+    """One process for the trials of many files: a new one starts only after a death."""
+
+    def __init__(self) -> None:
+        self.process: Process | None = None
+
+    def __call__(self, data: bytes) -> None:
+        """Raises the error that a file is refused with, or Died."""
+        self.process = self.process or Process(onnx_process.TRIAL_BYTES)
+        try:
+            self.process.ask({"op": "try", "dim": DIM}, data, seconds=20.0, field="onnx")
+        except (Died, HeadTooSlow):
+            self.process = None
+            raise
+
+
+@pytest.fixture(scope="module")
+def trial() -> Iterator[Trials]:
+    trials = Trials()
+    yield trials
+    if trials.process is not None:
+        trials.process.close()
+
+
+def refusal(trial: Trials, made: onnx.ModelProto | bytes) -> str:
+    """What is said of a file that is refused."""
+    with pytest.raises(AnchorageError) as caught:
+        trial(made if isinstance(made, bytes) else made.SerializeToString())
+    assert caught.value.field == "onnx"
+    return caught.value.detail
 
 
 @pytest.mark.parametrize(
@@ -276,8 +337,8 @@ def test_what_is_not_finite_at_run_time_names_its_rows():
         b"\x08" + b"\xff" * 20,
     ],
 )
-def test_what_is_no_model_is_refused(data):
-    assert "ONNX model" in refusal(data)
+def test_what_is_no_model_is_refused(trial, data):
+    assert "not an ONNX model" in refusal(trial, data)
 
 
 def external(name: str = "w") -> onnx.TensorProto:
@@ -327,10 +388,6 @@ def sparse_initialiser() -> onnx.ModelProto:
     return made
 
 
-def short() -> onnx.TensorProto:
-    return onnx.TensorProto(name="w", data_type=DTYPE, dims=[DIM, 4], raw_data=bytes(7))
-
-
 def dims(*sides: int, **content: object) -> onnx.TensorProto:
     return onnx.TensorProto(name="w", data_type=DTYPE, dims=sides, **content)
 
@@ -339,6 +396,12 @@ def integers(*values: int) -> onnx.TensorProto:
     return tensor(values, "i", np.int64)
 
 
+def to(kind: int, *then: onnx.NodeProto) -> onnx.ModelProto:
+    """The vectors cast to another type, and what is done to them then."""
+    return model(node("Cast", ["x"], ["c"], to=kind), *then, constants=[integers(0)])
+
+
+INT64 = TensorProto.INT64
 REFUSED = {
     "external data": (lambda: model(constants=[external()]), "outside the file"),
     "the name of external data": (lambda: model(constants=[only_named()]), "outside the file"),
@@ -352,41 +415,34 @@ REFUSED = {
     ),
     "sparse initialiser": (sparse_initialiser, "sparse"),
     "sparse constant": (lambda: model(node("Constant", [], ["w"], sparse_value=sparse()), NODE, constants=[]), "sparse"),
-    "function": (function, "functions of its own"),
-    "training": (training, "training information"),
+    "function": (function, "functions, training information"),
+    "training": (training, "functions, training information"),
     "domain": (lambda: model(node("Relu", ["x"], domain="com.microsoft")), "operator 'com.microsoft.Relu' is not allowed"),
-    "ml": (lambda: model(node("LinearRegressor", ["x"], domain="ai.onnx.ml")), "is not allowed"),
     "branch": (
         lambda: model(node("If", ["c"], then_branch=branch(), else_branch=branch()), constants=[tensor(True, "c", bool)]),
         "operator 'If' is not allowed",
     ),
-    "a branch in a harmless node": (lambda: model(node("Relu", ["x"], body=branch())), "graphs inside a graph"),
-    "branches in a harmless node": (lambda: model(with_list(helper.make_attribute("body", [branch()]))), "graphs inside a graph"),
-    "tensors in a list": (lambda: model(with_list(helper.make_attribute("t", [external()]))), "lists of tensors"),
     "loop": (lambda: model(node("Loop", ["m", "c", "x"], body=branch())), "operator 'Loop' is not allowed"),
     "random": (lambda: model(node("RandomNormalLike", ["x"])), "operator 'RandomNormalLike' is not allowed"),
-    "old": (lambda: model(opset=10), "operator set 10 is too old"),
-    "older": (lambda: model(opset=0), "operator set 0 is too old"),
-    "negative": (lambda: model(opset=-5), "operator set -5 is too old"),
-    "new": (lambda: model(opset=999), "operator set 999 is newer than this server"),
-    "no operators": (lambda: model(opset_imports=[helper.make_opsetid("ai.onnx.ml", 1)]), "imports the operators of ONNX once"),
-    "two sets": (lambda: model(opset_imports=[helper.make_opsetid("", 13), helper.make_opsetid("", 18)]), "once"),
+    "a branch in a harmless node": (lambda: model(node("Relu", ["x"], body=branch())), "Relu.'body' holds g;"),
+    "branches in a harmless node": (lambda: model(with_list(helper.make_attribute("body", [branch()]))), "holds graphs;"),
+    "tensors in a list": (lambda: model(with_list(helper.make_attribute("t", [external()]))), "holds tensors;"),
+    "old": (lambda: model(opset=10), "operator set 10 is not supported"),
+    "negative": (lambda: model(opset=-5), "operator set -5 is not supported"),
+    "new": (lambda: model(opset=999), "operator set 999 is not supported"),
+    "no operators": (lambda: model(opset_imports=[helper.make_opsetid("ai.onnx.ml", 1)]), "exactly once"),
+    "two sets": (lambda: model(opset_imports=[helper.make_opsetid("", 13), helper.make_opsetid("", 18)]), "exactly once"),
     "no nodes": (
         lambda: helper.make_model(helper.make_graph([], "g", [value("x", ["n", DIM])], [value("x", ["n", DIM])])),
-        "nodes",
+        "no nodes",
     ),
-    "constants alone": (lambda: model(node("Constant", [], value=W), constants=[]), "constants alone"),
     "two inputs": (lambda: model(inputs=[value("x", ["n", DIM]), value("z", ["n", DIM])]), "one input"),
     "no input": (lambda: model(node("Relu", ["w"]), inputs=[value("w", [DIM, 4])]), "one input"),
     "two outputs": (lambda: model(outputs=[value("y", ["n", 4]), value("x", ["n", DIM])]), "one output"),
-    "other dimension": (lambda: model(inputs=[value("x", ["n", 17])]), "reads 17 numbers"),
-    "three axes": (lambda: model(inputs=[value("x", ["n", 4, 4])]), "has 3 axes"),
-    "no shape": (lambda: model(inputs=[value("x", None)]), "has 0 axes"),
-    "whole numbers in": (
-        lambda: model(inputs=[value("x", ["n", DIM], TensorProto.INT64)]),
-        "input 'x' must be a tensor of float32",
-    ),
-    "text in": (lambda: model(inputs=[value("x", ["n", DIM], TensorProto.STRING)]), "must be a tensor of float32"),
+    "other dimension": (lambda: model(inputs=[value("x", ["n", 17])]), "it has ['?', 17]"),
+    "three axes": (lambda: model(inputs=[value("x", ["n", 4, 4])]), "it has ['?', 4, 4]"),
+    "no shape": (lambda: model(inputs=[value("x", None)]), "it has []"),
+    "whole numbers in": (lambda: model(inputs=[value("x", ["n", DIM], INT64)]), "input 'x' must be a tensor of float32"),
     "doubles out": (
         lambda: model(node("Cast", ["x"], to=TensorProto.DOUBLE), outputs=[value("y", ["n", DIM], TensorProto.DOUBLE)]),
         "output 'y' must be a tensor of float32",
@@ -395,224 +451,155 @@ REFUSED = {
         lambda: model(outputs=[helper.make_tensor_sequence_value_info("y", DTYPE, ["n", 4])]),
         "output 'y' must be a tensor",
     ),
-    "input is output": (lambda: model(outputs=[value("x", ["n", DIM])]), "no node computes the output 'x'"),
-    "constant is output": (lambda: model(outputs=[value("w", [DIM, 4])]), "no node computes the output 'w'"),
-    "nobody's output": (lambda: model(outputs=[value("q", ["n", 4])]), "no node computes"),
-    "transposed": (
-        lambda: model(node("MatMul", ["x", "w"], ["z"]), node("Transpose", ["z"])),
-        "first axis must be the batch|must have shape",
-    ),
-    "one answer for all": (lambda: model(node("ReduceSum", ["x"])), "first axis|must have shape"),
-    "the batch times two": (lambda: model(node("Concat", ["x", "x"], axis=0)), "first axis"),
+    "nobody's output": (lambda: model(outputs=[value("q", ["n", 4])]), "not a valid ONNX model"),
+    "a constant answer": (lambda: model(outputs=[value("w", [DIM, 4])]), "dynamic batch axis"),
+    "transposed": (lambda: model(node("MatMul", ["x", "w"], ["z"]), node("Transpose", ["z"])), "dynamic batch axis"),
+    "one answer for all": (lambda: model(node("ReduceSum", ["x"])), "dynamic batch axis"),
+    "the batch times two": (lambda: model(node("Concat", ["x", "x"], axis=0)), "dynamic batch axis"),
     "mixed by softmax": (lambda: model(node("Softmax", ["x"], axis=0)), "mixes rows"),
     "mixed by its mean": (
         lambda: model(node("ReduceMean", ["x", "i"], ["m"], keepdims=1), node("Sub", ["x", "m"]), constants=[integers(0)]),
         "mixes rows",
     ),
-    "NaN weight": (lambda: model(constants=[tensor(np.full((DIM, 4), np.nan))]), "holds NaN"),
-    "infinite weight": (lambda: model(constants=[tensor(np.full((DIM, 4), -np.inf))]), "holds NaN, infinity"),
-    "huge weight": (
-        lambda: model(node("Cast", ["w"], ["v"], to=1), constants=[tensor(1e300, "w", np.float64)]),
-        "beyond float32",
-    ),
-    "text weight": (
-        lambda: model(constants=[helper.make_tensor("w", TensorProto.STRING, [1], [b"a"])]),
-        "type that is not allowed",
-    ),
-    "short data": (lambda: model(constants=[short()]), "has 7 bytes, and its shape needs 256"),
-    "no data": (lambda: model(constants=[dims(DIM, 4)]), "has 0 values, and its shape needs 64"),
-    "negative dims": (lambda: model(constants=[dims(-DIM, -4, raw_data=bytes(256))]), "shape that is not allowed"),
-    "overflowing dims": (lambda: model(constants=[dims(2**32, 2**32, raw_data=b"")]), "needs"),
-    "zero dims": (lambda: model(constants=[dims(DIM, 0, raw_data=b"")]), "shape that is not allowed"),
-    "many dims": (lambda: model(constants=[dims(*[1] * 500, raw_data=bytes(4))]), "shape that is not allowed"),
-    "cycle": (
-        lambda: model(node("Add", ["x", "b"], ["a"]), node("Relu", ["a"], ["b"]), node("Relu", ["b"])),
-        "nothing before it gives",
-    ),
-    "a node of itself": (lambda: model(node("Add", ["x", "y"])), "nothing before it gives"),
-    "unknown name": (lambda: model(node("Relu", ["q"])), "reads 'q', which nothing before it gives"),
-    "one name, two nodes": (lambda: model(node("Relu", ["x"]), node("Abs", ["x"])), "has a giver already"),
-    "one name, two weights": (lambda: model(constants=[W, W]), "'w' is given twice"),
-    "a node gives a weight": (lambda: model(node("Relu", ["x"], ["w"]), NODE), "has a giver already"),
-    "a node gives the input": (lambda: model(node("Relu", ["x"], ["x"]), NODE), "has a giver already"),
-    "long name": (lambda: model(node("Relu", ["x"], ["q" * 600]), NODE), "1 to 512 characters"),
-    "no inputs": (lambda: model(node("MatMul", [])), "not a valid ONNX model"),
-    "too many inputs": (lambda: model(node("Relu", ["x", "x", "x"])), "not a valid ONNX model"),
-    "unknown attribute": (lambda: model(node("Relu", ["x"], surprise=1)), "not a valid ONNX model"),
-    "wrong attribute": (lambda: model(node("Softmax", ["x"], axis=0.5)), "not a valid ONNX model"),
-    "later operator": (lambda: model(node("Gelu", ["x"]), opset=18), "not a valid ONNX model"),
-    "axis": (lambda: model(node("Softmax", ["x"], axis=7)), "do not fit together"),
-    "far axis": (lambda: model(node("Softmax", ["x"], axis=2**62)), "must be between"),
-    "product": (lambda: model(node("MatMul", ["x", "x"])), "do not fit together"),
-    "to text": (lambda: model(node("Cast", ["x"], to=TensorProto.STRING)), "type that is not allowed"),
-    "to anything": (lambda: model(node("Cast", ["x"], to=2**20)), "type that is not allowed"),
+    "dropout": (lambda: model(node("Dropout", ["x", "", "t"]), constants=[tensor(True, "t", bool)]), "evaluation mode"),
     "training mode": (
         lambda: model(node("BatchNormalization", ["x", "w", "w", "w", "w"], ["y", "m", "v"], training_mode=1)),
-        "training mode",
+        "evaluation mode",
     ),
-    "dropout": (lambda: model(node("Dropout", ["x", "", "t"]), constants=[tensor(True, "t", bool)]), "training mode"),
-    "overflow": (lambda: model(node("Reshape", ["x", "i"]), constants=[integers(2**40, -1)]), "whole number beyond"),
-    "shape from data": (
-        lambda: model(
-            node("Cast", ["x"], ["c"], to=7),
-            node("Reshape", ["c", "i"], ["s"]),
-            node("Expand", ["x", "s"]),
-            constants=[integers(-1)],
-        ),
-        "cannot be told in advance|first axis|do not fit",
-    ),
-    "division by zero": (
-        lambda: model(
-            node("Cast", ["x"], ["c"], to=7), node("Div", ["c", "i"], ["d"]), node("Cast", ["d"], to=1), constants=[integers(0)]
-        ),
-        "positive constant",
-    ),
-    "division by data": (
-        lambda: model(node("Cast", ["x"], ["c"], to=7), node("Mod", ["c", "c"], ["d"]), node("Cast", ["d"], to=1)),
-        "positive constant",
-    ),
-    "infinite answer": (lambda: model(node("Sub", ["x", "x"], ["z"]), node("Div", ["x", "z"])), "NaN or infinity"),
-    "power": (
-        lambda: model(node("Exp", ["x"], ["a"]), node("Exp", ["a"], ["b"]), node("Exp", ["b"], ["c"]), node("Exp", ["c"])),
-        "NaN or infinity",
-    ),
-    "rank": (lambda: model(node("Unsqueeze", ["x", "i"]), constants=[integers(*range(2, 30))]), "which is not allowed"),
-    "a long list": (
-        lambda: model(
-            node("Reshape", ["j", "i"], ["s"]),
-            node("Expand", ["x", "s"]),
-            constants=[integers(2**31 - 1), tensor([1], "j", np.int64)],
-        ),
-        "list of 2147483647|do not fit",
-    ),
+    "NaN weight": (lambda: model(constants=[tensor(np.full((DIM, 4), np.nan))]), "NaN, infinity"),
+    "infinite answer": (lambda: model(node("Sub", ["x", "x"], ["z"]), node("Div", ["x", "z"])), "NaN, infinity"),
+    "empty weight": (lambda: model(constants=[dims(DIM, 0, raw_data=b"")]), "or nothing"),
+    "text weight": (lambda: model(constants=[helper.make_tensor("w", TensorProto.STRING, [1], [b"a"])]), "must be dense"),
     "a segment": (
         lambda: model(constants=[dims(DIM, 4, raw_data=bytes(256), segment=TensorProto.Segment(begin=0, end=1))]),
-        "segments",
+        "must be dense",
     ),
+    "short data": (lambda: model(constants=[dims(DIM, 4, raw_data=bytes(7))]), "256 bytes required"),
+    "no data": (lambda: model(constants=[dims(DIM, 4)]), "not a valid ONNX model"),
+    "negative dims": (lambda: model(constants=[dims(-DIM, -4, raw_data=bytes(256))]), "none of them negative"),
+    "overflowing dims": (lambda: model(constants=[dims(2**32, 2**32, raw_data=b"")]), "not a valid ONNX model"),
+    "many dims": (lambda: model(constants=[dims(*[1] * 500, raw_data=bytes(4))]), "at most 8 axes"),
+    "cycle": (
+        lambda: model(node("Add", ["x", "b"], ["a"]), node("Relu", ["a"], ["b"]), node("Relu", ["b"])),
+        "topologically sorted",
+    ),
+    "unknown name": (lambda: model(node("Relu", ["q"])), "topologically sorted"),
+    "one name, two nodes": (lambda: model(node("Relu", ["x"]), node("Abs", ["x"])), "single static assignment"),
+    "one name, two weights": (lambda: model(constants=[W, W]), "not unique"),
+    "a node gives a weight": (lambda: model(node("Relu", ["x"], ["w"]), NODE), "single static assignment"),
+    "no inputs": (lambda: model(node("MatMul", [])), "not a valid ONNX model"),
+    "unknown attribute": (lambda: model(node("Relu", ["x"], surprise=1)), "not a valid ONNX model"),
+    "later operator": (lambda: model(node("Gelu", ["x"]), opset=18), "not a valid ONNX model"),
+    "axis": (lambda: model(node("Softmax", ["x"], axis=7)), "onnxruntime does not load"),
+    "far axis": (lambda: model(node("Softmax", ["x"], axis=2**62)), "must lie between"),
+    "product": (lambda: model(node("MatMul", ["x", "x"])), "onnxruntime cannot run"),
+    "to text": (lambda: to(TensorProto.STRING), "floats or truth values"),
+    "shape from the vectors": (
+        lambda: to(INT64, node("Reshape", ["c", "i"], ["s"]), node("Expand", ["x", "s"])),
+        "floats or truth values",
+    ),
+    "a float shape": (lambda: model(node("Expand", ["x", "x"])), "depend on the vectors"),
+    "places from the vectors": (lambda: model(node("Greater", ["x", "w"], ["g"]), node("Gather", ["w", "g"])), "depend on"),
+    "division by the vectors": (lambda: to(INT64, node("Div", ["c", "c"], ["d"]), node("Cast", ["d"], to=1)), "truth values"),
+    "places of maxima": (lambda: model(node("MaxPool", ["x"], ["y", "p"], kernel_shape=[2])), "one output"),
+    "overflow": (lambda: model(node("Reshape", ["x", "i"]), constants=[integers(2**40, -1)]), "onnxruntime cannot run"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_allowed_is_refused_and_named(name):
+def test_what_is_not_allowed_is_refused_and_named(trial, name):
     make_it, says = REFUSED[name]
-    detail = refusal(make_it())
-    assert any(part in detail for part in says.split("|")), detail
+    assert says in refusal(trial, make_it())
 
 
-IMAGE = [value("x", ["n", DIM])]
-
-
-def conv(op: str = "Conv", **attributes: object) -> onnx.ModelProto:
-    return model(
-        node("Reshape", ["x", "i"], ["a"]),
-        node(op, ["a", "k"] if op.startswith("Conv") else ["a"], **attributes),
-        constants=[integers(-1, 1, 4, 4), tensor(np.ones((1, 1, 2, 2)), "k")],
-        inputs=IMAGE,
-        outputs=[value("y", None)],
-    )
-
-
-@pytest.mark.parametrize("op", ["Conv", "ConvTranspose", "MaxPool", "AveragePool"])
-@pytest.mark.parametrize(
-    "attributes",
-    [
+def test_a_window_of_any_kind_is_run_or_refused(trial):
+    """By attributes that other runtimes divide by, or allocate by."""
+    attributes = [
         {"strides": [0, 1]},
         {"strides": [-1, 1]},
-        {"dilations": [0, 1]},
         {"dilations": [2**40, 1]},
-        {"pads": [-1, 0, 0, 0]},
         {"pads": [2**62] * 4},
         {"kernel_shape": [0, 2]},
         {"kernel_shape": [2**31, 2**31]},
         {"group": 0},
-        {"group": -1},
         {"pads": [5, 0, 0, 0]},
-        {"kernel_shape": [3, 3]},
         {"kernel_shape": [1000, 1000]},
         {"dilations": [2**20, 2**20]},
         {"strides": [1] * 9},
         {"auto_pad": "up"},
-    ],
-    ids=str,
-)
-def test_windows_of_any_kind_are_run_or_refused_never_worse(op, attributes):
-    if op in ("MaxPool", "AveragePool"):
-        attributes = {"kernel_shape": [2, 2], **attributes}
-    try:
-        opened(conv(op, **attributes)).run(torch.randn(3, DIM))
-    except AnchorageError as error:
-        assert error.field in ("onnx", "head")  # noqa: PT017  # some are fine
+    ]
+    for op in ("Conv", "ConvTranspose", "MaxPool"):
+        for each in attributes:
+            made = model(
+                node("Reshape", ["x", "i"], ["a"]),
+                node(op, ["a", "k"], **each) if op != "MaxPool" else node(op, ["a"], **{"kernel_shape": [2, 2], **each}),
+                constants=[integers(-1, 1, 4, 4), tensor(np.ones((1, 1, 2, 2)), "k")],
+                outputs=[value("y", None)],
+            )
+            try:
+                trial(made.SerializeToString())
+            except AnchorageError as error:
+                assert error.field == "onnx"  # noqa: PT017  # some are fine
 
 
-def bomb() -> onnx.ModelProto:
-    """Constants that double, and would be 2^43 numbers when folded."""
+# --- what would harm the service ------------------------------------------------------------------------------------------
+
+
+def sums(*nodes: onnx.NodeProto, constants: Sequence[onnx.TensorProto]) -> onnx.ModelProto:
+    """A model that adds the sum of `c`, which the nodes make of constants, to its input."""
+    last = [node("ReduceSum", ["c"], ["s"], keepdims=0), node("Add", ["x", "s"])]
+    return model(*nodes, *last, constants=constants, outputs=[value("y", ["n", DIM])])
+
+
+def doubling() -> onnx.ModelProto:
+    """Constants that double, and would be 2^43 numbers."""
     nodes = [node("Concat", [f"c{i}", f"c{i}"], [f"c{i + 1}"], axis=0) for i in range(40)]
-    return model(
-        *nodes, node("ReduceSum", ["c40"], ["s"], keepdims=0), node("Add", ["x", "s"]), constants=[tensor(np.ones(8), "c0")]
-    )
-
-
-def expanded() -> onnx.ModelProto:
-    return model(
-        node("Expand", ["x", "i"], ["e"]),
-        node("ReduceMax", ["e", "j"], keepdims=0),
-        constants=[integers(2**20, 1, 2**10), tensor([0], "j", np.int64)],
-        inputs=[value("x", ["n", DIM])],
-    )
+    return sums(*nodes, node("Identity", ["c40"], ["c"]), constants=[tensor(np.ones(8), "c0")])
 
 
 def outer(power: int) -> onnx.ModelProto:
     """A product of two long vectors."""
-    return model(
-        node("ConstantOfShape", ["i"], ["c"], value=tensor([1.0])),
-        node("Transpose", ["c"], ["t"]),
-        node("MatMul", ["t", "c"], ["p"]),
-        node("ReduceSum", ["p"], ["s"], keepdims=0),
-        node("Add", ["x", "s"]),
+    filled = node("ConstantOfShape", ["i"], ["a"], value=tensor([1.0]))
+    return sums(
+        filled,
+        node("Transpose", ["a"], ["t"]),
+        node("MatMul", ["t", "a"], ["c"]),
         constants=[integers(1, 2**power)],
     )
 
 
 def costly() -> onnx.ModelProto:
-    """2^30 multiply-adds, ten times."""
-    nodes = [node("MatMul", [f"c{i}", "c0"], [f"c{i + 1}"]) for i in range(10)]
+    """2^33 multiply-adds, a thousand times."""
+    filled = node("ConstantOfShape", ["i"], ["c0"], value=tensor([1e-3]))
+    nodes = [node("MatMul", [f"c{i}", "c0"], [f"c{i + 1}"]) for i in range(990)]
+    return sums(filled, *nodes, node("Identity", ["c990"], ["c"]), constants=[integers(2**11, 2**11)])
+
+
+def long_list() -> onnx.ModelProto:
+    return model(node("Expand", ["j", "i"], ["s"]), node("Expand", ["x", "s"]), constants=[integers(2**31 - 1), integers_as("j")])
+
+
+def integers_as(name: str) -> onnx.TensorProto:
+    return tensor([1], name, np.int64)
+
+
+def zero_division() -> onnx.ModelProto:
+    """Of whole numbers that only a run computes."""
+    zero = [node("Shape", ["x"], ["n"]), node("Sub", ["n", "n"], ["z"])]
+    return model(*zero, node("Div", ["n", "z"], ["d"]), node("Expand", ["x", "d"]), outputs=[value("y", None)])
+
+
+def wide() -> onnx.ModelProto:
     return model(
-        node("ConstantOfShape", ["i"], ["c0"], value=tensor([1e-3])),
-        *nodes,
-        node("ReduceSum", ["c10"], ["s"], keepdims=0),
-        node("Add", ["x", "s"]),
-        constants=[integers(2**10, 2**10)],
+        node("Unsqueeze", ["x", "j"], ["a"]),
+        node("Expand", ["a", "i"]),
+        constants=[integers(1, DIM, 2**18), tensor([2], "j", np.int64)],
+        outputs=[value("y", None)],
     )
 
 
-def unrolled() -> onnx.ModelProto:
-    """A convolution to one channel, whose unrolled image has 2^32 numbers."""
-    return model(
-        node("ConstantOfShape", ["i"], ["c"], value=tensor([1.0])),
-        node("Conv", ["c", "k"], ["p"], pads=[2**11] * 4, dilations=[2**7] * 2),
-        node("ReduceSum", ["p"], ["s"], keepdims=0),
-        node("Add", ["x", "s"]),
-        constants=[integers(1, 1, 64, 64), tensor(np.ones((1, 1, 16, 16)), "k")],
-    )
-
-
-@pytest.mark.parametrize(
-    "made",
-    [bomb, lambda: outer(15), lambda: outer(30), costly, unrolled],
-    ids=["bomb", "outer 15", "outer 30", "costly", "unrolled"],
-)
-def test_what_costs_too_much_is_refused_before_it_runs(made):
-    assert "one row may take" in refusal(made(), HeadTooLarge)
-
-
-def test_what_would_be_too_large_is_refused():
-    refusal(bytes(2**26 + 1), HeadTooLarge)
-    many = [node("Relu", ["x"], [f"c{i}"]) for i in range(1001)]
-    assert "1000 nodes" in refusal(model(*many), HeadTooLarge)
-    wide = model(node("Expand", ["a", "i"]), node("Unsqueeze", ["x", "j"], ["a"]), constants=[integers(1, DIM, 2**18)])
-    wide.graph.node.reverse()
-    wide.graph.initializer.append(tensor([2], "j", np.int64))
-    assert "1048576 numbers" in refusal(wide, HeadTooLarge)
+def long_model() -> onnx.ModelProto:
+    return model(*[node("Relu", ["x"], [f"c{i}"]) for i in range(1001)])
 
 
 def message(number: int, content: bytes) -> bytes:
@@ -624,121 +611,263 @@ def message(number: int, content: bytes) -> bytes:
     return bytes([number << 3 | 2, *size, left]) + content
 
 
-def test_a_file_that_parses_into_much_more_is_refused_before_it_is_parsed():
-    assert refusal(message(7, message(1, b"") * 2**20)) == "the model has too many or too deeply nested parts"
-
-
-def test_deep_nesting_is_refused():
+def nested() -> bytes:
     graph = b""
-    for _ in range(500):  # a graph of a node of an attribute of a graph
+    for _ in range(2_000):  # a graph of a node of an attribute of a graph
         graph = message(1, message(5, message(6, graph)))
-    assert refusal(message(7, graph)) == "the model has too many or too deeply nested parts"
+    return message(7, graph)
 
 
-def test_a_head_with_the_most_nodes_loads_in_time():
-    many = [node("Relu", [f"c{i}" if i else "x"], [f"c{i + 1}"]) for i in range(1000)]
-    start = time.perf_counter()
-    assert opened(model(*many, outputs=[value("c1000", ["n", DIM])])).outputs == DIM
-    assert time.perf_counter() - start < 10
+ATTACKS = {
+    "constants that double": (doubling, "invalid-head"),
+    "a product of 4 GiB": (lambda: outer(15), "invalid-head"),
+    "a product of 2^60 numbers": (lambda: outer(30), "invalid-head"),
+    "minutes of products": (costly, "head-too-slow"),
+    "a list of 2^31 numbers": (long_list, "invalid-head"),
+    "a division by zero": (zero_division, "invalid-head"),
+    "answers of 16 MiB": (wide, "head-too-large"),
+    "1001 nodes": (long_model, "head-too-large"),
+    "eight million empty nodes": (lambda: message(7, message(1, b"") * 2**23), "head-too-large"),
+    "nested graphs": (nested, "invalid-head"),
+    "external data": (lambda: model(constants=[external()]), "invalid-head"),
+}
 
 
-# --- time -----------------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    settings_ = Settings(data_dir=tmp_path_factory.mktemp("attacked"))
+    with TestClient(create_app(settings_), base_url="http://127.0.0.1", raise_server_exceptions=False) as made:
+        made.post("/encoders", json={"name": "e", "dim": DIM})
+        yield made
 
 
-def test_a_head_that_is_slow_is_stopped_and_works_again_after():
-    nodes = [node("MatMul", [f"c{i}" if i else "x", "w"], [f"c{i + 1}"]) for i in range(200)]
-    slow = opened(model(*nodes, constants=[tensor(np.eye(DIM))], outputs=[value("c200", ["n", DIM])]))
+def upload(client: TestClient, name: str, data: bytes):
+    body = {"name": name, "kind": "onnx", "encoder": "e", "output": {"kind": "numbers"}, "onnx": base64.b64encode(data).decode()}
+    return client.post("/heads", json=body)
+
+
+def memory() -> int:
+    """Bytes of this process, which is the service's."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_is_refused_and_the_service_goes_on(client, monkeypatch, name):
+    make_it, code = ATTACKS[name]
+    if code == "head-too-slow":
+        monkeypatch.setattr(onnx_process, "TRIAL_S", 4.0)
+    made = make_it()
+    data = made if isinstance(made, bytes) else made.SerializeToString()
+    before, start = memory(), time.monotonic()
+    answer = upload(client, "attack", data)
+    assert 400 <= answer.status_code < 500
+    assert answer.json()["code"] == code, answer.text
+    assert time.monotonic() - start < 25
+    assert memory() - before < 4 * len(data) + 64 * 2**20
+    assert client.get("/heads").json()["heads"] == []
+
+
+def children() -> int:
+    """ONNX processes of this one."""
+    found = 0
+    for child in Path("/proc/self/task").glob("*/children"):
+        for pid in child.read_text().split():
+            try:
+                found += b"app.heads.onnx_child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            except OSError:  # it has ended
+                continue
+    return found
+
+
+def test_uploads_wait_for_few_processes_and_further_ones_are_refused(client, monkeypatch):
+    line = Line("try an ONNX file", at_once=1, most=3, share=3, wait_s=30.0)
+    monkeypatch.setattr(client.app.state.services.onnx, "_trials", line)
+    before, most, answers = children(), 0, []
+    threads = [Thread(target=lambda i=i: answers.append(upload(client, f"u{i}", EXPORTS["mlp"]))) for i in range(12)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        most = max(most, children())
+        time.sleep(0.01)
+    for place in range(12):
+        client.delete(f"/heads/u{place}")
+    codes = sorted(answer.status_code for answer in answers)
+    assert most <= before + 1
+    assert set(codes) == {201, 429}
+    assert codes.count(201) >= 4
+    assert all("retry-after" in answer.headers for answer in answers if answer.status_code == 429)
+
+
+# --- the process ----------------------------------------------------------------------------------------------------------
+
+
+def slow_model(nodes: int = 200) -> bytes:
+    made = [node("MatMul", [f"c{i}" if i else "x", "w"], [f"c{i + 1}"]) for i in range(nodes)]
+    return model(*made, constants=[tensor(np.eye(DIM))], outputs=[value(f"c{nodes}", ["n", DIM])]).SerializeToString()
+
+
+def test_a_head_that_is_slow_is_stopped_and_works_again_after(runner):
+    slow = make_onnx(slow_model(), dim=DIM, runner=runner, owner="")
     vectors = torch.randn(300_000, DIM)
-    start = time.perf_counter()
     with pytest.raises(HeadTooSlow, match=r"within 0\.05 s"):
         slow.run(vectors, seconds=0.05)
-    assert time.perf_counter() - start < 1
     torch.testing.assert_close(slow.run(vectors[:100]), vectors[:100])
 
 
-# --- the trial ------------------------------------------------------------------------------------------------------------
+def test_a_killed_process_costs_nobody_an_answer(mlp, runner):
+    expected = mlp.run(torch.ones(1, DIM))
+    for _ in range(2):
+        killed = runner._process._child
+        killed.kill()
+        torch.testing.assert_close(mlp.run(torch.ones(1, DIM)), expected)
+        assert killed.poll() == -signal.SIGKILL
 
 
-def test_a_clients_file_is_tried_in_another_process_with_the_same_answers():
-    assert make_onnx(EXPORTS["decoder"], dim=DIM).shape == (3, 16, 16)
-    with pytest.raises(InvalidHead, match="reads 16 numbers") as caught:
-        onnx_trial.rehearse(EXPORTS["mlp"], dim=17)
-    assert caught.value.field == "onnx"
+def test_a_process_that_does_not_answer_is_replaced(mlp, runner, monkeypatch):
+    expected = mlp.run(torch.ones(1, DIM))
+    stuck = runner._process._child
+    os.kill(stuck.pid, signal.SIGSTOP)
+    monkeypatch.setattr(onnx_process, "RUN_S", 0.3)
+    with pytest.raises(HeadTooSlow) as caught:
+        mlp.run(torch.ones(1, DIM))
+    assert caught.value.field == "head"
+    assert stuck.poll() == -signal.SIGKILL
+    monkeypatch.undo()
+    torch.testing.assert_close(mlp.run(torch.ones(1, DIM)), expected)
 
 
-def test_a_trial_that_takes_too_long_is_ended(monkeypatch):
-    monkeypatch.setattr(onnx_trial, "SECONDS", 0.01)
-    with pytest.raises(HeadTooSlow):
-        onnx_trial.rehearse(EXPORTS["mlp"], dim=DIM)
-
-
-def test_a_trial_that_dies_is_a_refusal(monkeypatch):
-    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+def test_a_head_whose_process_dies_twice_is_refused(mlp, monkeypatch):
+    monkeypatch.setattr(onnx_process, "RUN_BYTES", 2**26)  # too little to start
+    dying = OnnxRunner()
     with pytest.raises(InvalidHead, match="crashes onnxruntime"):
-        make_onnx(EXPORTS["decoder"], dim=DIM)
+        load_onnx(mlp.tensors()["onnx"].numpy().tobytes(), dim=DIM, runner=dying, owner="")
+    monkeypatch.undo()
+    assert load_onnx(mlp.tensors()["onnx"].numpy().tobytes(), dim=DIM, runner=dying, owner="").outputs == 8
+    dying.close()
+
+
+def test_a_trial_that_dies_is_a_refusal(runner, monkeypatch):
+    monkeypatch.setattr(onnx_process, "TRIAL_BYTES", 2**26)  # too little to start
+    with pytest.raises(InvalidHead, match="crashes onnxruntime"):
+        runner.try_file(EXPORTS["mlp"], dim=DIM, owner="")
+
+
+def test_the_process_opens_no_file_and_knows_no_secret(monkeypatch):
+    monkeypatch.setenv("ANCHORAGE_DATABASE_URL", "postgresql://secret")
+    process = Process(onnx_process.RUN_BYTES)
+    try:
+        process.ask({"op": "run", "key": "none", "rows": 1}, b"\0" * 4, seconds=10.0, field="head")
+        here = Path(f"/proc/{process._child.pid}")
+        assert b"secret" not in (here / "environ").read_bytes()
+        limits = (here / "limits").read_text()
+        files = next(line for line in limits.splitlines() if line.startswith("Max open files"))
+        assert int(files.split()[3]) <= 8
+        assert (here / "oom_score_adj").read_text().strip() == "1000"
+    finally:
+        process.close()
+
+
+ORPHAN = """
+import sys, torch
+from app.heads.onnx import make_onnx
+from app.heads.onnx_process import OnnxRunner
+runner = OnnxRunner()
+head = make_onnx(open(sys.argv[1], "rb").read(), dim=16, runner=runner, owner="")
+head.run(torch.ones(1, 16))
+print(runner._process._child.pid, flush=True)
+while True:
+    head.run(torch.ones(100_000, 16))
+"""
+
+
+def test_the_process_ends_with_a_service_that_is_killed(tmp_path):
+    (tmp_path / "slow.onnx").write_bytes(slow_model())
+    command = [sys.executable, "-c", ORPHAN, str(tmp_path / "slow.onnx")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
+        child = Path(f"/proc/{int(service.stdout.readline())}")
+        assert child.exists()
+        service.kill()
+    deadline = time.monotonic() + 20
+    while child.exists() and "Z" not in child.joinpath("stat").read_text().split(")")[1][:3]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_closed_runner_refuses_and_leaves_no_process(mlp):
+    closing = OnnxRunner()
+    head = load_onnx(mlp.tensors()["onnx"].numpy().tobytes(), dim=DIM, runner=closing, owner="")
+    head.run(torch.ones(1, DIM))
+    child = closing._process._child
+    closing.close()
+    assert child.returncode is not None
+    with pytest.raises(Overloaded, match="stopping"):
+        head.run(torch.ones(1, DIM))
+
+
+def test_owners_take_turns_and_have_their_share_of_the_line():
+    order, threads = [], []
+    line = Line("wait", at_once=1, most=5, share=3, wait_s=30.0)
+
+    def wait(owner: str) -> None:
+        with line.turn(owner):
+            order.append(owner)
+
+    def waiting() -> int:
+        return sum(map(len, line._waiting.values()))
+
+    with line.turn("first"):
+        for owner in ["a", "a", "a", "b", "c"]:
+            before = waiting()
+            threads.append(threading.Thread(target=wait, args=(owner,)))
+            threads[-1].start()
+            while waiting() == before:
+                time.sleep(0.001)
+        with pytest.raises(TooMuchAtOnce), line.turn("a"):
+            pass
+        with pytest.raises(Overloaded), line.turn("d"):
+            pass
+    for thread in threads:
+        thread.join()
+    assert order == ["a", "b", "c", "a", "a"]
+    assert waiting() == 0
+
+
+def test_who_waits_too_long_leaves_the_line():
+    line = Line("wait", at_once=2, most=5, share=5, wait_s=0.01)
+    with line.turn("a"), line.turn("b"), pytest.raises(Overloaded, match="waited"), line.turn("c"):
+        pass
+    with line.turn("c"), line.turn("c"):
+        assert not line._waiting
+
+
+def test_without_a_process_to_start_the_server_is_overloaded(runner, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(Overloaded, match="cannot start"):
+        runner.try_file(EXPORTS["mlp"], dim=DIM, owner="")
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxruntime"])
-def test_without_a_package_the_error_says_what_to_install(monkeypatch, package):
+def test_without_a_package_the_error_says_what_to_install(monkeypatch, mlp, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(InvalidHead, match=r"pip install 'anchorage\[onnx\]'"):
-        load_onnx(EXPORTS["mlp"], dim=DIM)
+        make_onnx(EXPORTS["mlp"], dim=DIM, runner=mlp._runner, owner="")
 
 
 # --- damage ---------------------------------------------------------------------------------------------------------------
 
 
-def survives(data: bytes) -> None:
-    """Loads and runs, or is refused with an error of ours."""
-    try:
-        load_onnx(data, dim=DIM).run(torch.ones(3, DIM))
-    except AnchorageError as error:
-        assert error.field in ("onnx", "head")  # noqa: PT017  # most raise, some do not
-
-
 @given(
-    st.sampled_from(["mlp", "decoder", "pools"]),
+    st.sampled_from(["mlp", "decoder", "pools", "view"]),
     st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=6),
+    st.floats(0.5, 1.5),
 )
-@settings(max_examples=80, deadline=None)
-def test_a_file_with_wrong_bytes_is_refused_or_read_never_worse(name, changes):
+@settings(max_examples=60, deadline=None)
+def test_a_damaged_file_is_refused_or_read_never_worse(trial, name, changes, share):
     data = bytearray(EXPORTS[name])
     for place, byte in changes:
         data[int(place * (len(data) - 1))] = byte
-    survives(bytes(data))
-
-
-@given(st.sampled_from(["mlp", "decoder"]), st.floats(0, 1))
-@settings(max_examples=40, deadline=None)
-def test_a_cut_file_is_refused(name, share):
-    with pytest.raises(InvalidHead):
-        load_onnx(EXPORTS[name][: int(share * (len(EXPORTS[name]) - 1))], dim=DIM)
-
-
-NUMBERS = [0, 1, -1, 2, 7, 255, 2**20, -(2**31), 2**31 - 1, 2**63 - 1, -(2**63)]
-
-
-@given(st.sampled_from(["mlp", "decoder", "pools", "view"]), st.integers(0, 2**32))
-@settings(max_examples=80, deadline=None)
-def test_a_graph_with_wrong_nodes_is_refused_or_run_never_worse(name, seed):
-    draw, made = random.Random(seed), onnx.load_model_from_string(EXPORTS[name])
-    for _ in range(draw.randint(1, 3)):
-        changed = draw.choice(made.graph.node)
-        match draw.randrange(4):
-            case 0:
-                changed.op_type = draw.choice(sorted(onnx_graph.OPS))
-            case 1 if changed.input:
-                changed.input[draw.randrange(len(changed.input))] = draw.choice([*draw.choice(made.graph.node).output, ""])
-            case 2 if changed.attribute:
-                attribute = draw.choice(changed.attribute)
-                if attribute.HasField("i"):
-                    attribute.i = draw.choice(NUMBERS)
-                elif attribute.ints:
-                    attribute.ints[draw.randrange(len(attribute.ints))] = draw.choice(NUMBERS)
-                elif attribute.HasField("t"):
-                    values = numpy_helper.to_array(attribute.t).copy()
-                    values.flat[draw.randrange(values.size)] = draw.choice(NUMBERS if values.dtype.kind == "i" else [0.0, -1.0])
-                    attribute.t.CopyFrom(numpy_helper.from_array(values))
-            case _:
-                made.opset_import[0].version = draw.randint(11, 26)
-    survives(made.SerializeToString())
+    try:
+        trial(bytes(data[: int(share * len(data))]))
+    except (AnchorageError, Died):
+        return  # a process that dies harms nobody
+    assert share > 0.9

@@ -22,13 +22,13 @@ from app.maths.quantise import (
     codes,
     keeps_levels,
     largest_code,
-    most_steps,
     quantise_in_place,
     step,
     values,
 )
 from app.maths.space import fit_space, relative
 from app.maths.translator import decode, make_decoder
+from research.quantisation import most_steps
 
 seeds = st.integers(0, 2**31)
 widths = st.integers(FEWEST_BITS, MOST_BITS)

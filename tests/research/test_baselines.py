@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from app.errors import InvalidSeeds
-from app.maths.bootstrap.baselines import Procrustes, Vecmap, procrustes, vecmap
 from app.maths.bootstrap.common import Grown, Pools, State, Step, fit_pools
+from research.baselines import Procrustes, Vecmap, procrustes, vecmap
 
 Seeds = list[tuple[int, int]]
 

@@ -1,0 +1,68 @@
+"""Options of encoders: one model a kind."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from app.encoders.options import ImageOptions, RemoteOptions, TextOptions, read
+from app.errors import InvalidOption, MissingField, UnknownOption
+
+URL = {"url": "http://x"}
+WRONG = [
+    (TextOptions, {"device": "cuda"}, UnknownOption, "options.device"),
+    (TextOptions, URL, UnknownOption, "options.url"),
+    (ImageOptions, {"normalize": True}, UnknownOption, "options.normalize"),
+    (ImageOptions, {"prompts": {}}, UnknownOption, "options.prompts"),
+    (RemoteOptions, {**URL, "headers": {}}, UnknownOption, "options.headers"),
+    (RemoteOptions, {"api": "tei"}, MissingField, "options.url"),
+    *[
+        (kind, {**given, name: value}, InvalidOption, f"options.{name}")
+        for kind, given in [(TextOptions, {}), (ImageOptions, {}), (RemoteOptions, URL)]
+        for name, values in {
+            "dim": [0, 10**30, "64", 8.0, True],
+            "normalise": [1, "true"],
+            "dtype": ["int8", ["float32"]],
+            "prompts": ["query: "],
+            "api": ["cohere", ["tei"]],
+            "batch": [0, 2049, "64"],
+            "timeout_s": [0.5, 301, float("nan"), True, "30"],
+            "url": [7, None],
+        }.items()
+        for value in values
+        if name in kind.model_fields
+    ],
+    *[
+        (kind, {**given, "prompts": prompts}, error, f"options.prompts.{role}")
+        for kind, given in [(TextOptions, {}), (RemoteOptions, URL)]
+        for role, prompts, error in [
+            ("query", {"query": 1}, InvalidOption),
+            ("query", {"query": "\ud800"}, InvalidOption),
+            ("passage", {"passage": "x"}, UnknownOption),
+        ]
+    ],
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "error", "field"), WRONG, ids=str)
+def test_options_that_are_wrong_are_named(kind, given, error, field):
+    with pytest.raises(error) as caught:
+        read(kind, given)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("where", [{}, {"prompts": None}])
+def test_a_million_unknown_options_cost_no_second(where):
+    many = {f"o{place}": "" for place in range(10**6)}
+    given = {"prompts": many} if where else many
+    start = time.process_time()
+    with pytest.raises(UnknownOption):
+        read(TextOptions, given)
+    assert time.process_time() - start < 1
+
+
+def test_what_the_client_does_not_say_is_not_stored():
+    given = {"url": "http://x", "dim": None, "batch": 7}
+    assert read(RemoteOptions, given).model_dump(exclude_unset=True, exclude_none=True) == {"url": "http://x", "batch": 7}
+    assert read(RemoteOptions, given).timeout_s == 30
