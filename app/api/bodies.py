@@ -199,7 +199,9 @@ async def read(request: Request, *, vectors: bool = False) -> Given:
     if media == npy.MEDIA:
         return Given(media, {"vectors": npy.read(data)}, arrived)
     if media == arrow.MEDIA:
-        rows = await run_in_threadpool(arrow.read, data, request.query_params.get("column"))
+        limits = request.app.state.services.limits
+        most = max(limits.vectors, limits.pool)  # each route's own limit comes later
+        rows = await run_in_threadpool(arrow.read, data, request.query_params.get("column"), most)
         return Given(media, {"vectors": rows.vectors}, arrived, rows)
     document, files = await run_in_threadpool(multipart.split, request.headers["content-type"], bytes(data))
     _note_repeat(request, b"".join(len(part).to_bytes(8) + part for part in (document, *files)))
