@@ -11,6 +11,7 @@ import socket
 import tempfile
 import threading
 import time
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
@@ -21,6 +22,7 @@ from fastapi import FastAPI
 from prometheus_client.multiprocess import mark_process_dead
 
 from app import logs
+from app.api.connections import Connections, backlog, most_connections
 from app.api.health import METRICS_DIR
 from app.api.protocol import BoundedHttp
 from app.main import create_app
@@ -115,7 +117,8 @@ def _config(settings: Settings, application: FastAPI | None) -> uvicorn.Config:
         port=settings.port,
         timeout_graceful_shutdown=int(settings.shutdown_s),
         timeout_keep_alive=KEEP_ALIVE_S,
-        http=BoundedHttp,
+        http=partial(BoundedHttp, held=Connections(_most_connections(settings))),  # type: ignore[arg-type]
+        backlog=backlog(),
         ws="none",
         # Who may say for whom a request was made: nobody, unless uvicorn's own variable names the proxies.
         proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,
@@ -123,6 +126,17 @@ def _config(settings: Settings, application: FastAPI | None) -> uvicorn.Config:
         access_log=False,
         server_header=False,
     )
+
+
+def _most_connections(settings: Settings) -> int:
+    most = most_connections(settings.max_connections)
+    if settings.max_connections is not None and most < settings.max_connections:
+        log.warning(
+            "ANCHORAGE_MAX_CONNECTIONS is %d, and half of `ulimit -n` is %d: there will be no more",
+            settings.max_connections,
+            most,
+        )
+    return most
 
 
 def _drain_first(server: Any, admission: Any, drain_s: float) -> None:
