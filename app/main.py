@@ -13,7 +13,6 @@ from typing import Any
 
 from anyio import to_thread
 from fastapi import FastAPI
-from fastapi_offline import FastAPIOffline
 from redis.exceptions import RedisError
 from starlette.concurrency import run_in_threadpool
 
@@ -24,6 +23,7 @@ from app.api import (
     bootstrap,
     contracts,
     direct,
+    docs,
     edge,
     encoders,
     evaluate,
@@ -109,14 +109,17 @@ def create_app(settings: Settings) -> FastAPI:
             await run_in_threadpool(worker.stop)
         services.close()
 
-    app = FastAPIOffline(
+    app = FastAPI(
         title="Anchorage",
         version=__version__,
         description=DESCRIPTION,
         lifespan=lifespan,
         generate_unique_id_function=lambda route: route.name,
         redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
     )
+    docs.install(app)
     app.state.services = services
     app.state.parts = health.Parts(
         worker_alive=None if worker is None else lambda: worker.alive,
