@@ -10,11 +10,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Self
 
 import numpy as np
-from flatbuffers import number_types, table
-from flatbuffers.encode import Get
 
 from app.errors import BadArrow, BodyTooLarge
 
@@ -32,9 +30,63 @@ DICTIONARY_FACTOR, DICTIONARY_BYTES, USE_BYTES = 4, 2**20, 64
 END_OF_STREAM, SCHEMA, DICTIONARY, BATCH = 0, 1, 2, 3
 END = b"\xff\xff\xff\xff\0\0\0\0"
 
+#: a flatbuffer's numbers
+UINT16, UINT32 = struct.Struct("<H").unpack_from, struct.Struct("<I").unpack_from
+INT32, INT64 = struct.Struct("<i").unpack_from, struct.Struct("<q").unpack_from
+
 #: kinds of types whose values may overlap, so that a few bytes stand for any number of them
 VIEWS = {23: "binary_view", 24: "string_view", 25: "list_view", 26: "large_list_view"}
 TIMESTAMP = 10
+
+
+class _Table:
+    """A flatbuffer's table: its fields by their numbers. Raises struct.error and ValueError for what leads out of the buffer."""
+
+    __slots__ = ("_data", "_places", "_start")
+
+    def __init__(self, data: bytes, start: int) -> None:
+        (back,) = INT32(data, start)
+        begin = start - back
+        if begin < 0:
+            raise ValueError("a table without a layout")
+        (size,) = UINT16(data, begin)
+        self._data, self._start = data, start
+        self._places = struct.unpack_from(f"<{max(0, size - 4) // 2}H", data, begin + 4)
+
+    @classmethod
+    def root(cls, data: bytes) -> Self:
+        return cls(data, *UINT32(data, 0))
+
+    def has(self, number: int) -> bool:
+        return number < len(self._places) and self._places[number] != 0
+
+    def byte(self, number: int) -> int:
+        return self._data[self._start + self._places[number]] if self.has(number) else 0
+
+    def long(self, number: int) -> int:
+        return int(INT64(self._data, self._start + self._places[number])[0]) if self.has(number) else 0
+
+    def table(self, number: int) -> _Table | None:
+        return _Table(self._data, self._at(number)) if self.has(number) else None
+
+    def span(self, number: int) -> tuple[int, int]:
+        """Where a vector or a text begins, and how many elements it has."""
+        if not self.has(number):
+            return 0, 0
+        place = self._at(number)
+        return place + 4, int(UINT32(self._data, place)[0])
+
+    def element(self, place: int) -> _Table:
+        """The table that a vector's element refers to."""
+        return _Table(self._data, place + int(UINT32(self._data, place)[0]))
+
+    def part(self, start: int, size: int) -> memoryview:
+        return memoryview(self._data)[start : start + size]
+
+    def _at(self, number: int) -> int:
+        place: int = self._start + self._places[number]
+        (more,) = UINT32(self._data, place)
+        return place + int(more)
 
 
 @dataclass(frozen=True)
@@ -130,7 +182,7 @@ def layout_of(message: bytes | memoryview) -> Layout:
     """The fields and dictionaries of a schema's message. Raises BadArrow for views, and for more fields than are allowed."""
     metadata = bytes(message[FRAME_BYTES:])
     try:
-        return _Counter(MOST_FIELDS).layout(_child(_root(metadata), 2))
+        return _Counter(MOST_FIELDS).layout(_Table.root(metadata).table(2))
     except _UNREADABLE as error:
         raise _unreadable(error) from None
 
@@ -146,18 +198,15 @@ def _describe(metadata: bytes, start: int, begin: int) -> Frame:
     """The frame of a message whose body begins at `begin`. Raises BadArrow."""
     rows, dictionary, adds, packed, longer = 0, 0, False, False, False
     try:
-        message = _root(metadata)
-        kind, length = _scalar(message, 1, number_types.Uint8Flags), _scalar(message, 3, number_types.Int64Flags)
+        message = _Table.root(metadata)
+        kind, length = message.byte(1), message.long(3)
         _Counter(MOST_ENTRIES).entries(message, 4)
-        content = batch = _child(message, 2)
+        content = batch = message.table(2)
         if kind == DICTIONARY and content is not None:
-            batch = _child(content, 1)
-            dictionary = _scalar(content, 0, number_types.Int64Flags)
-            adds = bool(_scalar(content, 2, number_types.Uint8Flags))
+            batch = content.table(1)
+            dictionary, adds = content.long(0), bool(content.byte(2))
         if kind in (DICTIONARY, BATCH) and batch is not None:
-            rows = _scalar(batch, 0, number_types.Int64Flags)
-            packed = batch.Offset(_slot(3)) != 0
-            longer = _buffer_bytes(batch) > length
+            rows, packed, longer = batch.long(0), batch.has(3), _buffer_bytes(batch) > length
     except _UNREADABLE as error:
         raise _unreadable(error) from None
     if kind not in (SCHEMA, DICTIONARY, BATCH) or length < 0 or rows < 0:
@@ -169,13 +218,11 @@ def _describe(metadata: bytes, start: int, begin: int) -> Frame:
     return Frame(kind, start, begin + length, rows, dictionary, adds)
 
 
-def _buffer_bytes(batch: table.Table) -> float:
+def _buffer_bytes(batch: _Table) -> float:
     """The lengths of a batch's buffers together; infinite where one is negative."""
-    place = batch.Offset(_slot(2))
-    if not place:
-        return 0
-    lengths = np.frombuffer(batch.Bytes, "<i8", 2 * batch.VectorLen(place), batch.Vector(place))[1::2]
-    return float("inf") if (lengths < 0).any() else float(lengths.sum(dtype=np.float64))
+    start, count = batch.span(2)
+    lengths = np.frombuffer(batch.part(start, 16 * count), "<i8", 2 * count)[1::2]
+    return float("inf") if count and lengths.min() < 0 else float(lengths.sum(dtype=np.float64))
 
 
 class _Counter:
@@ -184,7 +231,7 @@ class _Counter:
     def __init__(self, most: int) -> None:
         self._most, self._count, self._text = most, 0, 0
 
-    def layout(self, schema: table.Table | None) -> Layout:
+    def layout(self, schema: _Table | None) -> Layout:
         found = Layout()
         if schema is None:
             return found
@@ -195,20 +242,20 @@ class _Counter:
         while rest:
             column, each = rest.pop()
             self._field(each)
-            if (encoding := _child(each, 4)) is not None:
-                found.dictionaries.setdefault(_scalar(encoding, 0, number_types.Int64Flags), []).append(column)
+            if (encoding := each.table(4)) is not None:
+                found.dictionaries.setdefault(encoding.long(0), []).append(column)
             rest.extend((column, child) for child in self._children(each, 5))
         found.fields = self._count
         return found
 
-    def entries(self, of: table.Table, slot: int) -> None:
+    def entries(self, of: _Table, slot: int) -> None:
         """Count the keys and values of metadata."""
         for entry in self._children(of, slot):
             self._string(entry, 0)
             self._string(entry, 1)
 
-    def _field(self, each: table.Table) -> None:
-        kind = _scalar(each, 2, number_types.Uint8Flags)
+    def _field(self, each: _Table) -> None:
+        kind = each.byte(2)
         name = self._string(each, 0)
         if kind in VIEWS:
             raise BadArrow(
@@ -216,46 +263,20 @@ class _Counter:
                 "cast it to string, binary or list (in Polars, write with CompatLevel.oldest())",
                 field="vectors",
             )
-        if kind == TIMESTAMP and (about := _child(each, 3)) is not None:
+        if kind == TIMESTAMP and (about := each.table(3)) is not None:
             self._string(about, 1)
         self.entries(each, 6)
 
-    def _children(self, of: table.Table, slot: int) -> Iterator[table.Table]:
-        place = of.Offset(_slot(slot))
-        if not place:
-            return
-        count, start = of.VectorLen(place), of.Vector(place)
+    def _children(self, of: _Table, number: int) -> Iterator[_Table]:
+        start, count = of.span(number)
         self._count += count
         if self._count > self._most:
             raise BadArrow(f"more than {self._most} fields and entries of metadata in one message", field="vectors")
-        for number in range(count):
-            yield table.Table(of.Bytes, of.Indirect(start + 4 * number))
+        return (of.element(start + 4 * place) for place in range(count))
 
-    def _string(self, of: table.Table, slot: int) -> bytes:
-        place = of.Offset(_slot(slot))
-        if not place:
-            return b""
-        size, start = of.VectorLen(place), of.Vector(place)
+    def _string(self, of: _Table, number: int) -> bytes:
+        start, size = of.span(number)
         self._text += size
         if self._text > MOST_METADATA_BYTES:
             raise BadArrow(f"more than {MOST_METADATA_BYTES} bytes of names and metadata in one message", field="vectors")
-        return bytes(of.Bytes[start : start + size])
-
-
-def _root(metadata: bytes) -> table.Table:
-    return table.Table(metadata, Get(number_types.UOffsetTFlags.packer_type, metadata, 0))
-
-
-def _slot(number: int) -> int:
-    """Where a flatbuffer's table says where its field of that number is."""
-    return 4 + 2 * number
-
-
-def _scalar(of: table.Table, number: int, flags: Any) -> int:
-    place = of.Offset(_slot(number))
-    return int(of.Get(flags, place + of.Pos)) if place else 0
-
-
-def _child(of: table.Table | None, number: int) -> table.Table | None:
-    place = 0 if of is None else of.Offset(_slot(number))
-    return table.Table(of.Bytes, of.Indirect(of.Pos + place)) if of is not None and place else None
+        return bytes(of.part(start, size))

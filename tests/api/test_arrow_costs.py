@@ -306,6 +306,13 @@ def test_a_dictionary_is_checked_once_and_not_for_each_batch():
     assert time.process_time() - begun < 1.5, "at 3 GB a second it took 5"
 
 
+def test_dictionaries_are_counted_as_large_as_they_are():
+    reader, parts = arrow.Reader(None, 10**6), [schema(two_encoded), words(7, 600), words(8, 60), rows(1, *TWO_ENCODED)]
+    for part in [*parts, words(8, 40, adds=True), words(7, 6), rows(1, *TWO_ENCODED)]:
+        reader.add(arrow.next_frame(part, 0), memoryview(part))
+    assert reader.dictionaries.held == len(words(8, 60)) + len(words(8, 40, adds=True)) + len(words(7, 6))
+
+
 def test_a_dictionary_that_is_no_text_is_refused_whenever_it_comes():
     begin = schema(lambda metadata: [encoded(metadata, 7)]) + words(7, 6) + rows(1, *ENCODED)
     good, bad = words(7, 6), words(7, 6).replace(TEXT, b"\xc3\xc3")
