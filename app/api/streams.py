@@ -284,6 +284,7 @@ class _ArrowStream(_Stream):
                 batch = await run_in_threadpool(reader.add, frame, data)
             else:
                 batch = reader.add(frame, data)
+                await asyncio.sleep(0)  # what has come already is read without a wait: let the others have a turn
             if frame.kind == arrow.SCHEMA:
                 self._open(reader)
             if batch is not None and batch.num_rows:
