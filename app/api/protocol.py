@@ -119,16 +119,20 @@ class BoundedHttp(HttpToolsProtocol):
     def _check_head(self) -> None:
         """Raises ValueError for what a proxy may read in another way than this server does."""
         old = self.parser.get_http_version() != "1.1"
-        hosts, encodings = 0, []
+        hosts, encodings, length = 0, [], b"0"
         for name, value in self.headers:
             if name == b"host":
                 hosts += 1
             elif name == b"transfer-encoding":
                 encodings.append(value.lower())
+            elif name == b"content-length":
+                length = value
         if hosts > 1 or (hosts == 0 and not old):
             self._wrong = f"a request of HTTP/1.1 has one Host header, and this one has {hosts}"
         elif encodings and (old or encodings != [b"chunked"]):
             self._wrong = "the only Transfer-Encoding is chunked, of HTTP/1.1"
+        elif self.parser.should_upgrade() and (encodings or length.strip(b"0")):  # the parser would read no body
+            self._wrong = "a request with a body and an Upgrade: send it as HTTP/1.1, without Upgrade"
         else:
             return
         raise ValueError(self._wrong)

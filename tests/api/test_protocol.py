@@ -118,6 +118,8 @@ OTHERS = b"Content-Length: 4\r\n\r\n{}\r\n"
         ONE_HOST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
         ONE_HOST + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         ONE_HOST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+        ONE_HOST + b"Connection: Upgrade\r\nUpgrade: h2c\r\n" + OTHERS,
+        ONE_HOST + b"Connection: Upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         ONE_HOST.replace(b"1.1", b"1.0") + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     ],
     ids=[
@@ -134,6 +136,8 @@ OTHERS = b"Content-Length: 4\r\n\r\n{}\r\n"
         "gzip, chunked",
         "gzip, and chunked",
         "another encoding",
+        "a body and an Upgrade",
+        "chunks and an Upgrade",
         "chunked in HTTP/1.0",
     ],
 )
@@ -143,6 +147,15 @@ def test_what_a_proxy_may_read_in_another_way_is_refused(listen, request_):
     assert problem["code"] == "malformed-http"
     if b"Host" not in request_ or request_.lower().count(b"host:") > 1:
         assert "Host" in problem["detail"]
+
+
+def test_an_offer_of_another_protocol_is_not_taken(listen):
+    with socket.create_connection(listen(), timeout=30) as client:
+        for _ in range(2):
+            client.sendall(REQUEST + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
+            assert client.recv(12) == b"HTTP/1.1 200"
+            while b"}" not in client.recv(4096):
+                pass
 
 
 def test_http_1_0_needs_no_host(listen):
