@@ -47,6 +47,8 @@ def bind(settings: Settings) -> socket.socket:
 
 def run(settings: Settings, application: FastAPI, listening: socket.socket) -> None:
     """Serve in this process, until SIGTERM or SIGINT."""
+    if (most := most_connections(settings.max_connections)) < (settings.max_connections or 0):
+        log.warning("ANCHORAGE_MAX_CONNECTIONS is more than half of `ulimit -n`: there will be %d connections at most", most)
     server = uvicorn.Server(_config(settings, application))
     _drain_first(server, application.state.admission, settings.drain_s)
     gc.collect()
@@ -117,7 +119,7 @@ def _config(settings: Settings, application: FastAPI | None) -> uvicorn.Config:
         port=settings.port,
         timeout_graceful_shutdown=int(settings.shutdown_s),
         timeout_keep_alive=KEEP_ALIVE_S,
-        http=partial(BoundedHttp, held=Connections(_most_connections(settings))),  # type: ignore[arg-type]
+        http=partial(BoundedHttp, held=Connections(most_connections(settings.max_connections))),  # type: ignore[arg-type]
         backlog=backlog(),
         ws="none",
         # Who may say for whom a request was made: nobody, unless uvicorn's own variable names the proxies.
@@ -126,17 +128,6 @@ def _config(settings: Settings, application: FastAPI | None) -> uvicorn.Config:
         access_log=False,
         server_header=False,
     )
-
-
-def _most_connections(settings: Settings) -> int:
-    most = most_connections(settings.max_connections)
-    if settings.max_connections is not None and most < settings.max_connections:
-        log.warning(
-            "ANCHORAGE_MAX_CONNECTIONS is %d, and half of `ulimit -n` is %d: there will be no more",
-            settings.max_connections,
-            most,
-        )
-    return most
 
 
 def _drain_first(server: Any, admission: Any, drain_s: float) -> None:

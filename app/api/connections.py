@@ -43,7 +43,7 @@ class Connections:
         return fits
 
     def wait(self, connection: Closable) -> None:
-        """No request is being answered on this connection now; its client may still have to read the last answer."""
+        """No request is being answered on this connection now; its client may have to send or read the rest of a refused one."""
         if connection in self._open:
             self._waiting[connection] = None
 

@@ -275,6 +275,7 @@ class Edge:
 
     async def _refuse(self, error: AnchorageError, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with the problem; the body is read and thrown away first, or the client would see its connection break."""
+        scope["state"].get("refused", lambda: None)()  # its connection may be closed for another
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DISCARD_S):
                 await _discard(receive, Headers(scope=scope), self._admission.max_body_bytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import weakref
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -17,13 +18,11 @@ from app.api.connections import Connections, most_connections
 #: the request line, the headers, and whatever a chunked body brings along that is no body
 HEAD_BYTES = 64 * 1024
 
+#: the request line's address
+ADDRESS_BYTES = 32 * 1024
 
 #: an answer's beginning that is copied behind its head, rather than sent by itself
 JOINED_BYTES = 64 * 1024
-
-
-#: the request line's address
-ADDRESS_BYTES = 32 * 1024
 
 #: connections of this process, unless the server says otherwise
 CONNECTIONS = Connections(most_connections(None))
@@ -82,6 +81,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_begin()
         # For the edge: a transport that is only closed waits for a client that does not read.
         self.scope["state"].update(hang_up=self.transport.abort, close=self.transport.close, flow=self.flow)
+        self.scope["state"]["refused"] = partial(self._held.wait, self)
 
     def on_url(self, url: bytes) -> None:
         """Some of the address. What is raised here ends the parsing."""

@@ -21,7 +21,7 @@ import pytest
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from app.api import connections
+from app.api import connections, edge, protocol
 from app.api.connections import Connections
 from app.api.protocol import BoundedHttp
 from app.demo.client import free_port
@@ -139,6 +139,34 @@ def test_a_request_that_takes_longer_than_a_head_may_is_answered(listen, monkeyp
         time.sleep(0.6)
         connection.sendall(body[5:])
         assert connection.recv(20).startswith(b"HTTP/1.1 201 ")
+
+
+def test_requests_without_a_key_hold_no_connection_while_their_bodies_are_thrown_away(listen, monkeypatch) -> None:
+    host, port = listen(auth="keys")
+    monkeypatch.setattr(protocol.CONNECTIONS, "most", 5)
+    with ExitStack() as stack:
+        for _ in range(12):
+            half = stack.enter_context(socket.create_connection((host, port), timeout=20))
+            half.sendall(b"POST /encoders HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n{")
+        begun = time.monotonic()
+        assert ask(port, "/livez") == 200
+        assert time.monotonic() - begun < edge.DISCARD_S / 2
+
+
+def test_a_request_that_is_answered_is_closed_for_nobody(listen, monkeypatch) -> None:
+    host, port = listen()
+    monkeypatch.setattr(protocol.CONNECTIONS, "most", 2)
+    body = json.dumps({"name": "x", "dim": 2}).encode()
+    with ExitStack() as stack:
+        slow = stack.enter_context(socket.create_connection((host, port), timeout=20))
+        head = f"POST /encoders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        slow.sendall(head.encode() + b"\r\nExpect: 100-continue\r\n\r\n" + body[:5])
+        assert slow.recv(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        others = [stack.enter_context(socket.create_connection((host, port), timeout=20)) for _ in range(8)]
+        assert ask(port, "/livez") == 200
+        assert closed(others[0])
+        slow.sendall(body[5:])
+        assert slow.recv(20).startswith(b"HTTP/1.1 201 ")
 
 
 @pytest.fixture
