@@ -8,8 +8,8 @@ AnchorageError
 │  └─ NameTaken, InUse, EmbeddingsExist, AnchorCountMismatch, AnchorsNotEmbedded, TooFewAnchors, InputsNotStored, EncoderChanged,
 │     OffsetMismatch, PoolOfAnotherEncoder, JobFinished, RequestInProgress, ResourceGone, BlobMissing
 ├─ Unauthenticated           no key, or one that opens nothing
-├─ Forbidden                 a key whose scopes do not reach that far, or a Host this server does not answer to
-│  └─ ScopeMissing, HostNotAllowed
+├─ Forbidden                 a key whose scopes do not reach that far, or a Host or a page that this server does not answer to
+│  └─ ScopeMissing, HostNotAllowed, OriginNotAllowed
 ├─ Later                     refused now; `retry_after_s` says when to ask again
 │  ├─ TooManyRequests        this client's own limit
 │  │  └─ RateLimited, TooManyJobs, TooMuchAtOnce
@@ -212,6 +212,12 @@ class ScopeMissing(Forbidden):
 
 class HostNotAllowed(Forbidden):
     code = "host-not-allowed"
+
+
+class OriginNotAllowed(Forbidden):
+    """A page of another site that makes a browser send a request."""
+
+    code = "origin-not-allowed"
 
 
 class Later(AnchorageError):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import traceback
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import orjson
 import structlog
@@ -35,9 +36,9 @@ def _console() -> logging.Formatter:
         structlog.stdlib.ExtraAdder(),
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         _without_colours,
+        _printable_values,
     ]
-    # Plain tracebacks: the pretty ones print local variables, and with them vectors and secrets.
-    last = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
+    last = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_traceback)
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=steps, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, last]
     )
@@ -55,9 +56,9 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         try:
-            return orjson.dumps(line, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
+            return printable(orjson.dumps(line, default=repr, option=orjson.OPT_NON_STR_KEYS).decode())
         except TypeError:  # half a surrogate pair, a number beyond 64 bits, a circle
-            return json.dumps({name: _shown(value) for name, value in line.items()})
+            return printable(json.dumps({name: _shown(value) for name, value in line.items()}))
 
 
 def _shown(value: object) -> object:
@@ -71,6 +72,26 @@ def _shown(value: object) -> object:
         return repr(value)
     except Exception:  # whatever it is, the line is worth more
         return f"<{type(value).__name__}>"
+
+
+def printable(text: str) -> str:
+    """The text with all that is not printed as JSON escapes it: line breaks, escape sequences, marks that turn the line around.
+
+    A client chooses its path and its names: they must not pass for lines of the log, nor for commands to a terminal.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
+
+
+def _printable_values(_logger: object, _name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    return {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}
+
+
+def _traceback(file: TextIO, error: structlog.typing.ExcInfo) -> None:
+    """Plain: the pretty ones print local variables, and with them vectors and secrets. Indented: its text may be a client's."""
+    lines = "".join(traceback.format_exception(*error)).splitlines()
+    file.write("".join(f"\n    {printable(line)}" for line in lines))
 
 
 def _without_colours(_logger: object, _name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from anyio import to_thread
 from fastapi import FastAPI
-from fastapi_offline import FastAPIOffline
 from redis.exceptions import RedisError
 from starlette.concurrency import run_in_threadpool
 
@@ -22,6 +21,7 @@ from app.api import (
     api_keys,
     bootstrap,
     contracts,
+    docs,
     documents,
     edge,
     encoders,
@@ -107,14 +107,17 @@ def create_app(settings: Settings) -> FastAPI:
         await run_in_threadpool(wakeup.close)
         services.close()
 
-    app = FastAPIOffline(
+    app = FastAPI(
         title="Anchorage",
         version=__version__,
         description=DESCRIPTION,
         lifespan=lifespan,
         generate_unique_id_function=lambda route: route.name,
         redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
     )
+    docs.install(app)
     app.state.services = services
     app.state.parts = health.Parts(
         worker_alive=None if worker is None else lambda: worker.alive,

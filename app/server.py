@@ -11,6 +11,7 @@ import socket
 import tempfile
 import threading
 import time
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
@@ -21,6 +22,7 @@ from fastapi import FastAPI
 from prometheus_client.multiprocess import mark_process_dead
 
 from app import logs
+from app.api.connections import Connections, backlog, most_connections
 from app.api.health import METRICS_DIR
 from app.api.protocol import BoundedHttp
 from app.main import create_app
@@ -45,6 +47,8 @@ def bind(settings: Settings) -> socket.socket:
 
 def run(settings: Settings, application: FastAPI, listening: socket.socket) -> None:
     """Serve in this process, until SIGTERM or SIGINT."""
+    if (most := most_connections(settings.max_connections)) < (settings.max_connections or 0):
+        log.warning("ANCHORAGE_MAX_CONNECTIONS is more than half of `ulimit -n`: there will be %d connections at most", most)
     server = uvicorn.Server(_config(settings, application))
     _drain_first(server, application.state.admission, settings.drain_s)
     gc.collect()
@@ -115,7 +119,8 @@ def _config(settings: Settings, application: FastAPI | None) -> uvicorn.Config:
         port=settings.port,
         timeout_graceful_shutdown=int(settings.shutdown_s),
         timeout_keep_alive=KEEP_ALIVE_S,
-        http=BoundedHttp,
+        http=partial(BoundedHttp, held=Connections(most_connections(settings.max_connections))),  # type: ignore[arg-type]
+        backlog=backlog(),
         ws="none",
         # Who may say for whom a request was made: nobody, unless uvicorn's own variable names the proxies.
         proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,

@@ -56,6 +56,9 @@ class Settings(BaseSettings):
     bootstrap_bytes: int = Field(256 * 2**20, ge=2**20, description="memory for a bootstrap's blocks of similarities")
     max_in_flight: int = Field(256, ge=1, description="most requests answered at once")
     max_in_flight_bytes: int = Field(256 * 1024 * 1024, ge=1024, description="most bytes of bodies and answers held at once")
+    max_connections: int | None = Field(
+        None, ge=1, description="most connections of one process; default: 4,096, or half of `ulimit -n`"
+    )
     max_jobs: int = Field(10_000, ge=1, description="most unfinished jobs")
     max_project_jobs: int = Field(1_000, ge=1, description="most unfinished jobs of one project")
 

@@ -378,7 +378,7 @@ def plot(bulk: dict[str, Any], path: Path) -> None:
 ROOMS = (
     ("torch: the product and its steps", ("app/maths/", "torch/")),
     ("writing the answer", ("app/api/answers.py",)),
-    ("reading the body", ("app/api/bodies.py", "app/api/wire.py", "app/api/npy.py", "app/api/arrow.py")),
+    ("reading the body", ("app/api/bodies.py", "app/api/wire.py", "app/api/npy.py", "app/api/arrow")),
     ("log line and metrics", ("logging/", "app/logs.py", "prometheus_client/", "structlog/")),
     ("validation", ("pydantic/",)),
     ("the edge: ids, limits, keys", ("app/api/edge.py", "app/api/limiter.py")),

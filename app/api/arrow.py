@@ -1,13 +1,11 @@
 """Arrow's IPC stream: record batches of vectors and whatever else the client keeps beside them, which passes through untouched.
 
-The framing is read here before pyarrow sees a byte: sizes are bounded before anything is held, and compressed buffers, which may
-unpack to any size, are refused.
+Nothing that a body holds may cost more than a stated factor of its bytes: `app.api.arrow_messages` counts before pyarrow reads.
 """
 
 from __future__ import annotations
 
 import io
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,13 +13,26 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from flatbuffers import number_types, table
-from flatbuffers.encode import Get
 from pyarrow import ipc
 from torch import Tensor
 
 from app.api import npy
-from app.errors import BadArrow, BadColumn, BadDtype, EmptyVectors, RaggedRows
+from app.api.arrow_messages import (
+    BATCH,
+    DICTIONARY,
+    END,
+    END_OF_STREAM,
+    FRAME_BYTES,
+    SCHEMA,
+    Dictionaries,
+    Frame,
+    layout_of,
+    metadata_size,
+    next_frame,
+)
+from app.errors import BadArrow, BadColumn, BadDtype, EmptyVectors, RaggedRows, TooManyVectors
+
+__all__ = ["BATCH", "END", "END_OF_STREAM", "FRAME_BYTES", "SCHEMA", "Frame", "metadata_size", "next_frame"]
 
 MEDIA = "application/vnd.apache.arrow.stream"
 
@@ -30,25 +41,8 @@ VECTOR = "vector"
 #: the column that an answer adds: why a row is not what one would expect
 FLAG = "anchorage_flag"
 
-#: bytes that say what follows, and of one message's description: of a schema, mostly
-FRAME_BYTES, MOST_METADATA_BYTES = 8, 2**20
-#: batches of one body that is answered as a whole, and columns
-MOST_BATCHES, MOST_COLUMNS = 4_096, 1_024
-
-#: kinds of messages
-SCHEMA, DICTIONARY, BATCH = 1, 2, 3
-END = b"\xff\xff\xff\xff\0\0\0\0"
-
-
-@dataclass(frozen=True)
-class Frame:
-    """One message's place in a stream. kind 0: its end; of a dictionary, its id, and whether it adds to the one before."""
-
-    kind: int
-    start: int
-    end: int
-    dictionary: int = 0
-    adds: bool = False
+#: messages of a body that is answered as a whole; and its batches times their fields: pyarrow keeps 250 bytes for each
+MOST_MESSAGES, MOST_BATCH_FIELDS = 4_096, 2**17
 
 
 @dataclass(frozen=True)
@@ -76,152 +70,126 @@ class Sink(io.RawIOBase):
         return len(data)
 
 
-def metadata_size(head: bytes) -> int:
-    """The length of a message's description, from the bytes before it. Raises BadArrow."""
-    mark, size = struct.unpack("<ii", head) if len(head) == FRAME_BYTES else (0, 0)
-    if mark != -1 or not 0 <= size <= MOST_METADATA_BYTES:
-        raise BadArrow("this is no Arrow IPC stream: a message does not begin as one", field="vectors")
-    return int(size)
-
-
-def next_frame(data: bytes | bytearray | memoryview, start: int) -> Frame | None:
-    """The message that begins at `start`, or None if more bytes are needed to tell its length. Raises BadArrow."""
-    head = bytes(data[start : start + FRAME_BYTES])
-    if len(head) < FRAME_BYTES:
-        return None
-    size = metadata_size(head)
-    start_of_body = start + FRAME_BYTES + size
-    if size == 0:
-        return Frame(0, start, start_of_body)
-    metadata = bytes(data[start + FRAME_BYTES : start_of_body])
-    if len(metadata) < size:
-        return None
-    kind, length, dictionary, adds = _describe(metadata)
-    return Frame(kind, start, start_of_body + length, dictionary, adds)
-
-
-def _describe(metadata: bytes) -> tuple[int, int, int, bool]:
-    """A message's kind, the length of its body, and a dictionary's id and whether it adds, from its flatbuffer (Message.fbs).
-
-    Raises BadArrow.
-    """
-    dictionary, adds = 0, False
-    try:
-        message = table.Table(metadata, Get(number_types.UOffsetTFlags.packer_type, metadata, 0))
-        kind = _scalar(message, 1, number_types.Uint8Flags)
-        length = _scalar(message, 3, number_types.Int64Flags)
-        content = _child(message, 2)
-        batch = content
-        if kind == DICTIONARY and content is not None:
-            batch = _child(content, 1)
-            dictionary = _scalar(content, 0, number_types.Int64Flags)
-            adds = bool(_scalar(content, 2, number_types.Uint8Flags))
-        packed = kind in (DICTIONARY, BATCH) and batch is not None and batch.Offset(_slot(3)) != 0
-    except (struct.error, IndexError, ValueError, TypeError) as error:
-        raise BadArrow(f"a message's description cannot be read: {str(error)[:100]}", field="vectors") from None
-    if kind not in (SCHEMA, DICTIONARY, BATCH) or length < 0:
-        raise BadArrow("a stream holds a schema, dictionaries and record batches, nothing else", field="vectors")
-    if packed:
-        raise BadArrow("compressed record batches are not read: write them without compression", field="vectors")
-    return kind, length, dictionary, adds
-
-
-def _slot(number: int) -> int:
-    """Where a flatbuffer's table says where its field of that number is."""
-    return 4 + 2 * number
-
-
-def _scalar(of: table.Table, number: int, flags: Any) -> int:
-    place = of.Offset(_slot(number))
-    return int(of.Get(flags, place + of.Pos)) if place else 0
-
-
-def _child(of: table.Table, number: int) -> table.Table | None:
-    place = of.Offset(_slot(number))
-    return table.Table(of.Bytes, of.Indirect(of.Pos + place)) if place else None
-
-
-def read(data: bytes | memoryview, column: str | None) -> Rows:
+def read(data: bytes | memoryview, column: str | None, most_rows: int) -> Rows:
     """The vectors of a whole stream where they lie, and its batches.
 
-    Raises BadArrow, BadColumn, BadDtype, EmptyVectors, RaggedRows.
+    Raises BadArrow, BadColumn, BadDtype, EmptyVectors, RaggedRows, TooManyVectors.
     """
-    _check_frames(data)
-    schema, batches = _decode(data)
-    place = vector_column(schema, column)
-    batches = [batch for batch in batches if batch.num_rows]
+    frames = _frames(data, most_rows)
+    reader, view, batches = Reader(column, len(data)), memoryview(data), []
+    for frame in frames:
+        batch = reader.add(frame, view[frame.start : frame.end])
+        if len(frames) * reader.fields > MOST_BATCH_FIELDS:
+            raise BadArrow(
+                f"more than {MOST_BATCH_FIELDS} fields in all messages: send larger record batches, or stream=true",
+                field="vectors",
+            )
+        if batch is not None and batch.num_rows:
+            batches.append(batch)
+    if reader.schema is None:
+        raise BadArrow("the stream ends before its schema", field="vectors")
     if not batches:
         raise EmptyVectors("expected at least one row", field="vectors")
     parts, start = [], 0
     for batch in batches:
-        parts.append(matrix(batch, place, data, start))
+        parts.append(matrix(batch, reader.place, data, start))
         start += batch.num_rows
     if len({part.shape[1] for part in parts}) > 1:
         raise RaggedRows("batches of vectors of different lengths", field="vectors")
-    return Rows(parts[0] if len(parts) == 1 else torch.cat(parts), batches, schema, place)
+    return Rows(parts[0] if len(parts) == 1 else torch.cat(parts), batches, reader.schema, reader.place)
 
 
-def _check_frames(data: bytes | memoryview) -> None:
-    start = count = 0
+def _frames(data: bytes | memoryview, most_rows: int) -> list[Frame]:
+    """Raises BadArrow, TooManyVectors."""
+    found: list[Frame] = []
+    start = rows = 0
     while start < len(data):
         frame = next_frame(data, start)
         if frame is None or frame.end > len(data):
             raise BadArrow("the stream ends within a message", field="vectors")
-        if frame.kind == 0:
+        if frame.kind == END_OF_STREAM:
             break
-        start, count = frame.end, count + 1
-        if count > MOST_BATCHES:
-            raise BadArrow(f"more than {MOST_BATCHES} messages: send larger record batches, or stream=true", field="vectors")
+        start, rows = frame.end, rows + (frame.rows if frame.kind == BATCH else 0)
+        found.append(frame)
+        if len(found) > MOST_MESSAGES:
+            raise BadArrow(f"more than {MOST_MESSAGES} messages: send larger record batches, or stream=true", field="vectors")
+        if rows > most_rows:
+            raise TooManyVectors(f"more than {most_rows} vectors", field="vectors", limit=most_rows)
+    return found
 
 
-def _decode(data: bytes | memoryview) -> tuple[pa.Schema, list[pa.RecordBatch]]:
-    """Raises BadArrow, also for what only reads as Arrow: offsets that lead elsewhere, text that is no UTF-8."""
-    try:
-        with ipc.open_stream(pa.py_buffer(data)) as reader:
-            schema, batches = reader.schema, list(reader)
-        if len(schema) > MOST_COLUMNS:
-            raise BadArrow(f"more than {MOST_COLUMNS} columns", field="vectors")
-        for batch in batches:
-            batch.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError, TypeError, MemoryError, OverflowError) as error:
-        if isinstance(error, BadArrow):
-            raise
-        raise BadArrow(f"this is no Arrow IPC stream: {_first_line(error)}", field="vectors") from None
-    return schema, batches
+class Reader:
+    """Reads a stream message by message.
+
+    schema, place  the schema, once it has come, and the place of the column of vectors
+    fields         how many a batch has, nested ones included
+    dictionaries   what they hold and cost
+    """
+
+    def __init__(self, column: str | None, most_dictionary_bytes: int) -> None:
+        self.schema: pa.Schema | None = None
+        self.place, self.fields = -1, 0
+        self.dictionaries = Dictionaries({}, 0)
+        self._column, self._most = column, most_dictionary_bytes
+        self._source = _Source()
+        self._bytes = 0
+
+    def add(self, frame: Frame, message: memoryview) -> pa.RecordBatch | None:
+        """The batch, if the message is one; it lies in the message's memory.
+
+        Raises BadArrow, also for what only reads as Arrow (offsets that lead elsewhere, text that is no UTF-8), BodyTooLarge,
+        BadColumn and BadDtype.
+        """
+        if (frame.kind == SCHEMA) != (self.schema is None):
+            raise BadArrow("a stream begins with its schema, and has one", field="vectors")
+        self._bytes += len(message)
+        try:
+            if frame.kind == SCHEMA:
+                self._begin(message)
+            elif frame.kind == DICTIONARY:
+                self.dictionaries.add(frame, self._bytes)
+                self._source.parts.append(message)
+            else:
+                self._source.parts.append(message)
+                return self._batch()
+        except (pa.ArrowException, OSError, ValueError, TypeError, MemoryError, OverflowError, StopIteration) as error:
+            raise BadArrow(f"this is no Arrow IPC stream: {_first_line(error)}", field="vectors") from None
+        return None
+
+    def _begin(self, message: memoryview) -> None:
+        layout = layout_of(message)
+        self.fields, self.dictionaries = layout.fields, Dictionaries(layout.dictionaries, self._most)
+        self._source.parts.append(message)
+        self._stream = ipc.open_stream(self._source)
+        self.schema = self._stream.schema
+        self.place = vector_column(self.schema, self._column)
+
+    def _batch(self) -> pa.RecordBatch:
+        batch, dictionaries = self._stream.read_next_batch(), self.dictionaries
+        batch.validate()
+        for place, column in enumerate(batch.columns):
+            # A dictionary that was checked is not read again for each batch: nothing here follows its indices.
+            column.validate(full=place in dictionaries.new or place not in dictionaries.columns)
+        dictionaries.were_read()
+        return batch
 
 
-class Beginning:
-    """What each batch of a stream is read with: the schema, and the dictionaries as they are by then."""
+class _Source(io.RawIOBase):
+    """The messages that pyarrow is to read: nothing is copied."""
 
     def __init__(self) -> None:
-        self._schema = b""
-        self._dictionaries: dict[int, bytes] = {}
+        self.parts: list[memoryview] = []
 
-    def add(self, frame: Frame, message: bytes) -> None:
-        """A message that is no batch."""
-        if frame.kind == SCHEMA:
-            self._schema += message
-        elif frame.adds:
-            self._dictionaries[frame.dictionary] = self._dictionaries.get(frame.dictionary, b"") + message
-        else:
-            self._dictionaries[frame.dictionary] = message
+    def readable(self) -> bool:
+        return True
 
-    def written(self) -> bytes:
-        """As a stream begins."""
-        return b"".join((self._schema, *self._dictionaries.values()))
-
-
-def decode_batch(data: memoryview) -> pa.RecordBatch:
-    """The batch of a stream of one. Raises BadArrow."""
-    _, batches = _decode(data)
-    if len(batches) != 1:
-        raise BadArrow("a message that is no record batch", field="vectors")
-    return batches[0]
-
-
-def decode_schema(prefix: bytes) -> pa.Schema:
-    """Raises BadArrow."""
-    return _decode(prefix + END)[0]
+    def read(self, size: int = -1) -> Any:
+        """The next bytes: of one message, which pyarrow never reads beyond."""
+        if not self.parts:
+            return b""
+        found, rest = self.parts[0][:size], self.parts[0][size:]
+        self.parts[:1] = [rest] if len(rest) else []
+        return found
 
 
 def vector_column(schema: pa.Schema, name: str | None) -> int:

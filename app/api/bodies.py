@@ -162,7 +162,9 @@ async def _read(model: type[BodyT], reading: Reading, request: Request) -> tuple
     if media == multipart.MEDIA:
         data, files = await run_in_threadpool(multipart.split, request.headers["content-type"], data)
     _note_repeat(request, data, files or [])
-    parse = partial(_parsed, media, data, files, query_fields.column(request), query, model)
+    limits = request.app.state.services.limits
+    most_rows = max(limits.vectors, limits.pool)  # each route has a limit of its own, which it checks later
+    parse = partial(_parsed, media, data, files, query_fields.column(request), most_rows, query, model)
     inline = len(data) <= INLINE_BYTES or media == npy.MEDIA
     body, rows = parse() if inline else await run_in_threadpool(parse)
     return body, media, rows, arrived
@@ -268,14 +270,20 @@ def departures(request: Request) -> Iterator[None]:
 
 
 def _parsed(
-    media: str, data: Data, files: list[bytes] | None, column: str | None, query: dict[str, Any], model: type[BodyT]
+    media: str,
+    data: Data,
+    files: list[bytes] | None,
+    column: str | None,
+    most_rows: int,
+    query: dict[str, Any],
+    model: type[BodyT],
 ) -> tuple[BodyT, arrow.Rows | None]:
     """The body and the query string as the model, and the body's Arrow rows."""
     rows = None
     if media == npy.MEDIA:
         fields: Any = {"vectors": npy.read(data)}
     elif media == arrow.MEDIA:
-        rows = arrow.read(data, column)
+        rows = arrow.read(data, column, most_rows)
         fields = {"vectors": rows.vectors}
     else:
         fields = parse_json(data)

@@ -25,10 +25,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import telemetry
-from app.api import problems
+from app.api import docs, problems
 from app.api.failed_keys import FailedKeys
 from app.api.limiter import RateLimiter
-from app.errors import AnchorageError, HostNotAllowed, Overloaded, TooMuchAtOnce, Unauthenticated
+from app.errors import AnchorageError, HostNotAllowed, OriginNotAllowed, Overloaded, TooMuchAtOnce, Unauthenticated
 from app.services.context import Origin, answer_bytes, origin
 from app.services.keys import Caller, KeyRing
 
@@ -36,8 +36,11 @@ log = logging.getLogger("anchorage.request")
 
 #: answered to everyone: they say nothing about anyone's data
 PROBES = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
-PUBLIC = PROBES | frozenset({"/docs", "/redoc", "/openapi.json", "/docs/oauth2-redirect"})
-PUBLIC_FOLDER = "/static-offline-docs/"
+
+#: verbs that change nothing: a page of another site may have a browser ask so, and cannot read the answer
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+#: what browsers call requests of a service's own pages, and of its user
+OWN_SITE = frozenset({"same-origin", "none"})
 
 #: what the metrics call by its name; clients may write anything
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -180,7 +183,8 @@ class Edge:
             return
         headers = Headers(scope=scope)
         state = scope.setdefault("state", {})
-        answer = _Answer(send, _request_id(headers), self._admission, state.get("hang_up", lambda: None))
+        abort = state.get("hang_up", lambda: None)
+        answer = _Answer(send, _request_id(headers), self._admission, abort, page=docs.is_public(scope["path"]))
         state["request_id"] = answer.request_id
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=answer.request_id)
@@ -199,6 +203,7 @@ class Edge:
         try:
             if scope["path"] not in PROBES:
                 self._check_host(headers)
+                self._check_origin(scope["method"], headers)
             if not _public(scope):
                 await self._let_in(scope, answer, headers, room)
             await self._app(scope, receive, answer.send)
@@ -234,6 +239,22 @@ class Edge:
         if name.lower().strip("[]") not in self._admission.hosts:
             raise HostNotAllowed(
                 "this server does not answer to that Host: ANCHORAGE_ALLOWED_HOSTS names those it does", field="Host"
+            )
+
+    def _check_origin(self, method: str, headers: Headers) -> None:
+        """A page of another site can make a browser send a form here; where keys are asked for, it has none."""
+        if self._admission.keys is not None or method in SAFE:
+            return
+        site, origin_ = headers.get("sec-fetch-site"), headers.get("origin")
+        if site is None:  # an old browser, or no browser
+            own = origin_ is None or origin_.partition("://")[2].lower() == headers.get("host", "").lower()
+        else:
+            own = site in OWN_SITE
+        if not own:
+            raise OriginNotAllowed(
+                "without API keys, this server answers to no page of another site: ask it from a page of its own, "
+                "from no browser, or with keys (ANCHORAGE_AUTH=keys)",
+                field="Origin" if site is None else "Sec-Fetch-Site",
             )
 
     async def _admit(self, scope: Scope, headers: Headers) -> Caller:
@@ -272,6 +293,7 @@ class Edge:
 
     async def _refuse(self, error: AnchorageError, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with the problem; the body is read and thrown away first, or the client would see its connection break."""
+        scope["state"].get("refused", lambda: None)()  # its connection may be closed for another
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DISCARD_S):
                 await _discard(receive, Headers(scope=scope), self._admission.max_body_bytes)
@@ -282,12 +304,13 @@ class Edge:
 class _Answer:
     """Watches an answer on its way out."""
 
-    def __init__(self, send: Send, request_id: str, admission: Admission, abort: Callable[[], object]) -> None:
+    def __init__(self, send: Send, request_id: str, admission: Admission, abort: Callable[[], object], *, page: bool) -> None:
         self._send = send
         self._abort = abort
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._admission = admission
+        self._page = page
         self.request_id = request_id
         self.started = time.perf_counter()
         #: what a request that never got an answer counts as
@@ -302,6 +325,10 @@ class _Answer:
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
             headers["X-Request-ID"] = self.request_id
+            headers.raw.append((b"x-content-type-options", b"nosniff"))
+            if self._page:
+                headers.raw.extend(docs.HEADERS)
+                headers.setdefault("Content-Security-Policy", docs.CLOSED)
             if self._admission.stopping:
                 headers["Connection"] = "close"
         data = message.get("body", b"")
@@ -350,7 +377,7 @@ class HangUp(Exception):
 
 
 def _public(scope: Scope) -> bool:
-    return scope["path"] in PUBLIC or scope["path"].startswith(PUBLIC_FOLDER)
+    return scope["path"] in PROBES or docs.is_public(scope["path"])
 
 
 def _record(scope: Scope, answer: _Answer, *, quiet: bool) -> None:

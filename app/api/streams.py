@@ -17,6 +17,7 @@ import pyarrow as pa
 import torch
 from fastapi import Request, Response
 from pyarrow import ipc
+from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 from torch import Tensor
 
@@ -48,6 +49,9 @@ BLOCK_BYTES = 8 * 2**20
 
 #: blocks that are in memory at once: read, multiplied, sent
 HELD = 3
+
+#: Arrow messages above this are read in a thread, so that the others need not wait for it
+INLINE_BYTES = 16 * 1024
 
 #: how long the rest of a body is thrown away for, so that the client receives what was answered
 DISCARD_S = 10
@@ -191,16 +195,14 @@ class _Stream(Response):
         self._rows = block.start + len(block.running.vectors)
         return True
 
-    def _begin(self, vectors: Tensor, start: int, batch: pa.RecordBatch | None = None) -> _Block:
+    def _begin(self, vectors: Tensor, start: int, size: int, batch: pa.RecordBatch | None = None) -> _Block:
+        """Multiply the vectors of a block that took `size` bytes."""
         plan = self.plan
         reads, makes = plan.served.dims
         if vectors.shape[1] != reads:
             raise DimensionMismatch(f"expected vectors of dimension {reads}, got {vectors.shape[1]}", field=plan.served.reads)
-        if len(vectors) * makes > plan.services.limits.numbers:
-            most = plan.services.limits.numbers // makes
-            raise TooManyVectors(f"{len(vectors)} vectors in one batch, {most} are allowed", field="vectors", limit=most)
         out = torch.empty(len(vectors), makes, dtype=TORCH[plan.dtype])
-        self._make_room(HELD * (vectors.nbytes + out.nbytes))
+        self._make_room(HELD * (size + out.nbytes))
         try:
             return _Block(plan.served.run(plan.services, vectors, out, plan.precision), start, batch)
         except AnchorageError as error:
@@ -241,7 +243,7 @@ class _NpyStream(_Stream):
                 )
             if start + rows == count and len(await self.feed.read(1)):  # or the answer would be whole
                 raise BadNpy(f"the body goes on after the {count} vectors of its header", field="vectors")
-            yield self._begin(npy.as_tensor(data.view(dtype).reshape(rows, dim)), start)
+            yield self._begin(npy.as_tensor(data.view(dtype).reshape(rows, dim)), start, data.nbytes)
 
     async def _header(self) -> npy.Header:
         data = bytes(await self.feed.read(12))
@@ -273,27 +275,30 @@ class _ArrowStream(_Stream):
         self._writer: ipc.RecordBatchStreamWriter | None = None
 
     async def _blocks(self) -> AsyncIterator[_Block]:
-        beginning, written = arrow.Beginning(), b""
-        start, place = 0, -1
-        while (message := await self._message(written)) is not None:
+        reader, start = arrow.Reader(self._column, self._limit), 0
+        while (message := await self._message()) is not None:
             frame, data = message
-            if frame.kind != arrow.BATCH:
-                beginning.add(frame, bytes(data[len(written) : -len(arrow.END)]))
-                written = beginning.written()
-                if len(written) > self._limit:
-                    raise BodyTooLarge(f"a schema and dictionaries of more than {self._limit} bytes", limit=self._limit)
-                continue
-            if place < 0:
-                schema = arrow.decode_schema(written)
-                place = arrow.vector_column(schema, self._column)
-                self._open(schema, place)
-            batch = arrow.decode_batch(data)
-            if batch.num_rows:
-                yield self._begin(arrow.matrix(batch, place, data, start), start, batch)
+            self._check_rows(frame)
+            if len(data) + reader.dictionaries.unread > INLINE_BYTES:
+                batch = await run_in_threadpool(reader.add, frame, data)
+            else:
+                batch = reader.add(frame, data)
+                await asyncio.sleep(0)  # what has come already is read without a wait: let the others have a turn
+            if frame.kind == arrow.SCHEMA:
+                self._open(reader)
+            if batch is not None and batch.num_rows:
+                vectors = arrow.matrix(batch, reader.place, data, start)
+                yield self._begin(vectors, start, len(data) + reader.dictionaries.held, batch)
                 start += batch.num_rows
 
-    async def _message(self, written: bytes) -> tuple[arrow.Frame, memoryview] | None:
-        """The next message, as a stream of its own behind what is `written` before each, or None at the stream's end."""
+    def _check_rows(self, frame: arrow.Frame) -> None:
+        """Raises TooManyVectors."""
+        most = self.plan.services.limits.numbers // self.plan.served.dims[1]
+        if frame.kind == arrow.BATCH and frame.rows > most:
+            raise TooManyVectors(f"{frame.rows} vectors in one batch, {most} are allowed", field="vectors", limit=most)
+
+    async def _message(self) -> tuple[arrow.Frame, memoryview] | None:
+        """The next message, or None at the stream's end."""
         head = bytes(await self.feed.read(arrow.FRAME_BYTES))
         if not head:
             return None
@@ -301,22 +306,22 @@ class _ArrowStream(_Stream):
         frame = arrow.next_frame(head, 0)
         if frame is None:
             raise BadArrow("the stream ends within a message", field="vectors")
-        if frame.kind == 0:
+        if frame.kind == arrow.END_OF_STREAM:
             await self.feed.discard()
             return None
         if frame.end > self._limit:
             raise BodyTooLarge(
                 f"a record batch of {frame.end} bytes, {self._limit} are allowed: send smaller ones", limit=self._limit
             )
-        whole = np.empty(len(written) + frame.end + len(arrow.END), np.uint8).data
-        begun, end = len(written) + len(head), len(written) + frame.end
-        whole[:begun], whole[end:] = written + head, arrow.END
-        if await self.feed.fill(whole[begun:end]) < end - begun:
+        whole = np.empty(frame.end, np.uint8).data
+        whole[: len(head)] = head
+        if await self.feed.fill(whole[len(head) :]) < frame.end - len(head):
             raise BadArrow("the stream ends within a message", field="vectors")
         return frame, whole
 
-    def _open(self, schema: pa.Schema, place: int) -> None:
-        plan = self.plan
+    def _open(self, reader: arrow.Reader) -> None:
+        plan, schema, place = self.plan, reader.schema, reader.place
+        assert schema is not None
         kind = pa.list_(pa.float32() if plan.dtype == "float32" else pa.float16(), plan.served.dims[1])
         columns = {arrow.vector_name(schema, place): kind, arrow.FLAG: pa.string()}
         self._place = place

@@ -124,6 +124,67 @@ def test_on_loopback_no_keys_are_asked_for_unless_the_operator_says_so(host):
     assert asks_for_keys(Settings(host=host, auth="keys"))
 
 
+# --- pages of other sites ---------------------------------------------------------------------------------------------------
+
+BODY = {"name": "x", "dim": 2}
+FORM = {"request": (None, json.dumps(BODY))}
+OWN = "http://127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example"},
+        {"Sec-Fetch-Site": "same-site", "Origin": "http://127.0.0.1:3000"},
+        {"Sec-Fetch-Site": "cross-site", "Origin": OWN},
+        {"Sec-Fetch-Site": ""},
+        {"Origin": "https://evil.example"},
+        {"Origin": "http://127.0.0.1.evil.example"},
+        {"Origin": "http://127.0.0.1:3000"},
+        {"Origin": "null"},
+        {"Origin": ""},
+        {"Origin": "http://["},
+        {"Origin": "127.0.0.1"},
+    ],
+)
+def test_a_page_of_another_site_makes_nobodys_browser_change_anything(client, refused, headers):
+    """A form needs no leave of the service: multipart/form-data is sent at once."""
+    field = "Sec-Fetch-Site" if "Sec-Fetch-Site" in headers else "Origin"
+    refused(client.post("/encoders", files=FORM, headers=headers), 403, "origin-not-allowed", field)
+    refused(client.post("/translate", json={}, headers=headers), 403, "origin-not-allowed", field)
+    refused(client.delete("/encoders/x", headers=headers), 403, "origin-not-allowed", field)
+    assert client.get("/encoders", headers=headers).json() == {"encoders": []}, "which the page cannot read"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Sec-Fetch-Site": "same-origin", "Origin": OWN},
+        {"Sec-Fetch-Site": "same-origin", "Origin": "https://api.example"},  # a proxy that changes the Host
+        {"Sec-Fetch-Site": "none"},
+        {"Origin": OWN},
+        {"Origin": OWN.upper()},
+    ],
+)
+def test_its_own_pages_and_clients_that_are_no_browsers_do(client, headers):
+    assert client.post("/encoders", json=BODY, headers=headers).status_code == 201
+
+
+def test_where_keys_are_asked_for_a_page_has_none(locked, new_key, bearing):
+    headers = {"Sec-Fetch-Site": "cross-site", "Origin": "https://app.example"}
+    assert locked.post("/encoders", json=BODY, headers=headers).status_code == 401
+    assert locked.post("/encoders", json=BODY, headers={**headers, **bearing(new_key(locked))}).status_code == 201
+
+
+def test_without_keys_it_is_so_beyond_loopback_too(serve, refused):
+    client = serve(host=BEYOND, auth="none")
+    answer = client.post("/encoders", json=BODY, headers={"Origin": "https://evil.example", "Host": "10.0.0.1:8080"})
+    refused(answer, 403, "origin-not-allowed", "Origin")
+    headers = {"Origin": "http://10.0.0.1:8080", "Host": "10.0.0.1:8080"}
+    assert client.post("/encoders", json=BODY, headers=headers).status_code == 201
+
+
 # --- rates ---------------------------------------------------------------------------------------------------------------
 
 

@@ -383,3 +383,23 @@ def test_names_that_are_nobodys_are_refused_before_the_body_is_read(service):
     with closing(service.begin(STREAM.replace("items", "none"), NPY, 10**7)) as connection:
         reply = finish(connection)
     assert (reply.status, reply.problem["code"]) == (404, "anchor-set-not-found")
+
+
+def test_a_stream_of_thousands_of_small_batches_leaves_the_others_their_turn(service):
+    """What has come already is read without a wait: others waited for more than a second."""
+    body, answers = as_arrow(np.tile(VECTORS, (3, 1)), 1), []
+    with closing(service.begin(STREAM, ARROW, len(body))) as connection:
+        sender = threading.Thread(target=service.send, args=(connection, [body], False), daemon=True)
+        reader = threading.Thread(target=lambda: answers.append(finish(connection)), daemon=True)
+        sender.start()
+        reader.start()
+        asked = 0
+        while not answers:
+            with closing(http.client.HTTPConnection(*service.address, timeout=30)) as other:
+                other.request("GET", "/livez")
+                assert other.getresponse().status == 200
+            asked += 1
+        reader.join()
+        sender.join()
+    assert (answers[0].whole, len(answers[0].rows)) == (True, 4500)
+    assert asked > 600, "one for a few batches: without turns there were 200"

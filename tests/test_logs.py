@@ -1,4 +1,4 @@
-"""Log lines for machines: an object a line, whatever somebody logs."""
+"""Log lines: an object a line for machines, a line for people, whatever somebody logs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app import logs
 from app.logs import JsonLines
 
 
@@ -161,3 +162,33 @@ def test_an_exception_whose_words_are_half_a_surrogate_is_logged():
     except ValueError:
         found = line("failed", error=sys.exc_info(), level=logging.ERROR)
     assert "ValueError" in found["exception"]
+
+
+#: what a client may write into a path or a name: line breaks of Unicode, escape sequences, marks that turn the text around
+TRICKS = "a\nb\rc\x1b[2Jd\x9b2Je\x07f\x7fg\u2028h\u2029i\x85j\u202ek\u2066l\x00m"
+
+
+@pytest.mark.parametrize("style", ["console", "json"])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_a_client_writes_is_neither_a_line_nor_a_command(style, terminal, capsys, monkeypatch):
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    try:
+        logs.configure(style)
+        with structlog.contextvars.bound_contextvars(request_id=TRICKS):
+            try:
+                raise ValueError(f"2026-11-22T00:00:00Z [info] GET / 200\n{TRICKS}")
+            except ValueError:
+                logging.getLogger("anchorage.test").exception("%s %s 200", "GET", f"/{TRICKS}", extra={"name_": TRICKS})
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+    written = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().err) if terminal else capsys.readouterr().err
+    first, *rest = written.removesuffix("\n").split("\n")
+    assert all(line.isprintable() for line in [first, *rest])
+    assert r"GET /a\nb\rc\u001b[2Jd\u009b2Je" in first
+    assert all(line.startswith("    ") for line in rest), "a traceback is indented, so that nobody takes its text for a line"
+    if style == "json":
+        assert json.loads(first)["event"] == f"GET /{TRICKS} 200"
+        assert not rest
