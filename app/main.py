@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 from anyio import to_thread
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
-from redis.exceptions import RedisError
 from starlette.concurrency import run_in_threadpool
 
 from app import __version__, tracing
@@ -48,7 +47,6 @@ from app.services import spaces, writes
 from app.services.context import THREADS, Services
 from app.services.keys import KeyRing
 from app.settings import Settings
-from app.storage.connect import redis_client
 from app.wiring import make_queue, make_services
 from workers.main import Worker
 
@@ -120,7 +118,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.services = services
     app.state.parts = health.Parts(
         worker_alive=None if worker is None else lambda: worker.alive,
-        redis_answers=None if settings.redis_url is None else _answers(settings.redis_url),
+        redis_answers=None if services.cache.store is None else services.cache.store.takes_writes,
     )
     app.state.admission = _admission(settings, services)
     app.state.streams = Counter()
@@ -169,25 +167,11 @@ def _hosts(settings: Settings) -> frozenset[str] | None:
     return frozenset(name.strip().lower().strip("[]") for name in settings.allowed_hosts.split(","))
 
 
-def _answers(redis_url: str) -> Callable[[], bool]:
-    client = redis_client(redis_url, tries=1)
-
-    def answers() -> bool:
-        try:
-            return bool(client.ping())
-        except RedisError as error:
-            log.warning("Redis does not answer: %s", error)
-            return False
-
-    return answers
-
-
 def _start(services: Services, worker: Worker | None) -> None:
     services.db.migrate()
     writes.forget_requests(services)
     if swept := spaces.sweep_blobs(services):
         log.info("deleted %d blobs that nothing names", swept)
-    services.names.open()
     if worker is not None:
         worker.start()
 

@@ -15,7 +15,7 @@ from app import telemetry
 from app.api import answers, vector_routes, wire
 from app.api.answers import Writer
 from app.api.bodies import JSON, JsonRoute
-from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
+from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes, settled
 from app.api.problems import documented
 from app.api.translate import NO_MINIMUM, NO_OPTIONS, Flag, Method, MinQuality, Options
 from app.api.vector_routes import AnswerWriter, VectorRoute
@@ -290,9 +290,9 @@ def get_head(name: PathName, services: Svc, project: Reads) -> Head:
 
 
 @router.delete("/heads/{name}", status_code=204, responses=documented(404, 422))
-def delete_head(name: PathName, services: Svc, project: Writes) -> None:
+async def delete_head(name: PathName, services: Svc, project: Writes) -> None:
     """Forget a head."""
-    stitching.delete_head(services, project, name)
+    await settled(stitching.delete_head, services, project, name)
 
 
 async def stitch(body: StitchRequest, writer: AnswerWriter, services: Svc, project: Reads) -> Response:
