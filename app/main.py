@@ -6,13 +6,12 @@ import asyncio
 import ipaddress
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from anyio import to_thread
 from fastapi import FastAPI
-from redis.exceptions import RedisError
 from starlette.concurrency import run_in_threadpool
 
 from app import __version__, tracing
@@ -46,7 +45,6 @@ from app.encoders.threads import use_threads
 from app.services.context import THREADS, Services
 from app.services.keys import KeyRing
 from app.settings import Settings
-from app.storage.connect import redis_client
 from app.wiring import make_services, make_wakeup
 from workers.main import Worker
 
@@ -121,7 +119,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.services = services
     app.state.parts = health.Parts(
         worker_alive=None if worker is None else lambda: worker.alive,
-        redis_answers=None if settings.redis_url is None else _answers(settings.redis_url),
+        redis_answers=None if services.cache.store is None else services.cache.store.takes_writes,
     )
     app.state.admission = _admission(settings, services)
     app.state.streams = Counter()
@@ -169,21 +167,7 @@ def _hosts(settings: Settings) -> frozenset[str] | None:
     return frozenset(name.strip().lower().strip("[]") for name in settings.allowed_hosts.split(","))
 
 
-def _answers(redis_url: str) -> Callable[[], bool]:
-    client = redis_client(redis_url, tries=1)
-
-    def answers() -> bool:
-        try:
-            return bool(client.ping())
-        except RedisError as error:
-            log.warning("Redis does not answer: %s", error)
-            return False
-
-    return answers
-
-
 def _start(services: Services, worker: Worker | None) -> None:
     services.db.migrate()
-    services.names.open()
     if worker is not None:
         worker.start()

@@ -63,7 +63,6 @@ class Settings(BaseSettings):
     max_project_jobs: int = Field(1_000, ge=1, description="most unfinished jobs of one project")
 
     cache_bytes: int = Field(512 * 1024 * 1024, ge=0, description="memory for anchors, decoders and translators")
-    redis_cache_bytes: int = Field(1024 * 1024 * 1024, ge=0, description="the same, in Redis for all processes")
     threads: int | None = Field(None, ge=1, description="torch threads; default: torch's own choice")
 
     lease_s: float = Field(30.0, ge=1, le=3600, description="a worker silent for so long has lost its jobs")

@@ -14,9 +14,9 @@ from app.services.lanes import Lanes
 from app.settings import Settings
 from app.storage.blobs import BlobStore
 from app.storage.cache import Cache, RedisStore
-from app.storage.connect import redis_client
-from app.storage.db import Database, sqlite_url
-from app.storage.names import Names, Word
+from app.storage.connect import OptionalRedis, redis_client
+from app.storage.db import Database, is_sqlite, sqlite_url
+from app.storage.names import Names
 from app.storage.wakeup import LocalWakeup, RedisWakeup
 
 
@@ -29,10 +29,9 @@ def make_services(settings: Settings, *, device: str | None = None) -> Services:
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    store = word = None
+    store = None
     if settings.redis_url is not None:
-        store = RedisStore(redis_client(settings.redis_url), settings.redis_prefix, settings.redis_cache_bytes)
-        word = Word(redis_client(settings.redis_url, tries=1), settings.redis_prefix)
+        store = RedisStore(OptionalRedis(settings.redis_url), settings.redis_prefix)
     db = make_database(settings)
     return Services(
         db=db,
@@ -41,7 +40,7 @@ def make_services(settings: Settings, *, device: str | None = None) -> Services:
         encoders=EncoderPool(
             _shelf(settings), device=models_on, limit_bytes=settings.model_bytes, cores=settings.encode_cores or settings.threads
         ),
-        names=Names(word, away=lambda: db.away),
+        names=Names(alone=settings.redis_url is None and is_sqlite(db.url), away=lambda: db.away),
         lanes=Lanes(),
         limits=Limits(
             vectors=settings.max_vectors,

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.api import wire
 from app.api.bodies import json_body
-from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
+from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes, settled
 from app.api.jobs import ASYNC, Job, Prefer, accepted, wants_job
 from app.api.problems import documented
 from app.api.wire import InputsBody, Name, UndecodedVectors, Vectors
@@ -191,6 +191,6 @@ def get_anchor_set(name: PathName, services: Svc, project: Reads) -> AnchorSet:
 
 
 @router.delete("/{name}", status_code=204, responses=documented(404, 409, 422))
-def delete_anchor_set(name: PathName, services: Svc, project: Writes) -> None:
+async def delete_anchor_set(name: PathName, services: Svc, project: Writes) -> None:
     """Forget a set, its embeddings and its translators; refused while a head uses it."""
-    spaces.delete_anchor_set(services, project, name)
+    await settled(spaces.delete_anchor_set, services, project, name)

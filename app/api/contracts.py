@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated
 
@@ -9,12 +10,13 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.bodies import json_body
-from app.api.deps import PathName, Reads, Svc, Writes
+from app.api.deps import PathName, Reads, Svc, Writes, settled
 from app.api.problems import documented
 from app.api.translate import MinQuality
 from app.api.wire import Body
 from app.errors import MissingField
 from app.services import promises, spaces, translation
+from app.services.context import Services
 from app.storage import tables
 
 router = APIRouter(prefix="/anchor-sets/{name}/contracts", tags=["anchor sets"])
@@ -55,7 +57,7 @@ def describe(row: tables.Contract) -> Contract:
 
 
 @router.put("/{source}/{target}", responses=documented(400, 404, 409, 415, 422))
-def put_contract(
+async def put_contract(
     name: PathName,
     source: PathName,
     target: PathName,
@@ -70,7 +72,7 @@ def put_contract(
     minimum = body.min_quality.given()
     if not minimum:
         raise MissingField("name at least one measure and its least value", field="min_quality")
-    return describe(promises.agree(services, project, *_pair(services, project, name, source, target), minimum))
+    return describe(await settled(_agree, services, project, (name, source, target), minimum))
 
 
 @router.get("", responses=documented(404, 422))
@@ -81,10 +83,18 @@ def list_contracts(name: PathName, services: Svc, project: Reads) -> ContractLis
 
 
 @router.delete("/{source}/{target}", status_code=204, responses=documented(404, 422))
-def delete_contract(name: PathName, source: PathName, target: PathName, services: Svc, project: Writes) -> None:
+async def delete_contract(name: PathName, source: PathName, target: PathName, services: Svc, project: Writes) -> None:
     """Ask nothing of a pair any more."""
-    promises.end(services, project, *_pair(services, project, name, source, target))
+    await settled(_end, services, project, (name, source, target))
 
 
-def _pair(services: Svc, project: str, name: str, source: str, target: str) -> tuple[tables.Space, tables.Space]:
+def _agree(services: Services, project: str, names: tuple[str, str, str], minimum: Mapping[str, float]) -> tables.Contract:
+    return promises.agree(services, project, *_pair(services, project, *names), minimum)
+
+
+def _end(services: Services, project: str, names: tuple[str, str, str]) -> None:
+    promises.end(services, project, *_pair(services, project, *names))
+
+
+def _pair(services: Services, project: str, name: str, source: str, target: str) -> tuple[tables.Space, tables.Space]:
     return translation.pair(services, project, translation.Request(source, target, name, "auto", {}))

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Header, Path, Query, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 from pydantic import AfterValidator, AwareDatetime
+from starlette.concurrency import run_in_threadpool
 
 from app.api.wire import NAME
 from app.errors import ScopeMissing
 from app.services.context import Services
 from app.services.keys import Caller
 from app.types import Scope
+
+Changed = TypeVar("Changed")
 
 
 async def services(request: Request) -> Services:
@@ -49,6 +54,13 @@ IdempotencyKey = Annotated[
     str | None,
     Header(description="Send a request again under the same key, and what it makes is made once. Recognised for a day."),
 ]
+
+
+async def settled(change: Callable[..., Changed], services: Services, *arguments: Any) -> Changed:
+    """What a change of names returns, once no process answers by what was before it. The wait occupies no thread."""
+    done = await run_in_threadpool(change, services, *arguments)
+    await asyncio.sleep(services.names.settle_s)
+    return done
 
 
 def _utc(moment: datetime) -> datetime:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from app.api import wire
 from app.api.bodies import json_body
-from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
+from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes, settled
 from app.api.problems import documented
 from app.api.wire import Body, Name, Vectors
 from app.encoders import options
@@ -210,9 +210,9 @@ def get_encoder(name: PathName, services: Svc, project: Reads) -> Encoder:
 
 
 @router.delete("/{name}", status_code=204, responses=documented(404, 409, 422))
-def delete_encoder(name: PathName, services: Svc, project: Writes) -> None:
+async def delete_encoder(name: PathName, services: Svc, project: Writes) -> None:
     """Forget an encoder; refused while an anchor set or a head uses it."""
-    spaces.delete_encoder(services, project, name)
+    await settled(spaces.delete_encoder, services, project, name)
 
 
 @router.post("/{name}/verify", responses=documented(400, 404, 409, 413, 415, 422))

@@ -55,7 +55,7 @@ class Live(BaseModel):
 class Ready(BaseModel):
     """What the process needs to serve a request, and whether it has it; null is what it does without.
 
-    degraded: requests are answered, jobs wait and caches are this process's own, because Redis is away.
+    degraded: requests are answered, but Redis is away or stores nothing, so that each process caches and counts for itself.
     """
 
     status: Literal["ok", "degraded", "stopping", "unavailable"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
@@ -10,15 +11,14 @@ from functools import lru_cache
 import limits
 from limits.aio.storage import MemoryStorage, RedisStorage
 from limits.aio.strategies import SlidingWindowCounterRateLimiter
-from redis.exceptions import RedisError
 
 from app.errors import RateLimited
+from app.storage.connect import AWAY_S, Circuit
 
 log = logging.getLogger("anchorage.limiter")
 
-#: after a failed call Redis is left alone for so long; this process counts by itself meanwhile
-AWAY_S = 2.0
-ANSWER_S = 0.5
+#: how long a request waits for Redis to count it; then this process counts by itself for a while
+PATIENCE_S = 0.5
 
 
 class RateLimiter:
@@ -28,14 +28,15 @@ class RateLimiter:
         self._default = default
         self._own = SlidingWindowCounterRateLimiter(MemoryStorage())
         self._common: SlidingWindowCounterRateLimiter | None = None
-        self._away_until = 0.0
+        self._circuit = Circuit()
         if redis_url is not None:
             storage = RedisStorage(
                 f"async+{redis_url}",
                 implementation="redispy",
                 key_prefix=f"{prefix}:rate",
-                socket_timeout=ANSWER_S,
-                socket_connect_timeout=ANSWER_S,
+                socket_timeout=PATIENCE_S,
+                socket_connect_timeout=PATIENCE_S,
+                protocol=2,
             )
             self._common = SlidingWindowCounterRateLimiter(storage)
 
@@ -44,23 +45,32 @@ class RateLimiter:
         rate = rate or self._default
         if rate is None:
             return
-        if self._common is not None and time.monotonic() >= self._away_until:
+        if self._common is not None and self._circuit.admits():
             try:
-                await _count(self._common, caller, rate)
-            except (RedisError, OSError) as error:
-                self._away_until = time.monotonic() + AWAY_S
-                log.warning("rates are counted by this process alone, Redis does not answer: %s", error)
+                async with asyncio.timeout(PATIENCE_S):
+                    refusal = await _refusal(self._common, caller, rate)
+            except Exception as error:  # what answers at Redis's address may be anything
+                self._circuit.failed()
+                log.warning("this process counts rates alone for %.0f s, Redis failed: %s", AWAY_S, type(error).__name__)
+                refusal = await _refusal(self._own, caller, rate)
             else:
-                return
-        await _count(self._own, caller, rate)
+                self._circuit.worked()
+        else:
+            refusal = await _refusal(self._own, caller, rate)
+        if refusal is not None:
+            raise refusal
 
 
-async def _count(strategy: SlidingWindowCounterRateLimiter, caller: str, rate: str) -> None:
+async def _refusal(strategy: SlidingWindowCounterRateLimiter, caller: str, rate: str) -> RateLimited | None:
+    """Count one request; returns the error for one too many."""
     for item in _parsed(rate):
         if not await strategy.hit(item, caller):
             window = await strategy.get_window_stats(item, caller)
-            pause_s = max(1, math.ceil(window.reset_time - time.time()))
-            raise RateLimited(f"more than {item}", retry_after_s=pause_s, limit=item.amount)
+            if window.remaining >= item.amount:  # nothing is counted: the window has just ended, or no Redis answered
+                continue
+            pause_s = min(max(1, math.ceil(window.reset_time - time.time())), item.get_expiry())
+            return RateLimited(f"more than {item}", retry_after_s=pause_s, limit=item.amount)
+    return None
 
 
 @lru_cache(maxsize=1024)

@@ -38,6 +38,7 @@ from app.services import encoding, serving, spaces, translation
 from app.services.context import Services
 from app.services.encoding import Encoded
 from app.storage import registry, tables
+from app.storage.names import Name
 from app.types import EncoderKind, InputRole
 
 router = APIRouter(prefix="/v1", tags=["openai"])
@@ -179,11 +180,13 @@ async def embed(
         _require_dimensions(model, row.dim, dimensions)
         spaces.check_answer(services, field, len(inputs), dim=row.dim)
         return await _encode(services, row, spec, inputs, role, field)
-    source, target = await run_in_threadpool(translation.pair, services, project, asked)
+    translating = serving.Translation(asked)
+    pair = await run_in_threadpool(translation.resolve, services, translating.name(project))
+    source, target = pair.both
     row, spec = source.encoder, encoding.spec_of(source.encoder)  # of this moment, as the anchors are
     _require_dimensions(model, target.encoder.dim, dimensions)
     own = await _encode(services, row, spec, inputs, role, field)
-    done = await run_in_threadpool(serving.apply, services, project, serving.Translation(asked), vectors=own.vectors)
+    done = await run_in_threadpool(serving.apply, services, project, translating, vectors=own.vectors, pair=pair)
     return Encoded(done.made.vectors, own.tokens, own.truncated)
 
 
@@ -213,13 +216,16 @@ async def _encode(
 
 
 async def _encoder(services: Services, project: str, name: str) -> tuple[tables.Encoder, Spec]:
-    found: tuple[tables.Encoder, Spec] | None = services.names.find((project, "encoder", name))
+    remembered = Name(project, "encoder and spec", (name,))
+    found: tuple[tables.Encoder, Spec] | None = services.names.find(remembered)
     if found is None:
-        moment = services.names.moment
-        row = await run_in_threadpool(_look_up, services, project, name)
-        found = (row, encoding.spec_of(row))
-        services.names.keep((project, "encoder", name), found, moment)
+        found = await run_in_threadpool(services.names.find_or, remembered, lambda: _with_spec(services, project, name))
     return found
+
+
+def _with_spec(services: Services, project: str, name: str) -> tuple[tables.Encoder, Spec]:
+    row = _look_up(services, project, name)
+    return row, encoding.spec_of(row)
 
 
 def _look_up(services: Services, project: str, name: str) -> tables.Encoder:

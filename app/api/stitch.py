@@ -16,7 +16,7 @@ from app import telemetry
 from app.api import answers, wire
 from app.api.answers import Writer
 from app.api.bodies import JSON, Call, json_body, vector_call
-from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
+from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes, settled
 from app.api.documents import BULK
 from app.api.problems import documented
 from app.api.translate import NO_MINIMUM, NO_OPTIONS, Flag, Method, MinQuality, Options
@@ -295,9 +295,9 @@ def get_head(name: PathName, services: Svc, project: Reads) -> Head:
 
 
 @router.delete("/heads/{name}", status_code=204, responses=documented(404, 422))
-def delete_head(name: PathName, services: Svc, project: Writes) -> None:
+async def delete_head(name: PathName, services: Svc, project: Writes) -> None:
     """Forget a head."""
-    stitching.delete_head(services, project, name)
+    await settled(stitching.delete_head, services, project, name)
 
 
 @router.post(

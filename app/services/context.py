@@ -36,6 +36,9 @@ DECODINGS = 2
 #: requests that wait for their inputs' vectors: three quarters of the threads
 ENCODINGS = THREADS * 3 // 4
 
+#: creating requests that wait for a name that was deleted less than a second ago
+SETTLING = 16
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -120,12 +123,12 @@ class Services:
     onnx: OnnxRunner = field(default_factory=OnnxRunner)
     #: taken by whoever decodes images
     decoding: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(DECODINGS))
+    _settling: Turns = field(default_factory=lambda: Turns("waiting for deleted names,", SETTLING, 0))
     _verifications: Turns = field(default_factory=lambda: Turns("verifying encoders,", 1, 2))
     _encodings: Turns = field(default_factory=lambda: Turns("encoding inputs,", ENCODINGS, 0))
 
     def close(self) -> None:
         """Give connections back. What comes after fails or connects anew."""
-        self.names.close()
         self.lanes.close()
         self.encoders.close()
         self.onnx.close()
@@ -147,6 +150,10 @@ class Services:
     def verifying(self) -> AbstractContextManager[None]:
         """A turn at finding out how an encoder differs. Raises Overloaded when none comes."""
         return self._verifications.take(self.turn_wait_s)
+
+    def settling(self) -> AbstractContextManager[None]:
+        """A thread to wait in until a deleted name is free. Raises Overloaded when there is none."""
+        return self._settling.take(self.turn_wait_s)
 
     def encoding(self) -> AbstractContextManager[None]:
         """A thread to wait in for inputs' vectors. Raises Overloaded when there is none."""

@@ -30,7 +30,6 @@ def create_from_inputs(
     made = _encode_set(services, project, name, inputs, rows, keep, lambda done, total: None)
     with services.db.transaction() as session:
         spaces.keep_anchor_set(session, made)
-    services.names.forget()
     return made
 
 

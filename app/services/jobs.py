@@ -345,8 +345,6 @@ def _finish(
                 raise
             time.sleep(BACKOFF_S)
         else:
-            if done is not None:
-                services.names.forget()  # what it made may have the name of what was just deleted
             return
 
 

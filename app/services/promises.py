@@ -18,7 +18,7 @@ def agree(
         row = _agree(services, project, source, target, minimum)
     except Conflict:  # another request agreed at the same moment; unless a space has gone, there is a row to change now
         row = _agree(services, project, source, target, minimum)
-    services.names.forget()  # what is ready to serve was held to something else
+    services.names.forget()
     return row
 
 
@@ -44,13 +44,6 @@ def end(services: Services, project: str, source: tables.Space, target: tables.S
         note(session, project, "delete", "contract", _name(row))
         session.delete(row)
     services.names.forget()
-
-
-def agreed(services: Services, source: tables.Space, target: tables.Space) -> Mapping[str, float]:
-    """What was agreed for the pair; nothing where nothing was."""
-    with services.db.transaction() as session:
-        row = registry.contract(session, source.id, target.id)
-        return {} if row is None else row.min_quality
 
 
 def contracts(services: Services, anchor_set: tables.AnchorSet) -> Sequence[tables.Contract]:

@@ -15,7 +15,7 @@ import torch
 from anyio import to_thread
 from torch import Tensor
 
-from app.errors import AnchorageError, Conflict, InvalidOption, UnknownOption
+from app.errors import AnchorageError, InvalidOption, UnknownOption
 from app.maths import graded, methods, selection
 from app.maths.space import Space
 from app.maths.translator import Decoder, Precision, Translated, Translator
@@ -24,8 +24,13 @@ from app.services.context import Services
 from app.services.encoding import Encoded, Inputs
 from app.services.products import Running
 from app.services.shared import DECODER, MATRIX
+from app.services.translation import SpacePair
 from app.storage import tables
 from app.storage.cache import Key
+from app.storage.names import Name
+
+#: ways to serve one pair that are remembered with it
+MOST_RECIPES = 1_000
 
 
 @dataclass(frozen=True)
@@ -93,16 +98,23 @@ class Translation:
     def key(self) -> Key:
         return ("translate", *self.request.key)
 
-    def look_up(self, services: Services, project: str) -> tuple[tables.Space, int, int]:
-        """Whose vectors it reads, of what dimension, and of what it makes. Raises the not-found errors and AnchorsNotEmbedded."""
-        source, target = translation.pair(services, project, self.request)
+    def name(self, project: str) -> Name:
+        """What it needs looked up."""
+        return translation.name_of(project, self.request.anchor_set, self.request.source, self.request.target)
+
+    def check(self) -> None:
+        """Raises the errors of options that can be known before anything is looked up."""
+
+    def sides(self, pair: SpacePair) -> tuple[tables.Space, int, int]:
+        """Whose vectors it reads, of what dimension, and of what it makes."""
+        source, target = pair.both
         return source, source.encoder.dim, target.encoder.dim
 
-    def make(self, services: Services, project: str) -> tuple[_Recipe, Sequence[Any]]:
-        """Raises the option errors, and QualityBelowMinimum."""
-        source, target = translation.pair(services, project, self.request)
+    def make(self, services: Services, project: str, pair: SpacePair) -> tuple[_Recipe, Sequence[Any]]:
+        """Raises the option errors, QualityBelowMinimum, and Conflict when a space was deleted meanwhile."""
+        source, target = pair.both
         fitted = translation.fit(services, project, source, target, self.request)
-        translation.keep(services, project, fitted, source, target, self.request)
+        translation.keep(services, project, fitted, pair, self.request)
         build = partial(_translating, fitted.id, fitted.method, fitted.options, (source, target))
         return _Recipe((fitted.key,), build), (fitted.translator,)
 
@@ -126,11 +138,14 @@ class Relation:
     def key(self) -> Key:
         return ("relative", self.encoder, self.anchor_set, self.encode_power, self.ridge, self.bits)
 
-    def look_up(self, services: Services, project: str) -> tuple[tables.Space, int, int]:
-        """As of a translation. Raises UnknownOption and InvalidOption, too."""
-        self.check()
-        space = self._space(services, project)
-        return space, space.encoder.dim, space.anchor_set.size
+    def name(self, project: str) -> Name:
+        """What it needs looked up."""
+        return translation.name_of(project, self.anchor_set, self.encoder, None)
+
+    def sides(self, pair: SpacePair) -> tuple[tables.Space, int, int]:
+        """As of a translation."""
+        assert pair.source is not None
+        return pair.source, pair.source.encoder.dim, pair.source.anchor_set.size
 
     def check(self) -> None:
         """Raises UnknownOption and InvalidOption for options that do not go together."""
@@ -139,10 +154,9 @@ class Relation:
         if self.encode_power != 0 and self.bits is not None:
             raise InvalidOption("bits are of cosines: coordinates of another encode_power have no common range", field="bits")
 
-    def make(self, services: Services, project: str) -> tuple[_Recipe, Sequence[Any]]:
+    def make(self, services: Services, project: str, pair: SpacePair) -> tuple[_Recipe, Sequence[Any]]:
         """Raises UnknownOption and InvalidOption."""
-        self.check()
-        row = self._space(services, project)
+        row, *_ = self.sides(pair)
         fitted = spaces.fitted_space(services, row)
         key: Key = ("projector", row.blob, self.encode_power, self.ridge)
         try:
@@ -156,9 +170,6 @@ class Relation:
             error.field = (error.field or "encode_power").removeprefix("options.")
             raise
         return _Recipe((key, spaces.space_key(row)), partial(_relating, self.bits)), (projector, fitted)
-
-    def _space(self, services: Services, project: str) -> tables.Space:
-        return translation.space(services, project, self.anchor_set, self.encoder, "encoder")
 
 
 @dataclass(frozen=True)
@@ -174,17 +185,21 @@ class Decoding:
     def key(self) -> Key:
         return ("decode", *self.request.key, self.relative_power)
 
-    def look_up(self, services: Services, project: str) -> tuple[tables.Space, int, int]:
-        """As of a translation; a source that is named must be there, too."""
-        asked = self.request
-        target = translation.space(services, project, asked.anchor_set, asked.target, "target")
-        if asked.source is not None:
-            translation.space(services, project, asked.anchor_set, asked.source, "source")
-        return target, target.anchor_set.size, target.encoder.dim
+    def name(self, project: str) -> Name:
+        """What it needs looked up: a source that is named must be there, too."""
+        return translation.name_of(project, self.request.anchor_set, self.request.source, self.request.target)
 
-    def make(self, services: Services, project: str) -> tuple[_Recipe, Sequence[Any]]:
+    def check(self) -> None:
+        """As of a translation."""
+
+    def sides(self, pair: SpacePair) -> tuple[tables.Space, int, int]:
+        """As of a translation."""
+        assert pair.target is not None
+        return pair.target, pair.target.anchor_set.size, pair.target.encoder.dim
+
+    def make(self, services: Services, project: str, pair: SpacePair) -> tuple[_Recipe, Sequence[Any]]:
         """Raises MethodNotIndependent, UnknownOption, and InvalidOption for a power that the method cannot decode."""
-        target, *_ = self.look_up(services, project)
+        target, *_ = self.sides(pair)
         method, options = self._resolve(target.anchor_set.size)
         key: Key = ("decoder", target.blob, method, translation.canonical(options))
         decoder = services.cache.get_or_make(
@@ -230,21 +245,33 @@ class _Recipe:
 
 def find(services: Services, project: str, asked: Asked) -> Served | None:
     """What serves a request, if it was asked for lately and its names mean the same now; no IO."""
-    recipe: _Recipe | None = services.names.find((project, asked.key))
+    pair: SpacePair | None = services.names.find(asked.name(project))
+    return None if pair is None else _ready(services, pair, asked)
+
+
+def make(services: Services, project: str, asked: Asked) -> Served:
+    """What serves a request, found, or else looked up and fitted. Raises the not-found and option errors."""
+    asked.check()
+    return _made(services, project, asked, translation.resolve(services, asked.name(project)))
+
+
+def _ready(services: Services, pair: SpacePair, asked: Asked) -> Served | None:
+    """What serves the request by this pair, if all of it is in memory."""
+    recipe: _Recipe | None = pair.recipes.get(asked.key)
     if recipe is None:
         return None
     parts = [services.cache.find(key) for key in recipe.keys]
     return None if any(part is None for part in parts) else recipe.build(*parts)
 
 
-def make(services: Services, project: str, asked: Asked) -> Served:
-    """What serves a request, found, or else looked up and fitted. Raises the not-found and option errors."""
-    moment = services.names.moment
-    served = find(services, project, asked)
+def _made(services: Services, project: str, asked: Asked, pair: SpacePair) -> Served:
+    served = _ready(services, pair, asked)
     if served is not None:
         return served
-    recipe, parts = asked.make(services, project)
-    services.names.keep((project, asked.key), recipe, moment)
+    recipe, parts = asked.make(services, project, pair)
+    if len(pair.recipes) >= MOST_RECIPES:
+        pair.recipes.clear()
+    pair.recipes[asked.key] = recipe
     return recipe.build(*parts)
 
 
@@ -257,12 +284,17 @@ def apply(
     inputs: Inputs | None = None,
     form: Form = FLOATS,
     precision: Precision = "float32",
+    pair: SpacePair | None = None,
 ) -> Answer:
     """Vectors or inputs, by what serves the request. What is wrong with them is found before anything is fitted.
 
-    Raises the not-found, option and vector errors, MethodNotIndependent, and as `encode`.
+    pair  what the request's names stand for, where the caller has looked it up
+
+    Raises the not-found, option and vector errors, MethodNotIndependent, Conflict, and as `encode`.
     """
-    space, reads, makes = asked.look_up(services, project)
+    asked.check()
+    pair = pair or translation.resolve(services, asked.name(project))
+    space, reads, makes = asked.sides(pair)
     field, count = spaces.sent(vectors, inputs)
     field = asked.field or field
     spaces.check_answer(services, field, count, dim=makes, number_bytes=form.number_bytes)
@@ -270,9 +302,7 @@ def apply(
         given = Encoded(spaces.checked(vectors, field=field, limits=services.limits, dim=reads))
     else:
         given = spaces.given_vectors(services, space.encoder, vectors, inputs)
-    served = make(services, project, asked)
-    if served.dims != (reads, makes):  # what was looked up since is another
-        raise Conflict(f"{space.anchor_set.name!r} was made anew meanwhile; look at it and try again", field="anchor_set")
+    served = _made(services, project, asked, pair)
     try:
         made = served.run(services, given.vectors, form.empty(count, makes), precision).result()
     except AnchorageError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -32,6 +34,7 @@ from app.services.shared import SPACE
 from app.services.writes import note
 from app.storage import registry, tables
 from app.storage.cache import Key
+from app.storage.names import Name
 from app.types import EncoderKind, Modality
 
 #: what a number of an answer takes until it is sent: as float32, and as text or base64
@@ -39,13 +42,28 @@ NUMBER_BYTES = 16
 
 
 def named(services: Services, table: type[registry.Named], project: str, name: str, *, field: str) -> registry.Named:
-    """A row by its name, without a query if it was looked up lately. Raises the not-found errors."""
+    """A row by its name, without a query if it was looked up a moment ago. Raises the not-found errors."""
 
     def look_up() -> registry.Named:
         with services.db.transaction() as session:
             return registry.by_name(session, table, project, name, field=field)
 
-    return services.names.find_or((table.__tablename__, project, name), look_up)
+    return services.names.find_or(Name(project, table.__tablename__, (name,)), look_up)
+
+
+def require_free(services: Services, table: type[registry.Named], project: str, name: str) -> None:
+    """Wait until no process can answer by an earlier row of that name. Raises NameTaken, and Overloaded while many wait.
+
+    A deletion whose client is not answered yet, or that has hung up, may be a moment ago.
+    """
+    since = tables.now() - timedelta(seconds=60)  # far enough back for any difference between clocks
+    with services.db.transaction() as session:
+        registry.require_free(session, table, project, name)
+        deleted_at = registry.deleted_at(session, table, project, name, since=since)
+    wait_s = 0.0 if deleted_at is None else services.names.still_settling_s(deleted_at)
+    if wait_s:
+        with services.settling():
+            time.sleep(wait_s)
 
 
 def check_count(vectors: Tensor, *, field: str, limits: Limits, dim: int | None = None) -> None:
@@ -125,8 +143,7 @@ def create_encoder(
 
     Raises NameTaken, InvalidRequest, and as the model's loader.
     """
-    with services.db.transaction() as session:
-        registry.require_free(session, tables.Encoder, project, name)
+    require_free(services, tables.Encoder, project, name)
     row = tables.Encoder(
         project=project, name=name, kind=kind, dim=dim, model=model, revision=revision, options=dict(options or {})
     )
@@ -140,7 +157,6 @@ def create_encoder(
         registry.require_free(session, tables.Encoder, project, name)
         session.add(row)
         note(session, project, "create", "encoder", name, row)
-    services.names.forget()  # its name's deletion may not have been heard of everywhere yet
     return row
 
 
@@ -170,7 +186,6 @@ def create_anchor_set(services: Services, project: str, *, name: str, embeddings
     row = new_anchor_set(services, project, name=name, embeddings=embeddings)
     with services.db.transaction() as session:
         keep_anchor_set(session, row)
-    services.names.forget()
     return row
 
 
@@ -205,8 +220,8 @@ def new_anchor_set(
     """
     if not embeddings:
         raise EmptyVectors("expected embeddings by at least one encoder", field="embeddings")
+    require_free(services, tables.AnchorSet, project, name)
     with services.db.transaction() as session:
-        registry.require_free(session, tables.AnchorSet, project, name)
         encoders = {key: registry.by_name(session, tables.Encoder, project, key, field=f"embeddings.{key}") for key in embeddings}
     for key, row_ in encoders.items():
         _require_maker(row_, (made_by or {}).get(key))

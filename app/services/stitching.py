@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from app.errors import (
+    Conflict,
     EncoderChanged,
     EncoderFailed,
     EncoderUnavailable,
@@ -148,6 +149,7 @@ def create_head(services: Services, project: str, new: NewHead, make: Callable[[
         raise InvalidHead("class names repeat", field="classes", rows=repeated)
     if new.anchor_set is None and (new.encode_power or new.ridge is not None):
         raise InvalidHead("encode_power and ridge belong to a head of an anchor set", field="encode_power")
+    spaces.require_free(services, tables.Head, project, new.name)
     with services.db.transaction() as session:
         row = _new_row(session, project, new)
     head = make(row.dim)
@@ -160,7 +162,6 @@ def create_head(services: Services, project: str, new: NewHead, make: Callable[[
         kept.outputs, kept.blob = row.outputs, row.blob
         session.add(kept)
         note(session, project, "create", "head", new.name, kept)
-    services.names.forget()
     return kept
 
 
@@ -272,7 +273,10 @@ def _bring(
         relation = serving.Relation(
             source.name, row.anchor_set.name, row.settings.get("encode_power", 0.0), row.settings.get("ridge")
         )
-        related = serving.apply(services, project, relation, vectors=vectors, inputs=inputs)
+        pair = translation.resolve(services, relation.name(project))
+        space, *_ = relation.sides(pair)
+        _require_same((space.anchor_set_id, space.encoder_id), (row.anchor_set_id, source.id))
+        related = serving.apply(services, project, relation, vectors=vectors, inputs=inputs, pair=pair)
         return _Ready(related.made.vectors, related.truncated, at_mean=related.made.at_mean)
     assert row.encoder is not None
     if row.encoder_id == source.id:
@@ -286,9 +290,18 @@ def _bring(
     usual: selection.Use = "retrieval" if output_of(row) is HeadOutput.classes else "cosine"
     prefer = way.prefer or usual
     request = translation.Request(source.name, row.encoder.name, anchor_set, way.method, way.options, prefer, way.min_quality)
-    answer = serving.apply(services, project, serving.Translation(request), vectors=vectors, inputs=inputs)
+    asked = serving.Translation(request)
+    pair = translation.resolve(services, asked.name(project))
+    _require_same([space.encoder_id for space in pair.both], [source.id, row.encoder_id])
+    answer = serving.apply(services, project, asked, vectors=vectors, inputs=inputs, pair=pair)
     done, by = answer.made, answer.served
     return _Ready(done.vectors, answer.truncated, done.at_mean, done.outside, by.method, by.id)
+
+
+def _require_same(found: Sequence[str | None], expected: Sequence[str | None]) -> None:
+    """Raises Conflict when the spaces are not those of the head and the encoder that were looked up before them."""
+    if list(found) != list(expected):
+        raise Conflict("an encoder or the head was made anew meanwhile; look at them and try again", field="head")
 
 
 def _ask(services: Services, row: tables.Head, vectors: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from app.services.shared import CHOICE, TRANSLATOR
 from app.services.writes import note
 from app.storage import registry, tables
 from app.storage.cache import Key
+from app.storage.names import Name
 from app.types import JobKind
 
 #: what a cached id weighs, with its key; a choice with its candidates; a report
@@ -57,6 +58,27 @@ class Request:
 
 
 @dataclass(frozen=True, eq=False)
+class SpacePair:
+    """What the names of a request stand for, all of it at one moment: whatever answers by one of these answers by one version.
+
+    source, target  spaces of one anchor set; None where none was named
+    agreed   what the pair's contract asks of a translator
+    recipes  how to serve requests for this pair, by their keys: they are forgotten with it
+    """
+
+    source: tables.Space | None
+    target: tables.Space | None
+    agreed: Mapping[str, float] = field(default_factory=dict)
+    recipes: dict[Key, Any] = field(default_factory=dict)
+
+    @property
+    def both(self) -> tuple[tables.Space, tables.Space]:
+        assert self.source is not None
+        assert self.target is not None
+        return self.source, self.target
+
+
+@dataclass(frozen=True, eq=False)
 class Fitted:
     """A translator with its public id, the method that made it and all its options; `key` is its place in the cache."""
 
@@ -89,12 +111,12 @@ def fit(services: Services, project: str, source: tables.Space, target: tables.S
     return Fitted(content, translator, method, options, key)
 
 
-def keep(services: Services, project: str, fitted: Fitted, source: tables.Space, target: tables.Space, request: Request) -> None:
+def keep(services: Services, project: str, fitted: Fitted, pair: SpacePair, request: Request) -> None:
     """Raises QualityBelowMinimum where the translator promises less than the request, or its pair's contract, asks for."""
-    agreed = promises.agreed(services, source, target)
-    if agreed or request.min_quality:
+    if pair.agreed or request.min_quality:
+        source, target = pair.both
         row = report(services, project, fitted.id, between=(source.id, target.id))
-        promises.require(row, agreed, field="anchor_set")
+        promises.require(row, pair.agreed, field="anchor_set")
         promises.require(row, request.min_quality, field="min_quality")
 
 
@@ -178,20 +200,36 @@ def _shape(options: methods.Options) -> methods.Options:
 def pair(services: Services, project: str, request: Request) -> tuple[tables.Space, tables.Space]:
     """Both spaces of a request. Raises the not-found errors and AnchorsNotEmbedded."""
     assert request.source is not None
-    return (
-        space(services, project, request.anchor_set, request.source, "source"),
-        space(services, project, request.anchor_set, request.target, "target"),
-    )
+    return resolve(services, name_of(project, request.anchor_set, request.source, request.target)).both
 
 
-def space(services: Services, project: str, anchor_set: str, encoder: str, field: str) -> tables.Space:
-    """A space by its names, without a query if it was looked up lately. Raises the not-found errors and AnchorsNotEmbedded."""
+def name_of(project: str, anchor_set: str, source: str | None, target: str | None) -> Name:
+    """What a pair is remembered by."""
+    return Name(project, "spaces", (anchor_set, source, target))
 
-    def look_up() -> tables.Space:
-        with services.db.transaction() as session:
-            return space_row(session, project, anchor_set, encoder, field)
 
-    return services.names.find_or(("space", project, anchor_set, encoder), look_up)
+def resolve(services: Services, name: Name) -> SpacePair:
+    """What `name_of` names, without a query if it was looked up a moment ago.
+
+    Raises the not-found errors, AnchorsNotEmbedded, and Conflict when the set was made anew at this moment.
+    """
+    return services.names.find_or(name, lambda: _look_up(services, name))
+
+
+def _look_up(services: Services, name: Name) -> SpacePair:
+    anchor_set, source, target = name.names
+    assert anchor_set is not None
+    fields = {"source" if target is not None else "encoder": source, "target": target}
+    wanted = {field: encoder for field, encoder in fields.items() if encoder is not None}
+    with services.db.transaction() as session:
+        found = registry.spaces_of(session, name.project, anchor_set, set(wanted.values()))
+        if len(found) < len(set(wanted.values())):
+            for field, encoder in wanted.items():
+                space_row(session, name.project, anchor_set, encoder, field)
+            raise Conflict(f"{anchor_set!r} was made anew meanwhile; look at it and try again", field="anchor_set")
+        first, second = found.get(source or ""), found.get(target or "")
+        agreed = registry.agreed(session, first.id, second.id) if first is not None and second is not None else {}
+    return SpacePair(first, second, agreed)
 
 
 def space_row(session: Session, project: str, anchor_set: str, encoder: str, field: str) -> tables.Space:
@@ -223,11 +261,7 @@ def _written_down(
     try:
         _keep(services, row)
     except Conflict:  # another process wrote it at the same moment, unless one of the spaces has gone
-        try:
-            _keep(services, row)
-        except Conflict:
-            services.names.forget()  # what they were called may mean something else by now
-            raise
+        _keep(services, row)
     return content
 
 

@@ -7,19 +7,17 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from redis import Redis
-from redis.exceptions import LockError, RedisError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from app import __version__, telemetry
-from app.storage.connect import AWAY_S
+from app.storage.connect import OptionalRedis, RedisAway
 
 log = logging.getLogger("anchorage.cache")
 
@@ -32,8 +30,13 @@ DIGEST_BYTES = 16
 #: an entry above this stays in the processes that made it
 LARGEST_ENTRY = 256 * 1024 * 1024
 
+#: an entry that nobody has written for so long is no longer wanted: a week
+ENTRY_S = 7 * 24 * 3600
+
 #: how long the other processes wait for the one that makes a value; then it may be dead, and another one makes it
 MAKING_S = 10
+#: how often they look
+POLL_S = 0.05
 
 Key = tuple[Hashable, ...]
 
@@ -123,128 +126,92 @@ class Cache:
 
 
 class RedisStore:
-    """Entries for all processes, bounded in bytes: the least recently used go first. Redis away only means slower."""
+    """Entries for all processes. Redis bounds them (maxmemory-policy allkeys-lru) and may lose any of them at any moment."""
 
-    def __init__(self, client: Redis, prefix: str, limit_bytes: int) -> None:
-        self._client = client
+    def __init__(self, redis: OptionalRedis, prefix: str) -> None:
+        self._redis = redis
         self._prefix = prefix
-        self._limit_bytes = limit_bytes
-        self._away_until = 0.0
-        self._get = client.register_script(_GET)
-        self._put = client.register_script(_PUT)
 
     def close(self) -> None:
-        self._client.close()
+        self._redis.close()
+
+    def takes_writes(self) -> bool:
+        """Whether Redis stores something now; answers within a second."""
+        return self._redis.takes_writes(f"{self._prefix}:ready")
 
     def get_or_make(self, kind: str, key: bytes, make: Callable[[], Value], shared: Shared[Value]) -> Value:
-        """The entry's value, or `make()`'s, which becomes the entry."""
+        """The entry's value, or `make()`'s, which becomes the entry. One process makes it while the others wait for MAKING_S."""
         name = f"{kind}:{hashlib.blake2b(key, digest_size=20).hexdigest()}"
         value = self._find(kind, name, key, shared)
         if value is not None:
             return value
-        with self._turn(name):
+        claimed = self._claim(kind, name)
+        try:
             value = self._find(kind, name, key, shared)
             if value is not None:
                 return value
             telemetry.cache_outcome(kind, "made").inc()
             made = make()
             self._keep(kind, name, pack(key, shared.dump(made)))
-        return made
+            return made
+        finally:
+            if claimed:
+                self._ask(kind, lambda client: client.delete(self._claim_of(name)))
 
     def _find(self, kind: str, name: str, key: bytes, shared: Shared[Value]) -> Value | None:
-        with self._reach(kind) as reachable:
-            if not reachable:
-                return None
-            data = self._get(keys=self._names(name), args=[name, time.time()])
-            if data is None:
-                return None
-            try:
-                value = shared.load(unpack(key, data))
-            except (Corrupt, KeyError):
-                log.warning("cache entry %s is corrupt: made anew", name)
-                telemetry.cache_outcome(kind, "corrupt").inc()
-                self._client.delete(self._names(name)[0])
-                return None
-            telemetry.cache_outcome(kind, "redis").inc()
-            return value
-        return None
+        data = self._ask(kind, lambda client: _bytes(client.get(self._entry_of(name))))
+        if data is None:
+            return None
+        try:
+            value = shared.load(unpack(key, data))
+        except (Corrupt, KeyError):
+            log.warning("cache entry %s is corrupt: made anew", name)
+            telemetry.cache_outcome(kind, "corrupt").inc()
+            self._ask(kind, lambda client: client.delete(self._entry_of(name)))
+            return None
+        telemetry.cache_outcome(kind, "redis").inc()
+        return value
 
     def _keep(self, kind: str, name: str, data: bytes) -> None:
-        if len(data) > min(LARGEST_ENTRY, self._limit_bytes):
-            return
-        with self._reach(kind) as reachable:
-            if reachable:
-                self._put(keys=self._names(name), args=[name, time.time(), data, self._limit_bytes, f"{self._prefix}:cache:"])
+        if len(data) <= LARGEST_ENTRY:
+            self._ask(kind, lambda client: client.set(self._entry_of(name), data, ex=ENTRY_S))
 
-    @contextmanager
-    def _turn(self, name: str) -> Iterator[None]:
-        """Hold the right to make one entry. Without Redis, or when another process takes too long, everyone has it."""
-        lock = self._client.lock(f"{self._prefix}:making:{name}", timeout=MAKING_S, blocking_timeout=MAKING_S, sleep=0.02)
-        held = False
-        with self._reach("lock") as reachable:
-            held = reachable and lock.acquire()
-        try:
-            yield
-        finally:
-            if held:
-                with self._reach("lock") as reachable:
-                    try:
-                        if reachable:
-                            lock.release()
-                    except LockError:
-                        log.info("making %s took longer than %d s", name, MAKING_S)
+    def _claim(self, kind: str, name: str) -> bool:
+        """Whether this process alone is to make the entry; if not, return when the process that made it has ended.
 
-    @contextmanager
-    def _reach(self, kind: str) -> Iterator[bool]:
-        """Whether to ask Redis; when it then fails, leave it alone for a while."""
-        if time.monotonic() < self._away_until:
-            yield False
-            return
+        That one may have failed. Then, and without Redis, every process makes the entry: it costs time and nothing else.
+        """
+        deadline = time.monotonic() + MAKING_S
+        claim = self._claim_of(name)
         try:
-            yield True
-        except RedisError as error:
-            self._away_until = time.monotonic() + AWAY_S
+            if self._redis.ask(lambda client: client.set(claim, b"", nx=True, px=1000 * MAKING_S)) is True:
+                return True
+            while time.monotonic() < deadline and self._redis.ask(lambda client: client.exists(claim)) == 1:
+                time.sleep(POLL_S)
+        except RedisAway:
             telemetry.cache_outcome(kind, "away").inc()
-            log.warning("the cache in Redis does not answer: %s", error)
+        return False
 
-    def _names(self, name: str) -> list[str]:
-        return [f"{self._prefix}:cache:{name}", f"{self._prefix}:cache-used", f"{self._prefix}:cache-sizes"]
+    def _ask(self, kind: str, question: Callable[[Redis], Value]) -> Value | None:
+        """What Redis answers; None also when it is away."""
+        try:
+            return self._redis.ask(question)
+        except RedisAway:
+            telemetry.cache_outcome(kind, "away").inc()
+            return None
+
+    def _entry_of(self, name: str) -> str:
+        return f"{self._prefix}:cache:{name}"
+
+    def _claim_of(self, name: str) -> str:
+        return f"{self._prefix}:making:{name}"
 
 
-#: KEYS entry, used, sizes; ARGV name, now. A hit is used now; an entry that Redis dropped by itself leaves the books
-_GET = """
-local data = redis.call('GET', KEYS[1])
-if data then
-  redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
-else
-  redis.call('ZREM', KEYS[2], ARGV[1])
-  local size = redis.call('HGET', KEYS[3], ARGV[1])
-  if size then
-    redis.call('HDEL', KEYS[3], ARGV[1])
-    redis.call('HINCRBY', KEYS[3], 'total', -size)
-  end
-end
-return data
-"""
-
-#: KEYS entry, used, sizes; ARGV name, now, data, limit, prefix of entries. The least recently used go until it fits
-_PUT = """
-if redis.call('EXISTS', KEYS[2]) == 0 then redis.call('DEL', KEYS[3]) end
-local old = redis.call('HGET', KEYS[3], ARGV[1]) or 0
-redis.call('SET', KEYS[1], ARGV[3])
-redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
-redis.call('HSET', KEYS[3], ARGV[1], #ARGV[3])
-local total = redis.call('HINCRBY', KEYS[3], 'total', #ARGV[3] - old)
-while total > tonumber(ARGV[4]) do
-  local name = redis.call('ZPOPMIN', KEYS[2])[1]
-  if not name then break end
-  redis.call('DEL', ARGV[5] .. name)
-  local size = redis.call('HGET', KEYS[3], name) or 0
-  redis.call('HDEL', KEYS[3], name)
-  total = redis.call('HINCRBY', KEYS[3], 'total', -size)
-end
-return total
-"""
+def _bytes(answer: object) -> bytes | None:
+    """Raises TypeError for what no GET answers."""
+    if answer is None or isinstance(answer, bytes):
+        return answer
+    raise TypeError(f"expected bytes, Redis answered {type(answer).__name__}")
 
 
 class MemoryCache:

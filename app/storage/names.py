@@ -1,245 +1,135 @@
-"""What names stand for, remembered by each process, and forgotten by all of them before a deletion is answered.
+"""What names stand for, remembered by this process for a moment, so that a busy name is not looked up for each request.
 
-Names are looked up in SQL; a busy process asks once and remembers. That is right as long as nothing is deleted: an anchor set
-never changes, and a name can only come to stand for something else after a deletion. Whoever deletes therefore has every process
-forget, and answers its own client only when each has said so, or cannot be remembering any more (docs/decisions/0018).
+Other processes may delete what is remembered here, and give its name to something else. They answer their client SETTLE_S after
+their commit, and no process answers by what it looked up longer than MEMORY_S ago. So once a deletion is answered, nobody answers
+from before it, and no process needs to hear of it (docs/decisions/0018).
 """
 
 from __future__ import annotations
 
-import logging
-import secrets
 import threading
 import time
-from collections.abc import Callable, Hashable
-from contextlib import suppress
-from typing import Any, TypeVar
+from collections.abc import Callable
+from concurrent.futures import Future
+from datetime import datetime
+from typing import Any, NamedTuple, TypeVar
 
-from redis import Redis
-from redis.exceptions import RedisError
-
-from app.storage.connect import AWAY_S
-
-log = logging.getLogger("anchorage.names")
+from app.errors import DatabaseUnavailable
+from app.storage.tables import now
 
 Value = TypeVar("Value")
 
-#: a process that has not been heard of for so long remembers nothing
-LEASE_S = 1.0
-#: how often it is heard of
-RENEW_S = 0.25
-#: what a process trusts its own lease for, counted from before it asked: less than Redis counts from after
-TRUST_S = 0.9 * LEASE_S
+#: how long a process remembers, from before it looks up
+MEMORY_S = 0.5
 
-#: at most so long is anything remembered: a process may die between its deletion and its word to the others
-KEEP_S = 30.0
-#: and while the database is away, whatever was looked up this lately
-AWAY_KEEP_S = 60.0
-#: things remembered at once
+#: while the database does not answer: nobody who cannot reach it either deletes anything meanwhile
+AWAY_MEMORY_S = 60.0
+
+#: how long a change waits until all processes have forgotten what was before it. What it is longer than MEMORY_S is for a commit
+#: that takes its time, and for clocks that differ: the moment of a deletion is written down before it is committed
+SETTLE_S = 0.75
+
+#: names remembered at once
 MOST = 10_000
+
+
+class Name(NamedTuple):
+    """What is remembered: of which project, of what kind, and the names in the request."""
+
+    project: str
+    kind: str
+    names: tuple[str | None, ...]
+
+
+class _LookUp:
+    """A look-up in progress, or its result; `value` is None until it has ended."""
+
+    __slots__ = ("future", "since", "value")
+
+    def __init__(self) -> None:
+        self.since = time.monotonic()
+        self.value: Any = None
+        self.future: Future[Any] = Future()
+
+    def is_younger_than(self, seconds: float) -> bool:
+        return time.monotonic() - self.since < seconds
+
+    def outlasts(self) -> bool:
+        """Whether it found something that stays true while the database does not answer."""
+        return self.value is not None and self.is_younger_than(AWAY_MEMORY_S)
 
 
 class Names:
     """What this process remembers. Values are small: rows and ids, never tensors.
 
-    word  how the processes that share a database tell each other; None: there is no other process
-    away  whether the database does not answer now
+    alone  whether no other process can change what names stand for: then nothing is forgotten until this one changes it
+    away   whether the database is known not to answer now
     """
 
-    def __init__(self, word: Word | None = None, away: Callable[[], bool] = lambda: False) -> None:
-        self._word = word
+    def __init__(self, *, alone: bool, away: Callable[[], bool] = lambda: False) -> None:
+        self._alone = alone
         self._away = away
-        self._known: dict[Hashable, tuple[float, Any]] = {}
-        self._moment = 0
+        self._known: dict[Name, _LookUp] = {}
         self._lock = threading.Lock()
 
-    def open(self) -> None:
-        """Begin to remember. A process that only writes does not need to."""
-        if self._word is not None:
-            self._word.open(self._forget_here)
+    @property
+    def settle_s(self) -> float:
+        """How long the client that changed what a name stands for must wait for its answer."""
+        return 0.0 if self._alone else SETTLE_S
 
-    def close(self) -> None:
-        if self._word is not None:
-            self._word.close()
+    def still_settling_s(self, changed_at: datetime) -> float:
+        """How much of that is left of a change whose row was written then."""
+        age_s = (now() - changed_at).total_seconds()
+        return min(max(0.0, self.settle_s - age_s), self.settle_s)
 
-    def find(self, key: Hashable) -> Any | None:
-        """What was kept under the key, if it is still so; no IO."""
-        known = self._known.get(key)
-        if known is None:
-            return None
-        kept_at, value = known
-        if self._away():
-            return value if time.monotonic() < kept_at + AWAY_KEEP_S else None
-        return value if time.monotonic() < kept_at + KEEP_S and self._trusted else None
+    def find(self, name: Name) -> Any | None:
+        """What is remembered; no IO, and nobody is waited for."""
+        known = self._known.get(name)
+        return None if known is None or not self._holds(known) else known.value
 
-    def find_or(self, key: Hashable, look_up: Callable[[], Value]) -> Value:
-        """What was kept under the key, or else what `look_up` finds now, which is kept."""
-        moment = self._moment
-        found: Value | None = self.find(key)
-        if found is None:
+    def find_or(self, name: Name, look_up: Callable[[], Value]) -> Value:
+        """What is remembered, or else what `look_up` finds now, which is remembered; what it raises is not.
+
+        One of many threads at once looks up, and the others take its result. When the database does not answer, what was found
+        within the last AWAY_MEMORY_S stays true.
+        """
+        with self._lock:
+            known = self._known.get(name)
+            if known is None or not self._holds(known):
+                if len(self._known) >= MOST:
+                    self._known.clear()
+                new = self._known[name] = _LookUp()
+            else:
+                new = None
+        if new is not None:
+            return self._look_up(name, new, known, look_up)
+        assert known is not None
+        return known.future.result()  # type: ignore[no-any-return]
+
+    def _look_up(self, name: Name, new: _LookUp, old: _LookUp | None, look_up: Callable[[], Value]) -> Value:
+        try:
             found = look_up()
-            self.keep(key, found, moment)
+        except BaseException as error:
+            stays = old if isinstance(error, DatabaseUnavailable) and old is not None and old.outlasts() else None
+            with self._lock:
+                if self._known.get(name) is new:  # nothing was forgotten meanwhile
+                    del self._known[name]
+                    if stays is not None:
+                        self._known[name] = stays
+            if stays is None:
+                new.future.set_exception(error)
+                raise
+            found = stays.value
+        new.value = found
+        new.future.set_result(found)
         return found
 
-    @property
-    def moment(self) -> int:
-        """To be asked before a look-up whose result is to be kept."""
-        return self._moment
-
-    def keep(self, key: Hashable, value: object, moment: int) -> None:
-        """Remember what was looked up at `moment`, unless something was forgotten since."""
-        if not self._trusted:
-            return
-        with self._lock:
-            if moment != self._moment:
-                return
-            if len(self._known) >= MOST:
-                self._known.clear()
-            self._known[key] = (time.monotonic(), value)
-
     def forget(self) -> None:
-        """To be called after the commit of a deletion, or of what may take a deleted name: returns when no process answers from
-        before it.
-        """
-        self._forget_here()
-        if self._word is not None:
-            self._word.spread()
-
-    @property
-    def _trusted(self) -> bool:
-        return self._word is None or self._word.holds
-
-    def _forget_here(self) -> None:
+        """To be called after the commit of what changes what a name stands for; its client is answered `settle_s` later."""
         with self._lock:
-            self._moment += 1
             self._known.clear()
 
-
-class Word:
-    """How processes that share a Redis hear of deletions: each that remembers has a lease there, and says when it has forgotten.
-
-    A reader that cannot reach Redis stops trusting what it remembers before its lease ends; a writer waits for every reader's
-    word, or for the end of its lease. Readers are strangers to each other: any number may come, go or die.
-    """
-
-    def __init__(self, client: Redis, prefix: str) -> None:
-        self._client = client
-        self._prefix = f"{prefix}:names"
-        self._me = secrets.token_hex(8)
-        self._trusted_until = 0.0
-        self._closing = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._renew = client.register_script(_RENEW)
-        self._spread = client.register_script(_SPREAD)
-
-    @property
-    def holds(self) -> bool:
-        """Whether this process would have heard of a deletion."""
-        return time.monotonic() < self._trusted_until and not self._closing.is_set()
-
-    def open(self, forget: Callable[[], None]) -> None:
-        """Listen, in a thread of its own; `forget` is called for every deletion elsewhere."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._listen, args=(forget,), name="names", daemon=True)
-            self._thread.start()
-
-    def close(self) -> None:
-        self._closing.set()
-        self._trusted_until = 0.0
-        if self._thread is not None:
-            self._thread.join(timeout=2 * RENEW_S + AWAY_S)
-            with suppress(RedisError):
-                self._client.zrem(f"{self._prefix}:readers", self._me)  # nobody need wait for it
-        self._client.close()
-
-    def spread(self) -> None:
-        """Have all readers forget, and wait until they have."""
-        reply = f"{self._prefix}:heard:{secrets.token_hex(8)}"
-        gives_up = None
-        while True:
-            try:
-                return self._tell(reply)
-            except RedisError as error:
-                now = time.monotonic()
-                gives_up = gives_up or now + LEASE_S
-                if now >= gives_up:
-                    # Readers that cannot reach it either trust themselves for no longer than this.
-                    log.warning(
-                        "Redis does not answer: a deletion is answered once processes that it left have forgotten: %s", error
-                    )
-                    return None
-                time.sleep(RENEW_S)  # it may be this connection only, and the readers' may be well
-
-    def _tell(self, reply: str) -> None:
-        """Raises RedisError."""
-        waiting = {_text(name) for name in self._spread(keys=[self._prefix], args=[self._me, reply])}
-        # Counted from after they were told: no lease that was held then is trusted for longer.
-        until = time.monotonic() + LEASE_S
-        while waiting and (left := until - time.monotonic()) > 0:
-            heard = self._client.blpop([reply], timeout=min(0.5, max(0.01, left)))
-            if heard is not None:
-                waiting.discard(_text(heard[1]))
-
-    def _listen(self, forget: Callable[[], None]) -> None:
-        while not self._closing.is_set():
-            try:
-                asked = time.monotonic()
-                held, *words = self._renew(keys=[self._prefix], args=[self._me, LEASE_S])
-                if words or not held:
-                    forget()  # without a lease nobody told this process what happened
-                # Not before what was said until then is forgotten: who said it waits for no later lease than it found.
-                self._trusted_until = asked + TRUST_S
-                if not words and (word := self._client.blpop([f"{self._prefix}:to:{self._me}"], timeout=RENEW_S)) is not None:
-                    forget()
-                    words = [word[1]]
-                self._answer([_text(word) for word in words])
-            except RedisError as error:
-                if self.holds or self._trusted_until == 0.0:
-                    log.warning("names are looked up each time while Redis does not answer: %s", error)
-                self._trusted_until = -1.0
-                forget()
-                self._closing.wait(RENEW_S)
-
-    def _answer(self, replies: list[str]) -> None:
-        if not replies:
-            return
-        with self._client.pipeline(transaction=False) as pipe:
-            for reply in replies:
-                pipe.rpush(reply, self._me)
-                pipe.expire(reply, 10)
-            pipe.execute()
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
-
-
-#: KEYS prefix; ARGV me, lease in seconds. Whether the lease was held without a break, and the words that had come
-_RENEW = """
-local time = redis.call('TIME')
-local now = time[1] * 1000 + time[2] / 1000
-local ends = redis.call('ZSCORE', KEYS[1] .. ':readers', ARGV[1])
-redis.call('ZADD', KEYS[1] .. ':readers', now + ARGV[2] * 1000, ARGV[1])
-redis.call('EXPIRE', KEYS[1] .. ':readers', 60)
-local found = redis.call('LRANGE', KEYS[1] .. ':to:' .. ARGV[1], 0, -1)
-redis.call('DEL', KEYS[1] .. ':to:' .. ARGV[1])
-table.insert(found, 1, (ends and tonumber(ends) > now) and 1 or 0)
-return found
-"""
-
-#: KEYS prefix; ARGV me, where to answer. The other readers, each of which was told
-_SPREAD = """
-local time = redis.call('TIME')
-local now = time[1] * 1000 + time[2] / 1000
-redis.call('ZREMRANGEBYSCORE', KEYS[1] .. ':readers', '-inf', now)
-local told = {}
-for _, reader in ipairs(redis.call('ZRANGE', KEYS[1] .. ':readers', 0, -1)) do
-  if reader ~= ARGV[1] then
-    local to = KEYS[1] .. ':to:' .. reader
-    redis.call('RPUSH', to, ARGV[2])
-    redis.call('EXPIRE', to, 10)
-    told[#told + 1] = reader
-  end
-end
-return told
-"""
+    def _holds(self, known: _LookUp) -> bool:
+        if self._alone:
+            return True
+        return known.is_younger_than(AWAY_MEMORY_S if self._away() else MEMORY_S)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import delete, exists, or_, select, update
-from sqlalchemy.orm import Session, defer, undefer
+from sqlalchemy import delete, exists, func, or_, select, update
+from sqlalchemy.orm import Session, contains_eager, defer, undefer
 
 from app.errors import (
     AnchorSetNotFound,
@@ -58,6 +58,12 @@ def require_free(session: Session, table: type[Named], project: str, name: str) 
         raise NameTaken(f"there is already {_article(_NOUN[table])} named {name!r}", field="name")
 
 
+def deleted_at(session: Session, table: type[Named], project: str, name: str, *, since: datetime) -> datetime | None:
+    """When a row of that name was last deleted, if it was since then."""
+    deletions = (Audit.project == project, Audit.resource == _NOUN[table].replace(" ", "-"), Audit.action == "delete")
+    return session.scalar(select(func.max(Audit.created_at)).where(*deletions, Audit.name == name, Audit.created_at > since))
+
+
 def remove(session: Session, row: Encoder | AnchorSet | Head | Pool) -> None:
     """Delete a row, once: of several deletions of one moment, the others find nothing. What hangs on it goes with it."""
     table = type(row)
@@ -79,6 +85,21 @@ def space(session: Session, anchor_set: AnchorSet, encoder: Encoder) -> Space:
             f"anchor set {anchor_set.name!r} has no embeddings by encoder {encoder.name!r}", field="anchor_set"
         )
     return row
+
+
+def spaces_of(session: Session, project: str, anchor_set: str, encoders: Collection[str]) -> dict[str, Space]:
+    """The embeddings of a set by these encoders, by the encoders' names: in one statement, so that all are of one set.
+
+    Those that are missing are left out, and the set's row does not know its spaces.
+    """
+    query = (
+        select(Space)
+        .join(Space.anchor_set)
+        .join(Space.encoder)
+        .where(AnchorSet.project == project, AnchorSet.name == anchor_set, Encoder.name.in_(encoders))
+        .options(contains_eager(Space.anchor_set).raiseload(AnchorSet.spaces), contains_eager(Space.encoder))
+    )
+    return {row.encoder.name: row for row in session.scalars(query)}
 
 
 def encoders_but(session: Session, project: str, kind: str) -> Sequence[Encoder]:
@@ -147,6 +168,12 @@ def touch_translator(session: Session, row: Translator, *, now: datetime) -> boo
 def contract(session: Session, source_id: str, target_id: str) -> Contract | None:
     """What was agreed for two spaces, by their row ids."""
     return session.scalar(select(Contract).where(Contract.source_id == source_id, Contract.target_id == target_id))
+
+
+def agreed(session: Session, source_id: str, target_id: str) -> Mapping[str, float]:
+    """What was agreed for two spaces, by their row ids; nothing where nothing was."""
+    query = select(Contract.min_quality).where(Contract.source_id == source_id, Contract.target_id == target_id)
+    return session.scalar(query) or {}
 
 
 def require_contract(session: Session, source: Space, target: Space) -> Contract:

@@ -406,8 +406,8 @@ def test_an_answer_of_many_pieces_arrives_whole(listen):
 
 
 def test_a_service_whose_threads_are_all_busy_still_says_that_it_is_ready(listen, monkeypatch):
-    free, space = threading.Event(), translation.space
-    monkeypatch.setattr(translation, "space", lambda *given: free.wait(60) and space(*given))
+    free, resolve = threading.Event(), translation.resolve
+    monkeypatch.setattr(translation, "resolve", lambda *given: free.wait(60) and resolve(*given))
     address = listen()
     body = {"encoder": "x", "anchor_set": "x", "vectors": [[1]]}
     with ThreadPoolExecutor(60) as pool:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx2
 import pytest
+
+from app import main
+from app.storage import names
 
 
 def test_an_encoder_is_created_listed_read_and_deleted(client, refused):
@@ -182,3 +187,26 @@ def test_of_requests_for_one_name_at_the_same_moment_exactly_one_wins(client, th
             answers = list(pool.map(lambda _: client.post("/encoders", json=body), range(threads)))  # noqa: B023
             assert sorted(answer.status_code for answer in answers) == [201] + [409] * (threads - 1)
     assert len(client.get("/encoders").json()["encoders"]) == 5
+
+
+def test_deletions_that_wait_until_all_processes_have_forgotten_hold_up_nobody(listen, redis_url, redis_prefix, monkeypatch):
+    """More of them than there are threads; each has been done, and none is answered yet."""
+    monkeypatch.setattr(names, "SETTLE_S", 4.0)
+    monkeypatch.setattr(main, "THREADS", 4)
+    host, port = listen(redis_url=redis_url, redis_prefix=redis_prefix)
+
+    async def ask() -> tuple[bool, list[int]]:
+        async with httpx2.AsyncClient(base_url=f"http://{host}:{port}", timeout=60, trust_env=False) as http:
+            paths = [f"/encoders/e{number}" for number in range(16)]
+            for path in paths:
+                made = await http.post("/encoders", json={"name": path.rpartition("/")[2], "dim": 2})
+                assert made.status_code == 201
+            deletions = [asyncio.create_task(http.delete(path)) for path in paths]
+            while (await http.get("/encoders")).json()["encoders"]:
+                await asyncio.sleep(0.05)
+            early = any(each.done() for each in deletions)
+            return early, [answer.status_code for answer in await asyncio.gather(*deletions)]
+
+    early, statuses = asyncio.run(ask())
+    assert not early
+    assert statuses == [204] * 16

@@ -162,3 +162,23 @@ def test_metrics_hold_no_name_that_a_client_gave(two):
     assert a.names["translator"] in a.call("GET", "/metrics").text
     names.remove(a.names["translator"])
     assert [name for name in [*names, "mine-", "yours-"] if name in text] == []
+
+
+def test_projects_may_be_called_like_what_is_remembered(serve, models, new_key, bearing):
+    """Two of the keys under which rows are remembered were once the same for different projects."""
+    client = serve(auth="keys", models_dir=models)
+    owners = ("encoders", "encoder", "anchor_sets", "heads")
+    headers = {owner: bearing(new_key(client, project=owner)) for owner in owners}
+    body = {"name": "x", "kind": "sentence-transformers", "model": "toy"}
+    assert client.post("/encoders", json=body, headers=headers["encoders"]).status_code == 201
+    for owner in owners[1:]:
+        assert client.post("/encoders", json={"name": "x", "dim": 3}, headers=headers[owner]).status_code == 201
+        head = {"name": "encoder", "encoder": "x", "classes": [owner, "no"], "weight": [[9, 0, 0], [0, 9, 0]]}
+        assert client.post("/heads", json=head, headers=headers[owner]).status_code == 201
+    for _ in range(2):
+        answer = client.post("/v1/embeddings", json={"model": "x", "input": "cash"}, headers=headers["encoders"])
+        assert len(answer.json()["data"][0]["embedding"]) == 24
+        for owner in owners[1:]:
+            body = {"encoder": "x", "head": "encoder", "vectors": [[1, 0, 0]]}
+            answer = client.post("/stitch", json=body, headers=headers[owner])
+            assert (answer.status_code, answer.json()["labels"]) == (200, [owner])

@@ -84,7 +84,7 @@ def test_a_fit_from_an_encoder_to_itself_travels_between_processes(stocked, redi
     assert torch.equal(answers[0].made.vectors, answers[1].made.vectors)
     for each in both:
         each.db.close()
-        each.cache.store._client.close()
+        each.cache.close()
 
 
 def test_projects_do_not_see_each_other(stocked):
@@ -246,21 +246,3 @@ def test_work_that_keeps_all_cores_busy_takes_turns_and_sends_away_who_would_onl
         second.result()
     with turns.take(0.01):
         pass
-
-
-@pytest.mark.parametrize("size", [7, 12, 15])
-def test_a_set_made_anew_while_it_is_used_is_a_conflict_and_never_an_answer_of_two_sizes(stocked, monkeypatch, size):
-    make = serving.make
-
-    def late(services, project, asked):
-        spaces.delete_anchor_set(services, project, "s")
-        spaces.create_anchor_set(services, project, name="s", embeddings={"a": some(size, 3, seed=4)})
-        return make(services, project, asked)
-
-    monkeypatch.setattr(serving, "make", late)
-    relation = serving.Relation("a", "s")
-    if size == 12:  # as many anchors: the answer is the new set's, whole
-        assert serving.apply(stocked, PROJECT, relation, vectors=some(2, 3)).made.vectors.shape == (2, 12)
-    else:
-        with pytest.raises(Conflict, match="made anew"):
-            serving.apply(stocked, PROJECT, relation, vectors=some(2, 3))

@@ -24,6 +24,7 @@ from app.maths.translator import STEP, apply
 from app.maths.translator import decode as decode_plainly
 from app.services import products
 from app.settings import Settings
+from app.storage import names
 
 # --- products ------------------------------------------------------------------------------------------------------------
 
@@ -172,26 +173,34 @@ def create(client, version):
     return client.post("/anchor-sets", json={"name": "x", "embeddings": embeddings})
 
 
+ONE = ["alone"]
+TWO = ["two, SQLite", "two, PostgreSQL"]
+
+
 @pytest.fixture
-def clients(request, tmp_path) -> Iterator[list[TestClient]]:
-    """So many services of one database, each as a process of its own sees it."""
+def clients(request, tmp_path, monkeypatch) -> Iterator[list[TestClient]]:
+    """One service, or two of one database, each as a process of its own sees it."""
+    monkeypatch.setattr(names, "MEMORY_S", 0.1)
+    monkeypatch.setattr(names, "SETTLE_S", 0.15)
     with ExitStack() as stack:
         settings = Settings(data_dir=tmp_path, threads=1)
-        if request.param > 1:
+        if request.param in TWO:
             redis_url, redis_prefix = request.getfixturevalue("redis_url"), request.getfixturevalue("redis_prefix")
             settings = settings.model_copy(update={"redis_url": redis_url, "redis_prefix": redis_prefix[:50]})
+        if request.param == "two, PostgreSQL":
+            settings = settings.model_copy(update={"database_url": request.getfixturevalue("postgres_url")})
         made = [
             stack.enter_context(TestClient(create_app(settings), base_url="http://127.0.0.1", raise_server_exceptions=False))
-            for _ in range(request.param)
+            for _ in range(2 if request.param in TWO else 1)
         ]
         for name, dim in (("first", 3), ("second", 2)):
             assert made[0].post("/encoders", json={"name": name, "dim": dim}).status_code == 201
         yield made
 
 
-@pytest.mark.parametrize("clients", [1, 2], indirect=True)
+@pytest.mark.parametrize("clients", ONE + TWO, indirect=True)
 def test_after_a_deletion_was_answered_no_process_knows_the_name_and_after_it_was_made_again_all_know_the_new_one(clients):
-    for version in range(1, 16):
+    for version in range(1, 8):
         assert create(clients[version % len(clients)], version).status_code == 201
         for _ in range(2):  # looked up, then remembered
             for client in clients:
@@ -202,7 +211,7 @@ def test_after_a_deletion_was_answered_no_process_knows_the_name_and_after_it_wa
             assert (answer.status_code, answer.json()["code"]) == (404, "anchor-set-not-found")
 
 
-@pytest.mark.parametrize("clients", [1, 2], indirect=True)
+@pytest.mark.parametrize("clients", ONE + TWO, indirect=True)
 def test_requests_at_the_same_time_never_answer_by_what_was_deleted_before_they_began(clients):
     least, ended, wrong = 0, threading.Event(), []
     bodies = [
@@ -251,7 +260,7 @@ def test_requests_at_the_same_time_never_answer_by_what_was_deleted_before_they_
     assert all(served)
 
 
-@pytest.mark.parametrize("clients", [2], indirect=True)
+@pytest.mark.parametrize("clients", TWO, indirect=True)
 def test_an_encoder_and_a_head_of_the_same_name_again_are_other_ones_everywhere(clients):
     for version in range(1, 5):
         for client in clients:

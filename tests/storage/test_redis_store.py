@@ -5,13 +5,14 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from redis import Redis
@@ -21,17 +22,39 @@ from app.maths import graded, methods
 from app.maths.space import fit_space
 from app.services.shared import DECODER, MATRIX, SPACE, TRANSLATOR
 from app.storage import cache as cache_module
+from app.storage import connect as connect_module
 from app.storage.cache import DIGEST_BYTES, MAGIC, Cache, Corrupt, RedisStore, Shared, pack, unpack
+from app.storage.connect import OptionalRedis
 
 
 @pytest.fixture
-def client(connect: Callable[[str], Redis], redis_url: str) -> Redis:
-    return connect(redis_url)
+def client(redis_url: str) -> Iterator[Redis]:
+    with Redis.from_url(redis_url) as client:
+        yield client
 
 
 @pytest.fixture
-def store(client: Redis, redis_prefix: str) -> RedisStore:
-    return RedisStore(client, redis_prefix, 1_000_000)
+def store_at() -> Iterator[Callable[..., RedisStore]]:
+    """Stores as processes have them, closed after the test."""
+    with ExitStack() as stack:
+
+        def make(url: str, prefix: str = "p") -> RedisStore:
+            store = RedisStore(OptionalRedis(url), prefix)
+            stack.callback(store.close)
+            return store
+
+        yield make
+
+
+@pytest.fixture
+def another(store_at: Callable[..., RedisStore], redis_url: str, redis_prefix: str) -> Callable[[], RedisStore]:
+    """The store of one process more."""
+    return lambda: store_at(redis_url, redis_prefix)
+
+
+@pytest.fixture
+def store(another: Callable[[], RedisStore]) -> RedisStore:
+    return another()
 
 
 def ask(store: RedisStore, name: str, value: Tensor, made: list[str] | None = None, kind: str = "test") -> Tensor:
@@ -57,15 +80,6 @@ def since(before: dict[str, float], kind: str) -> dict[str, float]:
 
 def entries(client: Redis, prefix: str) -> list[bytes]:
     return sorted(client.scan_iter(f"{prefix}:cache:*"))
-
-
-def book(client: Redis, prefix: str) -> tuple[int, set[str], set[str], set[str]]:
-    """The bytes the books speak of, and the names of entries by the books of use, of sizes, and in truth."""
-    used = {name.decode() for name in client.zrange(f"{prefix}:cache-used", 0, -1)}
-    sizes = {name.decode(): int(size) for name, size in client.hgetall(f"{prefix}:cache-sizes").items()}
-    total = sizes.pop("total", 0)
-    assert total == sum(sizes.values())
-    return total, used, set(sizes), {key.decode().removeprefix(f"{prefix}:cache:") for key in entries(client, prefix)}
 
 
 # --- what travels comes back bit for bit ----------------------------------------------------------------------------------
@@ -103,11 +117,11 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_travels_comes_back_bit_for_bit(client, redis_prefix, case):
+def test_what_travels_comes_back_bit_for_bit(another, case):
     shared, value = CASES[case]
     kind = f"round trip {case}"
     before = counted(kind)
-    first, second = (RedisStore(client, redis_prefix, 1_000_000) for _ in range(2))
+    first, second = another(), another()
     assert first.get_or_make(kind, b"key", lambda: value, shared) is value
     back = second.get_or_make(kind, b"key", lambda: pytest.fail("it is there"), shared)
     assert equal(back, value)
@@ -158,9 +172,9 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_entry_is_made_anew_and_overwritten_with_a_good_one(client, redis_prefix, damage):
+def test_a_damaged_entry_is_made_anew_and_overwritten_with_a_good_one(store, client, redis_prefix, damage):
     kind = f"damage {damage}"
-    store, made = RedisStore(client, redis_prefix, 1_000_000), []
+    made: list[str] = []
     ask(store, "a", torch.ones(3), made, kind)
     (name,) = entries(client, redis_prefix)
     client.set(name, DAMAGES[damage](client.get(name)))
@@ -174,11 +188,9 @@ def test_a_damaged_entry_is_made_anew_and_overwritten_with_a_good_one(client, re
     before = counted(kind)
     assert torch.equal(ask(store, "a", torch.ones(3), made, kind), torch.ones(3))
     assert since(before, kind) == {"redis": 1}
-    assert book(client, redis_prefix)[0] == client.strlen(name)
 
 
-def test_one_damaged_entry_is_counted_once(client, redis_prefix):
-    store = RedisStore(client, redis_prefix, 1_000_000)
+def test_one_damaged_entry_is_counted_once(store, client, redis_prefix):
     ask(store, "a", torch.ones(3), kind="once")
     client.set(entries(client, redis_prefix)[0], b"rubbish")
     before = counted("once")
@@ -216,89 +228,37 @@ def test_no_bytes_of_a_stranger_are_taken_for_an_entry(data):
 
 # --- bounded --------------------------------------------------------------------------------------------------------------
 
-ENTRY = len(pack(b"", {"matrix": torch.zeros(16)}))
+
+def test_a_full_redis_makes_room_by_what_was_not_used_for_long_and_every_entry_ends(store_at, redis_server):
+    with Redis.from_url(redis_server.url) as admin:
+        admin.config_set("maxmemory", str(admin.info("memory")["used_memory"] + 4_000_000))
+        admin.config_set("maxmemory-policy", "allkeys-lru")
+        store, made = store_at(redis_server.url), []
+        for number in range(100):
+            value = ask(store, f"entry {number}", torch.full((25_000,), float(number)), made)
+            assert value[0] == number
+        there = entries(admin, "p")
+        assert 10 < len(there) < 100
+        assert all(0 < admin.ttl(name) <= cache_module.ENTRY_S for name in there)
+    made.clear()
+    ask(store, "entry 99", torch.zeros(1), made)
+    ask(store, "entry 0", torch.zeros(1), made)
+    assert made == ["entry 0"]
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.sampled_from("abcdefgh"), max_size=40), st.integers(1, 5))
-def test_the_least_recently_used_go_first_and_the_books_are_right(client, redis_prefix, keys, places):
-    for key in client.scan_iter(f"{redis_prefix}:*"):
-        client.delete(key)
-    store = RedisStore(client, redis_prefix, places * ENTRY)
-    kept: list[str] = []
-    for key in keys:
-        made: list[str] = []
-        ask(store, key, torch.zeros(16), made)
-        assert (made == []) == (key in kept)
-        kept = ([name for name in kept if name != key] + [key])[-places:]
-        total, *names = book(client, redis_prefix)
-        assert total == len(kept) * ENTRY
-        assert names[0] == names[1] == names[2]
-        assert len(names[0]) == len(kept)
-
-
-def test_an_entry_above_the_bound_is_served_and_not_kept(client, redis_prefix):
-    store, made = RedisStore(client, redis_prefix, ENTRY), []
-    ask(store, "small", torch.zeros(16), made)
-    for _ in range(2):
-        assert len(ask(store, "large", torch.zeros(1000), made)) == 1000
-    ask(store, "small", torch.zeros(16), made)
+def test_an_entry_above_the_limit_is_served_and_not_kept(store, client, redis_prefix, monkeypatch):
+    monkeypatch.setattr(cache_module, "LARGEST_ENTRY", 1000)
+    made: list[str] = []
+    for name, size in (("small", 16), ("large", 1000)) * 2:
+        assert len(ask(store, name, torch.zeros(size), made)) == size
     assert made == ["small", "large", "large"]
-
-
-def test_a_larger_entry_pushes_out_as_many_as_it_needs(client, redis_prefix):
-    store = RedisStore(client, redis_prefix, 4 * ENTRY)
-    for name in "abcd":
-        ask(store, name, torch.zeros(16))
-    ask(store, "large", torch.zeros(16 + 2 * ENTRY // 4))
-    total, used, sizes, there = book(client, redis_prefix)
-    assert used == sizes == there
-    assert total == sum(client.strlen(key) for key in entries(client, redis_prefix)) <= 4 * ENTRY
-    made: list[str] = []
-    ask(store, "d", torch.zeros(16), made)
-    ask(store, "large", torch.zeros(16 + 2 * ENTRY // 4), made)
-    assert made == []
-
-
-def test_entries_that_redis_dropped_leave_the_books(store, client, redis_prefix):
-    made: list[str] = []
-    for name in "abc":
-        ask(store, name, torch.zeros(16), made)
-    client.delete(*entries(client, redis_prefix)[:2])
-    for name in "abc":
-        ask(store, name, torch.zeros(16), made)
-    assert len(made) == 5
-    total, used, sizes, there = book(client, redis_prefix)
-    assert total == 3 * ENTRY
-    assert used == sizes == there
-
-
-@pytest.mark.parametrize("lost", [["cache-used", "cache-sizes", "entries"], ["cache-used"], ["cache-sizes"], ["entries"]])
-@pytest.mark.parametrize("full", [True, False], ids=["full", "half full"])
-def test_whatever_part_redis_forgets_the_cache_works_on(client, redis_prefix, lost, full):
-    store = RedisStore(client, redis_prefix, 4 * ENTRY)
-    for name in "abcd" if full else "ab":
-        ask(store, name, torch.zeros(16))
-    for part in lost:
-        client.delete(*(entries(client, redis_prefix) if part == "entries" else [f"{redis_prefix}:{part}"]))
-    made: list[str] = []
-    for name in "efgh" * 3:
-        ask(store, name, torch.zeros(16), made)
-    assert made == list("efgh")
-
-
-def test_redis_without_memory_of_the_scripts_learns_them_again(store, client):
-    ask(store, "a", torch.zeros(16))
-    client.script_flush()
-    made: list[str] = []
-    ask(store, "a", torch.zeros(16), made)
-    assert made == []
+    assert len(entries(client, redis_prefix)) == 1
 
 
 # --- one maker ------------------------------------------------------------------------------------------------------------
 
 
-def test_threads_of_two_processes_worth_of_caches_make_a_value_once(connect, redis_url, redis_prefix):
+def test_threads_of_two_processes_worth_of_caches_make_a_value_once(another):
     together, made = threading.Barrier(8), []
 
     def make() -> Tensor:
@@ -306,7 +266,7 @@ def test_threads_of_two_processes_worth_of_caches_make_a_value_once(connect, red
         time.sleep(0.2)
         return torch.arange(5.0)
 
-    caches = [Cache(1_000, RedisStore(connect(redis_url), redis_prefix, 1_000_000)) for _ in range(2)]
+    caches = [Cache(1_000, another()) for _ in range(2)]
 
     def take(number: int) -> Tensor:
         together.wait()
@@ -326,30 +286,31 @@ def test_a_maker_that_fails_lets_the_next_one_make_it(store):
     assert made == ["a"]
 
 
-def test_a_maker_that_died_is_waited_for_and_then_replaced(store, client, redis_prefix, monkeypatch):
-    monkeypatch.setattr(cache_module, "MAKING_S", 1)
-    with ThreadPoolExecutor(1) as pool:
+def test_a_maker_that_died_is_waited_for_and_then_replaced(store, client, redis_prefix):
+    claims: list[bytes] = []
 
-        def die() -> Tensor:
-            """Its lock stays behind, as when its process is killed, and ends by itself."""
-            for key in client.scan_iter(f"{redis_prefix}:making:*"):
-                client.set(key, b"of a dead process", px=1000)
-            raise ZeroDivisionError
+    def make() -> Tensor:
+        claims.extend(client.scan_iter(f"{redis_prefix}:making:*"))
+        return torch.ones(1)
 
-        with pytest.raises(ZeroDivisionError):
-            store.get_or_make("test", b"a", die, MATRIX)
-        assert client.exists(*client.scan_iter(f"{redis_prefix}:making:*"))
-        assert torch.equal(pool.submit(ask, store, "a", torch.ones(1)).result(timeout=20), torch.ones(1))
+    store.get_or_make("test", b"a", make, MATRIX)
+    client.delete(*entries(client, redis_prefix))
+    client.set(claims[0], b"", px=500)  # of a process that was killed
+    made: list[str] = []
+    begun = time.monotonic()
+    ask(store, "a", torch.ones(1), made)
+    assert made == ["a"]
+    assert 0.3 < time.monotonic() - begun < cache_module.MAKING_S
 
 
-def test_what_has_no_codec_stays_in_its_process(client, redis_prefix):
-    cache = Cache(1_000, RedisStore(client, redis_prefix, 1_000_000))
+def test_what_has_no_codec_stays_in_its_process(store, client, redis_prefix):
+    cache = Cache(1_000, store)
     assert cache.get_or_make(("ids", 1), lambda: "an id", lambda _: 10) == "an id"
     assert entries(client, redis_prefix) == []
 
 
-def test_memory_is_asked_before_redis_and_redis_before_the_maker(connect, redis_url, redis_prefix):
-    first, second = (Cache(1_000, RedisStore(connect(redis_url), redis_prefix, 1_000_000)) for _ in range(2))
+def test_memory_is_asked_before_redis_and_redis_before_the_maker(another):
+    first, second = (Cache(1_000, another()) for _ in range(2))
     before, made = counted("order"), []
 
     def take(cache: Cache) -> Tensor:
@@ -361,11 +322,11 @@ def test_memory_is_asked_before_redis_and_redis_before_the_maker(connect, redis_
     assert since(before, "order") == {"made": 1, "redis": 1, "memory": 2}
 
 
-# --- Redis away -----------------------------------------------------------------------------------------------------------
+# --- Redis away: see also test_redis_faults.py of the API ---------------------------------------------------------------
 
 
-def test_without_a_server_every_value_is_still_made_and_the_first_failure_counts(connect):
-    store, made, before = RedisStore(connect("redis://127.0.0.1:1/0"), "p", 1_000_000), [], counted("nobody")
+def test_without_a_server_every_value_is_still_made_and_the_failure_counts(store_at):
+    store, made, before = store_at("redis://127.0.0.1:1/0"), [], counted("nobody")
     for name in "aab":
         assert torch.equal(ask(store, name, torch.ones(2), made, "nobody"), torch.ones(2))
     assert made == ["a", "a", "b"]
@@ -374,24 +335,30 @@ def test_without_a_server_every_value_is_still_made_and_the_first_failure_counts
     assert found["away"] >= 1
 
 
-def test_a_server_that_is_killed_and_comes_back_empty_is_used_again(connect, redis_server, monkeypatch):
-    monkeypatch.setattr(cache_module, "AWAY_S", 0.1)
-    store, made, before = RedisStore(connect(redis_server.url), "p", 1_000_000), [], counted("killed")
-    ask(store, "a", torch.ones(2), made, "killed")
-    redis_server.kill()
-    for _ in range(2):
-        assert torch.equal(ask(store, "a", torch.ones(2), made, "killed"), torch.ones(2))
-        time.sleep(0.15)
-    assert since(before, "killed")["away"] == 2
-    redis_server.start()
-    for _ in range(3):
-        ask(store, "a", torch.ones(2), made, "killed")
-    assert made == ["a"] * 4
-    assert since(before, "killed")["redis"] == 2
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+def test_a_server_that_is_away_is_left_alone_by_all_but_one_caller_at_a_time_and_used_again(
+    store_at, redis_server, monkeypatch, how
+):
+    monkeypatch.setattr(connect_module, "AWAY_S", 0.3)
+    store, made = store_at(redis_server.url), []
+    ask(store, "a", torch.ones(2), made)
+    redis_server.kill() if how == "killed" else redis_server.freeze()
+    assert torch.equal(ask(store, "a", torch.ones(2), made), torch.ones(2))
+    begun = time.monotonic()
+    for _ in range(50):  # some 0.02 s, of which one call asks the server again at most
+        assert torch.equal(ask(store, "a", torch.ones(2), made), torch.ones(2))
+    assert time.monotonic() - begun < 10 * connect_module.ANSWER_S
+    redis_server.start() if how == "killed" else redis_server.thaw()
+    made.clear()
+    deadline = time.monotonic() + 30
+    while ask(store, "a", torch.ones(2), made) is not None and len(made) > 0 and time.monotonic() < deadline:
+        made.clear()
+        time.sleep(0.01)
+    assert made == []
 
 
-def test_a_server_killed_while_a_value_is_made_costs_nothing_but_the_entry(connect, redis_server):
-    store = RedisStore(connect(redis_server.url), "p", 1_000_000)
+def test_a_server_killed_while_a_value_is_made_costs_nothing_but_the_entry(store_at, redis_server):
+    store = store_at(redis_server.url)
 
     def make() -> Tensor:
         redis_server.kill()
@@ -400,11 +367,34 @@ def test_a_server_killed_while_a_value_is_made_costs_nothing_but_the_entry(conne
     assert torch.equal(store.get_or_make("test", b"a", make, MATRIX), torch.ones(2))
 
 
-def test_a_full_server_only_means_slower(connect, redis_server):
+def test_a_server_that_takes_no_writes_only_means_slower(store_at, redis_server):
+    """Full, and told never to forget anything."""
     with Redis.from_url(redis_server.url) as admin:
         admin.config_set("maxmemory", "1")
         admin.config_set("maxmemory-policy", "noeviction")
-    store, made = RedisStore(connect(redis_server.url), "p", 1_000_000), []
+    store, made = store_at(redis_server.url), []
     for _ in range(2):
         assert torch.equal(ask(store, "a", torch.ones(2), made), torch.ones(2))
     assert made == ["a", "a"]
+
+
+@pytest.mark.parametrize("why", ["full", "a replica"])
+def test_a_server_that_takes_no_writes_is_known_as_such_until_it_does(redis_server, monkeypatch, why):
+    monkeypatch.setattr(connect_module, "AWAY_S", 0.05)
+    settings = {"full": ("maxmemory", "1", "0"), "a replica": ("replicaof", "127.0.0.1 1", "no one")}
+    name, bad, good = settings[why]
+    optional = OptionalRedis(redis_server.url)
+    with Redis.from_url(redis_server.url) as admin:
+
+        def change(value: str) -> None:
+            admin.config_set(name, value) if why == "full" else admin.execute_command(name, *value.split())
+
+        assert optional.takes_writes("ready")
+        change(bad)
+        assert not optional.takes_writes("ready")
+        change(good)
+        deadline = time.monotonic() + 30
+        while not optional.takes_writes("ready"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    optional.close()

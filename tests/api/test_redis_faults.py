@@ -1,0 +1,225 @@
+"""A Redis that is full, read-only, silent, or no Redis at all: it costs time, and never an answer."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+import redis
+import torch
+from starlette.testclient import TestClient
+
+from app.main import create_app
+from app.maths.methods import fit, resolve
+from app.maths.space import fit_space
+from app.maths.translator import apply
+from app.settings import Settings
+from app.storage import connect, names
+
+GREETING = b"%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n"
+
+
+def say(answer: bytes) -> Callable[[socket.socket], None]:
+    """The same answer to whatever comes."""
+    return lambda sock: sock.sendall(answer)
+
+
+def end(answer: bytes) -> Callable[[socket.socket], None]:
+    """An answer that breaks off: the connection is closed after it."""
+
+    def speak(sock: socket.socket) -> None:
+        sock.sendall(answer)
+        sock.shutdown(socket.SHUT_RDWR)
+
+    return speak
+
+
+def drip(start: bytes, pause_s: float, more: bytes) -> Callable[[socket.socket], None]:
+    """An answer that never ends, and never lets the socket's own timeout pass."""
+
+    def speak(sock: socket.socket) -> None:
+        sock.sendall(start)
+        while True:
+            sock.sendall(more)
+            time.sleep(pause_s)
+
+    return speak
+
+
+NONSENSE = {
+    "an integer that is none": say(b":abc\r\n"),
+    "OK": say(b"+OK\r\n"),
+    "nothing counted": say(b":0\r\n"),
+    "one": say(b":1\r\n"),
+    "minus one": say(b":-1\r\n"),
+    "an integer of 5,000 digits": say(b":" + b"9" * 5000 + b"\r\n"),
+    "no value": say(b"$-1\r\n"),
+    "a null of RESP3": say(b"_\r\n"),
+    "an empty value": say(b"$0\r\n\r\n"),
+    "a value": say(b"$5\r\nhello\r\n"),
+    "a list of wrong types": say(b"*2\r\n:1\r\n+x\r\n"),
+    "an empty list": say(b"*0\r\n"),
+    "a map": say(b"%1\r\n+proto\r\n:3\r\n"),
+    "a length that is no number": say(b"$abc\r\n"),
+    "a negative length": say(b"$-7\r\n"),
+    "a value without its end": say(b"$10\r\nabc"),
+    "a value of 100 GB": say(b"$100000000000\r\nabc"),
+    "a list of a thousand million": say(b"*1000000000\r\n"),
+    "lists within lists": say(b"*1\r\n" * 50_000),
+    "an answer that breaks off": end(b"$100\r\nabc"),
+    "a closed connection": end(b""),
+    "HTML": say(b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/html\r\n\r\n<html>no</html>\r\n"),
+    "TLS": say(b"\x15\x03\x01\x00\x02\x02\x16"),
+    "bytes": say(bytes(range(256)) + b"\r\n"),
+    "an error that is no text": say(b"-\xff\xfe\r\n"),
+    "OOM": say(b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"),
+    "READONLY": say(b"-READONLY You can't write against a read only replica.\r\n"),
+    "MISCONF": say(b"-MISCONF Redis is configured to save RDB snapshots, but it's unable to persist to disk.\r\n"),
+    "LOADING": say(b"-LOADING Redis is loading the dataset in memory\r\n"),
+    "NOAUTH": say(b"-NOAUTH Authentication required.\r\n"),
+    "MOVED": say(b"-MOVED 1 127.0.0.1:1\r\n"),
+    "silence": lambda sock: None,
+    "a value that comes byte by byte": drip(b"$1000\r\n", 0.1, b"x"),
+    "answers without end": drip(b"", 0.0, b"+OK\r\n" * 1000),
+    "messages without end": drip(b"", 0.0, b">2\r\n+message\r\n+x\r\n" * 1000),
+}
+
+
+class Gateway(socketserver.ThreadingTCPServer):
+    """A server at Redis's address that passes everything on to a real one, until it is told to answer nonsense.
+
+    polite  whether it greets a new client as a Redis does before it answers nonsense
+    """
+
+    allow_reuse_address = daemon_threads = True
+
+    def __init__(self, redis_url: str) -> None:
+        parts = urlsplit(redis_url)
+        self.real = (parts.hostname or "127.0.0.1", parts.port or 6379)
+        self.nonsense: Callable[[socket.socket], None] | None = None
+        self.polite = False
+        super().__init__(("127.0.0.1", 0), _Session)
+        self.url = parts._replace(netloc=f"127.0.0.1:{self.server_address[1]}").geturl()
+
+
+class _Session(socketserver.BaseRequestHandler):
+    server: Gateway
+
+    def handle(self) -> None:
+        with suppress(OSError), socket.create_connection(self.server.real) as real:
+            back = threading.Thread(target=self._pass_back, args=(real,), daemon=True)
+            back.start()
+            while data := self.request.recv(65536):
+                if self.server.nonsense is None:
+                    real.sendall(data)
+                elif self.server.polite and (b"HELLO" in data or b"CLIENT" in data):
+                    self.request.sendall(GREETING * data.count(b"HELLO") + b"+OK\r\n" * data.count(b"CLIENT"))
+                else:
+                    self.server.nonsense(self.request)
+
+    def _pass_back(self, real: socket.socket) -> None:
+        with suppress(OSError):
+            while data := real.recv(65536):
+                self.request.sendall(data)
+
+
+@pytest.fixture(scope="module")
+def gateway(redis_url: str) -> Iterator[Gateway]:
+    with Gateway(redis_url) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+ANCHORS = np.random.default_rng(1).normal(size=(12, 3))
+QUERY = ANCHORS[:2] + 0.1
+VERSIONS = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def service(gateway, migrated_sqlite: Path, tmp_path_factory) -> Iterator[TestClient]:
+    """A service whose Redis is behind the gateway; every request is counted there against a rate."""
+    folder = tmp_path_factory.mktemp("faults")
+    shutil.copy(migrated_sqlite, folder / "anchorage.db")
+    prefix = f"test-faults-{folder.name}"
+    settings = Settings(data_dir=folder, redis_url=gateway.url, redis_prefix=prefix, rate_limit="1000000/minute", threads=1)
+    with TestClient(create_app(settings), base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
+        for name, dim in (("first", 3), ("second", 2)):
+            assert client.post("/encoders", json={"name": name, "dim": dim}).status_code == 201
+        yield client
+    with redis.Redis(*gateway.real) as real:
+        for key in real.scan_iter(f"*{prefix}*"):
+            real.delete(key)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def soon() -> Iterator[None]:
+    """Redis is given up, and asked again, and a deletion is answered, sooner than in operation."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connect, "ANSWER_S", 0.3)
+        patch.setattr(connect, "AWAY_S", 0.5)
+        patch.setattr(names, "SETTLE_S", 0.0)
+        yield
+
+
+def until_ready(service: TestClient) -> None:
+    deadline = time.monotonic() + 30
+    while service.get("/readyz").json()["status"] != "ok":
+        assert time.monotonic() < deadline, "never ready"
+        time.sleep(0.02)
+
+
+def cold_translation(service: TestClient) -> str:
+    """Make a set, translate by it, which is done by what Redis lacks, and delete it; returns its name."""
+    version = next(VERSIONS)
+    name, targets = f"set-{version}", ANCHORS[:, :2] + version
+    embeddings = {"first": ANCHORS.tolist(), "second": targets.tolist()}
+    assert service.post("/anchor-sets", json={"name": name, "embeddings": embeddings}).status_code == 201
+    body = {"source": "first", "target": "second", "anchor_set": name, "vectors": QUERY.tolist(), "method": "graded"}
+    answer = service.post("/translate", json=body)
+    assert answer.status_code == 200, answer.text
+    spaces = [fit_space(torch.tensor(each, dtype=torch.float32)) for each in (ANCHORS, targets)]
+    right = apply(fit("graded", *spaces, resolve("graded", {}, anchors=12)), torch.tensor(QUERY, dtype=torch.float32))
+    assert np.allclose(answer.json()["vectors"], right.vectors.numpy(), atol=1e-4)
+    assert service.delete(f"/anchor-sets/{name}").status_code == 204
+    return name
+
+
+@pytest.mark.parametrize("kind", NONSENSE)
+def test_whatever_redis_answers_the_service_answers_right_and_says_degraded_until_redis_is_back(service, gateway, kind):
+    until_ready(service)
+    try:
+        for gateway.polite in (True, False):
+            gateway.nonsense = NONSENSE[kind]
+            begun = time.monotonic()
+            answer = service.get("/readyz")
+            assert (answer.status_code, answer.json()["status"], answer.json()["redis"]) == (200, "degraded", False)
+            assert time.monotonic() - begun < 2
+            cold_translation(service)
+            assert time.monotonic() - begun < 2 * connect.PATIENCE_S + 5
+    finally:
+        gateway.nonsense = None
+    until_ready(service)
+
+
+def test_once_redis_is_back_it_holds_what_is_made(service, gateway):
+    gateway.nonsense = NONSENSE["an integer that is none"]
+    cold_translation(service)
+    gateway.nonsense = None
+    until_ready(service)
+    store = service.app.state.services.cache.store
+    deadline = time.monotonic() + 30
+    with redis.Redis(*gateway.real) as real:
+        while not list(real.scan_iter(f"{store._prefix}:cache:*")):
+            assert time.monotonic() < deadline, "Redis is never used again"
+            cold_translation(service)

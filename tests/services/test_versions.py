@@ -1,0 +1,182 @@
+"""A set that is deleted and made again with other content: each answer is by one of the two versions, whole."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+import torch
+from sqlalchemy import event
+
+from app.errors import AnchorSetNotFound, Conflict, EncoderNotFound, QualityBelowMinimum
+from app.heads.linear import linear_head
+from app.services import promises, serving, spaces, stitching, translation
+from app.services.context import Services
+from app.settings import Settings
+from app.storage import names, tables
+from app.types import EncoderKind, HeadOutput
+from app.wiring import make_services
+
+PROJECT = "p"
+VECTORS = torch.randn(3, 4, generator=torch.Generator().manual_seed(9))
+TRANSLATION = translation.Request("a", "b", "s", "graded", {})
+
+
+@pytest.fixture
+def other(services: Services, tmp_path, redis_url, redis_prefix) -> Iterator[Services]:
+    """Another process of the same deployment: its own memory, the same database and blobs."""
+    url = services.db.url.render_as_string(hide_password=False)
+    settings = Settings(data_dir=tmp_path, database_url=url, redis_url=redis_url, redis_prefix=redis_prefix[:50])
+    made = make_services(settings)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reader(other, services) -> Iterator[Services]:
+    """One of two such processes: the other one changes things."""
+    settings = Settings(
+        data_dir=services.blobs.root.parent,
+        database_url=other.db.url.render_as_string(hide_password=False),
+        redis_url="redis://127.0.0.1:1/0",
+    )
+    made = make_services(settings)
+    yield made
+    made.close()
+
+
+def make(services: Services, project: str, version: int) -> None:
+    """Encoders a (4) and b (3), the set s, and the heads h of b and r of s: all names are the same in each version."""
+    draw = torch.Generator().manual_seed(version)
+    for name, dim in (("a", 4), ("b", 3)):
+        spaces.create_encoder(services, project, name=name, kind=EncoderKind.external, dim=dim)
+    embeddings = {"a": torch.randn(12, 4, generator=draw), "b": torch.randn(12, 3, generator=draw)}
+    spaces.create_anchor_set(services, project, name="s", embeddings=embeddings)
+    for name, encoder, anchor_set, dim in (("h", "b", None, 3), ("r", None, "s", 12)):
+        head = linear_head(torch.randn(2, dim, generator=draw), None, dim=dim)
+        new = stitching.NewHead(name, "linear", encoder, anchor_set, HeadOutput.numbers)
+        stitching.create_head(services, project, new, lambda _dim, head=head: head)
+
+
+def delete(services: Services, project: str) -> None:
+    for name in ("h", "r"):
+        stitching.delete_head(services, project, name)
+    spaces.delete_anchor_set(services, project, "s")
+    for name in ("a", "b"):
+        spaces.delete_encoder(services, project, name)
+
+
+def translated(services: Services, project: str) -> torch.Tensor:
+    return serving.apply(services, project, serving.Translation(TRANSLATION), vectors=VECTORS).made.vectors
+
+
+def related(services: Services, project: str) -> torch.Tensor:
+    return serving.apply(services, project, serving.Relation("a", "s"), vectors=VECTORS).made.vectors
+
+
+def stitched(services: Services, project: str) -> torch.Tensor:
+    return stitching.stitch(
+        services, project, encoder="a", head="h", anchor_set="s", vectors=VECTORS, inputs=None, way=stitching.Way("graded")
+    ).values
+
+
+def stitched_relative(services: Services, project: str) -> torch.Tensor:
+    return stitching.stitch(services, project, encoder="a", head="r", anchor_set=None, vectors=VECTORS, inputs=None).values
+
+
+@contextmanager
+def before_statement(services: Services, number: int, change: Callable[[], None]) -> Iterator[list[int]]:
+    """Call `change` once, before the given statement or the first after it that follows no write of its transaction."""
+    seen: list[int] = []
+    written = False
+
+    def count(connection, cursor, statement, parameters, context, executemany) -> None:
+        nonlocal written
+        written = written or not statement.startswith("SELECT")
+        seen.append(len(seen))
+        if len(seen) - 1 >= number and not written and not changed:
+            changed.append(True)
+            change()
+
+    def begin(connection) -> None:
+        nonlocal written
+        written = False
+
+    changed: list[bool] = []
+    event.listen(services.db.engine, "before_cursor_execute", count)
+    event.listen(services.db.engine, "begin", begin)
+    try:
+        yield changed
+    finally:
+        event.remove(services.db.engine, "before_cursor_execute", count)
+        event.remove(services.db.engine, "begin", begin)
+
+
+@pytest.mark.parametrize("ask", [translated, related, stitched, stitched_relative])
+def test_whenever_all_is_made_anew_during_a_request_its_answer_is_by_one_version(reader, other, monkeypatch, ask):
+    """By another process, before each of the request's statements in turn."""
+    monkeypatch.setattr(names, "SETTLE_S", 0.0)  # as if nobody waited: what is asked for now has begun before
+    monkeypatch.setattr(names, "MEMORY_S", 3600.0)
+    right = []
+    for version in (1, 2):
+        make(other, f"quiet {version}", version)
+        right.append(ask(other, f"quiet {version}"))
+    answered = []
+    for number in range(100):
+        make(other, PROJECT, 1)
+        reader.names.forget()
+        found = None
+
+        def change() -> None:
+            delete(other, PROJECT)
+            make(other, PROJECT, 2)
+
+        gone = (Conflict, AnchorSetNotFound, EncoderNotFound)  # AnchorsNotEmbedded is a Conflict
+        with before_statement(reader, number, change) as changed, suppress(*gone):
+            found = ask(reader, PROJECT)
+        if found is not None:
+            answered.append([torch.allclose(found, each, atol=1e-5) for each in right])
+        delete(other, PROJECT)
+        if not changed:
+            break
+    assert number  # the request has a statement at least
+    assert [True, False] in answered
+    assert all(any(each) for each in answered), answered
+
+
+def test_a_name_that_was_just_deleted_is_given_again_when_no_process_remembers_it(reader, other):
+    """Whoever deleted it may have hung up, and does not wait for its answer."""
+
+    def dim() -> int:
+        return spaces.named(reader, tables.Encoder, PROJECT, "x", field="encoder").dim
+
+    for version in (1, 2, 3):
+        spaces.create_encoder(other, PROJECT, name="x", kind=EncoderKind.external, dim=version)
+        assert dim() == version
+        spaces.delete_encoder(other, PROJECT, "x")
+        assert reader.names.find(names.Name(PROJECT, "encoders", ("x",))) is not None  # or the test shows nothing
+    assert other.names.settle_s > names.MEMORY_S
+
+
+def test_a_name_that_was_never_deleted_is_given_at_once(reader, other, monkeypatch):
+    monkeypatch.setattr(names, "SETTLE_S", 3600.0)
+    for name in ("x", "y"):
+        spaces.create_encoder(other, PROJECT, name=name, kind=EncoderKind.external, dim=1)
+        with pytest.raises(EncoderNotFound):
+            spaces.named(reader, tables.Encoder, "somebody else's", name, field="encoder")
+
+
+def test_a_contract_counts_for_every_process_from_its_answer_on(reader, other, monkeypatch):
+    monkeypatch.setattr(names, "MEMORY_S", 0.05)
+    make(other, PROJECT, 1)
+    pair = translation.pair(other, PROJECT, TRANSLATION)
+    translated(reader, PROJECT)
+    promises.agree(other, PROJECT, *pair, {"recall": 0.999})
+    threading.Event().wait(other.names.settle_s)
+    with pytest.raises(QualityBelowMinimum):
+        translated(reader, PROJECT)
+    promises.end(other, PROJECT, *pair)
+    threading.Event().wait(other.names.settle_s)
+    translated(reader, PROJECT)
