@@ -74,7 +74,7 @@ class Process:
                 unless_started.enter_context(self._socket)
                 with theirs:
                     self._child = subprocess.Popen(  # noqa: S603  # our own interpreter and module, and numbers
-                        [sys.executable, "-m", "app.heads.onnx_child", str(memory), str(nice)],
+                        [sys.executable, "-P", "-m", "app.heads.onnx_child", str(memory), str(nice)],
                         stdin=theirs.fileno(),
                         stdout=subprocess.DEVNULL,
                         stderr=subprocess.DEVNULL,
