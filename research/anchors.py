@@ -1,4 +1,6 @@
-"""A choice of anchors that the product does not offer: `uniform` and `farthest` do as well or better (docs/anchor-sets.md)."""
+"""A choice of anchors that the product does not offer: `uniform` and `farthest` do as well or
+better (docs/anchor-sets.md).
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,12 @@ from app.maths.space import fit_space
 
 
 def medoids(pool: Float[Tensor, "n d"], *, size: int, seed: int) -> list[int]:
-    """The item nearest to each of `size` k-means centres (k-means++ start, Lloyd) of the pool's unit vectors.
+    """The item nearest to each of `size` k-means centres (k-means++ start, Lloyd) of the pool's
+    unit vectors.
 
-    pool  (n, d), any units; centred and scaled to unit length first. Returns at most `size` distinct indices, sorted.
-    Raises InvalidOption, and as `fit_space`. Source: Moschella et al. 2023, appendix (anchor selection, kmeans).
+    pool  (n, d), any units; centred and scaled to unit length first. Returns at most `size`
+    distinct indices, sorted. Raises InvalidOption, and as `fit_space`. Source: Moschella et al.
+    2023, appendix (anchor selection, kmeans).
     """
     check_size(size, pool.shape[0])
     points = fit_space(pool).unit

@@ -9,7 +9,8 @@ from app.maths.quantise import largest_code
 
 
 def most_steps(distortion: float, *, bits: int) -> int:
-    """ceil(e / D), exactly: how far apart the codes of cosines are at most that differ by e = `distortion` >= 0.
+    """ceil(e / D), exactly: how far apart the codes of cosines are at most that differ by e =
+    `distortion` >= 0.
 
     Raises InvalidOption.
     """

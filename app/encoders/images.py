@@ -1,4 +1,6 @@
-"""Image files as clients send them: what is accepted, at which size, and the pixels that a model reads."""
+"""Image files as clients send them: what is accepted, at which size, and the pixels that a model
+reads.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,13 @@ from app.errors import AnchorageError, EncoderUnavailable, ImageTooLarge, Invali
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Of a stranger's file Pillow can have thousands of warnings: they would fill the log, and the table of those that were shown.
+# Of a stranger's file Pillow can have thousands of warnings: they would fill the log, and the table
+# of those that were shown.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-#: most pieces that a file may be read in (a chunk of a PNG takes three), and most segments of a JPEG: each costs some
-#: microseconds, whatever it holds
+#: most pieces that a file may be read in (a chunk of a PNG takes three), and most segments of a
+#: JPEG: each costs some microseconds, whatever it holds
 READS = 80_000
 #: most scans of a JPEG: each one is a pass over the whole picture, and encoders write about ten
 SCANS = 50
@@ -52,13 +55,16 @@ class _File(BytesIO):
 def open_image(data: bytes, limits: Limits, mode: Mode = "RGB") -> Image:
     """The first picture of the file, decoded, upright, on white where it is transparent, in `mode`.
 
-    Its header is read first: nothing is decoded of a picture that is too large. Raises ImageTooLarge and InvalidImage, and
-    EncoderUnavailable without Pillow.
+    Its header is read first: nothing is decoded of a picture that is too large. Raises
+    ImageTooLarge and InvalidImage, and EncoderUnavailable without Pillow.
     """
     if not data:
         raise InvalidImage("the image is empty")
     if len(data) > limits.bytes:
-        raise ImageTooLarge(f"the image's file has {len(data)} bytes; the limit is {limits.bytes}", limit=limits.bytes)
+        raise ImageTooLarge(
+            f"the image's file has {len(data)} bytes; the limit is {limits.bytes}",
+            limit=limits.bytes,
+        )
     try:
         from PIL import Image as pillow  # noqa: N813
     except ImportError as error:
@@ -83,7 +89,10 @@ def _check_size(image: Image, limits: Limits) -> None:
     if not width or not height:
         raise InvalidImage("the image has no pixels")
     if width * height > limits.pixels:
-        raise ImageTooLarge(f"the image has {width} x {height} pixels; the limit is {limits.pixels}", limit=limits.pixels)
+        raise ImageTooLarge(
+            f"the image has {width} x {height} pixels; the limit is {limits.pixels}",
+            limit=limits.pixels,
+        )
 
 
 #: a marker other than the restarts inside a scan; a scan's own 0xff is followed by 0
@@ -107,7 +116,9 @@ def _check_scans(data: bytes) -> None:
 
 
 def _upright(image: Image) -> Image:
-    """As the camera was held. Photographs whose EXIF cannot be read are common, and are taken as they are."""
+    """As the camera was held. Photographs whose EXIF cannot be read are common, and are taken as
+    they are.
+    """
     from PIL import ImageOps
 
     try:

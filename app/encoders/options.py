@@ -1,4 +1,6 @@
-"""The options that each kind of encoder takes: what clients may send, what is stored, and what the loaders read."""
+"""The options that each kind of encoder takes: what clients may send, what is stored, and what the
+loaders read.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ class Options(BaseModel):
 class TextOptions(Options):
     """Options of a sentence-transformers encoder."""
 
-    prompts: Prompts | None = Field(None, description="text put before each input, by its `input_type`; default: the model's own")
+    prompts: Prompts | None = Field(
+        None,
+        description="text put before each input, by its `input_type`; default: the model's own",
+    )
     dtype: Dtype | None = Field(None, description="default: as the model's files say")
 
 
@@ -58,7 +63,8 @@ class RemoteOptions(Options):
     url: Annotated[str, Field(max_length=500)] = Field(description="base URL, one that the operator allows")
     api: Literal["openai", "tei"] = Field("openai", description="what the endpoint speaks")
     api_key_env: Annotated[str, Field(max_length=100)] | None = Field(
-        None, description="the server's environment variable that holds the key; default: the one the operator named"
+        None,
+        description="the server's environment variable that holds the key; default: the one the operator named",
     )
     batch: Annotated[int, Field(ge=1, le=2_048)] | None = Field(
         None, description="inputs of one request; default: 64, and 32 for TEI"
@@ -76,7 +82,9 @@ OptionsT = TypeVar("OptionsT", bound=Options)
 
 
 def read(kind: type[OptionsT], given: Mapping[str, Any]) -> OptionsT:
-    """The options of a registered encoder. Raises UnknownOption, InvalidOption and MissingField, naming options.X."""
+    """The options of a registered encoder. Raises UnknownOption, InvalidOption and MissingField,
+    naming options.X.
+    """
     try:
         return kind.model_validate(dict(given))
     except ValidationError as error:
@@ -85,7 +93,10 @@ def read(kind: type[OptionsT], given: Mapping[str, Any]) -> OptionsT:
     if first["type"] == "missing":
         raise MissingField(f"{field} is missing", field=field)
     if first["type"] == "extra_forbidden" or "[key]" in first["loc"]:
-        raise UnknownOption(f"there is no {field}: this kind of encoder takes {', '.join(kind.model_fields)}", field=field)
+        raise UnknownOption(
+            f"there is no {field}: this kind of encoder takes {', '.join(kind.model_fields)}",
+            field=field,
+        )
     raise InvalidOption(f"{field}: {first['msg']}", field=field)
 
 

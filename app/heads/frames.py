@@ -1,4 +1,6 @@
-"""Messages between the service and its ONNX processes: a small JSON object and plain bytes. Nothing is unpickled."""
+"""Messages between the service and its ONNX processes: a small JSON object and plain bytes. Nothing
+is unpickled.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ MOST_ROWS = 1_024
 Buffer = bytes | bytearray | memoryview
 
 
-def send(connection: socket.socket, header: dict[str, Any], payload: Buffer = b"", *, deadline: float | None = None) -> None:
+def send(
+    connection: socket.socket,
+    header: dict[str, Any],
+    payload: Buffer = b"",
+    *,
+    deadline: float | None = None,
+) -> None:
     """Raises TimeoutError at the deadline (of time.monotonic), and OSError where nobody reads."""
     text = json.dumps(header).encode()
     for part in (LENGTHS.pack(len(text), len(payload)) + text, payload):
@@ -28,8 +36,8 @@ def send(connection: socket.socket, header: dict[str, Any], payload: Buffer = b"
 
 
 def receive(connection: socket.socket, *, most: int, deadline: float | None = None) -> tuple[dict[str, Any], bytearray]:
-    """The JSON object and the bytes. Raises TimeoutError, EOFError where nobody writes, and ValueError for more than `most` bytes
-    or for no object.
+    """The JSON object and the bytes. Raises TimeoutError, EOFError where nobody writes, and
+    ValueError for more than `most` bytes or for no object.
     """
     header_bytes, payload_bytes = LENGTHS.unpack(_exactly(connection, LENGTHS.size, deadline))
     if header_bytes > MOST_HEADER or payload_bytes > most:

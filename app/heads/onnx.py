@@ -1,4 +1,6 @@
-"""ONNX heads: any network of allowed operators, from vectors to numbers or to images. Another process runs them."""
+"""ONNX heads: any network of allowed operators, from vectors to numbers or to images. Another
+process runs them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from app.heads.onnx_process import Model, OnnxRunner, require_packages
 
 #: running of one call, all its pieces together
 SECONDS = 10.0
-#: pieces are made to take about this long, so that other requests come in between; and numbers that one may answer
+#: pieces are made to take about this long, so that other requests come in between; and numbers that
+#: one may answer
 PIECE_S, PIECE_NUMBERS = 0.1, 2**24
 
 
@@ -33,13 +36,18 @@ class OnnxHead:
         self._piece = 1
 
     def run(self, vectors: Tensor, *, seconds: float = SECONDS) -> Tensor:
-        """Answers (n, m), each flattened, to vectors (n, dim). Raises HeadTooSlow, InvalidHead, TooMuchAtOnce, Overloaded."""
+        """Answers (n, m), each flattened, to vectors (n, dim). Raises HeadTooSlow, InvalidHead,
+        TooMuchAtOnce, Overloaded.
+        """
         rows = np.ascontiguousarray(vectors.numpy(), dtype=np.float32)
         answers = np.empty((len(rows), self.outputs), dtype=np.float32)
         done, spent = 0, 0.0
         while done < len(rows):
             if spent > seconds:
-                raise HeadTooSlow(f"the head did not answer within {seconds:g} s: send fewer vectors", field="head")
+                raise HeadTooSlow(
+                    f"the head did not answer within {seconds:g} s: send fewer vectors",
+                    field="head",
+                )
             piece = rows[done : done + self._piece]
             answers[done : done + len(piece)], took = self._runner.run(self._model, piece, outputs=self.outputs)
             self._piece = self._next_piece(len(piece), took)
@@ -47,7 +55,9 @@ class OnnxHead:
         return answer(torch.from_numpy(answers))
 
     def _next_piece(self, rows: int, seconds: float) -> int:
-        """How many rows take about PIECE_S, by how long the last ones took; at most twice as many as before."""
+        """How many rows take about PIECE_S, by how long the last ones took; at most twice as many
+        as before.
+        """
         affordable = int(rows * PIECE_S / max(seconds, 1e-9))
         return max(1, min(affordable, 2 * max(rows, self._piece), MOST_ROWS, PIECE_NUMBERS // self.outputs))
 
@@ -57,7 +67,9 @@ class OnnxHead:
 
 
 def load_onnx(data: bytes, *, dim: int, runner: OnnxRunner, owner: str) -> OnnxHead:
-    """A head of stored bytes, run for `owner`. Raises InvalidHead, HeadTooSlow, TooMuchAtOnce, Overloaded."""
+    """A head of stored bytes, run for `owner`. Raises InvalidHead, HeadTooSlow, TooMuchAtOnce,
+    Overloaded.
+    """
     require_packages()
     model = Model(data, owner)
     return OnnxHead(model, runner.open(model), dim=dim, runner=runner)

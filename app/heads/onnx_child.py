@@ -1,4 +1,5 @@
-"""A process that reads and runs clients' ONNX files: `python -m app.heads.onnx_child MEMORY NICE`, its standard input a socket.
+"""A process that reads and runs clients' ONNX files: `python -m app.heads.onnx_child MEMORY NICE`,
+its standard input a socket.
 
 It opens no file, and ends with the process that started it. It answers `app.heads.frames` messages:
 
@@ -24,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from numpy.random import default_rng  # numpy loads it when it is first asked for, and then no file can be opened
+from numpy.random import default_rng  # imported here: later, no file can be opened
 from numpy.typing import NDArray
 from onnx import helper
 
@@ -36,7 +37,8 @@ from app.heads.onnx_process import MOST_OUTPUTS
 
 #: rows of one run: these numbers only, each of which was tried before
 BATCHES = [2**power for power in range(MOST_ROWS.bit_length())]
-#: one row may take this long in the trial; and larger batches are tried while one takes less than this
+#: one row may take this long in the trial; and larger batches are tried while one takes less than
+#: this
 ROW_S, ENOUGH_S = 1.0, 0.25
 #: different rows of the trial
 TRIAL = 3
@@ -58,7 +60,9 @@ class Session:
     nbytes: int
 
     def run(self, rows: Rows) -> Rows:
-        """Answers (n, *shape), in batches of the sizes that the trial has tried. Raises InvalidHead."""
+        """Answers (n, *shape), in batches of the sizes that the trial has tried. Raises
+        InvalidHead.
+        """
         answers, place = np.empty((len(rows), *self.shape), np.float32), 0
         while place < len(rows):
             size = max(batch for batch in BATCHES if batch <= min(self.most, len(rows) - place))
@@ -83,7 +87,9 @@ def start(model: bytes) -> Any:
 
 
 def run(runtime: Any, rows: Rows, shape: list[int] | None = None) -> Rows:
-    """The answers to one batch. Raises InvalidHead where the runtime fails, or where they have another shape."""
+    """The answers to one batch. Raises InvalidHead where the runtime fails, or where they have
+    another shape.
+    """
     (source,), (output,) = runtime.get_inputs(), runtime.get_outputs()
     try:
         (answers,) = runtime.run([output.name], {source.name: rows})
@@ -106,10 +112,11 @@ def open_model(model: bytes) -> Session:
 
 
 def try_file(data: bytes, dim: int) -> tuple[list[int], bytes]:
-    """The shape of one answer, and the model to store. Raises InvalidHead, HeadTooLarge and HeadTooSlow.
+    """The shape of one answer, and the model to store. Raises InvalidHead, HeadTooLarge and
+    HeadTooSlow.
 
-    Rows are run alone and in batches of growing size, as long as these are quick: answers must be finite and must not depend on
-    the other rows. No larger batch will ever run.
+    Rows are run alone and in batches of growing size, as long as these are quick: answers must be
+    finite and must not depend on the other rows. No larger batch will ever run.
     """
     model, single = onnx_file.read(data, dim=dim)
     runtime = start(model.SerializeToString())
@@ -120,7 +127,9 @@ def try_file(data: bytes, dim: int) -> tuple[list[int], bytes]:
     shape = list(first.shape[1:])
     if first.size > MOST_OUTPUTS:
         raise HeadTooLarge(
-            f"a head may answer {MOST_OUTPUTS} numbers, this answers {first.size}", field="onnx", limit=MOST_OUTPUTS
+            f"a head may answer {MOST_OUTPUTS} numbers, this answers {first.size}",
+            field="onnx",
+            limit=MOST_OUTPUTS,
         )
     alone = np.concatenate([first, *(run(runtime, row[None], shape) for row in rows[1:])])
     if first.size == 0 or not np.isfinite(alone).all():
@@ -132,7 +141,9 @@ def try_file(data: bytes, dim: int) -> tuple[list[int], bytes]:
 
 
 def _largest_batch(runtime: Any, rows: Rows, alone: Rows, seconds: float, *, single: bool) -> int:
-    """The largest batch that is quick and fits. Raises InvalidHead for a model that mixes rows, or runs no batch but should."""
+    """The largest batch that is quick and fits. Raises InvalidHead for a model that mixes rows, or
+    runs no batch but should.
+    """
     most = 1
     scale = max(float(np.abs(alone).max()), 1e-6)
     for batch in BATCHES[1:]:
@@ -197,7 +208,9 @@ def answer(sessions: Sessions, asked: Any, payload: bytearray) -> tuple[dict[str
 
 
 def _confine(memory: int, nice: int) -> None:
-    """No core file, no file at all, and so much address space; of all processes the first to be killed when memory runs out."""
+    """No core file, no file at all, and so much address space; of all processes the first to be
+    killed when memory runs out.
+    """
     os.nice(nice)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")

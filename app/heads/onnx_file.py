@@ -1,8 +1,10 @@
-"""What of an ONNX file may run. Used in the ONNX processes alone: the service itself never parses one.
+"""What of an ONNX file may run. Used in the ONNX processes alone: the service itself never parses
+one.
 
-The nodes and constants that are allowed are copied into a new model; everything else is refused or left behind: external data,
-functions, subgraphs, metadata. Shapes and whole numbers may depend on the number of rows, and never on the rows themselves. A run
-therefore costs the same for all rows, and what a trial with some rows shows holds for any others.
+The nodes and constants that are allowed are copied into a new model; everything else is refused or
+left behind: external data, functions, subgraphs, metadata. Shapes and whole numbers may depend on
+the number of rows, and never on the rows themselves. A run therefore costs the same for all rows,
+and what a trial with some rows shows holds for any others.
 """
 
 from __future__ import annotations
@@ -43,15 +45,27 @@ OPS = {
     "Constant", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Concat", "Split", "Slice", "Identity", "Cast",
     "Gather", "Shape", "Expand", "ConstantOfShape", "DepthToSpace", "Resize",
 }  # fmt: skip
-#: operator -> its first input that says how to do it (a shape, axes, indices), as do all that follow
+#: operator -> its first input that says how to do it (a shape, axes, indices), as do all that
+#: follow
 PLANS = {
     "Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Slice": 1, "Split": 1, "Squeeze": 1, "Unsqueeze": 1, "Gather": 1,
     "Resize": 1, "Dropout": 2, **{op: 1 for op in OPS if op.startswith("Reduce")},
 }  # fmt: skip
 #: outputs after the first hold whole numbers, or statistics of training
 ONE_OUTPUT = {"MaxPool", "BatchNormalization"}
-#: attributes below 1, or below 0, divide by zero in the runtime's native code, or read before an array
-POSITIVE = {"kernel_shape", "strides", "dilations", "group", "blocksize", "num_outputs", "num_groups", "stash_type", "to"}
+#: attributes below 1, or below 0, divide by zero in the runtime's native code, or read before an
+#: array
+POSITIVE = {
+    "kernel_shape",
+    "strides",
+    "dilations",
+    "group",
+    "blocksize",
+    "num_outputs",
+    "num_groups",
+    "stash_type",
+    "to",
+}
 NATURAL = {"pads", "output_padding", "output_shape"}
 
 #: what may be computed with, in the file's terms
@@ -59,7 +73,16 @@ FLOAT = onnx.TensorProto.FLOAT
 REALS = {FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BOOL}
 TYPES = REALS | {onnx.TensorProto.INT64, onnx.TensorProto.INT32}
 #: of a tensor: all that is copied
-TENSOR_FIELDS = ("name", "data_type", "dims", "raw_data", "float_data", "double_data", "int32_data", "int64_data")
+TENSOR_FIELDS = (
+    "name",
+    "data_type",
+    "dims",
+    "raw_data",
+    "float_data",
+    "double_data",
+    "int32_data",
+    "int64_data",
+)
 #: of an attribute: all that may be set
 ATTRIBUTE_FIELDS = {"name", "type", "doc_string", "f", "i", "s", "t", "floats", "ints"}
 
@@ -79,7 +102,9 @@ def reason(error: Exception) -> str:
 
 
 def read(data: bytes, *, dim: int) -> tuple[Any, bool]:
-    """The model to run, and whether the file fixes its batch at one row. Raises InvalidHead and HeadTooLarge."""
+    """The model to run, and whether the file fixes its batch at one row. Raises InvalidHead and
+    HeadTooLarge.
+    """
     try:
         model = onnx.ModelProto.FromString(data)
     except (DecodeError, ValueError) as error:
@@ -156,7 +181,9 @@ def _float_tensor(value: Any, role: str) -> Any:
 
 
 def _input(graph: Any, constants: set[str], dim: int) -> tuple[str, bool]:
-    """The name of the only input that is no initialiser, and whether the file fixes its batch at one."""
+    """The name of the only input that is no initialiser, and whether the file fixes its batch at
+    one.
+    """
     inputs = [value for value in graph.input if value.name not in constants]
     if len(inputs) != 1:
         raise bad(f"a head has one input of shape [batch, {dim}]; this model has {len(inputs)} inputs")
@@ -209,7 +236,9 @@ def _check_attribute(attribute: Any, op: str) -> None:
 
 
 def _check_plans(nodes: list[Any], source: str) -> None:
-    """Shapes, axes and whole numbers come from constants and from the number of rows. Raises InvalidHead."""
+    """Shapes, axes and whole numbers come from constants and from the number of rows. Raises
+    InvalidHead.
+    """
     rows = {source}  # and all that is computed from them
     for node in nodes:
         if rows & {*node.input[PLANS.get(node.op_type, len(node.input)) :]}:

@@ -1,4 +1,6 @@
-"""The service's side of the processes that run ONNX files: strangers' native code and tensors stay in there."""
+"""The service's side of the processes that run ONNX files: strangers' native code and tensors stay
+in there.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,23 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import AnchorageError, HeadTooLarge, HeadTooSlow, InvalidHead, Overloaded, TooMuchAtOnce
+from app.errors import (
+    AnchorageError,
+    HeadTooLarge,
+    HeadTooSlow,
+    InvalidHead,
+    Overloaded,
+    TooMuchAtOnce,
+)
 from app.heads import frames
 
 log = logging.getLogger("anchorage.heads")
 
-#: address space of the process of one trial, and of the one that runs all heads: what a trial may take, and kept sessions
+#: address space of the process of one trial, and of the one that runs all heads: what a trial may
+#: take, and kept sessions
 TRIAL_BYTES, RUN_BYTES = 3 * 2**29, 9 * 2**28
-#: a trial, its process's start included; making a session; one message's rows, of which a trial has shown that they take 1 s
+#: a trial, its process's start included; making a session; one message's rows, of which a trial has
+#: shown that they take 1 s
 TRIAL_S, OPEN_S, RUN_S = 15.0, 10.0, 5.0
 #: a trial gives way to whatever serves requests
 TRIAL_NICE = 10
@@ -60,13 +71,19 @@ class Model:
 
 
 class Process:
-    """One child process. It ends when its socket closes, so with this process at the latest. One caller at a time."""
+    """One child process. It ends when its socket closes, so with this process at the latest. One
+    caller at a time.
+    """
 
     def __init__(self, memory: int, *, nice: int = 0) -> None:
         """Start it. Raises Overloaded where the system has no process or file left."""
-        # Of the environment only where libraries are: no secret of the service is known to the process that reads the file.
+        # Of the environment only where libraries are: no secret of the service is known to the
+        # process that reads the file.
         environment = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
-        environment |= {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment |= {
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with ExitStack() as unless_started:
             try:
@@ -74,7 +91,14 @@ class Process:
                 unless_started.enter_context(self._socket)
                 with theirs:
                     self._child = subprocess.Popen(  # noqa: S603  # our own interpreter and module, and numbers
-                        [sys.executable, "-m", "app.heads.onnx_child", str(memory), str(nice)],
+                        [
+                            sys.executable,
+                            "-P",
+                            "-m",
+                            "app.heads.onnx_child",
+                            str(memory),
+                            str(nice),
+                        ],
                         stdin=theirs.fileno(),
                         stdout=subprocess.DEVNULL,
                         stderr=subprocess.DEVNULL,
@@ -87,7 +111,9 @@ class Process:
             unless_started.pop_all()
 
     def ask(self, question: dict[str, Any], payload: frames.Buffer, *, seconds: float, field: str) -> tuple[Any, bytearray]:
-        """The answer. Raises HeadTooSlow, Died, and the errors that the process answers; it has ended after the first two."""
+        """The answer. Raises HeadTooSlow, Died, and the errors that the process answers; it has
+        ended after the first two.
+        """
         deadline = time.monotonic() + seconds
         try:
             frames.send(self._socket, question, payload, deadline=deadline)
@@ -115,7 +141,8 @@ class Process:
 
 
 class Line:
-    """Turns at work that is done `at_once` times: owner after owner, and the requests of one owner in their order.
+    """Turns at work that is done `at_once` times: owner after owner, and the requests of one owner
+    in their order.
 
     most, share  requests that wait, and those of them that one owner may have; wait_s: for how long
     """
@@ -128,18 +155,26 @@ class Line:
 
     @contextmanager
     def turn(self, owner: str) -> Iterator[None]:
-        """Raises TooMuchAtOnce and Overloaded where too many wait, and Overloaded where no turn comes in time."""
+        """Raises TooMuchAtOnce and Overloaded where too many wait, and Overloaded where no turn
+        comes in time.
+        """
         mine = threading.Event()
         with self._lock:
             if len(self._waiting.get(owner, ())) >= self._share:
-                raise TooMuchAtOnce(f"{self._share} of your requests wait to {self._what}; send fewer at once", limit=self._share)
+                raise TooMuchAtOnce(
+                    f"{self._share} of your requests wait to {self._what}; send fewer at once",
+                    limit=self._share,
+                )
             if sum(map(len, self._waiting.values())) >= self._most:
                 raise Overloaded(f"{self._most} requests wait to {self._what}", retry_after_s=5)
             self._waiting.setdefault(owner, deque()).append(mine)
             self._call()
         try:
             if not mine.wait(self._wait_s):
-                raise Overloaded(f"waited {self._wait_s:g} s to {self._what}, and others were still busy", retry_after_s=5)
+                raise Overloaded(
+                    f"waited {self._wait_s:g} s to {self._what}, and others were still busy",
+                    retry_after_s=5,
+                )
             yield
         finally:
             with self._lock:
@@ -168,7 +203,9 @@ class Line:
 
 
 class OnnxRunner:
-    """The process that runs ONNX heads, started on demand and again where it died; and those that try files. Threads share it."""
+    """The process that runs ONNX heads, started on demand and again where it died; and those that
+    try files. Threads share it.
+    """
 
     def __init__(self) -> None:
         self._line = Line("run an ONNX head", at_once=1, most=96, share=64, wait_s=10.0)
@@ -177,7 +214,8 @@ class OnnxRunner:
         self._closed = False
 
     def try_file(self, data: bytes, *, dim: int, owner: str) -> tuple[bytes, list[int]]:
-        """The model to store and the shape of one answer, after a trial of a client's file in a process of its own.
+        """The model to store and the shape of one answer, after a trial of a client's file in a
+        process of its own.
 
         Raises InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce, Overloaded.
         """
@@ -197,7 +235,9 @@ class OnnxRunner:
             return self._twice(lambda process: _open(process, model))
 
     def run(self, model: Model, rows: Rows, *, outputs: int) -> tuple[Rows, float]:
-        """Answers (n, outputs) to 1 to MOST_ROWS rows, and the seconds that they took. Raises as `open`."""
+        """Answers (n, outputs) to 1 to MOST_ROWS rows, and the seconds that they took. Raises as
+        `open`.
+        """
         with self._line.turn(model.owner):
             begun = time.monotonic()
             answers = self._twice(lambda process: _run(process, model, rows, outputs))
@@ -213,7 +253,9 @@ class OnnxRunner:
                 self._process.close()
 
     def _twice(self, use: Callable[[Process], Answer]) -> Answer:
-        """What `use` gives, in a new process if the old one died: that may have been another head's doing."""
+        """What `use` gives, in a new process if the old one died: that may have been another head's
+        doing.
+        """
         for _ in range(2):
             if self._closed:
                 raise Overloaded("the server is stopping")
@@ -260,4 +302,7 @@ def _shape(told: dict[str, Any]) -> list[int]:
 def require_packages() -> None:
     """Raises InvalidHead where this server cannot run ONNX files."""
     if find_spec("onnx") is None or find_spec("onnxruntime") is None:
-        raise InvalidHead("onnx and onnxruntime are not installed on the server: pip install 'anchorage[onnx]'", field="onnx")
+        raise InvalidHead(
+            "onnx and onnxruntime are not installed on the server: pip install 'anchorage[onnx]'",
+            field="onnx",
+        )

@@ -325,16 +325,10 @@ def refusal(trial: Trials, made: onnx.ModelProto | bytes) -> str:
     "data",
     [
         b"",
-        b"\x00",
         b"hello, world",
-        b"\x80\x04K\x01.",
-        b"PK\x03\x04" + bytes(100),
         hashlib.sha512(b"noise").digest() * 16,
-        b"\x08\x09" * 10,
-        bytes(10_000),
         pickle.dumps(W.raw_data),
         b"ORTM" * 20,
-        b"\x08" + b"\xff" * 20,
     ],
 )
 def test_what_is_no_model_is_refused(trial, data):
@@ -365,12 +359,6 @@ def branch() -> onnx.GraphProto:
 def with_list(attribute: onnx.AttributeProto) -> onnx.NodeProto:
     made = node("Relu", ["x"])
     made.attribute.append(attribute)
-    return made
-
-
-def training() -> onnx.ModelProto:
-    made = model()
-    made.training_info.add()
     return made
 
 
@@ -416,7 +404,6 @@ REFUSED = {
     "sparse initialiser": (sparse_initialiser, "sparse"),
     "sparse constant": (lambda: model(node("Constant", [], ["w"], sparse_value=sparse()), NODE, constants=[]), "sparse"),
     "function": (function, "functions, training information"),
-    "training": (training, "functions, training information"),
     "domain": (lambda: model(node("Relu", ["x"], domain="com.microsoft")), "operator 'com.microsoft.Relu' is not allowed"),
     "branch": (
         lambda: model(node("If", ["c"], then_branch=branch(), else_branch=branch()), constants=[tensor(True, "c", bool)]),
@@ -425,37 +412,22 @@ REFUSED = {
     "loop": (lambda: model(node("Loop", ["m", "c", "x"], body=branch())), "operator 'Loop' is not allowed"),
     "random": (lambda: model(node("RandomNormalLike", ["x"])), "operator 'RandomNormalLike' is not allowed"),
     "a branch in a harmless node": (lambda: model(node("Relu", ["x"], body=branch())), "Relu.'body' holds g;"),
-    "branches in a harmless node": (lambda: model(with_list(helper.make_attribute("body", [branch()]))), "holds graphs;"),
     "tensors in a list": (lambda: model(with_list(helper.make_attribute("t", [external()]))), "holds tensors;"),
     "old": (lambda: model(opset=10), "operator set 10 is not supported"),
-    "negative": (lambda: model(opset=-5), "operator set -5 is not supported"),
     "new": (lambda: model(opset=999), "operator set 999 is not supported"),
-    "no operators": (lambda: model(opset_imports=[helper.make_opsetid("ai.onnx.ml", 1)]), "exactly once"),
-    "two sets": (lambda: model(opset_imports=[helper.make_opsetid("", 13), helper.make_opsetid("", 18)]), "exactly once"),
     "no nodes": (
         lambda: helper.make_model(helper.make_graph([], "g", [value("x", ["n", DIM])], [value("x", ["n", DIM])])),
         "no nodes",
     ),
     "two inputs": (lambda: model(inputs=[value("x", ["n", DIM]), value("z", ["n", DIM])]), "one input"),
     "no input": (lambda: model(node("Relu", ["w"]), inputs=[value("w", [DIM, 4])]), "one input"),
-    "two outputs": (lambda: model(outputs=[value("y", ["n", 4]), value("x", ["n", DIM])]), "one output"),
     "other dimension": (lambda: model(inputs=[value("x", ["n", 17])]), "it has ['?', 17]"),
     "three axes": (lambda: model(inputs=[value("x", ["n", 4, 4])]), "it has ['?', 4, 4]"),
-    "no shape": (lambda: model(inputs=[value("x", None)]), "it has []"),
     "whole numbers in": (lambda: model(inputs=[value("x", ["n", DIM], INT64)]), "input 'x' must be a tensor of float32"),
-    "doubles out": (
-        lambda: model(node("Cast", ["x"], to=TensorProto.DOUBLE), outputs=[value("y", ["n", DIM], TensorProto.DOUBLE)]),
-        "output 'y' must be a tensor of float32",
-    ),
-    "a sequence": (
-        lambda: model(outputs=[helper.make_tensor_sequence_value_info("y", DTYPE, ["n", 4])]),
-        "output 'y' must be a tensor",
-    ),
     "nobody's output": (lambda: model(outputs=[value("q", ["n", 4])]), "not a valid ONNX model"),
     "a constant answer": (lambda: model(outputs=[value("w", [DIM, 4])]), "dynamic batch axis"),
     "transposed": (lambda: model(node("MatMul", ["x", "w"], ["z"]), node("Transpose", ["z"])), "dynamic batch axis"),
     "one answer for all": (lambda: model(node("ReduceSum", ["x"])), "dynamic batch axis"),
-    "the batch times two": (lambda: model(node("Concat", ["x", "x"], axis=0)), "dynamic batch axis"),
     "mixed by softmax": (lambda: model(node("Softmax", ["x"], axis=0)), "mixes rows"),
     "mixed by its mean": (
         lambda: model(node("ReduceMean", ["x", "i"], ["m"], keepdims=1), node("Sub", ["x", "m"]), constants=[integers(0)]),
@@ -468,32 +440,19 @@ REFUSED = {
     ),
     "NaN weight": (lambda: model(constants=[tensor(np.full((DIM, 4), np.nan))]), "NaN, infinity"),
     "infinite answer": (lambda: model(node("Sub", ["x", "x"], ["z"]), node("Div", ["x", "z"])), "NaN, infinity"),
-    "empty weight": (lambda: model(constants=[dims(DIM, 0, raw_data=b"")]), "or nothing"),
     "text weight": (lambda: model(constants=[helper.make_tensor("w", TensorProto.STRING, [1], [b"a"])]), "must be dense"),
     "a segment": (
         lambda: model(constants=[dims(DIM, 4, raw_data=bytes(256), segment=TensorProto.Segment(begin=0, end=1))]),
         "must be dense",
     ),
     "short data": (lambda: model(constants=[dims(DIM, 4, raw_data=bytes(7))]), "256 bytes required"),
-    "no data": (lambda: model(constants=[dims(DIM, 4)]), "not a valid ONNX model"),
     "negative dims": (lambda: model(constants=[dims(-DIM, -4, raw_data=bytes(256))]), "none of them negative"),
-    "overflowing dims": (lambda: model(constants=[dims(2**32, 2**32, raw_data=b"")]), "not a valid ONNX model"),
-    "many dims": (lambda: model(constants=[dims(*[1] * 500, raw_data=bytes(4))]), "at most 8 axes"),
     "cycle": (
         lambda: model(node("Add", ["x", "b"], ["a"]), node("Relu", ["a"], ["b"]), node("Relu", ["b"])),
         "topologically sorted",
     ),
-    "unknown name": (lambda: model(node("Relu", ["q"])), "topologically sorted"),
     "one name, two nodes": (lambda: model(node("Relu", ["x"]), node("Abs", ["x"])), "single static assignment"),
-    "one name, two weights": (lambda: model(constants=[W, W]), "not unique"),
-    "a node gives a weight": (lambda: model(node("Relu", ["x"], ["w"]), NODE), "single static assignment"),
-    "no inputs": (lambda: model(node("MatMul", [])), "not a valid ONNX model"),
-    "unknown attribute": (lambda: model(node("Relu", ["x"], surprise=1)), "not a valid ONNX model"),
-    "later operator": (lambda: model(node("Gelu", ["x"]), opset=18), "not a valid ONNX model"),
-    "axis": (lambda: model(node("Softmax", ["x"], axis=7)), "onnxruntime does not load"),
     "far axis": (lambda: model(node("Softmax", ["x"], axis=2**62)), "must lie between"),
-    "product": (lambda: model(node("MatMul", ["x", "x"])), "onnxruntime cannot run"),
-    "to text": (lambda: to(TensorProto.STRING), "floats or truth values"),
     "shape from the vectors": (
         lambda: to(INT64, node("Reshape", ["c", "i"], ["s"]), node("Expand", ["x", "s"])),
         "floats or truth values",
