@@ -40,6 +40,7 @@ from app.errors import (
     UnsupportedMedia,
 )
 from app.maths.translator import Precision
+from app.services import products
 from app.services.context import Services, answer_bytes
 from app.services.products import Running
 from app.services.serving import Served
@@ -204,7 +205,7 @@ class _Stream(Response):
         out = torch.empty(len(vectors), makes, dtype=TORCH[plan.dtype])
         self._make_room(HELD * (size + out.nbytes))
         try:
-            return _Block(plan.served.run(plan.services, vectors, out, plan.precision), start, batch)
+            return _Block(products.begin(plan.services, plan.served.product, vectors, out, plan.precision), start, batch)
         except AnchorageError as error:
             raise error.at(self.plan.served.reads).shifted(start) from None
 

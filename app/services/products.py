@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -50,60 +50,93 @@ class Running:
                 await asyncio.wrap_future(self.future)
 
 
-def translate(
-    services: Services,
-    translator: Translator,
-    vectors: Tensor,
-    *,
-    out: Tensor | None = None,
-    precision: Precision = "float32",
-) -> Running:
-    """Begin to translate vectors whose shape is right, into `out`: float32, or float16 rounded from it.
+class Product(Protocol):
+    """A map that is applied row by row. `dims`: of what it reads and of what it makes."""
 
-    A small product is done at once, and raises what is wrong at once: NonFinite, OutOfRange.
-    """
-    dims = translator.dims
+    @property
+    def dims(self) -> tuple[int, int]: ...
 
-    def span(vectors: Tensor, made: Tensor) -> Flagged | None:
-        return maths.apply_into(translator, vectors, made, precision=precision)
-
-    return _run(services, span, vectors, dims, out)
+    def rows(self, vectors: Tensor, made: Tensor, precision: Precision) -> Flagged | None:
+        """Write what the rows become to `made`; None: no row is flagged. Raises NonFinite, OutOfRange."""
+        ...
 
 
-def relate(
-    services: Services,
-    projector: Tensor,
-    mean: Tensor,
-    vectors: Tensor,
-    *,
-    out: Tensor | None = None,
-    bits: int | None = None,
-) -> Running:
-    """Begin to make vectors whose shape is right relative, as `translate` does; nothing is outside.
+@dataclass(frozen=True, slots=True, eq=False)
+class TranslateProduct:
+    """Vectors into another encoder's space."""
 
-    bits  of the grid that cosines are put on; None: none
-    """
-    dims = (projector.shape[0], projector.shape[1])
+    translator: Translator
 
-    def span(vectors: Tensor, made: Tensor) -> Flagged | None:
-        at_mean = relate_into(projector, mean, vectors, made)
-        if bits is not None:
-            quantise_in_place(made, bits=bits)
+    @property
+    def dims(self) -> tuple[int, int]:
+        return self.translator.dims
+
+    def rows(self, vectors: Tensor, made: Tensor, precision: Precision) -> Flagged | None:
+        return maths.apply_into(self.translator, vectors, made, precision=precision)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RelateProduct:
+    """Vectors into relative ones, put on a grid where `bits` says so; no row is outside the anchors."""
+
+    projector: Tensor
+    mean: Tensor
+    bits: int | None = None
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        return self.projector.shape[0], self.projector.shape[1]
+
+    def rows(self, vectors: Tensor, made: Tensor, precision: Precision) -> Flagged | None:
+        at_mean = relate_into(self.projector, self.mean, vectors, made)
+        if self.bits is not None:
+            quantise_in_place(made, bits=self.bits)
         return at_mean, torch.zeros_like(at_mean)
 
-    return _run(services, span, vectors, dims, out)
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodeProduct:
+    """Relative vectors into an encoder's space."""
 
-def decode(services: Services, decoder: Decoder, coordinates: Tensor, *, out: Tensor | None = None) -> Running:
-    """Begin to decode relative vectors whose shape is right, as `translate` does."""
-    dims = (decoder.matrix.shape[0], decoder.matrix.shape[1])
+    decoder: Decoder
 
-    def span(coordinates: Tensor, made: Tensor) -> Flagged | None:
-        done = maths.decode(decoder, coordinates)
+    @property
+    def dims(self) -> tuple[int, int]:
+        return self.decoder.matrix.shape[0], self.decoder.matrix.shape[1]
+
+    def rows(self, vectors: Tensor, made: Tensor, precision: Precision) -> Flagged | None:
+        done = maths.decode(self.decoder, vectors)
         made.copy_(done.vectors)
         return done.at_mean, done.outside
 
-    return _run(services, span, coordinates, dims, out)
+
+def begin(
+    services: Services, product: Product, vectors: Tensor, out: Tensor | None = None, precision: Precision = "float32"
+) -> Running:
+    """Begin to apply the product to vectors whose shape is right, into `out`: float32, or float16 rounded from it.
+
+    A small product is done at once, and raises what is wrong at once: NonFinite, OutOfRange.
+    """
+    count, dims = vectors.shape[0], product.dims
+    if out is None:
+        out = torch.empty(count, dims[1])
+    if (vectors.shape[1], *out.shape) != (dims[0], count, dims[1]):  # torch would write it elsewhere, with a warning
+        raise ValueError(f"{tuple(vectors.shape)} into {tuple(out.shape)} by {dims}")
+    if count * dims[0] * dims[1] <= SMALL:
+        try:
+            flagged = _rounded(product, vectors, out, precision)
+        except AnchorageError as error:
+            raise _of_all_rows(error, vectors) from None
+        return Running(None, Translated(out, *(flagged or maths.no_flags(count))), vectors)
+    at_mean, outside = torch.zeros(count, dtype=torch.bool), torch.zeros(count, dtype=torch.bool)
+
+    def span(start: int, stop: int) -> None:
+        flagged = _rounded(product, vectors[start:stop], out[start:stop], precision)
+        if flagged is not None:
+            at_mean[start:stop], outside[start:stop] = flagged
+
+    future = services.lanes.submit(span, count, maths.STEP)
+    return Running(future, Translated(out, at_mean, outside), vectors)
 
 
 def precision_error(translator: Translator, vectors: Tensor, made: Tensor) -> dict[str, float]:
@@ -115,35 +148,6 @@ def precision_error(translator: Translator, vectors: Tensor, made: Tensor) -> di
     return {"mean": float(errors.mean()), "largest": float(errors.max()), "rows": len(places)}
 
 
-def _run(
-    services: Services,
-    span: Callable[[Tensor, Tensor], Flagged | None],
-    vectors: Tensor,
-    dims: tuple[int, int],
-    out: Tensor | None,
-) -> Running:
-    count = vectors.shape[0]
-    if out is None:
-        out = torch.empty(count, dims[1])
-    if (vectors.shape[1], *out.shape) != (dims[0], count, dims[1]):  # torch would write it elsewhere, with a warning
-        raise ValueError(f"{tuple(vectors.shape)} into {tuple(out.shape)} by {dims}")
-    if count * dims[0] * dims[1] <= SMALL:
-        try:
-            flagged = _rounded(span, vectors, out)
-        except AnchorageError as error:
-            raise _of_all_rows(error, vectors) from None
-        return Running(None, Translated(out, *(flagged or maths.no_flags(count))), vectors)
-    at_mean, outside = torch.zeros(count, dtype=torch.bool), torch.zeros(count, dtype=torch.bool)
-
-    def rows(start: int, stop: int) -> None:
-        flagged = _rounded(span, vectors[start:stop], out[start:stop])
-        if flagged is not None:
-            at_mean[start:stop], outside[start:stop] = flagged
-
-    future = services.lanes.submit(rows, count, maths.STEP)
-    return Running(future, Translated(out, at_mean, outside), vectors)
-
-
 def _of_all_rows(error: AnchorageError, vectors: Tensor) -> AnchorageError:
     """What to raise for what a part of the rows raised: the same of all of them."""
     try:
@@ -153,12 +157,12 @@ def _of_all_rows(error: AnchorageError, vectors: Tensor) -> AnchorageError:
     return error
 
 
-def _rounded(span: Callable[[Tensor, Tensor], Flagged | None], vectors: Tensor, out: Tensor) -> Flagged | None:
-    """What `span` makes, in `out`. Raises OutOfRange where that is float16, and too small."""
+def _rounded(product: Product, vectors: Tensor, out: Tensor, precision: Precision) -> Flagged | None:
+    """What the rows become, in `out`. Raises OutOfRange where that is float16, and too small."""
     if out.dtype is torch.float32:
-        return span(vectors, out)
+        return product.rows(vectors, out, precision)
     exact = torch.empty(out.shape)
-    flagged = span(vectors, exact)
+    flagged = product.rows(vectors, exact, precision)
     out.copy_(exact)
     refuse_overflow(~out.isfinite().all(dim=1))
     return flagged

@@ -22,7 +22,7 @@ from app.maths.translator import Decoder, Precision, Translated, Translator
 from app.services import products, spaces, translation
 from app.services.context import Services
 from app.services.encoding import Encoded, Inputs
-from app.services.products import Running
+from app.services.products import DecodeProduct, Product, RelateProduct, Running, TranslateProduct
 from app.services.shared import DECODER, MATRIX
 from app.services.translation import SpacePair
 from app.storage import tables
@@ -49,15 +49,13 @@ FLOATS = Form()
 class Served:
     """A map ready to be applied, and what is said of it.
 
-    run   begins: given vectors of the right shape, what to write to, and a precision
-    dims  of what it reads and of what it makes
-    reads what its vectors are called in a request
+    product  the map
+    reads    what its vectors are called in a request
     translator, id, method, options  how it was made, where a method made it; `translator` is None for relative vectors
     pair  the two spaces of a translator
     """
 
-    run: Callable[[Services, Tensor, Tensor, Precision], Running]
-    dims: tuple[int, int]
+    product: Product
     reads: str = "vectors"
     method: str | None = None
     options: methods.Options | None = None
@@ -65,12 +63,17 @@ class Served:
     translator: Translator | None = None
     pair: tuple[tables.Space, tables.Space] | None = None
 
+    @property
+    def dims(self) -> tuple[int, int]:
+        """Of what it reads and of what it makes."""
+        return self.product.dims
+
     def begin(self, services: Services, vectors: Tensor, form: Form, precision: Precision) -> Running:
         """Check what can be known without looking at numbers, take room for the answer, and begin. Raises the vector errors."""
         spaces.check_count(vectors, field=self.reads, limits=services.limits, dim=self.dims[0])
         spaces.check_answer(services, self.reads, len(vectors), dim=self.dims[1], number_bytes=form.number_bytes)
         try:
-            return self.run(services, vectors, form.empty(len(vectors), self.dims[1]), precision)
+            return products.begin(services, self.product, vectors, form.empty(len(vectors), self.dims[1]), precision)
         except AnchorageError as error:
             raise error.at(self.reads) from None
 
@@ -304,7 +307,7 @@ def apply(
         given = spaces.given_vectors(services, space.encoder, vectors, inputs)
     served = _made(services, project, asked, pair)
     try:
-        made = served.run(services, given.vectors, form.empty(count, makes), precision).result()
+        made = products.begin(services, served.product, given.vectors, form.empty(count, makes), precision).result()
     except AnchorageError as error:
         raise error.at(field) from None
     return Answer(made, served, given.vectors, given.truncated)
@@ -340,32 +343,13 @@ def result(running: Running, field: str) -> Translated:
 def _translating(
     id: str, method: str, options: methods.Options, pair: tuple[tables.Space, tables.Space], translator: Translator
 ) -> Served:
-    return Served(
-        run=lambda services, vectors, out, precision: products.translate(
-            services, translator, vectors, out=out, precision=precision
-        ),
-        dims=translator.dims,
-        method=method,
-        options=options,
-        id=id,
-        translator=translator,
-        pair=pair,
-    )
+    product = TranslateProduct(translator)
+    return Served(product, method=method, options=options, id=id, translator=translator, pair=pair)
 
 
 def _relating(bits: int | None, projector: Tensor, space: Space) -> Served:
-    mean = space.mean.float()
-    return Served(
-        run=lambda services, vectors, out, precision: products.relate(services, projector, mean, vectors, out=out, bits=bits),
-        dims=(projector.shape[0], projector.shape[1]),
-    )
+    return Served(RelateProduct(projector, space.mean.float(), bits))
 
 
 def _decoding(method: str, options: methods.Options, decoder: Decoder) -> Served:
-    return Served(
-        run=lambda services, vectors, out, precision: products.decode(services, decoder, vectors, out=out),
-        dims=(decoder.matrix.shape[0], decoder.matrix.shape[1]),
-        reads="relative",
-        method=method,
-        options=options,
-    )
+    return Served(DecodeProduct(decoder), reads="relative", method=method, options=options)

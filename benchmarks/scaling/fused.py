@@ -32,7 +32,7 @@ NOTE = (
     "literal: for each subspace i the projection n(x) (P_i U_x)^T and its product with pinv(S_i^T), then the mean of the "
     "eight, its norm, s_y and m_y, in float32 torch, with n(x) made once and the pseudo-inverses beforehand. fused: "
     "app.maths.translator.apply, on one thread, beside the literal one on one thread. lanes: "
-    "app.services.products.translate, beside the literal one with all of torch's threads. At delta 0.6, the default, each "
+    "app.services.products.begin, beside the literal one with all of torch's threads. At delta 0.6, the default, each "
     "subspace keeps few anchors, so the literal products are small ones; at delta 0 every subspace is all anchors, and the "
     "literal paper still does eight. apart: the largest |a - b| / |b - m_y| of any vector; exact: the literal formula in "
     "float64."
@@ -143,7 +143,7 @@ def _threaded(threads: int, call: Callable[..., object], *arguments: object) -> 
 
 
 def _in_lanes(services: Services, translator: Translator, vectors: Tensor, out: Tensor) -> None:
-    products.translate(services, translator, vectors, out=out).result()
+    products.begin(services, products.TranslateProduct(translator), vectors, out).result()
 
 
 def _apart(a: Tensor, b: Tensor, y: Space) -> float:

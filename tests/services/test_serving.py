@@ -23,6 +23,7 @@ from app.maths.space import fit_space, relative
 from app.maths.translator import STEP, apply
 from app.maths.translator import decode as decode_plainly
 from app.services import products
+from app.services.products import DecodeProduct, RelateProduct, TranslateProduct
 from app.settings import Settings
 from app.storage import names
 
@@ -54,7 +55,7 @@ def test_wherever_it_is_computed_a_product_is_the_plain_one_with_its_flags(lanes
     vectors = normal(2, count, 8).float()
     vectors[count // 2] = served.source_mean
     out = torch.empty(count, 6, dtype=dtype)
-    made = products.translate(lanes, served, vectors, out=out).result()
+    made = products.begin(lanes, TranslateProduct(served), vectors, out=out).result()
     plain = apply(served, vectors)
     assert made.vectors is out
     torch.testing.assert_close(out.float(), plain.vectors, rtol=0, atol=1e-5 if dtype is torch.float32 else 2e-2)
@@ -68,13 +69,13 @@ def test_wherever_they_are_computed_relative_and_decoded_vectors_are_the_plain_o
     space = fit_space(normal(3, 20, 8) + 1)
     vectors = normal(4, count, 8).float()
     vectors[0] = space.mean
-    made = products.relate(lanes, space.unit.T.float().contiguous(), space.mean.float(), vectors).result()
+    made = products.begin(lanes, RelateProduct(space.unit.T.float().contiguous(), space.mean.float()), vectors).result()
     expected = relative(vectors, space)
     expected[0] = 0
     torch.testing.assert_close(made.vectors.double(), expected, rtol=0, atol=1e-5)
     assert (made.at_mean.nonzero().flatten().tolist(), made.outside.tolist()) == ([0], [False] * count)
     decoder = fit_decoder("irp-ridge", space, resolve("irp-ridge", {}, anchors=20))
-    back, plain = products.decode(lanes, decoder, made.vectors).result(), decode_plainly(decoder, made.vectors)
+    back, plain = products.begin(lanes, DecodeProduct(decoder), made.vectors).result(), decode_plainly(decoder, made.vectors)
     torch.testing.assert_close(back.vectors, plain.vectors, rtol=0, atol=1e-5)
     assert back.at_mean.tolist() == plain.at_mean.tolist()
 
@@ -85,7 +86,7 @@ def test_wherever_it_is_computed_all_wrong_rows_are_named(lanes, bad):
     wrong = [3, STEP, STEP + 1, 4 * STEP - 1]
     vectors[wrong, 5] = bad
     with pytest.raises(AnchorageError) as caught:
-        products.translate(lanes, translator(), vectors).result()
+        products.begin(lanes, TranslateProduct(translator()), vectors).result()
     assert isinstance(caught.value, OutOfRange if bad == 1e31 else NonFinite)
     assert (caught.value.rows, caught.value.row_count) == (wrong, 4)
     assert f"4 of {4 * STEP}" in caught.value.detail
@@ -96,16 +97,16 @@ def test_a_translation_that_float16_cannot_hold_is_refused_by_its_row(lanes, cou
     served = translator(keep_norms=True)
     vectors = normal(2, count, 8).float()
     vectors[-1] *= 1e6
-    assert bool(products.translate(lanes, served, vectors).result().vectors.isfinite().all())
+    assert bool(products.begin(lanes, TranslateProduct(served), vectors).result().vectors.isfinite().all())
     with pytest.raises(OutOfRange, match="float16") as caught:
-        products.translate(lanes, served, vectors, out=torch.empty(count, 6, dtype=torch.float16)).result()
+        products.begin(lanes, TranslateProduct(served), vectors, out=torch.empty(count, 6, dtype=torch.float16)).result()
     assert caught.value.rows == [count - 1]
 
 
 def test_the_error_of_bfloat16_is_what_it_is(lanes):
     served = translator(64, 48, "procrustes")
     vectors = normal(5, 3 * STEP, 64).float()
-    made = products.translate(lanes, served, vectors, precision="bfloat16").result().vectors
+    made = products.begin(lanes, TranslateProduct(served), vectors, precision="bfloat16").result().vectors
     found = products.precision_error(served, vectors, made)
     exact = apply(served, vectors).vectors.double()
     errors = (made.double() - exact).norm(dim=1) / (exact - served.decoder.mean).norm(dim=1)
@@ -121,7 +122,7 @@ def test_what_a_product_raised_is_raised_once_and_not_logged_as_if_nobody_had_lo
     monkeypatch.setattr(products, "SMALL", 0)
 
     async def ask():
-        running = products.translate(on_sqlite, translator(), torch.full((2, 8), float("nan")))
+        running = products.begin(on_sqlite, TranslateProduct(translator()), torch.full((2, 8), float("nan")))
         await running.wait()
         with pytest.raises(NonFinite):
             running.result()
@@ -142,7 +143,7 @@ def test_a_product_that_nobody_waits_for_any_more_is_not_computed_to_its_end(on_
     out = torch.zeros(3 * STEP, 6)
 
     async def ask():
-        running = products.translate(on_sqlite, translator(), normal(2, 3 * STEP, 8).float(), out=out)
+        running = products.begin(on_sqlite, TranslateProduct(translator()), normal(2, 3 * STEP, 8).float(), out)
         waiting = asyncio.ensure_future(running.wait())
         await asyncio.sleep(0.01)
         waiting.cancel()
