@@ -105,9 +105,6 @@ class Translation:
         """What it needs looked up."""
         return translation.name_of(project, self.request.anchor_set, self.request.source, self.request.target)
 
-    def check(self) -> None:
-        """Raises the errors of options that can be known before anything is looked up."""
-
     def sides(self, pair: SpacePair) -> tuple[tables.Space, int, int]:
         """Whose vectors it reads, of what dimension, and of what it makes."""
         source, target = pair.both
@@ -146,16 +143,13 @@ class Relation:
         return translation.name_of(project, self.anchor_set, self.encoder, None)
 
     def sides(self, pair: SpacePair) -> tuple[tables.Space, int, int]:
-        """As of a translation."""
+        """As of a translation. Raises UnknownOption and InvalidOption for options that do not go together."""
         assert pair.source is not None
-        return pair.source, pair.source.encoder.dim, pair.source.anchor_set.size
-
-    def check(self) -> None:
-        """Raises UnknownOption and InvalidOption for options that do not go together."""
         if self.encode_power == 0 and self.ridge is not None:
             raise UnknownOption("ridge is an option of encode_power above 0 only", field="ridge")
         if self.encode_power != 0 and self.bits is not None:
             raise InvalidOption("bits are of cosines: coordinates of another encode_power have no common range", field="bits")
+        return pair.source, pair.source.encoder.dim, pair.source.anchor_set.size
 
     def make(self, services: Services, project: str, pair: SpacePair) -> tuple[_Recipe, Sequence[Any]]:
         """Raises UnknownOption and InvalidOption."""
@@ -191,9 +185,6 @@ class Decoding:
     def name(self, project: str) -> Name:
         """What it needs looked up: a source that is named must be there, too."""
         return translation.name_of(project, self.request.anchor_set, self.request.source, self.request.target)
-
-    def check(self) -> None:
-        """As of a translation."""
 
     def sides(self, pair: SpacePair) -> tuple[tables.Space, int, int]:
         """As of a translation."""
@@ -254,7 +245,6 @@ def find(services: Services, project: str, asked: Asked) -> Served | None:
 
 def make(services: Services, project: str, asked: Asked) -> Served:
     """What serves a request, found, or else looked up and fitted. Raises the not-found and option errors."""
-    asked.check()
     return _made(services, project, asked, translation.resolve(services, asked.name(project)))
 
 
@@ -295,7 +285,6 @@ def apply(
 
     Raises the not-found, option and vector errors, MethodNotIndependent, Conflict, and as `encode`.
     """
-    asked.check()
     pair = pair or translation.resolve(services, asked.name(project))
     space, reads, makes = asked.sides(pair)
     field, count = spaces.sent(vectors, inputs)

@@ -228,8 +228,8 @@ def _look_up(services: Services, name: Name) -> SpacePair:
                 space_row(session, name.project, anchor_set, encoder, field)
             raise Conflict(f"{anchor_set!r} was made anew meanwhile; look at it and try again", field="anchor_set")
         first, second = found.get(source or ""), found.get(target or "")
-        agreed = registry.agreed(session, first.id, second.id) if first is not None and second is not None else {}
-    return SpacePair(first, second, agreed)
+        contract = registry.contract(session, first.id, second.id) if first is not None and second is not None else None
+    return SpacePair(first, second, {} if contract is None else contract.min_quality)
 
 
 def space_row(session: Session, project: str, anchor_set: str, encoder: str, field: str) -> tables.Space:

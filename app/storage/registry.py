@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -168,12 +168,6 @@ def touch_translator(session: Session, row: Translator, *, now: datetime) -> boo
 def contract(session: Session, source_id: str, target_id: str) -> Contract | None:
     """What was agreed for two spaces, by their row ids."""
     return session.scalar(select(Contract).where(Contract.source_id == source_id, Contract.target_id == target_id))
-
-
-def agreed(session: Session, source_id: str, target_id: str) -> Mapping[str, float]:
-    """What was agreed for two spaces, by their row ids; nothing where nothing was."""
-    query = select(Contract.min_quality).where(Contract.source_id == source_id, Contract.target_id == target_id)
-    return session.scalar(query) or {}
 
 
 def require_contract(session: Session, source: Space, target: Space) -> Contract:
