@@ -80,4 +80,4 @@ def make_wakeup(settings: Settings) -> LocalWakeup:
     """What wakes idle workers: between processes when there is a Redis, else within this one."""
     if settings.redis_url is None:
         return LocalWakeup()
-    return RedisWakeup(redis_client(settings.redis_url, tries=1), settings.redis_prefix)
+    return RedisWakeup(redis_client(settings.redis_url), settings.redis_prefix)

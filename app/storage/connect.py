@@ -73,7 +73,7 @@ class OptionalRedis:
     """A client whose calls end in a bounded time, and fail with RedisAway only."""
 
     def __init__(self, url: str) -> None:
-        self._client = redis_client(url, tries=1)
+        self._client = redis_client(url)
         self._circuit = Circuit()
         self._threads = ThreadPoolExecutor(CALLS, thread_name_prefix="redis")
 
@@ -120,13 +120,13 @@ def _write(client: Redis, key: str) -> None:
         raise ValueError("a value that was just written does not come back")
 
 
-def redis_client(url: str, *, tries: int = 2) -> Redis:
-    """A client that tries a call `tries` times, each on a new connection, and then gives up. Raises ValueError for no URL."""
+def redis_client(url: str) -> Redis:
+    """A client that tries each call once, with short time-outs. Raises ValueError for a URL that is none."""
     return Redis.from_url(
         url,
         socket_connect_timeout=CONNECT_S,
         socket_timeout=ANSWER_S,
-        retry=Retry(NoBackoff(), tries - 1),
+        retry=Retry(NoBackoff(), 0),
         health_check_interval=15,
         protocol=2,  # with 3 the pool hands out connections that still hold an answer to somebody else's question
     )

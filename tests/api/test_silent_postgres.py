@@ -12,7 +12,6 @@ import pytest
 
 from app.services import keys
 from app.settings import Settings
-from app.storage import names
 from app.types import Scope
 from app.wiring import make_services
 
@@ -64,8 +63,7 @@ def timed(ask: Callable[[], httpx2.Response]) -> tuple[float, httpx2.Response]:
     return time.monotonic() - begun, answer
 
 
-def test_whoever_needs_a_silent_postgresql_is_refused_soon_and_whoever_does_not_is_served(service, own_postgres, monkeypatch):
-    monkeypatch.setattr(names, "KEEP_S", 0.5)
+def test_whoever_needs_a_silent_postgresql_is_refused_soon_and_whoever_does_not_is_served(service, own_postgres):
     expected = service.translate().json()
     own_postgres.freeze()
     frozen_at = time.monotonic()

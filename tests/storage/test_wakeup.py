@@ -27,7 +27,7 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], RedisWa
     made: list[RedisWakeup] = []
 
     def connect(url: str) -> RedisWakeup:
-        made.append(RedisWakeup(redis_client(url, tries=1), "p"))
+        made.append(RedisWakeup(redis_client(url), "p"))
         return made[-1]
 
     yield connect
