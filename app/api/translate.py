@@ -501,5 +501,5 @@ def create_translator(
 
 @router.get("/translators/{id}", responses=documented(404, 422))
 def get_translator(id: Annotated[str, Path(pattern=r"^tr_[0-9a-f]{32}$")], services: Svc, project: Reads) -> Translator:
-    """A translator's quality report; every id that /translate or /stitch answered can be asked about."""
+    """A translator's quality report, by the id that /translate or /stitch answered: kept until nobody has used it for 90 days."""
     return describe(translation.report(services, project, id))
