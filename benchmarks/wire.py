@@ -310,7 +310,7 @@ def bulk_table(found: dict[str, list[Any]]) -> tuple[Table, dict[str, Any]]:
     for column in ("", "round trip", "middle half", "x product", "server", "x product", "x JSON here", "target"):
         table.add_column(column, justify="left" if not column else "right")
     product = median(found["product"])
-    targets = {"npy": "2.0, server 1.3", "Arrow": "2.0, server 1.3", "base64": "4.0", "JSON": "1.2 x JSON here"}
+    targets = {"npy": "1.6", "Arrow": "1.5", "base64": "4.0", "JSON": "1.2 x JSON here"}
     table.add_row("bare product, here", f"{product:.1f}", spread(found["product"]), "1.00")
     table.add_row("JSON here: loads + product + dumps", f"{median(found['JSON here']):.1f}", spread(found["JSON here"]))
     results: dict[str, Any] = {
@@ -355,7 +355,7 @@ def one_table(found: dict[str, list[float]]) -> tuple[Table, dict[str, Any]]:
         results[name] = {"p50_ms": round(float(p50), 4), "p99_ms": round(float(p99), 4)}
         if name != "one vector, JSON":
             results[name] |= {"our_p50_ratio": round(float(own[0] / p50), 3), "our_p99_ratio": round(float(own[1] / p99), 3)}
-    table.caption = "target: at most 2.0 times an empty route, p50 and p99"
+    table.caption = "target: p50 at most 2.2 times an empty route that declares its body"
     return table, results
 
 
