@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
@@ -38,12 +37,6 @@ def test_a_deleted_name_may_be_taken_again(client):
     for dim in (3, 4):
         assert client.post("/encoders", json={"name": "x", "dim": dim}).json()["dim"] == dim
         assert client.delete("/encoders/x").status_code == 204
-
-
-def test_a_taken_name_is_refused_and_the_first_one_stays(client, refused):
-    client.post("/encoders", json={"name": "x", "dim": 3})
-    refused(client.post("/encoders", json={"name": "x", "dim": 4}), 409, "name-taken", "name", detail="'x'")
-    assert client.get("/encoders/x").json()["dim"] == 3
 
 
 def test_names_differ_by_case(client):
@@ -130,21 +123,6 @@ def test_a_model_the_server_does_not_have_is_refused_at_once(client, refused):
     refused(client.get("/encoders/x"), 404, "encoder-not-found", "name")
 
 
-def test_pages_follow_the_names(client):
-    for name in ("b", "d", "a", "c", "e"):
-        client.post("/encoders", json={"name": name, "dim": 2})
-
-    def names(**query):
-        return [encoder["name"] for encoder in client.get("/encoders", params=query).json()["encoders"]]
-
-    assert names() == ["a", "b", "c", "d", "e"]
-    assert names(limit=2) == ["a", "b"]
-    assert names(limit=2, after="b") == ["c", "d"]
-    assert names(limit=2, after="d") == ["e"]
-    assert names(after="e") == []
-    assert names(after="bb") == ["c", "d", "e"]
-
-
 def test_an_encoder_in_use_is_not_deleted_and_its_users_are_named(stocked, refused):
     refused(stocked.delete("/encoders/first"), 409, "in-use", detail="anchor set 'items'")
     assert stocked.get("/encoders/first").status_code == 200
@@ -177,16 +155,6 @@ TEXT, REMOTE = {"kind": "sentence-transformers", "model": "m"}, {"kind": "openai
 )
 def test_options_that_do_not_fit_the_kind_are_refused(client, refused, body, options, code, field):
     refused(client.post("/encoders", json={"name": "x", **body, "options": options}), 422, code, field)
-
-
-@pytest.mark.parametrize("threads", [2, 8])
-def test_of_requests_for_one_name_at_the_same_moment_exactly_one_wins(client, threads):
-    with ThreadPoolExecutor(threads) as pool:
-        for attempt in range(5):
-            body = {"name": f"x{attempt}", "dim": 3}
-            answers = list(pool.map(lambda _: client.post("/encoders", json=body), range(threads)))  # noqa: B023
-            assert sorted(answer.status_code for answer in answers) == [201] + [409] * (threads - 1)
-    assert len(client.get("/encoders").json()["encoders"]) == 5
 
 
 def test_deletions_that_wait_until_all_processes_have_forgotten_hold_up_nobody(listen, redis_url, redis_prefix, monkeypatch):

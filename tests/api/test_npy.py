@@ -546,6 +546,11 @@ def test_openapi_tells_of_binary_bodies_and_of_the_query(service):
     }
     content = paths["/anchor-sets/{name}/embeddings/{encoder}"]["put"]["requestBody"]["content"]
     assert {JSON, NPY, ARROW} <= set(content)
+    for path, method, field in (("/pools/{name}", "put", "encoder"), ("/pools/{name}/vectors", "post", "offset")):
+        route = paths[path][method]
+        assert {JSON, NPY, ARROW} <= set(route["requestBody"]["content"])
+        assert {each["name"] for each in route["parameters"] if each["in"] == "query"} == {field, "column"}
+    assert {JSON, ARROW} == set(paths["/anchor-sets/{name}/pairs"]["get"]["responses"]["200"]["content"])
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "x"])
