@@ -48,6 +48,32 @@ def client(running: TestClient) -> Iterator[TestClient]:
     _empty(running)
 
 
+@pytest.fixture(scope="module")
+def stock(running: TestClient, packed: Callable[..., dict[str, Any]]) -> Iterator[Callable[..., TestClient]]:
+    """Give the running service encoders, sets of the first rows of their vectors, and heads, for all tests of a module."""
+    made: list[str] = []
+
+    def add(path: str, name: str, **body: Any) -> None:
+        answer = running.post(path, json={"name": name, **body})
+        assert answer.status_code == 201, answer.text
+        made.append(f"{path}/{name}")
+
+    def give(
+        vectors: dict[str, np.ndarray], sets: dict[str, int] | None = None, heads: dict[str, dict[str, Any]] | None = None
+    ) -> TestClient:
+        for name, rows in vectors.items():
+            add("/encoders", name, dim=rows.shape[1])
+        for name, size in (sets or {"items": None}).items():
+            add("/anchor-sets", name, embeddings={each: packed(rows[:size], "float64") for each, rows in vectors.items()})
+        for name, head in (heads or {}).items():
+            add("/heads", name, **head)
+        return running
+
+    yield give
+    for path in reversed(made):
+        assert running.delete(path).status_code == 204
+
+
 @pytest.fixture(scope="session")
 def running_with_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """The same, where callers need API keys."""
