@@ -16,14 +16,8 @@ def test_an_encoder_is_created_listed_read_and_deleted(client, refused):
     assert answer.status_code == 201
     assert answer.headers["location"] == "/encoders/ada-002"
     created = answer.json()
-    assert {key: created[key] for key in ("name", "kind", "dim", "model", "revision", "modality")} == {
-        "name": "ada-002",
-        "kind": "external",
-        "dim": 1536,
-        "model": None,
-        "revision": None,
-        "modality": "image",
-    }
+    assert [created[key] for key in ("name", "kind", "dim", "modality")] == ["ada-002", "external", 1536, "image"]
+    assert (created["model"], created["revision"]) == (None, None)
     assert created["created_at"].endswith(("Z", "+00:00"))
     assert client.get(answer.headers["location"]).json() == created
     assert client.get("/encoders").json() == {"encoders": [created]}
@@ -86,22 +80,10 @@ def test_what_a_kind_needs_and_what_it_does_not_take(client, refused, body, fiel
 @pytest.mark.parametrize(
     "model",
     [
-        "../x",
-        "..",
-        "/etc",
-        "a/b/c",
-        "a/..",
-        "a/../b",
-        "a//b",
-        "./a",
-        "a/",
-        "C:\\a",
-        "a\\b",
-        "~/a",
+        *["../x", "..", "/etc", "a/b/c", "a/..", "a/../b", "a//b", "./a", "a/", "C:\\a", "a\\b", "~/a", "http://x"],
         "a\n",
         "",
         "a\x00",
-        "http://x",
     ],
 )
 def test_a_model_cannot_spell_a_path(client, refused, model):
