@@ -52,15 +52,6 @@ def test_a_set_is_created_listed_read_and_deleted(pair, refused):
     assert pair.delete("/encoders/a").status_code == 204
 
 
-def test_base64_and_lists_make_the_same_set(pair, packed):
-    array = RNG.normal(size=(6, 3)).astype("float32")
-    for name, vectors in (("x", packed(array)), ("y", array.tolist())):
-        assert pair.post("/anchor-sets", json={"name": name, "embeddings": {"a": vectors}}).status_code == 201
-    assert pair.get("/anchor-sets/x").json()["spaces"] == pair.get("/anchor-sets/y").json()["spaces"]
-    x, y = (pair.post("/relative", json={"encoder": "a", "anchor_set": n, "vectors": some(1, 3)}).status_code for n in "xy")
-    assert (x, y) == (200, 200)
-
-
 def test_another_encoder_is_added_later_and_serves(pair):
     pair.post("/anchor-sets", json={"name": "s", "embeddings": {"a": some(5, 3)}})
     answer = put(pair, some(5, 2), name="s", encoder="b")

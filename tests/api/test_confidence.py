@@ -168,18 +168,6 @@ def test_arrow_without_confidence_is_as_it_was(service, pack):
     assert b"anchorage.confidence" not in rows.schema.metadata
 
 
-def test_equal_requests_are_told_equal_numbers_also_after_everything_was_forgotten(ask, service, serve, pack):
-    first = told(ask())
-    assert told(ask()) == first
-    other = serve()  # another service, with nothing in memory
-    for name, vectors in pack.items():
-        other.post("/encoders", json={"name": name, "dim": vectors.shape[1]})
-    body = {"name": "bank", "embeddings": {name: lean(vectors[:ANCHORS]) for name, vectors in pack.items()}}
-    other.post("/anchor-sets", json=body)
-    request = {**PAIR, "vectors": lean(pack[SOURCE][ANCHORS:]), "confidence": True}
-    assert told(other.post("/translate", json=request)) == first
-
-
 # --- few anchors ---------------------------------------------------------------------------------------------------------
 
 

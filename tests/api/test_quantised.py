@@ -170,25 +170,6 @@ def test_anchors_keep_cosine_one_to_themselves_in_every_space(service, parallel)
 # --- decoding ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("media", [NPY, ARROW])
-def test_a_quantised_answer_is_a_body_that_translate_reads(service, media):
-    quantised = send(service, media, bits=8)
-    query = {"target": "second", "anchor_set": "items", "relative": "true"}
-    body = quantised.content
-    if media == ARROW:  # its flags' column is the answer's own
-        with ipc.open_stream(body) as reader:
-            kept = reader.read_all().drop_columns(["anchorage_flag"])
-        sink = pa.BufferOutputStream()
-        with ipc.new_stream(sink, kept.schema) as writer:
-            writer.write_table(kept)
-        body = sink.getvalue().to_pybytes()
-    answer = service.post("/translate", params=query, content=body, headers={"content-type": media, "accept": JSON})
-    listed = {"target": "second", "anchor_set": "items", "relative": read(quantised)[0].astype(float).tolist()}
-    expected = service.post("/translate", json=listed)
-    assert answer.status_code == expected.status_code == 200, answer.text
-    np.testing.assert_allclose(answer.json()["vectors"], expected.json()["vectors"], atol=1e-4)
-
-
 def test_two_bits_decode_to_no_number_that_is_none(service):
     """The coarsest grid makes rows of zeros of vectors that no anchor is near; they are flagged as what they look like."""
     rows = read(ask(service, bits=2))[0]

@@ -187,18 +187,6 @@ def test_a_head_of_another_encoder_reads_translated_vectors(ask, stocked, embedd
     assert stocked.get(f"/translators/{body['translator']}").status_code == 200
 
 
-@pytest.mark.parametrize("encoder", ["first", "second"])
-def test_a_relative_head_reads_relative_vectors_of_every_encoder(stocked, make, embeddings, encoder):
-    weight, vectors = RNG.normal(size=(3, 40)), embeddings[encoder][:4].tolist()
-    assert make(encoder=..., anchor_set="items", weight=weight.tolist()).json()["dim"] == 40
-    relative = stocked.post("/relative", json={"encoder": encoder, "anchor_set": "items", "vectors": vectors}).json()
-    expected = softmax(np.array(relative["vectors"]) @ weight.T + BIAS)
-    for more in ({}, {"anchor_set": "items"}):
-        body = stocked.post("/stitch", json={"encoder": encoder, "head": "h", "vectors": vectors, **more}).json()
-        np.testing.assert_allclose(body["scores"], expected, atol=1e-5)
-        assert (body["method"], body["translator"]) == (None, None)
-
-
 def test_a_vector_equal_to_the_mean_is_flagged(ask, embeddings):
     mean = embeddings["first"].astype("float32").astype("float64").mean(axis=0).tolist()
     assert ask(vectors=[[1.0] * 8, mean]).json()["flags"] == [{"row": 1, "code": "equals-anchor-mean"}]
