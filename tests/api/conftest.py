@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import httpx2
@@ -236,15 +237,8 @@ def make_toy(folder: Path) -> None:
 
     raw = folder.parent / ".raw"
     raw.mkdir()
-    words = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *"abcdefghijklmnopqrstuvwxyz",
-        *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"),
-    ]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words = [*special, *ascii_lowercase, *(f"##{letter}" for letter in ascii_lowercase)]
     (raw / "vocab.txt").write_text("\n".join(words))
     torch.manual_seed(0)
     shape = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}

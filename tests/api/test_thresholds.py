@@ -211,20 +211,14 @@ def test_anchors_that_are_equally_far_apart_have_an_empty_map(stocked):
         ({"source": 0.5, "level": 0.49}, "invalid-request", "level"),
         ({"source": 0.5, "level": 0.999}, "invalid-request", "level"),
         ({"source": 0.5, "level": "nan"}, "invalid-request", "level"),
+        ({"what": "calibration", "given": "both"}, "invalid-request", "given"),
+        ({"what": "calibration", "scores": "x"}, "invalid-request", "scores"),
+        ({"what": "calibration", "level": 0}, "invalid-request", "level"),
     ],
     ids=str,
 )
-def test_wrong_questions_about_a_threshold_are_refused(stocked, refused, small, query, code, field):
+def test_wrong_questions_about_a_threshold_or_a_map_are_refused(stocked, refused, small, query, code, field):
     refused(ask(stocked, small, **query), 422, code, field)
-
-
-@pytest.mark.parametrize(
-    ("query", "field"),
-    [({"given": "both"}, "given"), ({"scores": "x"}, "scores"), ({"level": 0}, "level"), ({"level": "nan"}, "level")],
-    ids=str,
-)
-def test_wrong_questions_about_a_map_are_refused(stocked, refused, small, query, field):
-    refused(ask(stocked, small, "calibration", **query), 422, "invalid-request", field)
 
 
 def test_a_deleted_set_takes_its_thresholds_along(stocked, refused, small):
