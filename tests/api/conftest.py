@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import httpx2
@@ -46,6 +47,32 @@ def client(running: TestClient) -> Iterator[TestClient]:
     """The running service, with no row in its database."""
     yield running
     _empty(running)
+
+
+@pytest.fixture(scope="module")
+def stock(running: TestClient, packed: Callable[..., dict[str, Any]]) -> Iterator[Callable[..., TestClient]]:
+    """Give the running service encoders, sets of the first rows of their vectors, and heads, for all tests of a module."""
+    made: list[str] = []
+
+    def add(path: str, name: str, **body: Any) -> None:
+        answer = running.post(path, json={"name": name, **body})
+        assert answer.status_code == 201, answer.text
+        made.append(f"{path}/{name}")
+
+    def give(
+        vectors: dict[str, np.ndarray], sets: dict[str, int] | None = None, heads: dict[str, dict[str, Any]] | None = None
+    ) -> TestClient:
+        for name, rows in vectors.items():
+            add("/encoders", name, dim=rows.shape[1])
+        for name, size in (sets or {"items": None}).items():
+            add("/anchor-sets", name, embeddings={each: packed(rows[:size], "float64") for each, rows in vectors.items()})
+        for name, head in (heads or {}).items():
+            add("/heads", name, **head)
+        return running
+
+    yield give
+    for path in reversed(made):
+        assert running.delete(path).status_code == 204
 
 
 @pytest.fixture(scope="session")
@@ -210,15 +237,8 @@ def make_toy(folder: Path) -> None:
 
     raw = folder.parent / ".raw"
     raw.mkdir()
-    words = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *"abcdefghijklmnopqrstuvwxyz",
-        *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"),
-    ]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words = [*special, *ascii_lowercase, *(f"##{letter}" for letter in ascii_lowercase)]
     (raw / "vocab.txt").write_text("\n".join(words))
     torch.manual_seed(0)
     shape = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from app.maths.methods import METHODS
+
 RNG = np.random.default_rng(3)
 
 
@@ -50,15 +52,6 @@ def test_a_set_is_created_listed_read_and_deleted(pair, refused):
     assert pair.delete("/encoders/a").status_code == 204
 
 
-def test_base64_and_lists_make_the_same_set(pair, packed):
-    array = RNG.normal(size=(6, 3)).astype("float32")
-    for name, vectors in (("x", packed(array)), ("y", array.tolist())):
-        assert pair.post("/anchor-sets", json={"name": name, "embeddings": {"a": vectors}}).status_code == 201
-    assert pair.get("/anchor-sets/x").json()["spaces"] == pair.get("/anchor-sets/y").json()["spaces"]
-    x, y = (pair.post("/relative", json={"encoder": "a", "anchor_set": n, "vectors": some(1, 3)}).status_code for n in "xy")
-    assert (x, y) == (200, 200)
-
-
 def test_another_encoder_is_added_later_and_serves(pair):
     pair.post("/anchor-sets", json={"name": "s", "embeddings": {"a": some(5, 3)}})
     answer = put(pair, some(5, 2), name="s", encoder="b")
@@ -78,19 +71,6 @@ def test_encoders_keep_the_order_they_were_given_in(client):
     assert client.get("/anchor-sets/s").json() == created
 
 
-def test_pages_follow_the_names(pair):
-    for name in ("b", "c", "a"):
-        pair.post("/anchor-sets", json={"name": name, "embeddings": {"a": some(3, 3)}})
-
-    def names(**query):
-        return [row["name"] for row in pair.get("/anchor-sets", params=query).json()["anchor_sets"]]
-
-    assert names() == ["a", "b", "c"]
-    assert names(limit=1) == ["a"]
-    assert names(limit=1, after="a") == ["b"]
-    assert names(after="c") == []
-
-
 # --- delicate anchors ----------------------------------------------------------------------------------------------------
 
 
@@ -100,16 +80,11 @@ def health_of(client, vectors):
     return answer.json()["spaces"][0]["health"]
 
 
-def test_duplicate_anchors_are_accepted_and_reported(pair):
+def test_duplicate_anchors_are_accepted_and_reported_and_their_list_is_cut(pair):
     vectors = some(6, 3)
-    health = health_of(pair, [*vectors, vectors[2], vectors[0], vectors[2]])
-    assert (health["duplicates"], health["duplicate_count"]) == ([6, 7, 8], 3)
+    health = health_of(pair, [*vectors, *[vectors[2]] * 30])
+    assert (health["duplicates"], health["duplicate_count"]) == ([*range(6, 26)], 30)
     assert (health["collinear"], health["rank"]) == ([], 3)
-
-
-def test_zero_norm_anchors_are_accepted_and_reported_as_duplicates(pair):
-    health = health_of(pair, [[1, 2, 3], [0, 0, 0], [3, 1, 2], [0, 0, 0], [5, 5, 1]])
-    assert (health["duplicates"], health["at_mean"]) == ([3], [])
 
 
 def test_an_anchor_at_the_mean_is_accepted_and_reported(pair):
@@ -125,30 +100,9 @@ def test_collinear_anchors_are_accepted_and_reported(pair):
     assert (line["spaces"][0]["health"]["collinear"], line["spaces"][0]["health"]["at_mean"]) == ([1, 3], [2])
 
 
-def test_lists_of_rows_are_cut_and_counts_are_whole(pair):
-    health = health_of(pair, [[1.0, 2.0, 3.0], *[[0.5, 0.25, 0.125]] * 40])
-    assert health["duplicate_count"] == 39
-    assert health["duplicates"] == list(range(2, 22))
-
-
-@pytest.mark.parametrize(
-    "method",
-    ["auto", "irp", "irp-ridge", "graded", "procrustes", "ridge", "toward-procrustes", "reduced-rank", "canonical", "affine"],
-)
+@pytest.mark.parametrize("method", ["auto", *METHODS])
 def test_delicate_anchors_still_translate_to_finite_numbers_and_have_a_report(pair, method):
-    vectors = [
-        [0, 0, 0],
-        [0, 0, 0],
-        [1, 0, 0],
-        [-1, 0, 0],
-        [1, 0, 0],
-        [2, 0, 0],
-        [0, 1e-3, 0],
-        [1e3, 0, 0],
-        [1, 1, 1],
-        [5, 5, 5],
-        [9, 9, 9],
-    ]
+    vectors = [[0] * 3] * 2 + [[x, 0, 0] for x in (1, -1, 1, 2, 1e3)] + [[0, 1e-3, 0], *([x] * 3 for x in (1, 5, 9))]
     body = {"name": "s", "embeddings": {"a": vectors, "b": [[row[0], row[1]] for row in vectors]}}
     assert pair.post("/anchor-sets", json=body).status_code == 201
     request = {"source": "a", "target": "b", "anchor_set": "s", "method": method}
@@ -184,11 +138,8 @@ def test_anchors_of_extreme_magnitude_are_measured_in_finite_numbers(pair, scale
     [
         ({}, 422, "empty-vectors", "embeddings"),
         ({"a": []}, 422, "empty-vectors", "embeddings.a"),
-        ({"a": [[]]}, 422, "empty-vectors", "embeddings.a"),
-        ({"a": None}, 422, "bad-shape", "embeddings.a"),
         ({"a": [[1, 2, 3]]}, 422, "degenerate-anchors", "embeddings.a"),
         ({"a": [[1, 2, 3]] * 5}, 422, "degenerate-anchors", "embeddings.a"),
-        ({"a": [[0, 0, 0]] * 5}, 422, "degenerate-anchors", "embeddings.a"),
         ({"a": [[1, 2], [3, 4]]}, 422, "dimension-mismatch", "embeddings.a"),
         ({"a": [[1, 2, 3], [4, 5, 6]], "b": [[1, 2, 3], [4, 5, 6]]}, 422, "dimension-mismatch", "embeddings.b"),
         ({"a": [[1, 2, 3], [4, 5, 6]], "b": [[1, 2], [4, 5], [7, 8]]}, 422, "unequal-anchors", "embeddings.b"),
@@ -209,7 +160,6 @@ def test_bad_embeddings_are_refused_and_leave_nothing(pair, refused, embeddings,
     [
         ([1, 2], "ragged-rows"),
         ([1, "2", 3], "bad-dtype"),
-        ([1, True, 3], "bad-dtype"),
         ([1e31, 2, 3], "value-out-of-range"),
     ],
 )
@@ -233,10 +183,11 @@ def test_nan_among_anchors_is_refused_by_row(pair, refused, packed):
         ({"embeddings": {"a": [[1, 2, 3], [4, 5, 6]]}, "inputs": ["x", "y"]}, "not-exactly-one", "embeddings"),
         ({"embeddings": {"a": [[1, 2, 3], [4, 5, 6]]}, "encoders": ["a"]}, "invalid-request", "encoders"),
         ({"inputs": ["x", "y"]}, "invalid-request", "encoders"),
+        ({"name": "s\n", "embeddings": {"a": [[1, 2, 3], [4, 5, 6]]}}, "invalid-request", "name"),
+        ({"name": None, "embeddings": {"a": [[1, 2, 3], [4, 5, 6]]}}, "invalid-request", "name"),
         ({"inputs": ["x", "y"], "encoders": ["a"]}, "encoder-needs-vectors", "inputs"),
         ({"inputs": [], "encoders": ["a"]}, "empty-vectors", "inputs"),
         ({"inputs": ["x", 7], "encoders": ["a"]}, "invalid-request", "inputs.1"),
-        ({"inputs": "x", "encoders": ["a"]}, "invalid-request", "inputs"),
         ({"embeddings": {"a": [[1, 2, 3], [4, 5, 6]]}, "metric": "cosine"}, "unknown-field", "metric"),
         ({"embeddings": [[1, 2, 3]]}, "invalid-request", "embeddings"),
     ],
@@ -255,19 +206,6 @@ def test_an_unknown_encoder_for_inputs_is_refused(pair, refused):
 def test_a_malformed_encoder_name_among_the_embeddings_is_refused(pair, refused):
     answer = pair.post("/anchor-sets", json={"name": "s", "embeddings": {"a b": [[1, 2, 3], [4, 5, 6]]}})
     refused(answer, 422, "invalid-request", answer.json()["field"], detail="embeddings")
-
-
-@pytest.mark.parametrize("name", ["", "a b", "../s", "s\n", "a" * 101, 7, None])
-def test_a_malformed_name_is_refused(pair, refused, name):
-    refused(pair.post("/anchor-sets", json={"name": name, "embeddings": {"a": some(3, 3)}}), 422, "invalid-request", "name")
-    assert pair.get("/anchor-sets").json() == {"anchor_sets": []}
-
-
-def test_a_taken_name_is_refused_and_the_first_one_stays(stocked, refused):
-    before = stocked.get("/anchor-sets/items").json()
-    answer = stocked.post("/anchor-sets", json={"name": "items", "embeddings": {"second": some(3, 6)}})
-    refused(answer, 409, "name-taken", "name", detail="'items'")
-    assert stocked.get("/anchor-sets/items").json() == before
 
 
 def test_embeddings_that_are_present_never_change(stocked, refused, embeddings):
@@ -315,16 +253,6 @@ def test_a_set_in_use_is_not_deleted(stocked, refused):
 
 
 # --- at the same moment --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("threads", [2, 8])
-def test_of_sets_of_one_name_at_the_same_moment_exactly_one_wins(pair, threads):
-    body = {"name": "s", "embeddings": {"a": some(5, 3), "b": some(5, 2)}}
-    with ThreadPoolExecutor(threads) as pool:
-        answers = list(pool.map(lambda _: pair.post("/anchor-sets", json=body), range(threads)))
-    assert sorted(answer.status_code for answer in answers) == [201] + [409] * (threads - 1)
-    assert {answer.json()["code"] for answer in answers if answer.status_code == 409} <= {"name-taken", "conflict"}
-    assert len(pair.get("/anchor-sets").json()["anchor_sets"]) == 1
 
 
 def test_of_the_same_embeddings_added_at_the_same_moment_exactly_one_wins(stocked):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,17 +24,9 @@ BOTH = pytest.mark.parametrize("path", [TRANSLATE, TRANSLATE + "&stream=true"], 
 
 
 @pytest.fixture(scope="module")
-def service(running: TestClient, parallel: dict[str, np.ndarray]) -> Iterator[TestClient]:
+def service(stock: Callable[..., TestClient], parallel: dict[str, np.ndarray]) -> TestClient:
     """The running service with two encoders, their parallel anchors and a classifier, for all tests here."""
-    for name, vectors in parallel.items():
-        assert running.post("/encoders", json={"name": name, "dim": vectors.shape[1]}).status_code == 201
-    body = {"name": "items", "embeddings": {name: vectors.tolist() for name, vectors in parallel.items()}}
-    assert running.post("/anchor-sets", json=body).status_code == 201
-    head = {"name": "sign", "encoder": "second", "classes": ["no", "yes"], "weight": [[1] * 6, [-1] * 6]}
-    assert running.post("/heads", json=head).status_code == 201
-    yield running
-    for path in ("/heads/sign", "/anchor-sets/items", "/encoders/first", "/encoders/second"):
-        assert running.delete(path).status_code == 204
+    return stock(parallel, heads={"sign": {"encoder": "second", "classes": ["no", "yes"], "weight": [[1] * 6, [-1] * 6]}})
 
 
 def fixed(array: np.ndarray) -> pa.Array:
@@ -127,17 +119,6 @@ def test_batches_without_rows_are_left_out(service, path):
     full, empty = batch(vector=lists(VECTORS)), batch(vector=lists(VECTORS[:0]))
     _, batches = read(send(service, written(empty, full, empty, empty, full, empty), path))
     assert [each.num_rows for each in batches] == [6, 6]
-
-
-def test_json_may_be_answered_in_arrow_and_arrow_in_json(service):
-    body = {**PAIR, "vectors": VECTORS.tolist()}
-    schema, batches = read(service.post("/translate", json=body, headers={"accept": ARROW}))
-    assert (schema.names, len(batches)) == (["vector", "anchorage_flag"], 1)
-    np.testing.assert_allclose(matrix(batches), truth(service, VECTORS), rtol=1e-5)
-    listed = send(service, written(batch(id=pa.array(range(6)), v=fixed(VECTORS))), accept=JSON).json()
-    assert listed == service.post("/translate", json=body).json()
-    _, batches = read(service.post("/translate", json={**body, "dtype": "float16"}, headers={"accept": ARROW}))
-    assert matrix(batches).dtype == np.float16
 
 
 def test_a_set_takes_another_encoders_embeddings_as_arrow(service, refused):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -261,16 +261,9 @@ def json_views() -> pa.DataType:
 
 
 @pytest.fixture(scope="module")
-def service(running: TestClient, parallel: dict[str, np.ndarray]) -> Iterator[TestClient]:
+def service(stock: Callable[..., TestClient], parallel: dict[str, np.ndarray]) -> TestClient:
     """The running service with encoders of one number and of six, and their parallel anchors."""
-    anchors = {"first": parallel["first"][:, :1], "second": parallel["second"]}
-    for name, vectors in anchors.items():
-        assert running.post("/encoders", json={"name": name, "dim": vectors.shape[1]}).status_code == 201
-    body = {"name": "items", "embeddings": {name: vectors.tolist() for name, vectors in anchors.items()}}
-    assert running.post("/anchor-sets", json=body).status_code == 201
-    yield running
-    for path in ("/anchor-sets/items", "/encoders/first", "/encoders/second"):
-        assert running.delete(path).status_code == 204
+    return stock({"first": parallel["first"][:, :1], "second": parallel["second"]})
 
 
 @pytest.mark.parametrize("name", BODIES)

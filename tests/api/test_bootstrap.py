@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from starlette.testclient import TestClient
 
 from app.demo.pack import load_pack
@@ -122,59 +121,42 @@ MANY: dict[str, list[list[float]]] = {
         ({"seeds": [[0, 0]]}, 422, "invalid-seeds", "seeds", None),
         ({"seeds": [[i, i] for i in range(21)]}, 422, "invalid-seeds", "seeds", None),
         ({"seeds": [[0, 0], [1]]}, 422, "invalid-request", "seeds.1", None),
-        ({"seeds": [[0, 0], [1, 1, 1]]}, 422, "invalid-request", "seeds.1", None),
         ({"seeds": [[0, 0], [1.0, 1]]}, 422, "invalid-request", "seeds.1.0", None),
-        ({"seeds": [[0, 0], ["1", 1]]}, 422, "invalid-request", "seeds.1.0", None),
         ({"seeds": [[0, 0], [True, 1]]}, 422, "invalid-request", "seeds.1.0", None),
-        ({"seeds": {"0": 0}}, 422, "invalid-request", "seeds", None),
         ({"seeds": None}, 422, "invalid-request", "seeds", None),
         ({"size": 41}, 422, "invalid-seeds", "size", None),
         ({"size": 1}, 422, "invalid-request", "size", None),
         ({"size": 2001}, 413, "too-many-vectors", "size", None),
         ({"size": 1_000_001}, 422, "invalid-request", "size", None),
-        ({"size": 20.0}, 422, "invalid-request", "size", None),
         ({"source_pool": [[1.0] * 8] * 201}, 413, "pool-too-large", "source_pool", None),
         ({"target_pool": [[1.0] * 6] * 201}, 413, "pool-too-large", "target_pool", None),
-        ({"source_pool": [[1.0] * 7] * 40}, 422, "dimension-mismatch", "source_pool", None),
         ({"target_pool": [[1.0] * 6] * 40}, 422, "degenerate-anchors", "target_pool", None),
         ({"target_pool": [[1.0] * 6, [1e31] * 6]}, 422, "value-out-of-range", "target_pool", [1]),
-        ({"target_pool": []}, 422, "empty-vectors", "target_pool", None),
-        ({"source_pool": None}, 422, "not-exactly-one", "source_pool", None),
         ({"source_pool": ...}, 422, "not-exactly-one", "source_pool", None),
         ({"name": "items"}, 409, "name-taken", "name", None),
         ({"name": "a b"}, 422, "invalid-request", "name", None),
         ({"source": "nobody"}, 404, "encoder-not-found", "source", None),
         ({"target": "nobody"}, 404, "encoder-not-found", "target", None),
+        # a set has one embedding by each encoder, so no pairs of two items of one encoder
+        ({"target": "first", "target_pool": MANY["source_pool"]}, 422, "invalid-request", "target", None),
         ({"options": {"steps": 0}}, 422, "invalid-request", "options.steps", None),
         ({"options": {"steps": 2001}}, 422, "invalid-request", "options.steps", None),
         ({"options": {"learning_rate": 0}}, 422, "invalid-request", "options.learning_rate", None),
         ({"options": {"epsilon": 1e-7}}, 422, "invalid-request", "options.epsilon", None),
-        ({"options": {"sinkhorn_steps": 101}}, 422, "invalid-request", "options.sinkhorn_steps", None),
         ({"options": {"seed": -1}}, 422, "invalid-request", "options.seed", None),
         ({"options": {"size": 5}}, 422, "unknown-field", "options.size", None),
-        ({"options": {"rounds": 40}}, 422, "unknown-option", "options.rounds", None),
         ({"options": {"argmax": "both"}}, 422, "invalid-request", "options.argmax", None),
         ({"method": "annealing"}, 422, "invalid-request", "method", None),
-        ({"method": None}, 422, "invalid-request", "method", None),
         ({"min_right": -0.1}, 422, "invalid-request", "min_right", None),
         ({"min_right": 0.99}, 422, "invalid-request", "min_right", None),
-        ({**SOFT, "options": {"epsilon": 1}}, 422, "unknown-option", "options.epsilon", None),
-        ({**SOFT, "options": {"first_epsilon": 0.2, "last_epsilon": 0.3}}, 422, "invalid-option", "options.last_epsilon", None),
         ({**SOFT, "options": {"last_epsilon": 0.31}}, 422, "invalid-option", "options.last_epsilon", None),
-        ({**SOFT, "options": {"first_epsilon": 0.01}}, 422, "invalid-option", "options.first_epsilon", None),
         ({**LEARN, "options": {"steps": 20}}, 422, "unknown-option", "options.steps", None),
-        ({**LEARN, "options": {"freeze_seeds": False}}, 422, "unknown-option", "options.freeze_seeds", None),
         ({**LEARN, "options": {"attempts": 0}}, 422, "invalid-request", "options.attempts", None),
         ({**LEARN, "options": {"rounds": 1}}, 422, "invalid-request", "options.rounds", None),
         ({**LEARN, "options": {"agreed": 1.01}}, 422, "invalid-request", "options.agreed", None),
         ({**LEARN, "options": {"rows": 99}}, 422, "invalid-request", "options.rows", None),
-        ({**LEARN, **MANY, "size": 121}, 422, "invalid-seeds", "size", None),
-        ({**LEARN, **MANY, "size": 11}, 422, "invalid-seeds", "seeds", None),
-        ({**LEARN, "size": 2001}, 413, "too-many-vectors", "size", None),
-        ({**LEARN, **MANY, "seeds": [*PAIRS, [120, 12]]}, 422, "invalid-seeds", "seeds", [12]),
+        ({**LEARN, **MANY, "seeds": [], "size": 121}, 422, "invalid-seeds", "size", None),
         ({**LEARN, **MANY, "seeds": [*PAIRS, [3, 13]]}, 422, "invalid-seeds", "seeds", [12]),
-        ({**LEARN, **MANY, "source_pool": MANY["source_pool"][:99]}, 422, "invalid-request", "source_pool", None),
-        ({**LEARN, **MANY, "target_pool": MANY["target_pool"][:99]}, 422, "invalid-request", "target_pool", None),
     ],
     ids=lambda value: str(value)[:50],
 )
@@ -184,13 +166,6 @@ def test_a_wrong_request_is_refused_and_no_job_remains(ask, stocked, refused, ch
     refused(stocked.get("/anchor-sets/found"), 404, "anchor-set-not-found", "name")
 
 
-def test_an_encoder_has_no_partners_in_itself(ask, stocked, refused, embeddings):
-    """A set has one embedding by each encoder: pairs of two different items of one encoder cannot be kept in it."""
-    answer = ask(target="first", target_pool=embeddings["first"].tolist())
-    refused(answer, 422, "invalid-request", "target")
-    assert stocked.get("/jobs").json() == {"jobs": []}
-
-
 @pytest.mark.parametrize(
     "options", [{"epsilon": 1e-6}, {"epsilon": 10}, {"learning_rate": 1}, {"seed": 2**63 - 1}, {"sinkhorn_steps": 100}]
 )
@@ -198,17 +173,6 @@ def test_the_ends_of_the_options_end_in_a_set_of_finite_numbers(ask, stocked, fi
     job = finished(stocked, ask(options={"steps": 3, **options}).json()["id"])
     assert job["state"] == "succeeded", job
     assert all(0 <= sure <= 1 for sure in job["result"]["confidence"])
-
-
-def test_of_two_waiting_requests_for_one_name_the_first_one_wins(ask, stocked, finished):
-    pools = {
-        "source_pool": np.random.default_rng(0).normal(size=(200, 8)).tolist(),
-        "target_pool": np.random.default_rng(1).normal(size=(200, 6)).tolist(),
-    }
-    ids = [ask(options={"steps": 100}, size=100, **pools).json()["id"] for _ in range(2)]
-    first, second = (finished(stocked, job_id) for job_id in ids)
-    assert (first["state"], second["state"], second["error"]["code"]) == ("succeeded", "failed", "name-taken")
-    assert stocked.get("/anchor-sets/found").json()["provenance"]["job"] == ids[0]
 
 
 # --- self-learning ------------------------------------------------------------------------------------------------------------
@@ -252,10 +216,10 @@ def pools(sentences: dict[str, np.ndarray]) -> Mixed:
 
 @pytest.fixture(scope="module")
 def learning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    """A service for pools of many items, with the encoders `minilm` and `static`, and `x` and `y` of any made-up ones."""
+    """A service for pools of many items, with the encoders `minilm` and `static`, and two of made-up ones."""
     app = create_app(Settings(data_dir=tmp_path_factory.mktemp("learning")))
     with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
-        for name, dim in (("minilm", 384), ("static", 256), ("x", 12), ("y", 9), ("left", 64), ("right", 64)):
+        for name, dim in (("minilm", 384), ("static", 256), ("left", 64), ("right", 64)):
             assert client.post("/encoders", json={"name": name, "dim": dim}).status_code == 201
         yield client
 
@@ -307,12 +271,6 @@ def test_ten_seeds_become_hundreds_of_right_anchors_that_translate(learning, lea
     assert np.mean((found @ index.T).argmax(axis=1) == np.arange(300)) > 0.7  # by chance: 0.003
 
 
-def test_size_is_how_many_at_most_the_most_certain_ones(learning, learn, finished, pools):
-    every, some = (finished(learning, learn(pools, pools.seeds(10), **more)["id"]) for more in ({}, {"size": 50}))
-    assert (some["result"]["size"], some["result"]["asked"]) == (50, 50)
-    assert some["result"]["pairs"] == every["result"]["pairs"][:50]
-
-
 def test_pools_that_have_nothing_in_common_are_refused_with_what_would_help(learning, learn, finished, refused, sentences):
     pools = Mixed(sentences["minilm"][:300], sentences["static"][300:600], np.arange(300))
     queued = learn(pools, pools.seeds(10))
@@ -334,13 +292,6 @@ def test_pools_that_have_nothing_in_common_are_refused_with_what_would_help(lear
     refused(learning.get(f"/anchor-sets/{queued['name']}/pairs"), 404, "anchor-set-not-found", "name")
 
 
-def test_whoever_asks_for_no_estimate_is_given_what_was_found(learning, learn, finished, sentences):
-    pools = Mixed(sentences["minilm"][:300], sentences["static"][300:600], np.arange(300))
-    job = finished(learning, learn(pools, pools.seeds(10), min_right=0)["id"])
-    assert job["state"] == "succeeded"
-    assert job["result"]["estimate"]["right"] < 0.5
-
-
 @pytest.mark.parametrize("swapped", [(0, 1), (3, 8)])
 def test_swapped_seeds_are_found_and_named_and_are_no_anchors(learning, learn, finished, pools, swapped):
     seeds = pools.seeds(10)
@@ -351,21 +302,6 @@ def test_swapped_seeds_are_found_and_named_and_are_no_anchors(learning, learn, f
     assert job["result"]["wrong_seeds"] == [{"row": row, "pair": seeds[row]} for row in swapped]
     assert not [pair for pair in job["result"]["pairs"] if pair in (seeds[swapped[0]], seeds[swapped[1]])]
     assert pools.right(job["result"]["pairs"]) >= 0.97
-
-
-def test_no_seed_at_all_is_enough_where_pools_have_a_shape(learning, learn, finished):
-    draw = torch.Generator().manual_seed(0)
-    centres = 2 * torch.randn(8, 6, generator=draw)  # of groups of different sizes
-    items = centres[torch.multinomial(torch.arange(1.0, 9.0), 100, replacement=True, generator=draw)]
-    items = items + 2 * torch.rand(100, 6, generator=draw).pow(3)
-    views = [items @ torch.linalg.qr(torch.randn(dim, 6, generator=draw)).Q.T for dim in (12, 9)]
-    x, y = (view + 0.01 * torch.randn(view.shape, generator=draw) for view in views)
-    pools = shuffled(x.numpy(), y.numpy())
-    job = finished(learning, learn(pools, [], source="x", target="y")["id"])
-    assert job["state"] == "succeeded", job
-    assert job["result"]["size"] >= 40
-    assert pools.right(job["result"]["pairs"]) >= 0.8
-    assert job["result"]["estimate"]["seeds_confirmed"] is None
 
 
 def test_progress_tells_how_well_it_fits_how_many_pairs_there_are_and_whether_attempts_agree(learning, learn, sentences):

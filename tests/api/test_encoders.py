@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
@@ -17,14 +16,8 @@ def test_an_encoder_is_created_listed_read_and_deleted(client, refused):
     assert answer.status_code == 201
     assert answer.headers["location"] == "/encoders/ada-002"
     created = answer.json()
-    assert {key: created[key] for key in ("name", "kind", "dim", "model", "revision", "modality")} == {
-        "name": "ada-002",
-        "kind": "external",
-        "dim": 1536,
-        "model": None,
-        "revision": None,
-        "modality": "image",
-    }
+    assert [created[key] for key in ("name", "kind", "dim", "modality")] == ["ada-002", "external", 1536, "image"]
+    assert (created["model"], created["revision"]) == (None, None)
     assert created["created_at"].endswith(("Z", "+00:00"))
     assert client.get(answer.headers["location"]).json() == created
     assert client.get("/encoders").json() == {"encoders": [created]}
@@ -38,12 +31,6 @@ def test_a_deleted_name_may_be_taken_again(client):
     for dim in (3, 4):
         assert client.post("/encoders", json={"name": "x", "dim": dim}).json()["dim"] == dim
         assert client.delete("/encoders/x").status_code == 204
-
-
-def test_a_taken_name_is_refused_and_the_first_one_stays(client, refused):
-    client.post("/encoders", json={"name": "x", "dim": 3})
-    refused(client.post("/encoders", json={"name": "x", "dim": 4}), 409, "name-taken", "name", detail="'x'")
-    assert client.get("/encoders/x").json()["dim"] == 3
 
 
 def test_names_differ_by_case(client):
@@ -93,22 +80,10 @@ def test_what_a_kind_needs_and_what_it_does_not_take(client, refused, body, fiel
 @pytest.mark.parametrize(
     "model",
     [
-        "../x",
-        "..",
-        "/etc",
-        "a/b/c",
-        "a/..",
-        "a/../b",
-        "a//b",
-        "./a",
-        "a/",
-        "C:\\a",
-        "a\\b",
-        "~/a",
+        *["../x", "..", "/etc", "a/b/c", "a/..", "a/../b", "a//b", "./a", "a/", "C:\\a", "a\\b", "~/a", "http://x"],
         "a\n",
         "",
         "a\x00",
-        "http://x",
     ],
 )
 def test_a_model_cannot_spell_a_path(client, refused, model):
@@ -128,21 +103,6 @@ def test_a_model_the_server_does_not_have_is_refused_at_once(client, refused):
     body = {"name": "x", "kind": "sentence-transformers", "model": "no-such/model"}
     refused(client.post("/encoders", json=body), 422, "encoder-unavailable", "model", detail="ANCHORAGE_MODELS_DIR")
     refused(client.get("/encoders/x"), 404, "encoder-not-found", "name")
-
-
-def test_pages_follow_the_names(client):
-    for name in ("b", "d", "a", "c", "e"):
-        client.post("/encoders", json={"name": name, "dim": 2})
-
-    def names(**query):
-        return [encoder["name"] for encoder in client.get("/encoders", params=query).json()["encoders"]]
-
-    assert names() == ["a", "b", "c", "d", "e"]
-    assert names(limit=2) == ["a", "b"]
-    assert names(limit=2, after="b") == ["c", "d"]
-    assert names(limit=2, after="d") == ["e"]
-    assert names(after="e") == []
-    assert names(after="bb") == ["c", "d", "e"]
 
 
 def test_an_encoder_in_use_is_not_deleted_and_its_users_are_named(stocked, refused):
@@ -177,16 +137,6 @@ TEXT, REMOTE = {"kind": "sentence-transformers", "model": "m"}, {"kind": "openai
 )
 def test_options_that_do_not_fit_the_kind_are_refused(client, refused, body, options, code, field):
     refused(client.post("/encoders", json={"name": "x", **body, "options": options}), 422, code, field)
-
-
-@pytest.mark.parametrize("threads", [2, 8])
-def test_of_requests_for_one_name_at_the_same_moment_exactly_one_wins(client, threads):
-    with ThreadPoolExecutor(threads) as pool:
-        for attempt in range(5):
-            body = {"name": f"x{attempt}", "dim": 3}
-            answers = list(pool.map(lambda _: client.post("/encoders", json=body), range(threads)))  # noqa: B023
-            assert sorted(answer.status_code for answer in answers) == [201] + [409] * (threads - 1)
-    assert len(client.get("/encoders").json()["encoders"]) == 5
 
 
 def test_deletions_that_wait_until_all_processes_have_forgotten_hold_up_nobody(listen, redis_url, redis_prefix, monkeypatch):

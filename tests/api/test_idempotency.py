@@ -9,6 +9,7 @@ from app.storage import tables
 
 PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
 POOL = {"source_pool": [[1.0] * 8, [2.0, *[1.0] * 7], [3.0, 2.0, *[0.0] * 6]], "target_pool": [[1.0] * 6, [2.0, *[1.0] * 5]]}
+HEAD = {"name": "new", "encoder": "second", "weight": [[1.0] * 6, [0.0] * 6]}
 SEEDS = {"seeds": [[0, 0], [1, 1]], "size": 2, "method": "paper"}
 
 #: what each creating request makes, its body, and a body that is another request
@@ -16,19 +17,13 @@ CREATING = {
     "/encoders": (tables.Encoder, {"name": "new", "dim": 2}, {"name": "new", "dim": 3}),
     "/anchor-sets": (
         tables.AnchorSet,
-        {"name": "new", "embeddings": {"second": [[1.0] * 6, [0.0] * 6]}},
-        {"name": "new", "embeddings": {"second": [[1.0] * 6, [0.5] * 6]}},
+        *({"name": "new", "embeddings": {"second": [[1.0] * 6, [last] * 6]}} for last in (0.0, 0.5)),
     ),
-    "/heads": (
-        tables.Head,
-        {"name": "new", "encoder": "second", "classes": ["a", "b"], "weight": [[1.0] * 6, [0.0] * 6]},
-        {"name": "new", "encoder": "second", "classes": ["a", "c"], "weight": [[1.0] * 6, [0.0] * 6]},
-    ),
+    "/heads": (tables.Head, *({**HEAD, "classes": ["a", last]} for last in "bc")),
     "/translators": (tables.Translator, PAIR, {**PAIR, "method": "ridge"}),
     "/bootstrap": (
         tables.Job,
-        {"name": "new", "source": "first", "target": "second", **POOL, **SEEDS},
-        {"name": "newer", "source": "first", "target": "second", **POOL, **SEEDS},
+        *({"name": name, "source": "first", "target": "second", **POOL, **SEEDS} for name in ("new", "newer")),
     ),
 }
 
@@ -89,12 +84,8 @@ def test_a_repeated_key_request_makes_one_key_and_does_not_show_it_again(client,
     assert first.json()["key"].split("_", 2)[2] not in again.text
     assert rows(client, tables.ApiKey) == 2
     assert rows(client, tables.Audit) == 2
-    refused(
-        send(client, path, {"grace_s": 1} if "rotate" in path else {"name": "other"}),
-        422,
-        "idempotency-key-reused",
-        "Idempotency-Key",
-    )
+    other = send(client, path, {"grace_s": 1} if "rotate" in path else {"name": "other"})
+    refused(other, 422, "idempotency-key-reused", "Idempotency-Key")
 
 
 @pytest.mark.parametrize("path", CREATING)

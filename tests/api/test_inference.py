@@ -132,7 +132,6 @@ def test_only_the_outputs_asked_for_are_answered(infer):
         (numbers([[0.5] * 4]), 422, "dimension-mismatch"),
         (numbers([0.5] * 5), 422, "bad-shape"),
         (numbers([0.5] * 5, shape=[5, 1]), 422, "dimension-mismatch"),
-        (numbers([0.5] * 10, shape=[3, 5]), 422, "bad-shape"),
         (numbers([[0.5] * 2] * 5, shape=[2, 5]), 422, "bad-shape"),
         (numbers([[0.5] * 5, [0.5]], shape=[2, 5]), 422, "ragged-rows"),
         (numbers([], shape=[0, 5]), 422, "bad-shape"),
@@ -140,12 +139,8 @@ def test_only_the_outputs_asked_for_are_answered(infer):
         (numbers([0.5] * 5, shape=[2**40, 2**40]), 422, "bad-shape"),
         (numbers([0.5] * 5, shape=[-1, 5]), 422, "invalid-request"),
         (numbers([0.5] * 5, shape=[1, 1, 5]), 422, "invalid-request"),
-        (numbers([0.5] * 5, shape=[]), 422, "invalid-request"),
         (numbers([[0.5] * 5], "INT32"), 422, "invalid-request"),
-        (numbers([[0.5] * 5], "fp32"), 422, "invalid-request"),
         (numbers("0.5", shape=[1, 5]), 422, "bad-shape"),
-        (numbers(None, shape=[1, 5]), 422, "bad-shape"),
-        (numbers({"dtype": "float32"}, shape=[1, 5]), 422, "bad-shape"),
         (numbers([["a"] * 5]), 422, "bad-dtype"),
         (numbers([True] * 5, shape=[1, 5]), 422, "bad-dtype"),
         (numbers([[1e39] * 5]), 422, "value-out-of-range"),
@@ -198,16 +193,3 @@ def test_a_name_that_says_whose_vectors_they_are_leaves_nothing_to_parameters(in
         assert complaint(infer("minilm->{classes}@texts", texts(["a"]), parameters=parameters)) == (422, "invalid-head")
     assert complaint(infer("{relative}", texts(["a"]))) == (422, "invalid-request")
     assert complaint(infer("{classes}", texts(["a"]), parameters={"encoder": "minilm"})) == (422, "missing-field")
-
-
-def test_an_unknown_call_below_v2_has_the_protocols_shape(encoding, complaint):
-    assert complaint(encoding.http.get("/v2/repository/index"))[0] == 404
-    assert complaint(encoding.http.post("/v2"))[0] == 405
-
-
-def test_the_door_speaks_the_protocols_shape_too(locked, serve, complaint):
-    assert complaint(locked.get("/v2")) == (401, "unauthenticated")
-    assert complaint(locked.post("/v2/models/x/infer", json={})) == (401, "unauthenticated")
-    client = serve(rate_limit="1/minute")
-    assert client.get("/v2").status_code == 200
-    assert complaint(client.get("/v2")) == (429, "rate-limited")

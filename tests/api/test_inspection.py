@@ -97,11 +97,19 @@ def test_equal_sets_have_equal_reports_and_nothing_is_written(real, make):
     assert real.get("/anchor-sets/s").json() == before
 
 
-def test_exchanged_rows_are_named_with_their_partners(make):
-    static = VECTORS["static-256"][:SIZE].copy()
-    rows = [17, 60, 140, 222, 271]
+@pytest.fixture
+def beside(make):
+    """The report of a set of minilm6-384 and of these vectors in place of those of static-256."""
+    return lambda static: report(make({"minilm6-384": VECTORS["minilm6-384"][:SIZE], "static-256": static}))
+
+
+STATIC = VECTORS["static-256"][:SIZE]
+
+
+def test_exchanged_rows_are_named_with_their_partners(beside):
+    static, rows = STATIC.copy(), [17, 60, 140, 222, 271]
     static[rows] = static[np.roll(rows, 1)]
-    found = report(make({"minilm6-384": VECTORS["minilm6-384"][:SIZE], "static-256": static}))
+    found = beside(static)
     [pair] = found["pairs"]
     assert {each["row"] for each in pair["mismatched"]} == set(rows)
     partners = {each["row"]: each["fits"] for each in pair["mismatched"]}
@@ -112,32 +120,29 @@ def test_exchanged_rows_are_named_with_their_partners(make):
     assert said["encoders"] == ["minilm6-384", "static-256"]
 
 
-def test_a_missing_row_is_called_so(make):
-    static = VECTORS["static-256"][:SIZE]
-    static = np.concatenate([static[:100], static[101:], static[100:101]])
-    found = report(make({"minilm6-384": VECTORS["minilm6-384"][:SIZE], "static-256": static}))
+def test_a_missing_row_is_called_so(beside):
+    found = beside(np.concatenate([STATIC[:100], STATIC[101:], STATIC[100:101]]))
     said = finding(found, "mismatched-rows")
     assert said["count"] > 100
     assert (len(said["rows"]), len(found["pairs"][0]["mismatched"])) == (20, 20)
     assert "1 further up: one is missing or doubled on one side" in said["detail"]
 
 
-def test_a_shuffled_encoder_is_unrelated_to_the_others(make):
-    shuffled = np.random.default_rng(0).permutation(VECTORS["static-256"][:SIZE])
-    found = report(make({"minilm6-384": VECTORS["minilm6-384"][:SIZE], "static-256": shuffled}))
+@pytest.mark.parametrize(
+    ("static", "says"),
+    [
+        (np.random.default_rng(0).permutation(STATIC), "make a new set"),
+        (np.roll(STATIC, -1, axis=0), "agree with the rows of static-256 1 further up. Shift one side"),
+    ],
+    ids=["shuffled", "shifted"],
+)
+def test_an_encoder_of_other_rows_is_unrelated_to_the_others(beside, static, says):
+    found = beside(static)
     [pair] = found["pairs"]
     assert (pair["verdict"], pair["mismatched"]) == ("unrelated", [])
-    assert found["lint"][0]["code"] == "unrelated-spaces"
-    assert found["lint"][0]["severity"] == "error"
-    assert "make a new set" in found["lint"][0]["detail"]
-
-
-def test_an_encoder_whose_first_row_was_lost_is_called_so(make):
-    found = report(
-        make({"minilm6-384": VECTORS["minilm6-384"][:SIZE], "static-256": np.roll(VECTORS["static-256"][:SIZE], -1, axis=0)})
-    )
-    assert found["pairs"][0]["verdict"] == "unrelated"
-    assert "agree with the rows of static-256 1 further up. Shift one side" in finding(found, "unrelated-spaces")["detail"]
+    said = found["lint"][0]
+    assert (said["code"], said["severity"]) == ("unrelated-spaces", "error")
+    assert says in said["detail"]
 
 
 def test_rows_that_add_nothing_and_rows_that_stand_out_are_named(make):
@@ -165,26 +170,19 @@ def test_rows_that_add_nothing_and_rows_that_stand_out_are_named(make):
     assert finding(found, "collinear")["rows"] == list(range(31, 51))
 
 
-def test_few_anchors_are_too_few(make):
+def test_few_anchors_are_too_few_and_quantised_numbers_are_seen(make):
+    vectors = VECTORS["minilm6-384"]
+    found = report(make({"q": np.round(vectors[:SIZE] * 400)}, name="q"), "q")
+    assert "quantised" in codes(found)
+    assert found["spaces"][0]["precision"] == "quantised"
+    found = report(make({"a": noise(3, 9, 5), "b": noise(4, 9, 3)}, name="nine"), "nine")
+    [pair] = found["pairs"]
+    assert (pair["verdict"], pair["z"], pair["agreement"], pair["mismatched"]) == ("unclear", None, None, [])
     found = report(make({"minilm6-384": VECTORS["minilm6-384"][:40], "static-256": VECTORS["static-256"][:40]}))
     few = [each for each in found["lint"] if each["code"] == "too-few-anchors"]
     assert [(each["severity"], each["encoders"]) for each in few] == [("warning", ["minilm6-384"]), ("warning", ["static-256"])]
     assert "low-coverage" in codes(found)
     assert found["pairs"][0]["verdict"] == "related"
-
-
-def test_quantised_numbers_are_seen(make):
-    vectors = VECTORS["minilm6-384"][:SIZE]
-    found = report(make({"q": np.round(vectors * 400)}))
-    assert "quantised" in codes(found)
-    assert found["spaces"][0]["precision"] == "quantised"
-
-
-@pytest.mark.parametrize("rows", [2, 3, 9])
-def test_a_handful_of_anchors_has_a_report(make, rows):
-    found = report(make({"a": noise(3, rows, 5), "b": noise(4, rows, 3)}))
-    [pair] = found["pairs"]
-    assert (pair["verdict"], pair["z"], pair["agreement"], pair["mismatched"]) == ("unclear", None, None, [])
 
 
 @pytest.mark.parametrize("scale", [1e30, 1e-30])
@@ -239,11 +237,10 @@ def partly(monkeypatch):
     monkeypatch.setattr(inspection, "SPACE_WORK", 2 * 150**2 * 384)
 
 
-def test_the_rows_of_a_large_set_are_drawn_from_all_of_it_and_keep_their_numbers(make, partly):
-    static = VECTORS["static-256"][:SIZE].copy()
-    rows = list(range(270, 290))
+def test_the_rows_of_a_large_set_are_drawn_from_all_of_it_and_keep_their_numbers(beside, partly):
+    static, rows = STATIC.copy(), list(range(270, 290))
     static[rows] = static[np.roll(rows, 7)]
-    found = report(make({"minilm6-384": VECTORS["minilm6-384"][:SIZE], "static-256": static}))
+    found = beside(static)
     [pair] = found["pairs"]
     assert ([each["rows_read"] for each in found["spaces"]], pair["rows_read"]) == ([150, 183], 200)
     named = [each["row"] for each in pair["mismatched"]]
@@ -262,10 +259,9 @@ def test_a_large_set_that_begins_with_one_vector_many_times_covers_what_the_rest
     assert found["spaces"][0]["effective_rank"] > 5
 
 
-def test_a_shift_by_one_is_found_where_few_of_the_rows_drawn_are_neighbours(make, monkeypatch):
+def test_a_shift_by_one_is_found_where_few_of_the_rows_drawn_are_neighbours(beside, monkeypatch):
     monkeypatch.setattr(inspection, "PAIR_WORK", 80**2 * (384 + 256))
-    shifted = np.roll(VECTORS["static-256"][:SIZE], -1, axis=0)
-    found = report(make({"minilm6-384": VECTORS["minilm6-384"][:SIZE], "static-256": shifted}))
+    found = beside(np.roll(STATIC, -1, axis=0))
     assert found["pairs"][0]["rows_read"] == 80
     assert "1 further up. Shift one side" in finding(found, "unrelated-spaces")["detail"]
 
@@ -313,41 +309,21 @@ def test_anchors_and_repeated_items_are_not_suggested(real, packed):
     assert found["known"] == 12
 
 
-def test_suggested_items_make_the_report_better(make, packed):
-    vectors = VECTORS["minilm6-384"]
-    client = make({"minilm6-384": vectors[:100]})
-    rows = [100 + each["row"] for each in suggest(client, pool=packed(vectors[100:1000]), count=100)["suggestions"]]
-    pools = {"chosen": rows, "first": list(range(100, 200))}
-    reached = {}
-    for name, extra in pools.items():
-        make({"minilm6-384": vectors[[*range(100), *extra]]}, name=name)
-        reached[name] = suggest(client, name=name, pool=packed(vectors[1000:2000]), count=1)["coverage_before"]
-    assert reached["chosen"] > reached["first"] + 0.01
-
-
 @pytest.mark.parametrize(
     ("change", "status", "code", "field", "rows"),
     [
         ({"encoder": "nobody"}, 404, "encoder-not-found", "encoder", None),
         ({"encoder": "idle"}, 409, "anchors-not-embedded", "encoder", None),
         ({"encoder": ...}, 422, "missing-field", "encoder", None),
-        ({"encoder": "a b"}, 422, "invalid-request", "encoder", None),
         ({"pool": ...}, 422, "not-exactly-one", "pool", None),
-        ({"pool": None}, 422, "not-exactly-one", "pool", None),
         ({"inputs": ["x"]}, 422, "not-exactly-one", "pool", None),
         ({"pool": ..., "inputs": ["x"]}, 422, "encoder-needs-vectors", "inputs", None),
-        ({"pool": ..., "inputs": [1]}, 422, "invalid-request", "inputs.0", None),
         ({"pool": []}, 422, "empty-vectors", "pool", None),
-        ({"pool": [[]]}, 422, "empty-vectors", "pool", None),
         ({"pool": [[1, 2, 3], [1, 2]]}, 422, "ragged-rows", "pool", [1]),
         ({"pool": [[1, 2], [1, 2]]}, 422, "dimension-mismatch", "pool", None),
-        ({"pool": [[1, 2, 3], [1, "2", 3]]}, 422, "bad-dtype", "pool", [1]),
-        ({"pool": [[1, 2, 3], [1, 1e31, 3]]}, 422, "value-out-of-range", "pool", [1]),
-        ({"pool": 7}, 422, "bad-shape", "pool", None),
         ({"pool": [[1, 2, 3]] * 2001}, 413, "too-many-vectors", "pool", None),
         ({"count": 0}, 422, "invalid-request", "count", None),
         ({"count": 1001}, 422, "invalid-request", "count", None),
-        ({"count": "9"}, 422, "invalid-request", "count", None),
         ({"metric": "cosine"}, 422, "unknown-field", "metric", None),
     ],
     ids=lambda value: str(value)[:40],
@@ -358,15 +334,6 @@ def test_a_wrong_request_for_suggestions_is_refused(make, refused, change, statu
     body = {"encoder": "a", "pool": noise(8, 5, 3).tolist(), **change}
     answer = client.post("/anchor-sets/s/suggest", json={key: value for key, value in body.items() if value is not ...})
     refused(answer, status, code, field, rows)
-
-
-def test_nan_in_the_pool_is_refused_by_row_and_an_unknown_set_by_name(make, refused, packed):
-    client = make({"a": noise(7, 20, 3)})
-    body = {"encoder": "a", "pool": packed([[1, 2, 3], [1, np.nan, 3]])}
-    answer = client.post("/anchor-sets/s/suggest", json=body)
-    refused(answer, 422, "non-finite", "pool", [1])
-    answer = client.post("/anchor-sets/nothing/suggest", json={"encoder": "a", "pool": [[1, 2, 3]]})
-    refused(answer, 404, "anchor-set-not-found", "name")
 
 
 def test_a_pool_at_the_anchors_mean_suggests_nothing(make):
@@ -423,15 +390,12 @@ def embedded(make):
     ("new", "verdict"),
     [
         (OLD, "unchanged"),
-        (OLD.astype("float16"), "unchanged"),
         (OLD * 3, "rescaled"),
         (OLD @ TURN, "rotated"),
-        (OLD @ TURN * 2 + 1, "rotated"),
         (VECTORS["static-256"][:SIZE], "changed"),
-        (VECTORS["minilm3-512"][:SIZE, :384], "changed"),
         (np.concatenate([OLD[:3][::-1], OLD[3:]]), "partly-changed"),
     ],
-    ids=["same", "half", "scaled", "rotated", "moved", "static", "another", "rows"],
+    ids=["same", "scaled", "rotated", "static", "rows"],
 )
 def test_what_has_become_of_vectors(embedded, drift, new, verdict):
     before = embedded.get("/anchor-sets/s").json()
@@ -461,16 +425,11 @@ def test_the_numbers_of_a_change(embedded, drift):
     assert len(other["changed"]) == 20
 
 
-def test_another_encoder_is_told_with_what_translation_would_do(embedded, drift):
-    found = drift(VECTORS["minilm3-512"][:SIZE])
-    held_out = found["held_out"]
-    assert held_out["rows"] > 200
-    assert 0.6 < held_out["translator"] < 1
-    assert f"{held_out['translator']:.2f}" in found["detail"]
-    assert any("translate" in words for words in found["recommendations"])
-
-
 def test_shuffled_and_unrelated_and_cut_vectors_are_called_so(embedded, drift):
+    other = drift(VECTORS["minilm3-512"][:SIZE])
+    assert other["held_out"]["rows"] > 200
+    assert f"{other['held_out']['translator']:.2f}" in other["detail"]
+    assert any("translate" in words for words in other["recommendations"])
     assert "another order" in drift(np.random.default_rng(0).permutation(OLD))["detail"]
     assert "nothing to do with" in drift(noise(14, SIZE, 384))["detail"]
     cut = drift(OLD[:, :128])
@@ -497,7 +456,6 @@ def test_some_rows_may_be_named_in_any_order(embedded, drift):
         ({"encoder": "idle"}, 409, "anchors-not-embedded", "encoder", None),
         ({"encoder": ...}, 422, "missing-field", "encoder", None),
         ({"vectors": ...}, 422, "encoder-needs-vectors", "vectors", None),
-        ({"vectors": ..., "rows": [0]}, 422, "encoder-needs-vectors", "vectors", None),
         ({"vectors": [[1, 2, 3]] * 19}, 409, "anchor-count-mismatch", "vectors", None),
         ({"vectors": [[1, 2, 3]] * 21}, 409, "anchor-count-mismatch", "vectors", None),
         ({"rows": [0, 1]}, 422, "invalid-request", "rows", None),
@@ -508,11 +466,8 @@ def test_some_rows_may_be_named_in_any_order(embedded, drift):
         ({"rows": [10**18] * 20}, 422, "invalid-request", "rows", list(range(20))),
         ({"rows": [10**30] * 20}, 422, "invalid-request", "rows.0", None),
         ({"rows": [0.5]}, 422, "invalid-request", "rows.0", None),
-        ({"rows": "all"}, 422, "invalid-request", "rows", None),
         ({"rows": [0] * 65_537}, 422, "invalid-request", "rows", None),
         ({"vectors": [[1, 2, 3], [1, 2]]}, 422, "ragged-rows", "vectors", [1]),
-        ({"vectors": []}, 422, "empty-vectors", "vectors", None),
-        ({"vectors": [[1, 2, 1e31]] * 20}, 422, "value-out-of-range", "vectors", list(range(20))),
         ({"vectors": [[1, 2, 3]] * 2001}, 413, "too-many-vectors", "vectors", None),
         ({"sample": 5}, 422, "invalid-request", "sample", None),
         ({"sample": 0, "vectors": ...}, 422, "invalid-request", "sample", None),
@@ -531,12 +486,13 @@ def test_a_wrong_request_for_drift_is_refused(make, refused, change, status, cod
     refused(answer, status, code, field, rows)
 
 
-def test_nan_is_refused_by_row_and_an_unknown_set_by_name(make, refused, packed):
+@pytest.mark.parametrize(("what", "field"), [("drift", "vectors"), ("suggest", "pool")])
+def test_nan_is_refused_by_row_and_an_unknown_set_by_name(make, refused, packed, what, field):
     client = make({"a": noise(16, 3, 3)})
-    body = {"encoder": "a", "vectors": packed([[1, 2, 3], [1, np.nan, 3], [1, 2, np.inf]])}
-    answer = client.post("/anchor-sets/s/drift", json=body)
-    refused(answer, 422, "non-finite", "vectors", [1, 2])
-    refused(client.post("/anchor-sets/nothing/drift", json={"encoder": "a"}), 404, "anchor-set-not-found", "name")
+    body = {"encoder": "a", field: packed([[1, 2, 3], [1, np.nan, 3], [1, 2, np.inf]])}
+    refused(client.post(f"/anchor-sets/s/{what}", json=body), 422, "non-finite", field, [1, 2])
+    answer = client.post(f"/anchor-sets/nothing/{what}", json={"encoder": "a", field: [[1, 2, 3]]})
+    refused(answer, 404, "anchor-set-not-found", "name")
 
 
 # --- by encoders that the service runs -----------------------------------------------------------------------------------

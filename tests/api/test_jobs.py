@@ -61,22 +61,6 @@ def test_a_waiting_job_is_cancelled_at_once_and_never_runs(endless, stocked, fin
     assert len(stocked.get("/anchor-sets").json()["anchor_sets"]) == 1
 
 
-def test_jobs_are_listed_newest_first_and_by_state(endless, stocked, finished):
-    ids = [endless(f"b{i}") for i in range(3)]
-    for job_id in reversed(ids):
-        stocked.post(f"/jobs/{job_id}/cancel")
-    for job_id in ids:
-        finished(stocked, job_id)
-
-    def listed(**query):
-        return [job["id"] for job in stocked.get("/jobs", params=query).json()["jobs"]]
-
-    assert listed() == ids[::-1]
-    assert listed(limit=1) == ids[-1:]
-    assert listed(state="cancelled", limit=2) == ids[:0:-1]
-    assert listed(state="succeeded") == []
-
-
 def test_an_unknown_or_malformed_id_is_refused(client, refused):
     unknown = "0" * 32
     refused(client.get(f"/jobs/{unknown}"), 404, "job-not-found", "id", detail=unknown)
@@ -86,11 +70,18 @@ def test_an_unknown_or_malformed_id_is_refused(client, refused):
         refused(client.post(f"/jobs/{id_}/cancel"), 422, "invalid-request", "id")
 
 
-def test_a_list_of_jobs_leaves_out_results_and_goes_on_where_the_page_before_ended(stocked, endless, finished):
+def test_jobs_are_listed_newest_first_by_state_and_in_pages_without_their_results(stocked, endless, finished):
     ids = [endless(f"b{place}") for place in range(3)]
     for job_id in ids:
         stocked.post(f"/jobs/{job_id}/cancel")
         finished(stocked, job_id)
+
+    def listed(**query):
+        return [job["id"] for job in stocked.get("/jobs", params=query).json()["jobs"]]
+
+    assert listed() == ids[::-1]
+    assert listed(state="cancelled", limit=2) == ids[:0:-1]
+    assert listed(state="succeeded") == []
     first = stocked.get("/jobs", params={"limit": 2}).json()["jobs"]
     rest = stocked.get("/jobs", params={"before": first[-1]["created_at"]}).json()["jobs"]
     assert [job["id"] for job in (*first, *rest)] == ids[::-1]

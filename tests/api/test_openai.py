@@ -73,23 +73,10 @@ def test_base64_is_little_endian_float32_of_what_float_and_null_answer(encoding)
     np.testing.assert_allclose(np.array(post()), numbers, atol=1e-6)
 
 
-def test_an_order_of_inputs_is_that_of_the_vectors(api):
-    forth, back = (vectors_of(api.embeddings.create(model="minilm", input=texts)) for texts in (TEXTS, TEXTS[::-1]))
-    np.testing.assert_allclose(forth, back[::-1], atol=1e-5)
-    assert np.abs(forth[0] - forth[2]).max() > 0.01
-
-
 def test_usage_counts_what_the_models_tokenizer_counts(api):
     for texts in (TEXTS, ["word " * 1000], TEXTS * 10):
         usage = api.embeddings.create(model="minilm", input=texts).usage
         assert usage.prompt_tokens == usage.total_tokens == counted(texts)
-
-
-def test_many_inputs_give_the_vectors_that_few_give(api):
-    texts = [f"{TEXTS[0]} {number}" for number in range(40)]
-    many = vectors_of(api.embeddings.create(model="minilm", input=texts))
-    few = np.concatenate([vectors_of(api.embeddings.create(model="minilm", input=texts[at : at + 8])) for at in range(0, 40, 8)])
-    np.testing.assert_allclose(many, few, atol=1e-5)
 
 
 def test_dimensions_may_be_named_and_not_changed(api):
@@ -125,11 +112,9 @@ def test_what_is_no_text_is_refused_by_name(encoding, complaint, wrong):
         ({"model": ...}, "model", "missing-field"),
         ({"input": ...}, "input", "missing-field"),
         ({"model": None}, "model", "invalid-request"),
-        ({"model": 7}, "model", "invalid-request"),
         ({"colour": "red"}, "colour", "unknown-field"),
         ({"encoding_format": "npy"}, "encoding_format", "invalid-request"),
         ({"dimensions": "384"}, "dimensions", "invalid-request"),
-        ({"dimensions": True}, "dimensions", "invalid-request"),
         ({"input_type": "passage"}, "input_type", "invalid-request"),
         ({"truncate": "no"}, "truncate", "invalid-request"),
         ({"user": 7}, "user", "invalid-request"),
@@ -198,32 +183,10 @@ def test_a_translated_model_answers_what_translate_answers(api, encoding, texts)
 @pytest.mark.parametrize(
     "model",
     [
-        "nobody",
-        "minilm->nobody@texts",
-        "nobody->own@texts",
-        "minilm->own@nowhere",
-        "minilm->own",
-        "minilm@texts",
-        "->own@texts",
-        "minilm->->own@texts",
-        "minilm->own@texts@texts",
-        "minilm ",
-        " minilm",
-        "mini lm",
-        "mini/lm",
-        "../minilm",
-        "..",
-        ".",
-        "/etc/passwd",
-        "%6Dinilm",
-        "minilm%00",
-        "minilm\x00",
-        "minilm\n",
-        "MINILM",
-        "",
-        "é",
-        "m" * 400,
-        "minilm->" + "o" * 100 + "@" + "s" * 100,
+        *["nobody", "minilm->nobody@texts", "nobody->own@texts", "minilm->own@nowhere", "minilm->own", "minilm@texts"],
+        *["->own@texts", "minilm->->own@texts", "minilm->own@texts@texts", "minilm ", " minilm", "mini lm", "mini/lm"],
+        *["../minilm", "..", ".", "/etc/passwd", "%6Dinilm", "minilm%00", "minilm\x00", "minilm\n", "MINILM", "", "é"],
+        *["m" * 400, "minilm->" + "o" * 100 + "@" + "s" * 100],
     ],
 )
 def test_a_model_that_is_not_there_is_not_found(api, encoding, complaint, model):
@@ -255,15 +218,6 @@ def test_an_encoder_outside_the_set_is_refused_by_what_it_lacks(api):
     with pytest.raises(openai.BadRequestError) as caught:
         api.embeddings.create(model="toy->own@texts", input="x")
     assert caught.value.code == "anchors-not-embedded"
-
-
-def test_an_unknown_call_below_v1_has_the_shape_of_openais_errors(encoding, complaint):
-    assert complaint(encoding.http.get("/v1/chat"))[0] == 404
-    assert complaint(encoding.http.delete("/v1/models"))[0] == 405
-    assert complaint(encoding.http.post("/v1/embeddings", content=b"{"))[0] == 415
-    json = {"content-type": "application/json"}
-    assert complaint(encoding.http.post("/v1/embeddings", content=b"{", headers=json)) == (400, "malformed-json")
-    assert complaint(encoding.http.post("/v1/embeddings", json=[])) == (400, "invalid-request")
 
 
 def test_an_encoder_made_anew_under_its_name_answers_at_once(encoding, fresh):

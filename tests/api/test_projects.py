@@ -14,7 +14,7 @@ class Project:
 
     def __init__(self, client, key, headers, prefix):
         self.client, self.key, self.headers = client, key, headers
-        self.names = {kind: f"{prefix}-{kind}" for kind in ("first", "second", "set", "head", "job", "label")}
+        self.names = {kind: f"{prefix}-{kind}" for kind in ("first", "second", "set", "pool", "head", "job", "label")}
 
     def call(self, verb, path, body=None, **headers):
         return self.client.request(verb, path, json=body, headers={**self.headers, **headers})
@@ -28,6 +28,8 @@ class Project:
         assert self.call("POST", "/anchor-sets", body, **headers).status_code == 201
         body = {"name": name["head"], "encoder": name["second"], "classes": [name["label"], "no"], "weight": [[1, 0], [0, 1]]}
         assert self.call("POST", "/heads", body).status_code == 201
+        pool = {"encoder": name["first"], "vectors": SHAPES["first"]}
+        assert self.call("PUT", f"/pools/{name['pool']}", pool).status_code == 201
         pair = {"source": name["first"], "target": name["second"], "anchor_set": name["set"]}
         name["translator"] = self.call("POST", "/translators", pair).json()["id"]
         pools = {"source_pool": SHAPES["first"], "target_pool": SHAPES["second"], "seeds": [[0, 0], [1, 1]], "size": 2}
@@ -38,7 +40,7 @@ class Project:
 
 #: what nobody has: names like those of a project, and ids of the same form
 NOWHERE = {
-    **{kind: f"gone-{kind}" for kind in ("first", "second", "set", "head", "job")},
+    **{kind: f"gone-{kind}" for kind in ("first", "second", "set", "pool", "head", "job")},
     "translator": "tr_" + "5" * 32,
     "id": "6" * 32,
     "key": "7" * 32,
@@ -71,7 +73,10 @@ def foreign(name):
         (verb, f"/{path}") for verb in ("GET", "DELETE") for path in (f"encoders/{name['first']}", f"heads/{name['head']}")
     )
     yield from ((verb, f"/anchor-sets/{name['set']}") for verb in ("GET", "DELETE"))
-    yield "GET", f"/translators/{name['translator']}"
+    yield from (("GET", f"/translators/{name['translator']}{what}") for what in ("", "/threshold?source=0.3", "/calibration"))
+    yield from ((verb, f"/pools/{name['pool']}") for verb in ("GET", "DELETE"))
+    yield "POST", f"/pools/{name['pool']}/vectors", {"offset": 12, "vectors": SHAPES["first"]}
+    yield "PUT", "/pools/new", {"encoder": name["first"], "vectors": SHAPES["first"]}
     yield from (("GET", f"/jobs/{name['id']}{end}") for end in ("", "/events"))
     yield "POST", f"/jobs/{name['id']}/cancel"
     yield from ((verb, f"/api-keys/{name['key']}") for verb in ("GET", "DELETE"))
@@ -93,6 +98,7 @@ def foreign(name):
     for field, kind in (("source", "first"), ("target", "second")):
         body = {"name": "new", "source": "yours-first", "target": "yours-second", **pools}
         yield "POST", "/bootstrap", {**body, field: name[kind]}
+        yield "POST", "/bootstrap", {**body, f"{field}_pool": name["pool"]}
 
 
 def test_what_another_project_has_is_what_nobody_has(two):
@@ -116,7 +122,7 @@ def test_what_another_project_has_is_what_nobody_has(two):
 
 def test_lists_show_what_the_project_has_itself(two):
     a, b = two
-    for path in ("/encoders", "/anchor-sets", "/heads", "/jobs", "/api-keys", "/audit"):
+    for path in ("/encoders", "/anchor-sets", "/pools", "/heads", "/jobs", "/api-keys", "/audit"):
         theirs = b.call("GET", path).text
         assert not [name for name in a.names.values() if name in theirs], path
     assert b.call("GET", "/heads").json() == {"heads": []}

@@ -34,11 +34,6 @@ def test_relative_vectors_are_the_centred_cosines_to_the_anchors(ask, embeddings
     np.testing.assert_allclose(answer.json()["vectors"], cosines(vectors, embeddings["first"]), atol=1e-5)
 
 
-def test_an_anchor_has_cosine_one_to_itself(ask, embeddings):
-    vectors = np.array(ask(vectors=embeddings["first"].tolist()).json()["vectors"])
-    np.testing.assert_allclose(np.diag(vectors), 1, atol=1e-5)
-
-
 def test_a_vector_equal_to_the_mean_has_no_direction_and_is_flagged(ask, embeddings, packed):
     anchors = embeddings["first"].astype("float32").astype("float64")
     answer = ask(vectors=[[0.0] * 8, anchors.mean(axis=0).tolist()]).json()
@@ -54,24 +49,18 @@ def test_a_power_whitens_with_the_usual_ridge_of_the_anchors_unless_told(ask, em
     assert ask(encode_power=1, ridge=0).json()["vectors"] != whitened
 
 
-@pytest.mark.parametrize("power", [-0.1, 1.5, 1e300])
-def test_a_power_out_of_range_is_refused(ask, refused, power):
-    refused(ask(encode_power=power), 422, "invalid-option", "encode_power")
-
-
-@pytest.mark.parametrize("ridge", [-1, -1e-9])
-def test_a_ridge_out_of_range_is_refused(ask, refused, ridge):
-    refused(ask(encode_power=0.5, ridge=ridge), 422, "invalid-option", "ridge")
-
-
-def test_a_ridge_that_would_do_nothing_is_refused(ask, refused):
-    refused(ask(ridge=1), 422, "unknown-option", "ridge")
-
-
-@pytest.mark.parametrize("field", ["encode_power", "ridge"])
-@pytest.mark.parametrize("value", ["1", True, [1]])
-def test_a_number_of_another_type_is_refused(ask, refused, field, value):
-    refused(ask(**{field: value}), 422, "invalid-request", field)
+@pytest.mark.parametrize(
+    ("options", "code", "field"),
+    [
+        *(({"encode_power": power}, "invalid-option", "encode_power") for power in (-0.1, 1.5, 1e300)),
+        *(({"encode_power": 0.5, "ridge": ridge}, "invalid-option", "ridge") for ridge in (-1, -1e-9)),
+        *(({field: value}, "invalid-request", field) for field in ("encode_power", "ridge") for value in ("1", True, [1])),
+        ({"ridge": 1}, "unknown-option", "ridge"),  # it would do nothing
+    ],
+    ids=str,
+)
+def test_a_wrong_power_or_ridge_is_refused(ask, refused, options, code, field):
+    refused(ask(**options), 422, code, field)
 
 
 @pytest.mark.parametrize(
@@ -82,11 +71,9 @@ def test_a_number_of_another_type_is_refused(ask, refused, field, value):
         ({"encoder": ...}, 422, "missing-field", "encoder"),
         ({"encoder": "a b"}, 422, "invalid-request", "encoder"),
         ({"vectors": ...}, 422, "not-exactly-one", "vectors"),
-        ({"vectors": None}, 422, "not-exactly-one", "vectors"),
         ({"inputs": ["x"]}, 422, "not-exactly-one", "vectors"),
         ({"vectors": ..., "inputs": ["x"]}, 422, "encoder-needs-vectors", "inputs"),
         ({"vectors": ..., "inputs": []}, 422, "empty-vectors", "inputs"),
-        ({"encoding": "npy"}, 422, "invalid-request", "encoding"),
         ({"method": "irp"}, 422, "unknown-field", "method"),
     ],
     ids=str,

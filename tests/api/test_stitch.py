@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -62,26 +61,13 @@ def test_a_head_is_created_listed_read_and_deleted(make, stocked, refused):
     assert answer.status_code == 201
     assert answer.headers["location"] == "/heads/h"
     head = answer.json()
-    assert {key: head[key] for key in ("name", "kind", "encoder", "anchor_set", "dim", "classes")} == {
-        "name": "h",
-        "kind": "linear",
-        "encoder": "second",
-        "anchor_set": None,
-        "dim": 6,
-        "classes": CLASSES,
-    }
+    assert [head[key] for key in ("name", "kind", "encoder", "anchor_set", "dim")] == ["h", "linear", "second", None, 6]
+    assert head["classes"] == CLASSES
     assert stocked.get("/heads/h").json() == head
     assert stocked.get("/heads").json() == {"heads": [head]}
     assert stocked.delete("/heads/h").status_code == 204
     refused(stocked.get("/heads/h"), 404, "head-not-found", "name", detail="'h'")
     refused(stocked.delete("/heads/h"), 404, "head-not-found", "name")
-
-
-def test_pages_follow_the_names(make, stocked):
-    for name in ("b", "c", "a"):
-        make(name=name)
-    assert [head["name"] for head in stocked.get("/heads?limit=2").json()["heads"]] == ["a", "b"]
-    assert [head["name"] for head in stocked.get("/heads?limit=2&after=b").json()["heads"]] == ["c"]
 
 
 @pytest.mark.parametrize(
@@ -94,23 +80,14 @@ def test_pages_follow_the_names(make, stocked):
         ({"encoder": ...}, 422, "not-exactly-one", "encoder"),
         ({"anchor_set": "items"}, 422, "not-exactly-one", "encoder"),
         ({"weight": ...}, 422, "not-exactly-one", "weight"),
-        ({"weight": ..., "bias": ...}, 422, "not-exactly-one", "weight"),
         ({"safetensors": file_of(weight=torch.ones(3, 6))}, 422, "not-exactly-one", "weight"),
         ({"weight": ..., "safetensors": file_of(weight=torch.ones(3, 6))}, 422, "not-exactly-one", "bias"),
         ({"weight": [[1.0] * 6] * 2}, 422, "invalid-head", "weight"),
-        ({"weight": [[1.0] * 3] * 6}, 422, "invalid-head", "weight"),
-        ({"weight": [[1.0] * 5] * 3}, 422, "invalid-head", "weight"),
-        ({"weight": [[1e39] * 6] * 3}, 422, "invalid-head", "weight"),
         ({"weight": []}, 422, "empty-vectors", "weight"),
-        ({"weight": "ones"}, 422, "bad-shape", "weight"),
         ({"bias": [1.0, 2.0]}, 422, "invalid-head", "bias"),
-        ({"bias": []}, 422, "invalid-head", "bias"),
-        ({"bias": [1e39, 0.0, 0.0]}, 422, "invalid-head", "bias"),
-        ({"bias": 1.0}, 422, "bad-shape", "bias"),
         ({"bias": {"dtype": "float32"}}, 422, "bad-shape", "bias"),
         ({"classes": ["cat", "dog", "cat"]}, 422, "invalid-head", "classes"),
         ({"classes": ["cat"]}, 422, "invalid-request", "classes"),
-        ({"classes": []}, 422, "invalid-request", "classes"),
         ({"classes": ["cat", "dog", 3]}, 422, "invalid-request", "classes.2"),
         ({"classes": ["cat", "dog", "x" * 201]}, 422, "invalid-request", "classes.2"),
         ({"classes": "cat"}, 422, "invalid-request", "classes"),
@@ -123,7 +100,6 @@ def test_pages_follow_the_names(make, stocked):
         ({"classes": ...}, 422, "not-exactly-one", "classes"),
         ({"probabilities": 1}, 422, "invalid-request", "probabilities"),
         ({"scale": 0.0}, 422, "invalid-request", "scale"),
-        ({"scale": -1.0}, 422, "invalid-request", "scale"),
         ({"encode_power": 0.5}, 422, "invalid-head", "encode_power"),
         ({"ridge": 0.5}, 422, "invalid-head", "encode_power"),
     ],
@@ -152,12 +128,10 @@ def test_nan_and_infinity_in_a_head_are_refused(make, stocked, refused, packed, 
 
 
 BAD_FILES = {
-    "no file at all": base64.b64encode(b"").decode(),
     "garbage": base64.b64encode(b"garbage" * 20).decode(),
     "a pickle": base64.b64encode(b"\x80\x04\x95" + b"c__builtin__\neval\n" * 4).decode(),
     "a header longer than the file": base64.b64encode((2**60).to_bytes(8, "little") + b"{}").decode(),
     "a header that is not JSON": raw_file({}, b"")[:-4] + "AAAA",
-    "no tensors": raw_file({}, b""),
     "a tensor without data": raw_file({"weight": {"dtype": "F32", "shape": [3, 6], "data_offsets": [0, 72]}}, b""),
     "offsets that contradict the shape": raw_file(
         {"weight": {"dtype": "F32", "shape": [3, 7], "data_offsets": [0, 72]}}, b"\0" * 72
@@ -167,20 +141,8 @@ BAD_FILES = {
     "an unknown dtype": raw_file({"weight": {"dtype": "X9", "shape": [3, 6], "data_offsets": [0, 72]}}, b"\0" * 72),
     "four-bit floats": raw_file({"weight": {"dtype": "F4", "shape": [4, 6], "data_offsets": [0, 12]}}, b"\0" * 12),
     "six-bit floats": raw_file({"weight": {"dtype": "F6_E2M3", "shape": [4, 6], "data_offsets": [0, 18]}}, b"\0" * 18),
-    "another name": file_of(kernel=torch.ones(3, 6)),
-    "bias only": file_of(bias=torch.ones(3)),
-    "one tensor too many": file_of(weight=torch.ones(3, 6), bias=torch.ones(3), scale=torch.ones(1)),
-    "an integer weight": file_of(weight=torch.ones(3, 6, dtype=torch.int64)),
-    "a boolean weight": file_of(weight=torch.ones(3, 6, dtype=torch.bool)),
-    "a complex weight": file_of(weight=torch.ones(3, 6, dtype=torch.complex64)),
-    "an integer bias": file_of(weight=torch.ones(3, 6), bias=torch.ones(3, dtype=torch.int8)),
-    "a flat weight": file_of(weight=torch.ones(18)),
     "a transposed weight": file_of(weight=torch.ones(6, 3)),
-    "an empty weight": file_of(weight=torch.ones(0, 6)),
-    "a square bias": file_of(weight=torch.ones(3, 6), bias=torch.ones(3, 3)),
-    "NaN": file_of(weight=torch.full((3, 6), torch.nan)),
     "infinity in half precision": file_of(weight=torch.full((3, 6), torch.inf, dtype=torch.float16)),
-    "beyond float32": file_of(weight=torch.full((3, 6), 1e39, dtype=torch.float64)),
 }
 
 
@@ -200,19 +162,6 @@ def test_a_file_that_is_not_base64_is_refused(make, stocked, refused, text):
     assert stocked.get("/heads").json() == {"heads": []}
 
 
-def test_a_taken_name_is_refused_and_the_first_one_stays(make, stocked, refused):
-    first = make().json()
-    refused(make(classes=["x", "y", "z"]), 409, "name-taken", "name")
-    assert stocked.get("/heads/h").json() == first
-
-
-def test_of_heads_of_one_name_at_the_same_moment_exactly_one_wins(make, stocked):
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: make(), range(8)))
-    assert sorted(answer.status_code for answer in answers) == [201] + [409] * 7
-    assert len(stocked.get("/heads").json()["heads"]) == 1
-
-
 # --- stitch --------------------------------------------------------------------------------------------------------------
 
 
@@ -226,37 +175,16 @@ def test_a_native_head_reads_vectors_as_they_are(stocked, make, embeddings):
     assert (body["classes"], body["method"], body["translator"], body["flags"]) == (CLASSES, None, None, [])
 
 
-def test_a_head_of_another_encoder_reads_translated_vectors(ask, stocked, embeddings):
+def test_a_head_of_another_encoder_reads_translated_vectors(ask, stocked, embeddings, unpacked):
     body = ask(method="irp", options={"seed": 3}).json()
     request = {"source": "first", "target": "second", "anchor_set": "items", "method": "irp", "options": {"seed": 3}}
     translated = stocked.post("/translate", json={**request, "vectors": embeddings["first"][:3].tolist()}).json()
     assert (body["method"], body["translator"]) == ("irp", translated["translator"])
+    packed = ask(method="irp", options={"seed": 3}, encoding="base64").json()["scores"]
+    assert np.array_equal(unpacked(packed), np.array(body["scores"], np.float32))
     expected = softmax(np.array(translated["vectors"]) @ np.array(WEIGHT).T + BIAS)
     np.testing.assert_allclose(body["scores"], expected, atol=1e-5)
     assert stocked.get(f"/translators/{body['translator']}").status_code == 200
-
-
-@pytest.mark.parametrize("encoder", ["first", "second"])
-def test_a_relative_head_reads_relative_vectors_of_every_encoder(stocked, make, embeddings, encoder):
-    weight, vectors = RNG.normal(size=(3, 40)), embeddings[encoder][:4].tolist()
-    assert make(encoder=..., anchor_set="items", weight=weight.tolist()).json()["dim"] == 40
-    relative = stocked.post("/relative", json={"encoder": encoder, "anchor_set": "items", "vectors": vectors}).json()
-    expected = softmax(np.array(relative["vectors"]) @ weight.T + BIAS)
-    for more in ({}, {"anchor_set": "items"}):
-        body = stocked.post("/stitch", json={"encoder": encoder, "head": "h", "vectors": vectors, **more}).json()
-        np.testing.assert_allclose(body["scores"], expected, atol=1e-5)
-        assert (body["method"], body["translator"]) == (None, None)
-
-
-def test_scores_sum_to_one_and_labels_are_the_largest(ask, embeddings, unpacked):
-    vectors = embeddings["first"].tolist()
-    body = ask(vectors=vectors).json()
-    scores = np.array(body["scores"])
-    assert scores.shape == (40, 3)
-    np.testing.assert_allclose(scores.sum(axis=1), 1, atol=1e-6)
-    assert body["labels"] == [CLASSES[row] for row in scores.argmax(axis=1)]
-    packed = ask(vectors=vectors, encoding="base64").json()
-    assert np.array_equal(unpacked(packed["scores"]), scores.astype(np.float32))
 
 
 def test_a_vector_equal_to_the_mean_is_flagged(ask, embeddings):
@@ -282,15 +210,6 @@ def test_a_head_without_bias_has_a_bias_of_zero(make, ask):
 def test_a_weight_in_base64_equals_the_list(make, ask, packed):
     make(name="packed", weight=packed(WEIGHT, "float64"))
     assert ask(head="packed").json() == ask().json()
-
-
-@pytest.mark.parametrize("magnitude", [1e30, -1e30])
-def test_huge_but_accepted_numbers_give_finite_scores(make, stocked, magnitude):
-    make(weight=(np.sign(WEIGHT) * 1e20).tolist())
-    body = stocked.post("/stitch", json={"encoder": "second", "head": "h", "vectors": [[magnitude] * 6]})
-    assert body.status_code == 200
-    assert all(isinstance(score, float) for score in body.json()["scores"][0]), body.text
-    assert sum(body.json()["scores"][0]) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(

@@ -138,14 +138,18 @@ def as_npy(rows: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def as_arrow(rows: np.ndarray, size: int = 100) -> bytes:
+def stream_of(batches: list[pa.RecordBatch]) -> bytes:
     sink = pa.BufferOutputStream()
-    vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
-    table = pa.table({"id": pa.array(range(len(rows))), "vector": vectors})
-    with ipc.new_stream(sink, table.schema) as writer:
-        for each in table.to_batches(max_chunksize=size):
+    with ipc.new_stream(sink, batches[0].schema) as writer:
+        for each in batches:
             writer.write_batch(each)
     return sink.getvalue().to_pybytes()
+
+
+def as_arrow(rows: np.ndarray, size: int = 100, beside: pa.Array | None = None) -> bytes:
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
+    table = pa.table({"beside": pa.array(range(len(rows))) if beside is None else beside, "vector": vectors})
+    return stream_of(table.to_batches(max_chunksize=size))
 
 
 FORMS = {NPY: as_npy, ARROW: as_arrow}
@@ -228,11 +232,7 @@ def test_relative_vectors_may_be_streamed(service, media):
     if decoded is None:
         with ipc.open_stream(coordinates.body) as reader:
             kept = [each.drop_columns(["anchorage_flag"]) for each in reader]
-        sink = pa.BufferOutputStream()
-        with ipc.new_stream(sink, kept[0].schema) as writer:
-            for each in kept:
-                writer.write_batch(each)
-        decoded = service.ask(decoding, pieces(sink.getvalue().to_pybytes()), media)
+        decoded = service.ask(decoding, pieces(stream_of(kept)), media)
     direct = service.ask(STREAM + "&method=graded", [body], media, len(body))
     assert (decoded.status, decoded.whole) == (200, True)
     np.testing.assert_allclose(decoded.rows, direct.rows, rtol=1e-4, atol=1e-4)
@@ -370,12 +370,7 @@ def test_batches_and_dictionaries_of_a_stream_are_no_larger_than_a_body(service)
     reply = service.ask(STREAM, pieces(large), ARROW)
     assert (reply.status, reply.problem["code"], reply.problem["limit"]) == (413, "body-too-large", 256 * 1024)
     words = pa.array([f"{row:0300}" for row in range(1500)]).dictionary_encode()
-    vectors = pa.FixedSizeListArray.from_arrays(pa.array(VECTORS.ravel()), 8)
-    table = pa.table({"vector": vectors, "word": words})
-    sink = pa.BufferOutputStream()
-    with ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table, max_chunksize=100)
-    reply = service.ask(STREAM, pieces(sink.getvalue().to_pybytes()), ARROW)
+    reply = service.ask(STREAM, pieces(as_arrow(VECTORS, beside=words)), ARROW)
     assert (reply.status, reply.problem["code"]) == (413, "body-too-large")
 
 

@@ -119,17 +119,3 @@ def test_a_model_that_cannot_answer_says_why_at_every_call(encoding, post, compl
     assert complaint(post(model, inputs="a")) == (status, code)
     for call in ("/info", "/health"):
         assert complaint(encoding.http.get(f"/tei/{model}{call}")) == (status, code)
-
-
-def test_an_unknown_call_below_tei_has_teis_shape(encoding, complaint):
-    assert complaint(encoding.http.post("/tei/minilm/rerank", json={}))[0] == 404
-    assert complaint(encoding.http.get("/tei/minilm/embed"))[0] == 405
-    headers = {"content-type": "application/json"}
-    assert complaint(encoding.http.post("/tei/minilm/embed", content=b"{", headers=headers)) == (400, "malformed-json")
-
-
-def test_the_door_speaks_teis_shape_too(locked, serve, complaint):
-    assert complaint(locked.post("/tei/minilm/embed", json={"inputs": "a"})) == (401, "unauthenticated")
-    client = serve(rate_limit="1/minute")
-    codes = [complaint(client.post("/tei/x/embed", json={"inputs": "a"})) for _ in range(2)]
-    assert codes == [(404, "encoder-not-found"), (429, "rate-limited")]

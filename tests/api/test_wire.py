@@ -88,29 +88,19 @@ def test_a_large_body_is_parsed_as_a_small_one_is(stocked, embeddings):
     [
         ([], "empty-vectors", None),
         ([[]], "empty-vectors", None),
-        ([[], []], "empty-vectors", None),
         ([ROW, ROW[:7], ROW], "ragged-rows", [1]),
         ([ROW, [], ROW], "ragged-rows", [1]),
         ([ROW[:6]], "dimension-mismatch", None),
-        ([[*ROW, 1.0]], "dimension-mismatch", None),
         (ROW, "bad-shape", list(range(8))),
         ([ROW, 1.0, ROW], "bad-shape", [1]),
         ([ROW, None], "bad-shape", [1]),
-        ([ROW, {"0": 1}], "bad-shape", [1]),
         ([[True, *ROW[1:]]], "bad-dtype", [0]),
-        ([ROW, [*ROW[:7], False]], "bad-dtype", [1]),
-        ([[True] * 8], "bad-dtype", [0]),
         ([ROW, ["1.5", *ROW[1:]]], "bad-dtype", [1]),
         ([ROW, ROW, [None, *ROW[1:]]], "bad-dtype", [2]),
-        ([[None] * 8], "bad-dtype", [0]),
         ([ROW, [[1.0], *ROW[1:]]], "bad-dtype", [1]),
-        ([[[1.0]] * 8], "bad-dtype", [0]),
         ([[[]] * 8], "bad-dtype", [0]),
-        ([[{}, *ROW[1:]]], "bad-dtype", [0]),
         ("a string", "bad-shape", None),
         (7, "bad-shape", None),
-        (True, "bad-shape", None),
-        ({}, "bad-shape", None),
         ({"dtype": "float32"}, "bad-shape", None),
     ],
 )
@@ -141,22 +131,16 @@ def test_only_the_first_twenty_rows_at_fault_are_named(stocked, refused):
         ({"base64": ""}, "bad-base64", "vectors.base64"),
         ({"base64": "not base64!"}, "bad-base64", "vectors.base64"),
         ({"base64": "é" * 44}, "bad-base64", "vectors.base64"),
-        ({"base64": 7}, "bad-base64", "vectors.base64"),
         ({"base64": None}, "bad-base64", "vectors.base64"),
-        ({"dtype": "float64"}, "bad-base64", "vectors.base64"),
         ({"dtype": "float16"}, "bad-base64", "vectors.base64"),
         ({"dtype": "int8"}, "bad-dtype", "vectors.dtype"),
-        ({"dtype": "<f4"}, "bad-dtype", "vectors.dtype"),
         ({"dtype": "bfloat16"}, "bad-dtype", "vectors.dtype"),
         ({"dtype": ["float32"]}, "bad-dtype", "vectors.dtype"),
-        ({"dtype": None}, "bad-dtype", "vectors.dtype"),
-        ({"shape": [8]}, "bad-shape", "vectors.shape"),
         ({"shape": [1, 8, 1]}, "bad-shape", "vectors.shape"),
         ({"shape": [1, 8.0]}, "bad-shape", "vectors.shape"),
         ({"shape": [True, 8]}, "bad-shape", "vectors.shape"),
         ({"shape": [-1, -8]}, "bad-shape", "vectors.shape"),
         ({"shape": "1x8"}, "bad-shape", "vectors.shape"),
-        ({"shape": None}, "bad-shape", "vectors.shape"),
         ({"shape": [2, 8]}, "bad-base64", "vectors.base64"),
         ({"shape": [2**62, 2**62]}, "bad-base64", "vectors.base64"),
         ({"shape": [0, 8], "base64": ""}, "empty-vectors", "vectors"),
@@ -175,15 +159,14 @@ def test_base64_lacking_a_member_is_refused(stocked, refused, packed, member):
     refused(ask(stocked, {key: value for key, value in packed([ROW]).items() if key != member}), 422, "bad-shape", "vectors")
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_base64_that_holds_nan_or_infinity_is_refused_by_row(stocked, refused, packed, dtype, value):
-    refused(ask(stocked, packed([ROW, [*ROW[:7], value], ROW], dtype)), 422, "non-finite", "vectors", [1])
+FLOATS = ("float16", "float32", "float64")
+NO_NUMBERS = [(dtype, value, "non-finite") for dtype in FLOATS for value in (math.nan, math.inf, -math.inf)]
+TOO_LARGE = [(dtype, value, "value-out-of-range") for dtype, value in (("float32", 3e38), ("float64", 1e39), ("float64", -1e300))]
 
 
-@pytest.mark.parametrize(("dtype", "value"), [("float32", 3e38), ("float64", 1e39), ("float64", -1e300)])
-def test_base64_beyond_the_range_is_refused_by_row(stocked, refused, packed, dtype, value):
-    refused(ask(stocked, packed([ROW, [value, *ROW[1:]]], dtype)), 422, "value-out-of-range", "vectors", [1])
+@pytest.mark.parametrize(("dtype", "value", "code"), NO_NUMBERS + TOO_LARGE)
+def test_base64_of_numbers_beyond_the_range_is_refused_by_row(stocked, refused, packed, dtype, value, code):
+    refused(ask(stocked, packed([ROW, [value, *ROW[1:]], ROW], dtype)), 422, code, "vectors", [1])
 
 
 # --- bodies --------------------------------------------------------------------------------------------------------------
@@ -313,29 +296,17 @@ def test_a_body_declared_above_the_limit_is_refused_unread(client):
     assert f'"limit":{LIMIT}'.encode() in body
 
 
-def test_a_chunked_body_is_read_no_further_than_the_limit(client):
-    chunk = b" " * (1024 * 1024)
-    status, head, body, taken = call(client, {**JSON, "transfer-encoding": "chunked"}, [chunk] * 100)
+@pytest.mark.parametrize("length", [{"transfer-encoding": "chunked"}, *({"content-length": lie} for lie in ("1", "-1", "x", ""))])
+def test_a_body_of_no_true_length_is_read_no_further_than_the_limit(client, length):
+    status, head, body, taken = call(client, {**JSON, **length}, [b" " * (1024 * 1024)] * 100)
     assert (status, taken) == (413, 5)
     assert head["content-type"] == "application/problem+json"
     assert b'"code":"body-too-large"' in body
 
 
-@pytest.mark.parametrize("declared", ["1", "-1", "x", ""])
-def test_a_content_length_that_lies_does_not_open_the_gate(client, declared):
-    chunk = b" " * (1024 * 1024)
-    status, _, _, taken = call(client, {**JSON, "content-length": declared}, [chunk] * 100)
-    assert (status, taken) == (413, 5)
-
-
 def test_a_body_of_exactly_the_limit_is_read(client):
     body = b'{"name": "x", "dim": 2}'.ljust(LIMIT)
     assert client.post("/encoders", content=body, headers=JSON).status_code == 201
-
-
-def test_a_generator_body_above_the_limit_is_a_problem_document(client, refused):
-    problem = refused(client.post("/encoders", content=(b" " * 500_000 for _ in range(10)), headers=JSON), 413, "body-too-large")
-    assert problem["limit"] == LIMIT
 
 
 def test_too_many_vectors_are_refused_and_the_limit_named(stocked, refused, packed):
