@@ -157,10 +157,6 @@ def vector(value: Any, field: str) -> Tensor:
     return torch.from_numpy(_numbers([[number] for number in value], field).flatten())
 
 
-def optional_matrix(value: Any, field: str) -> Tensor | None:
-    return None if value is None else matrix(value, field)
-
-
 def from_base64(text: str, field: str) -> bytearray:
     """Raises BadBase64."""
     try:

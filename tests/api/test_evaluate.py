@@ -10,8 +10,9 @@ import torch
 
 from app.maths import quality
 from app.maths.hubness import csls
-from app.maths.quality import measure, unit
+from app.maths.quality import unit
 from app.services import evaluation
+from research.definitions import measure
 
 PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
 ASYNC = {"Prefer": "respond-async"}

@@ -17,9 +17,9 @@ from app.maths import learning
 from app.maths.crossfit import cut
 from app.maths.learning import EXPONENTS, FORMS, SHARES, Curve, Measure, decay, learning_curve, line
 from app.maths.methods import METHODS, fit, resolve
-from app.maths.quality import measure
 from app.maths.space import fit_space
 from app.maths.translator import apply
+from research.definitions import measure
 
 MEASURES = get_args(Measure)
 
