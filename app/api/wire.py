@@ -118,6 +118,12 @@ class Body(BaseModel):
         return value
 
 
+class OfRow(BaseModel):
+    """The base of answers that are made of a row of the database."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
 class InputsBody(Body):
     """A body that may hold inputs."""
 
