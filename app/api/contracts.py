@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated
 
@@ -62,7 +61,11 @@ async def put_contract(
     minimum = body.min_quality.given()
     if not minimum:
         raise MissingField("name at least one measure and its least value", field="min_quality")
-    return Contract.model_validate(await settled(_agree, services, project, (name, source, target), minimum))
+
+    def agree(services: Services) -> tables.Contract:
+        return promises.agree(services, project, *_pair(services, project, name, source, target), minimum)
+
+    return Contract.model_validate(await settled(agree, services))
 
 
 @router.get("", responses=documented(404, 422))
@@ -75,15 +78,7 @@ def list_contracts(name: PathName, services: Svc, project: Reads) -> ContractLis
 @router.delete("/{source}/{target}", status_code=204, responses=documented(404, 422))
 async def delete_contract(name: PathName, source: PathName, target: PathName, services: Svc, project: Writes) -> None:
     """Ask nothing of a pair any more."""
-    await settled(_end, services, project, (name, source, target))
-
-
-def _agree(services: Services, project: str, names: tuple[str, str, str], minimum: Mapping[str, float]) -> tables.Contract:
-    return promises.agree(services, project, *_pair(services, project, *names), minimum)
-
-
-def _end(services: Services, project: str, names: tuple[str, str, str]) -> None:
-    promises.end(services, project, *_pair(services, project, *names))
+    await settled(lambda services: promises.end(services, project, *_pair(services, project, name, source, target)), services)
 
 
 def _pair(services: Services, project: str, name: str, source: str, target: str) -> tuple[tables.Space, tables.Space]:
