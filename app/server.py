@@ -10,10 +10,8 @@ import signal
 import socket
 import tempfile
 import threading
-import time
 from functools import partial
 from multiprocessing.connection import wait
-from multiprocessing.context import SpawnProcess
 from typing import Any
 
 import torch
@@ -27,14 +25,12 @@ from app.api.health import METRICS_DIR
 from app.api.protocol import BoundedHttp
 from app.main import create_app
 from app.settings import Settings
+from workers.supervisor import supervise
 
 log = logging.getLogger("anchorage.server")
 
 #: an idle connection is kept for longer than load balancers and clients keep theirs: whoever closes first may cut a request
 KEEP_ALIVE_S = 75
-
-#: a process that ended by itself is started again after this pause
-RESTART_S = 1.0
 
 #: how much longer than its own limits a stopping process is waited for
 STOP_S = 5.0
@@ -58,41 +54,11 @@ def run(settings: Settings, application: FastAPI, listening: socket.socket) -> N
 
 def run_several(settings: Settings, listening: socket.socket) -> None:
     """Serve in `settings.workers` processes, until SIGTERM or SIGINT; one that ends by itself is started again."""
-    spawn = multiprocessing.get_context("spawn")
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
     with tempfile.TemporaryDirectory(prefix="anchorage-metrics-") as folder:
         os.environ[METRICS_DIR] = folder
-
-        def start() -> SpawnProcess:
-            process = spawn.Process(target=_serve, args=(settings, listening))
-            process.start()
-            return process
-
-        processes = [start() for _ in range(settings.workers)]
-        log.info("%d processes serve on %s:%d", len(processes), *listening.getsockname()[:2])
-        while not ended.wait(RESTART_S):
-            for place, process in enumerate(processes):
-                if not process.is_alive():
-                    log.warning("process %s ended with %s: started again", process.pid, process.exitcode)
-                    mark_process_dead(process.pid)  # type: ignore[no-untyped-call]
-                    processes[place] = start()
-        _stop(processes, settings.drain_s + settings.shutdown_s + STOP_S)
-
-
-def _stop(processes: list[SpawnProcess], seconds: float) -> None:
-    def terminate(*_: object) -> None:
-        for process in processes:
-            process.terminate()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, terminate)  # a second signal does not wait: they know what it means
-    terminate()
-    deadline = time.monotonic() + seconds
-    for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
-        process.kill()
+        log.info("%d processes serve on %s:%d", settings.workers, *listening.getsockname()[:2])
+        stop_s = settings.drain_s + settings.shutdown_s + STOP_S
+        supervise(_serve, [(settings, listening)] * settings.workers, stop_s=stop_s, lost=mark_process_dead)
 
 
 def _serve(settings: Settings, listening: socket.socket) -> None:

@@ -38,9 +38,10 @@ from data import SHARED_ENCODERS, TASKS, Missing, Task, other_domain, split
 from app.demo.run import new_table
 from app.maths import methods
 from app.maths.confidence import Expected, expect, fit_confidence
-from app.maths.quality import ranks, unit
+from app.maths.quality import unit
 from app.maths.space import fit_space
 from app.maths.translator import Translator, apply
+from research.definitions import ranks
 
 RESULTS = Path(__file__).parent / "results" / "confidence.json"
 NAMES = (*SHARED_ENCODERS, "cifar10", "fashion-mnist")

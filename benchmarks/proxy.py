@@ -40,7 +40,8 @@ from app.demo.run import new_table
 from app.errors import DegenerateAnchors
 from app.maths import quality
 from app.maths.anchors import uniform
-from app.maths.space import fit_space, relative
+from app.maths.space import fit_space
+from research.definitions import relative
 
 RESULTS = Path(__file__).parent / "results"
 MODELS, ANCHORS = 160, 300

@@ -1,6 +1,4 @@
-"""A choice of anchors that the product does not offer: `uniform` and `farthest` do as well or
-better (docs/anchor-sets.md).
-"""
+"""Choices of anchors that the product does not offer: `uniform` does as well, or nearly (docs/anchor-sets.md)."""
 
 from __future__ import annotations
 
@@ -9,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from app.maths.anchors import check_size, clusters
+from app.maths.inverse import farthest_points
 from app.maths.space import fit_space
 
 
@@ -23,3 +22,16 @@ def medoids(pool: Float[Tensor, "n d"], *, size: int, seed: int) -> list[int]:
     check_size(size, pool.shape[0])
     points = fit_space(pool).unit
     return sorted(set(torch.cdist(clusters(points, size=size, seed=seed), points).argmin(dim=1).tolist()))
+
+
+def farthest(pool: Float[Tensor, "n d"], *, size: int, seed: int) -> list[int]:
+    """Greedy farthest points by 1 - |cos| around the pool's mean, from a seeded start.
+
+    pool  (n, d), any units. Returns `size` indices in the order chosen; fewer where some items equal the mean.
+    Raises InvalidOption, and as `fit_space`. Source: Moschella et al. 2023, appendix (anchor selection, fps).
+    """
+    check_size(size, pool.shape[0])
+    unit = fit_space(pool).unit
+    usable = (unit.abs().amax(dim=1) > 0).nonzero().flatten()
+    start = usable[torch.randint(len(usable), (1,), generator=torch.Generator().manual_seed(seed))]
+    return farthest_points(unit, delta=0.0, start=int(start))[:size]

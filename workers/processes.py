@@ -1,18 +1,12 @@
-"""`python -m workers`: one process a device, each warm for as long as it lives, watched by one that computes nothing.
-
-Processes are spawned, never forked: CUDA does not survive a fork.
-"""
+"""`python -m workers`: one process a device, each warm for as long as it lives, watched by one that computes nothing."""
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import signal
 import sys
 import threading
-import time
-from multiprocessing.context import SpawnProcess
 
 import torch
 from prometheus_client import start_http_server
@@ -24,11 +18,12 @@ from app.settings import Settings
 from app.storage.db import SchemaOutdated, is_sqlite
 from app.wiring import make_services, make_wakeup
 from workers.main import Worker
+from workers.supervisor import supervise
 
 log = logging.getLogger("anchorage.worker")
 
-#: a process that ended by itself is started again after this pause
-RESTART_S = 1.0
+#: how often a worker looks whether its threads live
+LOOK_S = 1.0
 
 #: how long a stop waits for the processes, which hand their jobs back meanwhile
 STOP_S = 15.0
@@ -65,7 +60,8 @@ def main(settings: Settings) -> int:
     wanted = devices(settings.devices)
     if len(wanted) == 1:
         return work(settings, wanted[0], 0)
-    return _watch(settings, wanted)
+    supervise(_work_and_exit, [(settings, device, number) for number, device in enumerate(wanted)], stop_s=STOP_S)
+    return 0
 
 
 def work(settings: Settings, device: str, number: int) -> int:
@@ -82,7 +78,7 @@ def work(settings: Settings, device: str, number: int) -> int:
         signal.signal(number_of_signal, lambda *_: ended.set())
     worker.start()
     log.info("worker %d takes jobs on %s, %d at once", os.getpid(), device, settings.worker_threads)
-    while (alive := worker.alive) and not ended.wait(RESTART_S):
+    while (alive := worker.alive) and not ended.wait(LOOK_S):
         pass
     log.info("worker %d stops", os.getpid())
     worker.stop()
@@ -94,33 +90,6 @@ def work(settings: Settings, device: str, number: int) -> int:
 
 def _work_and_exit(settings: Settings, device: str, number: int) -> None:
     sys.exit(work(settings, device, number))
-
-
-def _watch(settings: Settings, wanted: list[str]) -> int:
-    """A process for each device; one that ends by itself is started again."""
-    spawn = multiprocessing.get_context("spawn")
-    ended = threading.Event()
-    for number_of_signal in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number_of_signal, lambda *_: ended.set())
-
-    def start(number: int) -> SpawnProcess:
-        process = spawn.Process(target=_work_and_exit, args=(settings, wanted[number], number), name=wanted[number])
-        process.start()
-        return process
-
-    processes = [start(number) for number in range(len(wanted))]
-    while not ended.wait(RESTART_S):
-        for number, process in enumerate(processes):
-            if not process.is_alive():
-                log.warning("the worker on %s ended with %s: started again", wanted[number], process.exitcode)
-                processes[number] = start(number)
-    for process in processes:
-        process.terminate()
-    deadline = time.monotonic() + STOP_S
-    for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
-        process.kill()
-    return 0
 
 
 def command() -> None:

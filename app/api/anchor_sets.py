@@ -7,14 +7,14 @@ from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
 
 from app.api import wire
 from app.api.bodies import json_body
 from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes, settled
 from app.api.jobs import ASYNC, Job, Prefer, accepted, wants_job
 from app.api.problems import documented
-from app.api.wire import InputsBody, Name, UndecodedVectors, Vectors
+from app.api.wire import InputsBody, Name, OfRow, UndecodedVectors, Vectors
 from app.errors import InvalidRequest, NotExactlyOne
 from app.services import embedding, spaces
 from app.services.embedding import MOST_ENCODERS
@@ -65,23 +65,29 @@ class SpaceHealth(BaseModel):
     collinear_count: int
 
 
-class SpaceSummary(BaseModel):
+class SpaceSummary(OfRow):
     """One encoder's embeddings of the set."""
 
-    encoder: str
-    dim: int
+    encoder: str = Field(validation_alias=AliasPath("encoder", "name"))
+    dim: int = Field(validation_alias=AliasPath("encoder", "dim"))
     health: SpaceHealth
 
 
-class AnchorSet(BaseModel):
+def _encoders_of(spaces: list[tables.Space]) -> list[str]:
+    return [space.encoder.name for space in spaces]
+
+
+class AnchorSet(OfRow):
     """A set of parallel anchors."""
 
     name: str
     size: int
-    encoders: list[str]
+    encoders: Annotated[list[str], BeforeValidator(_encoders_of), Field(validation_alias="spaces")]
     spaces: list[SpaceSummary]
     provenance: dict[str, Any] | None = Field(description="the bootstrap job it came from, if it did")
-    keeps_inputs: bool = Field(description="whether an encoder can be added without sending the items again")
+    keeps_inputs: Annotated[bool, BeforeValidator(lambda blob: blob is not None)] = Field(
+        validation_alias="inputs", description="whether an encoder can be added without sending the items again"
+    )
     created_at: datetime
 
 
@@ -89,21 +95,6 @@ class AnchorSetPage(BaseModel):
     """Anchor sets in the order of their names."""
 
     anchor_sets: list[AnchorSet]
-
-
-def describe(row: tables.AnchorSet) -> AnchorSet:
-    return AnchorSet(
-        name=row.name,
-        size=row.size,
-        encoders=[space.encoder.name for space in row.spaces],
-        spaces=[
-            SpaceSummary(encoder=space.encoder.name, dim=space.encoder.dim, health=SpaceHealth(**space.health))
-            for space in row.spaces
-        ],
-        provenance=row.provenance,
-        keeps_inputs=row.inputs is not None,
-        created_at=row.created_at,
-    )
 
 
 @router.post(
@@ -144,7 +135,7 @@ def create_anchor_set(
 
     row = once(services, project, tables.AnchorSet, make)
     response.headers["Location"] = f"/anchor-sets/{row.name}"
-    return describe(row)
+    return AnchorSet.model_validate(row)
 
 
 @router.put(
@@ -165,14 +156,16 @@ def add_embeddings(
     if body.vectors is not None:
         if body.inputs is not None:
             raise NotExactlyOne("send vectors or inputs, not both", field="vectors")
-        return describe(spaces.add_embeddings(services, project, anchor_set=name, encoder=encoder, vectors=body.vectors))
+        return AnchorSet.model_validate(
+            spaces.add_embeddings(services, project, anchor_set=name, encoder=encoder, vectors=body.vectors)
+        )
     inputs = body.given_inputs()
     if inputs is None and "input_type" in body.model_fields_set:
         raise InvalidRequest("inputs that the set has kept are what they were said to be then", field="input_type")
     if wants_job(prefer):
         job = embedding.request_addition(services, project, anchor_set=name, encoder=encoder, inputs=inputs)
         return accepted(response, job)
-    return describe(embedding.add_encoded(services, project, anchor_set=name, encoder=encoder, inputs=inputs))
+    return AnchorSet.model_validate(embedding.add_encoded(services, project, anchor_set=name, encoder=encoder, inputs=inputs))
 
 
 @router.get("", responses=documented(422))
@@ -180,14 +173,14 @@ def list_anchor_sets(services: Svc, project: Reads, after: After = "", limit: Li
     """Anchor sets in the order of their names."""
     with services.db.transaction() as session:
         rows = registry.page(session, tables.AnchorSet, project, after=after, limit=limit)
-    return AnchorSetPage(anchor_sets=[describe(row) for row in rows])
+    return AnchorSetPage(anchor_sets=[AnchorSet.model_validate(row) for row in rows])
 
 
 @router.get("/{name}", responses=documented(404, 422))
 def get_anchor_set(name: PathName, services: Svc, project: Reads) -> AnchorSet:
     """One set: its size, its encoders, and the health of each space."""
     with services.db.transaction() as session:
-        return describe(registry.by_name(session, tables.AnchorSet, project, name))
+        return AnchorSet.model_validate(registry.by_name(session, tables.AnchorSet, project, name))
 
 
 @router.delete("/{name}", status_code=204, responses=documented(404, 409, 422))

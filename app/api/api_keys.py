@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.api.bodies import json_body
 from app.api.deps import Administers, IdempotencyKey, Limit, Moment, Svc
 from app.api.problems import documented
-from app.api.wire import Body
+from app.api.wire import Body, OfRow
 from app.errors import ResourceGone
 from app.services import keys
 from app.services.writes import once
@@ -42,10 +42,8 @@ class Rotation(Body):
     grace_s: Annotated[int, Field(ge=0, le=LONGEST_GRACE_S)] = 0
 
 
-class ApiKey(BaseModel):
+class ApiKey(OfRow):
     """A key without its secret, which nobody can see again."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     id: str
     name: str
@@ -69,10 +67,8 @@ class ApiKeyPage(BaseModel):
     api_keys: list[ApiKey]
 
 
-class Write(BaseModel):
+class Write(OfRow):
     """One change: who did what to which resource."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     at: datetime = Field(validation_alias="created_at")
     action: str

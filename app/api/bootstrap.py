@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from app.api import pools
 from app.api.bodies import json_body
 from app.api.deps import IdempotencyKey, Svc, Writes
-from app.api.jobs import Job, describe
+from app.api.jobs import Job
 from app.api.problems import documented
 from app.api.wire import Body, Inputs, Name, Role, VectorsOrPool
 from app.services import bootstrapping
@@ -141,4 +141,4 @@ def bootstrap(
 
     row = once(services, project, tables.Job, make)
     response.headers["Location"] = f"/jobs/{row.id}"
-    return describe(row)
+    return Job.model_validate(row)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from app.api.bodies import json_body
 from app.api.deps import PathName, Reads, Svc, Writes, settled
 from app.api.problems import documented
 from app.api.translate import MinQuality
-from app.api.wire import Body
+from app.api.wire import Body, OfRow
 from app.errors import MissingField
 from app.services import promises, spaces, translation
 from app.services.context import Services
@@ -30,12 +29,12 @@ class NewContract(Body):
     min_quality: MinQuality
 
 
-class Contract(BaseModel):
+class Contract(OfRow):
     """Every translator from source to target must promise at least this."""
 
-    anchor_set: str
-    source: str
-    target: str
+    anchor_set: str = Field(validation_alias=AliasPath("source", "anchor_set", "name"))
+    source: str = Field(validation_alias=AliasPath("source", "encoder", "name"))
+    target: str = Field(validation_alias=AliasPath("target", "encoder", "name"))
     min_quality: Annotated[dict[str, float], Field(examples=[{"recall": 0.7}])]
     created_at: datetime
 
@@ -44,16 +43,6 @@ class ContractList(BaseModel):
     """All contracts of a set, the oldest first."""
 
     contracts: list[Contract]
-
-
-def describe(row: tables.Contract) -> Contract:
-    return Contract(
-        anchor_set=row.source.anchor_set.name,
-        source=row.source.encoder.name,
-        target=row.target.encoder.name,
-        min_quality=row.min_quality,
-        created_at=row.created_at,
-    )
 
 
 @router.put("/{source}/{target}", responses=documented(400, 404, 409, 415, 422))
@@ -72,28 +61,24 @@ async def put_contract(
     minimum = body.min_quality.given()
     if not minimum:
         raise MissingField("name at least one measure and its least value", field="min_quality")
-    return describe(await settled(_agree, services, project, (name, source, target), minimum))
+
+    def agree(services: Services) -> tables.Contract:
+        return promises.agree(services, project, *_pair(services, project, name, source, target), minimum)
+
+    return Contract.model_validate(await settled(agree, services))
 
 
 @router.get("", responses=documented(404, 422))
 def list_contracts(name: PathName, services: Svc, project: Reads) -> ContractList:
     """What was agreed for a set's pairs."""
     row = spaces.named(services, tables.AnchorSet, project, name, field="name")
-    return ContractList(contracts=[describe(each) for each in promises.contracts(services, row)])
+    return ContractList(contracts=[Contract.model_validate(each) for each in promises.contracts(services, row)])
 
 
 @router.delete("/{source}/{target}", status_code=204, responses=documented(404, 422))
 async def delete_contract(name: PathName, source: PathName, target: PathName, services: Svc, project: Writes) -> None:
     """Ask nothing of a pair any more."""
-    await settled(_end, services, project, (name, source, target))
-
-
-def _agree(services: Services, project: str, names: tuple[str, str, str], minimum: Mapping[str, float]) -> tables.Contract:
-    return promises.agree(services, project, *_pair(services, project, *names), minimum)
-
-
-def _end(services: Services, project: str, names: tuple[str, str, str]) -> None:
-    promises.end(services, project, *_pair(services, project, *names))
+    await settled(lambda services: promises.end(services, project, *_pair(services, project, name, source, target)), services)
 
 
 def _pair(services: Services, project: str, name: str, source: str, target: str) -> tuple[tables.Space, tables.Space]:

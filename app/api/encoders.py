@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from app.api import wire
 from app.api.bodies import json_body
 from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes, settled
 from app.api.problems import documented
-from app.api.wire import Body, Name, Vectors
-from app.encoders import options
+from app.api.wire import Body, Name, OfRow, Vectors
+from app.encoders import base, options
 from app.encoders.options import ImageOptions, RemoteOptions, TextOptions
 from app.errors import InvalidRequest
 from app.services import spaces, verification
-from app.services.encoding import Inputs, fingerprint
+from app.services.encoding import Inputs
+from app.services.verification import Verified
 from app.services.writes import once
 from app.storage import registry, tables
 from app.types import EncoderKind, InputRole, Modality
@@ -98,7 +107,11 @@ class Identity(BaseModel):
     fingerprint: str
 
 
-class Encoder(BaseModel):
+def _with_fingerprint(members: dict[str, Any] | None) -> dict[str, Any] | None:
+    return None if members is None else {**members, "fingerprint": base.Identity(**members).fingerprint}
+
+
+class Encoder(OfRow):
     """A registered encoder."""
 
     name: str
@@ -108,7 +121,7 @@ class Encoder(BaseModel):
     revision: str | None
     modality: str
     options: dict[str, Any]
-    identity: Identity | None = Field(description="null for external encoders")
+    identity: Annotated[Identity | None, BeforeValidator(_with_fingerprint)] = Field(description="null for external encoders")
     created_at: datetime
 
 
@@ -126,44 +139,6 @@ class Verification(Body):
     inputs: wire.Inputs
     vectors: Vectors
     input_type: wire.Role = "document"
-
-
-class Explanation(BaseModel):
-    """One way in which the two may differ, and how far they are apart once it is undone."""
-
-    cause: str
-    detail: str
-    max_deviation: float
-
-
-class Verified(BaseModel):
-    """How far apart the vectors are; a deviation is |yours - ours| / |ours| of the row where it is largest."""
-
-    matches: bool
-    count: int
-    dim: int
-    given_dim: int
-    max_deviation: float | None = Field(description="null when the dimensions differ")
-    min_cosine: float | None
-    mean_cosine: float | None
-    likely_cause: verification.Cause | None
-    detail: str
-    explanations: list[Explanation] = Field(description="what was tried, the closest first")
-
-
-def describe(row: tables.Encoder) -> Encoder:
-    identity = None if row.identity is None else Identity(**row.identity, fingerprint=fingerprint(row) or "")
-    return Encoder(
-        name=row.name,
-        kind=EncoderKind(row.kind),
-        dim=row.dim,
-        model=row.model,
-        revision=row.revision,
-        modality=row.modality,
-        options=row.options,
-        identity=identity,
-        created_at=row.created_at,
-    )
 
 
 @router.post("", status_code=201, responses=documented(400, 409, 413, 415, 422))
@@ -191,7 +166,7 @@ def create_encoder(
 
     row = once(services, project, tables.Encoder, make)
     response.headers["Location"] = f"/encoders/{row.name}"
-    return describe(row)
+    return Encoder.model_validate(row)
 
 
 @router.get("", responses=documented(422))
@@ -199,14 +174,14 @@ def list_encoders(services: Svc, project: Reads, after: After = "", limit: Limit
     """Encoders in the order of their names."""
     with services.db.transaction() as session:
         rows = registry.page(session, tables.Encoder, project, after=after, limit=limit)
-    return EncoderPage(encoders=[describe(row) for row in rows])
+    return EncoderPage(encoders=[Encoder.model_validate(row) for row in rows])
 
 
 @router.get("/{name}", responses=documented(404, 422))
 def get_encoder(name: PathName, services: Svc, project: Reads) -> Encoder:
     """One encoder."""
     with services.db.transaction() as session:
-        return describe(registry.by_name(session, tables.Encoder, project, name))
+        return Encoder.model_validate(registry.by_name(session, tables.Encoder, project, name))
 
 
 @router.delete("/{name}", status_code=204, responses=documented(404, 409, 422))
@@ -221,5 +196,4 @@ def verify_encoder(
 ) -> Verified:
     """Whether the service's copy of an encoder makes the vectors that yours makes; if not, the likely cause."""
     inputs = Inputs(body.inputs, InputRole(body.input_type))
-    found = verification.verify(services, project, encoder=name, inputs=inputs, vectors=body.vectors)
-    return Verified.model_validate(asdict(found))
+    return verification.verify(services, project, encoder=name, inputs=inputs, vectors=body.vectors)

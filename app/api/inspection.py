@@ -12,11 +12,10 @@ from app.api.bodies import json_body
 from app.api.deps import PathName, Reads, Svc
 from app.api.problems import documented
 from app.api.wire import Body, InputsBody, Name, Vectors
-from app.maths import drift as drifts
 from app.maths import mismatch, numbers
 from app.maths.health import LISTED
 from app.services import drifting, inspection, lint
-from app.services.drifting import MOST_SAMPLED, SAMPLED
+from app.services.drifting import MOST_SAMPLED, SAMPLED, Drift
 from app.services.inspection import MOST_SUGGESTED
 
 router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"])
@@ -151,49 +150,6 @@ class DriftRequest(Body):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
 
-class DriftedRow(BaseModel):
-    """One anchor, then and now; `deviation` is the length of the difference over that of the old vector."""
-
-    row: int
-    cosine: float
-    deviation: float
-
-
-class DriftHeldOut(BaseModel):
-    """Old vectors translated into the new space, each by a fit on other rows: mean cosines, centred."""
-
-    rows: int
-    rotation: float = Field(description="by the nearest rotation")
-    translator: float = Field(description="by the method graded, whose MRR and recall follow, as in a translator's report")
-    mrr: float
-    recall: float
-    nothing: float = Field(description="old vectors as they are, cut or padded")
-
-
-class Drift(BaseModel):
-    """What has become of an encoder's vectors. Numbers of rows are null where the dimensions differ."""
-
-    anchor_set: str
-    encoder: str
-    verdict: drifts.Verdict
-    detail: str
-    recommendations: list[str]
-    count: int
-    dim: int
-    given_dim: int
-    reembedded: bool = Field(description="whether the service made the new vectors")
-    rounding: drifts.Rounding | None = Field(description="of unchanged vectors")
-    max_deviation: float | None
-    mean_cosine: float | None
-    min_cosine: float | None
-    scale: float | None = Field(description="median length of the new vectors over that of the old ones")
-    changed: list[int] = Field(description="the first 20 anchors whose vector is another one")
-    changed_count: int
-    changed_share: float
-    worst: list[DriftedRow] = Field(description="the 20 anchors with the smallest cosine")
-    held_out: DriftHeldOut | None = Field(description="of rotated and changed vectors, from ten rows on")
-
-
 @router.get("/{name}/report", responses=documented(404, 409, 422))
 def report_anchor_set(name: PathName, services: Svc, project: Reads) -> Report:
     """Look at a set: what each encoder's anchors cover, which rows stand out, whether the encoders agree row by row, what to do.
@@ -243,8 +199,7 @@ def suggest_anchors(
 def find_drift(name: PathName, project: Reads, body: Annotated[DriftRequest, json_body(DriftRequest)], services: Svc) -> Drift:
     """Whether an encoder still makes the vectors that it made when the set was embedded, and if not, what to do."""
     asked = drifting.Asked(body.vectors, body.rows, body.sample, body.seed)
-    found = drifting.look(services, project, anchor_set=name, encoder=body.encoder, asked=asked)
-    return Drift.model_validate({"anchor_set": name, "encoder": body.encoder, **asdict(found)})
+    return drifting.look(services, project, anchor_set=name, encoder=body.encoder, asked=asked)
 
 
 def _space(facts: lint.SpaceFacts) -> SpaceReport:

@@ -10,11 +10,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.sse import EventSourceResponse, format_sse_event
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from app.api.deps import Limit, Moment, Reads, Svc, Writes
 from app.api.problems import documented
+from app.api.wire import OfRow
 from app.errors import AnchorageError, Overloaded, TooMuchAtOnce
 from app.services import jobs
 from app.services.context import Services
@@ -34,10 +35,8 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
 JobId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")]
 
 
-class JobSummary(BaseModel):
+class JobSummary(OfRow):
     """A job as a list shows it: where it is, and how it ended."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     id: str
     kind: str
@@ -68,10 +67,6 @@ ASYNC: dict[str, Any] = {"model": Job, "description": "with `Prefer: respond-asy
 Prefer = Annotated[str | None, Header(description="respond-async: a worker does it (RFC 7240)")]
 
 
-def describe(row: tables.Job) -> Job:
-    return Job.model_validate(row)
-
-
 def wants_job(prefer: str | None) -> bool:
     return prefer is not None and "respond-async" in {item.partition(";")[0].strip().lower() for item in prefer.split(",")}
 
@@ -82,7 +77,7 @@ def accepted(response: Response, row: tables.Job, *, preferred: bool = True) -> 
     response.headers["Location"] = f"/jobs/{row.id}"
     if preferred:
         response.headers["Preference-Applied"] = "respond-async"
-    return describe(row)
+    return Job.model_validate(row)
 
 
 @router.get("", responses=documented(422))
@@ -104,13 +99,13 @@ def list_jobs(
 @router.get("/{id}", responses=documented(404, 422))
 def get_job(id: JobId, services: Svc, project: Reads) -> Job:
     """One job."""
-    return describe(_look(services, project, id))
+    return Job.model_validate(_look(services, project, id))
 
 
 @router.post("/{id}/cancel", status_code=202, responses=documented(404, 409, 422))
 def cancel_job(id: JobId, services: Svc, project: Writes) -> Job:
     """Ask a job to stop; a running one does at its next step."""
-    return describe(jobs.cancel(services, project, id))
+    return Job.model_validate(jobs.cancel(services, project, id))
 
 
 @router.get(
@@ -160,7 +155,10 @@ async def _events(request: Request, services: Services, project: str, row: table
                 seen = row.version
                 ended = JobState(row.state).finished
                 yield format_sse_event(
-                    data_str=describe(row).model_dump_json(), event="end" if ended else "progress", id=str(seen), retry=2000
+                    data_str=Job.model_validate(row).model_dump_json(),
+                    event="end" if ended else "progress",
+                    id=str(seen),
+                    retry=2000,
                 )
                 if ended:
                     return

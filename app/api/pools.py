@@ -7,13 +7,13 @@ from datetime import datetime
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from app.api import wire
 from app.api.bodies import json_body
 from app.api.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
 from app.api.problems import documented
-from app.api.wire import InputsBody, Name, Role, Vectors
+from app.api.wire import InputsBody, Name, OfRow, Role, Vectors
 from app.encoders.base import Input
 from app.errors import NotExactlyOne
 from app.services import pools
@@ -43,14 +43,14 @@ class NewPiece(InputsBody):
     vectors: Vectors = None
 
 
-class Pool(BaseModel):
+class Pool(OfRow):
     """A pool as it is now."""
 
     name: str
-    encoder: str
+    encoder: str = Field(validation_alias=AliasPath("encoder", "name"))
     items: int = Field(description="where the next piece begins")
-    dim: int
-    bytes: int = Field(description="what the vectors take, as float32")
+    dim: int = Field(validation_alias=AliasPath("encoder", "dim"))
+    bytes: int = Field(validation_alias="nbytes", description="what the vectors take, as float32")
     created_at: datetime
 
 
@@ -58,17 +58,6 @@ class PoolPage(BaseModel):
     """Pools in the order of their names."""
 
     pools: list[Pool]
-
-
-def describe(row: tables.Pool) -> Pool:
-    return Pool(
-        name=row.name,
-        encoder=row.encoder.name,
-        items=row.items,
-        dim=row.encoder.dim,
-        bytes=pools.size_bytes(row),
-        created_at=row.created_at,
-    )
 
 
 def given(side: Literal["source", "target"], pool: object, inputs: Sequence[Input] | None, role: Role) -> pools.Given:
@@ -97,7 +86,7 @@ def create_pool(
 
     row = once(services, project, tables.Pool, make)
     response.headers["Location"] = f"/pools/{row.name}"
-    return describe(row)
+    return Pool.model_validate(row)
 
 
 @router.post("/{name}/vectors", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
@@ -113,7 +102,7 @@ def extend_pool(
     def make() -> tables.Pool:
         return pools.append(services, project, name=name, offset=body.offset, vectors=body.vectors, inputs=body.given_inputs())
 
-    return describe(once(services, project, tables.Pool, make))
+    return Pool.model_validate(once(services, project, tables.Pool, make))
 
 
 @router.get("", responses=documented(422))
@@ -121,14 +110,14 @@ def list_pools(services: Svc, project: Reads, after: After = "", limit: Limit = 
     """Pools in the order of their names."""
     with services.db.transaction() as session:
         rows = registry.page(session, tables.Pool, project, after=after, limit=limit)
-    return PoolPage(pools=[describe(row) for row in rows])
+    return PoolPage(pools=[Pool.model_validate(row) for row in rows])
 
 
 @router.get("/{name}", responses=documented(404, 422))
 def get_pool(name: PathName, services: Svc, project: Reads) -> Pool:
     """One pool: its encoder, and how many items it has."""
     with services.db.transaction() as session:
-        return describe(registry.by_name(session, tables.Pool, project, name))
+        return Pool.model_validate(registry.by_name(session, tables.Pool, project, name))
 
 
 @router.delete("/{name}", status_code=204, responses=documented(404, 422))

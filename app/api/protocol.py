@@ -42,7 +42,6 @@ class BoundedHttp(HttpToolsProtocol):
         self._held = held
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A new connection."""
         super().connection_made(transport)
         if self._held.add(self):
             self._expect_head()
@@ -51,7 +50,6 @@ class BoundedHttp(HttpToolsProtocol):
             self.hang_up()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is closed."""
         super().connection_lost(exc)
         self._held.remove(self)
         self._stop_waiting()
@@ -145,12 +143,10 @@ class BoundedHttp(HttpToolsProtocol):
         self.hang_up()
 
     def on_body(self, body: bytes) -> None:
-        """Some body."""
         self._idle = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
         self._idle = 0
         super().on_message_complete()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -29,6 +28,7 @@ from app.heads.onnx_process import OnnxRunner
 from app.maths.selection import Use
 from app.services import stitching
 from app.services.context import Services
+from app.services.stitching import StitchQuality
 from app.services.writes import once
 from app.storage import registry, tables
 from app.types import HeadOutput
@@ -110,18 +110,12 @@ class NewHead(Body):
             raise NotExactlyOne("a head has either classes or an output", field="classes")
         if self.probabilities and self.classes is None:
             raise InvalidHead("probabilities are of classes", field="probabilities")
+        same = ("name", "kind", "encoder", "anchor_set", "architecture", "scale", "encode_power", "ridge")
         return stitching.NewHead(
-            name=self.name,
-            kind=self.kind,
-            encoder=self.encoder,
-            anchor_set=self.anchor_set,
+            **{field: getattr(self, field) for field in same},
             output=HeadOutput.classes if self.output is None else HeadOutput(self.output.kind),
             classes=self.classes or [],
-            architecture=self.architecture,
             softmax=not self.probabilities,
-            scale=self.scale,
-            encode_power=self.encode_power,
-            ridge=self.ridge,
             image=self.output.model_dump(exclude={"kind"}) if isinstance(self.output, ImageOutput) else {},
         )
 
@@ -207,26 +201,7 @@ class StitchRequest(InputsBody):
     def truth(self) -> stitching.Truth:
         if self.labels is not None and self.targets is not None:
             raise NotExactlyOne("send labels or targets, not both", field="labels")
-        return stitching.Truth(
-            self.labels,
-            self.targets,
-            self.native_vectors,
-        )
-
-
-class Score(BaseModel):
-    """accuracy of a classifier; mse, the mean squared difference of a decoder's numbers; null where no truth was sent."""
-
-    accuracy: float | None
-    mse: float | None
-
-
-class StitchQuality(BaseModel):
-    """How good the answers are, beside those for the head's own encoder; agreement: share of equal classes, whoever is right."""
-
-    stitched: Score
-    native: Score | None
-    agreement: float | None
+        return stitching.Truth(self.labels, self.targets, self.native_vectors)
 
 
 class StitchAnswer(BaseModel):
@@ -331,7 +306,7 @@ def _stitch(body: StitchRequest, writer: Writer, services: Services, project: st
         "method": answer.method,
         "translator": answer.translator,
         "flags": answers.flags(answer.at_mean, answer.outside, truncated=answer.truncated),
-        "quality": None if answer.quality is None else asdict(answer.quality),
+        "quality": None if answer.quality is None else answer.quality.model_dump(),
     }
     if answer.output is HeadOutput.classes:
         labels = [answer.classes[label] for label in answer.labels]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 from torch.nn.functional import normalize
 
@@ -60,25 +60,22 @@ class Info(BaseModel):
     max_client_batch_size: int
 
 
+#: of the route that clients call, and of the URL alone, which those call that are told nothing else
+_EMBED: dict[str, Any] = {
+    "responses": {200: {"model": list[list[float]]}, **spoken(TeiError, 400, 404, 409, 413, 415, 422)},
+    "response_model": None,
+}
+
+
 @router.post(
     "/{model}",
-    responses={200: {"model": list[list[float]]}, **spoken(TeiError, 400, 404, 409, 413, 415, 422)},
-    response_model=None,
+    name="embed_root",
+    description="The same as /embed: clients that take a URL and nothing else call it as it is.",
+    **_EMBED,
 )
-async def embed_root(
-    model: ModelPath, project: Reads, body: Annotated[EmbedRequest, json_body(EmbedRequest)], request: Request, services: Svc
-) -> Response:
-    """The same as /embed: clients that take a URL and nothing else call it as it is."""
-    return await embed_inputs(model, project, body, request, services)
-
-
-@router.post(
-    "/{model}/embed",
-    responses={200: {"model": list[list[float]]}, **spoken(TeiError, 400, 404, 409, 413, 415, 422)},
-    response_model=None,
-)
+@router.post("/{model}/embed", **_EMBED)
 async def embed_inputs(
-    model: ModelPath, project: Reads, body: Annotated[EmbedRequest, json_body(EmbedRequest)], request: Request, services: Svc
+    model: ModelPath, project: Reads, body: Annotated[EmbedRequest, json_body(EmbedRequest)], services: Svc
 ) -> Response:
     """Vectors of one text or several, as a list of lists."""
     inputs = read_inputs(body.inputs, "inputs")

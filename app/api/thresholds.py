@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
@@ -10,11 +10,9 @@ from pydantic import BaseModel, Field
 from app.api.deps import Reads, Svc
 from app.api.problems import documented
 from app.errors import NotExactlyOne
-from app.maths import decisions
-from app.maths.calibration import Expected
 from app.maths.held_pairs import Given
 from app.services import calibrating
-from app.services.calibrating import Question
+from app.services.calibrating import Found, Question
 from app.types import Scores
 
 router = APIRouter(prefix="/translators/{id}", tags=["vectors"])
@@ -109,15 +107,10 @@ def get_threshold(
     given: Given = "source" if target is None else "target"
     score = source if source is not None else target
     assert score is not None
-    found = calibrating.threshold(services, project, Question(id, scores, given, level), score)
-    return Threshold(
-        **_answer(given, score, found.expected).model_dump(),
-        covered=found.covered,
-        same_item=_same_item(found.same_item),
-        agreement=_agreement(found.agreement),
-        scores=scores,
-        level=level,
-    )
+    question = Question(id, scores, given, level)
+    found = calibrating.threshold(services, project, question, score)
+    [answer] = _answers(question, found)
+    return Threshold.model_validate({**answer, **_about(question, found), "agreement": found.agreement}, from_attributes=True)
 
 
 @router.get("/calibration", responses=documented(404, 409, 422))
@@ -130,33 +123,16 @@ def get_calibration(
     level: Level = 0.9,
 ) -> Calibration:
     """The whole map from one score to the other, for whoever has many scores to convert."""
-    found = calibrating.table(services, project, Question(id, scores, given, level))
-    return Calibration(
-        given=given,
-        points=[_answer(given, score, expected) for score, expected in found.points],
-        covered=found.covered,
-        same_item=_same_item(found.same_item),
-        scores=scores,
-        level=level,
-    )
+    question = Question(id, scores, given, level)
+    found = calibrating.table(services, project, question)
+    return Calibration.model_validate({"given": given, "points": _answers(question, found), **_about(question, found)})
 
 
-def _answer(given: Given, score: float, expected: Expected) -> Answer:
-    return Answer(
-        source=score if given == "source" else expected.answer,
-        target=score if given == "target" else expected.answer,
-        interval=expected.interval,
-        map_interval=expected.map_interval,
-        by_rate=expected.by_rate,
-        pairs_above=expected.pairs_above,
-        share=expected.share,
-        extrapolated=expected.extrapolated,
-    )
+def _answers(question: Question, found: Found) -> list[dict[str, Any]]:
+    other = "target" if question.given == "source" else "source"
+    return [{**vars(expected), question.given: score, other: expected.answer} for score, expected in found.points]
 
 
-def _same_item(found: tuple[float, float, float] | None) -> SameItem | None:
-    return None if found is None else SameItem(mean=found[0], interval=found[1:])
-
-
-def _agreement(found: decisions.Agreement | None) -> Agreement | None:
-    return None if found is None else Agreement.model_validate(found, from_attributes=True)
+def _about(question: Question, found: Found) -> dict[str, Any]:
+    same = None if found.same_item is None else {"mean": found.same_item[0], "interval": found.same_item[1:]}
+    return {"covered": found.covered, "same_item": same, "scores": question.scores, "level": question.level}

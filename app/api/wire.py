@@ -118,6 +118,12 @@ class Body(BaseModel):
         return value
 
 
+class OfRow(BaseModel):
+    """The base of answers that are made of a row of the database."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
 class InputsBody(Body):
     """A body that may hold inputs."""
 
@@ -157,10 +163,6 @@ def vector(value: Any, field: str) -> Tensor:
     return torch.from_numpy(_numbers([[number] for number in value], field).flatten())
 
 
-def optional_matrix(value: Any, field: str) -> Tensor | None:
-    return None if value is None else matrix(value, field)
-
-
 def from_base64(text: str, field: str) -> bytearray:
     """Raises BadBase64."""
     try:
@@ -169,10 +171,10 @@ def from_base64(text: str, field: str) -> bytearray:
         raise BadBase64("not base64, or not padded to a multiple of four", field=field) from None
 
 
-def respond(content: Any, status: int = 200, **headers: str) -> Response:
+def respond(content: Any) -> Response:
     """A JSON response by orjson, arrays as lists of their shortest exact decimals."""
     data = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
-    return Response(data, status_code=status, media_type="application/json", headers=headers)
+    return Response(data, media_type="application/json")
 
 
 def _check_lengths(value: list[list[Any]], field: str) -> None:

@@ -86,20 +86,16 @@ class Client:
         self.http = http
         self.url = str(http.base_url)
 
-    def send(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The answer's JSON. Raises DemoError with the problem's detail."""
-        answer = self.http.request(method, path, json=body)
-        if answer.is_error:
-            raise DemoError(f"{method} {path}: {answer.status_code} {answer.text}")
-        return answer.json()  # type: ignore[no-any-return]
-
     def post(self, path: str, **body: Any) -> dict[str, Any]:
-        return self.send("POST", path, body)
+        return self.make("POST", path, body)
 
-    def make(self, method: str, path: str, body: dict[str, Any], *, found_at: str) -> dict[str, Any]:
-        """What the request makes, or what an earlier demo made of that name and is found there."""
+    def make(self, method: str, path: str, body: dict[str, Any], *, found_at: str | None = None) -> dict[str, Any]:
+        """What the request makes, or what an earlier demo made of that name and is found there.
+
+        Raises DemoError with the problem's detail.
+        """
         answer = self.http.request(method, path, json=body)
-        if answer.status_code == 409 and answer.json()["code"] in ("name-taken", "embeddings-exist"):
+        if found_at is not None and answer.status_code == 409 and answer.json()["code"] in ("name-taken", "embeddings-exist"):
             answer = self.http.get(found_at)
         if answer.is_error:
             raise DemoError(f"{method} {path}: {answer.status_code} {answer.text}")

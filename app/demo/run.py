@@ -25,8 +25,6 @@ from app.maths import quality
 #: the anchor set's name on the demo's server
 ANCHORS = "banking"
 
-NEIGHBOURS = 10
-
 #: what is shown of the methods: auto, the paper's, ours, and those that others know
 METHODS = ("auto", "irp", "irp-ridge", "graded", "procrustes", "ridge")
 
@@ -44,7 +42,8 @@ class Numbers:
 
     @classmethod
     def of(cls, moved: Tensor, native: Tensor) -> Numbers:
-        return cls(quality.cosine(moved, native), quality.recall(moved, native, NEIGHBOURS), quality.mrr(moved, native))
+        found = quality.summary(quality.per_item(moved, native))
+        return cls(found.cosine, found.recall, found.mrr)
 
 
 def demo(*, out: Path, json_path: Path | None, sentence: str, url: str | None = None, key: str | None = None) -> None:

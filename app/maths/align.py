@@ -87,11 +87,8 @@ def canonical(pair: Pair, *, ridge: float | None, correlation_power: float, dewh
     ridge              >= 0, or None: of each space `usual_ridge`
     Raises InvalidOption. Sources: Hotelling 1936; whitening, rotation and de-whitening as in Artetxe et al. 2018.
     """
-    for name, power in (("correlation_power", correlation_power), ("dewhiten", dewhiten)):
-        try:
-            check_power(power)
-        except InvalidOption as error:
-            raise error.at(f"options.{name}") from None
+    check_power(correlation_power, "options.correlation_power")
+    check_power(dewhiten, "options.dewhiten")
     check_ridge(ridge)
     sides = ((pair.x, pair.source.dim), (pair.y, pair.target.dim))
     x, y = (side.values.square() + (usual_ridge(side, dim=dim) if ridge is None else ridge) for side, dim in sides)

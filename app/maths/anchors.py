@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
 from app.errors import InvalidOption
-from app.maths.inverse import farthest_points
-from app.maths.space import fit_space
 
 #: Lloyd iterations: k-means on embeddings settles well before
 ITERATIONS = 50
@@ -25,19 +23,6 @@ def uniform(pool: int, *, size: int, seed: int) -> list[int]:
     check_size(size, pool)
     generator = torch.Generator().manual_seed(seed)
     return torch.randperm(pool, generator=generator)[:size].tolist()
-
-
-def farthest(pool: Float[Tensor, "n d"], *, size: int, seed: int) -> list[int]:
-    """Greedy farthest points by 1 - |cos| around the pool's mean, from a seeded start.
-
-    pool  (n, d), any units. Returns `size` indices in the order chosen; fewer where some items equal the mean.
-    Raises InvalidOption, and as `fit_space`. Source: Moschella et al. 2023, appendix (anchor selection, fps).
-    """
-    check_size(size, pool.shape[0])
-    unit = fit_space(pool).unit
-    usable = (unit.abs().amax(dim=1) > 0).nonzero().flatten()
-    start = usable[torch.randint(len(usable), (1,), generator=torch.Generator().manual_seed(seed))]
-    return farthest_points(unit, delta=0.0, start=int(start))[:size]
 
 
 def clusters(points: Float64[Tensor, "n d"], *, size: int, seed: int) -> Float64[Tensor, "m d"]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from jaxtyping import Float64
 from torch import Tensor
 
-from app.errors import InvalidOption
 from app.maths.pair import Core, Pair
 from app.maths.spectrum import check_power, check_ridge, gain, whitened
 
@@ -22,10 +21,7 @@ def projector(unit: Float64[Tensor, "k d"], *, power: float, ridge: float | None
     unit (k, d_x), the source's unit anchors; power in [0, 1]; ridge >= 0, or None for `spectrum.usual_ridge` of these anchors.
     Returns (d_x, k). Raises InvalidOption.
     """
-    try:
-        return whitened(unit, power=power, ridge=ridge).T
-    except InvalidOption as error:
-        raise error.at("options.encode_power") from None
+    return whitened(unit, power=power, ridge=ridge, field="options.encode_power").T
 
 
 def decoder(unit: Float64[Tensor, "k d"], *, power: float, ridge: float | None) -> Float64[Tensor, "k d"]:
@@ -34,10 +30,7 @@ def decoder(unit: Float64[Tensor, "k d"], *, power: float, ridge: float | None) 
     unit (k, d_y), the target's unit anchors; power in [0, 1]; ridge >= 0, or None for `spectrum.usual_ridge` of these anchors.
     Returns (k, d_y). Raises InvalidOption.
     """
-    try:
-        return whitened(unit, power=power, ridge=ridge)
-    except InvalidOption as error:
-        raise error.at("options.decode_power") from None
+    return whitened(unit, power=power, ridge=ridge, field="options.decode_power")
 
 
 def core(pair: Pair, *, encode_power: float, decode_power: float, ridge: float | None) -> Core:
@@ -46,11 +39,8 @@ def core(pair: Pair, *, encode_power: float, decode_power: float, ridge: float |
     encode_power a and decode_power b, each in [0, 1]; ridge as above, of each space its own where it is None.
     Raises InvalidOption.
     """
-    for name, power in (("encode_power", encode_power), ("decode_power", decode_power)):
-        try:
-            check_power(power)
-        except InvalidOption as error:
-            raise error.at(f"options.{name}") from None
+    check_power(encode_power, "options.encode_power")
+    check_power(decode_power, "options.decode_power")
     check_ridge(ridge)
     left = gain(pair.x, dim=pair.source.dim, power=encode_power, ridge=ridge)
     right = gain(pair.y, dim=pair.target.dim, power=decode_power, ridge=ridge)

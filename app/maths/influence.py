@@ -40,9 +40,6 @@ class Influence:
     """What leaving out each of k anchors would do to the translation of the others, each by a fit without itself.
 
     gain     (k,) by how much the mean of cos(translated_j, native_j) over the other anchors j would rise; negative: the row helps
-    error    (k,) by how much the mean of |translated_j - native_j|^2 would fall, of unit natives and of translations as long as
-             the regression makes them. Half of it is a cosine too, as |p - y|^2 = 2 (1 - cos) for unit p and y, but one that
-             counts the length of p, which a translator that renormalises does not
     own      (k,) cos(translated_i, native_i) of the row itself, by a fit without it
     hurting  the rows that should go, worst first
     judges   how many other anchors each gain is a mean over
@@ -50,7 +47,6 @@ class Influence:
     """
 
     gain: Float64[Tensor, " k"]
-    error: Float64[Tensor, " k"]
     own: Float64[Tensor, " k"]
     hurting: list[int]
     judges: int
@@ -91,29 +87,23 @@ def influence(
     FEWEST anchors none is named. Standing out is beside the other rows: where a fifth are wrong, a third of those is named.
     Raises InvalidOption, and as `fit_space`.
     """
-    return influence_of(fit_space(source), fit_space(target), ridge=ridge, seed=seed)
-
-
-def influence_of(source: Space, target: Space, *, ridge: float | None = None, seed: int = 0) -> Influence:
-    """As `influence`, of two spaces that are fitted already. Raises InvalidOption."""
+    x, y = fit_space(source), fit_space(target)
     check_ridge(ridge)
     if ridge == 0.0:
         raise InvalidOption(
             "influence needs a ridge above 0: a row may be all that is known of a direction", field="options.ridge"
         )
-    ridge = usual_ridge(source.spectrum, dim=source.dim) if ridge is None else ridge
-    fit = _fit(source, target, ridge)
-    size = source.size
+    ridge = usual_ridge(x.spectrum, dim=x.dim) if ridge is None else ridge
+    fit, size = _fit(x, y, ridge), x.size
     judges = torch.arange(size)
     if size**2 > PAIRS:
         judges = torch.randperm(size, generator=torch.Generator().manual_seed(seed))[: PAIRS // size].sort().values
     step = max(1, HELD // len(judges))
     others = fit.of(judges)
     chunks = [torch.arange(start, min(start + step, size)) for start in range(0, size, step)]
-    parts = [_changes(fit.of(rows), others, apart=rows[:, None] != judges) for rows in chunks]
-    gain, error = (torch.cat(column) for column in zip(*parts, strict=True))
-    own, _ = _left_out(fit)
-    return Influence(gain, error, own, _hurting(gain, own), min(len(judges), size - 1), ridge)
+    gain = torch.cat([_gains(fit.of(rows), others, apart=rows[:, None] != judges) for rows in chunks])
+    own = _left_out(fit)
+    return Influence(gain, own, _hurting(gain, own), min(len(judges), size - 1), ridge)
 
 
 def _fit(source: Space, target: Space, ridge: float) -> _Fit:
@@ -125,14 +115,13 @@ def _fit(source: Space, target: Space, ridge: float) -> _Fit:
     return _Fit(factor, residual, target.unit, 1.0 - factor.square().sum(dim=1), lengths, dots, sizes)
 
 
-def _left_out(fit: _Fit) -> tuple[Float64[Tensor, " k"], Float64[Tensor, " k"]]:
-    """The cosine and squared error of each anchor by a fit without it: of p = y - e / a."""
-    squared = fit.lengths / fit.free.square()
-    return _cosine(fit.sizes, fit.dots / fit.free, squared), squared
+def _left_out(fit: _Fit) -> Float64[Tensor, " k"]:
+    """The cosine of each anchor by a fit without it: of p = y - e / a."""
+    return _cosine(fit.sizes, fit.dots / fit.free, fit.lengths / fit.free.square())
 
 
-def _changes(rows: _Fit, judges: _Fit, *, apart: Bool[Tensor, "c m"]) -> tuple[Float64[Tensor, " c"], Float64[Tensor, " c"]]:
-    """Means over the judges that are not the row itself: by how much cos rises, and the squared error falls, without the row."""
+def _gains(rows: _Fit, judges: _Fit, *, apart: Bool[Tensor, "c m"]) -> Float64[Tensor, " c"]:
+    """The mean over the judges that are not the row itself: by how much cos rises without the row."""
     leverage = rows.factor @ judges.factor.T
     residuals = rows.residual @ judges.residual.T
     crossed = rows.residual @ judges.native.T  # y_j . e_i
@@ -141,11 +130,9 @@ def _changes(rows: _Fit, judges: _Fit, *, apart: Bool[Tensor, "c m"]) -> tuple[F
     squared = free.square() * judges.lengths + leverage * (2.0 * free * residuals + leverage * rows.lengths[:, None])
     squared = squared / determinant.square()
     dots = (free * judges.dots + leverage * crossed) / determinant
-    cosine, error = _left_out(judges)
-    count = apart.sum(dim=1).clamp_min(1)
-    risen = torch.where(apart, _cosine(judges.sizes, dots, squared) - cosine, 0.0)
-    fallen = torch.where(apart, error - squared, 0.0)
-    return risen.sum(dim=1) / count, fallen.sum(dim=1) / count
+    risen = torch.where(apart, _cosine(judges.sizes, dots, squared) - _left_out(judges), 0.0)
+    gains: Tensor = risen.sum(dim=1) / apart.sum(dim=1).clamp_min(1)
+    return gains
 
 
 def _cosine(

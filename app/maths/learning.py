@@ -113,13 +113,6 @@ class Curve:
         lows, highs = zip(*(ends[1:] for ends in gains.values()), strict=True)
         return Estimate(value, min(low, *lows), max(high, *highs))
 
-    def at(self, measure: Measure, anchors: float | int) -> float:
-        """The measure with so many anchors, at most 1: the last point, and what is gained from there. Raises OutOfRange."""
-        last = self.lines[measure].last.value
-        if anchors >= self.sizes[-1]:
-            return min(1.0, last + self.gain(measure, self.sizes[-1], anchors).value)
-        return last - self.gain(measure, anchors, self.sizes[-1]).value
-
     @property
     def missing(self) -> dict[Measure, Estimate]:
         """What the served fit gains over the held-out numbers, which are of fits on 4/5 of the anchors; {} where k is too far.

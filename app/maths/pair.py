@@ -49,9 +49,3 @@ class Pair:
         """T = V_x F V_y^T (d_x, d_y)."""
         matrix: Tensor = (self.x.right.T @ core) @ self.y.right
         return matrix
-
-
-def pair_of(source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"]) -> Pair:
-    """A pair of unit anchors (k, d_x) and (k, d_y) as they are: about no mean, of scale 1."""
-    sides = (Space(unit.new_zeros(unit.shape[1]), 1.0, unit, unit.norm(dim=1)) for unit in (source, target))
-    return Pair(*sides)

@@ -46,7 +46,10 @@ class PerItem:
     reciprocal_rank  1 / rank of native_i in the whole index
     recall           share of the k items that the native query finds which the translated one finds too
     recall_1         1 where both find the same item first, else 0
-    jaccard_target, jaccard_own  of the lists that `jaccard` compares
+    jaccard_target  of the k items that both find among the native vectors, the item itself included, as in the reference code of
+                    Moschella et al. 2023 and Cannistraci et al. 2023 (Table 1)
+    jaccard_own     of the k that each finds among its own kind, the item itself left out (ReSi's): whether the translated cloud
+                    keeps its own neighbourhoods, wherever it lies
     """
 
     k: int
@@ -94,39 +97,8 @@ def similarities(queries: Float64[Tensor, "n d"], index: Float64[Tensor, "m d"])
         yield start, queries[start : start + step] @ index.T
 
 
-def ranks(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> Int64[Tensor, " n"]:
-    """The 1-based rank of native_i among all native rows by cosine to translated_i; a tie counts against it."""
-    queries, index = unit(translated), unit(native)
-    found = []
-    for start, block in similarities(queries, index):
-        own = block.gather(1, torch.arange(start, start + block.shape[0])[:, None])
-        found.append((block >= own).sum(dim=1))
-    return torch.cat(found)
-
-
-def mrr(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> float:
-    """Mean over i of 1 / rank of native_i in the whole index, not cut at any k; in (0, 1]."""
-    return float((1.0 / ranks(translated, native).double()).mean())
-
-
-def neighbours(
-    queries: Float[Tensor, "n d"], index: Float[Tensor, "n d"], k: int, *, self_included: bool
-) -> Int64[Tensor, "n k"]:
-    """The k rows of `index` (n, d) with the largest cosine to each query (n, d).
-
-    k              in 1..n, or 1..n-1 without the query's own item (row i of both is one item)
-    self_included  whether item i may be its own neighbour
-    """
-    found = []
-    for start, block in similarities(unit(queries), unit(index)):
-        if not self_included:
-            block.scatter_(1, torch.arange(start, start + block.shape[0])[:, None], -torch.inf)
-        found.append(block.topk(k, dim=1).indices)
-    return torch.cat(found)
-
-
 def search(blocks: Blocks, k: int, *, own: bool, sought: Int64[Tensor, " n"] | None = None) -> Found:
-    """What queries find by their scores, in one pass over the blocks: neighbours as `neighbours` has them, ranks as `ranks`.
+    """What queries find by their scores, in one pass over the blocks.
 
     k       in 1..m, or 1..m-1 where the queries' own items are in the index
     own     whether row i of the index is the item of query i: then it is what is sought, and left out of `near`
@@ -149,36 +121,6 @@ def shared(first: Int64[Tensor, "n k"], second: Int64[Tensor, "n k"]) -> Int64[T
     """How many members two neighbour lists (n, k) have in common, row by row."""
     steps = [slice(start, start + CHUNK) for start in range(0, len(first), CHUNK)]
     return torch.cat([(first[rows, :, None] == second[rows, None, :]).sum(dim=(1, 2)) for rows in steps])
-
-
-def recall(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"], k: int = NEIGHBOURS) -> float:
-    """recall@k: of the k items a native query finds in the native index, the share a translated query finds too.
-
-    The item itself is left out of both lists (in a search it is not in the index). In [0, 1]; k <= n - 1.
-    """
-    ours = neighbours(translated, native, k, self_included=False)
-    truth = neighbours(native, native, k, self_included=False)
-    return float(shared(ours, truth).double().mean() / k)
-
-
-def jaccard(
-    translated: Float[Tensor, "n d"],
-    native: Float[Tensor, "n d"],
-    k: int = NEIGHBOURS,
-    *,
-    own_space: bool = False,
-) -> float:
-    """Mean of |A & B| / |A | B| of two lists of k neighbours, in [0, 1].
-
-    own_space=False  "target": both are searched among the native vectors, the item itself included, as in the reference code of
-                     Moschella et al. 2023 and Cannistraci et al. 2023 (Table 1). k <= n.
-    own_space=True   "own": each is searched among its own vectors, the item itself left out (ReSi's). k <= n - 1. Asks whether
-                     the translated cloud keeps its own neighbourhoods, wherever it lies.
-    """
-    index = translated if own_space else native
-    ours = neighbours(translated, index, k, self_included=not own_space)
-    truth = neighbours(native, native, k, self_included=not own_space)
-    return float(overlap(ours, truth).mean())
 
 
 def overlap(first: Int64[Tensor, "n k"], second: Int64[Tensor, "n k"]) -> Float64[Tensor, " n"]:
@@ -226,11 +168,6 @@ def compare(
         jaccard_target=overlap(found.with_own, wanted.with_own),
         jaccard_own=overlap(own, own_wanted),
     )
-
-
-def measure(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> Quality:
-    """Every number at once, at min(10, n - 1) neighbours. Needs n >= 2; vectors centred, see the module."""
-    return summary(per_item(translated, native))
 
 
 def summary(items: PerItem) -> Quality:

@@ -24,7 +24,7 @@ cluster can no longer be told apart. It is measured in `benchmarks/anchor_strate
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Float32, Int16
+from jaxtyping import Float, Float32
 from torch import Tensor
 
 from app.errors import InvalidOption
@@ -61,28 +61,15 @@ def keeps_levels(bits: int, dtype: str) -> bool:
     return ROUNDING[dtype] < step(bits) / 2
 
 
-def codes(relative: Float[Tensor, "n k"], *, bits: int) -> Int16[Tensor, "n k"]:
-    """floor(M r + 1/2) of cosines r (n, k), finite; what rounding has put outside [-1, 1] counts as its end.
-
-    Returns codes (n, k) in -M..M. Raises InvalidOption.
-    """
-    return _levels(relative, largest_code(bits)).to(torch.int16)
-
-
-def values(codes: Int16[Tensor, "n k"], *, bits: int) -> Float32[Tensor, "n k"]:
-    """The cosines code / M (n, k) that codes (n, k) stand for. Raises InvalidOption."""
-    return codes.double().div_(largest_code(bits)).float()
-
-
 def quantise_in_place(relative: Float32[Tensor, "n k"], *, bits: int) -> None:
-    """Replace cosines r (n, k), finite, by Q(r) = values(codes(r)), a few rows at a time. Raises InvalidOption."""
+    """Replace cosines r (n, k), finite, by Q(r), a few rows at a time. Raises InvalidOption."""
     most = largest_code(bits)
     count = max(1, AT_ONCE // relative.shape[1])
     for start in range(0, len(relative), count):
         rows = relative[start : start + count]
-        rows.copy_(_levels(rows, most).div_(most))
+        rows.copy_(levels(rows, most).div_(most))
 
 
-def _levels(relative: Float[Tensor, "n k"], most: int) -> Tensor:
-    """Codes (n, k) as float64."""
+def levels(relative: Float[Tensor, "n k"], most: int) -> Tensor:
+    """Codes floor(M r + 1/2) (n, k) as float64; what rounding has put outside [-1, 1] counts as its end."""
     return relative.to(torch.float64, copy=True).mul_(most).add_(0.5).floor_().clamp_(-most, most)

@@ -26,7 +26,7 @@ from app.maths.anchors import clusters
 from app.maths.crossfit import cut
 from app.maths.methods import METHODS, Options, pair_for, resolve
 from app.maths.pair import Core, Pair
-from app.maths.quality import NEIGHBOURS, neighbours, unit
+from app.maths.quality import NEIGHBOURS, search, similarities, unit
 from app.maths.space import Space, fit_space, normalise
 
 Use = Literal["retrieval", "cosine", "classification"]
@@ -241,7 +241,8 @@ class _Natives(NamedTuple):
 def _natives(target: Float64[Tensor, "k dy"]) -> _Natives:
     mean = target.mean(dim=0)
     native = unit(target - mean)
-    found = neighbours(native, native, min(NEIGHBOURS, len(native) - 1), self_included=False)
+    alike = unit(native)
+    found = search(similarities(alike, alike), min(NEIGHBOURS, len(native) - 1), own=True).near
     truth = torch.zeros(len(native), len(native), dtype=torch.bool).scatter_(1, found, True)
     count = min(MOST_CLUSTERS, max(2, round(len(native) ** 0.5)))
     centres = unit(clusters(native, size=count, seed=0))

@@ -155,15 +155,3 @@ def uncentred(space: Space) -> Space:
 def unscaled(space: Space) -> Space:
     """The same space with rows (A_i - m) / s, whose lengths differ as the anchors' do: what an affine map is fitted to."""
     return Space(space.mean, space.scale, space.unit * (space.norms / space.scale)[:, None], space.norms)
-
-
-def relative(vectors: Float[Tensor, "n d"], space: Space) -> Float64[Tensor, "n k"]:
-    """The k cosines of x to the anchors, both centred on the anchors' mean: n(x) U^T.
-
-    vectors  (n, d), the encoder's own units
-    Returns (n, k), dimensionless, each in [-1, 1]. Invariant to a rotation and to a positive scaling of the encoder's space.
-    Raises as `check_vectors`. Source: Moschella et al. 2023, equation 2; centred as in Maiorca et al. 2024.
-    """
-    check_vectors(vectors, dim=space.dim)
-    unit, _ = normalise(vectors.double(), space.mean)
-    return unit @ space.unit.T

@@ -64,16 +64,19 @@ def spread(values: Float64[Tensor, " r"]) -> tuple[int, float]:
     return len(values), float(values[0] / values[-1]) if len(values) else 1.0
 
 
-def whitened(unit: Float64[Tensor, "k d"], *, power: float, ridge: float | None) -> Float64[Tensor, "k d"]:
+def whitened(
+    unit: Float64[Tensor, "k d"], *, power: float, ridge: float | None, field: str | None = None
+) -> Float64[Tensor, "k d"]:
     """U (U^T U + ridge I)^-power, by SVD: W diag(s (s^2 + ridge)^-power) V^T for U = W diag(s) V^T.
 
     unit   (k, d), unit anchors
     power  in [0, 1], how much of the anchors' covariance is undone; 0 returns U itself
     ridge  in [0, LARGEST_RIDGE], on the scale of squared singular values of U (whose sum is at most k);
            at 0 the pseudoinverse's convention; None: `usual_ridge` of the anchors
-    Returns (k, d). Raises InvalidOption; a wrong power is not given a field, for the caller knows which of the two it is.
+    field  what the power is called in a request, for its error
+    Returns (k, d). Raises InvalidOption.
     """
-    check_power(power)
+    check_power(power, field)
     check_ridge(ridge)
     if power == 0.0:
         return unit
@@ -89,10 +92,10 @@ def gain(spectrum: Spectrum, *, dim: int, power: float, ridge: float | None) -> 
     return spectrum.values * (spectrum.values.square() + ridge).pow(-power)
 
 
-def check_power(power: float) -> None:
-    """Raises InvalidOption, without a field."""
+def check_power(power: float, field: str | None) -> None:
+    """Raises InvalidOption."""
     if not (math.isfinite(power) and 0.0 <= power <= 1.0):
-        raise InvalidOption(f"a power must lie in [0, 1], got {power}")
+        raise InvalidOption(f"a power must lie in [0, 1], got {power}", field=field)
 
 
 def check_ridge(ridge: float | None) -> None:

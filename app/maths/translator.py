@@ -97,12 +97,6 @@ class Translator:
     def nbytes(self) -> int:
         return self.source_mean.nbytes + self.decoder.nbytes
 
-    def to(self, device: torch.device | str) -> Translator:
-        """The same, in a device's memory: vectors there are translated there."""
-        made = self.decoder
-        decoder = Decoder(made.matrix.to(device), made.energy.to(device), made.scale, made.mean.to(device), made.renormalise)
-        return Translator(self.source_mean.to(device), decoder, self.kept_scale)
-
     @cached_property
     def arrays(self) -> _Arrays:
         """The same memory as numpy sees it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -35,47 +35,32 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Threshold:
-    """The other score of a given one; `covered` are the given scores that the anchors can say something about."""
-
-    given: float
-    expected: Expected
-    agreement: Agreement | None
-    covered: tuple[float, float] | None
-    same_item: tuple[float, float, float] | None
-
-
-@dataclass(frozen=True)
-class Table:
-    """The whole map: given scores, evenly spaced over `covered`, and what to expect at each."""
+class Found:
+    """At each given score, what to expect of the other one; `covered`: given scores that the anchors can say something about."""
 
     points: list[tuple[float, Expected]]
     covered: tuple[float, float] | None
     same_item: tuple[float, float, float] | None
+    agreement: Agreement | None = None
 
 
-def threshold(services: Services, project: str, question: Question, score: float) -> Threshold:
+def threshold(services: Services, project: str, question: Question, score: float) -> Found:
     """The other score of a given one in [-1, 1]. Raises TranslatorNotFound, TooFewAnchors, Overloaded."""
     fitted = _calibration(services, project, question)
-    return Threshold(
-        given=score,
-        expected=calibration.expect(fitted, score, level=question.level),
-        agreement=agreement(fitted, score),
-        covered=calibration.covered(fitted),
-        same_item=calibration.same_item_interval(fitted, question.level),
-    )
+    return replace(_expected(fitted, [score], question.level), agreement=agreement(fitted, score))
 
 
-def table(services: Services, project: str, question: Question) -> Table:
+def table(services: Services, project: str, question: Question) -> Found:
     """The map at POINTS scores, or none where the anchors cover nothing. Raises as `threshold`."""
     fitted = _calibration(services, project, question)
     covered = calibration.covered(fitted)
     scores = [] if covered is None else np.linspace(*covered, POINTS if covered[0] < covered[1] else 1).tolist()
-    return Table(
-        points=[(score, calibration.expect(fitted, score, level=question.level)) for score in scores],
-        covered=covered,
-        same_item=calibration.same_item_interval(fitted, question.level),
-    )
+    return _expected(fitted, scores, question.level)
+
+
+def _expected(fitted: Calibration, scores: list[float], level: float) -> Found:
+    points = [(score, calibration.expect(fitted, score, level=level)) for score in scores]
+    return Found(points, calibration.covered(fitted), calibration.same_item_interval(fitted, level))
 
 
 def _calibration(services: Services, project: str, question: Question) -> Calibration:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from app.errors import AnchorCountMismatch, EncoderNeedsVectors, InputsNotStored, InvalidRequest, TooManyInputs
@@ -37,39 +38,50 @@ class Asked:
     seed: int
 
 
-@dataclass(frozen=True)
-class Row:
-    """One anchor, then and now: deviation |new - old| / |old|."""
+class DriftedRow(BaseModel):
+    """One anchor, then and now; `deviation` is the length of the difference over that of the old vector."""
 
     row: int
     cosine: float
     deviation: float
 
 
-@dataclass(frozen=True)
-class Drifted:
-    """What has become of the vectors; numbers of rows are None where the dimensions differ."""
+class DriftHeldOut(BaseModel):
+    """Old vectors translated into the new space, each by a fit on other rows: mean cosines, centred."""
 
+    rows: int
+    rotation: float = Field(description="by the nearest rotation")
+    translator: float = Field(description="by the method graded, whose MRR and recall follow, as in a translator's report")
+    mrr: float
+    recall: float
+    nothing: float = Field(description="old vectors as they are, cut or padded")
+
+
+class Drift(BaseModel):
+    """What has become of an encoder's vectors. Numbers of rows are null where the dimensions differ."""
+
+    anchor_set: str
+    encoder: str
     verdict: drift.Verdict
     detail: str
     recommendations: list[str]
     count: int
     dim: int
     given_dim: int
-    reembedded: bool
-    rounding: drift.Rounding | None
+    reembedded: bool = Field(description="whether the service made the new vectors")
+    rounding: drift.Rounding | None = Field(description="of unchanged vectors")
     max_deviation: float | None
     mean_cosine: float | None
     min_cosine: float | None
-    scale: float | None
-    changed: list[int]
+    scale: float | None = Field(description="median length of the new vectors over that of the old ones")
+    changed: list[int] = Field(description="the first 20 anchors whose vector is another one")
     changed_count: int
     changed_share: float
-    worst: list[Row]
-    held_out: drift.HeldOut | None
+    worst: list[DriftedRow] = Field(description="the 20 anchors with the smallest cosine")
+    held_out: DriftHeldOut | None = Field(description="of rotated and changed vectors, from ten rows on")
 
 
-def look(services: Services, project: str, *, anchor_set: str, encoder: str, asked: Asked) -> Drifted:
+def look(services: Services, project: str, *, anchor_set: str, encoder: str, asked: Asked) -> Drift:
     """Compare a space with what its encoder makes of the same items now; nothing is written.
 
     Raises the not-found errors, AnchorsNotEmbedded, AnchorCountMismatch, InvalidRequest, TooManyInputs, InputsNotStored,
@@ -81,7 +93,7 @@ def look(services: Services, project: str, *, anchor_set: str, encoder: str, ask
     old = spaces.anchors(services, space)[rows]
     with services.fitting():
         found = drift.compare(old, new, seed=asked.seed)
-    return _told(found, rows, dim=old.shape[1], given_dim=new.shape[1], reembedded=asked.vectors is None)
+    return _told(found, rows, space, given_dim=new.shape[1], reembedded=asked.vectors is None)
 
 
 def _rows(asked: Asked, size: int) -> list[int]:
@@ -132,15 +144,18 @@ def _embedded_again(services: Services, space: tables.Space, rows: list[int]) ->
     return encode(services, space.encoder, some.values, role=some.role, field="encoder").vectors
 
 
-def _told(found: drift.Drift, rows: list[int], *, dim: int, given_dim: int, reembedded: bool) -> Drifted:
+def _told(found: drift.Drift, rows: list[int], space: tables.Space, *, given_dim: int, reembedded: bool) -> Drift:
+    dim = space.encoder.dim
     changed = [rows[place] for place in found.changed.nonzero().flatten().tolist()]
     cosines, deviations = found.cosines, found.deviations
     worst = []
     if cosines is not None and deviations is not None:
         places = torch.argsort(cosines, stable=True)[:LISTED].tolist()
-        worst = [Row(rows[place], float(cosines[place]), float(deviations[place])) for place in places]
+        worst = [DriftedRow(row=rows[i], cosine=float(cosines[i]), deviation=float(deviations[i])) for i in places]
     detail, recommendations = _words(found, len(changed), len(rows), dim=dim, given_dim=given_dim)
-    return Drifted(
+    return Drift(
+        anchor_set=space.anchor_set.name,
+        encoder=space.encoder.name,
         verdict=found.verdict,
         detail=detail,
         recommendations=recommendations,
@@ -157,7 +172,7 @@ def _told(found: drift.Drift, rows: list[int], *, dim: int, given_dim: int, reem
         changed_count=len(changed),
         changed_share=len(changed) / len(rows),
         worst=worst,
-        held_out=found.held_out,
+        held_out=None if found.held_out is None else DriftHeldOut(**vars(found.held_out)),
     )
 
 

@@ -73,23 +73,18 @@ def run_embed(services: Services, job: tables.Job, progress: Progress) -> Done:
     arguments = job.arguments
     inputs = read_inputs(services, arguments["blobs"]["inputs"], of="this job")
 
-    def tell(done: int, total: int) -> None:
-        progress(done, total, {})
-
     if arguments["new"]:
         rows, inputs = _encoders(services, job.project, arguments["anchor_set"], inputs, arguments["encoders"])
-        made = _encode_set(services, job.project, arguments["anchor_set"], inputs, rows, arguments["keep"], tell)
+        made = _encode_set(services, job.project, arguments["anchor_set"], inputs, rows, arguments["keep"], progress)
         return Done(_result(made, arguments), keep=lambda session: spaces.keep_anchor_set(session, made))
     [encoder] = arguments["encoders"]
     set_row, encoder_row = spaces.place_for(services, job.project, anchor_set=arguments["anchor_set"], encoder=encoder)
     total = len(inputs.values)
-    vectors = encode(services, encoder_row, inputs.values, role=inputs.role, on_progress=lambda done: tell(done, total)).vectors
-    space = spaces.new_space(services, job.project, set_row, encoder_row, vectors, field="inputs")
-
-    def keep(session: Any) -> None:
-        spaces.keep_space(session, set_row, space)
-
-    return Done(_result(set_row, arguments), keep=keep)
+    vectors = encode(
+        services, encoder_row, inputs.values, role=inputs.role, on_progress=lambda done: progress(done, total)
+    ).vectors
+    space = spaces.make_space(services, job.project, encoder_row, vectors, size=set_row.size, field="inputs")
+    return Done(_result(set_row, arguments), keep=lambda session: spaces.keep_space(session, set_row, space))
 
 
 def write_inputs(services: Services, inputs: Inputs) -> str:

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from app.encoders.base import EncoderModel, Identity, Input, Item, Spec
+from app.encoders.base import EncoderModel, Input, Item, Spec
 from app.encoders.batching import Work
 from app.errors import (
     AnchorageError,
@@ -226,11 +226,6 @@ def require_same(encoder: tables.Encoder, model: EncoderModel) -> None:
             "restore it, or register what is there now under another name",
             field="encoder",
         )
-
-
-def fingerprint(encoder: tables.Encoder) -> str | None:
-    """Equal for encoders that give equal vectors; None for external ones, of which the service knows nothing."""
-    return None if encoder.identity is None else Identity(**encoder.identity).fingerprint
 
 
 def readable(encoder: tables.Encoder, inputs: Sequence[Input], *, limits: Limits, field: str) -> Sequence[Input]:

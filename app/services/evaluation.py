@@ -95,10 +95,6 @@ class Asked:
         return self.cosines * (dim + PER_COSINE) + 3 * self.source.anchor_set.size * dim * dim <= INLINE
 
 
-def _untold(done: int, total: int) -> None:
-    """Nobody asks."""
-
-
 def ask(
     services: Services,
     project: str,
@@ -132,7 +128,9 @@ def ask(
     return Asked(request, items, _settled(items, settings), source, target)
 
 
-def evaluate(services: Services, project: str, asked: Asked, tell: Callable[[int, int], None] = _untold) -> dict[str, Any]:
+def evaluate(
+    services: Services, project: str, asked: Asked, tell: Callable[[int, int], object] = lambda *_: None
+) -> dict[str, Any]:
     """The evaluation itself, as JSON has it; tells how many of its cosines are done.
 
     Raises as `translation.fit`, OutOfRange for vectors that cannot be translated, and Overloaded.
@@ -191,8 +189,8 @@ def run_evaluation(services: Services, job: tables.Job, progress: Progress) -> D
         corpus=given.get("corpus"),
         settings=Settings(**arguments["settings"]),
     )
-    result = evaluate(services, job.project, asked, lambda done, total: progress(done, total, {}))
-    progress(asked.cosines, asked.cosines, {})
+    result = evaluate(services, job.project, asked, progress)
+    progress(asked.cosines, asked.cosines)
     return Done(result)
 
 
@@ -295,7 +293,7 @@ def _intervals(values: Mapping[str, Tensor]) -> dict[str, list[float]]:
     return {name: [float(low[place]), float(high[place])] for place, name in enumerate(values)}
 
 
-def _watched(tell: Callable[[int, int], None], total: int) -> Similarities:
+def _watched(tell: Callable[[int, int], object], total: int) -> Similarities:
     """Blocks of cosines, each told of before it is made use of; what `tell` raises ends it."""
     done = 0
 

@@ -74,7 +74,7 @@ class Done:
     """How a job ends well: its result, and what it adds to the database in the same transaction."""
 
     result: dict[str, Any]
-    keep: Callable[[Session], None] = lambda session: None
+    keep: Callable[[Session], object] = lambda session: None
 
 
 class Progress:

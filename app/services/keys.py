@@ -16,6 +16,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy.orm import Session
 
 from app.errors import Conflict, DatabaseUnavailable, InvalidRequest, Unauthenticated
 from app.services.context import Services
@@ -72,45 +75,30 @@ def create_key(
     if expires_at is not None and (expires_at.tzinfo is None or expires_at <= tables.now()):
         raise InvalidRequest("expires_at must lie in the future, with its offset from UTC", field="expires_at")
     check_rate(rate_limit, field="rate_limit")
-    secret = secrets.token_urlsafe(32)
-    row = tables.ApiKey(
-        project=project,
-        name=name,
-        scopes=[scope.value for scope in LADDER if scope in scopes],
-        secret_hash=_hash(secret),
-        rate_limit=rate_limit,
-        expires_at=expires_at,
-    )
     with services.db.transaction() as session:
-        session.add(row)
-        session.flush()
-        note(session, project, "create", "api-key", row.id, row)
-    return row, f"anc_{row.id}_{secret}"
+        return _added(
+            session,
+            "create",
+            project=project,
+            name=name,
+            scopes=[scope.value for scope in LADDER if scope in scopes],
+            rate_limit=rate_limit,
+            expires_at=expires_at,
+        )
 
 
 def rotate_key(services: Services, project: str, key_id: str, *, grace_s: float) -> tuple[tables.ApiKey, str]:
     """A new key like the old one, which works `grace_s` longer. Raises ApiKeyNotFound, InvalidRequest, Conflict."""
     now = tables.now()
-    secret = secrets.token_urlsafe(32)
     with services.db.transaction() as session:
         old = registry.api_key(session, project, key_id, lock=True)
         if not _usable(old):
             raise InvalidRequest("this key does not work any more: make a new one", field="id")
-        row = tables.ApiKey(
-            project=project,
-            name=old.name,
-            scopes=old.scopes,
-            secret_hash=_hash(secret),
-            rate_limit=old.rate_limit,
-            expires_at=old.expires_at,
-        )
+        same = {field: getattr(old, field) for field in ("project", "name", "scopes", "rate_limit", "expires_at")}
         end = now + timedelta(seconds=grace_s)
         if not registry.end_key(session, old, end=end if old.expires_at is None else min(end, old.expires_at)):
             raise Conflict("this key was rotated or revoked at the same moment: look at it and try again")
-        session.add(row)
-        session.flush()
-        note(session, project, "rotate", "api-key", key_id, row)
-    return row, f"anc_{row.id}_{secret}"
+        return _added(session, "rotate", noted_as=key_id, **same)
 
 
 def revoke_key(services: Services, project: str, key_id: str) -> None:
@@ -226,6 +214,16 @@ class KeyRing:
             caller = Caller(row.project, row.id, frozenset(Scope(scope) for scope in row.scopes), row.rate_limit)
             lasts_s = math.inf if row.expires_at is None else (row.expires_at - now).total_seconds()
         return _Known(key_id, row.secret_hash, caller, begun + min(TRUST_S, lasts_s), begun + min(AWAY_TRUST_S, lasts_s))
+
+
+def _added(session: Session, action: str, *, noted_as: str | None = None, **columns: Any) -> tuple[tables.ApiKey, str]:
+    """A new key's row, noted by its id or that of the key that it replaces, and the key itself."""
+    secret = secrets.token_urlsafe(32)
+    row = tables.ApiKey(secret_hash=_hash(secret), **columns)
+    session.add(row)
+    session.flush()
+    note(session, row.project, action, "api-key", noted_as or row.id, row)
+    return row, f"anc_{row.id}_{secret}"
 
 
 def _usable(row: tables.ApiKey) -> bool:

@@ -34,9 +34,6 @@ MOST_PIECES = 4_096
 #: items that are looked at together for whether they differ
 BLOCK = 1_024
 
-#: bytes of a number, as it is stored
-NUMBER_BYTES = 4
-
 
 @dataclass(frozen=True, eq=False)
 class Given:
@@ -111,11 +108,6 @@ def delete(services: Services, project: str, name: str) -> None:
     with services.db.transaction() as session:
         registry.remove(session, registry.by_name(session, tables.Pool, project, name))
         note(session, project, "delete", "pool", name)
-
-
-def size_bytes(pool: tables.Pool) -> int:
-    """What its vectors take where they are stored."""
-    return pool.items * pool.encoder.dim * NUMBER_BYTES
 
 
 def find(services: Services, project: str, encoder: tables.Encoder, given: Given) -> Found:

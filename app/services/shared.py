@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, fields, is_dataclass
+from typing import Any, TypeVar
 
 import orjson
 import torch
@@ -15,45 +15,32 @@ from app.maths.space import Space
 from app.maths.translator import Decoder, Translator
 from app.storage.cache import Shared
 
-
-def _number(value: float) -> Tensor:
-    return torch.tensor(float(value), dtype=torch.float64)
+Value = TypeVar("Value")
 
 
-def _dump_decoder(decoder: Decoder) -> dict[str, Tensor]:
-    return {
-        "matrix": decoder.matrix,
-        "energy": decoder.energy,
-        "mean": decoder.mean,
-        "scale": _number(decoder.scale),
-        "renormalise": _number(decoder.renormalise),
-    }
+def _dump(value: Any, prefix: str = "") -> dict[str, Tensor]:
+    """The fields of a dataclass that are not None; those of one within it as `field.name`."""
+    tensors: dict[str, Tensor] = {}
+    for name, each in ((field.name, getattr(value, field.name)) for field in fields(value)):
+        if is_dataclass(each):
+            tensors |= _dump(each, f"{prefix}{name}.")
+        elif each is not None:
+            kind = torch.float64 if isinstance(each, float) else None
+            tensors[prefix + name] = each if isinstance(each, Tensor) else torch.tensor(each, dtype=kind)
+    return tensors
 
 
-def _load_decoder(tensors: dict[str, Tensor]) -> Decoder:
-    return Decoder(
-        matrix=tensors["matrix"],
-        energy=tensors["energy"],
-        scale=float(tensors["scale"]),
-        mean=tensors["mean"],
-        renormalise=bool(tensors["renormalise"]),
-    )
+def _load(kind: type[Value], tensors: dict[str, Tensor], **parts: type) -> Value:
+    """The dataclass again, with its `parts`, which are dataclasses too."""
+    own: dict[str, Any] = {name: each if each.dim() else each.item() for name, each in tensors.items() if "." not in name}
+    for part, of in parts.items():
+        start = f"{part}."
+        own[part] = _load(of, {name.removeprefix(start): each for name, each in tensors.items() if name.startswith(start)})
+    return kind(**own)
 
 
-def _dump_translator(translator: Translator) -> dict[str, Tensor]:
-    kept = {} if translator.kept_scale is None else {"kept_scale": _number(translator.kept_scale)}
-    return {"source_mean": translator.source_mean, **kept, **_dump_decoder(translator.decoder)}
-
-
-def _load_translator(tensors: dict[str, Tensor]) -> Translator:
-    kept = float(tensors["kept_scale"]) if "kept_scale" in tensors else None
-    return Translator(tensors["source_mean"], _load_decoder(tensors), kept)
-
-
-SPACE: Shared[Space] = Shared(
-    dump=lambda space: {"mean": space.mean, "unit": space.unit, "norms": space.norms, "scale": _number(space.scale)},
-    load=lambda tensors: Space(tensors["mean"], float(tensors["scale"]), tensors["unit"], tensors["norms"]),
-)
+def _codec(kind: type[Value], **parts: type) -> Shared[Value]:
+    return Shared(dump=_dump, load=lambda tensors: _load(kind, tensors, **parts))
 
 
 def _load_choice(tensors: dict[str, Tensor]) -> Choice:
@@ -66,26 +53,12 @@ CHOICE: Shared[Choice] = Shared(
 )
 
 
-def _dump_confidence(confidence: Confidence | None) -> dict[str, Tensor]:
-    """An entry holds a tensor, also where there is nothing to tell."""
-    if confidence is None:
-        return {"nothing": _number(1)}
-    told, reference = dict(vars(confidence)), vars(confidence.reference)
-    del told["reference"]
-    named = told | {f"reference.{name}": each for name, each in reference.items()}
-    return {name: each if isinstance(each, Tensor) else _number(each) for name, each in named.items()}
-
-
-def _load_confidence(tensors: dict[str, Tensor]) -> Confidence | None:
-    if "nothing" in tensors:
-        return None
-    told: dict[str, Any] = {name: each if each.dim() else float(each) for name, each in tensors.items()}
-    reference = {name.removeprefix("reference."): told.pop(name) for name in tensors if name.startswith("reference.")}
-    return Confidence(Reference(**reference), **told)
-
-
-#: None: there are too few anchors for any
-CONFIDENCE: Shared[Confidence | None] = Shared(dump=_dump_confidence, load=_load_confidence)
+#: None: there are too few anchors for any. An entry holds a tensor, also where there is nothing to tell
+CONFIDENCE: Shared[Confidence | None] = Shared(
+    dump=lambda made: {"nothing": torch.tensor(1.0)} if made is None else _dump(made),
+    load=lambda tensors: None if "nothing" in tensors else _load(Confidence, tensors, reference=Reference),
+)
 MATRIX: Shared[Tensor] = Shared(dump=lambda matrix: {"matrix": matrix}, load=lambda tensors: tensors["matrix"])
-DECODER: Shared[Decoder] = Shared(dump=_dump_decoder, load=_load_decoder)
-TRANSLATOR: Shared[Translator] = Shared(dump=_dump_translator, load=_load_translator)
+SPACE = _codec(Space)
+DECODER = _codec(Decoder)
+TRANSLATOR = _codec(Translator, decoder=Decoder)

@@ -234,7 +234,7 @@ def new_anchor_set(
     row.pairs = None if pairs is None else services.blobs.put(pairs)
     for key, vectors in embeddings.items():
         beat()
-        row.spaces.append(_make_space(services, project, encoders[key], vectors, size=size, field=f"embeddings.{key}"))
+        row.spaces.append(make_space(services, project, encoders[key], vectors, size=size, field=f"embeddings.{key}"))
     return row
 
 
@@ -254,7 +254,7 @@ def add_embeddings(
     """
     set_row, encoder_row = place_for(services, project, anchor_set=anchor_set, encoder=encoder)
     _require_maker(encoder_row, made_by)
-    space = new_space(services, project, set_row, encoder_row, vectors, field=field)
+    space = make_space(services, project, encoder_row, vectors, size=set_row.size, field=field)
     with services.db.transaction() as session:
         return keep_space(session, set_row, space)
 
@@ -344,17 +344,13 @@ def require_direction(vectors: Tensor, *, field: str) -> spaces.Space:
         raise error.at(field) from None
 
 
-def new_space(
-    services: Services, project: str, anchor_set: tables.AnchorSet, encoder: tables.Encoder, vectors: Tensor, *, field: str
-) -> tables.Space:
-    """The row of an encoder's embeddings of a set, not yet in any session. Raises AnchorCountMismatch and the vector errors."""
-    return _make_space(services, project, encoder, vectors, size=anchor_set.size, field=field)
-
-
-def _make_space(
+def make_space(
     services: Services, project: str, encoder: tables.Encoder, vectors: Tensor, *, size: int, field: str
 ) -> tables.Space:
-    """Check and examine anchors, write their blob, and return a row not yet in any session."""
+    """Check and examine `size` anchors, write their blob, and return a row not yet in any session.
+
+    Raises AnchorCountMismatch and the vector errors.
+    """
     raw = checked(vectors, field=field, limits=services.limits, dim=encoder.dim)
     if raw.shape[0] != size:
         raise AnchorCountMismatch(f"the set has {size} anchors, this encoder brings {raw.shape[0]}", field=field)

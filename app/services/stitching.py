@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 from sqlalchemy.orm import Session
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -84,16 +85,14 @@ class Truth:
     native_vectors: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class Score:
-    """accuracy of a classifier; mse, the mean squared difference of a decoder's numbers."""
+class Score(BaseModel):
+    """accuracy of a classifier; mse, the mean squared difference of a decoder's numbers; null where no truth was sent."""
 
-    accuracy: float | None = None
-    mse: float | None = None
+    accuracy: float | None
+    mse: float | None
 
 
-@dataclass(frozen=True)
-class Quality:
+class StitchQuality(BaseModel):
     """How good the answers are, beside those for the head's own encoder; agreement: share of equal classes, whoever is right."""
 
     stitched: Score
@@ -123,7 +122,7 @@ class Prediction:
     truncated: Sequence[int]
     method: str | None
     translator: str | None
-    quality: Quality | None
+    quality: StitchQuality | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -390,13 +389,13 @@ def _native(
         return None
 
 
-def _quality(output: HeadOutput, values: Tensor, native: Tensor | None, known: Tensor | None) -> Quality | None:
+def _quality(output: HeadOutput, values: Tensor, native: Tensor | None, known: Tensor | None) -> StitchQuality | None:
     if native is None and known is None:
         return None
     agreement = None
     if native is not None and output is HeadOutput.classes:
         agreement = float((native.argmax(dim=1) == values.argmax(dim=1)).double().mean())
-    return Quality(
+    return StitchQuality(
         stitched=_score(output, values, known),
         native=None if native is None else _score(output, native, known),
         agreement=agreement,
@@ -405,10 +404,10 @@ def _quality(output: HeadOutput, values: Tensor, native: Tensor | None, known: T
 
 def _score(output: HeadOutput, values: Tensor, known: Tensor | None) -> Score:
     if known is None:
-        return Score()
+        return Score(accuracy=None, mse=None)
     if output is HeadOutput.classes:
-        return Score(accuracy=float((values.argmax(dim=1) == known).double().mean()))
-    return Score(mse=float((values.double() - known.double()).square().mean()))
+        return Score(accuracy=float((values.argmax(dim=1) == known).double().mean()), mse=None)
+    return Score(accuracy=None, mse=float((values.double() - known.double()).square().mean()))
 
 
 def _draw(image: Mapping[str, Any], values: Tensor) -> list[bytes]:

@@ -161,13 +161,13 @@ def request_translator(services: Services, project: str, request: Request) -> ta
 def run_translator(services: Services, job: tables.Job, progress: Progress) -> Done:
     """The job itself: the translator is in the cache and its report in its row."""
     request = Request(**job.arguments)
-    progress(0, 2, {})
+    progress(0, 2)
     source, target = pair(services, job.project, request)
     fitted = fit(services, job.project, source, target, request)
-    progress(1, 2, {})
+    progress(1, 2)
     row = report(services, job.project, fitted.id, between=(source.id, target.id))
     promises.require(row, request.min_quality)
-    progress(2, 2, {})
+    progress(2, 2)
     return Done({"translator": fitted.id})
 
 

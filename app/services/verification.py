@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import BaseModel, Field, WithJsonSchema
 from torch import Tensor
 
 from app.encoders.base import EncoderModel
@@ -32,32 +32,30 @@ RELATED = 0.7
 TELLING = 4
 
 
-@dataclass(frozen=True)
-class Explanation:
+class Explanation(BaseModel):
     """One way in which the two may differ, and how far they are apart once it is undone."""
 
-    cause: Cause
+    cause: Annotated[Cause, WithJsonSchema({"title": "Cause", "type": "string"})]
     detail: str
     max_deviation: float
 
 
-@dataclass(frozen=True)
-class Verification:
-    """max_deviation: |given - ours| / |ours| of the worst row, as `drift.deviations` has it."""
+class Verified(BaseModel):
+    """How far apart the vectors are; a deviation is |yours - ours| / |ours| of the row where it is largest."""
 
     matches: bool
     count: int
     dim: int
     given_dim: int
-    max_deviation: float | None
+    max_deviation: float | None = Field(description="null when the dimensions differ")
     min_cosine: float | None
     mean_cosine: float | None
     likely_cause: Cause | None
     detail: str
-    explanations: list[Explanation] = field(default_factory=list)
+    explanations: list[Explanation] = Field(description="what was tried, the closest first")
 
 
-def verify(services: Services, project: str, *, encoder: str, inputs: Inputs, vectors: Tensor) -> Verification:
+def verify(services: Services, project: str, *, encoder: str, inputs: Inputs, vectors: Tensor) -> Verified:
     """Encode the inputs and compare. Raises EncoderNotFound, TooManyInputs, DimensionMismatch, and as `encode`."""
     with services.db.transaction() as session:
         row = registry.by_name(session, tables.Encoder, project, encoder)
@@ -84,7 +82,7 @@ def verify(services: Services, project: str, *, encoder: str, inputs: Inputs, ve
             explanations = list(takewhile(lambda _: not gone, _explain(load(services, row), texts, ours, given)))
         cause, detail = _likely(ours, given, explanations)
         explanations.sort(key=lambda each: each.max_deviation)
-    return Verification(
+    return Verified(
         matches=cause is None,
         count=len(given),
         dim=ours.shape[1],
@@ -106,8 +104,8 @@ def _same(encoder: tables.Encoder) -> float:
 def _explain(model: EncoderModel, inputs: object, ours: Tensor, given: Tensor) -> Iterator[Explanation]:
     """Undo one difference after the other."""
     if ours.shape == given.shape:
-        yield Explanation("normalisation", "lengths differ, directions do not", _apart(unit(ours), unit(given)))
-        yield Explanation("order", "the same vectors in another order", drift.reordered(ours, given))
+        yield _explained("normalisation", "lengths differ, directions do not", _apart(unit(ours), unit(given)))
+        yield _explained("order", "the same vectors in another order", drift.reordered(ours, given))
     else:
         yield from _shorter("dimensions", "", ours, given)
     variants = getattr(model, "variants", None)
@@ -115,16 +113,20 @@ def _explain(model: EncoderModel, inputs: object, ours: Tensor, given: Tensor) -
         return
     for cause, detail, vectors in variants(inputs):
         if vectors.shape == given.shape:
-            yield Explanation(cause, detail, _apart(unit(vectors), unit(given)))
+            yield _explained(cause, detail, _apart(unit(vectors), unit(given)))
         else:
             yield from _shorter(cause, f"{detail}, ", vectors, given)
+
+
+def _explained(cause: Cause, detail: str, max_deviation: float) -> Explanation:
+    return Explanation(cause=cause, detail=detail, max_deviation=max_deviation)
 
 
 def _shorter(cause: Cause, also: str, ours: Tensor, given: Tensor) -> Iterator[Explanation]:
     """The longer of the two, cut to the shorter one's dimensions."""
     dim = min(ours.shape[1], given.shape[1])
     apart = _apart(unit(ours[:, :dim]), unit(given[:, :dim]))
-    yield Explanation(cause, f"{also}{given.shape[1]} dimensions instead of {ours.shape[1]}: the first {dim} agree", apart)
+    yield _explained(cause, f"{also}{given.shape[1]} dimensions instead of {ours.shape[1]}: the first {dim} agree", apart)
 
 
 def _likely(ours: Tensor, given: Tensor, explanations: list[Explanation]) -> tuple[Cause, str]:

@@ -164,7 +164,7 @@ class RedisStore:
             return None
         try:
             value = shared.load(unpack(key, data))
-        except (Corrupt, KeyError):
+        except (Corrupt, KeyError, TypeError):  # TypeError: fields of another version
             log.warning("cache entry %s is corrupt: made anew", name)
             telemetry.cache_outcome(kind, "corrupt").inc()
             self._ask(kind, lambda client: client.delete(self._entry_of(name)))

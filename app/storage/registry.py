@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session, contains_eager, defer, undefer
+from sqlalchemy.sql.base import ExecutableOption as ORMOption
 
 from app.errors import (
     AnchorSetNotFound,
@@ -44,9 +45,11 @@ _NOT_FOUND = {Encoder: EncoderNotFound, AnchorSet: AnchorSetNotFound, Head: Head
 _NOUN = {Encoder: "encoder", AnchorSet: "anchor set", Head: "head", Pool: "pool"}
 
 
-def by_name(session: Session, table: type[Named], project: str, name: str, *, field: str = "name") -> Named:
+def by_name(
+    session: Session, table: type[Named], project: str, name: str, *, field: str = "name", options: Sequence[ORMOption] = ()
+) -> Named:
     """The row of that name. Raises the not-found error of its kind, naming the request's `field`."""
-    row = session.scalar(select(table).where(table.project == project, table.name == name))
+    row = session.scalar(select(table).where(table.project == project, table.name == name).options(*options))
     if row is None:
         raise _NOT_FOUND[table](f"there is no {_NOUN[table]} named {name!r}", field=field)
     return row
@@ -129,10 +132,7 @@ def users_of_anchor_set(session: Session, anchor_set: AnchorSet) -> list[str]:
 
 def whole_pool(session: Session, project: str, name: str, *, field: str = "name") -> Pool:
     """A pool with its pieces. Raises PoolNotFound, naming the request's `field`."""
-    row = session.scalar(select(Pool).where(Pool.project == project, Pool.name == name).options(undefer(Pool.pieces)))
-    if row is None:
-        raise PoolNotFound(f"there is no pool named {name!r}", field=field)
-    return row
+    return by_name(session, Pool, project, name, field=field, options=[undefer(Pool.pieces)])
 
 
 def extend_pool(session: Session, pool: Pool, piece: dict[str, Any]) -> bool:

@@ -125,6 +125,11 @@ class Pool(Owned, Base):
     pieces: Mapped[list[dict[str, Any]]] = mapped_column(JSON, deferred=True)
     encoder: Mapped[Encoder] = relationship(lazy="joined")
 
+    @property
+    def nbytes(self) -> int:
+        """What its vectors take where they are stored, as float32."""
+        return 4 * self.items * self.encoder.dim
+
 
 class Translator(Owned, Base):
     """How a translator was fitted, so that its id can be asked about later; the matrix itself can be recomputed."""

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from app.maths import methods, quality, selection
 from app.maths.anchors import uniform
-from app.maths.quantise import codes, step, values
+from app.maths.quantise import step
 from app.maths.space import fit_space
 from app.maths.translator import decode
+from research.definitions import codes, jaccard, mrr, values
 from research.quantisation import most_steps
 
 ANCHORS, ITEMS = 300, 1_000
@@ -85,7 +86,7 @@ def _on_grid(pools: Pools, bits: int | None, seed: int) -> list[Numbers]:
         x, y = plain if bits is None else (values(codes(each, bits=bits), bits=bits).double() for each in plain)
         decoder = methods.fit_decoder("graded", fit_space(known[1]), _decoding(ANCHORS))
         moved = found(decode(decoder, x).vectors, pools.items[target], pools.pool[target].mean(dim=0))
-        kept = quality.jaccard(x, plain[0], own_space=True)
+        kept = jaccard(x, plain[0], own_space=True)
         rows.append(
             _scored(x, y)
             | {"kept": kept, "bytes": ANCHORS * (32 if bits is None else bits) / 8}
@@ -100,7 +101,7 @@ def _decoding(anchors: int) -> methods.Options:
 
 
 def _scored(x: Tensor, y: Tensor) -> Numbers:
-    return {"score": float((x - y).norm(dim=1).mean()), "mrr": quality.mrr(x, y), "cosine": quality.cosine(x, y)}
+    return {"score": float((x - y).norm(dim=1).mean()), "mrr": mrr(x, y), "cosine": quality.cosine(x, y)}
 
 
 def _clustered(pools: Pools, share: float | None, seed: int) -> list[Numbers]:

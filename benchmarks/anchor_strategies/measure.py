@@ -9,8 +9,9 @@ from pools import SEEDS
 from torch import Tensor
 
 from app.maths import methods, quality
-from app.maths.space import Space, fit_space, relative
+from app.maths.space import Space, fit_space
 from app.maths.translator import apply
+from research.definitions import jaccard, mrr, recall, relative
 
 Numbers = dict[str, float]
 
@@ -20,7 +21,7 @@ GRADED: methods.Options = {"encode_power": 1.0, "decode_power": 0.25, "ridge": 1
 
 def alike(x: Tensor, y: Tensor) -> Numbers:
     """Relative vectors of the same items in two spaces: Jaccard and MRR among all items at 10 neighbours, and cosine."""
-    return {"jaccard": quality.jaccard(x, y), "mrr": quality.mrr(x, y), "cosine": quality.cosine(x, y)}
+    return {"jaccard": jaccard(x, y), "mrr": mrr(x, y), "cosine": quality.cosine(x, y)}
 
 
 def cosines(vectors: Tensor, anchors: Tensor) -> Tensor:
@@ -43,7 +44,7 @@ def translated(source: Space, target: Space, items: Tensor, native: Tensor, cent
 def found(moved: Tensor, native: Tensor, centre: Tensor) -> Numbers:
     """Recall@10 and MRR of vectors that came from somewhere."""
     moved, native = moved - centre, native - centre
-    return {"recall": quality.recall(moved, native), "mrr": quality.mrr(moved, native)}
+    return {"recall": recall(moved, native), "mrr": mrr(moved, native)}
 
 
 def over_seeds(once: Callable[[int], Sequence[Numbers]]) -> dict[str, Numbers]:

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.maths.anchors import farthest, uniform
-from research.anchors import medoids
+from app.maths.anchors import uniform
+from research.anchors import farthest, medoids
 
 DATA = Path(os.environ.get("ANCHORAGE_DATA", "../shared/data"))
 TEXT_ENCODERS = ("minilm3-512", "minilm6-384", "static-256")

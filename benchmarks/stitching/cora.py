@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, embedding_bag
 
 from app.maths.anchors import uniform
-from app.maths.space import relative
 from app.maths.translator import apply
+from research.definitions import relative
 
 NETWORKS = 5
 HIDDEN, DIM, CLASSES = 64, 64, 7

@@ -12,8 +12,9 @@ from torch import Tensor
 from app.maths import methods, quality
 from app.maths.anchors import uniform
 from app.maths.methods import METHODS, Options
-from app.maths.space import Space, fit_space, relative
+from app.maths.space import Space, fit_space
 from app.maths.translator import Translator, apply, make_translator
+from research.definitions import relative
 
 SEEDS = tuple(range(5))
 

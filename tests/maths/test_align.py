@@ -10,8 +10,8 @@ from torch import Tensor
 
 from app.errors import InvalidOption
 from app.maths import align
-from app.maths.pair import pair_of
 from app.maths.space import fit_space
+from research.definitions import pair_of
 
 seeds = st.integers(0, 2**31)
 

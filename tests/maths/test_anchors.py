@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.errors import DegenerateAnchors, InvalidOption
-from app.maths.anchors import farthest, uniform
+from app.maths.anchors import uniform
 from app.maths.space import fit_space
+from research.anchors import farthest
 
 seeds = st.integers(0, 2**31)
 

@@ -17,6 +17,7 @@ from app.maths.anchors import uniform
 from app.maths.coverage import RIDGE, cover, effective_ranks, leverages, nearest_cosines, new_items, suggest, unreached_by_others
 from app.maths.space import fit_space, normalise
 from app.maths.translator import apply
+from research.definitions import recall
 
 seeds = st.integers(0, 2**31)
 shapes = st.sampled_from([(6, 9), (9, 9), (20, 9), (30, 3)])
@@ -208,6 +209,6 @@ def test_suggested_anchors_translate_real_sentences_better_than_random_ones():
                 translator = methods.fit("graded", a, b, methods.resolve("graded", {}, anchors=len(anchors)))
                 made, native = apply(translator, source[held]).vectors - b.mean, target[held] - b.mean
                 cosines[name].append(quality.cosine(made, native))
-                recalls[name].append(quality.recall(made, native))
+                recalls[name].append(recall(made, native))
     assert mean(cosines["suggested"]) > mean(cosines["random"]) + 0.005
     assert mean(recalls["suggested"]) > mean(recalls["random"])

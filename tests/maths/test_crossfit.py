@@ -12,9 +12,10 @@ from app.errors import InvalidOption
 from app.maths import crossfit
 from app.maths.crossfit import FEWEST, FOLDS, cross_fit, for_fewer, hold_out, summary
 from app.maths.methods import METHODS, fit, resolve
-from app.maths.quality import measure, per_item
+from app.maths.quality import per_item
 from app.maths.space import fit_space
 from app.maths.translator import apply
+from research.definitions import measure
 
 
 def normal(seed: int, *shape: int) -> Tensor:

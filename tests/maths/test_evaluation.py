@@ -12,7 +12,8 @@ from torch import Tensor
 from app.maths import quality
 from app.maths.evaluation import cosines_of, evaluate
 from app.maths.hubness import csls
-from app.maths.quality import measure, per_item, similarities, summary, unit
+from app.maths.quality import per_item, similarities, summary, unit
+from research.definitions import measure
 
 seeds = st.integers(0, 2**31)
 

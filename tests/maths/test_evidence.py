@@ -16,7 +16,7 @@ from app.maths import evidence as evidences
 from app.maths.crossfit import hold_out
 from app.maths.evidence import Evidence, cosine_moments, evidence, moments
 from app.maths.methods import METHODS, resolve
-from app.maths.quality import mrr
+from research.definitions import mrr
 
 seeds = st.integers(0, 2**31)
 

@@ -15,8 +15,9 @@ from app.errors import AnchorageError, NonFinite, OutOfRange
 from app.maths import graded, translator
 from app.maths.methods import METHODS, fit, resolve
 from app.maths.relating import relate_into
-from app.maths.space import Space, fit_space, relative
+from app.maths.space import Space, fit_space
 from app.maths.translator import STEP, Translated, Translator, apply, apply_into, no_flags
+from research.definitions import relative
 
 #: what float32 may add, as part of the target's scale
 CLOSE = 1e-5

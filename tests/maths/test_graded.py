@@ -10,8 +10,8 @@ from torch import Tensor
 
 from app.errors import InvalidOption
 from app.maths import align, graded, inverse
-from app.maths.pair import pair_of
 from app.maths.space import fit_space
+from research.definitions import pair_of
 
 sizes = pytest.mark.parametrize(("k", "dx", "dy"), [(6, 9, 11), (9, 9, 9), (30, 8, 12)])
 

@@ -12,9 +12,10 @@ from torch import Tensor
 from app.errors import InvalidOption
 from app.maths import inverse
 from app.maths.inverse import farthest_points, irp, irp_ridge, subspaces
-from app.maths.space import fit_space, relative
+from app.maths.space import fit_space
 from app.maths.spectrum import pinv
 from app.maths.translator import apply, make_translator
+from research.definitions import relative
 
 
 def normal(seed: int, *shape: int) -> Tensor:

@@ -17,9 +17,9 @@ from app.maths import learning
 from app.maths.crossfit import cut
 from app.maths.learning import EXPONENTS, FORMS, SHARES, Curve, Measure, decay, learning_curve, line
 from app.maths.methods import METHODS, fit, resolve
-from app.maths.quality import measure
 from app.maths.space import fit_space
 from app.maths.translator import apply
+from research.definitions import measure
 
 MEASURES = get_args(Measure)
 
@@ -86,8 +86,8 @@ def test_every_method_has_a_curve_and_what_is_foretold_lies_within_its_interval(
         gain = found.gain(each, 60, 100)
         assert 0 <= gain.low <= gain.value <= gain.high
         assert found.lines[each].last.low <= found.lines[each].points[-1] <= found.lines[each].last.high
-        assert found.at(each, found.sizes[-1]) == found.lines[each].points[-1]
-        assert found.at(each, 40) <= found.at(each, 60) <= found.at(each, 120) <= 1
+        assert found.lines[each].last.value == found.lines[each].points[-1]
+        assert min(found.gain(each, 40, 60).value, found.gain(each, 60, 120).value) >= 0
 
 
 def test_gains_add_up_and_missing_is_the_gain_from_four_fifths_to_all():
@@ -120,7 +120,7 @@ def test_of_real_encoders_what_all_anchors_and_more_give_is_foretold():
         x, y = pack.vectors[source].double(), pack.vectors[target].double()
         found = curve("graded", x[:300], y[:300])
         with_300, with_500 = (cosine_with(x, y, k) for k in (300, 500))
-        errors.append(found.at("cosine", 300) - with_300)
+        errors.append(found.lines["cosine"].last.value + found.gain("cosine", found.sizes[-1], 300).value - with_300)
         plain.append(found.lines["cosine"].points[-1] - with_300)
         gains.append((found.gain("cosine", 300, 500).value, with_500 - with_300))
     assert abs(sum(errors)) < abs(sum(plain))

@@ -10,8 +10,8 @@ from app.errors import InvalidOption, MethodNotIndependent, UnknownOption
 from app.maths import align
 from app.maths.inverse import irp
 from app.maths.methods import LARGEST_SEED, METHODS, fit, fit_decoder, pair_for, resolve
-from app.maths.pair import pair_of
 from app.maths.space import fit_space
+from research.definitions import pair_of
 
 
 def normal(seed: int, *shape: int) -> Tensor:

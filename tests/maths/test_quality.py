@@ -12,22 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.maths import quality
-from app.maths.quality import (
-    cka,
-    cosine,
-    do_nothing,
-    jaccard,
-    measure,
-    mrr,
-    neighbours,
-    per_item,
-    ranks,
-    recall,
-    search,
-    shared,
-    similarities,
-    unit,
-)
+from app.maths.quality import cka, cosine, do_nothing, per_item, search, shared, similarities, unit
+from research.definitions import jaccard, measure, mrr, neighbours, ranks, recall
 
 seeds = st.integers(0, 2**31)
 

@@ -19,15 +19,14 @@ from app.maths.quantise import (
     MOST_BITS,
     ROUNDING,
     bound,
-    codes,
     keeps_levels,
     largest_code,
     quantise_in_place,
     step,
-    values,
 )
-from app.maths.space import fit_space, relative
+from app.maths.space import fit_space
 from app.maths.translator import decode, make_decoder
+from research.definitions import codes, relative, values
 from research.quantisation import most_steps
 
 seeds = st.integers(0, 2**31)

@@ -10,9 +10,9 @@ from app.demo.pack import load_pack
 from app.errors import UnknownOption
 from app.maths import methods
 from app.maths.crossfit import FEWEST, cut, hold_out
-from app.maths.quality import measure
 from app.maths.selection import CANDIDATES, FINE, MOST_ANCHORS, TOLD, USUAL, Candidate, choose, decode_power, decoding
 from app.maths.space import fit_space
+from research.definitions import measure
 
 USES = list(USUAL)
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from app.maths import quality
 from app.maths.quality import cka
 from app.maths.similarity import FEWEST_FOR_CKA, relative_similarity
-from app.maths.space import fit_space, relative
+from app.maths.space import fit_space
+from research.definitions import relative
 
 seeds = st.integers(0, 2**31)
 

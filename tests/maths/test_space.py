@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.errors import DegenerateAnchors, DimensionMismatch, EmptyVectors, NonFinite, OutOfRange
-from app.maths.space import LARGEST, check_vectors, fit_space, normalise, relative, row_norms, unit_rows
+from app.maths.space import LARGEST, check_vectors, fit_space, normalise, row_norms, unit_rows
+from research.definitions import relative
 
 seeds = st.integers(0, 2**31)
 

@@ -16,8 +16,9 @@ from app.demo.pack import load_pack
 from app.errors import DimensionMismatch, EmptyVectors, NonFinite, OutOfRange
 from app.maths import graded
 from app.maths.methods import METHODS, Options, fit, fit_decoder, resolve
-from app.maths.space import LARGEST, fit_space, normalise, relative
+from app.maths.space import LARGEST, fit_space, normalise
 from app.maths.translator import Translator, apply, content_hash, decode, make_translator
+from research.definitions import relative
 
 every_method = pytest.mark.parametrize("name", list(METHODS))
 UNPRUNED = {"delta": 0.0, "omega": 1}

@@ -344,8 +344,8 @@ def test_a_job_cancelled_while_its_set_is_made_makes_none(quick, mixed, monkeypa
         made.append(jobs.cancel(quick, PROJECT, job.id).state)
         return make(*arguments, **more)
 
-    make = spaces._make_space
-    monkeypatch.setattr(spaces, "_make_space", cancelled_meanwhile)
+    make = spaces.make_space
+    monkeypatch.setattr(spaces, "make_space", cancelled_meanwhile)
     row = run(quick, job)
     assert (row.state, made) == (JobState.cancelled, [JobState.running])  # and the second space was not begun
     assert nothing_made(quick)

@@ -19,13 +19,14 @@ from starlette.testclient import TestClient
 from app.errors import AnchorageError, NonFinite, OutOfRange
 from app.main import create_app
 from app.maths.methods import fit, fit_decoder, resolve
-from app.maths.space import fit_space, relative
+from app.maths.space import fit_space
 from app.maths.translator import STEP, apply
 from app.maths.translator import decode as decode_plainly
 from app.services import products
 from app.services.products import DecodeProduct, RelateProduct, TranslateProduct
 from app.settings import Settings
 from app.storage import names
+from research.definitions import relative
 
 # --- products ------------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ a step, and every anchor is scaled back to length 1. At the end each is rounded 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -74,22 +74,6 @@ class Wanted:
 Correspondence = Callable[[Relative], Wanted]
 
 
-@dataclass(frozen=True, eq=False)
-class Optimised:
-    """pairs     (p, 2) rows (i of x, j of y), kept seeds first, then those nearest to their items; p <= size, no item twice
-    nearness  (p,) cosine of each optimised anchor to the item it was rounded to: 1 for frozen seeds
-    facts     of the last step: loss, agreement; and the mean nearness of what is no frozen seed
-    """
-
-    pairs: Int64[Tensor, "p 2"]
-    nearness: Float32[Tensor, " p"]
-    facts: Mapping[str, float]
-
-    def grown(self) -> Grown:
-        """Without an estimate of confidence: optimisation has none."""
-        return Grown(self.pairs, torch.full((len(self.pairs),), torch.nan), self.facts)
-
-
 @dataclass(eq=False)
 class Anchors:
     """Where the optimisation stands.
@@ -146,8 +130,11 @@ def optimise(
     *,
     state: State | None,
     on_step: OnStep,
-) -> Optimised:
+) -> Grown:
     """Grow seed pairs into `descent.size` parallel anchors; fewer where two of them land on one item.
+
+    Kept seeds come first, then those nearest to their items; no estimate of confidence, for optimisation has none.
+    facts  of the last step: loss, agreement; and the mean cosine of what is no frozen seed to its item: nearness
 
     state  as an earlier `on_step` was given it, for equal arguments: the answer is bitwise that of an undisturbed run
     Deterministic for equal inputs, seed, device and number of threads. Raises InvalidSeeds.
@@ -230,14 +217,14 @@ def mean_squares(
     return total / wanted.relative.numel(), gradient.mul_(2 / wanted.relative.numel())
 
 
-def _rounded(pools: Pools, rows: list[int], seeds: list[tuple[int, int]], anchors: Anchors, beat: Beat) -> Optimised:
+def _rounded(pools: Pools, rows: list[int], seeds: list[tuple[int, int]], anchors: Anchors, beat: Beat) -> Grown:
     """Each free anchor as its nearest item; the nearest claim to an item wins, and a frozen seed's item is taken."""
     frozen = len(anchors.frozen)
     cosines, nearest = torch.empty(len(anchors.free)), torch.empty(len(anchors.free), dtype=torch.int64)
     for piece, block in products(anchors.free, pools.y, memory=pools.memory, beat=beat):
         largest = block.max(dim=1)
         cosines[piece], nearest[piece] = largest.values.clamp(-1.0, 1.0).cpu(), largest.indices.cpu()
-    pairs, nearness = seeds[:frozen], [1.0] * frozen
+    pairs, nearness = seeds[:frozen], list[float]()
     taken = {j for _, j in pairs}
     for index in cosines.argsort(descending=True, stable=True).tolist():
         j = int(nearest[index])
@@ -246,10 +233,7 @@ def _rounded(pools: Pools, rows: list[int], seeds: list[tuple[int, int]], anchor
             pairs.append((rows[frozen + index], j))
             nearness.append(float(cosines[index]))
     facts = dict(anchors.facts)
-    if len(pairs) > frozen:
-        facts["nearness"] = sum(nearness[frozen:]) / (len(pairs) - frozen)
+    if nearness:
+        facts["nearness"] = sum(nearness) / len(nearness)
     given = set(seeds)
-    order = sorted(range(len(pairs)), key=lambda at: pairs[at] not in given)
-    return Optimised(
-        torch.tensor([pairs[at] for at in order]), torch.tensor([nearness[at] for at in order], dtype=torch.float32), facts
-    )
+    return Grown(torch.tensor(sorted(pairs, key=lambda pair: pair not in given)), torch.full((len(pairs),), torch.nan), facts)

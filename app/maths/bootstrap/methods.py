@@ -48,8 +48,7 @@ def run(
     """Grow anchors by the method that the settings belong to. State, determinism, errors: as the method's own."""
     if isinstance(settings, self_learning.Settings):
         learnt = self_learning.learn(pools, seeds, settings, state=state, on_step=on_step)
-        facts = learnt.grown().facts
-        return Outcome(learnt.pairs, learnt.confidence, learnt.estimate, learnt.wrong_seeds, learnt.ask, facts)
+        return Outcome(learnt.pairs, learnt.confidence, learnt.estimate, learnt.wrong_seeds, learnt.ask, learnt.facts)
     optimise = soft_plan.grow if isinstance(settings, soft_plan.Settings) else paper.grow
     grown = optimise(pools, seeds, settings, state=state, on_step=on_step)  # type: ignore[arg-type]
     return judge(pools, seeds, grown, seed=settings.seed, on_step=on_step, total=settings.steps)

@@ -48,7 +48,7 @@ def grow(
         by = _by_columns if settings.argmax == "columns" else _by_rows
         return by(relative, epsilon=settings.epsilon, steps=settings.sinkhorn_steps)
 
-    return optimise(pools, seeds, descent, correspond, state=state, on_step=on_step).grown()
+    return optimise(pools, seeds, descent, correspond, state=state, on_step=on_step)
 
 
 def _by_columns(relative: Relative, *, epsilon: float, steps: int) -> Wanted:

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from app.maths.bootstrap import honesty, orphans
 from app.maths.bootstrap.annealing import directions
-from app.maths.bootstrap.common import Grown, OnStep, Pools, State, Step, check_pairs, ignore
+from app.maths.bootstrap.common import OnStep, Pools, State, Step, check_pairs, ignore
 from app.maths.bootstrap.course import Course, Settings, steps
 
-__all__ = ["ASKED", "FEWEST", "Learnt", "Settings", "grow", "learn"]
+__all__ = ["ASKED", "FEWEST", "Learnt", "Settings", "learn"]
 
 #: items of a pool below which nobody can tell right from wrong
 FEWEST = 100
@@ -59,18 +59,11 @@ class Learnt:
     attempts: int
     votes: honesty.Votes
 
-    def grown(self) -> Grown:
-        """What every method gives."""
+    @property
+    def facts(self) -> dict[str, float]:
+        """Numbers of the whole run."""
         told = self.estimate
-        facts = {"right": told.right, "agreement": told.agreement, "confirmed": told.confirmed, "attempts": float(self.attempts)}
-        return Grown(self.pairs, self.confidence, facts)
-
-
-def grow(
-    pools: Pools, seeds: list[tuple[int, int]], settings: Settings, *, state: State | None = None, on_step: OnStep = ignore
-) -> Grown:
-    """As `learn`, in the form that all methods share."""
-    return learn(pools, seeds, settings, state=state, on_step=on_step).grown()
+        return {"right": told.right, "agreement": told.agreement, "confirmed": told.confirmed, "attempts": float(self.attempts)}
 
 
 @torch.no_grad()

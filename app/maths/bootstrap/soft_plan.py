@@ -53,7 +53,7 @@ def grow(
         means, partner = barycentre(x, y, u, epsilon=epsilon, memory=memory, beat=beat)
         return Wanted(torch.arange(len(y), device=y.device), means, partner, carried=v)
 
-    return optimise(pools, seeds, descent, correspond, state=state, on_step=on_step).grown()
+    return optimise(pools, seeds, descent, correspond, state=state, on_step=on_step)
 
 
 def share(settings: Settings, step: int) -> float:

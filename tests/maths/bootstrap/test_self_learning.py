@@ -19,7 +19,7 @@ from app.maths.bootstrap.course import VARIANTS
 from app.maths.bootstrap.matching import silent
 from app.maths.bootstrap.orphans import MOST_TRIALS, TRIALS
 from app.maths.bootstrap.refining import paired, rematch
-from app.maths.bootstrap.self_learning import ASKED, FEWEST, LEAST_LEFT, Learnt, Settings, grow, learn
+from app.maths.bootstrap.self_learning import ASKED, FEWEST, LEAST_LEFT, Learnt, Settings, learn
 from app.maths.bootstrap.unsupervised import Centroids
 
 Seeds = list[tuple[int, int]]
@@ -218,15 +218,6 @@ def test_no_table_of_both_pools_is_held(peak: Callable[[Callable[[], object]], i
     world = views(2, common=1_500)
     pools, settings = replace(world.pools, memory=10**6), Settings(rounds=2, attempts=1, refinements=1, confirmations=1)
     assert peak(lambda: learn(pools, world.seeds(9), settings)) < 1_500 * 1_500 * 4
-
-
-def test_the_form_that_all_methods_share_says_the_same():
-    world = views(1)
-    whole, short = learn(world.pools, world.seeds(4), Settings()), grow(world.pools, world.seeds(4), Settings())
-    assert torch.equal(short.pairs, whole.pairs)
-    assert torch.equal(short.confidence, whole.confidence)
-    assert short.facts["right"] == whole.estimate.right
-    assert short.facts["attempts"] == whole.attempts
 
 
 # what it says of itself

@@ -1,0 +1,62 @@
+"""Processes that are started again when they end by themselves, until this one is asked to stop."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+log = logging.getLogger("anchorage.processes")
+
+#: a process that ended by itself is started again after this pause
+RESTART_S = 1.0
+
+
+def supervise(
+    target: Callable[..., None],
+    calls: Sequence[tuple[Any, ...]],
+    *,
+    stop_s: float,
+    lost: Callable[[int], object] = lambda pid: None,
+) -> None:
+    """Run `target(*call)` in a process for each of the calls, until SIGTERM or SIGINT; then stop them, within `stop_s`.
+
+    Spawned, never forked: CUDA does not survive a fork. lost  hears the id of a process that has ended by itself
+    """
+    spawn = multiprocessing.get_context("spawn")
+    ended = threading.Event()
+    _on_signals(lambda *_: ended.set())
+
+    def start(call: tuple[Any, ...]) -> SpawnProcess:
+        process = spawn.Process(target=target, args=call)
+        process.start()
+        return process
+
+    processes = [start(call) for call in calls]
+    while not ended.wait(RESTART_S):
+        for place, process in enumerate(processes):
+            if not process.is_alive():
+                log.warning("process %s ended with %s: started again", process.pid, process.exitcode)
+                lost(process.pid or 0)
+                processes[place] = start(calls[place])
+
+    def terminate(*_: object) -> None:
+        for process in processes:
+            process.terminate()
+
+    _on_signals(terminate)  # a second signal does not wait: they know what it means
+    terminate()
+    deadline = time.monotonic() + stop_s
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        process.kill()
+
+
+def _on_signals(handle: Callable[..., None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handle)
