@@ -17,15 +17,12 @@ from app.maths.methods import METHODS, fit, resolve
 from app.maths.relating import relate_into
 from app.maths.space import Space, fit_space, relative
 from app.maths.translator import STEP, Translated, Translator, apply, apply_into, no_flags
+from tests.maths.clouds import normal
 
 #: what float32 may add, as part of the target's scale
 CLOSE = 1e-5
 COUNTS = (1, 2, STEP - 1, STEP, STEP + 1, 3 * STEP)
 DTYPES = (torch.float16, torch.float32, torch.float64)
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def made(seed: int, dims: tuple[int, int], *, name: str = "ridge", offset: float = 1.0, anchors: int = 40, **options: bool):

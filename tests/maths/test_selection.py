@@ -13,12 +13,9 @@ from app.maths.crossfit import FEWEST, cut, hold_out
 from app.maths.quality import measure
 from app.maths.selection import CANDIDATES, FINE, MOST_ANCHORS, TOLD, USUAL, Candidate, choose, decode_power, decoding
 from app.maths.space import fit_space
+from tests.maths.clouds import normal
 
 USES = list(USUAL)
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture(scope="module")

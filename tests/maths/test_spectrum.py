@@ -6,17 +6,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from app.errors import InvalidOption
 from app.maths.space import fit_space
 from app.maths.spectrum import kept_svd, pinv, rank_and_condition, rank_tolerance, whitened
+from tests.maths.clouds import normal
 
 sizes = st.integers(1, 12)
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 @given(seed=st.integers(0, 2**31), n=sizes, d=sizes, rank=sizes)

@@ -9,15 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from app.maths.bootstrap import paper
 from app.maths.bootstrap.common import Grown, Pools, fit_pools
 from app.maths.bootstrap.soft_plan import Settings, grow, mean_cost, share
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+from tests.maths.bootstrap.clouds import normal
 
 
 def noisy(seed: int) -> tuple[Pools, list[int]]:

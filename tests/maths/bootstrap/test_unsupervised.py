@@ -9,14 +9,7 @@ from torch.nn.functional import normalize
 
 from app.maths.bootstrap.matching import silent
 from app.maths.bootstrap.unsupervised import Centroids, overlap
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def rotation(seed: int, d: int) -> Tensor:
-    return torch.linalg.qr(normal(seed, d, d).double()).Q.float()
+from tests.maths.bootstrap.clouds import interrupt, normal, rotation
 
 
 def groups(seed: int, count: int, each: int, d: int = 8) -> Tensor:
@@ -78,17 +71,8 @@ def test_rows_of_nothing_are_no_trouble():
 
 def test_what_the_beat_raises_passes_through_and_it_is_called_before_every_start():
     x, y = normalize(normal(1, 60, 4)), normalize(normal(2, 60, 4))
-    beats = 0
-
-    def count() -> None:
-        nonlocal beats
-        beats += 1
-
-    overlap(x, y, Centroids(count=5, starts=7), seed=0, beat=count)
-    assert beats >= 7
-
-    def stop() -> None:
-        raise KeyboardInterrupt
-
+    beats: list[None] = []
+    overlap(x, y, Centroids(count=5, starts=7), seed=0, beat=lambda: beats.append(None))
+    assert len(beats) >= 7
     with pytest.raises(KeyboardInterrupt):
-        overlap(x, y, Centroids(), seed=0, beat=stop)
+        overlap(x, y, Centroids(), seed=0, beat=interrupt)
