@@ -44,13 +44,10 @@ def naive(translator: Translator, vectors: Tensor) -> Tensor:
     return decoder.scale * product + decoder.mean.double()
 
 
-def carefully(translator: Translator, vectors: Tensor) -> Translated:
+def carefully(served: Translator, vectors: Tensor) -> Translated:
     """Every row alone, by the way that is right for all of them."""
-    found = [translator_careful(translator, row[None]) for row in vectors]
+    found = [translator._careful_step(served, row[None]) for row in vectors]
     return Translated(*(torch.cat([getattr(each, part) for each in found]) for part in ("vectors", "at_mean", "outside")))
-
-
-translator_careful = translator._careful_step
 
 
 def furthest(found: Tensor, expected: Tensor, translator: Translator) -> float:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import psycopg
 
 from app.storage import tables
 from app.storage.db import Database
+
+
+def change(db: Database, function: Callable[..., Any], *arguments: Any, **values: Any) -> Any:
+    """What a query returns in a transaction of its own."""
+    with db.transaction() as session:
+        return function(session, *arguments, **values)
 
 
 def delete_all(db: Database) -> None:

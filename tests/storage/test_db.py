@@ -30,12 +30,14 @@ def names(db) -> list[str]:
         return list(session.scalars(select(tables.Encoder.name).order_by(tables.Encoder.name)))
 
 
-def test_a_transaction_commits_at_its_end(db):
+def test_a_transaction_commits_at_its_end_and_its_rows_stay_readable(db):
+    row = encoder()
     with db.transaction() as session:
-        session.add(encoder())
+        session.add(row)
         session.flush()
         assert names(db) == []  # a reader is not held up by a writer
     assert names(db) == ["e"]
+    assert (row.name, row.project, len(row.id), row.options) == ("e", "default", 32, {})
 
 
 def test_any_exception_takes_everything_back(db):
@@ -48,13 +50,6 @@ def test_any_exception_takes_everything_back(db):
     with pytest.raises(KeyboardInterrupt):
         fail()
     assert names(db) == []
-
-
-def test_rows_stay_readable_after_the_commit(db):
-    row = encoder()
-    with db.transaction() as session:
-        session.add(row)
-    assert (row.name, row.project, len(row.id), row.options) == ("e", "default", 32, {})
 
 
 def test_a_broken_constraint_is_a_conflict_and_leaves_nothing(db):

@@ -11,6 +11,7 @@ from app.errors import AnchorSetNotFound, EncoderNotFound, HeadNotFound, JobNotF
 from app.storage import registry, tables
 from app.storage.db import Database
 from app.types import JobState
+from tests.storage.helpers import change
 
 DAY = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -164,11 +165,6 @@ def put(db, row) -> str:
     with db.transaction() as session:
         session.add(row)
     return row.id
-
-
-def change(db, function, *arguments, **values):
-    with db.transaction() as session:
-        return function(session, *arguments, **values)
 
 
 # --- keys, audit, requests that may be repeated ---------------------------------------------------------------------------

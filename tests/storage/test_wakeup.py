@@ -140,11 +140,8 @@ def unhurt(waker: RedisWakeup) -> None:
     assert alive == ["wakeup-publish", "wakeup-listen"]
 
 
-def test_a_redis_that_is_not_there_delays_nobody(connect):
+def test_a_redis_that_is_not_there_or_frozen_delays_nobody(connect, redis_server):
     unhurt(connect("redis://127.0.0.1:1/0"))
-
-
-def test_a_frozen_redis_delays_nobody(connect, redis_server):
     redis_server.freeze()
     try:
         unhurt(connect(redis_server.url))

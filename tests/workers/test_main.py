@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from datetime import timedelta
 
-import numpy as np
 import pytest
 import torch
 from starlette.testclient import TestClient
@@ -19,8 +18,8 @@ from app.wiring import make_services
 from tests.waiting import until
 
 POOLS = {
-    "source_pool": torch.tensor(np.random.default_rng(0).normal(size=(30, 4)), dtype=torch.float32),
-    "target_pool": torch.tensor(np.random.default_rng(1).normal(size=(30, 3)), dtype=torch.float32),
+    f"{side}_pool": torch.randn(30, dim, generator=torch.Generator().manual_seed(dim))
+    for side, dim in (("source", 4), ("target", 3))
 }
 
 #: what the worker of a process that was killed leaves in its job's row

@@ -27,16 +27,9 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def environment(deployment) -> dict[str, str]:
     """What tells a process the deployment's settings."""
-    settings = deployment.settings
-    return {
-        **os.environ,
-        "ANCHORAGE_DATA_DIR": str(settings.data_dir),
-        "ANCHORAGE_DATABASE_URL": settings.database_url,
-        "ANCHORAGE_REDIS_URL": settings.redis_url,
-        "ANCHORAGE_REDIS_PREFIX": settings.redis_prefix,
-        "ANCHORAGE_LEASE_S": "2",
-        "ANCHORAGE_THREADS": "1",
-    }
+    names = ("data_dir", "database_url", "redis_url", "redis_prefix")
+    given = {**{name: str(getattr(deployment.settings, name)) for name in names}, "lease_s": "2", "threads": "1"}
+    return {**os.environ, **{f"ANCHORAGE_{name.upper()}": value for name, value in given.items()}}
 
 
 @pytest.fixture

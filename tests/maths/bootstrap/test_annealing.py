@@ -162,14 +162,11 @@ def test_the_perplexity_falls_geometrically_from_the_breadth_to_the_sharpness(br
     schedule = Schedule(breadth=breadth, sharpness=sharpness, rounds=rounds)
     asked = [perplexity(schedule, done, target) for done in range(rounds)]
     assert asked[0] == pytest.approx(max(breadth * target, sharpness))
+    assert perplexity(Schedule(breadth=breadth, sharpness=sharpness, rounds=1), 0, target) == pytest.approx(asked[0])
     assert asked[-1] == pytest.approx(sharpness)
     ratios = [later / earlier for earlier, later in pairwise(asked)]
     assert max(ratios) <= 1 + 1e-9
     assert ratios == pytest.approx([ratios[0]] * len(ratios))
-
-
-def test_the_only_round_of_one_has_the_breadth():
-    assert perplexity(Schedule(breadth=0.2, rounds=1), 0, 100) == pytest.approx(20.0)
 
 
 def test_of_a_large_target_fewer_rows_suffice(peak: Callable[[Callable[[], object]], int]):

@@ -75,14 +75,11 @@ def test_pools_that_span_nothing_or_hold_no_numbers_are_refused(bad, error, name
     assert list(caught.value.rows or []) == named
 
 
-def test_it_is_alive_between_the_pieces(monkeypatch):
+def test_it_is_alive_between_the_pieces_and_ends_with_what_its_beat_raises(monkeypatch):
     monkeypatch.setattr(common, "PIECE", 30)
     beats: list[None] = []
     fit_pools(normal(0, 100, 3), normal(1, 50, 3), beat=lambda: beats.append(None))
     # A piece is ten rows, and every row is looked at three times at least.
     assert len(beats) >= 3 * (10 + 5)
-
-
-def test_what_beat_raises_ends_it():
     with pytest.raises(KeyboardInterrupt):
         fit_pools(normal(0, 5, 3), normal(1, 5, 3), beat=interrupt)
