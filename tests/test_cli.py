@@ -70,6 +70,12 @@ def serving(tmp_path: Path, **settings: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The setting of an empty database."""
+    return {} if request.param == "sqlite" else {"database_url": request.getfixturevalue("postgres_url")}
+
+
 # --- serve ---------------------------------------------------------------------------------------------------------------
 
 
@@ -118,6 +124,16 @@ def test_a_setting_that_is_wrong_is_named_in_a_sentence(tmp_path: Path, name: st
     assert value in text
 
 
+def test_without_redis_several_processes_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    assert "ANCHORAGE_REDIS_URL" in refusal(tmp_path, "serve", "--workers", "2")
+    assert not (tmp_path / "anchorage.db").exists()
+
+
+@pytest.mark.parametrize("port", ["-1", "99999", "http"])
+def test_a_port_that_is_none_is_refused_in_a_sentence(tmp_path: Path, port: str) -> None:
+    assert "port" in refusal(tmp_path, "serve", "--port", port)
+
+
 def test_a_database_that_is_no_url_or_is_away_is_said_in_a_sentence(tmp_path: Path) -> None:
     for url in ("nonsense", "mysql://localhost/x", f"postgresql://nobody@127.0.0.1:{free_port()}/none"):
         assert "the database cannot be used" in refusal(tmp_path, "migrate", database_url=url)
@@ -144,14 +160,12 @@ def test_a_worker_is_told_to_migrate_first_and_which_devices_there_are(tmp_path:
     assert "anchorage migrate" in refusal(tmp_path, "worker", redis_url=redis_url, devices="cpu")
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
-def test_the_schema_goes_back_for_an_older_version_and_forward_again(tmp_path, database, request) -> None:
-    url = {} if database == "sqlite" else {"database_url": request.getfixturevalue("postgres_url")}
-    run(tmp_path, "migrate", **url)
-    assert "0006" in run(tmp_path, "downgrade", "0006", **url).output
-    assert "is at revision 0006" in refusal(tmp_path, "keys", "list", **url)
-    run(tmp_path, "migrate", **url)
-    assert run(tmp_path, "keys", "list", **url).exit_code == 0
+def test_the_schema_goes_back_for_an_older_version_and_forward_again(tmp_path: Path, database: dict[str, str]) -> None:
+    run(tmp_path, "migrate", **database)
+    assert "0006" in run(tmp_path, "downgrade", "0006", **database).output
+    assert "is at revision 0006" in refusal(tmp_path, "keys", "list", **database)
+    run(tmp_path, "migrate", **database)
+    assert run(tmp_path, "keys", "list", **database).exit_code == 0
 
 
 def test_a_way_back_to_an_unknown_revision_is_refused(tmp_path) -> None:
@@ -161,12 +175,6 @@ def test_a_way_back_to_an_unknown_revision_is_refused(tmp_path) -> None:
 
 
 # --- keys and migrate ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest) -> dict[str, str]:
-    """The setting of an empty database."""
-    return {} if request.param == "sqlite" else {"database_url": request.getfixturevalue("postgres_url")}
 
 
 def test_migrating_is_safe_at_any_time_and_the_first_key_is_shown_once(tmp_path: Path, database: dict[str, str]) -> None:
@@ -203,7 +211,6 @@ def test_the_story_of_a_key(tmp_path: Path, database: dict[str, str]) -> None:
 
 def test_the_first_key_is_made_again_when_none_works_any_more(tmp_path: Path) -> None:
     key = re.search(KEY, run(tmp_path, "migrate", "--first-key").output)
-    assert key is not None
     run(tmp_path, "keys", "revoke", key[0].split("_")[1])
     assert re.search(KEY, run(tmp_path, "migrate", "--first-key").output)
 
@@ -275,44 +282,34 @@ def test_a_database_of_a_newer_version_is_said_to_be_one(tmp_path: Path) -> None
 # --- backup and restore ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
-def test_what_was_backed_up_is_there_again_after_it_was_lost(tmp_path, request, database, embeddings):
-    url = {} if database == "sqlite" else {"database_url": request.getfixturevalue("postgres_url")}
+def test_what_was_backed_up_is_there_again_after_it_was_lost(tmp_path: Path, database: dict[str, str]) -> None:
     home, folder = tmp_path / "home", str(tmp_path / "backup")
 
     def started() -> TestClient:
-        return TestClient(create_app(Settings(data_dir=home, **url)), base_url="http://127.0.0.1")
-
-    def ask(client: TestClient) -> bytes:
-        pair = {"source": "first", "target": "second", "anchor_set": "items"}
-        answer = client.post("/translate", json={**pair, "vectors": embeddings["first"].tolist(), "encoding": "base64"})
-        assert answer.status_code == 200, answer.text
-        return answer.json()["vectors"]["base64"]
+        return TestClient(create_app(Settings(data_dir=home, **database)), base_url="http://127.0.0.1")
 
     with started() as client:
-        for name, vectors in embeddings.items():
-            assert client.post("/encoders", json={"name": name, "dim": vectors.shape[1]}).status_code == 201
-        body = {"name": "items", "embeddings": {name: vectors.tolist() for name, vectors in embeddings.items()}}
-        assert client.post("/anchor-sets", json=body).status_code == 201
-        expected = ask(client)
-        result = run(home, "backup", folder, **url)  # while it serves
+        client.post("/encoders", json={"name": "a", "dim": 2})
+        client.post("/anchor-sets", json={"name": "s", "embeddings": {"a": [[1, 0], [0, 1]]}})
+        expected = client.get("/anchor-sets/s").json()
+        result = run(home, "backup", folder, **database)  # while it serves
         assert result.exit_code == 0, result.output
-        assert "and 2 blobs are in" in said(result.output)
-        assert "is not empty" in refusal(home, "backup", folder, **url)
-        if database == "postgresql":
-            assert "other sessions use the database" in refusal(home, "restore", folder, **url)
+        assert "and 1 blobs are in" in said(result.output)
+        assert "is not empty" in refusal(home, "backup", folder, **database)
+        if database:
+            assert "other sessions use the database" in refusal(home, "restore", folder, **database)
     with exclusive(home):  # as `anchorage serve` does without Redis
-        assert "another process serves the data dir" in refusal(home, "restore", folder, **url)
-    assert "has rows already" in refusal(home, "restore", folder, **url)
+        assert "another process serves the data dir" in refusal(home, "restore", folder, **database)
+    assert "has rows already" in refusal(home, "restore", folder, **database)
 
     shutil.rmtree(home)
-    if database == "postgresql":
-        with psycopg.connect(url["database_url"].replace("+psycopg", "")) as connection:
+    if database:
+        with psycopg.connect(database["database_url"].replace("+psycopg", "")) as connection:
             connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-    result = run(home, "restore", folder, **url)
+    result = run(home, "restore", folder, **database)
     assert result.exit_code == 0, result.output
     with started() as client:
-        assert ask(client) == expected
+        assert client.get("/anchor-sets/s").json() == expected
 
 
 def test_a_backup_with_damage_is_restored_only_by_force_and_says_what_is_lacking(tmp_path):

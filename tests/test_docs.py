@@ -44,7 +44,6 @@ def test_the_changelog_begins_with_this_version() -> None:
 
 
 def test_the_readme_quotes_the_demo() -> None:
-    """Every row of the README's first table is in benchmarks/results, to the digits shown."""
     text = (ROOT / "README.md").read_text()
     demo = json.loads((ROOT / "benchmarks" / "results" / "demo.json").read_text())
     for name, row in demo["mean"].items():
@@ -63,7 +62,6 @@ def test_every_link_in_the_documents_leads_somewhere() -> None:
 
 
 def test_the_operators_page_quotes_the_fault_table() -> None:
-    """Every fault of benchmarks/results/faults.json is in the table, with its counts."""
     text = (ROOT / "docs" / "operations.md").read_text()
     faults = json.loads((ROOT / "benchmarks" / "results" / "faults.json").read_text())["faults"]
     counts = ("requests", "ok", "busy", "broken", "dropped", "lost", "twice", "wrong")
@@ -72,7 +70,6 @@ def test_the_operators_page_quotes_the_fault_table() -> None:
 
 
 def test_the_page_on_evaluations_quotes_the_benchmark() -> None:
-    """Every row of benchmarks/results/hubness.json is in the table, to the digits shown."""
     text = (ROOT / "docs" / "evaluate.md").read_text()
     results = json.loads((ROOT / "benchmarks" / "results" / "hubness.json").read_text())["results"]
     for name, searches in results.items():
@@ -84,7 +81,6 @@ def test_the_page_on_evaluations_quotes_the_benchmark() -> None:
 
 
 def test_the_page_on_thresholds_quotes_the_benchmark() -> None:
-    """Both tables have every row of benchmarks/results/thresholds.json, to the digits shown."""
     text = (ROOT / "docs" / "thresholds.md").read_text()
     summary = json.loads((ROOT / "benchmarks" / "results" / "thresholds.json").read_text())["summary"]
     choices = ("unchanged", "mapped", "by_rate", "best")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import signal
@@ -18,27 +17,18 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from app.cli import cli
 from app.demo.client import free_port
 from app.services.keys import create_key
 from app.settings import Settings
 from app.types import Scope
 from app.wiring import make_services
+from tests.waiting import until
 
 ANCHORS = np.random.default_rng(1).normal(size=(12, 3))
 TRANSLATE = {"source": "first", "target": "second", "anchor_set": "items", "vectors": ANCHORS[:1].tolist()}
 
 pytestmark = pytest.mark.timeout(180)
-
-
-def until(ask: Callable[[], Any], seconds: float = 60) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := ask()):
-        assert time.monotonic() < deadline, f"never true: {ask}"
-        time.sleep(0.02)
-    return found
 
 
 def alive(pid: int) -> bool:
@@ -112,18 +102,6 @@ def several(tmp_path: Path, redis_url: str, redis_prefix: str) -> Iterator[Calla
     yield start
     for server in started:
         server.end()
-
-
-def test_without_redis_several_processes_are_refused_in_a_sentence(tmp_path: Path) -> None:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    result = CliRunner().invoke(cli, ["serve", "--workers", "2"], env={"ANCHORAGE_DATA_DIR": str(tmp_path), "COLUMNS": "200"})
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    assert result.exit_code == 2
-    assert "ANCHORAGE_REDIS_URL" in result.stderr
-    assert "Traceback" not in result.stderr
-    assert not (tmp_path / "anchorage.db").exists()
 
 
 def test_two_processes_are_one_service_and_finish_what_they_began_when_the_first_is_killed(

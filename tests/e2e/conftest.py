@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,7 +29,6 @@ class Process:
 
     @property
     def pid(self) -> int:
-        assert self._process is not None
         return self._process.pid
 
     def start(self, *, environment: dict[str, str] | None = None) -> Process:
@@ -54,7 +52,6 @@ class Process:
 
     def stop(self) -> int:
         """Send SIGTERM and wait for the end; returns the exit status."""
-        assert self._process is not None
         self._process.terminate()
         return self._process.wait(timeout=60)
 
@@ -88,18 +85,3 @@ def live(live_folder: Path) -> Iterator[Client]:
     """`anchorage serve` on a free port, embedded."""
     with server(live_folder) as client:
         yield client
-
-
-@pytest.fixture
-def until() -> Callable[[Callable[[], Any]], Any]:
-    """Ask until the answer is true; returns it."""
-
-    def wait(ask: Callable[[], Any], timeout: float = 60) -> Any:
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            if found := ask():
-                return found
-            time.sleep(0.02)
-        raise AssertionError(f"never true: {ask}")
-
-    return wait

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from app.errors import InvalidOption
 from app.maths import align
 from app.maths.space import fit_space
 from research.definitions import pair_of
+from tests.maths.clouds import normal
 
 seeds = st.integers(0, 2**31)
 
@@ -24,10 +24,6 @@ def procrustes(source: Tensor, target: Tensor) -> Tensor:
 def ridge(source: Tensor, target: Tensor, *, ridge: float) -> Tensor:
     pair = pair_of(source, target)
     return pair.join(align.regression(pair, ridge=ridge))
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 @given(seed=seeds, k=st.integers(2, 15), dx=st.integers(2, 10), dy=st.integers(2, 10))
@@ -80,20 +76,6 @@ def test_ridge_zero_is_least_squares_of_least_norm(k, d):
     x, y = fit_space(normal(4, k, d)).unit, fit_space(normal(5, k, 7)).unit
     expected = torch.linalg.lstsq(x, y, driver="gelsd", rcond=1e-10).solution
     torch.testing.assert_close(ridge(x, y, ridge=0.0), expected, rtol=0, atol=1e-8)
-
-
-def test_a_larger_ridge_gives_a_smaller_matrix_down_to_zero():
-    x, y = fit_space(normal(6, 12, 5)).unit, fit_space(normal(7, 12, 4)).unit
-    norms = [float(ridge(x, y, ridge=penalty).norm()) for penalty in (0.0, 0.1, 1.0, 10.0, 1e6)]
-    assert norms == sorted(norms, reverse=True)
-    assert norms[-1] < 1e-5
-
-
-def test_a_negative_ridge_is_refused():
-    x = fit_space(normal(8, 5, 4)).unit
-    with pytest.raises(InvalidOption) as caught:
-        ridge(x, x, ridge=-1.0)
-    assert caught.value.field == "options.ridge"
 
 
 @given(seed=seeds, k=st.integers(2, 6), dx=st.integers(7, 12), dy=st.integers(7, 12))

@@ -6,18 +6,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from app.errors import DegenerateAnchors, InvalidOption
 from app.maths.anchors import uniform
 from app.maths.space import fit_space
 from research.anchors import farthest
+from tests.maths.clouds import normal
 
 seeds = st.integers(0, 2**31)
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 @given(seed=seeds, pool=st.integers(1, 50), share=st.floats(0, 1))
@@ -52,11 +48,6 @@ def test_each_farthest_item_is_the_one_least_similar_to_those_before_it(seed):
         nearness = (unit @ unit[found[:position]].T).abs().amax(dim=1)
         nearness[found[:position]] = 2.0
         assert float(nearness[found[position]]) <= float(nearness.min()) + 1e-12
-
-
-def test_fewer_sizes_of_farthest_are_prefixes_of_more():
-    pool = normal(2, 30, 5)
-    assert farthest(pool, size=30, seed=1)[:7] == farthest(pool, size=7, seed=1)
 
 
 def test_farthest_never_takes_an_item_without_direction():

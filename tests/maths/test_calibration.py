@@ -20,18 +20,11 @@ from app.maths.held_pairs import Given, Items, translate_held_out
 from app.maths.methods import fit, resolve
 from app.maths.quality import unit
 from app.maths.space import fit_space
-from app.maths.translator import apply
+from app.maths.translator import Translator, apply
 from app.types import Scores
+from tests.maths.clouds import normal, rotation
 
 NATIVE, TRANSLATED, BOTH = Scores.native_native, Scores.translated_native, Scores.translated_translated
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def rotation(seed: int, dim: int) -> Tensor:
-    return torch.linalg.qr(normal(seed, dim, dim)).Q
 
 
 def clustered(seed: int, items: int, dim: int) -> Tensor:
@@ -47,10 +40,14 @@ def noisy_pair(seed: int, items: int) -> tuple[Tensor, Tensor]:
     return source, source @ normal(8, 16, 12) + 2.0 * normal(seed + 3, items, 12)
 
 
-def items_of(source: Tensor, target: Tensor, method: str = "ridge") -> Items:
-    items = translate_held_out(method, source, target, resolve(method, {}, anchors=len(source)))
+def items_of(source: Tensor, target: Tensor, method: str = "ridge", **options: bool) -> Items:
+    items = translate_held_out(method, source, target, resolve(method, options, anchors=len(source)))
     assert items is not None
     return items
+
+
+def ridge(source: Tensor, target: Tensor) -> Translator:
+    return fit("ridge", fit_space(source), fit_space(target), resolve("ridge", {}, anchors=len(source)))
 
 
 @cache
@@ -61,7 +58,6 @@ def noisy(scores: Scores, given: Given = "source", seed: int = 0) -> Calibration
 def inside(calibration: Calibration, points: int = 25) -> list[float]:
     """Given scores that the calibration covers."""
     ends = covered(calibration)
-    assert ends is not None
     return torch.linspace(*ends, points, dtype=torch.float64)[1:-1].tolist()
 
 
@@ -90,9 +86,7 @@ def test_where_the_target_is_the_source_turned_every_score_stays_what_it_is_and_
 
 def test_where_translation_is_exact_translated_scores_stay_what_they_are_too():
     source = clustered(0, 120, 10)
-    options = resolve("procrustes", {"renormalise": False, "keep_norms": True}, anchors=120)
-    items = translate_held_out("procrustes", source, source @ rotation(0, 10), options)
-    assert items is not None
+    items = items_of(source, source @ rotation(0, 10), "procrustes", renormalise=False, keep_norms=True)
     for scores in Scores:
         calibration = calibrate(items, scores)
         for score in inside(calibration):
@@ -113,9 +107,7 @@ def test_the_map_never_falls(scores, given):
         assert bool((each.answer.diff() > 0).all())
 
 
-@given(
-    st.lists(st.tuples(st.floats(-1, 1, width=32), st.integers(1, 9)), min_size=1, max_size=12),
-)
+@given(st.lists(st.tuples(st.floats(-1, 1, width=32), st.integers(1, 9)), min_size=1, max_size=12))
 def test_its_values_are_the_least_squares_ones(points):
     """Against the max-min formula of isotonic regression, which is not how it is computed."""
     answer = torch.tensor([value for value, _ in points], dtype=torch.float64)
@@ -129,9 +121,7 @@ def test_its_values_are_the_least_squares_ones(points):
     expected = [max(min(mean(low, high) for high in range(i, n)) for low in range(i + 1)) for i in range(n)]
     fitted = c._isotonic(place, answer, weight)
     assert bool((fitted.answer.diff() > 0).all())
-    assert set(fitted.answer.round(decimals=9).tolist()) == set(
-        torch.tensor(expected, dtype=torch.float64).round(decimals=9).tolist()
-    )
+    assert {round(value, 9) for value in fitted.answer.tolist()} == {round(value, 9) for value in expected}
     total = float((fitted.at(place) * weight).sum())
     assert -weight.sum() <= total <= weight.sum()
 
@@ -139,13 +129,9 @@ def test_its_values_are_the_least_squares_ones(points):
 @settings(max_examples=15)
 @given(st.integers(10, 16), st.integers(2, 5), st.integers(0, 10_000), st.sampled_from(list(Scores)), st.floats(-1, 1))
 def test_any_anchors_give_intervals_within_the_cosines_or_none_at_all(count, dim, seed, scores, score):
-    items = translate_held_out(
-        "ridge", normal(seed, count, dim), normal(seed + 1, count, dim), resolve("ridge", {}, anchors=count)
-    )
-    assert items is not None
-    found = expect(calibrate(items, scores), score, level=0.9)
+    found = expect(calibrate(items_of(normal(seed, count, dim), normal(seed + 1, count, dim)), scores), score, level=0.9)
     assert found.extrapolated == (found.answer is None) == (found.interval is None) == (found.map_interval is None)
-    if found.answer is not None and found.interval is not None and found.map_interval is not None:
+    if not found.extrapolated:
         assert -1 <= found.interval[0] <= found.interval[1] <= 1
         assert -1 <= found.map_interval[0] <= found.map_interval[1] <= 1
         assert -1 <= found.answer <= 1
@@ -166,7 +152,7 @@ def test_turning_either_space_changes_nothing(scores):
 
 def test_the_mapped_score_is_the_mean_new_score_of_other_items():
     source, target = noisy_pair(0, 150)
-    translator = fit("ridge", fit_space(source), fit_space(target), resolve("ridge", {}, anchors=150))
+    translator = ridge(source, target)
     others, natives = noisy_pair(50, 800)
     translated = apply(translator, others).vectors
     old = pair_scores(others, others)
@@ -194,7 +180,7 @@ def test_the_interval_covers_the_new_scores_of_other_items(scores, level):
     for seed in (0, 10, 20, 30):
         calibration = noisy(scores, "source", seed)
         source, target = noisy_pair(seed, 150)
-        translator = fit("ridge", fit_space(source), fit_space(target), resolve("ridge", {}, anchors=150))
+        translator = ridge(source, target)
         new = pair_scores(natives if scores == NATIVE else apply(translator, others).vectors, natives)
         knots = inside(calibration, 60)
         found = [expect(calibration, score, level=level).interval for score in knots]
@@ -249,13 +235,10 @@ def test_of_shuffled_anchors_the_map_is_flat_the_interval_wide_and_the_decisions
         answers = []
         for score in (-0.2, 0.0, 0.3, 0.5):
             found = expect(calibration, score, level=0.9)
-            assert found.answer is not None
-            assert found.interval is not None
             answers.append(found.answer)
             assert found.interval[1] - found.interval[0] > 0.6 * spread
         assert max(answers) - min(answers) < 0.15 * spread + 0.03
         found = decisions.agreement(calibration, 0.5)
-        assert found is not None
         share = expect(calibration, 0.5, level=0.9).share
         # Who accepts every pair has F1 = 2 s / (1 + s); who knows nothing has no more.
         assert found.best.f1 < 2 * share / (1 + share) + 0.05
@@ -279,7 +262,6 @@ def test_the_threshold_by_rate_lets_the_same_share_through_and_leads_back(scores
     weight = there.rows.weight
     for score in (0.0, 0.3, 0.5, 0.7):
         found = expect(there, score, level=0.9)
-        assert found.by_rate is not None
         assert float(weight[there.rows.answer >= found.by_rate].sum() / weight.sum()) == pytest.approx(found.share, abs=2e-3)
         assert expect(back, found.by_rate, level=0.9).by_rate == pytest.approx(score, abs=0.02)
 
@@ -302,13 +284,10 @@ def test_decisions_are_counted_on_pairs_whose_items_had_no_part_in_the_threshold
         accepted[own] = rows.answer[own] >= candidates[int(f1.argmax())]
     both = float(rows.weight[accepted & reached].sum())
     found = decisions.agreement(calibration, score)
-    assert found is not None
     assert found.best.precision == pytest.approx(both / float(rows.weight[accepted].sum()), abs=0.02)
     assert found.best.recall == pytest.approx(both / float(rows.weight[reached].sum()), abs=0.02)
     assert found.unchanged.threshold == score
-    assert found.mapped is not None
     for each in (found.unchanged, found.mapped, found.by_rate, found.best):
-        assert each.precision is not None
         assert each.f1 == pytest.approx(2 * each.precision * each.recall / (each.precision + each.recall))
 
 
@@ -343,20 +322,14 @@ def test_no_accepted_pair_leaves_the_precision_open():
 def test_beyond_the_anchors_scores_nothing_is_claimed(score):
     for scores in Scores:
         found = expect(noisy(scores), score, level=0.9)
-        assert (found.answer, found.interval, found.map_interval, found.by_rate, found.extrapolated) == (
-            None,
-            None,
-            None,
-            None,
-            True,
-        )
+        assert (found.answer, found.interval, found.map_interval, found.by_rate) == (None,) * 4
+        assert found.extrapolated
         assert decisions.agreement(noisy(scores), score) is None
 
 
 def test_what_is_covered_is_what_is_answered():
     calibration = noisy(TRANSLATED)
     ends = covered(calibration)
-    assert ends is not None
     lower = float(calibration.rows.given[calibration.rows.given < ends[0]].max())
     for score, known in ((ends[0], True), (ends[1], True), (lower, False), (ends[1] + 1e-9, False)):
         assert (expect(calibration, score, level=0.9).by_rate is not None) == known
@@ -385,7 +358,6 @@ def test_in_a_gap_of_the_scores_the_rate_is_known_and_the_map_is_not():
     assert found.answer is None
     assert found.by_rate is not None
     agreed = decisions.agreement(calibration, 0.0)
-    assert agreed is not None
     assert agreed.mapped is None
     assert (agreed.by_rate.f1, agreed.best.f1, agreed.unchanged.f1) == (1.0, 1.0, 1.0)
 
@@ -402,7 +374,6 @@ def test_a_zero_vector_is_an_item_like_others():
     source, target = noisy_pair(0, 40)
     source[3], target[5] = 0, 0
     found = expect(calibrate(items_of(source, target), TRANSLATED), 0.3, level=0.9)
-    assert found.answer is not None
     assert math.isfinite(found.answer)
 
 
@@ -410,9 +381,7 @@ def test_too_few_distinct_anchors_have_no_calibration_and_ten_have_one():
     source, target = normal(0, FEWEST, 4), normal(1, FEWEST, 3)
     options = resolve("ridge", {}, anchors=FEWEST)
     assert translate_held_out("ridge", source[:-1].repeat(3, 1), target[:-1].repeat(3, 1), options) is None
-    items = translate_held_out("ridge", source, target, options)
-    assert items is not None
-    assert expect(calibrate(items, TRANSLATED), 0.0, level=0.9).share > 0
+    assert expect(calibrate(items_of(source, target), TRANSLATED), 0.0, level=0.9).share > 0
 
 
 # --- pairs ---------------------------------------------------------------------------------------------------------------
@@ -465,5 +434,4 @@ def test_an_item_scores_one_with_itself_unless_one_side_is_translated():
     assert c.same_item_interval(noisy(NATIVE), 0.9) is None
     assert c.same_item_interval(noisy(BOTH), 0.9) is None
     own = c.same_item_interval(noisy(TRANSLATED), 0.9)
-    assert own is not None
     assert 0.3 < own[1] < own[0] < own[2] < 1

@@ -12,22 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.errors import DimensionMismatch, NonFinite, OutOfRange
-from app.maths import methods
-from app.maths.confidence import (
-    ENOUGH,
-    EXTREME,
-    FEWEST,
-    LEAST_SPREAD,
-    LENGTH,
-    Confidence,
-    Expected,
-    expect,
-    features,
-    fit_confidence,
-    interval,
-    needed,
-    p_values,
-)
+from app.maths import confidence, methods
+from app.maths.confidence import LENGTH, Confidence, Expected, expect, features, fit_confidence, interval, needed, p_values
 from app.maths.quality import unit
 from app.maths.space import fit_space
 from app.maths.translator import apply
@@ -121,9 +107,9 @@ def test_many_anchors_need_one_part_which_is_where_the_theorem_is_exact():
     shares = []
     for seed in range(12):
         sample = world(seed, dims=(4, 4), latent=3)
-        (x, y), (asked, native) = sample(10 * ENOUGH), sample(1_000)
+        (x, y), (asked, native) = sample(10 * confidence.ENOUGH), sample(1_000)
         made = learn(x, y)
-        assert (made.held_out, len(made.errors)) == (ENOUGH, ENOUGH // 2)
+        assert (made.held_out, len(made.errors)) == (confidence.ENOUGH, confidence.ENOUGH // 2)
         shares.append(share(expect(made, asked), found(x, y, asked, native)))
     assert 0.88 < sum(shares) / len(shares) < 0.93
 
@@ -255,13 +241,13 @@ def test_a_vector_at_the_mean_has_no_expectation_and_is_neither_strange_nor_usua
 def test_where_all_anchors_have_length_one_other_lengths_are_strange_and_rounding_is_not(rounded):
     x, asked = clumps(0, 400), clumps(1, 300)
     made = learn(x.to(rounded).double(), clumps(0, 400)[:, :32] + 0.1 * clumps(2, 400)[:, 16:])
-    assert float(made.deviation[LENGTH]) == LEAST_SPREAD
+    assert float(made.deviation[LENGTH]) == confidence.LEAST_SPREAD
     usual = expect(made, asked)
     assert float(usual.strange.double().mean()) < 0.04
     assert torch.equal(expect(made, 1.001 * asked).strange, usual.strange)
     for scale in (1.3, 1 / 1.3):
         found = features(made.reference, (scale * asked).float()).double()
-        assert float(((found[:, LENGTH] - made.usual[LENGTH]) / made.deviation[LENGTH]).abs().min()) > 2 * EXTREME
+        assert float(((found[:, LENGTH] - made.usual[LENGTH]) / made.deviation[LENGTH]).abs().min()) > 2 * confidence.EXTREME
         assert float(expect(made, scale * asked).strange.double().mean()) > 0.9
 
 
@@ -280,8 +266,8 @@ def test_what_lies_outside_the_span_of_few_anchors_counts_as_far():
 
 
 def test_too_few_distinct_anchors_teach_nothing():
-    x, y = world(0)(FEWEST)
-    options = methods.resolve("graded", {}, anchors=FEWEST)
+    x, y = world(0)(confidence.FEWEST)
+    options = methods.resolve("graded", {}, anchors=confidence.FEWEST)
     assert fit_confidence("graded", x[:-1], y[:-1], options) is None
     assert fit_confidence("graded", x, y, options) is not None
     x[1] = x[0]  # a copy says nothing new

@@ -18,17 +18,10 @@ from app.maths.coverage import RIDGE, cover, effective_ranks, leverages, nearest
 from app.maths.space import fit_space, normalise
 from app.maths.translator import apply
 from research.definitions import recall
+from tests.maths.clouds import normal, unit_rows
 
 seeds = st.integers(0, 2**31)
 shapes = st.sampled_from([(6, 9), (9, 9), (20, 9), (30, 3)])
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def unit_rows(seed: int, *shape: int) -> Tensor:
-    return torch.nn.functional.normalize(normal(seed, *shape), dim=1)
 
 
 def unreached(unit: Tensor, rows: Tensor, ridge: float = RIDGE) -> Tensor:
@@ -143,11 +136,6 @@ def test_gains_are_the_coverage_that_the_items_add(seed):
         assert found.before + sum(found.gains[:done]) == pytest.approx(reached)
     assert found.after == pytest.approx(found.before + sum(found.gains))
     assert min(found.gains) > 0
-
-
-def test_fewer_suggestions_are_a_prefix_of_more():
-    unit, pool = unit_rows(6, 5, 8), unit_rows(7, 50, 8)
-    assert suggest(unit, pool, count=20).rows[:7] == suggest(unit, pool, count=7).rows
 
 
 def test_the_whole_pool_may_be_asked_for_and_rows_that_may_not_be_chosen_never_are():

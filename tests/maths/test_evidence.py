@@ -17,17 +17,13 @@ from app.maths.crossfit import hold_out
 from app.maths.evidence import Evidence, cosine_moments, evidence, moments
 from app.maths.methods import METHODS, resolve
 from research.definitions import mrr
+from tests.maths.clouds import normal
 
 seeds = st.integers(0, 2**31)
 
 
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
 def judged(name: str, source: Tensor, target: Tensor, seed: int = 0) -> Evidence:
     held = hold_out(name, source, target, resolve(name, {}, anchors=len(source)), seed=seed)
-    assert held is not None
     return evidence(held.translated, target, held.first, held.fold_of)
 
 

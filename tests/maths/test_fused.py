@@ -18,15 +18,12 @@ from app.maths.relating import relate_into
 from app.maths.space import Space, fit_space
 from app.maths.translator import STEP, Translated, Translator, apply, apply_into, no_flags
 from research.definitions import relative
+from tests.maths.clouds import normal
 
 #: what float32 may add, as part of the target's scale
 CLOSE = 1e-5
 COUNTS = (1, 2, STEP - 1, STEP, STEP + 1, 3 * STEP)
 DTYPES = (torch.float16, torch.float32, torch.float64)
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def made(seed: int, dims: tuple[int, int], *, name: str = "ridge", offset: float = 1.0, anchors: int = 40, **options: bool):
@@ -48,13 +45,10 @@ def naive(translator: Translator, vectors: Tensor) -> Tensor:
     return decoder.scale * product + decoder.mean.double()
 
 
-def carefully(translator: Translator, vectors: Tensor) -> Translated:
+def carefully(served: Translator, vectors: Tensor) -> Translated:
     """Every row alone, by the way that is right for all of them."""
-    found = [translator_careful(translator, row[None]) for row in vectors]
+    found = [translator._careful_step(served, row[None]) for row in vectors]
     return Translated(*(torch.cat([getattr(each, part) for each in found]) for part in ("vectors", "at_mean", "outside")))
-
-
-translator_careful = translator._careful_step
 
 
 def furthest(found: Tensor, expected: Tensor, translator: Translator) -> float:

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from app.errors import InvalidOption
 from app.maths import align, graded, inverse
 from app.maths.space import fit_space
 from research.definitions import pair_of
@@ -67,20 +66,3 @@ def test_a_rotation_of_either_space_rotates_the_translator_and_nothing_else(seed
 def test_the_projector_is_the_transpose_of_the_decoder_of_the_same_anchors(seed, power, ridge):
     x = unit(seed, 8, 5)
     assert torch.equal(graded.projector(x, power=power, ridge=ridge), graded.decoder(x, power=power, ridge=ridge).T)
-
-
-@pytest.mark.parametrize("power", [-0.01, 1.01, float("nan")])
-def test_a_power_outside_zero_to_one_is_refused_naming_its_side(power):
-    with pytest.raises(InvalidOption) as caught:
-        graded.projector(unit(6, 5, 4), power=power, ridge=1.0)
-    assert caught.value.field == "options.encode_power"
-    with pytest.raises(InvalidOption) as caught:
-        graded.decoder(unit(6, 5, 4), power=power, ridge=1.0)
-    assert caught.value.field == "options.decode_power"
-
-
-def test_a_negative_ridge_is_refused_naming_the_ridge_and_not_the_power():
-    for side in (graded.projector, graded.decoder):
-        with pytest.raises(InvalidOption) as caught:
-            side(unit(7, 5, 4), power=0.5, ridge=-1.0)
-        assert caught.value.field == "options.ridge"

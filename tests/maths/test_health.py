@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from app.maths import health
 from app.maths.health import LISTED, examine
 from app.maths.space import fit_space
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+from tests.maths.clouds import normal
 
 
 def test_healthy_anchors_have_full_rank_and_no_row_to_name():
@@ -22,19 +18,6 @@ def test_healthy_anchors_have_full_rank_and_no_row_to_name():
     assert 1.0 <= found.condition < 10
     assert (found.at_mean, found.duplicates, found.collinear) == ([], [], [])
     assert (found.at_mean_count, found.duplicate_count, found.collinear_count) == (0, 0, 0)
-
-
-@pytest.mark.parametrize(("k", "d"), [(5, 9), (9, 9), (10, 9), (30, 9)])
-def test_the_rank_is_the_smaller_of_k_minus_one_and_d(k, d):
-    anchors = normal(1, k, d) + 3
-    assert examine(anchors, fit_space(anchors)).rank == min(k - 1, d)
-
-
-def test_condition_is_the_ratio_of_the_extreme_singular_values():
-    anchors = normal(2, 30, 5) * torch.tensor([1.0, 2.0, 3.0, 4.0, 50.0])
-    space = fit_space(anchors)
-    values = torch.linalg.svdvals(space.unit)
-    assert examine(anchors, space).condition == pytest.approx(float(values[0] / values[-1]))
 
 
 def test_a_row_equal_to_an_earlier_one_is_a_duplicate_and_not_listed_as_collinear_too():

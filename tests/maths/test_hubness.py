@@ -10,14 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.maths import quality
-from app.maths.hubness import csls, local_similarity, skewness
+from app.maths.hubness import csls, skewness
 from app.maths.quality import search, similarities, unit
+from tests.maths.clouds import cos, normal
 
 seeds = st.integers(0, 2**31)
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def whole(blocks: quality.Blocks) -> Tensor:
@@ -26,9 +23,6 @@ def whole(blocks: quality.Blocks) -> Tensor:
 
 def naive_csls(x: np.ndarray, y: np.ndarray, k: int) -> np.ndarray:
     """2 cos(x, y) - r_T(x) - r_S(y), one pair at a time."""
-
-    def cos(a: np.ndarray, b: np.ndarray) -> float:
-        return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
 
     def mean_of_nearest(a: np.ndarray, others: np.ndarray) -> float:
         return float(np.mean(sorted((cos(a, b) for b in others), reverse=True)[:k]))
@@ -93,12 +87,6 @@ def test_in_many_dimensions_there_are_hubs_and_csls_makes_them_fewer():
     assert corrected < 0.6 * many
 
 
-def test_local_similarity_is_the_mean_of_the_largest_cosines():
-    rows = unit(torch.tensor([[1.0, 0.0]]))
-    others = unit(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]))
-    assert [float(local_similarity(rows, others, k)) for k in (1, 2, 3)] == pytest.approx([1.0, 0.5, 0.0])
-
-
 @given(seed=seeds, n=st.integers(1, 40), m=st.integers(2, 30))
 def test_skewness_is_that_of_the_counts(seed, n, m):
     k = min(3, m)
@@ -107,10 +95,6 @@ def test_skewness_is_that_of_the_counts(seed, n, m):
     third = np.mean([(count - counts.mean()) ** 3 for count in counts])
     expected = third / counts.std() ** 3 if counts.std() > 0 else 0.0
     assert skewness(near, m) == pytest.approx(expected, abs=1e-9)
-
-
-def test_rows_that_are_found_equally_often_have_no_skewness():
-    assert skewness(torch.arange(12).reshape(6, 2), 12) == 0.0
 
 
 def test_random_lists_have_the_skewness_that_is_promised():

@@ -15,12 +15,9 @@ from app.maths.crossfit import FEWEST
 from app.maths.influence import influence
 from app.maths.space import fit_space
 from app.maths.spectrum import usual_ridge
+from tests.maths.clouds import normal
 
 seeds = st.integers(0, 2**31)
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def without(x: Tensor, y: Tensor, ridge: float, rows: list[int], item: int) -> Tensor:

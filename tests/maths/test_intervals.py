@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from app.errors import OutOfRange
 from app.maths import intervals
 from app.maths.intervals import bootstrap_interval
+from tests.maths.clouds import normal
 
 seeds = st.integers(0, 2**31)
 
@@ -21,10 +21,6 @@ WORLDS = {
     "uniform": (lambda n, generator: torch.rand(n, generator=generator, dtype=torch.float64), 0.5),
     "hits": (lambda n, generator: (torch.rand(n, generator=generator) < 0.3).double(), 0.3),
 }
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("n", [12, 30, 100])

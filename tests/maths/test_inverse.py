@@ -7,19 +7,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
-from app.errors import InvalidOption
 from app.maths import inverse
 from app.maths.inverse import farthest_points, irp, irp_ridge, subspaces
 from app.maths.space import fit_space
 from app.maths.spectrum import pinv
 from app.maths.translator import apply, make_translator
 from research.definitions import relative
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+from tests.maths.clouds import normal
 
 
 def naive_farthest(unit: np.ndarray, delta: float, start: int) -> list[int]:
@@ -112,26 +107,16 @@ def test_delta_one_keeps_only_mutually_orthogonal_anchors():
     assert len(farthest_points(fit_space(normal(2, 20, 5)).unit, delta=1.0, start=7)) == 1
 
 
-@pytest.mark.parametrize("delta", [float("nan"), float("inf"), -float("inf"), -0.1, 1.0001])
-def test_a_delta_that_is_not_in_zero_to_one_is_refused(delta):
-    unit = fit_space(normal(3, 6, 4)).unit
-    with pytest.raises(InvalidOption) as caught:
-        irp(unit, delta=delta, omega=2, seed=0)
-    assert caught.value.field == "options.delta"
-
-
-@pytest.mark.parametrize("omega", [-1, 0, 7])
-def test_omega_outside_one_to_the_number_of_anchors_is_refused(omega):
-    with pytest.raises(InvalidOption) as caught:
-        irp(fit_space(normal(3, 6, 4)).unit, delta=0.5, omega=omega, seed=0)
-    assert caught.value.field == "options.omega"
-
-
-def test_any_delta_above_rounding_keeps_one_copy_of_duplicated_anchors():
-    anchors = normal(4, 6, 4)
-    unit = fit_space(torch.cat([anchors, anchors])).unit
-    kept = farthest_points(unit, delta=1e-9, start=2)
-    assert sorted(row % 6 for row in kept) == list(range(6))
+@pytest.mark.parametrize(
+    ("other", "delta"),
+    [(lambda half: half, 1e-9), (lambda half: -half, 1e-9), (lambda half: half + 1e-7 * normal(11, 8, 12), 0.05)],
+    ids=["the same", "antipodal", "nearly collinear"],
+)
+def test_any_delta_above_rounding_keeps_one_of_each_pair_of_anchors_on_one_line(other, delta):
+    half = normal(10, 8, 12)
+    unit = fit_space(torch.cat([half, other(half)])).unit
+    for start in range(16):
+        assert sorted(row % 8 for row in farthest_points(unit, delta=delta, start=start)) == list(range(8))
 
 
 @pytest.mark.parametrize(("k", "d"), [(5, 9), (9, 9), (20, 9)])
@@ -143,26 +128,12 @@ def test_duplicating_every_anchor_changes_no_unpruned_reconstruction(k, d):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
-def test_antipodal_anchors_count_as_near_so_any_delta_above_rounding_keeps_one_of_each_pair():
-    half = normal(7, 5, 6)
-    unit = fit_space(torch.cat([half, -half])).unit
-    for start in range(10):
-        assert sorted(row % 5 for row in farthest_points(unit, delta=1e-9, start=start)) == list(range(5))
-
-
 def test_unpruned_antipodal_anchors_reconstruct_a_direction_in_their_span_exactly():
     half = normal(8, 6, 6)
     space = fit_space(torch.cat([half, -half]))
     x = normal(9, 5, 6)
     direction = x / x.norm(dim=1, keepdim=True)
     torch.testing.assert_close(relative(x, space) @ irp(space.unit, delta=0.0, omega=1, seed=0), direction, rtol=0, atol=1e-9)
-
-
-def test_near_collinear_anchors_are_pruned_to_one_of_each_pair():
-    base = normal(10, 8, 12)
-    unit = fit_space(torch.cat([base, base + 1e-7 * normal(11, 8, 12)])).unit
-    for start in range(16):
-        assert sorted(row % 8 for row in farthest_points(unit, delta=0.05, start=start)) == list(range(8))
 
 
 def test_near_collinear_anchors_still_reconstruct_the_directions_of_anchors_unpruned():

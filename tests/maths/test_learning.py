@@ -20,12 +20,9 @@ from app.maths.methods import METHODS, fit, resolve
 from app.maths.space import fit_space
 from app.maths.translator import apply
 from research.definitions import measure
+from tests.maths.clouds import normal
 
 MEASURES = get_args(Measure)
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def noisy(seed: int, k: int, dim: int = 12) -> tuple[Tensor, Tensor]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
-from torch import Tensor
 
 from app.errors import InvalidOption, MethodNotIndependent, UnknownOption
 from app.maths import align
@@ -12,10 +13,7 @@ from app.maths.inverse import irp
 from app.maths.methods import LARGEST_SEED, METHODS, fit, fit_decoder, pair_for, resolve
 from app.maths.space import fit_space
 from research.definitions import pair_of
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+from tests.maths.clouds import normal
 
 
 def test_the_methods_are_those_of_the_design():
@@ -67,30 +65,28 @@ def test_the_default_omega_shrinks_to_the_number_of_anchors_and_a_given_one_does
     assert caught.value.field == "options.omega"
 
 
-@pytest.mark.parametrize("seed", [-1, LARGEST_SEED + 1])
-def test_a_seed_out_of_range_is_refused(seed):
-    with pytest.raises(InvalidOption) as caught:
-        resolve("irp", {"seed": seed}, anchors=10)
-    assert caught.value.field == "options.seed"
-
-
-@pytest.mark.parametrize("seed", [0, 2**63 - 1])
-def test_the_first_and_the_last_seed_both_fit(seed):
+def test_a_seed_out_of_range_is_refused_and_the_first_and_the_last_both_fit():
     space = fit_space(normal(1, 10, 4))
-    assert fit("irp", space, space, resolve("irp", {"seed": seed}, anchors=10)).dims == (4, 4)
+    for seed in (0, LARGEST_SEED):
+        assert fit("irp", space, space, resolve("irp", {"seed": seed}, anchors=10)).dims == (4, 4)
+    for seed in (-1, LARGEST_SEED + 1):
+        with pytest.raises(InvalidOption) as caught:
+            resolve("irp", {"seed": seed}, anchors=10)
+        assert caught.value.field == "options.seed"
 
 
 @pytest.mark.parametrize(
     ("name", "options", "field"),
     [
-        ("irp", {"delta": float("nan")}, "options.delta"),
-        ("irp", {"delta": 1.5}, "options.delta"),
-        ("irp", {"omega": 0}, "options.omega"),
+        *(("irp", {"delta": delta}, "options.delta") for delta in (math.nan, math.inf, -math.inf, -0.1, 1.0001)),
+        *(("irp", {"omega": omega}, "options.omega") for omega in (-1, 0, 11)),
         ("irp-ridge", {"ridge": -1.0}, "options.ridge"),
-        ("ridge", {"ridge": float("inf")}, "options.ridge"),
-        ("graded", {"ridge": float("nan")}, "options.ridge"),
-        ("graded", {"encode_power": 2.0}, "options.encode_power"),
-        ("graded", {"decode_power": -0.5}, "options.decode_power"),
+        ("ridge", {"ridge": -1.0}, "options.ridge"),
+        ("graded", {"ridge": -1.0}, "options.ridge"),
+        ("ridge", {"ridge": math.inf}, "options.ridge"),
+        ("graded", {"ridge": math.nan}, "options.ridge"),
+        *(("graded", {"encode_power": power}, "options.encode_power") for power in (-0.01, 1.01, math.nan)),
+        *(("graded", {"decode_power": power}, "options.decode_power") for power in (-0.01, 1.01, math.nan)),
     ],
 )
 def test_a_value_out_of_its_range_is_refused_naming_its_option(name, options, field):

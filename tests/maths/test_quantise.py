@@ -12,22 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.errors import InvalidOption
+from app.maths import quantise
 from app.maths.inverse import irp_ridge
-from app.maths.quantise import (
-    AT_ONCE,
-    FEWEST_BITS,
-    MOST_BITS,
-    ROUNDING,
-    bound,
-    keeps_levels,
-    largest_code,
-    quantise_in_place,
-    step,
-)
+from app.maths.quantise import FEWEST_BITS, MOST_BITS, bound, largest_code, quantise_in_place, step
 from app.maths.space import fit_space
 from app.maths.translator import decode, make_decoder
 from research.definitions import codes, relative, values
 from research.quantisation import most_steps
+from tests.maths.clouds import normal, unit_rows
 
 seeds = st.integers(0, 2**31)
 widths = st.integers(FEWEST_BITS, MOST_BITS)
@@ -43,10 +35,6 @@ def near_borders(draw: st.DrawFn, bits: int) -> float:
     toward = draw(st.sampled_from([-2.0, 0.0, 2.0]))
     beside = value if toward == 0 else torch.nextafter(value, torch.tensor(toward))
     return float(beside.clamp(-1, 1))
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def code(value: float, bits: int) -> int:
@@ -92,10 +80,10 @@ def test_every_level_is_its_own_code_so_quantising_twice_changes_nothing(bits):
     assert torch.equal(again, levels)
 
 
-@pytest.mark.parametrize("dim", [1, 1000, AT_ONCE + 1])
+@pytest.mark.parametrize("dim", [1, 1000, quantise.AT_ONCE + 1])
 @pytest.mark.parametrize("bits", [2, 8])
 def test_rows_beyond_those_done_at_once_are_quantised_as_all_others_are(bits, dim):
-    rows = normal(dim, AT_ONCE // dim + 3, dim).tanh().float()
+    rows = normal(dim, quantise.AT_ONCE // dim + 3, dim).tanh().float()
     expected = values(codes(rows, bits=bits), bits=bits)
     quantise_in_place(rows, bits=bits)
     assert torch.equal(rows, expected)
@@ -168,7 +156,7 @@ def test_a_code_far_from_a_border_does_not_change(data, bits):
 @given(seed=seeds, bits=st.integers(FEWEST_BITS, 10), angle=st.floats(0, 0.5))
 def test_a_distortion_of_angles_moves_codes_by_no_more_than_it_is(seed, bits, angle):
     """Theorem 4: every vector and every anchor turned by at most `angle`, each in a direction of its own."""
-    x, anchors = (_unit(normal(seed + i, n, 6)) for i, n in enumerate((5, 9)))
+    x, anchors = (unit_rows(seed + i, n, 6) for i, n in enumerate((5, 9)))
     shares = torch.rand(14, generator=torch.Generator().manual_seed(seed)).double() * angle
     turned_x, turned_anchors = _turned(x, shares[:5], seed + 2), _turned(anchors, shares[5:], seed + 3)
     apart = codes(x @ anchors.T, bits=bits).int() - codes(turned_x @ turned_anchors.T, bits=bits).int()
@@ -205,36 +193,24 @@ def test_what_a_decoder_makes_of_quantised_vectors_is_within_the_stated_distance
     assert bool((moved <= most + 1e-4).all())
 
 
-def _unit(rows: Tensor) -> Tensor:
-    return rows / rows.norm(dim=1, keepdim=True)
-
-
 def _turned(unit: Tensor, angles: Tensor, seed: int) -> Tensor:
     """Rows of length 1 turned by these angles, each toward a direction orthogonal to it."""
     toward = normal(seed, *unit.shape)
-    toward = _unit(toward - (toward * unit).sum(dim=1, keepdim=True) * unit)
+    toward = torch.nn.functional.normalize(toward - (toward * unit).sum(dim=1, keepdim=True) * unit)
     return angles.cos()[:, None] * unit + angles.sin()[:, None] * toward
 
 
 # --- numbers -------------------------------------------------------------------------------------------------------------
 
 
-def test_steps_and_bounds_of_the_usual_widths():
-    assert [largest_code(bits) for bits in (2, 3, 4, 8, 16)] == [1, 3, 7, 127, 32767]
-    assert step(8) == 1 / 127
-    assert bound(8) == 1 / 254 + 2**-25
-    assert bound(8, dtype="float16") == 1 / 254 + 2**-12 + 2**-25
-    assert [most_steps(e, bits=8) for e in (0.0, 1e-9, 1 / 128, 0.01, 0.5, 2.0)] == [0, 1, 1, 2, 64, 254]
-
-
-@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("dtype", quantise.ROUNDING)
 @pytest.mark.parametrize("bits", range(FEWEST_BITS, MOST_BITS + 1))
 def test_a_dtype_keeps_levels_exactly_when_every_code_can_be_read_back(bits, dtype):
     most = largest_code(bits)
     every = torch.arange(-most, most + 1, dtype=torch.int16)[None]
     written = values(every, bits=bits).to(getattr(torch, dtype))
     read_back = (written.double() * most).round().to(torch.int16)
-    assert torch.equal(read_back, every) == keeps_levels(bits, dtype)
+    assert torch.equal(read_back, every) == quantise.keeps_levels(bits, dtype)
 
 
 @pytest.mark.parametrize("bits", [-1, 0, 1, 17, 64])

@@ -13,12 +13,9 @@ from app.maths.crossfit import FEWEST, cut, hold_out
 from app.maths.selection import CANDIDATES, FINE, MOST_ANCHORS, TOLD, USUAL, Candidate, choose, decode_power, decoding
 from app.maths.space import fit_space
 from research.definitions import measure
+from tests.maths.clouds import normal
 
 USES = list(USUAL)
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture(scope="module")
@@ -142,14 +139,12 @@ def test_every_usual_one_is_a_candidate_that_nothing_of_the_pair_has_formed():
         assert methods.METHODS[usual.method].independent
 
 
-@pytest.mark.parametrize(("encoded", "decoded"), [(0.0, 1.0), (0.25, 1.0), (0.5, 0.75), (1.0, 0.25)])
-def test_the_decoder_undoes_what_the_encoding_has_not(encoded, decoded):
-    assert decode_power(encoded) == decoded
-
-
-@pytest.mark.parametrize(("encoded", "ridge"), [(0.0, 1.0), (0.5, 1.0), (1.0, None)])
-def test_the_decoder_is_regularised_by_its_anchors_own_ridge_only_where_the_encoding_was(encoded, ridge):
-    assert decoding(encoded).get("ridge") == ridge
+@pytest.mark.parametrize(
+    ("encoded", "decoded", "ridge"), [(0.0, 1.0, 1.0), (0.25, 1.0, 1.0), (0.5, 0.75, 1.0), (1.0, 0.25, None)]
+)
+def test_the_decoder_undoes_and_regularises_what_the_encoding_has_not(encoded, decoded, ridge):
+    options = decoding(encoded)
+    assert (options["decode_power"], decode_power(encoded), options.get("ridge")) == (decoded, decoded, ridge)
 
 
 def test_auto_decodes_whitened_relative_vectors_as_the_usual_method_translates_vectors():

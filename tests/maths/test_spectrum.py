@@ -6,17 +6,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from app.errors import InvalidOption
 from app.maths.space import fit_space
-from app.maths.spectrum import kept_svd, pinv, rank_and_condition, rank_tolerance, whitened
+from app.maths.spectrum import kept_svd, pinv, rank_and_condition, whitened
+from tests.maths.clouds import normal
 
 sizes = st.integers(1, 12)
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 @given(seed=st.integers(0, 2**31), n=sizes, d=sizes, rank=sizes)
@@ -59,10 +55,6 @@ def test_condition_is_the_ratio_of_the_extreme_kept_singular_values():
     rank, condition = rank_and_condition(torch.diag(torch.tensor([8.0, 2.0, 0.0], dtype=torch.float64)))
     assert rank == 2
     assert condition == pytest.approx(4.0)
-
-
-def test_rank_tolerance_grows_with_the_longer_side_and_the_largest_singular_value():
-    assert rank_tolerance((3, 10), 2.0) == rank_tolerance((10, 3), 2.0) == 20 * torch.finfo(torch.float64).eps
 
 
 @given(seed=st.integers(0, 2**31), power=st.floats(0.01, 1), ridge=st.floats(1e-3, 10))

@@ -12,11 +12,9 @@ import torch
 from app.services import spaces
 from app.services.context import Services
 from app.settings import Settings
-from app.storage import tables
-from app.types import EncoderKind
 from app.wiring import make_services
-
-PROJECT = "p"
+from tests.services.helpers import PROJECT, create_encoder
+from tests.storage.helpers import delete_all
 
 
 @pytest.fixture
@@ -31,9 +29,7 @@ def on_sqlite(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Services]:
 def on_postgres(migrated_postgres: str, tmp_path: Path) -> Iterator[Services]:
     services = make_services(Settings(data_dir=tmp_path, database_url=migrated_postgres))
     yield services
-    with services.db.transaction() as session:
-        for table in reversed(tables.Base.metadata.sorted_tables):
-            session.execute(table.delete())
+    delete_all(services.db)
     services.db.close()
 
 
@@ -48,9 +44,7 @@ def stock() -> Callable[[Services], Services]:
 
     def stock(services: Services) -> Services:
         for name, dim in (("a", 3), ("b", 2)):
-            spaces.create_encoder(
-                services, PROJECT, name=name, kind=EncoderKind.external, dim=dim, model=None, revision=None, modality="text"
-            )
+            create_encoder(services, name, dim)
         draw = torch.Generator().manual_seed(0)
         embeddings = {"a": torch.randn(12, 3, generator=draw), "b": torch.randn(12, 2, generator=draw)}
         spaces.create_anchor_set(services, PROJECT, name="s", embeddings=embeddings)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -16,13 +14,11 @@ from app.errors import AnchorSetNotFound, BlobMissing
 from app.services import serving, spaces, translation
 from app.services.backup import ROWS, BackupError, back_up, restore
 from app.services.context import Services
-from app.settings import Settings
 from app.storage import tables
-from app.storage.blobs import ORPHAN_AGE_S
 from app.storage.db import Database
-from app.wiring import make_services
+from tests.services.helpers import PROJECT, age, another_process
+from tests.storage.helpers import delete_all
 
-PROJECT = "p"
 VECTORS = torch.tensor([[1.0, 2.0, 3.0], [0.5, -1.0, 0.0]])
 
 
@@ -35,13 +31,6 @@ def add_set(services: Services, name: str, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     embeddings = {"a": torch.randn(12, 3, generator=draw), "b": torch.randn(12, 2, generator=draw)}
     spaces.create_anchor_set(services, PROJECT, name=name, embeddings=embeddings)
-
-
-def grow_old(services: Services) -> None:
-    """Let a sweep take every blob that no row names."""
-    moment = time.time() - 2 * ORPHAN_AGE_S
-    for path in services.blobs.root.glob("??/*"):
-        os.utime(path, (moment, moment))
 
 
 @contextmanager
@@ -63,13 +52,10 @@ def in_the_middle(act: Callable[[], None]) -> Iterator[list[None]]:
 
 def empty(services: Services) -> Services:
     """Lose every row and every blob; returns the same service, started anew."""
-    with services.db.transaction() as session:
-        for table in reversed(tables.Base.metadata.sorted_tables):
-            session.execute(table.delete())
+    delete_all(services.db)
     services.db.close()
     shutil.rmtree(services.blobs.root)
-    settings = Settings(data_dir=services.blobs.root.parent, database_url=services.db.url.render_as_string(False))
-    return make_services(settings)
+    return another_process(services)
 
 
 def test_what_was_deleted_and_swept_during_a_backup_is_in_it_and_translates_to_the_same_bytes(stocked, tmp_path):
@@ -78,7 +64,7 @@ def test_what_was_deleted_and_swept_during_a_backup_is_in_it_and_translates_to_t
 
     def delete_and_sweep() -> None:
         spaces.delete_anchor_set(stocked, PROJECT, "doomed")
-        grow_old(stocked)
+        age(stocked)
         assert spaces.sweep_blobs(stocked) == 0
 
     with in_the_middle(delete_and_sweep) as done:
@@ -141,7 +127,7 @@ def test_a_killed_backup_is_none_and_a_folder_is_used_once(stocked, tmp_path):
         restore(stocked, tmp_path / "killed")
     with pytest.raises(BackupError, match="not empty"):
         back_up(stocked, tmp_path / "killed")
-    grow_old(stocked)
+    age(stocked)
     with stocked.db.transaction() as session:
         session.delete(session.scalars(select(tables.AnchorSet)).one())
     assert spaces.sweep_blobs(stocked) == 2  # it holds nobody up

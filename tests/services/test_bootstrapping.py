@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -10,25 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from app import errors
 from app.demo.pack import load_pack
-from app.errors import (
-    AnchorageError,
-    AnchorSetNotFound,
-    InvalidOption,
-    InvalidRequest,
-    InvalidSeeds,
-    PoolTooLarge,
-    TooManyVectors,
-    UnknownOption,
-)
+from app.errors import AnchorageError, InvalidRequest, InvalidSeeds, PoolTooLarge, TooManyVectors
 from app.maths.bootstrap import honesty, methods
 from app.services import bootstrapping, jobs, pools, spaces
 from app.services.context import Limits, Services
-from app.services.leases import Leases
 from app.storage import registry, tables
-from app.types import EncoderKind, JobKind, JobState
-
-PROJECT = "p"
+from app.types import JobKind, JobState
+from tests.services.helpers import PROJECT, create_encoder, run
 
 #: two of the demo's encoders, by the names that they have here
 ENCODERS = {"minilm": "minilm6-384", "static": "static-256"}
@@ -68,16 +58,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stock(services: Services) -> Services:
     for name, of in ENCODERS.items():
-        spaces.create_encoder(
-            services,
-            PROJECT,
-            name=name,
-            kind=EncoderKind.external,
-            dim=int(of.rpartition("-")[2]),
-            model=None,
-            revision=None,
-            modality="text",
-        )
+        create_encoder(services, name, int(of.rpartition("-")[2]))
     return services
 
 
@@ -106,13 +87,6 @@ def ask(services: Services, given: Mixed, seeds: int | list[tuple[int, int]], *,
     )
 
 
-def run(services: Services, job: tables.Job, stopping: Callable[[], bool] = lambda: False) -> tables.Job:
-    """A worker's turn with the job."""
-    jobs.run_next(services, {JobKind.bootstrap: bootstrapping.run_bootstrap}, Leases(services), stopping=stopping)
-    with services.db.transaction() as session:
-        return session.get_one(tables.Job, job.id)
-
-
 def blobs_of(services: Services, name: str) -> list[str]:
     """What a set is made of, by content: equal names are equal bits."""
     with services.db.transaction() as session:
@@ -121,7 +95,7 @@ def blobs_of(services: Services, name: str) -> list[str]:
 
 
 def nothing_made(services: Services, name: str = "grown") -> bool:
-    with pytest.raises(AnchorSetNotFound), services.db.transaction() as session:
+    with pytest.raises(errors.AnchorSetNotFound), services.db.transaction() as session:
         registry.by_name(session, tables.AnchorSet, PROJECT, name)
     return True
 
@@ -133,12 +107,12 @@ def nothing_made(services: Services, name: str = "grown") -> bool:
     ("change", "error", "field"),
     [
         ({"method": "wishes"}, InvalidRequest, "method"),
-        ({"options": {"steps": 5}}, UnknownOption, "options.steps"),
-        ({"options": {"size": 5}}, UnknownOption, "options.size"),
-        ({"method": "paper", "options": {"rounds": 5}}, UnknownOption, "options.rounds"),
-        ({"method": "soft-plan", "options": {"argmax": "rows"}}, UnknownOption, "options.argmax"),
-        ({"method": "soft-plan", "options": {"last_epsilon": 0.4}}, InvalidOption, "options.last_epsilon"),
-        ({"method": "soft-plan", "options": {"first_epsilon": 0.01}}, InvalidOption, "options.first_epsilon"),
+        ({"options": {"steps": 5}}, errors.UnknownOption, "options.steps"),
+        ({"options": {"size": 5}}, errors.UnknownOption, "options.size"),
+        ({"method": "paper", "options": {"rounds": 5}}, errors.UnknownOption, "options.rounds"),
+        ({"method": "soft-plan", "options": {"argmax": "rows"}}, errors.UnknownOption, "options.argmax"),
+        ({"method": "soft-plan", "options": {"last_epsilon": 0.4}}, errors.InvalidOption, "options.last_epsilon"),
+        ({"method": "soft-plan", "options": {"first_epsilon": 0.01}}, errors.InvalidOption, "options.first_epsilon"),
         ({"size": 201}, InvalidSeeds, "size"),
         ({"size": 251}, TooManyVectors, "size"),
         ({"size": 9}, InvalidSeeds, "seeds"),
@@ -324,7 +298,7 @@ def test_a_job_that_is_stopped_again_and_again_ends_with_the_bits_of_an_undistur
     expected = run(quick, ask(quick, mixed, 10, name="undisturbed", **how))
     assert expected.state == JobState.succeeded, expected.error
     job, tries, reached = ask(quick, mixed, 10, name="stopped", **how), 0, []
-    while (row := run(quick, job, stop_after(40 + 2 * tries).__next__)).state == JobState.queued:
+    while (row := run(quick, job, stopping=stop_after(40 + 2 * tries).__next__)).state == JobState.queued:
         tries += 1
         reached.append(row.furthest)
         assert tries < 100

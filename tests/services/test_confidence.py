@@ -21,15 +21,11 @@ def test_a_confidence_read_back_expects_the_same_to_the_last_bit() -> None:
     made = fit_confidence("ridge", x, x[:, :5].square(), methods.resolve("ridge", {}, anchors=60))
     assert made is not None
     again = CONFIDENCE.load(unpack(b"key", pack(b"key", CONFIDENCE.dump(made))))
-    assert again is not None
     asked = torch.randn(20, 9, generator=draw)
     for first, second in zip(vars(expect(made, asked)).values(), vars(expect(again, asked)).values(), strict=True):
         assert torch.equal(first, second)
     assert (again.held_out, again.threshold, again.nbytes) == (made.held_out, made.threshold, made.nbytes)
-
-
-def test_that_there_is_none_can_be_written_too() -> None:
-    assert CONFIDENCE.load(unpack(b"key", pack(b"key", CONFIDENCE.dump(None)))) is None
+    assert CONFIDENCE.load(unpack(b"key", pack(b"key", CONFIDENCE.dump(None)))) is None  # that there is none is known, too
 
 
 def test_it_is_learnt_once_for_each_translator(stocked) -> None:  # twelve anchors: too few, and that is kept as well

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import time
-
 import pytest
-import torch
 
-from app.services import evaluation, jobs, spaces, translation
+from app.services import evaluation, spaces, translation
 from app.services.evaluation import Settings
-from app.services.leases import Leases
-from app.storage import tables
-from app.storage.blobs import ORPHAN_AGE_S
-from app.types import EncoderKind, JobKind
-
-PROJECT = "p"
-
-
-def some(n, d, seed=0):
-    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed + d))
+from tests.services.helpers import PROJECT, age, create_encoder, run, some
 
 
 @pytest.fixture
@@ -31,18 +18,10 @@ def queued(stocked):
     return evaluation.request_evaluation(stocked, PROJECT, asked), asked
 
 
-def run(services, job):
-    jobs.run_next(services, {JobKind.evaluate: evaluation.run_evaluation}, Leases(services))
-    with services.db.transaction() as session:
-        return session.get_one(tables.Job, job.id)
-
-
 def test_a_job_answers_what_a_request_does_and_keeps_its_items_until_then(stocked, queued):
     job, asked = queued
     [blob] = job.arguments["blobs"].values()
-    for path in stocked.blobs.root.glob("??/*"):
-        moment = time.time() - 2 * ORPHAN_AGE_S
-        os.utime(path, (moment, moment))
+    age(stocked)
     assert spaces.sweep_blobs(stocked) == 0
     row = run(stocked, job)
     assert (row.state, row.result) == ("succeeded", evaluation.evaluate(stocked, PROJECT, asked))
@@ -62,7 +41,7 @@ def test_an_encoder_that_was_made_anew_with_another_dimension_fails_the_job_with
     job, _ = queued
     spaces.delete_anchor_set(stocked, PROJECT, "s")
     spaces.delete_encoder(stocked, PROJECT, "b")
-    spaces.create_encoder(stocked, PROJECT, name="b", kind=EncoderKind.external, dim=4)
+    create_encoder(stocked, "b", 4)
     spaces.create_anchor_set(stocked, PROJECT, name="s", embeddings={"a": some(12, 3), "b": some(12, 4)})
     row = run(stocked, job)
     assert (row.state, row.error["code"], row.error["field"]) == ("failed", "dimension-mismatch", "native")
@@ -76,13 +55,7 @@ def test_the_cost_that_decides_is_that_of_the_cosines_that_are_computed(stocked,
     assert asked.cosines == 2 * 8 * 8 + 3 * (8 * 8 + 3 * 8 * 9)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert told[-1][0] in (asked.cosines - 8 * 8, asked.cosines - 8 * 9)
-    anchors = evaluation.ask(
-        stocked,
-        PROJECT,
-        translation.Request("a", "b", "s", "auto", {}),
-        vectors=None,
-        native=None,
-        corpus=None,
-        settings=Settings(),
-    )
+    nothing = dict.fromkeys(("vectors", "native", "corpus"))
+    request = translation.Request("a", "b", "s", "auto", {})
+    anchors = evaluation.ask(stocked, PROJECT, request, **nothing, settings=Settings())
     assert anchors.cosines == 2 * 12 * 12

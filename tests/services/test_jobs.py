@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -13,32 +12,22 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import psycopg
 import pytest
 import torch
 from sqlalchemy import select
 
-from app.errors import (
-    InvalidSeeds,
-    JobFinished,
-    JobNotFound,
-    NameTaken,
-    PoolTooLarge,
-    QualityBelowMinimum,
-    QueueFull,
-    StorageUnavailable,
-    TooManyJobs,
-)
+from app import errors
+from app.errors import InvalidSeeds, NameTaken, PoolTooLarge, QualityBelowMinimum, StorageUnavailable
 from app.maths.bootstrap.common import Step
 from app.services import bootstrapping, jobs, spaces
 from app.services.context import Limits, Services
 from app.services.jobs import Done
 from app.services.leases import Leases, hand_back
 from app.storage import job_queries, tables
-from app.storage.blobs import ORPHAN_AGE_S
 from app.types import JobKind, JobState
+from tests.services.helpers import PROJECT, again, age, alter, files
+from tests.storage.helpers import closed, end_connections
 
-PROJECT = "p"
 LONG_AGO = timedelta(hours=-1)
 
 
@@ -47,27 +36,15 @@ def job(services: Services) -> tables.Job:
     return jobs.submit(services, PROJECT, JobKind.bootstrap, {"x": 1})
 
 
-def row_of(services: Services, job_id: str) -> tables.Job:
-    with services.db.transaction() as session:
-        return session.get_one(tables.Job, job_id)
-
-
-def alter(services: Services, job_id: str, **values: Any) -> None:
-    with services.db.transaction() as session:
-        row = session.get_one(tables.Job, job_id)
-        for name, value in values.items():
-            setattr(row, name, value)
-
-
 #: each turn takes the job that a test means: nothing else has been due for as long
 _days_due = itertools.count(1)
 
 
 def run(services: Services, job: tables.Job, runner: jobs.Run, leases: Leases | None = None, **more: Any) -> tables.Job:
     """A worker's turn with the job, however long the pause before its next try is."""
-    alter(services, job.id, due_at=tables.now() - timedelta(days=next(_days_due)))
+    alter(services, job, due_at=tables.now() - timedelta(days=next(_days_due)))
     turn(services, runner, leases, **more)
-    return row_of(services, job.id)
+    return again(services, job)
 
 
 def turn(services: Services, runner: jobs.Run, leases: Leases | None = None, **more: Any) -> bool:
@@ -101,9 +78,9 @@ def encoders(services: Services) -> list[str]:
 
 def lose(services: Services, job: tables.Job) -> None:
     """Leave the job as a worker does that claimed it and was killed, once its lease has ended."""
-    attempts = row_of(services, job.id).attempts + 1
+    attempts = again(services, job).attempts + 1
     ended = {"lease": tables.new_id(), "lease_until": tables.now() + LONG_AGO}
-    alter(services, job.id, state=JobState.running, attempts=attempts, **ended)
+    alter(services, job, state=JobState.running, attempts=attempts, **ended)
 
 
 # --- how a try ends -------------------------------------------------------------------------------------------------------
@@ -116,15 +93,10 @@ def test_a_job_that_ends_well_keeps_its_result_and_what_it_made(services, job):
     assert encoders(services) == ["made"]
 
 
-def test_an_error_of_ours_is_recorded_at_once_with_its_code_and_field(services, job):
-    row = run(services, job, failing(NameTaken("the name is gone", field="name")))
-    assert (row.state, row.result, row.attempts) == (JobState.failed, None, 1)
-    assert row.error == {"code": "name-taken", "detail": "the name is gone", "field": "name"}
-
-
 @pytest.mark.parametrize(
     ("error", "members"),
     [
+        (NameTaken("the name is gone", field="name"), {"field": "name"}),
         (InvalidSeeds("twice", field="seeds", rows=[3, 5]), {"field": "seeds", "rows": [3, 5], "row_count": 2}),
         (PoolTooLarge("many", field="source_pool", limit=7), {"field": "source_pool", "limit": 7}),
         (
@@ -133,8 +105,14 @@ def test_an_error_of_ours_is_recorded_at_once_with_its_code_and_field(services, 
         ),
     ],
 )
-def test_a_failed_jobs_error_says_what_the_problem_document_would(services, job, error, members):
-    assert run(services, job, failing(error)).error == {"code": error.code, "detail": error.detail, **members}
+def test_an_error_of_ours_ends_the_job_at_once_and_says_what_the_problem_document_would(services, job, error, members):
+    def work(services, row, progress):
+        progress.checkpoint(1, at(1))
+        raise error
+
+    row = run(services, job, work)
+    assert (row.state, row.result, row.attempts, row.checkpoint) == (JobState.failed, None, 1, None)
+    assert row.error == {"code": error.code, "detail": error.detail, **members}
 
 
 def test_an_error_while_keeping_fails_the_job_and_keeps_nothing(services, job):
@@ -148,51 +126,48 @@ def test_an_error_while_keeping_fails_the_job_and_keeps_nothing(services, job):
     assert encoders(services) == []
 
 
-def test_a_fault_is_tried_again_after_doubling_pauses_and_then_failed_without_its_inside(services, job):
+@pytest.mark.parametrize(
+    ("error", "recorded"),
+    [
+        (ZeroDivisionError("/secret/path"), {"code": "internal"}),
+        (StorageUnavailable("the disk is full", retry_after_s=30), {"code": "storage-unavailable", "detail": "the disk is full"}),
+    ],
+    ids=["a fault", "unavailable"],
+)
+def test_a_fault_is_tried_again_after_doubling_pauses_and_then_failed_without_its_inside(services, job, error, recorded):
     seen, pauses = [], []
     for attempt in range(1, jobs.ATTEMPTS + 1):
         begun = tables.now()
-        row = run(services, job, failing(ZeroDivisionError("/secret/path")))
+        row = run(services, job, failing(error))
         seen.append(row.state)
         pauses.append((row.due_at - begun).total_seconds())
         assert row.attempts == attempt
-        assert row.error["code"] == "internal"
+        assert row.error == {"detail": row.error["detail"], **recorded}
         assert "secret" not in row.error["detail"]
     assert seen == [JobState.queued] * (jobs.ATTEMPTS - 1) + [JobState.failed]
+    first_s = getattr(error, "retry_after_s", jobs.BACKOFF_S)
     for number, pause in enumerate(pauses[:-1]):
-        assert jobs.BACKOFF_S * 2**number <= pause < jobs.BACKOFF_S * 2**number + 1
+        assert first_s * 2**number <= pause < first_s * 2**number + 1
     assert row.finished_at is not None
     assert not turn(services, never)
 
 
-def test_a_job_that_failed_is_left_alone_until_its_pause_is_over(services, job, monkeypatch):
+def test_a_job_that_failed_is_left_alone_until_its_pause_is_over_and_shows_no_error_if_it_works_then(services, job, monkeypatch):
     """A worker that looks for jobs must not use up the tries of one whose disk is away for a minute."""
     monkeypatch.setattr(jobs, "BACKOFF_S", 60)
     run(services, job, failing(ZeroDivisionError()))
     assert not turn(services, never)
-    alter(services, job.id, due_at=tables.now())
+    alter(services, job, due_at=tables.now())
     assert turn(services, well)
-    assert row_of(services, job.id).attempts == 2
-
-
-def test_what_is_unavailable_is_tried_again_and_its_code_kept(services, job):
-    runner = failing(StorageUnavailable("the disk is full", retry_after_s=30))
-    states = [run(services, job, runner).state for _ in range(jobs.ATTEMPTS)]
-    assert states == [JobState.queued] * (jobs.ATTEMPTS - 1) + [JobState.failed]
-    assert row_of(services, job.id).error == {"code": "storage-unavailable", "detail": "the disk is full"}
-
-
-def test_a_job_that_works_at_its_second_try_shows_no_error(services, job):
-    run(services, job, failing(ZeroDivisionError()))
-    row = run(services, job, well)
+    row = again(services, job)
     assert (row.state, row.error, row.attempts) == (JobState.succeeded, None, 2)
 
 
 def test_a_kind_that_nobody_can_run_ends_failed(services, job):
     for _ in range(jobs.ATTEMPTS):
-        alter(services, job.id, due_at=tables.now())
+        alter(services, job, due_at=tables.now())
         assert jobs.run_next(services, {}, Leases(services))
-    row = row_of(services, job.id)
+    row = again(services, job)
     assert (row.state, row.error["code"]) == (JobState.failed, "internal")
 
 
@@ -203,7 +178,7 @@ def test_progress_is_written_at_the_first_and_the_last_step_and_seldom_between(s
         for step in range(1001):
             progress(step, 1000, {"loss": step / 2})
             if step in (0, 1, 1000):
-                seen.append(row_of(services, row.id).progress)
+                seen.append(again(services, row).progress)
         return Done({})
 
     run(services, job, work)
@@ -218,7 +193,7 @@ def test_progress_never_goes_back_and_a_sign_of_life_takes_no_fact_away(services
     def work(services, row, progress):
         for done, facts in ((3, {"loss": 0.5, "round": 1}), (2, {}), (3, {"round": 2})):
             progress(done, 10, facts)
-            seen.append(row_of(services, row.id).progress)
+            seen.append(again(services, row).progress)
         return Done({})
 
     run(services, job, work)
@@ -231,10 +206,10 @@ def test_a_step_that_tells_nothing_new_is_no_event_and_still_learns_of_cancellat
 
     def work(services, row, progress):
         progress(1, 10, {"loss": 0.5})
-        version = row_of(services, row.id).version
+        version = again(services, row).version
         for _ in range(5):
             progress(1, 10)
-        assert row_of(services, row.id).version == version
+        assert again(services, row).version == version
         jobs.cancel(services, PROJECT, row.id)
         progress(1, 10)
         raise AssertionError("the report should have stopped it")
@@ -282,10 +257,6 @@ def step_of(state: dict[str, torch.Tensor] | None) -> int | None:
     return None if state is None else int(state["step"])
 
 
-def files(services: Services) -> set[str]:
-    return {path.name for path in services.blobs.root.glob("??/*")}
-
-
 def going(services: Services, job: tables.Job, *steps: int) -> int | None:
     """A worker's turn that keeps these steps and is killed then; returns the step from which it went on."""
     found = []
@@ -294,7 +265,7 @@ def going(services: Services, job: tables.Job, *steps: int) -> int | None:
         found.append(step_of(progress.resume()))
         for step in steps:
             progress.checkpoint(step, at(step))
-        alter(services, row.id, lease_until=tables.now() + LONG_AGO)
+        alter(services, row, lease_until=tables.now() + LONG_AGO)
         raise KeyboardInterrupt  # the nearest thing to a killed process that a test survives: nothing is recorded
 
     with pytest.raises(KeyboardInterrupt):
@@ -306,8 +277,7 @@ def resumed(services: Services, job: tables.Job) -> int | None:
     """A last turn, which ends well; returns the step from which it went on."""
     row = run(services, job, lambda services, row, progress: Done({"from": step_of(progress.resume())}))
     assert row.state == JobState.succeeded
-    found: int | None = row.result["from"]
-    return found
+    return row.result["from"]  # type: ignore[no-any-return]
 
 
 STATE = {
@@ -347,7 +317,7 @@ def test_a_later_try_finds_the_last_state_bit_by_bit(services, job):
 def test_a_job_that_gets_further_each_time_may_lose_any_number_of_workers(services, job, keep_all):
     begun = [going(services, job, step, step + 1) for step in range(1, 2 * jobs.ATTEMPTS)]
     assert begun == [None, *range(2, 2 * jobs.ATTEMPTS)]
-    assert row_of(services, job.id).attempts == 1
+    assert again(services, job).attempts == 1
     assert resumed(services, job) == 2 * jobs.ATTEMPTS
 
 
@@ -362,22 +332,20 @@ def test_a_job_that_loses_its_worker_at_one_place_ends_after_five_tries(services
 
 
 @pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"")], ids=["gone", "damaged"])
-def test_a_job_whose_checkpoint_cannot_be_read_begins_anew_and_gains_no_tries(services, job, keep_all, damage):
-    going(services, job, 5, 6)
-    for _ in range(jobs.ATTEMPTS - 1):
+def test_a_job_whose_checkpoint_cannot_be_read_begins_anew_goes_on_from_there_and_gains_no_tries(services, job, keep_all, damage):
+    def lose_it() -> None:
         (name,) = files(services)
         damage(services.blobs.root / name[:2] / name)
+
+    going(services, job, 5, 6)
+    lose_it()
+    assert going(services, job, 1, 2) is None
+    assert going(services, job) == 2
+    for _ in range(jobs.ATTEMPTS - 3):
+        lose_it()
         assert going(services, job, 1, 2) is None
     row = run(services, job, never)
     assert (row.state, row.error["code"]) == (JobState.failed, "attempts-exhausted")
-
-
-def test_what_was_kept_after_beginning_anew_is_where_the_next_try_goes_on(services, job, keep_all):
-    going(services, job, 5, 6)
-    (name,) = files(services)
-    (services.blobs.root / name[:2] / name).unlink()
-    going(services, job, 1, 2)
-    assert resumed(services, job) == 2
 
 
 def test_progress_goes_on_from_the_checkpoint(services, job):
@@ -406,7 +374,7 @@ def test_a_checkpoint_takes_a_small_share_of_the_time(services, job, monkeypatch
 
 def test_only_the_last_checkpoint_is_on_disk(services, job, keep_all):
     going(services, job, *range(1, 10))
-    assert files(services) == {row_of(services, job.id).checkpoint}
+    assert files(services) == {again(services, job).checkpoint}
 
 
 def test_jobs_in_the_same_state_have_files_of_their_own(services, job, keep_all):
@@ -420,54 +388,30 @@ def test_jobs_in_the_same_state_have_files_of_their_own(services, job, keep_all)
 
 def test_a_sweep_spares_the_checkpoint_of_an_unfinished_job_and_takes_an_ended_ones(services, job, keep_all):
     going(services, job, 1)
-    (name,) = files(services)
-    long_ago = time.time() - 2 * ORPHAN_AGE_S
-    os.utime(services.blobs.root / name[:2] / name, (long_ago, long_ago))
+    age(services)
     assert spaces.sweep_blobs(services) == 0
     assert resumed(services, job) == 1
     assert spaces.sweep_blobs(services) == 1
     assert files(services) == set()
 
 
-def test_a_failed_job_forgets_its_checkpoint(services, job):
-    def work(services, row, progress):
-        progress.checkpoint(1, at(1))
-        raise NameTaken("gone")
-
-    row = run(services, job, work)
-    assert (row.state, row.checkpoint) == (JobState.failed, None)
-
-
-def test_a_stopping_worker_keeps_the_last_state_however_young_the_one_before(services, job):
+@pytest.mark.parametrize("sign_of_life", [False, True])
+def test_a_stopping_worker_keeps_the_last_state_however_young_the_one_before(services, job, sign_of_life):
     stopping = threading.Event()
 
     def work(services, row, progress):
         for step in range(1, 5):
-            progress.checkpoint(step, at(step))
+            progress.checkpoint(step, at(step))  # the first is kept at once, the others are too young
             progress(step, 10)
             if step == 3:
                 stopping.set()
+                if sign_of_life:
+                    progress(0, 10)
         raise AssertionError("the report should have stopped it")
 
     row = run(services, job, work, stopping=stopping.is_set)
     assert (row.state, row.attempts) == (JobState.queued, 0)
-    assert resumed(services, job) == 4
-
-
-def test_a_worker_that_stops_at_a_sign_of_life_keeps_the_state_before_it(services, job):
-    stopping = threading.Event()
-
-    def work(services, row, progress):
-        for step in range(1, 4):
-            progress.checkpoint(step, at(step))  # the first is kept at once, the others are too young
-            progress(step, 10)
-        stopping.set()
-        progress(0, 10)
-        raise AssertionError("the report should have stopped it")
-
-    row = run(services, job, work, stopping=stopping.is_set)
-    assert (row.state, row.attempts) == (JobState.queued, 0)
-    assert resumed(services, job) == 3
+    assert resumed(services, job) == (3 if sign_of_life else 4)
 
 
 def test_a_try_that_goes_on_remembers_what_was_told(services, job):
@@ -540,7 +484,7 @@ def test_faults_at_one_place_end_a_job_that_keeps_checkpoints(services, job, kee
 
     while run(services, job, work).state == JobState.queued:
         assert len(turns) < 3 * jobs.ATTEMPTS
-    assert row_of(services, job.id).error["code"] == "internal"
+    assert again(services, job).error["code"] == "internal"
     assert turns[:4] == [0, 9, 0, 9]
 
 
@@ -548,7 +492,7 @@ def test_a_methods_steps_are_its_jobs_progress_and_where_it_may_be_interrupted_i
     def work(services, row, progress):
         on_step = bootstrapping.Listener(progress)
         on_step(Step(0, 3, {"loss": 1.0}))
-        assert row_of(services, row.id).checkpoint is None
+        assert again(services, row).checkpoint is None
         on_step(Step(1, 3, {"loss": 0.5}, at(1)))
         on_step(Step(3, 3, {"loss": 0.25}))
         raise StorageUnavailable("later")
@@ -580,11 +524,11 @@ def test_a_full_disk_costs_checkpoints_and_not_the_job(services, job):
 def test_a_waiting_job_is_cancelled_at_once_never_runs_again_and_forgets_its_checkpoint(services, job, tried):
     if tried:
         going(services, job, 1)
-        hand_back(services, row_of(services, job.id).lease)
-        assert row_of(services, job.id).checkpoint is not None
+        hand_back(services, again(services, job).lease)
+        assert again(services, job).checkpoint is not None
     assert jobs.cancel(services, PROJECT, job.id).state == JobState.cancelled
     assert not turn(services, never)
-    row = row_of(services, job.id)
+    row = again(services, job)
     assert (row.state, row.attempts, row.checkpoint) == (JobState.cancelled, 0, None)
     assert row.finished_at is not None
 
@@ -610,16 +554,16 @@ def test_a_lost_worker_takes_a_cancelled_job_along(services, job):
 
 @pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled"])
 def test_a_finished_job_cannot_be_cancelled(services, job, state):
-    alter(services, job.id, state=state, finished_at=tables.now())
-    with pytest.raises(JobFinished, match=state):
+    alter(services, job, state=state, finished_at=tables.now())
+    with pytest.raises(errors.JobFinished, match=state):
         jobs.cancel(services, PROJECT, job.id)
-    assert not row_of(services, job.id).cancel_requested
+    assert not again(services, job).cancel_requested
 
 
 def test_a_job_is_its_projects_own(services, job):
-    with pytest.raises(JobNotFound):
+    with pytest.raises(errors.JobNotFound):
         jobs.cancel(services, "other", job.id)
-    assert row_of(services, job.id).state == JobState.queued
+    assert again(services, job).state == JobState.queued
 
 
 # --- leases ---------------------------------------------------------------------------------------------------------------
@@ -678,7 +622,7 @@ def test_of_two_workers_that_finish_one_job_at_once_exactly_one_has_an_effect(se
         second = pool.submit(run, services, job, worker("second"))
         first.result()
         second.result()
-    row = row_of(services, job.id)
+    row = again(services, job)
     assert (row.state, row.result) == (JobState.succeeded, {"by": "second"})
     assert encoders(services) == ["second"]
 
@@ -689,13 +633,13 @@ def test_a_process_renews_the_leases_of_its_running_jobs_only(services, job):
     lose(services, other)
 
     def work(services, row, progress):
-        alter(services, job.id, lease_until=tables.now() + LONG_AGO)
+        alter(services, job, lease_until=tables.now() + LONG_AGO)
         leases.renew()
-        assert row_of(services, job.id).lease_until > tables.now()
+        assert again(services, job).lease_until > tables.now()
         return Done({})
 
     assert run(services, job, work, leases).state == JobState.succeeded
-    assert row_of(services, other.id).lease_until < tables.now()
+    assert again(services, other).lease_until < tables.now()
     assert leases.held() == []
 
 
@@ -703,7 +647,7 @@ def test_a_lost_worker_is_replaced_until_the_tries_are_used_up(services, job):
     for _ in range(jobs.ATTEMPTS):
         lose(services, job)
     assert turn(services, never)
-    row = row_of(services, job.id)
+    row = again(services, job)
     assert (row.state, row.result, row.error["code"]) == (JobState.failed, None, "attempts-exhausted")
     assert row.attempts == jobs.ATTEMPTS
     assert not turn(services, never)
@@ -737,13 +681,13 @@ def test_a_job_handed_back_in_the_middle_of_a_step_records_nothing_of_its_late_e
 
 def test_handing_back_twice_or_too_late_changes_nothing(services, job):
     lose(services, job)
-    lease = row_of(services, job.id).lease
+    lease = again(services, job).lease
     for _ in range(2):
         hand_back(services, lease)
-    assert row_of(services, job.id).attempts == 0
+    assert again(services, job).attempts == 0
     run(services, job, well)
     hand_back(services, lease)
-    assert row_of(services, job.id).state == JobState.succeeded
+    assert again(services, job).state == JobState.succeeded
 
 
 # --- submitted ---------------------------------------------------------------------------------------------
@@ -752,7 +696,7 @@ def test_handing_back_twice_or_too_late_changes_nothing(services, job):
 def test_a_project_may_have_so_many_unfinished_jobs_and_another_project_its_own(services):
     services = replace(services, limits=Limits(project_jobs=2))
     first, _ = (jobs.submit(services, PROJECT, JobKind.bootstrap, {"x": 1}) for _ in range(2))
-    with pytest.raises(TooManyJobs) as caught:
+    with pytest.raises(errors.TooManyJobs) as caught:
         jobs.submit(services, PROJECT, JobKind.bootstrap, {})
     assert (caught.value.limit, caught.value.retry_after_s > 0) == (2, True)
     jobs.submit(services, "q", JobKind.bootstrap, {})
@@ -764,7 +708,7 @@ def test_all_projects_together_may_have_so_many_unfinished_jobs(services):
     services = replace(services, limits=Limits(jobs=2))
     for project in ("p", "q"):
         jobs.submit(services, project, JobKind.bootstrap, {})
-    with pytest.raises(QueueFull) as caught:
+    with pytest.raises(errors.QueueFull) as caught:
         jobs.submit(services, "r", JobKind.bootstrap, {})
     assert caught.value.retry_after_s > 0
     with services.db.transaction() as session:
@@ -789,16 +733,10 @@ def test_a_job_that_is_handed_back_keeps_its_place(services, job):
     other = jobs.submit(services, PROJECT, JobKind.bootstrap, {"x": 2})
     turn(services, lambda services, row, progress: progress(1, 2), stopping=lambda: True)
     turn(services, well)
-    assert (row_of(services, job.id).state, row_of(services, other.id).state) == ("succeeded", "queued")
+    assert (again(services, job).state, again(services, other).state) == ("succeeded", "queued")
 
 
 # --- a database that goes away --------------------------------------------------------------------------------------------
-
-
-def end_all(services: Services) -> None:
-    with psycopg.connect(services.db.url.set(drivername="postgresql").render_as_string(False), autocommit=True) as connection:
-        others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
-        connection.execute(f"{others} AND pid <> pg_backend_pid()")
 
 
 @pytest.mark.parametrize("flushed", [False, True])
@@ -813,7 +751,7 @@ def test_an_end_lost_on_its_way_is_recorded_again_with_what_the_job_made(on_post
         if flushed:
             session.flush()
         if len(tries) == 1:
-            end_all(on_postgres)
+            end_connections(on_postgres.db)
 
     row = run(on_postgres, job, lambda *_: Done({}, keep=keep))
     assert (row.state, row.attempts, len(tries)) == (JobState.succeeded, 1, 2)
@@ -823,18 +761,10 @@ def test_an_end_lost_on_its_way_is_recorded_again_with_what_the_job_made(on_post
 def test_progress_that_cannot_be_recorded_stops_no_job(on_postgres, monkeypatch):
     monkeypatch.setattr("app.storage.db.CONNECT_FOR_S", 0.1)
     job = jobs.submit(on_postgres, PROJECT, JobKind.bootstrap, {"x": 1})
-    name = on_postgres.db.url.database
-    admin = on_postgres.db.url.set(drivername="postgresql", database="postgres").render_as_string(False)
 
     def work(services, row, progress):
-        with psycopg.connect(admin, autocommit=True) as connection:
-            connection.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
-            try:
-                end_all_but = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
-                connection.execute(end_all_but, (name,))
-                progress(10, 10, {})
-            finally:
-                connection.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
+        with closed(services.db):
+            progress(10, 10, {})
         return well(services, row, progress)
 
     row = run(on_postgres, job, work)

@@ -142,7 +142,6 @@ def test_alone_a_task_has_all_lanes_at_once():
 
 
 def test_a_waiter_that_gave_up_ends_its_task():
-    """What a client that left asked for is not computed to its end."""
     lanes, held = Lanes(1), Held()
     future = lanes.submit(held, 1_000, 1)
     assert held.begun.acquire(timeout=SOON_S)

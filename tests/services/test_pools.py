@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
-from app.errors import BlobMissing, Conflict, OffsetMismatch, PoolNotFound, PoolTooLarge, StorageUnavailable
-from app.maths.bootstrap.paper import Settings
-from app.services import bootstrapping, jobs, pools, spaces
+from app.errors import Conflict, OffsetMismatch, PoolNotFound, PoolTooLarge, StorageUnavailable
+from app.services import bootstrapping, pools, spaces
 from app.services.context import Limits
-from app.services.leases import Leases
 from app.storage import registry, tables
-from app.storage.blobs import ORPHAN_AGE_S
-from app.types import EncoderKind, JobKind
-
-PROJECT = "p"
-
-
-def some(k, d, seed=0):
-    return torch.randn(k, d, generator=torch.Generator().manual_seed(seed + d))
+from tests.services.helpers import PROJECT, age, create_encoder, files, run, some
 
 
 def make(services, name="pool", encoder="a", rows=None):
@@ -39,17 +28,6 @@ def stored(services, name="pool"):
     with services.db.transaction() as session:
         row = registry.whole_pool(session, PROJECT, name)
     return pools.load(services, [piece["blob"] for piece in row.pieces])
-
-
-def age(services):
-    """Every blob is old enough for a sweep."""
-    moment = time.time() - 2 * ORPHAN_AGE_S
-    for path in services.blobs.root.glob("??/*"):
-        os.utime(path, (moment, moment))
-
-
-def files(services):
-    return {path.name for path in services.blobs.root.glob("??/*")}
 
 
 @pytest.fixture
@@ -116,7 +94,7 @@ def test_a_piece_never_reaches_another_pool_of_the_name(stocked, meanwhile):
 
 
 def test_an_encoder_deleted_while_a_pool_is_made_leaves_no_pool(stocked, meanwhile):
-    spaces.create_encoder(stocked, PROJECT, name="brief", kind=EncoderKind.external, dim=3)
+    create_encoder(stocked, "brief", 3)
     meanwhile(lambda: spaces.delete_encoder(stocked, PROJECT, "brief"))
     with pytest.raises(Conflict):
         make(stocked, encoder="brief")
@@ -169,12 +147,6 @@ def pooled(stocked):
     return stocked
 
 
-def run(services, job):
-    jobs.run_next(services, {JobKind.bootstrap: bootstrapping.run_bootstrap}, Leases(services))
-    with services.db.transaction() as session:
-        return session.get_one(tables.Job, job.id)
-
-
 def test_a_waiting_job_outlives_its_pools_and_a_sweep(pooled):
     x, y = stored(pooled, "x"), stored(pooled, "y")
     job = ask(pooled)
@@ -222,43 +194,15 @@ def test_vectors_of_an_encoder_made_anew_meanwhile_make_no_set(pooled):
     job = ask(pooled)
     pools.delete(pooled, PROJECT, "x")
     spaces.delete_encoder(pooled, PROJECT, "a")
-    spaces.create_encoder(pooled, PROJECT, name="a", kind=EncoderKind.external, dim=3)
+    create_encoder(pooled, "a", 3)
     row = run(pooled, job)
     assert (row.state, row.error["code"]) == ("failed", "conflict")
-
-
-def test_a_job_of_before_pools_had_pieces_still_runs(pooled):
-    arguments = {
-        "name": "grown",
-        "source": "a",
-        "target": "b",
-        "seeds": [[0, 0], [1, 1]],
-        "settings": asdict(Settings(size=4, steps=3)),
-        "blobs": {"source_pool": pooled.blobs.put({"pool": some(9, 3)}), "target_pool": pooled.blobs.put({"pool": some(8, 2)})},
-    }
-    job = jobs.submit(pooled, PROJECT, JobKind.bootstrap, arguments)
-    age(pooled)
-    assert spaces.sweep_blobs(pooled) == 0
-    assert run(pooled, job).state == "succeeded"
 
 
 def test_a_pool_above_a_limit_lowered_since_is_refused_where_it_is_used(pooled):
     with pytest.raises(PoolTooLarge) as caught:
         ask(replace(pooled, limits=Limits(pool=24)))
     assert (caught.value.field, caught.value.limit) == ("source_pool", 24)
-
-
-def test_a_damaged_piece_is_noticed_and_nothing_wrong_is_read(pooled):
-    with pooled.db.transaction() as session:
-        digests = [piece["blob"] for piece in registry.whole_pool(session, PROJECT, "x").pieces]
-    path = pooled.blobs.root / digests[1][:2] / digests[1]
-    for data in (path.read_bytes()[:-1] + b"\7", path.read_bytes()[:100], b""):
-        path.write_bytes(data)
-        with pytest.raises(BlobMissing, match="damaged"):
-            pools.load(pooled, digests)
-    path.unlink()
-    with pytest.raises(BlobMissing, match="missing"):
-        pools.load(pooled, digests)
 
 
 def test_a_job_whose_pool_is_lost_fails_at_once(pooled):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,24 +13,12 @@ from sqlalchemy import text
 
 from app.errors import AnchorSetNotFound, AnchorsNotEmbedded, BlobMissing, Conflict, Overloaded, TooManyVectors
 from app.heads.linear import linear_head
-from app.services import jobs, serving, spaces, stitching, translation
+from app.services import serving, spaces, stitching, translation
 from app.services.context import Limits, Turns
-from app.settings import Settings
 from app.storage import registry, tables
-from app.storage.blobs import ORPHAN_AGE_S
 from app.storage.cache import Cache
-from app.types import EncoderKind, HeadOutput, JobKind
-from app.wiring import make_services
-
-PROJECT = "p"
-
-
-def some(k, d, seed=0):
-    return torch.randn(k, d, generator=torch.Generator().manual_seed(seed + d))
-
-
-def str_url(services):
-    return services.db.url.render_as_string(hide_password=False)
+from app.types import HeadOutput
+from tests.services.helpers import PROJECT, another_process, create_encoder, some
 
 
 def request(method="irp", **options):
@@ -41,50 +28,29 @@ def request(method="irp", **options):
 # --- spaces --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_sweep_takes_what_deleted_sets_left_and_nothing_in_use(stocked):
-    for path in stocked.blobs.root.glob("??/*"):
-        moment = time.time() - 2 * ORPHAN_AGE_S
-        os.utime(path, (moment, moment))
-    assert spaces.sweep_blobs(stocked) == 0
-    jobs.submit(stocked, PROJECT, JobKind.bootstrap, {"blobs": {"pool": _blob_of(stocked, "a")}})
-    spaces.delete_anchor_set(stocked, PROJECT, "s")
-    assert spaces.sweep_blobs(stocked) == 1  # b's anchors; a's are named by the job
-    assert len(list(stocked.blobs.root.glob("??/*"))) == 1
-
-
 def _blob_of(services, encoder):
     with services.db.transaction() as session:
         return translation.space_row(session, PROJECT, "s", encoder, "source").blob
 
 
 def test_a_refused_set_leaves_no_row_behind(stocked):
+    few = replace(stocked, limits=Limits(vectors=5))
     with pytest.raises(TooManyVectors):
-        spaces.create_anchor_set(
-            replace(stocked, limits=Limits(vectors=5)),
-            PROJECT,
-            name="big",
-            embeddings={"a": some(6, 3)},
-        )
+        spaces.create_anchor_set(few, PROJECT, name="big", embeddings={"a": some(6, 3)})
     with stocked.db.transaction() as session:
         assert [row.name for row in registry.page(session, tables.AnchorSet, PROJECT, after="", limit=9)] == ["s"]
         assert session.query(tables.Space).count() == 2
 
 
-def test_a_fit_from_an_encoder_to_itself_travels_between_processes(stocked, redis_url, redis_prefix, tmp_path):
+def test_a_fit_from_an_encoder_to_itself_travels_between_processes(stocked, redis_url, redis_prefix):
     """Source and target are one object then, which must not make them one memory on the way."""
-    both = [
-        make_services(
-            Settings(data_dir=tmp_path, database_url=str_url(stocked), redis_url=redis_url, redis_prefix=redis_prefix[:50])
-        )
-        for _ in range(2)
-    ]
+    both = [another_process(stocked, redis_url=redis_url, redis_prefix=redis_prefix[:50]) for _ in range(2)]
     same = translation.Request("a", "a", "s", "procrustes", {})
     vectors = some(3, 3)
     answers = [serving.apply(each, PROJECT, serving.Translation(same), vectors=vectors) for each in both]
     assert torch.equal(answers[0].made.vectors, answers[1].made.vectors)
     for each in both:
-        each.db.close()
-        each.cache.close()
+        each.close()
 
 
 def test_projects_do_not_see_each_other(stocked):
@@ -140,15 +106,15 @@ def test_two_processes_that_first_fit_one_translator_at_once_both_answer(on_post
         assert second.result().id == content
 
 
-def test_without_any_cache_answers_are_the_same(stocked, tmp_path):
+def test_without_any_cache_answers_are_the_same(stocked):
     vectors = some(4, 3, seed=9)
     warm = serving.apply(stocked, PROJECT, serving.Translation(request()), vectors=vectors)
-    cold_services = make_services(Settings(data_dir=tmp_path, cache_bytes=0, database_url=str_url(stocked)))
+    cold_services = another_process(stocked, cache_bytes=0)
     for _ in range(2):
         cold = serving.apply(cold_services, PROJECT, serving.Translation(request()), vectors=vectors)
         assert torch.equal(cold.made.vectors, warm.made.vectors)
         assert cold.served.id == warm.served.id
-    cold_services.db.close()
+    cold_services.close()
     with stocked.db.transaction() as session:
         assert session.query(tables.Translator).count() == 1
 
@@ -161,9 +127,7 @@ def test_auto_never_takes_a_joint_method_for_relative_vectors(stocked):
 
 
 def test_a_missing_space_is_named(stocked):
-    spaces.create_encoder(
-        stocked, PROJECT, name="c", kind=EncoderKind.external, dim=2, model=None, revision=None, modality="text"
-    )
+    create_encoder(stocked, "c", 2)
     with pytest.raises(AnchorsNotEmbedded, match="'c'"):
         translation.pair(stocked, PROJECT, translation.Request("a", "c", "s", "irp", {}))
 
@@ -195,9 +159,7 @@ def test_embeddings_meant_for_a_deleted_set_never_reach_another_one_of_its_name(
         spaces.create_anchor_set(stocked, PROJECT, name="s", embeddings={"b": torch.randn(5, 2)})
         return examine(*arguments)
 
-    spaces.create_encoder(
-        stocked, PROJECT, name="c", kind=EncoderKind.external, dim=4, model=None, revision=None, modality="text"
-    )
+    create_encoder(stocked, "c", 4)
     monkeypatch.setattr(spaces, "examine", examine_late)
     with pytest.raises(Conflict):
         spaces.add_embeddings(stocked, PROJECT, anchor_set="s", encoder="c", vectors=torch.randn(12, 4))

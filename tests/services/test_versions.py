@@ -14,22 +14,18 @@ from app.errors import AnchorSetNotFound, Conflict, EncoderNotFound, QualityBelo
 from app.heads.linear import linear_head
 from app.services import promises, serving, spaces, stitching, translation
 from app.services.context import Services
-from app.settings import Settings
 from app.storage import names, tables
-from app.types import EncoderKind, HeadOutput
-from app.wiring import make_services
+from app.types import HeadOutput
+from tests.services.helpers import PROJECT, another_process, create_encoder
 
-PROJECT = "p"
 VECTORS = torch.randn(3, 4, generator=torch.Generator().manual_seed(9))
 TRANSLATION = translation.Request("a", "b", "s", "graded", {})
 
 
 @pytest.fixture
-def other(services: Services, tmp_path, redis_url, redis_prefix) -> Iterator[Services]:
-    """Another process of the same deployment: its own memory, the same database and blobs."""
-    url = services.db.url.render_as_string(hide_password=False)
-    settings = Settings(data_dir=tmp_path, database_url=url, redis_url=redis_url, redis_prefix=redis_prefix[:50])
-    made = make_services(settings)
+def other(services: Services, redis_url, redis_prefix) -> Iterator[Services]:
+    """Another process of the same deployment."""
+    made = another_process(services, redis_url=redis_url, redis_prefix=redis_prefix[:50])
     yield made
     made.close()
 
@@ -37,12 +33,7 @@ def other(services: Services, tmp_path, redis_url, redis_prefix) -> Iterator[Ser
 @pytest.fixture
 def reader(other, services) -> Iterator[Services]:
     """One of two such processes: the other one changes things."""
-    settings = Settings(
-        data_dir=services.blobs.root.parent,
-        database_url=other.db.url.render_as_string(hide_password=False),
-        redis_url="redis://127.0.0.1:1/0",
-    )
-    made = make_services(settings)
+    made = another_process(services, redis_url="redis://127.0.0.1:1/0")
     yield made
     made.close()
 
@@ -51,7 +42,7 @@ def make(services: Services, project: str, version: int) -> None:
     """Encoders a (4) and b (3), the set s, and the heads h of b and r of s: all names are the same in each version."""
     draw = torch.Generator().manual_seed(version)
     for name, dim in (("a", 4), ("b", 3)):
-        spaces.create_encoder(services, project, name=name, kind=EncoderKind.external, dim=dim)
+        create_encoder(services, name, dim, project)
     embeddings = {"a": torch.randn(12, 4, generator=draw), "b": torch.randn(12, 3, generator=draw)}
     spaces.create_anchor_set(services, project, name="s", embeddings=embeddings)
     for name, encoder, anchor_set, dim in (("h", "b", None, 3), ("r", None, "s", 12)):
@@ -74,6 +65,11 @@ def translated(services: Services, project: str) -> torch.Tensor:
 
 def related(services: Services, project: str) -> torch.Tensor:
     return serving.apply(services, project, serving.Relation("a", "s"), vectors=VECTORS).made.vectors
+
+
+def decoded(services: Services, project: str) -> torch.Tensor:
+    vectors = torch.randn(3, 12, generator=torch.Generator().manual_seed(9))
+    return serving.apply(services, project, serving.Decoding(TRANSLATION, 1.0), vectors=vectors).made.vectors
 
 
 def stitched(services: Services, project: str) -> torch.Tensor:
@@ -114,7 +110,7 @@ def before_statement(services: Services, number: int, change: Callable[[], None]
         event.remove(services.db.engine, "begin", begin)
 
 
-@pytest.mark.parametrize("ask", [translated, related, stitched, stitched_relative])
+@pytest.mark.parametrize("ask", [translated, related, decoded, stitched, stitched_relative])
 def test_whenever_all_is_made_anew_during_a_request_its_answer_is_by_one_version(reader, other, monkeypatch, ask):
     """By another process, before each of the request's statements in turn."""
     monkeypatch.setattr(names, "SETTLE_S", 0.0)  # as if nobody waited: what is asked for now has begun before
@@ -153,7 +149,7 @@ def test_a_name_that_was_just_deleted_is_given_again_when_no_process_remembers_i
         return spaces.named(reader, tables.Encoder, PROJECT, "x", field="encoder").dim
 
     for version in (1, 2, 3):
-        spaces.create_encoder(other, PROJECT, name="x", kind=EncoderKind.external, dim=version)
+        create_encoder(other, "x", version)
         assert dim() == version
         spaces.delete_encoder(other, PROJECT, "x")
         assert reader.names.find(names.Name(PROJECT, "encoders", ("x",))) is not None  # or the test shows nothing
@@ -163,7 +159,7 @@ def test_a_name_that_was_just_deleted_is_given_again_when_no_process_remembers_i
 def test_a_name_that_was_never_deleted_is_given_at_once(reader, other, monkeypatch):
     monkeypatch.setattr(names, "SETTLE_S", 3600.0)
     for name in ("x", "y"):
-        spaces.create_encoder(other, PROJECT, name=name, kind=EncoderKind.external, dim=1)
+        create_encoder(other, name, 1)
         with pytest.raises(EncoderNotFound):
             spaces.named(reader, tables.Encoder, "somebody else's", name, field="encoder")
 

@@ -18,9 +18,9 @@ from app.services import jobs, keys, spaces, stitching, translation, writes
 from app.services.context import Origin, Repeat, Services, origin
 from app.services.leases import Leases
 from app.storage import registry, tables
-from app.types import EncoderKind, HeadOutput, JobKind, Scope
+from app.types import HeadOutput, JobKind, Scope
+from tests.services.helpers import PROJECT, create_encoder
 
-PROJECT = "p"
 KEY_ID = "k" * 32
 
 
@@ -36,9 +36,7 @@ def asking(key: str | None = "key", fingerprint: str = "f") -> Iterator[None]:
 
 
 def create(services: Services, name: str = "e", project: str = PROJECT) -> tables.Encoder:
-    return spaces.create_encoder(
-        services, project, name=name, kind=EncoderKind.external, dim=3, model=None, revision=None, modality="text"
-    )
+    return create_encoder(services, name, 3, project)
 
 
 def ask(services: Services, make: Callable[[], tables.Encoder] | None = None, **request: str) -> tables.Encoder:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from app.storage import tables
 from app.storage.connect import redis_client
 from app.storage.db import Database, sqlite_url
+from tests.storage.helpers import delete_all
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -31,9 +31,7 @@ def postgres(migrated_postgres: str) -> Iterator[Database]:
     """A migrated PostgreSQL without a row."""
     db = Database(migrated_postgres)
     yield db
-    with db.transaction() as session:
-        for table in reversed(tables.Base.metadata.sorted_tables):
-            session.execute(table.delete())
+    delete_all(db)
     db.close()
 
 
@@ -100,11 +98,9 @@ class RedisServer:
 
     def freeze(self) -> None:
         """It takes connections and commands, and answers nothing."""
-        assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
 

@@ -63,20 +63,15 @@ def test_a_large_value_pushes_out_as_many_as_it_needs():
 
 
 def test_a_value_above_the_limit_is_served_but_not_kept():
-    cache, made = MemoryCache(30), []
+    cache, nothing, made = MemoryCache(30), MemoryCache(0), []
     load(cache, "a", made=made)
     assert load(cache, "huge", size=31, made=made) == load(cache, "huge", size=31, made=made) == "value of huge"
     load(cache, "a", made=made)
     assert made == ["a", "huge", "huge"]
-    assert cache.used_bytes == 10
-
-
-def test_a_cache_of_nothing_serves_everything():
-    cache, made = MemoryCache(0), []
     for _ in range(2):
-        load(cache, "a", size=1, made=made)
-    assert made == ["a", "a"]
-    assert cache.used_bytes == 0
+        load(nothing, "b", size=1, made=made)
+    assert made[3:] == ["b", "b"]
+    assert (cache.used_bytes, nothing.used_bytes) == (10, 0)
 
 
 def test_eight_threads_that_miss_one_key_make_it_once():
@@ -109,18 +104,12 @@ def test_making_one_key_does_not_hold_up_another():
         assert slow.result() is True
 
 
-def test_what_fails_is_not_kept_and_the_next_one_may_make_it():
+@pytest.mark.parametrize(("make", "size"), [(lambda: 1 / 0, lambda _: 10), (lambda: 1, lambda value: value // 0)])
+def test_what_fails_or_has_no_size_is_not_kept_and_the_next_one_may_make_it(make, size):
     cache = MemoryCache(100)
     with pytest.raises(ZeroDivisionError):
-        cache.get_or_make("a", lambda: 1 / 0, lambda value: 10)
+        cache.get_or_make("a", make, size)
     assert cache.used_bytes == 0
-    assert load(cache, "a") == "value of a"
-
-
-def test_a_size_that_fails_leaves_the_key_open():
-    cache = MemoryCache(100)
-    with pytest.raises(ZeroDivisionError):
-        cache.get_or_make("a", lambda: 1, lambda value: 1 // 0)
     assert load(cache, "a") == "value of a"
 
 

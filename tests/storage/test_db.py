@@ -6,14 +6,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
 
-import psycopg
 import pytest
 from sqlalchemy import select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.errors import Conflict, DatabaseUnavailable, InvalidRequest
 from app.storage import registry, tables
-from app.storage.db import Database, is_sqlite, sqlite_url
+from app.storage.db import Database, sqlite_url
+from tests.storage.helpers import closed, end_connections
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def db(empty: Database) -> Database:
 
 
 def encoder(name="e", **more) -> tables.Encoder:
-    return tables.Encoder(name=name, kind="external", dim=2, modality="text", **more)
+    return tables.Encoder(**{"name": name, "kind": "external", "dim": 2, "modality": "text", **more})
 
 
 def names(db) -> list[str]:
@@ -30,11 +30,14 @@ def names(db) -> list[str]:
         return list(session.scalars(select(tables.Encoder.name).order_by(tables.Encoder.name)))
 
 
-def test_a_transaction_commits_at_its_end(db):
+def test_a_transaction_commits_at_its_end_and_its_rows_stay_readable(db):
+    row = encoder()
     with db.transaction() as session:
-        session.add(encoder())
-        assert names(db) == []
+        session.add(row)
+        session.flush()
+        assert names(db) == []  # a reader is not held up by a writer
     assert names(db) == ["e"]
+    assert (row.name, row.project, len(row.id), row.options) == ("e", "default", 32, {})
 
 
 def test_any_exception_takes_everything_back(db):
@@ -47,13 +50,6 @@ def test_any_exception_takes_everything_back(db):
     with pytest.raises(KeyboardInterrupt):
         fail()
     assert names(db) == []
-
-
-def test_rows_stay_readable_after_the_commit(db):
-    row = encoder()
-    with db.transaction() as session:
-        session.add(row)
-    assert (row.name, row.project, len(row.id), row.options) == ("e", "default", 32, {})
 
 
 def test_a_broken_constraint_is_a_conflict_and_leaves_nothing(db):
@@ -86,37 +82,17 @@ def test_writers_at_the_same_moment_wait_for_each_other(db):
     assert len(names(db)) == 64
 
 
-def test_a_reader_is_not_held_up_by_a_writer(db):
-    with db.transaction() as session:
-        session.add(encoder())
-        session.flush()
-        assert names(db) == []
-
-
 def test_moments_come_back_aware_and_in_utc(db):
-    before = datetime.now(UTC)
+    before, elsewhere = datetime.now(UTC), datetime(2026, 1, 1, 12, tzinfo=timezone(timedelta(hours=5)))
     with db.transaction() as session:
-        session.add(encoder())
-    with db.transaction() as session:
-        created = session.scalars(select(tables.Encoder)).one().created_at
-    assert created.tzinfo is not None
-    assert created.utcoffset() == timedelta(0)
-    assert before <= created <= datetime.now(UTC)
-
-
-def test_a_moment_of_another_zone_stays_the_same_moment(db):
-    moment = datetime(2026, 1, 1, 12, tzinfo=timezone(timedelta(hours=5)))
-    with db.transaction() as session:
-        session.add(encoder(created_at=moment))
-    with db.transaction() as session:
-        assert session.scalars(select(tables.Encoder)).one().created_at == moment
-
-
-def test_a_missing_moment_stays_missing(db):
-    with db.transaction() as session:
+        session.add_all([encoder("a"), encoder("b", created_at=elsewhere)])
         session.add(tables.Job(kind="bootstrap", state="queued", arguments={}))
     with db.transaction() as session:
-        assert session.scalars(select(tables.Job)).one().started_at is None
+        own, given = session.scalars(select(tables.Encoder.created_at).order_by(tables.Encoder.name))
+        assert session.scalars(select(tables.Job)).one().started_at is None  # a missing one stays missing
+    assert own.utcoffset() == given.utcoffset() == timedelta(0)
+    assert before <= own <= datetime.now(UTC)
+    assert given == elsewhere
 
 
 def test_ping_raises_when_there_is_no_database(tmp_path):
@@ -142,11 +118,6 @@ def test_write_ahead_log_is_on(tmp_path):
     db.close()
 
 
-def test_is_sqlite():
-    assert is_sqlite("sqlite:///x.db")
-    assert not is_sqlite("postgresql+psycopg://u@h/d")
-
-
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
 def test_the_urls_that_people_paste_all_mean_psycopg_3(scheme, postgres_url):
     db = Database(f"{scheme}://{postgres_url.partition('://')[2]}")
@@ -170,9 +141,7 @@ def test_moments_of_a_postgresql_in_another_zone_come_back_in_utc(postgres):
 @pytest.mark.parametrize("row", [{"name": "a\0b"}, {"name": "x" * 101}, {"dim": 2**40}, {"options": {"x": float("nan")}}])
 def test_what_postgresql_cannot_hold_is_an_invalid_request_and_leaves_nothing(postgres, row):
     with pytest.raises(InvalidRequest), postgres.transaction() as session:
-        session.add_all(
-            [encoder("good"), tables.Encoder(**{"name": "e", "kind": "external", "dim": 2, "modality": "text"} | row)]
-        )
+        session.add_all([encoder("good"), encoder(**row)])
     assert names(postgres) == []
 
 
@@ -184,18 +153,11 @@ def test_a_name_that_postgresql_cannot_hold_is_not_found_either(postgres):
 # --- a database that goes away --------------------------------------------------------------------------------------------
 
 
-def end_all(postgres: Database) -> None:
-    """What a restart does to every connection of this database."""
-    with psycopg.connect(postgres.url.set(drivername="postgresql").render_as_string(False), autocommit=True) as connection:
-        others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
-        connection.execute(f"{others} AND pid <> pg_backend_pid()")
-
-
 def test_connections_lost_between_transactions_are_nobodys_concern(postgres):
     for number in range(3):
         with postgres.transaction() as session:
             session.add(encoder(f"e{number}"))
-        end_all(postgres)
+        end_connections(postgres)
     assert names(postgres) == ["e0", "e1", "e2"]
 
 
@@ -204,7 +166,7 @@ def add_and_lose(postgres: Database, row: tables.Encoder, *more: tables.Encoder)
     with postgres.transaction() as session:
         session.add(row)
         session.flush()
-        end_all(postgres)
+        end_connections(postgres)
         session.add_all(more)
         session.flush()
 
@@ -239,15 +201,11 @@ def test_a_server_that_is_not_there_is_unavailable_and_says_when_to_ask_again(mo
 
 def test_a_server_that_comes_back_in_time_is_waited_for(postgres):
     """As in a restart: no new connections for a moment, and the old ones gone."""
-    name = postgres.url.database
-    admin = postgres.url.set(drivername="postgresql", database="postgres").render_as_string(False)
-    with psycopg.connect(admin, autocommit=True) as connection, ThreadPoolExecutor(1) as pool:
-        connection.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
-        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
-        found = pool.submit(names, postgres)
-        time.sleep(0.5)
-        waited = not found.done()
-        connection.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
+    with ThreadPoolExecutor(1) as pool:
+        with closed(postgres):
+            found = pool.submit(names, postgres)
+            time.sleep(0.5)
+            waited = not found.done()
         assert found.result() == []
         assert waited
 

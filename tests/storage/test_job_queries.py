@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,6 +11,7 @@ from sqlalchemy import event, text
 
 from app.storage import job_queries, tables
 from app.storage.db import Database
+from tests.storage.helpers import change
 
 DAY = datetime(2026, 1, 1, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -30,11 +30,6 @@ def put(db: Database, state: str, due: int = 0, **values: Any) -> str:
     with db.transaction() as session:
         session.add(row)
     return row.id
-
-
-def change(db: Database, function: Callable[..., Any], *arguments: Any, **values: Any) -> Any:
-    with db.transaction() as session:
-        return function(session, *arguments, **values)
 
 
 def read(db: Database, job_id: str) -> tables.Job:

@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from app.errors import DatabaseUnavailable
 from app.storage.db import CHECKOUT_S, POOL_OVERFLOW, POOL_SIZE, Database
 from app.storage.postgres import STATEMENT_S, BoundedConnection
+from tests.waiting import until
 
 #: for a machine that does much else
 SLACK_S = 2.0
@@ -37,13 +38,6 @@ def seconds_until_refused(call, *arguments) -> float:
     with pytest.raises((DatabaseUnavailable, SQLAlchemyError)):
         call(*arguments)
     return time.monotonic() - begun
-
-
-def until(happened, within_s: float) -> None:
-    deadline = time.monotonic() + within_s
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_transaction_that_begins_in_silence_fails_soon_and_the_next_ones_at_once(db, own_postgres):

@@ -6,19 +6,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from app.errors import (
-    AnchorSetNotFound,
-    AnchorsNotEmbedded,
-    ApiKeyNotFound,
-    EncoderNotFound,
-    HeadNotFound,
-    JobNotFound,
-    NameTaken,
-    TranslatorNotFound,
-)
+from app import errors
+from app.errors import AnchorSetNotFound, EncoderNotFound, HeadNotFound, JobNotFound, NameTaken
 from app.storage import registry, tables
 from app.storage.db import Database
 from app.types import JobState
+from tests.storage.helpers import change
 
 DAY = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -37,14 +30,8 @@ def db(empty: Database) -> Database:
         session.add_all([a, b, other, s])
         session.flush()
         session.add_all(
-            [
-                tables.Head(
-                    project="p", name="h", kind="linear", dim=2, classes=["x"], outputs=1, blob="2" * 64, encoder_id=b.id
-                ),
-                tables.Head(
-                    project="p", name="r", kind="linear", dim=4, classes=["x"], outputs=1, blob="3" * 64, anchor_set_id=s.id
-                ),
-            ]
+            tables.Head(project="p", name=name, kind="linear", dim=2, classes=["x"], outputs=1, blob=digit * 64, **of)
+            for name, digit, of in (("h", "2", {"encoder_id": b.id}), ("r", "3", {"anchor_set_id": s.id}))
         )
     return db
 
@@ -101,7 +88,7 @@ def test_a_space_is_found_or_missing(db):
     with db.transaction() as session:
         s = registry.by_name(session, tables.AnchorSet, "p", "s")
         assert registry.space(session, s, registry.by_name(session, tables.Encoder, "p", "a")).blob == "1" * 64
-        with pytest.raises(AnchorsNotEmbedded, match="'s' has no embeddings by encoder 'b'"):
+        with pytest.raises(errors.AnchorsNotEmbedded, match="'s' has no embeddings by encoder 'b'"):
             registry.space(session, s, registry.by_name(session, tables.Encoder, "p", "b"))
 
 
@@ -158,7 +145,7 @@ def test_translators_are_found_by_content_the_oldest_first(db):
         assert registry.touch_translator(session, row, now=DAY)
         assert registry.translator(session, "p", "tr_1") is row
         for project, content in (("q", "tr_1"), ("p", "tr_2")):
-            with pytest.raises(TranslatorNotFound):
+            with pytest.raises(errors.TranslatorNotFound):
                 registry.translator(session, project, content)
 
 
@@ -180,11 +167,6 @@ def put(db, row) -> str:
     return row.id
 
 
-def change(db, function, *arguments, **values):
-    with db.transaction() as session:
-        return function(session, *arguments, **values)
-
-
 # --- keys, audit, requests that may be repeated ---------------------------------------------------------------------------
 
 
@@ -193,7 +175,7 @@ def test_keys_are_their_projects_own(db):
     assert change(db, registry.api_key, "p", key).name == "k"
     assert [row.id for row in change(db, registry.api_keys, "p")] == [row.id for row in change(db, registry.api_keys)] == [key]
     assert change(db, registry.api_keys, "q") == []
-    with pytest.raises(ApiKeyNotFound):
+    with pytest.raises(errors.ApiKeyNotFound):
         change(db, registry.api_key, "q", key)
 
 

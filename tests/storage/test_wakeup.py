@@ -136,17 +136,12 @@ def unhurt(waker: RedisWakeup) -> None:
     assert time.monotonic() - begun < 1.0
     for _ in range(3):
         assert 0.09 <= waits(waker, 0.1) < 2.0
-    assert [thread.name for thread in waker._threads.values() if thread.is_alive()] == [
-        "wakeup-publish",
-        "wakeup-listen",
-    ]
+    alive = [thread.name for thread in waker._threads.values() if thread.is_alive()]
+    assert alive == ["wakeup-publish", "wakeup-listen"]
 
 
-def test_a_redis_that_is_not_there_delays_nobody(connect):
+def test_a_redis_that_is_not_there_or_frozen_delays_nobody(connect, redis_server):
     unhurt(connect("redis://127.0.0.1:1/0"))
-
-
-def test_a_frozen_redis_delays_nobody(connect, redis_server):
     redis_server.freeze()
     try:
         unhurt(connect(redis_server.url))

@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from app.demo.pack import load_pack
 from app.errors import NameTaken
 from app.services import bootstrapping, pools, spaces
 from app.services.context import Services
 from app.settings import Settings
-from app.storage import registry, tables
+from app.storage import tables
 from app.types import EncoderKind
 from app.wiring import make_services, make_wakeup
 from workers.main import Worker
@@ -63,41 +61,10 @@ class Deployment:
         )
         return row.id
 
-    def real_pools(self, items: int) -> tuple[dict[str, Tensor], list[tuple[int, int]]]:
-        """The demo's sentences by `old` and `new`, two real encoders, in different orders; and ten pairs of them."""
-        vectors = load_pack().vectors
-        draw = torch.Generator().manual_seed(0)
-        some = torch.randperm(len(vectors["static-256"]), generator=draw)[:items]
-        order = torch.randperm(items, generator=draw)
-        seeds = list(enumerate(order.argsort()[:10].tolist()))
-        return {"old": vectors["minilm6-384"][some], "new": vectors["static-256"][some][order]}, seeds
-
-    def learn(self, name: str, pools_: dict[str, Tensor], seeds: list[tuple[int, int]]) -> str:
-        """A job of self-learning, queued as the API does it; the encoders `old` and `new` come with the first."""
-        self._encoders(**{encoder: rows.shape[1] for encoder, rows in pools_.items()})
-        given = {f"{side}_pool": pools.Given(f"{side}_pool", pools_[of]) for side, of in (("source", "old"), ("target", "new"))}
-        row = bootstrapping.request_bootstrap(self.services, PROJECT, name=name, source="old", target="new", seeds=seeds, **given)
-        return row.id
-
-    def blobs_of(self, anchor_set: str) -> list[str]:
-        """What a set is made of, by content: equal names are equal bits."""
-        with self.services.db.transaction() as session:
-            row = registry.by_name(session, tables.AnchorSet, PROJECT, anchor_set)
-            return [str(row.pairs), *sorted(space.blob for space in row.spaces)]
-
     def _encoders(self, **dims: int) -> None:
         for name, dim in dims.items():
             with suppress(NameTaken):
-                spaces.create_encoder(
-                    self.services,
-                    PROJECT,
-                    name=name,
-                    kind=EncoderKind.external,
-                    dim=dim,
-                    model=None,
-                    revision=None,
-                    modality="text",
-                )
+                spaces.create_encoder(self.services, PROJECT, name=name, kind=EncoderKind.external, dim=dim)
 
     def row(self, job_id: str) -> tables.Job:
         with self.services.db.transaction() as session:
@@ -125,18 +92,19 @@ class Deployment:
         self.services.close()
 
 
-@pytest.fixture
-def deployment(postgres_url: str, redis_url: str, redis_prefix: str, tmp_path: Path) -> Iterator[Deployment]:
-    by_redis = {"redis_url": redis_url, "redis_prefix": redis_prefix}
-    found = Deployment(Settings(data_dir=tmp_path, database_url=postgres_url, lease_s=2, devices="cpu", **by_redis))
+def deployed(settings: Settings) -> Iterator[Deployment]:
+    found = Deployment(settings)
     found.services.db.migrate()
     yield found
     found.close()
+
+
+@pytest.fixture
+def deployment(postgres_url: str, redis_url: str, redis_prefix: str, tmp_path: Path) -> Iterator[Deployment]:
+    by_redis = {"redis_url": redis_url, "redis_prefix": redis_prefix}
+    yield from deployed(Settings(data_dir=tmp_path, database_url=postgres_url, lease_s=2, devices="cpu", **by_redis))
 
 
 @pytest.fixture
 def without_redis(postgres_url: str, tmp_path: Path) -> Iterator[Deployment]:
-    found = Deployment(Settings(data_dir=tmp_path, database_url=postgres_url, lease_s=2, devices="cpu"))
-    found.services.db.migrate()
-    yield found
-    found.close()
+    yield from deployed(Settings(data_dir=tmp_path, database_url=postgres_url, lease_s=2, devices="cpu"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import timedelta
@@ -21,6 +20,7 @@ from app.settings import Settings
 from app.storage import job_queries, registry, tables
 from app.storage.db import alembic_config
 from app.wiring import make_services, make_wakeup
+from tests.waiting import until
 from workers.main import Worker
 
 #: the revision of the version whose jobs a queue in Redis carried
@@ -30,15 +30,8 @@ NOW = tables.now()
 MINUTE = timedelta(minutes=1)
 
 #: the arguments that version wrote for `POST /translators` with `Prefer: respond-async`
-ARGUMENTS = {
-    "source": "a",
-    "target": "b",
-    "anchor_set": "s",
-    "method": "ridge",
-    "options": {},
-    "prefer": "retrieval",
-    "min_quality": {},
-}
+ARGUMENTS = {"source": "a", "target": "b", "anchor_set": "s", "method": "ridge"}
+ARGUMENTS |= {"options": {}, "prefer": "retrieval", "min_quality": {}}
 
 WAITING = {"state": "queued", "attempts": 0, "created_at": NOW - 30 * MINUTE}
 RUNNING = {"state": "running", "attempts": 1, "lease": "f" * 32, "created_at": NOW - 20 * MINUTE, "started_at": NOW}
@@ -84,21 +77,13 @@ def put_rows(connection: Connection, spaces: dict[str, dict[str, Any]]) -> None:
         common = {"project": "default", "created_at": NOW}
         connection.execute(found.insert(), [{**common, **row} for row in rows])
 
-    put(
-        "encoders",
-        *({"id": name, "name": name, "kind": "external", "dim": 3, "modality": "text", "options": {}} for name in "ab"),
-    )
+    encoder = {"kind": "external", "dim": 3, "modality": "text", "options": {}}
+    put("encoders", *({"id": name, "name": name, **encoder} for name in "ab"))
     put("anchor_sets", {"id": "s", "name": "s", "size": 12})
     put("spaces", *({**space, "id": f"s{name}", "anchor_set_id": "s", "encoder_id": name} for name, space in spaces.items()))
-    put(
-        "translators",
-        {"id": "t", "content": "tr_0", "source_id": "sa", "target_id": "sb", "method": "irp", "options": {}},
-    )
+    put("translators", {"id": "t", "content": "tr_0", "source_id": "sa", "target_id": "sb", "method": "irp", "options": {}})
     put("audit", {"id": "1", "action": "create", "resource": "translator", "name": "tr_0", "origin": "o"})
-    put(
-        "idempotent_requests",
-        {"id": "1", "key": "k", "fingerprint": "f", "claim": "c", "claimed_until": NOW, "made": "t"},
-    )
+    put("idempotent_requests", {"id": "1", "key": "k", "fingerprint": "f", "claim": "c", "claimed_until": NOW, "made": "t"})
     empty = {"kind": "translator", "arguments": ARGUMENTS, "version": 1, "furthest": 0, "cancel_requested": False, "progress": {}}
     nothing = dict.fromkeys(("lease", "lease_until", "started_at", "finished_at"))
     put("jobs", *({**nothing, **empty, **row, "id": name.replace(" ", "-")} for name, row in JOBS.items()))
@@ -127,19 +112,15 @@ def test_jobs_of_the_version_before_run_to_their_end(services):
     wakeup = make_wakeup(Settings())
     worker = Worker(services, wakeup)
     worker.start()
-    deadline = time.monotonic() + 60
-    while {state(services, "queued"), state(services, "lost")} != {"succeeded"}:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: {state(services, "queued"), state(services, "lost")} == {"succeeded"})
     worker.stop()
     assert state(services, "tried") == "queued"  # it waits for its next try
     assert state(services, "running elsewhere") == "running"  # by a worker of the version before
     assert state(services, "ended") == "succeeded"
     with services.db.transaction() as session:
         results = session.scalars(select(tables.Job.result).where(tables.Job.id.in_(["queued", "lost"]))).all()
-        assert {row["translator"] for row in results} < {
-            row.content for row in registry.newest_reports(session, "default", limit=9)
-        }
+        reported = {row.content for row in registry.newest_reports(session, "default", limit=9)}
+        assert {row["translator"] for row in results} < reported
         assert job_queries.count_by_state(session) == {"queued": 1, "running": 1}
         for content in ("tr_0", "tr_1"):  # nobody knows when they were used last: it counts from now
             assert NOW - MINUTE < registry.translator(session, "default", content).used_at <= tables.now()

@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from app.errors import InvalidSeeds
 from app.maths.bootstrap import paper, soft_plan
 from app.maths.bootstrap.anchor_optimisation import Wanted, mean_squares
 from app.maths.bootstrap.common import Grown, Pools, State, Step, fit_pools
+from tests.maths.bootstrap.clouds import normal, rotated, states
 
 Grow = Callable[..., Grown]
 
@@ -33,19 +33,6 @@ def grow(method: str, pools: Pools, seeds: list[tuple[int, int]], **chosen) -> G
     passed = {name: chosen.pop(name) for name in ("state", "on_step") if name in chosen}
     function, made = METHODS[method](**chosen)
     return function(pools, seeds, made, **passed)
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def rotated(count: int) -> tuple[Pools, list[int]]:
-    """Items and a rotation of them in another order; partner[i] is the row of item i in the second pool."""
-    source, (rotation, _) = normal(5, count, 16), torch.linalg.qr(normal(6, 16, 16))
-    partner = torch.randperm(count, generator=torch.Generator().manual_seed(7))
-    target = torch.empty(count, 16)
-    target[partner] = 3 * source @ rotation + 2
-    return fit_pools(source, target), partner.tolist()
 
 
 def same(first: Grown, second: Grown) -> bool:
@@ -75,41 +62,36 @@ def test_going_on_from_any_step_is_bitwise_as_if_nothing_had_happened(method, st
     pools = Pools(*(torch.nn.functional.normalize(normal(seed + side, 40 + side, 6)) for side in (0, 1)))
     seeds = [(0, 3), (5, 1), (9, 9)]
     chosen = {"size": 12, "steps": 12, "seed": seed}
-    states: list[State] = []
-
-    def keep(step: Step) -> None:
-        if step.state is not None:
-            states.append(step.state)
-
-    undisturbed = grow(method, pools, seeds, **chosen, on_step=keep)
-    undisturbed_states = list(states)
-    states.clear()
-    resumed = grow(method, pools, seeds, **chosen, state=undisturbed_states[stopped - 1], on_step=keep)
+    first: list[Step] = []
+    undisturbed = grow(method, pools, seeds, **chosen, on_step=first.append)
+    before, later = states(first), []
+    resumed = grow(method, pools, seeds, **chosen, state=before[stopped - 1], on_step=later.append)
+    after = states(later)
     assert same(undisturbed, resumed)
-    assert len(states) == 12 - stopped
-    assert all(torch.equal(tensor, undisturbed_states[-1][name]) for name, tensor in states[-1].items())
-    again = grow(method, pools, seeds, **chosen, state=undisturbed_states[-1])
+    assert len(after) == 12 - stopped
+    assert all(torch.equal(tensor, before[-1][name]) for name, tensor in after[-1].items())
+    again = grow(method, pools, seeds, **chosen, state=before[-1])
     assert same(undisturbed, again)
 
 
 @every_method
 def test_a_state_is_not_overwritten_by_the_steps_that_follow(method):
     pools, partner = rotated(60)
-    states: list[State] = []
+    kept: list[State] = []
     copies: list[State] = []
 
     def keep(step: Step) -> None:
         if step.state is not None:
-            states.append(step.state)
+            kept.append(step.state)
             copies.append({name: tensor.clone() for name, tensor in step.state.items()})
 
     grow(method, pools, [(i, partner[i]) for i in range(5)], size=10, steps=5, on_step=keep)
-    assert len(states) == 5
-    for state, copy in zip(states, copies, strict=True):
+    assert len(kept) == 5
+    for state, copy in zip(kept, copies, strict=True):
         for name, tensor in state.items():
             assert tensor.device.type == "cpu"
             assert torch.equal(tensor, copy[name]) or bool(tensor.isnan())
-    assert not torch.equal(states[0]["free"], states[1]["free"])
+    assert not torch.equal(kept[0]["free"], kept[1]["free"])
 
 
 @every_method
@@ -142,13 +124,9 @@ def test_no_item_is_taken_twice_on_a_side(method, seed, count, size):
 @every_method
 def test_the_loss_falls(method):
     pools, partner = rotated(150)
-    losses: list[float] = []
-
-    def keep(step: Step) -> None:
-        if step.state is not None:
-            losses.append(step.facts["loss"])
-
-    grow(method, pools, [(i, partner[i]) for i in range(20)], size=40, steps=60, on_step=keep)
+    steps: list[Step] = []
+    grow(method, pools, [(i, partner[i]) for i in range(20)], size=40, steps=60, on_step=steps.append)
+    losses = [step.facts["loss"] for step in steps if step.state is not None]
     assert losses[-1] < 0.5 * losses[0]
 
 

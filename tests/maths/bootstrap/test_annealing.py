@@ -14,43 +14,14 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from app.maths.bootstrap import annealing
-from app.maths.bootstrap.annealing import (
-    COLDEST,
-    HALVINGS,
-    HOTTEST,
-    LARGEST_CHANGE,
-    LEAST_SAMPLE,
-    MOST_DIMENSIONS,
-    SMALL,
-    Directions,
-    Plan,
-    Schedule,
-    advance,
-    directions,
-    mapped,
-    perplexity,
-    start,
-    temperature,
-)
+from app.maths.bootstrap.annealing import Directions, Plan, Schedule, advance, directions, mapped, perplexity, start, temperature
 from app.maths.bootstrap.common import fit_pools
 from app.maths.bootstrap.matching import silent
+from tests.maths.bootstrap.clouds import WHOLE, interrupt, normal, rotation, unit
 
 seeds = st.integers(0, 2**31)
 #: bytes: from less than one row of the table to more than all of it
 memories = st.sampled_from([1, 500, 10**6])
-WHOLE = 10**9
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def unit(seed: int, *shape: int) -> Tensor:
-    return normalize(normal(seed, *shape))
-
-
-def rotation(seed: int, d: int) -> Tensor:
-    return torch.linalg.qr(normal(seed, d, d).double()).Q.float()
 
 
 def pool(seed: int, n: int, d: int, *, decay: float = 0.5) -> Tensor:
@@ -96,7 +67,8 @@ def is_that_of_the_whole_plan(found: Plan, x: Tensor, y: Tensor, known: Tensor, 
     torch.testing.assert_close(found.overlap.double(), x.double().T @ plan @ y.double() + known.double(), **near)
     torch.testing.assert_close(
         found.potential.double(),
-        stands.potential.double() - tau * (plan.sum(dim=0) * m / n).clamp_min(1e-30).log().clamp(-LARGEST_CHANGE, LARGEST_CHANGE),
+        stands.potential.double()
+        - tau * (plan.sum(dim=0) * m / n).clamp_min(1e-30).log().clamp(-annealing.LARGEST_CHANGE, annealing.LARGEST_CHANGE),
         rtol=0,
         atol=1e-4,
     )
@@ -149,20 +121,13 @@ def test_the_potentials_become_those_by_which_all_targets_are_wanted_alike():
 
 def test_what_the_beat_raises_ends_a_round_and_it_is_called_before_every_piece():
     x, y = unit(1, 30, 4), unit(2, 20, 4)
-    beats = 0
-
-    def count() -> None:
-        nonlocal beats
-        beats += 1
-
-    advance(x, y, torch.zeros(4, 4), start(torch.eye(4), target=20), Schedule(), memory=3 * 20 * 4, beat=count)
-    assert beats == 10 + 1 + HALVINGS
-
-    def stop() -> None:
-        raise KeyboardInterrupt
-
+    beats: list[None] = []
+    advance(
+        x, y, torch.zeros(4, 4), start(torch.eye(4), target=20), Schedule(), memory=3 * 20 * 4, beat=lambda: beats.append(None)
+    )
+    assert len(beats) == 10 + 1 + annealing.HALVINGS
     with pytest.raises(KeyboardInterrupt):
-        advance(x, y, torch.zeros(4, 4), start(torch.eye(4), target=20), Schedule(), memory=WHOLE, beat=stop)
+        advance(x, y, torch.zeros(4, 4), start(torch.eye(4), target=20), Schedule(), memory=WHOLE, beat=interrupt)
 
 
 def test_a_round_changes_nothing_that_it_is_given():
@@ -181,8 +146,8 @@ def test_the_rows_have_the_wanted_perplexity_or_the_nearest_that_the_range_allow
     q, y, potential = unit(seed, n, 5), unit(seed + 1, m, 5), 0.1 * normal(seed + 2, m)
     wanted = 1 + share * (m - 1)
     tau = temperature(q, y, potential, wanted, beat=silent)
-    coldest, hottest = (surprise(entropic(q, y, potential, limit)) for limit in (COLDEST, HOTTEST))
-    assert COLDEST <= tau <= HOTTEST
+    coldest, hottest = (surprise(entropic(q, y, potential, limit)) for limit in (annealing.COLDEST, annealing.HOTTEST))
+    assert annealing.COLDEST <= tau <= annealing.HOTTEST
     assert surprise(entropic(q, y, potential, tau)) == pytest.approx(min(max(wanted, coldest), hottest), rel=0.01)
 
 
@@ -197,21 +162,18 @@ def test_the_perplexity_falls_geometrically_from_the_breadth_to_the_sharpness(br
     schedule = Schedule(breadth=breadth, sharpness=sharpness, rounds=rounds)
     asked = [perplexity(schedule, done, target) for done in range(rounds)]
     assert asked[0] == pytest.approx(max(breadth * target, sharpness))
+    assert perplexity(Schedule(breadth=breadth, sharpness=sharpness, rounds=1), 0, target) == pytest.approx(asked[0])
     assert asked[-1] == pytest.approx(sharpness)
     ratios = [later / earlier for earlier, later in pairwise(asked)]
     assert max(ratios) <= 1 + 1e-9
     assert ratios == pytest.approx([ratios[0]] * len(ratios))
 
 
-def test_the_only_round_of_one_has_the_breadth():
-    assert perplexity(Schedule(breadth=0.2, rounds=1), 0, 100) == pytest.approx(20.0)
-
-
 def test_of_a_large_target_fewer_rows_suffice(peak: Callable[[Callable[[], object]], int]):
     q, y = unit(1, 300, 4), unit(2, 100_000, 4)
     found: list[float] = []
     held = peak(lambda: found.append(temperature(q, y, torch.zeros(100_000), 500.0, beat=silent)))
-    assert held < 6 * 4 * LEAST_SAMPLE * 100_000
+    assert held < 6 * 4 * annealing.LEAST_SAMPLE * 100_000
     assert surprise(entropic(q[::10], y, torch.zeros(100_000), found[0])) == pytest.approx(500.0, rel=0.2)
 
 
@@ -239,15 +201,8 @@ def test_flattening_goes_from_the_nearest_orthogonal_map_to_the_overlap_itself()
 def test_where_nothing_is_known_all_are_alike_and_nothing_is_nan(flattening):
     x, y = unit(1, 20, 5), unit(2, 30, 4)
     assert mapped(x, torch.zeros(5, 4), flattening).abs().max() == 0
-    found = advance(
-        x,
-        y,
-        torch.zeros(5, 4),
-        start(torch.zeros(5, 4), target=30),
-        Schedule(flattening=flattening),
-        memory=WHOLE,
-        beat=silent,
-    )
+    nothing, schedule = torch.zeros(5, 4), Schedule(flattening=flattening)
+    found = advance(x, y, nothing, start(nothing, target=30), schedule, memory=WHOLE, beat=silent)
     torch.testing.assert_close(found.overlap, x.sum(dim=0)[:, None] * y.mean(dim=0), rtol=0, atol=1e-5)
     torch.testing.assert_close(found.potential, torch.zeros(30), rtol=0, atol=1e-5)
 
@@ -267,11 +222,11 @@ def alike(found: Tensor, expected: Tensor, *, atol: float) -> None:
     torch.testing.assert_close(found.double() * signs, expected.double(), rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize(("n", "d", "decay"), [(500, 12, 0.5), (400, 300, 0.6), (700, SMALL + 60, 0.7)])
+@pytest.mark.parametrize(("n", "d", "decay"), [(500, 12, 0.5), (400, 300, 0.6), (700, annealing.SMALL + 60, 0.7)])
 def test_directions_are_the_eigenvectors_of_the_covariance(n, d, decay):
     rows = pool(1, n, d, decay=decay)
     found, (variance, vectors) = directions(rows), exact(rows)
-    kept = min(d, MOST_DIMENSIONS)
+    kept = min(d, annealing.MOST_DIMENSIONS)
     assert found.along.shape == (n, kept)
     assert found.variance.shape == (kept,)
     lead = slice(0, min(kept, 200))
@@ -282,7 +237,7 @@ def test_directions_are_the_eigenvectors_of_the_covariance(n, d, decay):
     torch.testing.assert_close(found.along.double() @ found.along.double().T, table, rtol=0, atol=5e-3)
 
 
-@pytest.mark.parametrize("d", [60, SMALL + 16])
+@pytest.mark.parametrize("d", [60, annealing.SMALL + 16])
 def test_of_few_rows_all_that_they_span_is_kept_and_no_more(d):
     rows = pool(3, 30, d, decay=0.0)
     found = directions(rows)
@@ -290,7 +245,7 @@ def test_of_few_rows_all_that_they_span_is_kept_and_no_more(d):
     torch.testing.assert_close(found.along @ found.along.T, rows @ rows.T, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("more", [5, SMALL])
+@pytest.mark.parametrize("more", [5, annealing.SMALL])
 def test_directions_without_variance_are_left_out(more):
     raw = torch.cat([normal(1, 300, 10), torch.full((300, more), 3.0)], dim=1) @ rotation(2, 10 + more)
     found = directions(fit_pools(raw, raw).x)
@@ -298,7 +253,7 @@ def test_directions_without_variance_are_left_out(more):
     assert bool((found.variance > 0).all())
 
 
-@pytest.mark.parametrize("d", [20, SMALL + 16])
+@pytest.mark.parametrize("d", [20, annealing.SMALL + 16])
 def test_some_rows_have_the_coordinates_that_they_have_among_all(d):
     rows, some = pool(1, 200, d), torch.tensor([3, 0, 150])
     whole, part = directions(rows), directions(rows, some)
@@ -306,7 +261,7 @@ def test_some_rows_have_the_coordinates_that_they_have_among_all(d):
     assert torch.equal(part.variance, whole.variance)
 
 
-@pytest.mark.parametrize("d", [20, SMALL + 16])
+@pytest.mark.parametrize("d", [20, annealing.SMALL + 16])
 def test_equal_pools_have_bitwise_equal_directions(d):
     rows = pool(1, 200, d)
     assert torch.equal(directions(rows).along, directions(rows.clone()).along)
@@ -369,7 +324,7 @@ def test_scrambled_directions_go_different_ways():
     assert float(correlations.abs().max()) < 0.25
 
 
-@pytest.mark.parametrize("d", [5, SMALL + 1])
+@pytest.mark.parametrize("d", [5, annealing.SMALL + 1])
 def test_directions_are_the_same_in_pieces_and_alive_between_them(d, monkeypatch):
     rows = pool(2, 500, d)
     beats: list[None] = []

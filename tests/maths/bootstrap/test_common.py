@@ -6,16 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from app.errors import AnchorageError, DegenerateAnchors, EmptyVectors, NonFinite, OutOfRange
 from app.maths.bootstrap import common
 from app.maths.bootstrap.common import fit_pools
 from app.maths.space import fit_space
-
-
-def rows(seed: int, n: int, d: int) -> Tensor:
-    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed))
+from tests.maths.bootstrap.clouds import interrupt, normal
 
 
 @given(
@@ -27,7 +23,7 @@ def rows(seed: int, n: int, d: int) -> Tensor:
     shift=st.sampled_from([0.0, 1.0, 1e4]),
 )
 def test_pools_are_the_unit_rows_of_their_spaces_however_small_the_pieces(seed, n, d, piece, power, shift):
-    raw = (rows(seed, n, d) + shift) * 2.0**power
+    raw = (normal(seed, n, d) + shift) * 2.0**power
     usual, common.PIECE = common.PIECE, piece
     try:
         pools = fit_pools(raw, raw.flip(0))
@@ -41,7 +37,7 @@ def test_pools_are_the_unit_rows_of_their_spaces_however_small_the_pieces(seed, 
 
 @pytest.mark.parametrize("factor", [1e3, 1e6, 1e20])
 def test_an_outlier_does_not_decide_where_the_middle_is(factor):
-    raw = rows(1, 50, 6) + 3.0
+    raw = normal(1, 50, 6) + 3.0
     far = torch.cat([factor * raw[:1], raw[1:]])
     expected = fit_space(raw[1:]).unit.float()
     pools = fit_pools(far, far.flip(0))
@@ -51,7 +47,7 @@ def test_an_outlier_does_not_decide_where_the_middle_is(factor):
 
 
 def test_where_most_items_are_zero_the_others_decide():
-    raw = torch.cat([torch.zeros(30, 4), rows(2, 20, 4)])
+    raw = torch.cat([torch.zeros(30, 4), normal(2, 20, 4)])
     assert torch.allclose(fit_pools(raw, raw).x, fit_space(raw).unit.float(), atol=1e-6)
 
 
@@ -72,24 +68,18 @@ def test_an_item_at_the_mean_has_no_direction():
 )
 @pytest.mark.parametrize("side", [0, 1])
 def test_pools_that_span_nothing_or_hold_no_numbers_are_refused(bad, error, named, side):
-    given_pools = [rows(0, 5, 3), bad] if side else [bad, rows(0, 5, 3)]
+    given_pools = [normal(0, 5, 3), bad] if side else [bad, normal(0, 5, 3)]
     with pytest.raises(error) as caught:
         fit_pools(*given_pools)
     assert isinstance(caught.value, AnchorageError)
     assert list(caught.value.rows or []) == named
 
 
-def test_it_is_alive_between_the_pieces(monkeypatch):
+def test_it_is_alive_between_the_pieces_and_ends_with_what_its_beat_raises(monkeypatch):
     monkeypatch.setattr(common, "PIECE", 30)
     beats: list[None] = []
-    fit_pools(rows(0, 100, 3), rows(1, 50, 3), beat=lambda: beats.append(None))
+    fit_pools(normal(0, 100, 3), normal(1, 50, 3), beat=lambda: beats.append(None))
     # A piece is ten rows, and every row is looked at three times at least.
     assert len(beats) >= 3 * (10 + 5)
-
-
-def test_what_beat_raises_ends_it():
-    def stop() -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        fit_pools(rows(0, 5, 3), rows(1, 5, 3), beat=stop)
+        fit_pools(normal(0, 5, 3), normal(1, 5, 3), beat=interrupt)

@@ -12,45 +12,15 @@ from scipy.stats import binomtest
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from app.maths.bootstrap import honesty
 from app.maths.bootstrap.annealing import directions
-from app.maths.bootstrap.honesty import (
-    CONFIRMED,
-    SUSPECT,
-    Confirmed,
-    Votes,
-    agreement,
-    ask,
-    ask_next,
-    confidence,
-    confirm,
-    estimate,
-    halves,
-    medians,
-    more_seeds,
-    wilson_upper,
-    worth,
-    wrong_seeds,
-)
+from app.maths.bootstrap.honesty import Confirmed, Votes, agreement, ask, confidence, confirm, estimate, worth, wrong_seeds
 from app.maths.bootstrap.matching import silent
 from app.maths.bootstrap.refining import graded_map, match, rematch
+from tests.maths.bootstrap.clouds import WHOLE, every, interrupt, normal, views
 
 seeds = st.integers(0, 2**31)
-WHOLE = 10**9
 NOBODY = torch.empty(0, 2, dtype=torch.int64)
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def every(n: int) -> Tensor:
-    return torch.arange(n)[:, None].repeat(1, 2)
-
-
-def views(seed: int, n: int, d: int = 12, *, noise: float = 0.1) -> tuple[Tensor, Tensor]:
-    """A cloud, and a noisy rotation of it in the same order."""
-    x = normal(seed, n, d)
-    return x, (x + noise * normal(seed + 1, n, d)) @ torch.linalg.qr(normal(seed + 2, d, d)).Q
 
 
 def said(x: Tensor, y: Tensor, pairs: Tensor, given: Tensor, half: Tensor, *, memory: int = WHOLE) -> tuple[Tensor, Tensor]:
@@ -94,14 +64,14 @@ def test_where_nearly_no_row_is_paired_by_both_there_is_no_agreement(one, other)
 
 @given(pairs=st.integers(0, 50), repeat=st.integers(0, 9), seed=st.integers(0, 2**63 - 1))
 def test_a_half_is_a_half_and_drawn_equally_for_equal_seeds(pairs, repeat, seed):
-    half = halves(pairs, repeat, seed)
+    half = honesty.halves(pairs, repeat, seed)
     assert half.shape == (pairs,)
     assert int(half.sum()) == pairs // 2
-    assert torch.equal(half, halves(pairs, repeat, seed))
+    assert torch.equal(half, honesty.halves(pairs, repeat, seed))
 
 
 def test_repeats_and_seeds_draw_other_halves():
-    drawn = [tuple(halves(40, repeat, seed).tolist()) for repeat in range(3) for seed in range(3)]
+    drawn = [tuple(honesty.halves(40, repeat, seed).tolist()) for repeat in range(3) for seed in range(3)]
     assert len(set(drawn)) == 9
 
 
@@ -112,7 +82,7 @@ def test_each_pair_is_judged_by_the_map_of_the_other_half(seed, pairs, memory):
     claimed = torch.stack(
         [torch.randperm(30, generator=generator)[:pairs], torch.randperm(40, generator=generator)[:pairs]], dim=1
     )
-    half = halves(pairs, 0, seed)
+    half = honesty.halves(pairs, 0, seed)
     chosen, ranks = said(x, y, claimed, claimed[::3], half, memory=memory)
     for row, (i, j) in enumerate(claimed.tolist()):
         others = claimed[half != half[row]]
@@ -170,18 +140,18 @@ def test_a_seed_whose_item_is_paired_otherwise_is_ranked_by_the_map_that_has_not
     x, y = views(1, 60)
     swapped = torch.tensor([[0, 1], [1, 0]])
     _, ranks = said(x, y, every(60), swapped, first_half(60))
-    assert bool((ranks > SUSPECT).all())
+    assert bool((ranks > honesty.SUSPECT).all())
 
 
 def test_true_pairs_are_confirmed_and_true_seeds_rank_first():
     x, y = views(1, 100)
-    chosen, ranks = said(x, y, every(100), every(100)[:7], halves(100, 0, 0))
+    chosen, ranks = said(x, y, every(100), every(100)[:7], honesty.halves(100, 0, 0))
     assert float(chosen.double().mean()) > 0.95
     assert ranks.max() == 0
 
 
 def test_a_right_partner_is_not_behind_itself_by_rounding():
-    # In a small pool one place is a suspicion: among 18 rows, 1/18 of them is more than SUSPECT.
+    # In a small pool one place is a suspicion: among 18 rows, 1/18 of them is more than honesty.SUSPECT.
     for seed in range(0, 300, 3):
         x, y = views(seed, 18, 40, noise=0.0)
         _, ranks = said(x, y, every(18), every(18), first_half(18))
@@ -193,30 +163,27 @@ def test_a_right_partner_is_not_behind_itself_by_rounding():
 @pytest.mark.parametrize("pairs", [0, 1, 2, 3])
 def test_a_map_of_no_pairs_says_nothing(pairs):
     x, y = views(1, 30)
-    chosen, ranks = said(x, y, every(pairs), every(2), halves(pairs, 0, 0))
+    chosen, ranks = said(x, y, every(pairs), every(2), honesty.halves(pairs, 0, 0))
     assert chosen.shape == (pairs,)
     assert not (pairs < 2 and bool(chosen.any()))
     # One pair makes one map, which tells the second seed; of the first, that pair, nobody knows.
     assert ranks.isnan().tolist() == [pairs < 2, pairs == 0]
     votes = Votes(every(pairs), chosen.float(), ranks)
     told = estimate(votes, confidence(votes, 1.0)[chosen], agreed=1.0, chance=None)
-    assert told.seeds_confirmed == float((ranks <= SUSPECT).sum()) / 2
+    assert told.seeds_confirmed == float((ranks <= honesty.SUSPECT).sum()) / 2
     assert not set(wrong_seeds(votes, every(2))) & set(ranks.isnan().nonzero()[:, 0].tolist())
 
 
 def test_what_the_beat_raises_ends_a_confirmation():
-    def stop() -> None:
-        raise KeyboardInterrupt
-
     x, y = views(1, 30)
     with pytest.raises(KeyboardInterrupt):
-        confirm(x, y, every(30), every(3), first_half(30), memory=WHOLE, beat=stop)
+        confirm(x, y, every(30), every(3), first_half(30), memory=WHOLE, beat=interrupt)
 
 
 def test_the_median_of_the_repeats_counts():
     ranks = torch.tensor([[0.0, 0.9, 0.1], [0.5, 0.8, 0.1], [0.2, 0.0, 0.1]])
-    assert medians(ranks).tolist() == pytest.approx([0.2, 0.8, 0.1])
-    assert medians(torch.empty(3, 0)).shape == (0,)
+    assert honesty.medians(ranks).tolist() == pytest.approx([0.2, 0.8, 0.1])
+    assert honesty.medians(torch.empty(3, 0)).shape == (0,)
 
 
 # the estimate
@@ -224,13 +191,10 @@ def test_the_median_of_the_repeats_counts():
 
 @given(hits=st.integers(0, 300), more=st.integers(0, 300))
 def test_the_upper_end_of_wilsons_interval_is_scipys(hits, more):
+    assert honesty.wilson_upper(0, 0) == 1.0  # of nothing counted everything is possible
     if hits + more:
         expected = binomtest(hits, hits + more).proportion_ci(0.95, method="wilson").high
-        assert wilson_upper(hits, hits + more) == pytest.approx(expected, abs=1e-5)
-
-
-def test_of_nothing_counted_everything_is_possible():
-    assert wilson_upper(0, 0) == 1.0
+        assert honesty.wilson_upper(hits, hits + more) == pytest.approx(expected, abs=1e-5)
 
 
 @given(
@@ -241,8 +205,8 @@ def test_of_nothing_counted_everything_is_possible():
 def test_an_estimate_is_a_share_and_no_more_than_the_seeds_allow(confirmed, ranks, agreed):
     votes = votes_of(confirmed, ranks)
     told = estimate(votes, confidence(votes, agreed)[votes.confirmed > 0.5], agreed=agreed, chance=None)
-    hits = int((votes.seed_rank <= SUSPECT).sum())
-    assert 0 <= told.right <= wilson_upper(hits, len(ranks))
+    hits = int((votes.seed_rank <= honesty.SUSPECT).sum())
+    assert 0 <= told.right <= honesty.wilson_upper(hits, len(ranks))
     assert 0 <= told.confirmed <= 1
     assert told.agreement == agreed
     assert math.isnan(told.seeds_confirmed) if not ranks else told.seeds_confirmed == pytest.approx(hits / len(ranks))
@@ -308,9 +272,11 @@ def test_of_what_is_confirmed_beside_much_chance_some_is_wrong():
 
 
 def test_pairs_that_all_maps_and_attempts_confirm_have_the_confidence_that_was_measured():
-    assert confidence(votes_of([0.0, 1 / 3, 2 / 3, 1.0], []), 1.0).tolist() == pytest.approx(CONFIRMED)
+    assert confidence(votes_of([0.0, 1 / 3, 2 / 3, 1.0], []), 1.0).tolist() == pytest.approx(honesty.CONFIRMED)
     # Of five repeats, the nearest of the four shares.
-    assert confidence(votes_of([0.2, 0.4, 0.8, 1.0], []), 1.0).tolist() == pytest.approx([*CONFIRMED[1:2] * 2, *CONFIRMED[2:]])
+    assert confidence(votes_of([0.2, 0.4, 0.8, 1.0], []), 1.0).tolist() == pytest.approx(
+        [*honesty.CONFIRMED[1:2] * 2, *honesty.CONFIRMED[2:]]
+    )
 
 
 def test_without_agreement_and_confirmation_nothing_is_worth_anything():
@@ -322,7 +288,7 @@ def test_wrong_seeds_bound_the_estimate():
     sure = [1.0] * 50
     votes = votes_of(sure, [0.0] * 20)
     told = estimate(votes, confidence(votes, 1.0)[votes.confirmed > 0.5], agreed=1.0, chance=None)
-    assert told.right == pytest.approx(CONFIRMED[-1])
+    assert told.right == pytest.approx(honesty.CONFIRMED[-1])
     assert told.seeds_confirmed == 1.0
     votes = votes_of(sure, [0.5] * 20)
     assert estimate(votes, confidence(votes, 1.0)[votes.confirmed > 0.5], agreed=1.0, chance=None).right < 0.2
@@ -350,9 +316,9 @@ def test_swapped_seeds_are_named_and_no_others(seed, swaps):
     given = every(20)
     for k in range(swaps):
         given[[2 * k, 2 * k + 1], 1] = given[[2 * k + 1, 2 * k], 1]
-    repeats = [said(x, y, every(120), given, halves(120, repeat, seed)) for repeat in range(3)]
+    repeats = [said(x, y, every(120), given, honesty.halves(120, repeat, seed)) for repeat in range(3)]
     confirmed = torch.stack([chosen for chosen, _ in repeats]).float().mean(dim=0)
-    votes = Votes(every(120), confirmed, medians(torch.stack([ranks for _, ranks in repeats])))
+    votes = Votes(every(120), confirmed, honesty.medians(torch.stack([ranks for _, ranks in repeats])))
     assert wrong_seeds(votes, given) == list(range(2 * swaps))
 
 
@@ -373,7 +339,7 @@ def test_rows_to_ask_are_the_greedy_choice_of_the_largest_leverage(seed, n, r, c
     known = torch.tensor(data.draw(st.lists(st.integers(0, n - 1), unique=True, max_size=n)), dtype=torch.int64)
     settled = torch.tensor(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)), dtype=torch.bool)
     before = settled.clone()
-    found = ask_next(z, known, settled, count).tolist()
+    found = honesty.ask_next(z, known, settled, count).tolist()
     open_ = [row for row in range(n) if not before[row] and row not in known.tolist()]
     assert len(found) == len(set(found)) == min(count, len(open_))
     assert set(found) <= set(open_)
@@ -401,10 +367,5 @@ def test_what_is_asked_covers_what_nobody_knows():
     # Three groups of which two are known: the first question is about the third.
     centres = torch.eye(3).repeat_interleave(10, dim=0)
     z = normalize(centres + 0.05 * normal(1, 30, 3))
-    found = ask_next(z, torch.tensor([0, 1, 10, 11]), torch.zeros(30, dtype=torch.bool), 1)
+    found = honesty.ask_next(z, torch.tensor([0, 1, 10, 11]), torch.zeros(30, dtype=torch.bool), 1)
     assert int(found[0]) >= 20
-
-
-@given(given=st.integers(0, 1_000))
-def test_more_seeds_are_as_many_again_but_five_at_least(given):
-    assert more_seeds(given) == max(5, given)

@@ -9,15 +9,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.maths.bootstrap.matching import MEMORY, best, hubness, mutual, nearest, rows_at_once
+from tests.maths.bootstrap.clouds import interrupt, unit
 
 sizes = st.integers(1, 40)
 seeds = st.integers(0, 2**31)
 #: bytes: from less than one row of the table to more than all of it
 memories = st.sampled_from([1, 100, 500, 10**6])
-
-
-def unit(seed: int, *shape: int) -> Tensor:
-    return torch.nn.functional.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)))
 
 
 def corners(seed: int, n: int) -> Tensor:
@@ -136,14 +133,10 @@ def test_beat_is_called_before_every_piece_and_what_it_raises_ends_the_work():
     beats: list[int] = []
     nearest(q, y, 3, memory=10 * 4 * 50, beat=lambda: beats.append(1))
     assert len(beats) == 10
-
-    def stop() -> None:
-        raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        hubness(q, y, 3, beat=stop)
-    with pytest.raises(InterruptedError):
-        best(q, y, offset_q=torch.zeros(100), offset_y=torch.zeros(50), beat=stop)
+    with pytest.raises(KeyboardInterrupt):
+        hubness(q, y, 3, beat=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        best(q, y, offset_q=torch.zeros(100), offset_y=torch.zeros(50), beat=interrupt)
 
 
 def test_a_piece_is_a_fraction_of_a_second_of_work_on_a_cpu_and_as_much_as_fits_elsewhere():

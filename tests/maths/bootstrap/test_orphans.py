@@ -16,23 +16,9 @@ from app.maths.bootstrap.honesty import REPEATS
 from app.maths.bootstrap.matching import silent
 from app.maths.bootstrap.orphans import DOUBTFUL, ENOUGH, FOUND, MOST_TRIALS, PARTS, TRIALS, Tried, trial, with_partner
 from app.maths.bootstrap.refining import rematch
+from tests.maths.bootstrap.clouds import WHOLE, every, interrupt, normal, views
 
 shares = st.floats(0, 1)
-WHOLE = 10**9
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def every(n: int) -> Tensor:
-    return torch.arange(n)[:, None].repeat(1, 2)
-
-
-def views(seed: int, n: int, d: int = 12, *, noise: float = 0.1) -> tuple[Tensor, Tensor]:
-    """A cloud, and a noisy rotation of it in the same order."""
-    x = normal(seed, n, d)
-    return x, (x + noise * normal(seed + 1, n, d)) @ torch.linalg.qr(normal(seed + 2, d, d)).Q
 
 
 @given(given_share=st.floats(0.01, 1), paired=shares)
@@ -113,11 +99,8 @@ def test_of_too_few_pairs_nobody_is_made_an_orphan(pairs):
 
 
 def test_what_the_beat_raises_ends_the_orphans():
-    def stop() -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        trial(*views(1, 60), every(60), Tried(), seed=0, memory=WHOLE, beat=stop)
+        trial(*views(1, 60), every(60), Tried(), seed=0, memory=WHOLE, beat=interrupt)
 
 
 counts = st.integers(0, 10**6)

@@ -12,20 +12,13 @@ from torch import Tensor
 
 from app.maths.bootstrap.matching import MEMORY
 from app.maths.bootstrap.plan import barycentre, column_argmax, sinkhorn, softmin
+from tests.maths.bootstrap.clouds import interrupt, normal, order
 
 sizes = st.integers(1, 30)
 seeds = st.integers(0, 2**31)
 epsilons = st.sampled_from([1e-4, 1e-3, 1e-2, 0.1, 1.0])
 #: bytes: from less than one row of the table to more than all of it
 memories = st.sampled_from([1, 200, 1000, 10**6])
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def order(seed: int, n: int) -> Tensor:
-    return torch.randperm(n, generator=torch.Generator().manual_seed(seed))
 
 
 def cost(x: Tensor, y: Tensor) -> Tensor:
@@ -210,11 +203,7 @@ def test_beat_is_called_before_every_piece_and_what_it_raises_ends_the_work():
     beats: list[int] = []
     softmin(x, y, torch.zeros(50).double(), epsilon=0.1, memory=10 * 4 * 50, beat=lambda: beats.append(1))
     assert len(beats) >= 10
-
-    def stop() -> None:
-        raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        sinkhorn(x, y, epsilon=0.1, steps=1, beat=stop)
-    with pytest.raises(InterruptedError):
-        barycentre(x, y, torch.zeros(100).double(), epsilon=0.1, beat=stop)
+    with pytest.raises(KeyboardInterrupt):
+        sinkhorn(x, y, epsilon=0.1, steps=1, beat=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        barycentre(x, y, torch.zeros(100).double(), epsilon=0.1, beat=interrupt)

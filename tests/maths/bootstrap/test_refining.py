@@ -11,22 +11,10 @@ from torch.nn.functional import normalize
 
 from app.maths.bootstrap.matching import silent
 from app.maths.bootstrap.refining import LEAST_RIDGE, NEIGHBOURS, PAIRS_A_RIDGE, POWER, graded_map, match, paired, rematch
+from tests.maths.bootstrap.clouds import WHOLE, every, interrupt, normal, rotation
 
 seeds = st.integers(0, 2**31)
 memories = st.sampled_from([1, 500, 10**6])
-WHOLE = 10**9
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def rotation(seed: int, d: int) -> Tensor:
-    return torch.linalg.qr(normal(seed, d, d).double()).Q.float()
-
-
-def every(n: int) -> Tensor:
-    return torch.arange(n)[:, None].expand(n, 2)
 
 
 def by_formula(x: Tensor, y: Tensor) -> Tensor:
@@ -52,10 +40,6 @@ def test_turned_spaces_have_the_turned_map(seed, pairs):
     x, y, left, right = normal(seed, pairs, 6), normal(seed + 1, pairs, 5), rotation(seed + 2, 6), rotation(seed + 3, 5)
     turned = left.double().T @ graded_map(x, y) @ right.double()
     torch.testing.assert_close(graded_map(x @ left, y @ right), turned, rtol=0, atol=1e-4)
-
-
-def test_no_pairs_map_everything_to_nothing():
-    assert graded_map(torch.empty(0, 4), torch.empty(0, 3)).abs().max() == 0
 
 
 # who chooses whom
@@ -118,8 +102,5 @@ def test_no_pairs_lead_to_no_more_than_one():
 
 
 def test_what_the_beat_raises_passes_through():
-    def stop() -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        rematch(normal(1, 30, 5), normal(2, 40, 4), every(10), memory=WHOLE, beat=stop)
+        rematch(normal(1, 30, 5), normal(2, 40, 4), every(10), memory=WHOLE, beat=interrupt)

@@ -21,12 +21,9 @@ from app.maths.bootstrap.orphans import MOST_TRIALS, TRIALS
 from app.maths.bootstrap.refining import paired, rematch
 from app.maths.bootstrap.self_learning import ASKED, FEWEST, LEAST_LEFT, Learnt, Settings, learn
 from app.maths.bootstrap.unsupervised import Centroids
+from tests.maths.bootstrap.clouds import normal, states
 
 Seeds = list[tuple[int, int]]
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,22 +66,23 @@ def views(
     return Views(x[rows], y[columns], partner)
 
 
+#: 300 items, and smaller pools for what takes many runs
+ALIKE, SMALL, NOISY = views(1), views(1, common=80), views(1, common=80, noise=0.4)
+
+
 def unrelated(seed: int, n: int = 300, m: int = 300, d: int = 24) -> Pools:
     return fit_pools(normal(seed, n, d), normal(seed + 1, m, d))
 
 
 def same(one: Learnt, other: Learnt) -> bool:
     """Bitwise."""
-    tensors = [
-        (one.pairs, other.pairs),
-        (one.confidence, other.confidence),
-        (one.ask, other.ask),
-        (one.votes.pairs, other.votes.pairs),
-        (one.votes.confirmed, other.votes.confirmed),
-        (one.votes.seed_rank, other.votes.seed_rank),
-    ]
-    plain = [(repr(one.estimate), one.wrong_seeds, one.attempts), (repr(other.estimate), other.wrong_seeds, other.attempts)]
-    return all(torch.equal(*both) for both in tensors) and plain[0] == plain[1]
+
+    def parts(found: Learnt) -> tuple[list[Tensor], object]:
+        votes = (found.votes.pairs, found.votes.confirmed, found.votes.seed_rank)
+        return [found.pairs, found.confidence, found.ask, *votes], (repr(found.estimate), found.wrong_seeds, found.attempts)
+
+    (tensors, plain), (others, other_plain) = parts(one), parts(other)
+    return all(map(torch.equal, tensors, others)) and plain == other_plain
 
 
 def told_well(learnt: Learnt, pools: Pools, seeds: Seeds, settings: Settings) -> Learnt:
@@ -144,16 +142,10 @@ def test_a_few_seeds_find_the_hidden_order(shape, count):
     assert found.wrong_seeds == []
 
 
-def test_one_seed_is_enough_where_the_pools_are_alike():
-    world = views(7, noise=0.1)
-    found = learnt_of(world.pools, world.seeds(1))
-    assert world.right(found.pairs) > 0.97
-    assert found.estimate.right > 0.9
-
-
-def test_no_seed_is_needed_where_the_pools_are_alike():
-    world = views(12, noise=0.1)
-    found = learnt_of(world.pools, [])
+@pytest.mark.parametrize(("seed", "count"), [(7, 1), (12, 0)])
+def test_one_seed_is_enough_and_none_is_needed_where_the_pools_are_alike(seed, count):
+    world = views(seed, noise=0.1)
+    found = learnt_of(world.pools, world.seeds(count))
     assert len(found.pairs) > 280
     assert world.right(found.pairs) > 0.97
     assert found.estimate.right > 0.9
@@ -161,9 +153,8 @@ def test_no_seed_is_needed_where_the_pools_are_alike():
 
 @pytest.mark.parametrize("size", [2, 5, 60])
 def test_of_a_size_the_seeds_come_first_and_then_the_most_confident(size):
-    world = views(1)
-    seeds = world.seeds(5)
-    found, every = (learnt_of(world.pools, seeds, Settings(size=most)) for most in (size, None))
+    seeds = ALIKE.seeds(5)
+    found, every = (learnt_of(ALIKE.pools, seeds, Settings(size=most)) for most in (size, None))
     assert torch.equal(found.pairs, every.pairs[:size])
     assert torch.equal(found.confidence, every.confidence[:size])
     assert len(found.pairs) == size
@@ -179,32 +170,29 @@ def test_of_a_large_pool_some_rows_take_part_and_the_seeds_do():
 
 
 def test_pools_in_another_order_and_on_other_axes_find_the_same_pairs():
-    world = views(1)
     order, turn = torch.randperm(300, generator=torch.Generator().manual_seed(9)), torch.linalg.qr(normal(5, 24, 24)).Q
-    seeds = world.seeds(4)
-    found = learnt_of(world.pools, seeds)
+    seeds = ALIKE.seeds(4)
+    found = learnt_of(ALIKE.pools, seeds)
     back = order.argsort()
-    moved = learnt_of(fit_pools(world.x @ turn, world.y[order] @ turn.T), [(i, int(back[j])) for i, j in seeds])
+    moved = learnt_of(fit_pools(ALIKE.x @ turn, ALIKE.y[order] @ turn.T), [(i, int(back[j])) for i, j in seeds])
     there = {(i, j) for i, j in found.pairs.tolist()}
     assert len(there & {(i, int(order[j])) for i, j in moved.pairs.tolist()}) > 0.97 * len(there)
 
 
 @pytest.mark.parametrize("power", [60, -60])
 def test_the_units_of_an_encoder_do_not_matter(power):
-    world = views(1)
-    found = learnt_of(world.pools, world.seeds(4))
-    scaled = learnt_of(fit_pools(world.x * 2.0**power, world.y * 2.0**-power), world.seeds(4))
+    found = learnt_of(ALIKE.pools, ALIKE.seeds(4))
+    scaled = learnt_of(fit_pools(ALIKE.x * 2.0**power, ALIKE.y * 2.0**-power), ALIKE.seeds(4))
     assert {*map(tuple, scaled.pairs.tolist())} == {*map(tuple, found.pairs.tolist())}
 
 
 def test_constant_directions_and_a_shift_do_not_matter():
-    world = views(1)
     wide = fit_pools(
-        torch.cat([world.x, torch.full((300, 7), 9.0)], dim=1), torch.cat([torch.ones(300, 400), world.y], dim=1) + 1
+        torch.cat([ALIKE.x, torch.full((300, 7), 9.0)], dim=1), torch.cat([torch.ones(300, 400), ALIKE.y], dim=1) + 1
     )
-    found = learnt_of(wide, world.seeds(4))
+    found = learnt_of(wide, ALIKE.seeds(4))
     assert len(found.pairs) > 290
-    assert world.right(found.pairs) > 0.97
+    assert ALIKE.right(found.pairs) > 0.97
 
 
 def test_the_memory_does_not_matter():
@@ -237,8 +225,7 @@ def test_what_chance_confirms_is_told_where_there_is_something_to_doubt():
     assert dense.confirmed > 0.6
     assert dense.by_chance > 0.6
     assert math.isnan(wide.by_chance)
-    world = views(1)
-    assert learnt_of(world.pools, world.seeds(5)).estimate.by_chance < 0.6
+    assert learnt_of(ALIKE.pools, ALIKE.seeds(5)).estimate.by_chance < 0.6
 
 
 @pytest.mark.parametrize("alone", [0, 300])
@@ -312,39 +299,31 @@ def test_the_estimate_is_of_the_pairs_that_are_given():
     assert best.estimate.right == pytest.approx(float(every.confidence[5:].max()), abs=1e-6)
 
 
-def test_two_attempts_are_made_even_if_nobody_has_to_agree():
-    world = views(1)
-    assert learnt_of(world.pools, world.seeds(5), Settings(agreed=0.0)).attempts == 2
-
-
-def test_a_single_attempt_agrees_with_none_and_may_be_confirmed():
-    world = views(1)
-    found = learnt_of(world.pools, world.seeds(5), Settings(attempts=1))
-    assert found.attempts == 1
-    assert found.estimate.agreement == 0.0
-    assert world.right(found.pairs) > 0.97
+@pytest.mark.parametrize(("settings", "attempts"), [({"agreed": 0.0}, 2), ({"attempts": 1}, 1)])
+def test_two_attempts_are_made_even_if_nobody_has_to_agree_and_a_single_one_may_be_confirmed(settings, attempts):
+    found = learnt_of(ALIKE.pools, ALIKE.seeds(5), Settings(**settings))
+    assert found.attempts == attempts
+    assert (found.estimate.agreement == 0.0) == (attempts == 1)
+    assert ALIKE.right(found.pairs) > 0.97
 
 
 @pytest.mark.parametrize("confirmations", [1, 2, 5])
 def test_however_often_pairs_are_halved_they_are_confirmed(confirmations):
-    world = views(1)
-    found = learnt_of(world.pools, world.seeds(5), Settings(confirmations=confirmations))
+    found = learnt_of(ALIKE.pools, ALIKE.seeds(5), Settings(confirmations=confirmations))
     assert len(found.pairs) > 290
     assert found.estimate.right > 0.9
 
 
 def test_what_nobody_confirms_is_not_believed_and_no_seed_is_called_wrong():
-    world = views(1)
-    found = learnt_of(world.pools, world.seeds(5), Settings(confirmations=0))
-    assert found.pairs.tolist() == [[i, j] for i, j in world.seeds(5)]
+    found = learnt_of(ALIKE.pools, ALIKE.seeds(5), Settings(confirmations=0))
+    assert found.pairs.tolist() == [[i, j] for i, j in ALIKE.seeds(5)]
     assert found.estimate.right == 0.0
     assert found.wrong_seeds == []
 
 
-@pytest.mark.parametrize("short", [{"rounds": 1}, {"refinements": 0}, {"agreed": 0.0}, {"agreed": 1.0}, {"seed": 2**63 - 1}])
+@pytest.mark.parametrize("short", [{"rounds": 1}, {"refinements": 0}, {"agreed": 1.0}, {"seed": 2**63 - 1}])
 def test_settings_at_their_ends_are_no_trouble(short):
-    world = views(1)
-    assert world.right(learnt_of(world.pools, world.seeds(5), Settings(**short)).pairs) > 0.9
+    assert ALIKE.right(learnt_of(ALIKE.pools, ALIKE.seeds(5), Settings(**short)).pairs) > 0.9
 
 
 # how refinement begins
@@ -354,14 +333,13 @@ def test_it_begins_with_what_two_attempts_have_in_common():
     world = views(1, common=80, noise=0.6)
     settings = replace(LONG, refinements=0)
     found, steps = observed(world.pools, world.seeds(4), settings)
-    partners = [step.state for step in steps if step.state is not None][-1]["partners"]
+    partners = states(steps)[-1]["partners"]
     common = [torch.where(one == other, one, -1) for k, one in enumerate(partners) for other in partners[:k]]
     assert found.votes.pairs.tolist() in [[[i, j] for i, j in enumerate(both.tolist()) if j >= 0] for both in common]
 
 
 def test_it_begins_with_the_seeds_in_place_of_what_contradicts_them():
-    world = views(1, common=80)
-    seeds, pools = world.seeds(6), world.pools
+    seeds, pools = SMALL.seeds(6), SMALL.pools
     claims = torch.full((80,), -1)
     claims[0], claims[70] = (seeds[0][1] + 1) % 80, seeds[1][1]
     state = {"refined": torch.tensor(0), "stability": torch.tensor(0.0).double(), "partners": claims[None]}
@@ -407,12 +385,11 @@ def test_pools_of_a_few_rows_over_and_over(different, count):
 
 
 def test_items_that_are_there_twice_find_a_partner_once_and_the_others_theirs():
-    world = views(1)
-    twice = fit_pools(torch.cat([world.x, world.x[:60]]), torch.cat([world.y, world.y[world.partner[:60]]]))
-    found = learnt_of(twice, world.seeds(300)[100:104])
+    twice = fit_pools(torch.cat([ALIKE.x, ALIKE.x[:60]]), torch.cat([ALIKE.y, ALIKE.y[ALIKE.partner[:60]]]))
+    found = learnt_of(twice, ALIKE.seeds(300)[100:104])
     single = found.pairs[(found.pairs[:, 0] >= 60) & (found.pairs[:, 0] < 300)]
     assert len(single) > 230
-    assert world.right(single) > 0.97
+    assert ALIKE.right(single) > 0.97
 
 
 @pytest.mark.parametrize("seed", [4, 5, 8, 11])
@@ -477,30 +454,28 @@ def alike(one: State, other: State) -> bool:
 
 @pytest.mark.parametrize("count", [0, 4])
 def test_from_every_checkpoint_the_answer_is_bitwise_that_of_an_undisturbed_run(count):
-    world = views(1, common=80, noise=0.4)
-    pools, seeds = world.pools, world.seeds(count)
+    pools, seeds = NOISY.pools, NOISY.seeds(count)
     whole, steps = observed(pools, seeds, LONG)
-    states = [step.state for step in steps if step.state is not None]
+    kept_states = states(steps)
     rounds = 3 * (len(VARIANTS) + 2 * 2) + len(VARIANTS) + 2
     # Chance is asked only where there is something to doubt: one attempt; and orphans are, who are few.
     doubted = not math.isnan(whole.estimate.by_chance)
     assert doubted == (count > 0)
     by_chance = doubted * (3 + 1 + LONG.refinements + LONG.confirmations)
-    trials = len(states) - (rounds + LONG.refinements + LONG.confirmations + by_chance)
+    trials = len(kept_states) - (rounds + LONG.refinements + LONG.confirmations + by_chance)
     assert doubted * TRIALS <= trials <= doubted * MOST_TRIALS
-    for number, state in enumerate(states):
+    for number, state in enumerate(kept_states):
         kept = load(save(dict(state)))
         found, later = observed(pools, seeds, LONG, kept)
         assert same(found, whole)
-        following = [step.state for step in later if step.state is not None]
-        assert all(alike(*both) for both in zip(following, states[number + 1 :], strict=True))
+        following = states(later)
+        assert all(alike(*both) for both in zip(following, kept_states[number + 1 :], strict=True))
         # What was kept may be needed again: another worker may be lost.
         assert alike(kept, state)
 
 
 def test_a_run_that_is_interrupted_at_every_checkpoint_goes_the_same_way():
-    world = views(1, common=80, noise=0.4)
-    whole, steps = observed(world.pools, world.seeds(4), LONG)
+    whole, steps = observed(NOISY.pools, NOISY.seeds(4), LONG)
     state: State | None = None
 
     def first(step: Step) -> None:
@@ -512,7 +487,7 @@ def test_a_run_that_is_interrupted_at_every_checkpoint_goes_the_same_way():
     tries = 0
     while True:
         try:
-            found = learn(world.pools, world.seeds(4), LONG, state=state, on_step=first)
+            found = learn(NOISY.pools, NOISY.seeds(4), LONG, state=state, on_step=first)
         except KeyboardInterrupt:
             tries += 1
             continue
@@ -522,8 +497,7 @@ def test_a_run_that_is_interrupted_at_every_checkpoint_goes_the_same_way():
 
 
 def test_checkpoints_are_tensors_of_their_own_that_can_be_written_and_ruined():
-    world = views(1, common=80)
-    pools, seeds = world.pools, world.seeds(4)
+    pools, seeds = SMALL.pools, SMALL.seeds(4)
 
     def ruin(step: Step) -> None:
         for tensor in (step.state or {}).values():
@@ -538,8 +512,7 @@ def test_checkpoints_are_tensors_of_their_own_that_can_be_written_and_ruined():
 @pytest.mark.parametrize("settings", [LONG, Settings(), Settings(attempts=1, refinements=0, confirmations=0)])
 @pytest.mark.parametrize("count", [0, 4])
 def test_progress_never_falls_and_ends_at_its_total_or_before(settings, count):
-    world = views(1, common=80, noise=0.4)
-    found, steps = observed(world.pools, world.seeds(count), settings)
+    found, steps = observed(NOISY.pools, NOISY.seeds(count), settings)
     done = [step.done for step in steps]
     assert done == sorted(done)
     assert len({step.total for step in steps}) == 1
@@ -550,19 +523,17 @@ def test_progress_never_falls_and_ends_at_its_total_or_before(settings, count):
 
 
 def test_progress_goes_on_where_a_checkpoint_was():
-    world = views(1, common=80)
-    _, steps = observed(world.pools, world.seeds(4), LONG)
+    _, steps = observed(SMALL.pools, SMALL.seeds(4), LONG)
     for kept in [step for step in steps if step.state is not None][::5]:
         later: list[Step] = []
-        learn(world.pools, world.seeds(4), LONG, state=kept.state, on_step=later.append)
+        learn(SMALL.pools, SMALL.seeds(4), LONG, state=kept.state, on_step=later.append)
         # Signs of life while all is made ready do not know it yet.
         assert all(step.done >= kept.done for step in later if step.state is not None)
         assert kept.done == kept.total or later[-1].done > kept.done
 
 
 def test_an_early_agreement_is_as_good_as_all_attempts():
-    world = views(1, common=80)
-    _, steps = observed(world.pools, world.seeds(6), Settings(rounds=10, agreed=0.1, stable=2.0))
+    _, steps = observed(SMALL.pools, SMALL.seeds(6), Settings(rounds=10, agreed=0.1, stable=2.0))
     assert len([step for step in steps if step.state is not None]) < steps[0].total
     assert steps[-1].done == steps[0].total
 
@@ -573,8 +544,7 @@ class Stopped(Exception):
 
 @pytest.mark.parametrize("count", [0, 4])
 def test_what_on_step_raises_ends_the_run_wherever_it_is(count):
-    world = views(1, common=80)
-    _, steps = observed(world.pools, world.seeds(count), LONG)
+    _, steps = observed(SMALL.pools, SMALL.seeds(count), LONG)
     for last in [*range(0, len(steps), 60), len(steps) - 1]:
         calls = 0
 
@@ -585,16 +555,15 @@ def test_what_on_step_raises_ends_the_run_wherever_it_is(count):
                 raise Stopped
 
         with pytest.raises(Stopped):
-            learn(world.pools, world.seeds(count), LONG, on_step=stop)
+            learn(SMALL.pools, SMALL.seeds(count), LONG, on_step=stop)
         assert calls == last + 1
 
 
 def test_signs_of_life_come_between_the_pieces_of_a_step():
-    world = views(1, common=80)
     short = Settings(rounds=2, attempts=1, refinements=1, confirmations=1)
 
     def signs(memory: int) -> int:
-        _, steps = observed(replace(world.pools, memory=memory), world.seeds(4), short)
+        _, steps = observed(replace(SMALL.pools, memory=memory), SMALL.seeds(4), short)
         return sum(step.state is None for step in steps)
 
     # A row at a time: 80 signs for each pass, and there are two rounds, and matchings of each attempt, refinement and half.

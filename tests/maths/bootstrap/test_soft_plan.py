@@ -9,15 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from app.maths.bootstrap import paper
 from app.maths.bootstrap.common import Grown, Pools, fit_pools
 from app.maths.bootstrap.soft_plan import Settings, grow, mean_cost, share
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+from tests.maths.bootstrap.clouds import normal
 
 
 def noisy(seed: int) -> tuple[Pools, list[int]]:
@@ -37,14 +33,10 @@ def noisy(seed: int) -> tuple[Pools, list[int]]:
 def test_epsilon_falls_geometrically_from_the_first_share_to_the_last(steps, first, last):
     settings = Settings(size=10, steps=steps, first_epsilon=first, last_epsilon=last)
     shares = [share(settings, step) for step in range(steps)]
-    assert shares[0] == pytest.approx(first)
+    assert shares[0] == share(Settings(size=10, steps=1, first_epsilon=first), 0) == pytest.approx(first)
     assert shares[-1] == pytest.approx(last)
     ratios = [math.log(later / earlier) for earlier, later in pairwise(shares)]
     assert ratios == pytest.approx([math.log(last / first) / (steps - 1)] * (steps - 1), abs=1e-9)
-
-
-def test_the_only_step_of_one_has_the_first_share():
-    assert share(Settings(size=10, steps=1), 0) == pytest.approx(0.3)
 
 
 def test_the_mean_cost_is_that_of_all_rows_where_they_are_few_and_near_it_where_they_are_many():

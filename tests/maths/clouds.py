@@ -1,0 +1,24 @@
+"""What the tests of maths draw, in float64: equal seeds give equal bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def rotation(seed: int, dim: int) -> Tensor:
+    return torch.linalg.qr(normal(seed, dim, dim)).Q
+
+
+def unit_rows(seed: int, *shape: int) -> Tensor:
+    return torch.nn.functional.normalize(normal(seed, *shape), dim=1)
+
+
+def cos(a: np.ndarray, b: np.ndarray) -> float:
+    """The cosine of two vectors, by the definition."""
+    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))

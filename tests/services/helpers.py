@@ -1,0 +1,69 @@
+"""What the tests of services do again and again; their fixtures are in conftest.py."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from app.services import jobs, spaces
+from app.services.context import Services
+from app.services.leases import Leases
+from app.settings import Settings
+from app.storage import tables
+from app.storage.blobs import ORPHAN_AGE_S
+from app.types import EncoderKind
+from app.wiring import make_services
+from workers.runners import RUNNERS
+
+PROJECT = "p"
+
+
+def some(k: int, d: int, seed: int = 0) -> Tensor:
+    """Vectors that equal seeds and dimensions draw alike."""
+    return torch.randn(k, d, generator=torch.Generator().manual_seed(seed + d))
+
+
+def create_encoder(services: Services, name: str, dim: int, project: str = PROJECT) -> tables.Encoder:
+    return spaces.create_encoder(services, project, name=name, kind=EncoderKind.external, dim=dim)
+
+
+def again(services: Services, row: Any) -> Any:
+    """The row as the database has it now."""
+    with services.db.transaction() as session:
+        return session.get_one(type(row), row.id)
+
+
+def alter(services: Services, row: Any, **values: Any) -> None:
+    """Change a row behind the service's back."""
+    with services.db.transaction() as session:
+        found = session.get_one(type(row), row.id)
+        for name, value in values.items():
+            setattr(found, name, value)
+
+
+def run(services: Services, job: tables.Job, **more: Any) -> tables.Job:
+    """A worker's turn with the job, which is the only one."""
+    jobs.run_next(services, RUNNERS, Leases(services), **more)
+    row: tables.Job = again(services, job)
+    return row
+
+
+def another_process(services: Services, **settings: Any) -> Services:
+    """The same deployment as another process sees it: the same database and blobs, its own memory."""
+    places = {"data_dir": services.blobs.root.parent, "database_url": services.db.url.render_as_string(hide_password=False)}
+    return make_services(Settings(**{**places, **settings}))
+
+
+def files(services: Services) -> set[str]:
+    return {path.name for path in services.blobs.root.glob("??/*")}
+
+
+def age(services: Services) -> None:
+    """Make every blob old enough for a sweep."""
+    moment = time.time() - 2 * ORPHAN_AGE_S
+    for path in services.blobs.root.glob("??/*"):
+        os.utime(path, (moment, moment))

@@ -1,0 +1,45 @@
+"""What tests do to databases: empty them, and what a restart does to their connections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+
+from app.storage import tables
+from app.storage.db import Database
+
+
+def change(db: Database, function: Callable[..., Any], *arguments: Any, **values: Any) -> Any:
+    """What a query returns in a transaction of its own."""
+    with db.transaction() as session:
+        return function(session, *arguments, **values)
+
+
+def delete_all(db: Database) -> None:
+    """Delete every row."""
+    with db.transaction() as session:
+        for table in reversed(tables.Base.metadata.sorted_tables):
+            session.execute(table.delete())
+
+
+def end_connections(db: Database) -> None:
+    """End every connection to the database."""
+    with psycopg.connect(db.url.set(drivername="postgresql").render_as_string(False), autocommit=True) as connection:
+        others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+        connection.execute(f"{others} AND pid <> pg_backend_pid()")
+
+
+@contextmanager
+def closed(db: Database) -> Iterator[None]:
+    """End every connection to the database, and let nobody connect for the time being."""
+    admin = db.url.set(drivername="postgresql", database="postgres").render_as_string(False)
+    with psycopg.connect(admin, autocommit=True) as connection:
+        connection.execute(f'ALTER DATABASE "{db.url.database}" ALLOW_CONNECTIONS false')
+        try:
+            connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (db.url.database,))
+            yield
+        finally:
+            connection.execute(f'ALTER DATABASE "{db.url.database}" ALLOW_CONNECTIONS true')
