@@ -249,8 +249,10 @@ def test_one_long_input_does_not_starve_among_many_short_ones_of_others():
     assert order(model)[5000] <= 5
 
 
-def test_owners_share_a_batch_evenly():
+@pytest.mark.parametrize("pads", [True, False])
+def test_owners_share_a_batch_evenly(pads):
     model = Squares()
+    model.pads = pads
     for work in together(*((model, [item(100 * o + n) for n in range(90)], f"owner {o}") for o in range(3)), budget=30):
         result(work)
     first = [int(each.features) // 100 for each in model.batches[0]]
