@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
-from typing import Any, Protocol
+from typing import Any
 
 import httpcore2
 import numpy as np
@@ -94,7 +94,9 @@ def load(spec: Spec, shelf: Shelf, device: str) -> EncoderModel:
     if not is_unicode(spec.model):
         raise EncoderUnavailable("the model's name is no valid Unicode", field="model")
     try:
-        endpoint = _Endpoint(options, key_env, _dialect(spec.model, options))
+        tei = options.api == "tei"
+        dialect = _TEI(options.dim, bool(options.normalise)) if tei else _OpenAI(spec.model, options.dim)
+        endpoint = _Endpoint(options, key_env, dialect)
         probe = _probe(endpoint)
     except (EncoderFailed, InvalidInput) as error:
         raise EncoderUnavailable(f"model {spec.model[:200]!r} cannot be used: {error.detail}", field="model") from None
@@ -194,19 +196,6 @@ class _Vectors:
     name: str | None
 
 
-class _Dialect(Protocol):
-    @property
-    def path(self) -> str: ...
-
-    def question(self, texts: Sequence[str]) -> dict[str, Any]: ...
-
-    def rows(self, answer: Any) -> list[Any]:
-        """The vectors as sent, in the order of the texts. Raises EncoderFailed."""
-        ...
-
-    def name(self, answer: Any) -> str | None: ...
-
-
 @dataclass(frozen=True)
 class _OpenAI:
     model: str
@@ -219,6 +208,7 @@ class _OpenAI:
         return {"model": self.model, "input": list(texts), "encoding_format": self.encoding, **dimensions}
 
     def rows(self, answer: Any) -> list[Any]:
+        """The vectors as sent, in the order of the texts. Raises EncoderFailed."""
         data = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(data, list) or not all(isinstance(entry, dict) for entry in data):
             raise EncoderFailed("the endpoint's answer holds no list of embeddings")
@@ -250,8 +240,7 @@ class _TEI:
         return None
 
 
-def _dialect(model: str, options: RemoteOptions) -> _Dialect:
-    return _OpenAI(model, options.dim) if options.api == "openai" else _TEI(options.dim, bool(options.normalise))
+_Dialect = _OpenAI | _TEI
 
 
 def _label(value: Any) -> str | None:
@@ -352,7 +341,8 @@ class _Endpoint:
         self._key_env = key_env
         self._host = options.url.split("/")[2]
         self._pool = httpcore2.ConnectionPool(
-            ssl_context=_tls() if options.url.startswith("https:") else None,
+            # Certificates are checked, against the system's authorities or those of SSL_CERT_FILE.
+            ssl_context=httpcore2.default_ssl_context() if options.url.startswith("https:") else None,
             max_connections=CONNECTIONS,
             keepalive_expiry=KEEP_ALIVE_S,
             network_backend=_Network(),
@@ -363,7 +353,7 @@ class _Endpoint:
         """Vectors of up to `dim` numbers, retried within the deadline. Raises what `load` and `run` raise."""
         dialect = self.dialect
         with _until(time.monotonic() + self._options.timeout_s):
-            body = self._patiently("POST", dialect.path, orjson.dumps(dialect.question(texts)), _room(len(texts), dim))
+            body = self._patiently(dialect.path, orjson.dumps(dialect.question(texts)), _room(len(texts), dim))
         answer = _json(body)
         return _Vectors(_matrix(dialect.rows(answer), len(texts)), dialect.name(answer))
 
@@ -379,10 +369,10 @@ class _Endpoint:
             return None
         return _label(info.get("model_sha")) or _label(info.get("model_id")) if isinstance(info, dict) else None
 
-    def _patiently(self, method: str, path: str, content: bytes | None, limit: int) -> bytes:
+    def _patiently(self, path: str, content: bytes, limit: int) -> bytes:
         """The body of the first answer of status 200; waits as the endpoint asks while the deadline allows."""
         for attempt in range(RETRIES + 1):
-            answer = self._once(method, path, content, limit)
+            answer = self._once("POST", path, content, limit)
             if answer.status == 200:
                 return answer.body
             wait_s = answer.retry_after_s
@@ -479,11 +469,6 @@ def _sentence(answer: _Answer, key: str) -> str:
     if key:
         text = text.replace(key, "(key)")
     return "".join(character if character.isprintable() else " " for character in text[:ERROR_CHARACTERS])
-
-
-def _tls() -> ssl.SSLContext:
-    """Certificates are checked, against the system's authorities or those of SSL_CERT_FILE."""
-    return httpcore2.default_ssl_context()
 
 
 # Deadlines

@@ -111,6 +111,16 @@ def result(work):
     return work.future.result(LONG_S)
 
 
+def together(*requests, count=1, **options):
+    """Works of requests (model, items, owner) that wait together, after all have ended; the lanes have these options."""
+    with lanes(count, **options) as batcher:
+        with held(batcher, count):
+            works = [batcher.submit(*request) for request in requests]
+        for work in works:
+            work.future.exception(LONG_S)
+    return works
+
+
 def test_an_idle_lane_takes_a_single_input_at_once():
     model = Squares()
     model.gate.clear()
@@ -124,20 +134,15 @@ def test_an_idle_lane_takes_a_single_input_at_once():
 
 def test_requests_that_wait_together_share_a_batch():
     model = Squares()
-    with lanes() as batcher:
-        with held(batcher):
-            works = [batcher.submit(model, [item(n, length=4)], f"owner {n}") for n in range(8)]
-        for n, work in enumerate(works):
-            torch.testing.assert_close(result(work), squares([n]))
-        assert [len(batch) for batch in model.batches] == [8]
+    for n, work in enumerate(together(*((model, [item(n, length=4)], f"owner {n}") for n in range(8)))):
+        torch.testing.assert_close(result(work), squares([n]))
+    assert [len(batch) for batch in model.batches] == [8]
 
 
 def test_short_inputs_are_not_padded_to_the_length_of_long_ones():
     model = Squares()
-    with lanes(budget=1000) as batcher:
-        with held(batcher):
-            work = batcher.submit(model, [item(n, length=n) for n in range(1, 101)], "a")
-        torch.testing.assert_close(result(work), squares(range(1, 101)))
+    [work] = together((model, [item(n, length=n) for n in range(1, 101)], "a"), budget=1000)
+    torch.testing.assert_close(result(work), squares(range(1, 101)))
     for batch in model.batches:
         lengths = [each.length for each in batch]
         assert min(lengths) >= CLOSENESS[-1] * max(lengths)
@@ -146,32 +151,26 @@ def test_short_inputs_are_not_padded_to_the_length_of_long_ones():
 
 def test_many_small_inputs_behind_a_busy_lane_are_one_batch_and_few_are_spread_over_lanes():
     model = Squares()
-    with lanes(count=4, budget=64) as batcher:
-        with held(batcher, 4):
-            works = [batcher.submit(model, [item(n, length=1)], "a") for n in range(64)]
-        for work in works:
-            result(work)
-        assert sum(map(len, model.batches)) == 64
-        # The first lanes to look leave a share for each idle one, and no less than half a budget is worth a batch.
-        assert max(map(len, model.batches)) in (32, 64)
-
-
-def test_an_input_above_the_budget_runs_alone():
-    model = Squares()
-    with lanes(budget=10) as batcher:
-        with held(batcher):
-            work = batcher.submit(model, [item(1, length=500), item(2, length=400)], "a")
-        torch.testing.assert_close(result(work), squares([1, 2]))
-        assert [len(batch) for batch in model.batches] == [1, 1]
-
-
-def test_a_batch_is_limited_by_cost_where_length_says_something_else():
-    model = Squares()
-    with lanes(budget=100) as batcher:
-        with held(batcher):
-            work = batcher.submit(model, [item(n, length=224, cost=20) for n in range(10)], "a")
+    for work in together(*((model, [item(n)], "a") for n in range(64)), count=4, budget=64):
         result(work)
-        assert [len(batch) for batch in model.batches] == [5, 5]
+    assert sum(map(len, model.batches)) == 64
+    # The first lanes to look leave a share for each idle one, and no less than half a budget is worth a batch.
+    assert max(map(len, model.batches)) in (32, 64)
+
+
+@pytest.mark.parametrize(
+    ("budget", "items", "batches"),
+    [
+        (10, [item(1, length=500), item(2, length=400)], [1, 1]),
+        (100, [item(n, length=224, cost=20) for n in range(10)], [5, 5]),
+    ],
+    ids=["an input above the budget runs alone", "cost counts where length says something else"],
+)
+def test_a_batch_is_limited_by_cost(budget, items, batches):
+    model = Squares()
+    [work] = together((model, items, "a"), budget=budget)
+    torch.testing.assert_close(result(work), squares([each.features for each in items]))
+    assert [len(batch) for batch in model.batches] == batches
 
 
 def test_inputs_that_cost_nothing_and_no_inputs_at_all():
@@ -232,63 +231,42 @@ def order(model):
     return {each.features: place for place, batch in enumerate(model.batches) for each in batch}
 
 
-@pytest.mark.parametrize("length", [1, 8, 40])
-def test_one_input_does_not_wait_for_the_thousand_of_another_owner(length):
+@pytest.mark.parametrize(("length", "owner"), [(1, "single"), (8, "single"), (40, "single"), (2, "many")])
+def test_one_input_does_not_wait_for_a_thousand_of_another_owner_or_its_own(length, owner):
     model = Squares()
-    with lanes() as batcher:
-        with held(batcher):
-            many = batcher.submit(model, [item(n, length=8) for n in range(1000)], "many")
-            single = batcher.submit(model, [item(5000, length=length)], "single")
-        result(single)
-        result(many)
-        assert len(model.batches) > 200
-        assert order(model)[5000] <= 1
-
-
-def test_one_input_does_not_wait_for_an_earlier_thousand_of_the_same_owner():
-    model = Squares()
-    with lanes() as batcher:
-        with held(batcher):
-            many = batcher.submit(model, [item(n, length=8) for n in range(1000)], "anyone")
-            single = batcher.submit(model, [item(5000, length=2)], "anyone")
-        result(single)
-        result(many)
-        assert order(model)[5000] <= 1
+    many = [item(n, length=8) for n in range(1000)]
+    for work in together((model, many, "many"), (model, [item(5000, length=length)], owner)):
+        result(work)
+    assert len(model.batches) > 200
+    assert order(model)[5000] <= 1
 
 
 def test_one_long_input_does_not_starve_among_many_short_ones_of_others():
     model = Squares()
-    with lanes() as batcher:
-        with held(batcher):
-            works = [batcher.submit(model, [item(100 * o + n, length=1) for n in range(100)], f"owner {o}") for o in range(5)]
-            works.append(batcher.submit(model, [item(5000, length=30)], "long"))
-        for work in works:
-            result(work)
-        assert order(model)[5000] <= 5
+    short = [(model, [item(100 * o + n) for n in range(100)], f"owner {o}") for o in range(5)]
+    for work in together(*short, (model, [item(5000, length=30)], "long")):
+        result(work)
+    assert order(model)[5000] <= 5
 
 
-def test_owners_share_a_batch_evenly():
+@pytest.mark.parametrize("pads", [True, False])
+def test_owners_share_a_batch_evenly(pads):
     model = Squares()
-    with lanes(budget=30) as batcher:
-        with held(batcher):
-            works = [batcher.submit(model, [item(100 * owner + n) for n in range(90)], f"owner {owner}") for owner in range(3)]
-        for work in works:
-            result(work)
-        first = [int(each.features) // 100 for each in model.batches[0]]
-        assert all(9 <= first.count(owner) <= 11 for owner in range(3))  # who leads the batch may have one more
+    model.pads = pads
+    for work in together(*((model, [item(100 * o + n) for n in range(90)], f"owner {o}") for o in range(3)), budget=30):
+        result(work)
+    first = [int(each.features) // 100 for each in model.batches[0]]
+    assert all(9 <= first.count(owner) <= 11 for owner in range(3))  # who leads the batch may have one more
 
 
 def test_a_model_with_little_work_does_not_wait_for_a_busy_one():
     busy, quiet = Squares(), Squares()
     happened = []
-    busy.vectors = lambda items: happened.append("busy") or squares([each.features for each in items])
-    quiet.vectors = lambda items: happened.append("quiet") or squares([each.features for each in items])
-    with lanes() as batcher:
-        with held(batcher):
-            works = [batcher.submit(busy, [item(n, length=8) for n in range(100)], "a"), batcher.submit(quiet, [item(1)], "a")]
-        for work in works:
-            result(work)
-        assert happened.index("quiet") <= 1
+    for model, name in ((busy, "busy"), (quiet, "quiet")):
+        model.vectors = lambda items, name=name: happened.append(name) or squares([each.features for each in items])
+    for work in together((busy, [item(n, length=8) for n in range(100)], "a"), (quiet, [item(1)], "a")):
+        result(work)
+    assert happened.index("quiet") <= 1
 
 
 # --- limits --------------------------------------------------------------------------------------------------------------
@@ -361,14 +339,12 @@ def test_a_work_cancelled_while_it_runs_loses_the_rest_and_spoils_nothing():
 
 def test_a_bad_input_fails_its_own_request_alone():
     model = Failing()
-    with lanes() as batcher:
-        with held(batcher):
-            good = [batcher.submit(model, [item(n), item(n + 0.5)], f"owner {n}") for n in range(3)]
-            bad = batcher.submit(model, [item(1), item(InvalidInput("no", rows=[1]))], "bad")
-        for n, work in enumerate(good):
-            torch.testing.assert_close(result(work), squares([n, n + 0.5]))
-        with pytest.raises(InvalidInput):
-            result(bad)
+    good = [(model, [item(n), item(n + 0.5)], f"owner {n}") for n in range(3)]
+    *works, bad = together(*good, (model, [item(1), item(InvalidInput("no", rows=[1]))], "bad"))
+    for n, work in enumerate(works):
+        torch.testing.assert_close(result(work), squares([n, n + 0.5]))
+    with pytest.raises(InvalidInput):
+        result(bad)
 
 
 def test_a_work_fails_as_a_whole_and_the_rest_of_it_is_dropped():
@@ -409,12 +385,9 @@ def test_whatever_a_model_raises_a_request_fails_plainly_and_the_lane_goes_on(er
 def test_an_answer_of_another_shape_is_no_answer(wrong):
     model = Squares()
     model.vectors = lambda items: wrong(squares([each.features for each in items]))
-    with lanes() as batcher:
-        with held(batcher):
-            works = [batcher.submit(model, [item(1), item(2), item(3)], owner) for owner in ("a", "b")]
-        for work in works:
-            with pytest.raises(EncoderFailed):
-                result(work)
+    for work in together(*((model, [item(1), item(2), item(3)], owner) for owner in ("a", "b"))):
+        with pytest.raises(EncoderFailed):
+            result(work)
 
 
 def test_rows_given_twice_do_not_complete_a_work():
@@ -422,22 +395,18 @@ def test_rows_given_twice_do_not_complete_a_work():
     model = Squares()
     own = model.vectors
     model.vectors = lambda items: own(items)[:2] if len(items) > 2 else own(items)
-    with lanes(budget=4) as batcher:
-        with held(batcher):
-            works = [batcher.submit(model, [item(10 * o + n) for n in range(4)], f"owner {o}") for o in range(2)]
-        for o, work in enumerate(works):
-            torch.testing.assert_close(result(work), squares([10 * o + n for n in range(4)]))
+    requests = [(model, [item(10 * o + n) for n in range(4)], f"owner {o}") for o in range(2)]
+    for o, work in enumerate(together(*requests, budget=4)):
+        torch.testing.assert_close(result(work), squares([10 * o + n for n in range(4)]))
 
 
 def test_an_endpoint_that_is_away_is_asked_once_for_all():
     model = Failing(remote=True)
-    with lanes() as batcher:
-        with held(batcher):
-            works = [batcher.submit(model, [item(EncoderFailed("away"))], f"owner {n}") for n in range(5)]
-        errors = [work.future.exception(LONG_S) for work in works]
-        assert {type(error) for error in errors} == {EncoderFailed}
-        assert len({id(error) for error in errors}) == 5  # each names its own field later
-        assert len(model.batches) == 1
+    works = together(*((model, [item(EncoderFailed("away"))], f"owner {n}") for n in range(5)))
+    errors = [work.future.exception(0) for work in works]
+    assert {type(error) for error in errors} == {EncoderFailed}
+    assert len({id(error) for error in errors}) == 5  # each names its own field later
+    assert len(model.batches) == 1
 
 
 def test_closing_lets_the_running_batch_end_and_fails_what_waits():
@@ -541,15 +510,11 @@ def test_a_slow_model_takes_no_more_lanes_than_it_may_and_goes_on_when_one_is_fr
             torch.testing.assert_close(result(work), squares([n, n]))
 
 
-def test_texts_of_about_one_length_share_a_batch_and_others_only_while_it_is_small():
+@pytest.mark.parametrize(
+    ("lengths", "batches"),
+    [([10] * 10 + [6] * 20, [[10] * 10, [6] * 16, [6] * 4]), ([10, 8, 8, 3], [[10, 8, 8], [3]])],
+)
+def test_texts_of_about_one_length_share_a_batch_and_others_only_while_it_is_small(lengths, batches):
     model = Squares()
-    with lanes(budget=100) as batcher:
-        with held(batcher):
-            lengths = [10] * 10 + [6] * 20
-            work = batcher.submit(model, [item(n, length=length) for n, length in enumerate(lengths)], "a")
-        result(work)
-        assert [sorted({each.length for each in batch}) for batch in model.batches] == [[10], [6], [6]]
-        with held(batcher):
-            mixed = batcher.submit(model, [item(n, length=length) for n, length in enumerate([10, 8, 8, 3])], "a")
-        result(mixed)
-        assert [[each.length for each in batch] for batch in model.batches[-2:]] == [[10, 8, 8], [3]]
+    together((model, [item(n, length=length) for n, length in enumerate(lengths)], "a"), budget=100)
+    assert [[each.length for each in batch] for batch in model.batches] == batches

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import struct
 import subprocess
 import sys
@@ -67,16 +66,12 @@ def test_the_pixels_are_those_of_the_picture(kind, options, tolerance):
     assert np.abs(pixels(data, "L") - grey).max() <= tolerance
 
 
-def test_a_gif_is_its_first_frame():
-    first = PICTURE.quantize(64)
-    data = encoded(first, "GIF", save_all=True, append_images=[first.rotate(90)] * 3, disposal=2, loop=0, comment=b"c" * 600)
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
+def test_an_animation_is_its_first_frame(kind):
+    first = PICTURE.quantize(64) if kind == "GIF" else PICTURE
+    options = {"disposal": 2, "loop": 0, "comment": b"c" * 600} if kind == "GIF" else {"lossless": True}
+    data = encoded(first, kind, save_all=True, append_images=[first.rotate(90)] * 3, **options)
     assert (pixels(data) == np.asarray(first.convert("RGB"))).all()
-
-
-@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
-def test_other_animations_are_their_first_frame(kind):
-    data = encoded(PICTURE, kind, save_all=True, append_images=[PICTURE.rotate(90)] * 3, lossless=True)
-    assert (pixels(data) == PIXELS).all()
 
 
 def test_what_is_transparent_is_white():
@@ -143,29 +138,12 @@ def test_exif_that_cannot_be_read_is_passed_over(exif):
 # --- what is refused ------------------------------------------------------------------------------------------------------
 
 
-class Trap:
-    def __reduce__(self):
-        return exec, ("raise SystemExit('unpickled')",)
+NO_IMAGES = [b"", b"\0", b"text", b"cposix\nsystem\n(Vfalse\ntR.", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%PDF-1.7\n"]
+NO_IMAGES += [b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", b"RIFF\0\0\0\0WAVEfmt "]
+NO_IMAGES += [encoded(PICTURE, kind) for kind in ("TIFF", "BMP", "ICO", "PPM")]
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"\0",
-        b"text",
-        pickle.dumps(Trap()),
-        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
-        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
-        b"%PDF-1.7\n",
-        encoded(PICTURE, "TIFF"),
-        encoded(PICTURE, "BMP"),
-        encoded(PICTURE, "ICO"),
-        encoded(PICTURE, "PPM"),
-        b"RIFF\0\0\0\0WAVEfmt ",
-    ],
-    ids=lambda data: repr(data[:8]),
-)
+@pytest.mark.parametrize("data", NO_IMAGES, ids=lambda data: repr(data[:8]))
 def test_what_is_no_image_of_these_formats_is_refused(data):
     with pytest.raises(InvalidImage):
         open_image(data, LIMITS)

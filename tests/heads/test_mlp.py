@@ -23,18 +23,9 @@ make, load = partial(registry.make, runner=RUNNER, owner=""), partial(registry.l
 
 SIMPLE = ["linear", "relu", "dropout", "linear"]
 
-MODULES = {
-    "relu": nn.ReLU,
-    "gelu": nn.GELU,
-    "silu": nn.SiLU,
-    "tanh": nn.Tanh,
-    "sigmoid": nn.Sigmoid,
-    "elu": nn.ELU,
-    "leaky_relu": nn.LeakyReLU,
-    "softplus": nn.Softplus,
-    "dropout": nn.Dropout,
-    "identity": nn.Identity,
-}
+CURVES = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "elu": nn.ELU}
+MODULES = {**CURVES, "leaky_relu": nn.LeakyReLU, "softplus": nn.Softplus, "dropout": nn.Dropout, "identity": nn.Identity}
+NORMS = {"layer_norm": nn.LayerNorm, "batch_norm": nn.BatchNorm1d}
 
 
 def sequential(architecture: list[str], widths: list[int], seed: int = 0) -> nn.Sequential:
@@ -46,12 +37,8 @@ def sequential(architecture: list[str], widths: list[int], seed: int = 0) -> nn.
         if name == "linear":
             modules.append(nn.Linear(width, rest[0]))
             width = rest.pop(0)
-        elif name == "layer_norm":
-            modules.append(nn.LayerNorm(width))
-        elif name == "batch_norm":
-            modules.append(nn.BatchNorm1d(width))
         else:
-            modules.append(MODULES[name]())
+            modules.append(NORMS[name](width) if name in NORMS else MODULES[name]())
     network = nn.Sequential(*modules)
     for name, tensor in network.state_dict().items():
         if tensor.ndim == 1 and tensor.is_floating_point():
@@ -89,7 +76,7 @@ def test_a_network_computes_what_torch_computes(drawn, n):
 
 
 def test_every_module_is_torchs_by_its_name():
-    assert {*mlp.MODULES} == {*MODULES, "linear", "layer_norm", "batch_norm"}
+    assert {*mlp.MODULES} == {*MODULES, *NORMS, "linear"}
 
 
 def test_rows_run_in_pieces_are_the_rows_run_at_once(monkeypatch):
@@ -142,11 +129,9 @@ X = torch.ones
     ("architecture", "changes", "says"),
     [
         (SIMPLE, {"_0_weight": None}, "lacks '0.weight', which module 0"),
-        (SIMPLE, {"_3_weight": None}, "lacks '3.weight'"),
         (["linear", "relu", "linear"], {}, "lacks '2.weight'"),
         (SIMPLE, {"_1_weight": X(8)}, "no place for tensor '1.weight'"),
         (SIMPLE, {"_extra": X(1)}, "no place for tensor 'extra'"),
-        (SIMPLE, {"_4_weight": X(1)}, "no place for tensor '4.weight'"),
         (SIMPLE, {"_0_num_batches_tracked": X(1)}, "no place for tensor '0.num_batches_tracked'"),
         (SIMPLE, {"_0_weight": X(8, 5)}, r"0.weight must have shape \[8, 4\], got \[8, 5\]"),
         (SIMPLE, {"_0_weight": X(8)}, r"0.weight must have shape \[outputs, 4\]"),
@@ -158,7 +143,6 @@ X = torch.ones
         (SIMPLE, {"_0_weight": X(8, 4).double() * 1e39}, "beyond float32"),
         ([*SIMPLE, "batch_norm"], {}, "lacks '4.running_mean'"),
         ([*SIMPLE, "batch_norm"], {"_4_running_mean": X(2), "_4_running_var": X(2) * 0}, "4.running_var must be positive"),
-        ([*SIMPLE, "batch_norm"], {"_4_running_mean": X(2), "_4_running_var": -X(2)}, "4.running_var must be positive"),
         ([*SIMPLE, "batch_norm"], {"_4_running_mean": X(2), "_4_running_var": X(3)}, r"4.running_var must have shape \[2\]"),
         ([*SIMPLE, "layer_norm"], {"_4_bias": X(2)}, "'4.bias' without '4.weight'"),
     ],
@@ -167,11 +151,6 @@ def test_what_does_not_fit_its_architecture_is_refused(architecture, changes, sa
     with pytest.raises(InvalidHead, match=says) as caught:
         make("mlp", file(sequential(SIMPLE, [4, 8, 2]), **changes), architecture, dim=4)
     assert caught.value.field == "safetensors"
-
-
-def test_another_dimension_is_refused():
-    with pytest.raises(InvalidHead, match=r"0.weight must have shape \[8, 5\], got \[8, 4\]"):
-        make("mlp", file(sequential(SIMPLE, [4, 8, 2])), SIMPLE, dim=5)
 
 
 @pytest.mark.parametrize(
