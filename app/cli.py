@@ -151,12 +151,15 @@ def downgrade(
     from alembic import command
     from alembic.util import CommandError
 
+    from app.services.backup import BackupError, require_alone
     from app.storage.db import alembic_config
 
-    with _storage_trouble(), _services(_settings()) as services:
+    settings = _settings()
+    with _storage_trouble(), _alone(settings), _services(settings) as services:
         try:
+            require_alone(services.db)
             command.downgrade(alembic_config(services.db.url), revision)
-        except CommandError as error:
+        except (BackupError, CommandError) as error:
             raise typer.BadParameter(f"the schema stays as it is: {error}") from None
     typer.echo(f"the database is at revision {revision}: install the version that it belongs to")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -37,8 +38,8 @@ BODY_S = 20
 BODY_BYTES_PER_S = 256 * 1024
 
 #: most values of one JSON body (counted by its commas), lists and objects, and quotation marks: orjson lets nothing else
-#: run until it has made an object of each, which takes about 0.3 s for this many
-MOST_VALUES = 2**23
+#: run until it has made an object of each, which takes about 0.2 s for this many
+MOST_VALUES = 2**22
 MOST_CONTAINERS = 2**19
 MOST_QUOTES = 2**20
 #: bytes of memory that each may take until the body has become tensors and texts, and that each byte of a text may take
@@ -50,6 +51,9 @@ BLOCK = 2**20
 
 #: larger bodies are parsed in a thread, so that small requests do not wait for them
 INLINE_BYTES = 64 * 1024
+#: still larger ones are parsed one after another: threads that hold the interpreter in turn keep everybody else from it
+LARGE_BYTES = 2**20
+_one_large = threading.Lock()
 
 IDEMPOTENCY_KEY = re.compile(r"[ -~]{1,255}")
 
@@ -279,6 +283,19 @@ def _parsed(
     model: type[BodyT],
 ) -> tuple[BodyT, arrow.Rows | None]:
     """The body and the query string as the model, and the body's Arrow rows."""
+    with _one_large if len(data) > LARGE_BYTES and media != npy.MEDIA else nullcontext():
+        return _parse_and_validate(media, data, files, column, most_rows, query, model)
+
+
+def _parse_and_validate(
+    media: str,
+    data: Data,
+    files: list[bytes] | None,
+    column: str | None,
+    most_rows: int,
+    query: dict[str, Any],
+    model: type[BodyT],
+) -> tuple[BodyT, arrow.Rows | None]:
     rows = None
     if media == npy.MEDIA:
         fields: Any = {"vectors": npy.read(data)}

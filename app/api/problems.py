@@ -43,6 +43,9 @@ STATUS: dict[type[errors.AnchorageError], HTTPStatus] = {
 #: what any route may answer before it looks at the request
 ANYWHERE = (401, 403, 429, 503)
 
+#: characters of a field's name that a problem shows: the name may be a client's, and as long as its body
+PART_SHOWN = 100
+
 #: pydantic's error types that have a code of their own here; every other one is invalid-request
 CODES = {"extra_forbidden": "unknown-field", "missing": "missing-field"}
 
@@ -158,8 +161,8 @@ async def validation_error(request: Request, error: Exception) -> Response:
 
 
 def _dotted(location: tuple[int | str, ...]) -> str:
-    """('body', 'options', 'delta') -> 'options.delta'."""
-    return ".".join(str(part) for part in location[1:]) or str(location[0])
+    """('body', 'options', 'delta') -> 'options.delta'; a part that a client made long is cut."""
+    return ".".join(str(part)[:PART_SHOWN] for part in location[1:]) or str(location[0])
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -38,8 +38,9 @@ Encoding = Literal["float", "base64"]
 #: of an answer's numbers
 Dtype = Literal["float32", "float16"]
 
-#: no body of ours has so many
+#: fields of one object, and characters of a field's name: no body needs more
 MOST_FIELDS = 64
+LONGEST_FIELD = 200
 
 
 def _text_or_file(value: Any) -> Any:
@@ -112,9 +113,12 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _few(cls, value: Any) -> Any:
-        """An error for each of a million unknown fields would cost minutes and gigabytes."""
-        if isinstance(value, dict) and len(value) > MOST_FIELDS:
-            raise PydanticCustomError("extra_forbidden", "an object of more fields than any request has")
+        """Errors for a million unknown fields, or for one whose name is megabytes long, would cost minutes and gigabytes."""
+        if isinstance(value, dict):
+            if len(value) > MOST_FIELDS:
+                raise PydanticCustomError("extra_forbidden", "an object of more fields than any request has")
+            if max(map(len, value), default=0) > LONGEST_FIELD:
+                raise PydanticCustomError("extra_forbidden", "a field with a longer name than any request has")
         return value
 
 

@@ -80,7 +80,7 @@ def restore(services: Services, folder: Path, *, force: bool = False) -> Copied:
     """
     if not (folder / ROWS).is_file():
         raise BackupError(f"{folder} holds no complete backup: {ROWS} is missing")
-    _require_alone(services.db)
+    require_alone(services.db)
     with services.blobs.unswept(), tempfile.TemporaryDirectory(dir=services.blobs.root) as copies:
         file = Path(copies) / ROWS
         shutil.copy(folder / ROWS, file)  # migrated to this version's schema there
@@ -116,8 +116,8 @@ def _dump(db: Database, file: Path) -> tuple[int, set[str]]:
     return rows, names
 
 
-def _require_alone(db: Database) -> None:
-    """Raises BackupError when others use the database. Of SQLite, the caller holds the data dir."""
+def require_alone(db: Database) -> None:
+    """Raises BackupError when other processes use the database. Of SQLite, the caller holds the data dir."""
     if is_sqlite(db.url):
         return
     deadline = time.monotonic() + ENDING_S

@@ -225,6 +225,15 @@ def test_no_content_type_is_refused(client, refused):
     refused(answer, 415, "unsupported-media-type", detail="no content type")
 
 
+@pytest.mark.parametrize("path", ["/translate", "/encoders", "/anchor-sets", "/v1/embeddings", "/tei/x/embed"])
+@pytest.mark.parametrize("where", ["", "options", "embeddings"])
+def test_a_field_whose_name_is_megabytes_long_is_not_echoed(client, path, where):
+    long = {"k" * 2**20: 1}
+    answer = client.post(path, json={where: long} if where else long)
+    assert 400 <= answer.status_code < 500
+    assert len(answer.content) < 2_000
+
+
 ROUTES = [
     ("POST", "/encoders"),
     ("POST", "/anchor-sets"),
