@@ -8,6 +8,7 @@ import httpx2
 import pytest
 
 from app import main
+from app.encoders.torchvision_ops import make_importable
 from app.storage import names
 
 
@@ -99,6 +100,7 @@ def test_a_malformed_revision_is_refused(client, refused, revision):
 
 
 def test_a_model_the_server_does_not_have_is_refused_at_once(client, refused):
+    make_importable()
     pytest.importorskip("sentence_transformers")
     body = {"name": "x", "kind": "sentence-transformers", "model": "no-such/model"}
     refused(client.post("/encoders", json=body), 422, "encoder-unavailable", "model", detail="ANCHORAGE_MODELS_DIR")
