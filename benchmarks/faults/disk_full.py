@@ -55,7 +55,7 @@ def _fill_and_free(stage: Stage, made: Deployment, row: Row, filler: Path) -> No
     _nothing_is_left(made, world, before | {filler})
     for number in range(TRANSLATIONS):
         ridge = None if number % 2 else 2.0 + number
-        world.translate(client, ridge=ridge, right=world.base.translate(world.probes, ridge or 1.0))
+        world.translate(client, ridge=ridge, right=world.base.translate(world.probes, ridge))
     tried = "SELECT count(*) FROM jobs WHERE attempts >= 2 AND error ->> 'code' = 'storage-unavailable'"
     wait_until(lambda: made.postgres.number(tried), "the job to be tried again")
     filler.unlink()
