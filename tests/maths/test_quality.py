@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.maths import quality
 from app.maths.quality import cka, cosine, do_nothing, per_item, search, similarities, unit
-from research.definitions import jaccard, measure, mrr, recall
+from research.definitions import jaccard, measure, mrr, neighbours, ranks, recall
 from tests.maths.clouds import cos, normal
 
 seeds = st.integers(0, 2**31)
@@ -77,16 +77,16 @@ def test_the_numbers_of_the_items_have_the_means_that_are_reported(seed, n, nois
     ):
         assert one == pytest.approx(other, abs=1e-12)
     assert found.recall_1 == pytest.approx(recall(translated, native, 1), abs=1e-12)
-    assert torch.equal(items.reciprocal_rank, 1.0 / quality.ranks(translated, native).double())
+    assert torch.equal(items.reciprocal_rank, 1.0 / ranks(translated, native).double())
 
 
 @given(seed=seeds, k=st.integers(1, 9))
 def test_a_search_finds_the_neighbours_and_ranks_that_are_found_one_by_one(seed, k):
     native, queries = unit(normal(seed, 10, 4)), unit(normal(seed + 1, 10, 4))
     found = search(similarities(queries, native), k, own=True)
-    assert torch.equal(found.near, quality.neighbours(queries, native, k, self_included=False))
-    assert torch.equal(found.with_own, quality.neighbours(queries, native, k, self_included=True))
-    assert torch.equal(found.ranks, quality.ranks(queries, native))
+    assert torch.equal(found.near, neighbours(queries, native, k, self_included=False))
+    assert torch.equal(found.with_own, neighbours(queries, native, k, self_included=True))
+    assert torch.equal(found.ranks, ranks(queries, native))
     stranger = search(similarities(queries, native), k, own=False, sought=torch.arange(10))
     assert torch.equal(stranger.near, found.with_own)
     assert torch.equal(stranger.ranks, found.ranks)
@@ -95,18 +95,18 @@ def test_a_search_finds_the_neighbours_and_ranks_that_are_found_one_by_one(seed,
 
 def test_a_tie_counts_against_the_translation():
     native = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    assert quality.ranks(native, native).tolist() == [2, 2, 1]
+    assert ranks(native, native).tolist() == [2, 2, 1]
     assert mrr(native, native) == pytest.approx((0.5 + 0.5 + 1) / 3)
 
 
 def test_a_translation_to_the_mean_ties_with_everything_and_ranks_last():
-    assert quality.ranks(torch.zeros(6, 3), normal(0, 6, 3)).tolist() == [6] * 6
+    assert ranks(torch.zeros(6, 3), normal(0, 6, 3)).tolist() == [6] * 6
 
 
 def test_recall_leaves_the_item_itself_out_of_both_lists():
     native = normal(1, 8, 4)
-    assert not (quality.neighbours(native, native, 7, self_included=False) == torch.arange(8)[:, None]).any()
-    assert (quality.neighbours(native, native, 1, self_included=True)[:, 0] == torch.arange(8)).all()
+    assert not (neighbours(native, native, 7, self_included=False) == torch.arange(8)[:, None]).any()
+    assert (neighbours(native, native, 1, self_included=True)[:, 0] == torch.arange(8)).all()
     # Two pairs of near items; translated, each lands exactly on the partner of the other pair: only its own item agrees.
     native = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
     assert recall(native[[2, 3, 0, 1]], native, k=1) == 0.0
@@ -135,10 +135,10 @@ def test_the_target_jaccard_counts_the_item_itself_and_the_own_jaccard_does_not(
 def test_results_do_not_depend_on_the_chunk(monkeypatch, chunk):
     native = normal(5, 33, 6)
     translated = native + normal(6, 33, 6)
-    whole, whole_ranks = measure(translated, native), quality.ranks(translated, native)
+    whole, whole_ranks = measure(translated, native), ranks(translated, native)
     monkeypatch.setattr(quality, "CHUNK", chunk)
     assert astuple(measure(translated, native)) == pytest.approx(astuple(whole), abs=1e-12)
-    assert torch.equal(quality.ranks(translated, native), whole_ranks)
+    assert torch.equal(ranks(translated, native), whole_ranks)
 
 
 @given(seed=seeds, log_scale=st.floats(-20, 20))
