@@ -58,6 +58,7 @@ _one_large = threading.Lock()
 IDEMPOTENCY_KEY = re.compile(r"[ -~]{1,255}")
 
 BodyT = TypeVar("BodyT", bound=Body)
+Parsed = TypeVar("Parsed")
 
 Data = bytes | memoryview
 
@@ -169,8 +170,10 @@ async def _read(model: type[BodyT], reading: Reading, request: Request) -> tuple
     limits = request.app.state.services.limits
     most_rows = max(limits.vectors, limits.pool)  # each route has a limit of its own, which it checks later
     parse = partial(_parsed, media, data, files, query_fields.column(request), most_rows, query, model)
-    inline = len(data) <= INLINE_BYTES or media == npy.MEDIA
-    body, rows = parse() if inline else await run_in_threadpool(parse)
+    if len(data) <= INLINE_BYTES or media == npy.MEDIA:
+        body, rows = parse()
+    else:
+        body, rows = await run_in_threadpool(partial(_in_turn, parse) if len(data) > LARGE_BYTES else parse)
     return body, media, rows, arrived
 
 
@@ -273,6 +276,12 @@ def departures(request: Request) -> Iterator[None]:
             watcher.cancel()
 
 
+def _in_turn(parse: Callable[[], Parsed]) -> Parsed:
+    """What `parse` returns, once no other large body is parsed."""
+    with _one_large:
+        return parse()
+
+
 def _parsed(
     media: str,
     data: Data,
@@ -283,19 +292,6 @@ def _parsed(
     model: type[BodyT],
 ) -> tuple[BodyT, arrow.Rows | None]:
     """The body and the query string as the model, and the body's Arrow rows."""
-    with _one_large if len(data) > LARGE_BYTES and media != npy.MEDIA else nullcontext():
-        return _parse_and_validate(media, data, files, column, most_rows, query, model)
-
-
-def _parse_and_validate(
-    media: str,
-    data: Data,
-    files: list[bytes] | None,
-    column: str | None,
-    most_rows: int,
-    query: dict[str, Any],
-    model: type[BodyT],
-) -> tuple[BodyT, arrow.Rows | None]:
     rows = None
     if media == npy.MEDIA:
         fields: Any = {"vectors": npy.read(data)}
