@@ -69,7 +69,7 @@ class Owned:
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=now)
 
 
-class Encoder(Owned, Base):
+class EncoderRow(Owned, Base):
     __tablename__ = "encoders"
     __table_args__ = (UniqueConstraint("project", "name"),)
 
@@ -85,7 +85,7 @@ class Encoder(Owned, Base):
     identity: Mapped[dict[str, Any] | None] = mapped_column(JSON)
 
 
-class AnchorSet(Owned, Base):
+class AnchorSetRow(Owned, Base):
     __tablename__ = "anchor_sets"
     __table_args__ = (UniqueConstraint("project", "name"),)
 
@@ -97,7 +97,7 @@ class AnchorSet(Owned, Base):
     inputs: Mapped[str | None] = mapped_column(String(64))
     #: content hash of where each anchor was found, when it was: rows of the two pools, and how sure that is
     pairs: Mapped[str | None] = mapped_column(String(64))
-    spaces: Mapped[list[Space]] = relationship(
+    spaces: Mapped[list[SpaceRow]] = relationship(
         back_populates="anchor_set",
         cascade="all, delete-orphan",
         passive_deletes=True,
@@ -106,7 +106,7 @@ class AnchorSet(Owned, Base):
     )
 
 
-class Space(Owned, Base):
+class SpaceRow(Owned, Base):
     """One encoder's embeddings of one anchor set."""
 
     __tablename__ = "spaces"
@@ -117,11 +117,11 @@ class Space(Owned, Base):
     #: content hash of the raw anchors (k, d), float32
     blob: Mapped[str] = mapped_column(String(64))
     health: Mapped[dict[str, Any]] = mapped_column(JSON)
-    anchor_set: Mapped[AnchorSet] = relationship(back_populates="spaces", lazy="joined")
-    encoder: Mapped[Encoder] = relationship(lazy="joined")
+    anchor_set: Mapped[AnchorSetRow] = relationship(back_populates="spaces", lazy="joined")
+    encoder: Mapped[EncoderRow] = relationship(lazy="joined")
 
 
-class Pool(Owned, Base):
+class PoolRow(Owned, Base):
     """Items of one encoder in no known order, for bootstraps; they come in pieces."""
 
     __tablename__ = "pools"
@@ -133,7 +133,7 @@ class Pool(Owned, Base):
     items: Mapped[int]
     #: [{"blob": content hash of (rows, d), float32, "rows": how many}, ...]; long, and read where it is asked for
     pieces: Mapped[list[dict[str, Any]]] = mapped_column(JSON, deferred=True)
-    encoder: Mapped[Encoder] = relationship(lazy="joined")
+    encoder: Mapped[EncoderRow] = relationship(lazy="joined")
 
     @property
     def nbytes(self) -> int:
@@ -141,7 +141,7 @@ class Pool(Owned, Base):
         return 4 * self.items * self.encoder.dim
 
 
-class Translator(Owned, Base):
+class TranslatorRow(Owned, Base):
     """How a translator was fitted, so that its id can be asked about later; the matrix itself can be recomputed."""
 
     __tablename__ = "translators"
@@ -164,11 +164,11 @@ class Translator(Owned, Base):
     used_at: Mapped[datetime] = mapped_column(
         UtcDateTime, default=now, server_default=func.now(), index=True
     )
-    source: Mapped[Space] = relationship(foreign_keys=[source_id], lazy="joined")
-    target: Mapped[Space] = relationship(foreign_keys=[target_id], lazy="joined")
+    source: Mapped[SpaceRow] = relationship(foreign_keys=[source_id], lazy="joined")
+    target: Mapped[SpaceRow] = relationship(foreign_keys=[target_id], lazy="joined")
 
 
-class Contract(Owned, Base):
+class ContractRow(Owned, Base):
     """What every translator between two spaces must promise, or it is not served."""
 
     __tablename__ = "contracts"
@@ -178,11 +178,11 @@ class Contract(Owned, Base):
     target_id: Mapped[str] = mapped_column(ForeignKey("spaces.id", ondelete="CASCADE"), index=True)
     #: measure -> least value
     min_quality: Mapped[dict[str, float]] = mapped_column(JSON)
-    source: Mapped[Space] = relationship(foreign_keys=[source_id], lazy="joined")
-    target: Mapped[Space] = relationship(foreign_keys=[target_id], lazy="joined")
+    source: Mapped[SpaceRow] = relationship(foreign_keys=[source_id], lazy="joined")
+    target: Mapped[SpaceRow] = relationship(foreign_keys=[target_id], lazy="joined")
 
 
-class Head(Owned, Base):
+class HeadRow(Owned, Base):
     """A function of one encoder's vectors (absolute) or of relative vectors (an anchor set's): a classifier or a decoder."""
 
     __tablename__ = "heads"
@@ -200,8 +200,8 @@ class Head(Owned, Base):
     blob: Mapped[str] = mapped_column(String(64))
     encoder_id: Mapped[str | None] = mapped_column(ForeignKey("encoders.id"), index=True)
     anchor_set_id: Mapped[str | None] = mapped_column(ForeignKey("anchor_sets.id"), index=True)
-    encoder: Mapped[Encoder | None] = relationship(lazy="joined")
-    anchor_set: Mapped[AnchorSet | None] = relationship(lazy="joined")
+    encoder: Mapped[EncoderRow | None] = relationship(lazy="joined")
+    anchor_set: Mapped[AnchorSetRow | None] = relationship(lazy="joined")
 
 
 #: of partial indexes: workers ask for unfinished jobs twice a second, and most jobs have ended
@@ -213,7 +213,7 @@ _FINISHED: dict[str, Any] = dict.fromkeys(
 )
 
 
-class Job(Owned, Base):
+class JobRow(Owned, Base):
     __tablename__ = "jobs"
     __table_args__ = (
         Index("ix_jobs_project_created_at", "project", "created_at"),
@@ -250,7 +250,7 @@ class Job(Owned, Base):
     finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
 
-class ApiKey(Owned, Base):
+class ApiKeyRow(Owned, Base):
     """Who may call. The secret itself is never stored: only its SHA-256, which is enough for 256 random bits."""
 
     __tablename__ = "api_keys"
@@ -266,7 +266,7 @@ class ApiKey(Owned, Base):
     last_used_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
 
-class Audit(Owned, Base):
+class AuditRow(Owned, Base):
     """One write: who did what to which resource, in the transaction that did it."""
 
     __tablename__ = "audit"
@@ -287,7 +287,7 @@ class Audit(Owned, Base):
     origin: Mapped[str] = mapped_column(String(NAME_LENGTH))
 
 
-class IdempotentRequest(Owned, Base):
+class IdempotentRequestRow(Owned, Base):
     """A creating request that a client may repeat: which resource it made, noted in the transaction that made it."""
 
     __tablename__ = "idempotent_requests"

@@ -171,7 +171,7 @@ def put_by_the_version_before(services: Services) -> None:
 
 def state(services: Services, name: str) -> str:
     with services.db.transaction() as session:
-        return session.get_one(tables.Job, name.replace(" ", "-")).state
+        return session.get_one(tables.JobRow, name.replace(" ", "-")).state
 
 
 def test_jobs_of_the_version_before_run_to_their_end(services):
@@ -187,7 +187,7 @@ def test_jobs_of_the_version_before_run_to_their_end(services):
     assert state(services, "ended") == "succeeded"
     with services.db.transaction() as session:
         results = session.scalars(
-            select(tables.Job.result).where(tables.Job.id.in_(["queued", "lost"]))
+            select(tables.JobRow.result).where(tables.JobRow.id.in_(["queued", "lost"]))
         ).all()
         reported = {row.content for row in resources.newest_reports(session, "default", limit=9)}
         assert {row["translator"] for row in results} < reported

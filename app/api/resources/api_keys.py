@@ -14,7 +14,7 @@ from app.api.http.problems import documented
 from app.api.schemas.fields import Body, OfRow
 from app.errors import ResourceGone
 from app.services.access import api_keys as keys
-from app.services.access.writes import once
+from app.services.access.idempotency import idempotent
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import LONGEST_GRACE_S, RATE, Scope
@@ -102,7 +102,7 @@ def create_api_key(
     """Make a key. It is in this answer and nowhere else: a repeated request cannot show it again."""
     shown: list[str] = []
 
-    def make() -> tables.ApiKey:
+    def make() -> tables.ApiKeyRow:
         row, key = keys.create_key(
             services,
             project,
@@ -114,7 +114,7 @@ def create_api_key(
         shown.append(key)
         return row
 
-    return _fresh(once(services, project, tables.ApiKey, make), shown, response)
+    return _fresh(idempotent(services, project, tables.ApiKeyRow, make), shown, response)
 
 
 @router.get("/api-keys", responses=documented(422))
@@ -148,12 +148,12 @@ def rotate_api_key(
     """A new key with the same rights; the old one ends after `grace_s`."""
     shown: list[str] = []
 
-    def make() -> tables.ApiKey:
+    def make() -> tables.ApiKeyRow:
         row, key = keys.rotate_key(services, project, id, grace_s=body.grace_s)
         shown.append(key)
         return row
 
-    row = once(services, project, tables.ApiKey, make)
+    row = idempotent(services, project, tables.ApiKeyRow, make)
     _forget(request, id)
     return _fresh(row, shown, response)
 
@@ -181,7 +181,7 @@ def list_writes(
         return AuditPage(writes=[Write.model_validate(row) for row in rows])
 
 
-def _fresh(row: tables.ApiKey, shown: list[str], response: Response) -> FreshApiKey:
+def _fresh(row: tables.ApiKeyRow, shown: list[str], response: Response) -> FreshApiKey:
     if not shown:
         raise ResourceGone(
             f"this request made the key {row.id}, whose secret was shown once: rotate it to get another"

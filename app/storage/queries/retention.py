@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, delete, exists, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from app.storage.queries.statements import changed_rows
-from app.storage.tables import Audit, Contract, IdempotentRequest, Job, Translator
+from app.storage.tables import AuditRow, ContractRow, IdempotentRequestRow, JobRow, TranslatorRow
 
 #: rows in one statement
 BATCH = 500
@@ -16,17 +16,17 @@ BATCH = 500
 
 def delete_jobs(session: Session, before: datetime) -> int:
     """Delete jobs that ended before then; returns how many, BATCH at most."""
-    return _delete(session, Job.id, Job.finished_at, before)
+    return _delete(session, JobRow.id, JobRow.finished_at, before)
 
 
 def delete_audit(session: Session, before: datetime) -> int:
     """Delete audit rows written before then; returns how many, BATCH at most."""
-    return _delete(session, Audit.id, Audit.created_at, before)
+    return _delete(session, AuditRow.id, AuditRow.created_at, before)
 
 
 def delete_requests(session: Session, before: datetime) -> int:
     """Delete idempotent requests made before then; returns how many, BATCH at most."""
-    return _delete(session, IdempotentRequest.id, IdempotentRequest.created_at, before)
+    return _delete(session, IdempotentRequestRow.id, IdempotentRequestRow.created_at, before)
 
 
 def delete_translators(session: Session, before: datetime) -> int:
@@ -36,9 +36,10 @@ def delete_translators(session: Session, before: datetime) -> int:
     use fits it again under the same id.
     """
     contract = exists().where(
-        Contract.source_id == Translator.source_id, Contract.target_id == Translator.target_id
+        ContractRow.source_id == TranslatorRow.source_id,
+        ContractRow.target_id == TranslatorRow.target_id,
     )
-    return _delete(session, Translator.id, Translator.used_at, before, ~contract)
+    return _delete(session, TranslatorRow.id, TranslatorRow.used_at, before, ~contract)
 
 
 def _delete(

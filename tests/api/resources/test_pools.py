@@ -17,15 +17,14 @@ import torch
 from pyarrow import ipc
 
 from app.api.codecs import arrow, npy
-from app.services import spaces
-from app.services.anchors import pools
+from app.services.anchors import anchor_sets, pools
 from app.services.encoders import encoding as encoding_service
 from app.storage.blobs import BlobStore
 from app.storage.queries import resources
 
 JSON, NPY, ARROW = "application/json", npy.MEDIA, arrow.MEDIA
 ROWS = np.random.default_rng(11).normal(size=(30, 8)).astype(np.float32)
-DOCUMENT = Path(__file__).parents[2] / "docs" / "pools.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "pools.md"
 
 
 def as_npy(rows):
@@ -592,7 +591,7 @@ def grown(stocked, embeddings):
     confidence = torch.linspace(0, 1, 40)
     confidence[5] = torch.nan
     vectors = {name: torch.tensor(rows) for name, rows in embeddings.items()}
-    row = spaces.new_anchor_set(
+    row = anchor_sets.build_anchor_set(
         services,
         "default",
         name="grown",
@@ -600,7 +599,7 @@ def grown(stocked, embeddings):
         pairs={"pairs": pairs, "confidence": confidence},
     )
     with services.db.transaction() as session:
-        spaces.keep_anchor_set(session, row)
+        anchor_sets.add_anchor_set(session, row)
     return stocked, pairs.tolist(), [None if sure != sure else sure for sure in confidence.tolist()]
 
 

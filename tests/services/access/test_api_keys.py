@@ -31,7 +31,7 @@ from tests.services.helpers import PROJECT, again, alter
 from tests.waiting import until
 
 
-def make(services: Services, **more) -> tuple[tables.ApiKey, str]:
+def make(services: Services, **more) -> tuple[tables.ApiKeyRow, str]:
     return api_keys.create_key(services, PROJECT, **{"name": "k", "scopes": [Scope.write]} | more)
 
 

@@ -1,4 +1,4 @@
-"""What accompanies every write, in the write's own transaction: its audit row, and what a repeatable request made."""
+"""Idempotent requests: a request that a client sends again returns what the first try made."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from datetime import timedelta
 from typing import TypeVar
 
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 
 from app.errors import (
-    Conflict,
     DatabaseUnavailable,
     IdempotencyKeyReused,
     RequestInProgress,
@@ -30,33 +28,9 @@ CLAIM_S = 60
 Made = TypeVar("Made", bound=tables.Owned)
 
 
-def note(
-    session: Session,
-    project: str,
-    action: str,
-    resource: str,
-    name: str,
-    row: tables.Owned | None = None,
-) -> None:
-    """Write the audit row; `row` is what a creating request made. Raises Conflict when another try made it meanwhile."""
-    who = origin.get()
-    session.add(
-        tables.Audit(
-            project=project,
-            action=action,
-            resource=resource,
-            name=name,
-            key_id=who.key_id,
-            origin=who.text,
-        )
-    )
-    if row is not None and who.claim is not None:
-        session.flush()
-        if not resources.settle_request(session, *who.claim, made=row.id):
-            raise Conflict("another try of this request was faster")
-
-
-def once(services: Services, project: str, table: type[Made], make: Callable[[], Made]) -> Made:
+def idempotent(
+    services: Services, project: str, table: type[Made], make: Callable[[], Made]
+) -> Made:
     """`make()`, or what an earlier request with this Idempotency-Key made.
 
     A lost process cannot make it twice: what was made is noted in the transaction that makes it.
@@ -89,7 +63,7 @@ def _claim(services: Services, project: str, repeat: Repeat) -> tuple[str, str] 
     with services.db.transaction() as session:
         row = resources.idempotent_request(session, project, repeat.key)
         if row is None:
-            row = tables.IdempotentRequest(
+            row = tables.IdempotentRequestRow(
                 project=project,
                 key=repeat.key,
                 fingerprint=repeat.fingerprint,
