@@ -48,7 +48,8 @@ from app.errors import (
 )
 from app.maths.translators.translator import Precision
 from app.observability import metrics
-from app.services.context import Services, answer_bytes
+from app.services.context import Services
+from app.services.request_context import RequestContext
 from app.services.serving import products
 from app.services.serving.plans import Served
 from app.services.serving.products import Running
@@ -71,6 +72,7 @@ class Plan:
     """What answers a stream, and how; `about`: what is said of it beside what serves it."""
 
     services: Services
+    context: RequestContext
     served: Served
     dtype: Dtype
     precision: Precision
@@ -233,7 +235,7 @@ class _Stream(Response):
 
     def _make_room(self, size: int) -> None:
         if size > self._room:
-            answer_bytes.get()(size - self._room)
+            self.plan.context.reserve_bytes(size - self._room)
             self._room = size
 
     def _blocks(self) -> AsyncIterator[_Block]:
