@@ -2,7 +2,7 @@
 
 import os
 
-# Before torch is loaded: threads that spin while they wait for each other make a busy machine several times slower.
+# Before torch is loaded: threads that spin while they wait slow a busy machine several times.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from workers.processes import command

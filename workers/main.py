@@ -1,4 +1,7 @@
-"""A worker: threads that run jobs, and two that take care. In the API's process, or in one of its own."""
+"""A worker: threads that run jobs, one that renews leases, and one that deletes old rows.
+
+It runs in the API's process, or in a separate one.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ from workers.runners import RUNNERS
 
 log = logging.getLogger("anchorage.worker")
 
-#: an idle thread looks for a job this often, unless it is woken sooner
+#: how often an idle thread looks for a job, unless it is woken
 IDLE_POLL_S = 0.5
 
-#: how long a stop waits for running jobs' next step, at which they are handed back
+#: how long a stop waits for the next step of running jobs, at which they return to the queue
 STOP_TIMEOUT_S = 5.0
 
-#: leases are renewed this often, or three times in their life if that is more often
+#: how often leases are renewed: at least this often, and RENEWALS times in a lease
 RENEW_S = 2.0
 RENEWALS = 3
 
@@ -52,16 +55,16 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether every thread runs."""
+        """Whether all threads run."""
         return all(each.is_alive() for each in (*self._threads, self._caretaker, self._deleter))
 
     def start(self) -> None:
-        """Begin."""
+        """Start the threads."""
         for thread in (self._caretaker, self._deleter, *self._threads):
             thread.start()
 
     def stop(self) -> None:
-        """Hand running jobs back, at their next step or after a while, and end."""
+        """Stop the threads; running jobs return to the queue."""
         self._stopping.set()
         self._wakeup.close()
         deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -69,29 +72,32 @@ class Worker:
             if thread.is_alive():
                 thread.join(max(0.0, deadline - time.monotonic()))
         try:
-            # Jobs in the middle of a long step; what they still do is not recorded.
+            # Jobs in the middle of a long step. Nothing that they still do is recorded.
             self._leases.hand_back()
         except DatabaseUnavailable as error:
-            log.warning("running jobs are not handed back, their leases will end: %s", error.detail)
+            log.warning(
+                "running jobs cannot be returned to the queue, their leases have to end: %s",
+                error.detail,
+            )
         self._deleter.stop()
         self._caretaker.stop()
 
     def _work(self) -> None:
-        answers = True
+        database_answers = True
         while not self._stopping.is_set():
-            found = False
+            has_job = False
             try:
-                found = runner.run_next(
+                has_job = runner.run_next(
                     self.services, RUNNERS, self._leases, stopping=self._stopping.is_set
                 )
-                answers = True
+                database_answers = True
             except DatabaseUnavailable as error:
-                if answers:
-                    log.warning("no jobs are taken until the database answers: %s", error.detail)
-                answers = False
+                if database_answers:
+                    log.warning("no jobs are claimed until the database answers: %s", error.detail)
+                database_answers = False
             except Exception:
-                log.exception("no job is taken")
-            if not found:
+                log.exception("cannot claim a job")
+            if not has_job:
                 self._wakeup.wait(IDLE_POLL_S)
 
     def _renew(self) -> None:
@@ -103,7 +109,7 @@ class Worker:
 
 
 class Periodic(threading.Thread):
-    """Does something at once and then every so often, until it is stopped. Errors are logged."""
+    """Calls a function now and at a regular interval, until it is stopped. Logs errors."""
 
     def __init__(self, what: str, every_s: float, do: Callable[[], None]) -> None:
         super().__init__(name=what, daemon=True)
@@ -123,7 +129,7 @@ class Periodic(threading.Thread):
                 return
 
     def stop(self) -> None:
-        """End after what it does now, which is waited for a while."""
+        """Stop after the current call, and wait for it up to STOP_TIMEOUT_S."""
         self._ended.set()
         if self.is_alive():
             self.join(STOP_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""`python -m workers`: one process a device, each warm for as long as it lives, watched by one that computes nothing."""
+"""`python -m workers`: one process for each device, and one that restarts them."""
 
 from __future__ import annotations
 
@@ -22,44 +22,50 @@ from workers.supervisor import supervise
 
 log = logging.getLogger("anchorage.worker")
 
-#: how often a worker looks whether its threads live
+#: how often a worker checks its threads
 THREAD_CHECK_S = 1.0
 
-#: how long a stop waits for the processes, which hand their jobs back meanwhile
+#: how long a stop waits for the processes, which return their jobs to the queue
 PROCESS_STOP_S = 15.0
 
 
 class NotShared(Exception):
-    """The database belongs to one process, which runs its jobs itself."""
+    """The database belongs to a single process, which runs its jobs itself."""
 
 
-def devices(wish: str) -> list[str]:
-    """The torch devices to use: those named, or every CUDA device, or the CPU. Raises ValueError for one that is not there."""
-    if wish == "auto":
+def devices(setting: str) -> list[str]:
+    """Return the torch devices of the setting; auto is all CUDA devices, or the CPU.
+
+    Raises ValueError for an unknown device.
+    """
+    if setting == "auto":
         return [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
-    found = [name.strip() for name in wish.split(",") if name.strip()]
-    for name in found:
+    names = [name.strip() for name in setting.split(",") if name.strip()]
+    for name in names:
         kind, colon, index = name.partition(":")
-        known = name == "cpu" or (kind == "cuda" and (not colon or index.isdecimal()))
-        if not known or (kind == "cuda" and int(index or 0) >= torch.cuda.device_count()):
+        is_known = name == "cpu" or (kind == "cuda" and (not colon or index.isdecimal()))
+        if not is_known or (kind == "cuda" and int(index or 0) >= torch.cuda.device_count()):
             raise ValueError(
-                f"there is no device {name!r} here: auto, cpu, or some of {torch.cuda.device_count()} CUDA devices"
+                f"there is no device {name!r}. Name auto, cpu, or some of "
+                f"{torch.cuda.device_count()} CUDA "
+                "devices"
             )
-    if not found:
+    if not names:
         raise ValueError("expected auto, cpu, or CUDA devices")
-    return found
+    return names
 
 
 def main(settings: Settings) -> int:
-    """Run until SIGTERM or SIGINT; returns the exit status.
+    """Run until SIGTERM or SIGINT; return the exit status.
 
-    Raises NotShared, ValueError for a device that is not there, SchemaOutdated, and SQLAlchemy's errors.
+    Raises NotShared, ValueError for an unknown device, SchemaOutdated, and SQLAlchemy's errors.
     """
     if settings.redis_url is None and (
         settings.database_url is None or is_sqlite(settings.database_url)
     ):
         raise NotShared(
-            "`anchorage serve` runs the jobs of its SQLite file itself. Workers need PostgreSQL: set ANCHORAGE_DATABASE_URL"
+            "`anchorage serve` runs the jobs of its SQLite file itself. Workers need PostgreSQL: "
+            "set ANCHORAGE_DATABASE_URL"
         )
     wanted = devices(settings.devices)
     if len(wanted) == 1:
@@ -73,7 +79,7 @@ def main(settings: Settings) -> int:
 
 
 def work(settings: Settings, device: str, number: int) -> int:
-    """One worker process: threads that share what is warm on one device. Returns 1 when one of them has died."""
+    """Run one worker process, on one device. Returns 1 when one of its threads has died."""
     logs.configure(settings.log_format)
     services = make_services(settings, device=device)
     services.db.ping()
@@ -93,7 +99,7 @@ def work(settings: Settings, device: str, number: int) -> int:
     services.close()
     if not alive:
         log.error(
-            "a thread of worker %d has died: the process ends, so that it is started again",
+            "a thread of worker %d has died: the process ends, and is started again",
             os.getpid(),
         )
     return 0 if alive else 1
@@ -107,9 +113,7 @@ def command() -> None:
     """The entry of `python -m workers`."""
     try:
         settings = Settings()
-    except (
-        ValidationError
-    ) as error:  # its text would show what was given, and an address may hold a password
+    except ValidationError as error:  # its own text shows values, and a URL may hold a password
         sys.exit("; ".join(f"{item['loc'][0]}: {item['msg']}" for item in error.errors()))
     try:
         logs.configure(settings.log_format)

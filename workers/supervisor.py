@@ -1,4 +1,4 @@
-"""Processes that are started again when they end by themselves, until this one is asked to stop."""
+"""Restarts processes that end, until this process stops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 log = logging.getLogger("anchorage.processes")
 
-#: a process that ended by itself is started again after this pause
+#: the pause before a process is started again
 RESTART_S = 1.0
 
 
@@ -24,9 +24,12 @@ def supervise(
     stop_s: float,
     lost: Callable[[int], object] = lambda pid: None,
 ) -> None:
-    """Run `target(*call)` in a process for each of the calls, until SIGTERM or SIGINT; then stop them, within `stop_s`.
+    """Run `target(*call)` in one process for each call until SIGTERM or SIGINT; then stop them.
 
-    Spawned, never forked: CUDA does not survive a fork. lost  hears the id of a process that has ended by itself
+    stop_s  how long to wait for them
+    lost    called with the id of a process that has ended by itself
+
+    The processes are spawned: CUDA does not survive a fork.
     """
     spawn = multiprocessing.get_context("spawn")
     ended = threading.Event()
@@ -51,7 +54,7 @@ def supervise(
         for process in processes:
             process.terminate()
 
-    _on_signals(terminate)  # a second signal does not wait: they know what it means
+    _on_signals(terminate)  # a second signal ends the wait
     terminate()
     deadline = time.monotonic() + stop_s
     for process in processes:

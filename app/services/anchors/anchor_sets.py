@@ -155,20 +155,20 @@ def add_space(
 
     Raises AnchorSetNotFound, EmbeddingsExist, and Conflict when the set was replaced meanwhile.
     """
-    found = resources.by_name(session, tables.AnchorSetRow, set_row.project, set_row.name)
-    if found.id != set_row.id:
+    current = resources.by_name(session, tables.AnchorSetRow, set_row.project, set_row.name)
+    if current.id != set_row.id:
         raise Conflict(
             f"anchor set {set_row.name!r} was replaced by another of that name. Check it, and "
             f"try again",
             field="anchor_set",
         )
-    _refuse_existing(session, found, space.encoder)
-    space.anchor_set_id = found.id
+    _refuse_existing(session, current, space.encoder)
+    space.anchor_set_id = current.id
     session.add(space)
-    record_audit(session, context, "embed", "anchor-set", found.name)
+    record_audit(session, context, "embed", "anchor-set", current.name)
     session.flush()
-    session.refresh(found)
-    return found
+    session.refresh(current)
+    return current
 
 
 def delete_anchor_set(services: Services, context: RequestContext, name: str) -> None:

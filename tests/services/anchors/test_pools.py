@@ -96,7 +96,7 @@ def test_a_piece_never_reaches_another_pool_of_the_name(stocked, meanwhile):
 
     make(stocked)
     meanwhile(anew)
-    with pytest.raises(Conflict, match="made anew"):
+    with pytest.raises(Conflict, match="was replaced"):
         add(stocked, 10, some(5, 3))
     assert torch.equal(stored(stocked), some(10, 3, seed=9))
 

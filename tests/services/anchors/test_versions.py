@@ -95,7 +95,7 @@ def stitched(services: Services, project: str) -> torch.Tensor:
         anchor_set="s",
         vectors=VECTORS,
         inputs=None,
-        way=stitching.TranslationChoice("graded"),
+        choice=stitching.TranslationChoice("graded"),
     ).values
 
 

@@ -195,7 +195,7 @@ def test_a_backup_that_lacks_blobs_says_which_and_the_rest_can_be_restored(
     (folder / missing[:2] / missing).unlink()
     (folder / damaged[:2] / damaged).write_bytes(b"torn")
     restored = empty(services)
-    with pytest.raises(BackupError, match="lacks 2 of 4") as caught:
+    with pytest.raises(BackupError, match="2 of 4 blobs of the backup are missing") as caught:
         restore(restored, tmp_path / "backup")
     assert missing in str(caught.value)
     assert damaged in str(caught.value)
