@@ -47,8 +47,7 @@ def devices(setting: str) -> list[str]:
         if not is_known or (kind == "cuda" and int(index or 0) >= torch.cuda.device_count()):
             raise ValueError(
                 f"there is no device {name!r}. Name auto, cpu, or some of "
-                f"{torch.cuda.device_count()} CUDA "
-                "devices"
+                f"{torch.cuda.device_count()} CUDA devices"
             )
     if not names:
         raise ValueError("expected auto, cpu, or CUDA devices")

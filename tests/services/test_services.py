@@ -39,7 +39,7 @@ def request(method="irp", **options):
     return translators.FitRequest("a", "b", "s", method, options)
 
 
-# --- spaces --------------------------------------------------------------------------------------------------------------
+# --- spaces ---
 
 
 def _blob_of(services, encoder):
@@ -90,7 +90,7 @@ def test_projects_do_not_see_each_other(stocked):
             call()
 
 
-# --- translation ---------------------------------------------------------------------------------------------------------
+# --- translation ---
 
 
 def _pair(services):
@@ -130,7 +130,8 @@ def test_two_processes_that_first_fit_one_translator_at_once_both_answer(on_post
             session.flush()
             second = pool.submit(translators.fit, cold, CONTEXT, source, target, request())
             blocked = text(
-                "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY(pg_blocking_pids(pid)))"
+                "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted "
+                "AND pg_backend_pid() = ANY(pg_blocking_pids(pid)))"
             )
             while not session.scalar(blocked):
                 time.sleep(0.01)
@@ -187,7 +188,9 @@ def test_a_head_is_stored_in_float32_and_loaded_once(stocked):
 def test_embeddings_meant_for_a_deleted_set_never_reach_another_one_of_its_name(
     stocked, monkeypatch
 ):
-    """The set is deleted and made anew, with another size, while the embeddings are being examined."""
+    """The set is deleted and made anew, with another size, while the embeddings are being
+    examined.
+    """
     examine = anchor_sets.examine
 
     def examine_late(*arguments):

@@ -172,12 +172,20 @@ class KeyRing:
         if self._services.db.away:
             return self.outlast(text)
         remembered = self._find(text)
-        return remembered.caller if remembered is not None and time.monotonic() < remembered.until else None
+        return (
+            remembered.caller
+            if remembered is not None and time.monotonic() < remembered.until
+            else None
+        )
 
     def outlast(self, text: str) -> Caller | None:
         """Return the caller of a key that is trusted while the database is away, without IO."""
         remembered = self._find(text)
-        return remembered.caller if remembered is not None and time.monotonic() < remembered.away_until else None
+        return (
+            remembered.caller
+            if remembered is not None and time.monotonic() < remembered.away_until
+            else None
+        )
 
     def knows(self, text: str) -> bool:
         """Whether the key worked at its last look-up, however long ago; without IO."""

@@ -166,8 +166,7 @@ def _check_pool_size(size: int, anchors: Tensor, read: int, field: str) -> None:
     if size > most:
         raise TooManyVectors(
             f"the pool has {size} items of dimension {anchors.shape[1]}; with {read} anchors at "
-            f"most "
-            f"{most} are allowed. Send a random part of it",
+            f"most {most} are allowed. Send a random part of it",
             field=field,
             limit=most,
         )
@@ -201,7 +200,7 @@ def _compare(
     found = mismatch.compare(x[rows], y[rows])
     suspects = [each._replace(row=rows[each.row], fits=rows[each.fits]) for each in found.suspects]
     shift = found.shift
-    # A shift only shows between neighbouring rows, which a random draw has not.
+    # Only neighbouring rows show a shift, and a random draw has none.
     if found.verdict == "unrelated" and len(rows) < len(x):
         shift = mismatch.compare(x[: len(rows)], y[: len(rows)]).shift
     return PairFacts(

@@ -238,14 +238,14 @@ def _require_learnable(
         raise InvalidRequest(detail, field=smaller.field)
     if settings.size is not None and settings.size > smaller.rows:
         raise InvalidSeeds(
-            f"`size` is {settings.size}; the smaller pool has {smaller.rows} items",
+            f"`size` is {settings.size}; the smaller pool has {smaller.rows} items. Lower `size`",
             field="size",
         )
     size = settings.size or most
     if len(seeds) > size:
         raise InvalidSeeds(
             f"there are {len(seeds)} seeds; the set has at most {size} pairs. Send fewer, or "
-            f"raise `size`",
+            "raise `size`",
             field="seeds",
         )
     pool_maths.check_pairs(seeds, source=x.rows, target=y.rows)
@@ -318,8 +318,7 @@ def _require_quality(
     if more:
         detail += (
             f". If the pools share most items and the seeds are right, about {more} more seeds "
-            f"may be "
-            "enough: see `more_seeds` and `ask`"
+            "may be enough: see `more_seeds` and `ask`"
         )
     raise SeedsInsufficient(
         detail,

@@ -1,4 +1,4 @@
-"""Compares an encoder's vectors of today with those that an anchor set has of it."""
+"""Compares the vectors that an encoder makes today with those in an anchor set."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class DriftHeldOut(BaseModel):
 
     rows: int
     rotation: float = Field(description="by the nearest rotation")
-    translator: float = Field(description="by the method graded; `mrr` and `recall` are its too")
+    translator: float = Field(description="by the method graded, whose `mrr` and `recall` follow")
     mrr: float
     recall: float
     nothing: float = Field(description="without a translation: cut or padded to the dimension")
@@ -151,8 +151,7 @@ def _choose_rows(options: DriftOptions, size: int) -> list[int]:
     if options.vectors is None and len(rows) > MOST_REEMBEDDED:
         raise TooManyInputs(
             f"there are {len(rows)} rows to embed again; at most {MOST_REEMBEDDED} are allowed, "
-            f"which is "
-            "enough to detect drift. Send fewer",
+            "which is enough to detect drift. Send fewer",
             field="rows",
             limit=MOST_REEMBEDDED,
         )
@@ -171,8 +170,7 @@ def _check_vectors(
         if options.rows is None:
             raise AnchorCountMismatch(
                 f"the set has {len(rows)} anchors, and the request {len(new)} vectors. Send one "
-                f"for each, or "
-                "name their anchors in `rows`",
+                "for each, or name their anchors in `rows`",
                 field="vectors",
             )
         raise InvalidRequest(
@@ -192,14 +190,13 @@ def _embed_again(
     if space.encoder.model is None:
         raise EncoderNeedsVectors(
             f"the service cannot encode inputs with an encoder of kind `{space.encoder.kind}`. "
-            f"Send its "
-            "vectors of today",
+            "Send its vectors of today",
             field="vectors",
         )
     if space.anchor_set.inputs is None:
         raise InputsNotStored(
             f"anchor set {space.anchor_set.name!r} stores no inputs. Send the encoder's vectors "
-            f"of today",
+            "of today",
             field="vectors",
         )
     inputs = read_inputs(
@@ -269,14 +266,14 @@ def _explain(
         case "partly-changed":
             return f"{changed} of {count} vectors have changed, the others have not", [
                 "check these items: were they edited, truncated, or embedded with another prompt?",
-                "the encoder is the same, so translators stay valid; to use the new items, "
-                "create a new set",
+                "the encoder is the same, so translators stay valid; to use the new items, create "
+                "a new set",
             ]
         case "rescaled":
             return "the directions are equal, the lengths have changed", [
                 "searches by cosine are not affected",
-                "for dot products or Euclidean distances, scale old and new vectors to one "
-                "length first",
+                "for dot products or Euclidean distances, scale old and new vectors to one length "
+                "first",
             ]
         case "rotated":
             return (
@@ -312,7 +309,7 @@ def _explain_change(
             shorter = min(dim, given_dim)
             return (
                 f"the vectors have {given_dim} dimensions instead of {dim}; the first {shorter} "
-                f"agree",
+                "agree",
                 [f"cut the longer ones to {shorter} dimensions, or {move}"],
             )
         return (
@@ -323,7 +320,7 @@ def _explain_change(
             ],
         )
     return (
-        f"the space is another one: translated old vectors have a held-out cosine of "
+        "the space is another one: translated old vectors have a held-out cosine of "
         f"{held_out.translator:.2f}",
         [
             "do not mix old and new vectors: their cosines mean little",

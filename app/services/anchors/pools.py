@@ -118,7 +118,7 @@ def append_piece(
     if len(row.pieces) >= MOST_POOL_PIECES:
         raise PoolTooLarge(
             f"the pool has {MOST_POOL_PIECES} pieces, the most allowed. Create a pool of larger "
-            f"pieces",
+            "pieces",
             field=field,
             limit=MOST_POOL_PIECES,
         )
@@ -161,9 +161,8 @@ def check_side(
             row = resources.whole_pool(session, project, content, field=field)
         if row.encoder_id != encoder.id:
             raise PoolOfAnotherEncoder(
-                f"pool {content!r} belongs to encoder {row.encoder.name!r}, not "
-                f"{encoder.name!r}. Name a "
-                "pool of that encoder",
+                f"pool {content!r} belongs to encoder {row.encoder.name!r}, not {encoder.name!r}. "
+                "Name a pool of that encoder",
                 field=field,
             )
         found = PoolSide(encoder, field, row.items, [piece["blob"] for piece in row.pieces])

@@ -222,8 +222,8 @@ def spec_of(encoder: tables.EncoderRow) -> Spec:
     """Return what to load for the encoder. Raises EncoderNeedsVectors."""
     if encoder.model is None:
         raise EncoderNeedsVectors(
-            f"the service cannot encode inputs with an encoder of kind `{encoder.kind}`. "
-            "Send the encoder's vectors",
+            f"the service cannot encode inputs with an encoder of kind `{encoder.kind}`. Send the "
+            "encoder's vectors",
             field="inputs",
         )
     registered = (encoder.identity or {}).get("revision") or ""
@@ -263,7 +263,7 @@ def check_inputs(
     if len(inputs) > limits.vectors:
         raise TooManyInputs(
             f"the request has {len(inputs)} inputs; at most {limits.vectors} are allowed. Send "
-            f"fewer",
+            "fewer",
             field=field,
             limit=limits.vectors,
         )
@@ -282,7 +282,7 @@ def _check_texts(inputs: Sequence[Input], limits: Limits, field: str) -> Sequenc
     if long:
         raise InputTooLong(
             f"these inputs have more than {limits.input_characters} characters. Shorten or split "
-            f"them",
+            "them",
             field=field,
             rows=long,
             limit=limits.input_characters,

@@ -263,8 +263,7 @@ class Decoding:
         if "encode_power" in chosen:
             raise UnknownOption(
                 "`encode_power` does not apply to relative vectors. Set `relative_power` to the "
-                "power that "
-                "encoded them",
+                "power that encoded them",
                 field="options.encode_power",
             )
         if self.request.min_quality:

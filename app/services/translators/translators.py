@@ -125,9 +125,8 @@ def fit(
 
     key: Key = ("translator", source.blob, target.blob, method, canonical_json(options))
     translator = services.cache.get_or_make(key, make, lambda made: made.nbytes, shared=TRANSLATOR)
-    # The key has the spaces' rows, not their content: a set that was deleted and created again
-    # needs
-    # new rows. It has the day, because a write also records the translator's last use.
+    # The key has the spaces' rows, not their content: a set that was created again needs new rows.
+    # It has the day, because a write also records the translator's last use.
     prefer = None if choice is None else choice.prefer
     content = services.cache.get_or_make(
         (

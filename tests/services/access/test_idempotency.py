@@ -1,4 +1,6 @@
-"""What accompanies a write, on both databases: it happens once however often it is asked for, and leaves an audit row."""
+"""What accompanies a write, on both databases: it happens once however often it is asked for, and
+leaves an audit row.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,7 @@ def end_claims(services: Services) -> None:
             row.claimed_until = tables.now() - timedelta(seconds=1)
 
 
-# --- once -----------------------------------------------------------------------------------------------------------------
+# --- once ---
 
 
 def test_the_same_request_twice_makes_one_row_and_answers_alike(services):
@@ -236,7 +238,7 @@ def test_what_was_deleted_since_is_gone(services):
     assert ask(services, repeat=Repeat("new", "f")).name == "e"
 
 
-# --- note -----------------------------------------------------------------------------------------------------------------
+# --- note ---
 
 
 def test_an_audit_row_goes_the_way_of_its_transaction(services):
@@ -273,7 +275,9 @@ def test_every_write_is_noted_with_its_key_and_origin_and_in_order(stocked):
     new = heads.HeadDefinition("h", "linear", "a", None, HeadOutput.classes, list("xyz"))
     heads.create_head(services, REQUEST, new, lambda dim: linear_head(three, None, dim=dim))
     heads.delete_head(services, REQUEST, "h")
-    fitted = translators.fit(services, REQUEST, *translators.find_pair(services, PROJECT, pair), pair)
+    fitted = translators.fit(
+        services, REQUEST, *translators.find_pair(services, PROJECT, pair), pair
+    )
     job = submission.submit_job(services, REQUEST, JobKind.bootstrap, {})
     submission.cancel_job(services, REQUEST, job.id)
     key, _ = api_keys.create_key(services, REQUEST, name="k", scopes=[Scope.read])

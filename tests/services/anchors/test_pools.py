@@ -21,11 +21,15 @@ from tests.services.helpers import CONTEXT, PROJECT, age, create_encoder, files,
 
 def make(services, name="pool", encoder="a", rows=None):
     vectors = some(10, 3) if rows is None else rows
-    return pools.create_pool(services, CONTEXT, name=name, encoder=encoder, vectors=vectors, inputs=None)
+    return pools.create_pool(
+        services, CONTEXT, name=name, encoder=encoder, vectors=vectors, inputs=None
+    )
 
 
 def add(services, offset, rows, name="pool"):
-    return pools.append_piece(services, CONTEXT, name=name, offset=offset, vectors=rows, inputs=None)
+    return pools.append_piece(
+        services, CONTEXT, name=name, offset=offset, vectors=rows, inputs=None
+    )
 
 
 def stored(services, name="pool"):
@@ -191,13 +195,17 @@ def test_a_waiting_job_outlives_its_pools_and_a_sweep(pooled):
 
 
 def test_a_pools_files_are_young_again_before_a_job_names_them(pooled):
-    """Else a sweep that has read the rows could take them, when the pool is deleted before the job's row is there."""
+    """Else a sweep that has read the rows could take them, when the pool is deleted before the
+    job's row is there.
+    """
     age(pooled)
     with pooled.db.transaction() as session:
         encoder = resources.by_name(session, tables.EncoderRow, PROJECT, "a")
         named = {piece["blob"] for piece in resources.whole_pool(session, PROJECT, "x").pieces}
     pools.store_side(
-        pooled, CONTEXT, pools.check_side(pooled, PROJECT, encoder, pools.PoolInput("source_pool", "x"))
+        pooled,
+        CONTEXT,
+        pools.check_side(pooled, PROJECT, encoder, pools.PoolInput("source_pool", "x")),
     )
     pooled.blobs.sweep(set())
     assert files(pooled) == named

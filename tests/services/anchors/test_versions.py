@@ -1,4 +1,6 @@
-"""A set that is deleted and made again with other content: each answer is by one of the two versions, whole."""
+"""A set that is deleted and made again with other content: each answer is by one of the two
+versions, whole.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def reader(other, services) -> Iterator[Services]:
 
 
 def make(services: Services, project: str, version: int) -> None:
-    """Encoders a (4) and b (3), the set s, and the heads h of b and r of s: all names are the same in each version."""
+    """Encoders a (4) and b (3), the set s, and the heads h of b and r of s: all names are the
+    same in each version.
+    """
     draw = torch.Generator().manual_seed(version)
     for name, dim in (("a", 4), ("b", 3)):
         create_encoder(services, name, dim, RequestContext(project))
@@ -115,7 +119,9 @@ def stitched_relative(services: Services, project: str) -> torch.Tensor:
 def before_statement(
     services: Services, number: int, change: Callable[[], None]
 ) -> Iterator[list[int]]:
-    """Call `change` once, before the given statement or the first after it that follows no write of its transaction."""
+    """Call `change` once, before the given statement or the first after it that follows no write
+    of its transaction.
+    """
     seen: list[int] = []
     written = False
 

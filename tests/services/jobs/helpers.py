@@ -89,7 +89,9 @@ def step_of(state: dict[str, torch.Tensor] | None) -> int | None:
 
 
 def going(services: Services, job: tables.JobRow, *steps: int) -> int | None:
-    """A worker's turn that keeps these steps and is killed then; returns the step from which it went on."""
+    """A worker's turn that keeps these steps and is killed then; returns the step from which it
+    went on.
+    """
     found = []
 
     def work(services: Services, row: tables.JobRow, progress: progress.Progress) -> JobResult:
@@ -97,7 +99,7 @@ def going(services: Services, job: tables.JobRow, *steps: int) -> int | None:
         for step in steps:
             progress.checkpoint(step, at(step))
         alter(services, row, lease_until=tables.now() + LONG_AGO)
-        raise KeyboardInterrupt  # the nearest thing to a killed process that a test survives: nothing is recorded
+        raise KeyboardInterrupt  # like a killed process: nothing is recorded
 
     with pytest.raises(KeyboardInterrupt):
         run(services, job, work)
@@ -107,7 +109,9 @@ def going(services: Services, job: tables.JobRow, *steps: int) -> int | None:
 def taken_over(
     services: Services, job: tables.JobRow, first: runner.JobRunner, second: runner.JobRunner
 ) -> tables.JobRow:
-    """`first` runs under a lease that has ended already; while it runs, another worker takes the job over by `second`."""
+    """`first` runs under a lease that has ended already; while it runs, another worker takes the
+    job over by `second`.
+    """
     silent = replace(services, lease_s=-1.0)
 
     def slow(services: Services, row: tables.JobRow, progress: progress.Progress) -> JobResult:

@@ -294,7 +294,7 @@ def test_a_methods_steps_are_its_jobs_progress_and_where_it_may_be_interrupted_i
 def test_a_full_disk_costs_checkpoints_and_not_the_job(services, job):
     def work(services, row, progress):
         services.blobs.root.rename(services.blobs.root.with_name("away"))
-        services.blobs.root.touch()  # a file where the folder should be: nothing can be written below it
+        services.blobs.root.touch()  # a file in place of the folder: nothing can be written
         try:
             for step in range(1, 4):
                 progress.checkpoint(step, at(step))

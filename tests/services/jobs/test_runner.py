@@ -108,10 +108,12 @@ def test_a_fault_is_tried_again_after_doubling_pauses_and_then_failed_without_it
     assert not turn(services, never)
 
 
-def test_a_job_that_failed_is_left_alone_until_its_pause_is_over_and_shows_no_error_if_it_works_then(
+def test_a_failed_job_waits_until_its_pause_is_over_and_shows_no_error_if_it_succeeds_then(
     services, job, monkeypatch
 ):
-    """A worker that looks for jobs must not use up the tries of one whose disk is away for a minute."""
+    """A worker that looks for jobs must not use up the tries of one whose disk is away for a
+    minute.
+    """
     monkeypatch.setattr(runner, "JOB_BACKOFF_S", 60)
     run(services, job, failing(ZeroDivisionError()))
     assert not turn(services, never)

@@ -1,4 +1,6 @@
-"""What serves requests: products in lanes, and names that stand for what they stand for now, in every process."""
+"""What serves requests: products in lanes, and names that stand for what they stand for now, in
+every process.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from app.settings import Settings
 from app.storage import name_cache
 from research.definitions import relative
 
-# --- products ------------------------------------------------------------------------------------------------------------
+# --- products ---
 
 
 def normal(seed, *shape):
@@ -183,7 +185,7 @@ def test_a_product_that_nobody_waits_for_any_more_is_not_computed_to_its_end(
     assert not bool(out.any())
 
 
-# --- names, over HTTP ----------------------------------------------------------------------------------------------------
+# --- names, over HTTP ---
 
 
 ANCHORS = np.random.default_rng(1).normal(size=(12, 3))
@@ -237,7 +239,7 @@ def clients(request, tmp_path, monkeypatch) -> Iterator[list[TestClient]]:
         yield made
 
 
-def test_after_a_deletion_was_answered_no_process_knows_the_name_and_after_it_was_made_again_all_know_the_new_one(
+def test_after_a_deletion_no_process_knows_the_name_and_after_a_new_one_all_know_it(
     clients,
 ):
     for version in range(1, 8):

@@ -27,7 +27,9 @@ VECTORS = torch.tensor([[1.0, 2.0, 3.0], [0.5, -1.0, 0.0]])
 
 def translated(services: Services, name: str) -> bytes:
     asked = maps.Translation(translators.FitRequest("a", "b", name, "graded", {}))
-    return plans.apply_map(services, CONTEXT, asked, vectors=VECTORS).output.vectors.numpy().tobytes()
+    return (
+        plans.apply_map(services, CONTEXT, asked, vectors=VECTORS).output.vectors.numpy().tobytes()
+    )
 
 
 def add_set(services: Services, name: str, seed: int) -> None:
@@ -38,7 +40,9 @@ def add_set(services: Services, name: str, seed: int) -> None:
 
 @contextmanager
 def in_the_middle(act: Callable[[], None]) -> Iterator[list[None]]:
-    """Do something once, when the backup begins to write the spaces, after it has read the sets that they belong to."""
+    """Do something once, when the backup begins to write the spaces, after it has read the sets
+    that they belong to.
+    """
     done: list[None] = []
 
     def before(connection, cursor, statement, *_) -> None:
