@@ -118,8 +118,10 @@ def detect_drift(
     )
     old = spaces.raw_anchors(services, space)[rows]
     with services.fitting():
-        found = drift.compare(old, new, seed=options.seed)
-    return _report(found, rows, space, given_dim=new.shape[1], reembedded=options.vectors is None)
+        comparison = drift.compare(old, new, seed=options.seed)
+    return _report(
+        comparison, rows, space, given_dim=new.shape[1], reembedded=options.vectors is None
+    )
 
 
 def _choose_rows(options: DriftOptions, size: int) -> list[int]:
@@ -214,11 +216,16 @@ def _embed_again(
 
 
 def _report(
-    found: drift.Drift, rows: list[int], space: tables.SpaceRow, *, given_dim: int, reembedded: bool
+    comparison: drift.Drift,
+    rows: list[int],
+    space: tables.SpaceRow,
+    *,
+    given_dim: int,
+    reembedded: bool,
 ) -> DriftReport:
     dim = space.encoder.dim
-    changed = [rows[place] for place in found.changed.nonzero().flatten().tolist()]
-    cosines, deviations = found.cosines, found.deviations
+    changed = [rows[place] for place in comparison.changed.nonzero().flatten().tolist()]
+    cosines, deviations = comparison.cosines, comparison.deviations
     worst = []
     if cosines is not None and deviations is not None:
         places = torch.argsort(cosines, stable=True)[:LISTED].tolist()
@@ -226,37 +233,39 @@ def _report(
             RowDrift(row=rows[i], cosine=float(cosines[i]), deviation=float(deviations[i]))
             for i in places
         ]
-    detail, recommendations = _explain(found, len(changed), len(rows), dim=dim, given_dim=given_dim)
+    detail, recommendations = _explain(
+        comparison, len(changed), len(rows), dim=dim, given_dim=given_dim
+    )
     return DriftReport(
         anchor_set=space.anchor_set.name,
         encoder=space.encoder.name,
-        verdict=found.verdict,
+        verdict=comparison.verdict,
         detail=detail,
         recommendations=recommendations,
         count=len(rows),
         dim=dim,
         given_dim=given_dim,
         reembedded=reembedded,
-        rounding=found.rounding,
+        rounding=comparison.rounding,
         max_deviation=None if deviations is None else float(deviations.max()),
         mean_cosine=None if cosines is None else float(cosines.mean()),
         min_cosine=None if cosines is None else float(cosines.min()),
-        scale=found.scale,
+        scale=comparison.scale,
         changed=sorted(changed)[:LISTED],
         changed_count=len(changed),
         changed_share=len(changed) / len(rows),
         worst=worst,
-        held_out=None if found.held_out is None else DriftHeldOut(**vars(found.held_out)),
+        held_out=None if comparison.held_out is None else DriftHeldOut(**vars(comparison.held_out)),
     )
 
 
 def _explain(
-    found: drift.Drift, changed: int, count: int, *, dim: int, given_dim: int
+    comparison: drift.Drift, changed: int, count: int, *, dim: int, given_dim: int
 ) -> tuple[str, list[str]]:
     """Explain the verdict, and what to do."""
     move = "register the changed encoder by another name, PUT its embeddings, and translate"
-    match found.verdict:
-        case "unchanged" if found.rounding == "half":
+    match comparison.verdict:
+        case "unchanged" if comparison.rounding == "half":
             return (
                 "the vectors are equal to half precision: one of the two computes or stores in it",
                 ["nothing to do"],
@@ -284,18 +293,18 @@ def _explain(
                 ],
             )
         case "changed":
-            return _explain_change(found, move, dim=dim, given_dim=given_dim)
+            return _explain_change(comparison, move, dim=dim, given_dim=given_dim)
 
 
 def _explain_change(
-    found: drift.Drift, move: str, *, dim: int, given_dim: int
+    comparison: drift.Drift, move: str, *, dim: int, given_dim: int
 ) -> tuple[str, list[str]]:
-    held_out = found.held_out
-    if found.moved:
+    held_out = comparison.held_out
+    if comparison.moved:
         return "the vectors are equal, in another order", [
             "send the vectors in the order of the anchors, or name their anchors in `rows`"
         ]
-    if found.z is not None and found.z < RELATED:
+    if comparison.z is not None and comparison.z < RELATED:
         return "the new vectors are unrelated to the old ones", [
             "check that they are the same items in the same order; with these rows, nothing can "
             "be translated"
