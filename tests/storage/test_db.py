@@ -60,7 +60,7 @@ def test_any_exception_takes_everything_back(db):
 def test_a_broken_constraint_is_a_conflict_and_leaves_nothing(db):
     with db.transaction() as session:
         session.add(encoder("taken"))
-    with pytest.raises(Conflict, match="try again"), db.transaction() as session:
+    with pytest.raises(Conflict, match="Try again"), db.transaction() as session:
         session.add_all([encoder("new"), encoder("taken")])
     assert names(db) == ["taken"]
 

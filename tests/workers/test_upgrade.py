@@ -19,7 +19,7 @@ from app.services.context import Services
 from app.settings import Settings
 from app.storage import tables
 from app.storage.db import alembic_config
-from app.storage.queries import jobs, resources
+from app.storage.queries import access, jobs, resources
 from app.wiring import make_services, make_wakeup
 from tests.waiting import until
 from workers.main import Worker
@@ -201,8 +201,8 @@ def test_jobs_of_the_version_before_run_to_their_end(services):
                 < resources.translator(session, "default", content).used_at
                 <= tables.now()
             )
-        assert resources.idempotent_request(session, "default", "k").made == "t"
-        assert [row.name for row in resources.audit(session, "default", before=None, limit=9)][
+        assert access.idempotent_request(session, "default", "k").made == "t"
+        assert [row.name for row in access.audit(session, "default", before=None, limit=9)][
             -1
         ] == "tr_0"
 

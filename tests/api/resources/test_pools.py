@@ -666,7 +666,7 @@ def test_pairs_that_nobody_can_be_told_are_refused(grown, refused):
 LOADING = """
 import sys
 from pathlib import Path
-from app.services import pools
+from app.services.anchors import pools
 from app.settings import Settings
 from app.wiring import make_services
 
