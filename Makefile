@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test serve lint format bench faults soak pack constraints clean
+.PHONY: help install demo test serve lint format bench faults soak pack constraints release clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,5 +69,8 @@ constraints: ## resolve constraints.txt again (needs uv)
 		-c constraints.in pyproject.toml -o constraints.txt
 	sed -i '1i # Versions every test ran with; made by `make constraints`. Pins only: an extra that is not asked for is not pulled.' constraints.txt
 
+release: ## build the sdist, the wheel, an SBOM and (with Docker) the image, and check each in a fresh environment
+	$(PYTHON) scripts/release.py
+
 clean: ## remove the virtual environment, caches and the demo's output
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo-output
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo-output dist
