@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -106,7 +107,7 @@ def make_tools(folder: Path) -> Path:
         "-m",
         "pip",
         "install",
-        "--quiet",
+        "-qq",
         "-c",
         CONSTRAINTS,
         *project["optional-dependencies"]["release"],
@@ -152,18 +153,18 @@ def compare(name: str, packed: set[str], tracked: set[str]) -> None:
     ):
         if files:
             raise ReleaseError(f"{name} {problem} {', '.join(sorted(files)[:10])}")
-    report(f"{name} has the {len(packed)} tracked files that belong into it, and no others")
+    report(f"{name} holds the {len(packed)} tracked files it should, and no others")
 
 
 def install(tools: Path, wheel: Path, folder: Path) -> Path:
     """Install the wheel, with the tested versions of its requirements; returns the bin folder."""
     venv.create(folder, with_pip=False)
     pip = (tools, "-m", "pip", "--python", folder / "bin" / "python")
-    run(*pip, "install", "--quiet", "-c", CONSTRAINTS, wheel)
+    run(*pip, "install", "-qq", "-c", CONSTRAINTS, wheel)
     # Again, by name: pip then records no path of this machine, which the SBOM would repeat.
     name = wheel.name.split("-")[0]
     offline = ("--no-deps", "--no-index", "--force-reinstall", "--find-links", wheel.parent)
-    run(*pip, "install", "--quiet", *offline, name)
+    run(*pip, "install", "-qq", *offline, name)
     run(*pip, "check", quiet=True)
     return folder / "bin"
 
@@ -209,7 +210,8 @@ def check_service(fresh: Path, version: str, scratch: Path) -> None:
             status = server.wait(timeout=60)
     if ready["status"] != "ok" or live != {"status": "ok", "version": version} or encoders is None:
         raise ReleaseError(f"unexpected answers: /readyz {ready}, /livez {live}, /encoders {encoders}")
-    if status != 0:
+    # uvicorn raises the signal again after it has stopped in order.
+    if status not in (0, -signal.SIGTERM):
         raise ReleaseError(f"`anchorage serve` ended with status {status} after SIGTERM")
     report(f"`anchorage serve` was ready after {seconds:.1f} s and answered all three paths")
 
