@@ -42,8 +42,12 @@ class ReleaseError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Build and check, or print the release notes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--notes", action="store_true", help="print the changelog of this version and stop")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--notes", action="store_true", help="print the changelog of this version and stop"
+    )
     parser.add_argument("--tag", help="refuse to build unless this is the tag of the version")
     parser.add_argument("--no-image", action="store_true", help="leave out the image")
     options = parser.parse_args(arguments)
@@ -82,7 +86,9 @@ def release(version: str, *, with_image: bool) -> None:
 
 def source_version() -> str:
     """The version that app/__init__.py states."""
-    match = re.search(r'^__version__ = "(.+)"$', (ROOT / "app" / "__init__.py").read_text(), re.MULTILINE)
+    match = re.search(
+        r'^__version__ = "(.+)"$', (ROOT / "app" / "__init__.py").read_text(), re.MULTILINE
+    )
     if match is None:
         raise ReleaseError("app/__init__.py has no __version__")
     return match[1]
@@ -116,7 +122,7 @@ def make_tools(folder: Path) -> Path:
 
 
 def build(tools: Path, scratch: Path) -> tuple[Path, Path]:
-    """Build the sdist and the wheel into dist/; the sdist must build the same wheel, byte for byte."""
+    """Build the sdist and the wheel into dist/; the sdist must build the identical wheel."""
     DIST.mkdir(exist_ok=True)
     for old in DIST.glob("anchorage_server-*"):
         old.unlink()
@@ -129,7 +135,9 @@ def build(tools: Path, scratch: Path) -> tuple[Path, Path]:
     run(*command, "--wheel", "--outdir", scratch / "wheel", unpacked, quiet=True)
     if not filecmp.cmp(wheel, scratch / "wheel" / wheel.name, shallow=False):
         raise ReleaseError("the sdist and the checkout build different wheels")
-    report(f"{sdist.name} ({size(sdist)}) builds the same {wheel.name} ({size(wheel)}) as the checkout")
+    report(
+        f"{sdist.name} ({size(sdist)}) builds the same {wheel.name} ({size(wheel)}) as the checkout"
+    )
     return sdist, wheel
 
 
@@ -193,7 +201,14 @@ def check_service(fresh: Path, version: str, scratch: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [str(fresh / "anchorage"), "serve", "--port", str(port), "--data-dir", str(scratch / "data")]
+    command = [
+        str(fresh / "anchorage"),
+        "serve",
+        "--port",
+        str(port),
+        "--data-dir",
+        str(scratch / "data"),
+    ]
     log_file = scratch / "serve.log"
     with log_file.open("w") as log:
         server = subprocess.Popen(command, cwd=scratch, env=environment(), stdout=log, stderr=log)
@@ -209,7 +224,9 @@ def check_service(fresh: Path, version: str, scratch: Path) -> None:
             server.terminate()
             status = server.wait(timeout=60)
     if ready["status"] != "ok" or live != {"status": "ok", "version": version} or encoders is None:
-        raise ReleaseError(f"unexpected answers: /readyz {ready}, /livez {live}, /encoders {encoders}")
+        raise ReleaseError(
+            f"unexpected answers: /readyz {ready}, /livez {live}, /encoders {encoders}"
+        )
     # uvicorn raises the signal again after it has stopped in order.
     if status not in (0, -signal.SIGTERM):
         raise ReleaseError(f"`anchorage serve` ended with status {status} after SIGTERM")
@@ -270,12 +287,16 @@ def build_image(version: str) -> None:
 
 def environment(**more: str) -> dict[str, str]:
     """The environment without the variables that configure Python or the service."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "ANCHORAGE_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "ANCHORAGE_"))
+    }
     return kept | more
 
 
 def run(*command: object, quiet: bool = False, folder: Path | None = None, **variables: str) -> str:
-    """Run a command; returns its output if quiet. Shows it and raises CalledProcessError if it fails."""
+    """Run a command; returns its output if quiet. Raises CalledProcessError if it fails."""
     words = [str(word) for word in command]
     output = subprocess.PIPE if quiet else None
     done = subprocess.run(

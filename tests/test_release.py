@@ -44,9 +44,14 @@ def test_archives_with_other_files_than_git_tracks_are_not_released():
 
 def test_every_extra_is_named_with_the_distribution():
     """`pip install "anchorage[text]"` would install another project."""
-    paths = [*ROOT.glob("*.*"), *(path for room in ("app", "docs", "workers") for path in ROOT.glob(f"{room}/**/*.*"))]
+    paths = [
+        *ROOT.glob("*.*"),
+        *(path for room in ("app", "docs", "workers") for path in ROOT.glob(f"{room}/**/*.*")),
+    ]
     texts = [path.read_text() for path in paths if path.suffix in {".md", ".py", ".toml", ".yml"}]
-    named = {match for text in texts for match in re.findall(r"\b(anchorage[\w-]*)\[(\w+)[],]", text)}
+    named = {
+        match for text in texts for match in re.findall(r"\b(anchorage[\w-]*)\[(\w+)[],]", text)
+    }
     assert {extra for _, extra in named} <= set(PROJECT["optional-dependencies"])
     assert {name for name, _ in named} == {PROJECT["name"]}
 
@@ -64,4 +69,6 @@ def test_a_workflow_may_write_only_in_the_jobs_that_publish(path):
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_every_verb_that_a_workflow_runs_exists(path):
     verbs = re.findall(r"\bmake ([a-z-]+)", path.read_text())
-    assert all(re.search(rf"^{verb}:", (ROOT / "Makefile").read_text(), re.MULTILINE) for verb in verbs)
+    assert all(
+        re.search(rf"^{verb}:", (ROOT / "Makefile").read_text(), re.MULTILINE) for verb in verbs
+    )
