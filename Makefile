@@ -30,11 +30,12 @@ test: $(INSTALLED) ## all tests, in two processes that share the files
 serve: $(INSTALLED) ## the service on http://127.0.0.1:8080, its data in .anchorage
 	$(BIN)/anchorage serve
 
-lint: $(INSTALLED) ## style, types and the import contracts
+lint: $(INSTALLED) ## style, types, the import contracts and the language (docs/style.md)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python scripts/lint_language.py
 
 format: $(INSTALLED) ## put the code into the house style
 	$(BIN)/ruff check --fix .
