@@ -21,7 +21,8 @@ PATHS = ("app", "workers", "docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md
 
 #: parts of a page that are not prose: code, link targets, and examples between the two markers
 NOT_PROSE = re.compile(
-    r"<!-- language: off -->.*?<!-- language: on -->|^ *```.*?^ *```|`[^`\n]*`|\]\([^)\s]*\)", re.DOTALL | re.MULTILINE
+    r"<!-- language: off -->.*?<!-- language: on -->|^ *```.*?^ *```|`[^`\n]*`|\]\([^)\s]*\)",
+    re.DOTALL | re.MULTILINE,
 )
 
 Text = tuple[int, str]
@@ -29,9 +30,11 @@ Text = tuple[int, str]
 
 def rules() -> list[tuple[re.Pattern[str], str]]:
     """Each expression with its advice."""
-    lines = RULES.read_text().splitlines()
-    pairs = (re.split(r" {2,}", line, maxsplit=1) for line in lines if line and not line.startswith("#"))
-    return [(re.compile(pattern.replace(" ", r"\s+"), re.I | re.M), advice) for pattern, advice in pairs]
+    lines = [line for line in RULES.read_text().splitlines() if not line.startswith("#")]
+    pairs = (re.split(r" {2,}", line, maxsplit=1) for line in lines)
+    return [
+        (re.compile(words.replace(" ", r"\s+"), re.I | re.M), advice) for words, advice in pairs
+    ]
 
 
 def prose(text: str) -> str:
@@ -41,13 +44,14 @@ def prose(text: str) -> str:
 
 def literals(source: str) -> Iterator[Text]:
     """The docstrings and strings of a module, each with its first line."""
-    tree = ast.parse(source)
-    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
-            values = [part.value if isinstance(part, ast.Constant) else "`" for part in node.values]
-            yield node.lineno, "".join(str(value) for value in values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+    nodes = list(ast.walk(ast.parse(source)))
+    formatted = [node for node in nodes if isinstance(node, ast.JoinedStr)]
+    parts = {id(part) for node in formatted for part in node.values}
+    for node in formatted:
+        values = [part.value if isinstance(part, ast.Constant) else "`" for part in node.values]
+        yield node.lineno, "".join(str(value) for value in values)
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
             yield node.lineno, prose(node.value)
 
 
@@ -68,7 +72,9 @@ def comments(source: str) -> Iterator[Text]:
 def findings(path: Path) -> Iterator[tuple[int, str, str]]:
     """Line, words and advice of each finding in a file, by line."""
     source = path.read_text(encoding="utf-8")
-    texts = [(1, prose(source))] if path.suffix == ".md" else [*literals(source), *comments(source)]
+    texts = [(1, prose(source))]
+    if path.suffix == ".py":
+        texts = [*literals(source), *comments(source)]
     found = {
         (first + text.count("\n", 0, match.start()), " ".join(match[0].split()), advice)
         for pattern, advice in rules()

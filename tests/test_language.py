@@ -29,11 +29,11 @@ def found(file: Path, text: str) -> list[tuple[int, str, str]]:
 
 
 @pytest.mark.parametrize("sentence", HARD)
-def test_a_hard_sentence_is_found_in_a_page_a_docstring_a_comment_and_a_message(sentence: str, tmp_path: Path) -> None:
+def test_a_hard_sentence_is_found(sentence: str, tmp_path: Path) -> None:
     assert found(tmp_path / "page.md", f"# Title\n\n{sentence}\n")[0][0] == 3
     assert found(tmp_path / "docstring.py", f'"""Module.\n\n{sentence}\n"""\n')[0][0] == 3
     assert found(tmp_path / "comment.py", f"x = 1\n# {sentence}\n")[0][0] == 2
-    assert found(tmp_path / "message.py", f'x = 1\nraise ValueError(f"{{x}}: {sentence}")\n')[0][0] == 2
+    assert found(tmp_path / "message.py", f'x = 1\nprint(f"{{x}}: {sentence}")\n')[0][0] == 2
 
 
 @pytest.mark.parametrize("sentence", PLAIN)
@@ -52,7 +52,7 @@ def test_code_links_and_marked_examples_are_no_prose(tmp_path: Path) -> None:
     assert found(tmp_path / "page.md", page) == []
 
 
-def test_the_command_prints_each_finding_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_each_finding_and_fails(tmp_path, capsys):
     page = tmp_path / "page.md"
     page.write_text("It waits for so long.\n")
     assert lint_language.main([str(page)]) == 1
