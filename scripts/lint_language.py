@@ -2,8 +2,8 @@
 
     python scripts/lint_language.py [PATH ...]
 
-Reads Markdown files, and the docstrings, comments and string literals of Python files. Prints one line for each
-finding, and exits with 1 if there are any. Without paths it reads the product and its pages; run it from the root.
+Reads Markdown files, and the docstrings, comments and strings of Python files. Prints one line for
+each finding, and exits with 1 if there are any. Without paths it reads the product and its pages.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ NOT_PROSE = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 
-Text = tuple[int, str]
-
 
 def rules() -> list[tuple[re.Pattern[str], str]]:
     """Each expression with its advice."""
@@ -42,20 +40,20 @@ def prose(text: str) -> str:
     return NOT_PROSE.sub(lambda match: "`" + "\n" * match[0].count("\n"), text)
 
 
-def literals(source: str) -> Iterator[Text]:
+def literals(source: str) -> Iterator[tuple[int, str]]:
     """The docstrings and strings of a module, each with its first line."""
     nodes = list(ast.walk(ast.parse(source)))
     formatted = [node for node in nodes if isinstance(node, ast.JoinedStr)]
     parts = {id(part) for node in formatted for part in node.values}
-    for node in formatted:
-        values = [part.value if isinstance(part, ast.Constant) else "`" for part in node.values]
-        yield node.lineno, "".join(str(value) for value in values)
+    for string in formatted:
+        values = [part.value if isinstance(part, ast.Constant) else "`" for part in string.values]
+        yield string.lineno, "".join(map(str, values))
     for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
             yield node.lineno, prose(node.value)
 
 
-def comments(source: str) -> Iterator[Text]:
+def comments(source: str) -> Iterator[tuple[int, str]]:
     """The comments of a module; those on consecutive lines are one text."""
     first, lines = 0, list[str]()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -72,9 +70,8 @@ def comments(source: str) -> Iterator[Text]:
 def findings(path: Path) -> Iterator[tuple[int, str, str]]:
     """Line, words and advice of each finding in a file, by line."""
     source = path.read_text(encoding="utf-8")
-    texts = [(1, prose(source))]
-    if path.suffix == ".py":
-        texts = [*literals(source), *comments(source)]
+    code = [*literals(source), *comments(source)] if path.suffix == ".py" else []
+    texts = code or [(1, prose(source))]
     found = {
         (first + text.count("\n", 0, match.start()), " ".join(match[0].split()), advice)
         for pattern, advice in rules()
@@ -93,12 +90,10 @@ def files(paths: Sequence[str]) -> Iterator[Path]:
 
 def main(paths: Sequence[str]) -> int:
     """Prints the findings. Returns the exit status."""
-    count = 0
-    for file in files(paths):
-        for line, words, advice in findings(file):
-            count += 1
-            print(f"{file}:{line}: {words!r}: {advice}")
-    return 1 if count else 0
+    found = [(file, *finding) for file in files(paths) for finding in findings(file)]
+    for file, line, words, advice in found:
+        print(f"{file}:{line}: {words!r}: {advice}")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
