@@ -1,4 +1,7 @@
-"""Every setting: from the environment (prefix ANCHORAGE_), a secret's file, or the command line. Read by entry points only."""
+"""All settings, from the environment (prefix ANCHORAGE_), secret files, or the command line.
+
+Only entry points read them. The descriptions are the text of docs/reference/settings.md.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.types import RATE
 
-#: where Docker and Kubernetes put secrets: the file anchorage_database_url holds ANCHORAGE_DATABASE_URL
+#: where Docker and Kubernetes put secrets: anchorage_database_url holds ANCHORAGE_DATABASE_URL
 SECRETS = Path("/run/secrets")
 
 
@@ -18,7 +21,10 @@ class Settings(BaseSettings):
     """How this process runs."""
 
     model_config = SettingsConfigDict(
-        env_prefix="ANCHORAGE_", frozen=True, env_ignore_empty=True, secrets_dir=SECRETS if SECRETS.is_dir() else None
+        env_prefix="ANCHORAGE_",
+        frozen=True,
+        env_ignore_empty=True,
+        secrets_dir=SECRETS if SECRETS.is_dir() else None,
     )
 
     host: str = Field("127.0.0.1", description="address to listen on")
@@ -38,13 +44,16 @@ class Settings(BaseSettings):
     )
     database_url: str | None = Field(
         None,
-        description=("database, as `postgresql://user:password@host/name`; default: SQLite in the data dir"),
+        description=(
+            "database, as `postgresql://user:password@host/name`; default: SQLite in the data dir"
+        ),
     )
     redis_url: str | None = Field(
         None,
         pattern=r"^rediss?://.+",
         description=(
-            "shared cache, which also wakes workers, as `redis://host:6379/0`; default: none, and the API runs jobs itself"
+            "shared cache, which also wakes workers, as `redis://host:6379/0`; default: none, "
+            "and the API runs jobs itself"
         ),
     )
     redis_prefix: str = Field(
@@ -88,7 +97,8 @@ class Settings(BaseSettings):
     auth: Literal["auto", "keys", "none"] = Field(
         "auto",
         description=(
-            "`keys`: callers need an API key; `none`: they do not; `auto`: they do when the service listens beyond loopback"
+            "`keys`: callers need an API key; `none`: they do not; `auto`: they do when the "
+            "service listens beyond loopback"
         ),
     )
     allowed_hosts: str = Field(
@@ -110,7 +120,10 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(
         64 * 1024 * 1024,
         ge=1024,
-        description=("largest request body; a larger one gets 413, before it is read if its length is declared"),
+        description=(
+            "largest request body; a larger one gets 413, before it is read if its length is "
+            "declared"
+        ),
     )
     max_stream_bytes: int = Field(
         64 * 2**30,
@@ -131,7 +144,10 @@ class Settings(BaseSettings):
     bootstrap_bytes: int = Field(
         256 * 2**20,
         ge=2**20,
-        description=("memory for the blocks of similarities of a bootstrap, which never holds the whole table"),
+        description=(
+            "memory for the blocks of similarities of a bootstrap, which never holds the "
+            "whole table"
+        ),
     )
     max_in_flight: int = Field(
         256,
@@ -167,7 +183,9 @@ class Settings(BaseSettings):
     cache_bytes: int = Field(
         512 * 1024 * 1024,
         ge=0,
-        description=("memory of one process for anchors, decoders and translators, which can be recomputed"),
+        description=(
+            "memory of one process for anchors, decoders and translators, which can be recomputed"
+        ),
     )
     threads: int | None = Field(
         None,
@@ -209,7 +227,9 @@ class Settings(BaseSettings):
         1,
         ge=1,
         le=64,
-        description=("jobs that one worker process runs at once, or the API's process without Redis"),
+        description=(
+            "jobs that one worker process runs at once, or the API's process without Redis"
+        ),
     )
     devices: str = Field(
         "auto",
@@ -226,7 +246,10 @@ class Settings(BaseSettings):
         None,
         ge=1,
         le=65_535,
-        description=("port of a worker's Prometheus metrics, and the next ones for further devices; default: none"),
+        description=(
+            "port of a worker's Prometheus metrics, and the next ones for further devices; "
+            "default: none"
+        ),
     )
 
     drain_s: float = Field(
@@ -234,7 +257,8 @@ class Settings(BaseSettings):
         ge=0,
         le=300,
         description=(
-            "seconds for which a stopping server still accepts requests while /readyz says `stopping`, for load balancers"
+            "seconds for which a stopping server still accepts requests while /readyz says "
+            "`stopping`, for load balancers"
         ),
     )
     shutdown_s: float = Field(

@@ -36,11 +36,11 @@ sys.path.insert(0, str(Path(__file__).parent / "quality"))
 from data import SHARED_ENCODERS, TASKS, Missing, Task, other_domain, split
 
 from app.demo.run import new_table
-from app.maths import methods
-from app.maths.confidence import Expected, expect, fit_confidence
-from app.maths.quality import unit
-from app.maths.space import fit_space
-from app.maths.translator import Translator, apply
+from app.maths.geometry.space import fit_space
+from app.maths.quality.confidence import Expected, expect, fit_confidence
+from app.maths.quality.metrics import unit
+from app.maths.translators import methods
+from app.maths.translators.translator import Translator, apply
 from research.definitions import ranks
 
 RESULTS = Path(__file__).parent / "results" / "confidence.json"

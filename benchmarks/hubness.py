@@ -26,11 +26,11 @@ from rich.progress import track
 from torch import Tensor
 
 from app.demo.run import new_table
-from app.maths import methods
-from app.maths.evaluation import Evaluated, evaluate
-from app.maths.intervals import bootstrap_interval
-from app.maths.space import fit_space
-from app.maths.translator import apply
+from app.maths.geometry.space import fit_space
+from app.maths.quality.evaluation import Evaluated, evaluate
+from app.maths.quality.intervals import bootstrap_interval
+from app.maths.translators import methods
+from app.maths.translators.translator import apply
 
 DATA = Path(os.environ.get("ANCHORAGE_DATA", "../shared/data"))
 RESULTS = Path(__file__).parent / "results" / "hubness.json"

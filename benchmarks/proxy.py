@@ -38,9 +38,9 @@ from task import DATA, archive
 
 from app.demo.run import new_table
 from app.errors import DegenerateAnchors
-from app.maths import quality
-from app.maths.anchors import uniform
-from app.maths.space import fit_space
+from app.maths.geometry.sampling import uniform
+from app.maths.geometry.space import fit_space
+from app.maths.quality import metrics
 from research.definitions import relative
 
 RESULTS = Path(__file__).parent / "results"
@@ -190,11 +190,11 @@ class Yardstick:
 def compared(reference: Tensor, vectors: Tensor, anchors: list[int]) -> tuple[float, float, float]:
     """Similarity, plain similarity and CKA of two models' vectors of the same nodes."""
     try:
-        centred = quality.cosine(*(relative(each, fit_space(each[anchors])) for each in (reference, vectors)))
+        centred = metrics.cosine(*(relative(each, fit_space(each[anchors])) for each in (reference, vectors)))
     except DegenerateAnchors:
         return 0.0, 0.0, 0.0
-    units = [quality.unit(each) for each in (reference, vectors)]
-    return centred, quality.cosine(*(each @ each[anchors].T for each in units)), quality.cka(reference, vectors)
+    units = [metrics.unit(each) for each in (reference, vectors)]
+    return centred, metrics.cosine(*(each @ each[anchors].T for each in units)), metrics.cka(reference, vectors)
 
 
 def settings(count: int) -> list[Setting]:

@@ -4,7 +4,7 @@
 
 Banking77 by three text encoders. 100 random sentences of the training split are the anchors; 100 more are taken from a pool of
 3,000 others: at random, one for each of 100 k-means clusters, by the largest determinant (D-optimal), or as `suggest` takes them
-(app/maths/coverage.py), seen by the source encoder or by the target. 1,500 sentences of the test split are translated by the
+(app/maths/anchors/coverage.py), seen by the source encoder or by the target. 1,500 sentences of the test split are translated by the
 graded method, its defaults, and searched for among themselves; all 6 ordered pairs, 5 draws.
 Data: Banking77's sentences embedded by three encoders, as $ANCHORAGE_DATA/encoders/emb/banking77.*.npz.
 """
@@ -26,11 +26,11 @@ from rich.progress import track
 from torch import Tensor
 
 from app.demo.run import Numbers, new_table
-from app.maths import methods
-from app.maths.anchors import uniform
-from app.maths.coverage import RIDGE, suggest
-from app.maths.space import fit_space, normalise
-from app.maths.translator import apply
+from app.maths.anchors.coverage import RIDGE, suggest
+from app.maths.geometry.sampling import uniform
+from app.maths.geometry.space import fit_space, normalise
+from app.maths.translators import methods
+from app.maths.translators.translator import apply
 from research.anchors import medoids
 
 DATA = Path(os.environ.get("ANCHORAGE_DATA", "../shared/data")) / "encoders" / "emb"

@@ -36,13 +36,13 @@ from torch import Tensor
 from app.demo.run import new_table
 from app.encoders.base import Shelf, Spec
 from app.encoders.text import load
-from app.maths.calibration import Calibration, calibrate, covered, expect
-from app.maths.decisions import agreement
-from app.maths.held_pairs import translate_held_out
-from app.maths.methods import fit, resolve
-from app.maths.quality import unit
-from app.maths.space import fit_space
-from app.maths.translator import apply
+from app.maths.geometry.space import fit_space
+from app.maths.quality.metrics import unit
+from app.maths.thresholds.calibration import Calibration, calibrate, covered, expect
+from app.maths.thresholds.decisions import agreement
+from app.maths.thresholds.score_pairs import translate_held_out
+from app.maths.translators.methods import fit, resolve
+from app.maths.translators.translator import apply
 from app.types import Scores
 
 DATA = Path(os.environ.get("ANCHORAGE_DATA", "../shared/data"))

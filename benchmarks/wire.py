@@ -377,13 +377,13 @@ def plot(bulk: dict[str, Any], path: Path) -> None:
 #: where a frame belongs: the first that its stack holds from the inside out
 ROOMS = (
     ("torch: the product and its steps", ("app/maths/", "torch/")),
-    ("writing the answer", ("app/api/answers.py",)),
-    ("reading the body", ("app/api/bodies.py", "app/api/wire.py", "app/api/npy.py", "app/api/arrow")),
-    ("log line and metrics", ("logging/", "app/logs.py", "prometheus_client/", "structlog/")),
+    ("writing the answer", ("app/api/http/answers.py",)),
+    ("reading the body", ("app/api/http/bodies.py", "app/api/schemas/fields.py", "app/api/codecs/npy.py", "app/api/arrow")),
+    ("log line and metrics", ("logging/", "app/observability/logs.py", "prometheus_client/", "structlog/")),
     ("validation", ("pydantic/",)),
-    ("the edge: ids, limits, keys", ("app/api/edge.py", "app/api/limiter.py")),
+    ("the edge: ids, limits, keys", ("app/api/http/admission.py", "app/api/http/rate_limit.py")),
     ("serving path: names, cache", ("app/services/", "app/storage/")),
-    ("HTTP protocol, sockets", ("uvicorn/", "app/api/protocol.py")),
+    ("HTTP protocol, sockets", ("uvicorn/", "app/api/http/protocol.py")),
     ("routes", ("app/api/",)),
     ("framework", ("fastapi/", "starlette/")),
 )

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from app.maths.anchors import check_size, clusters
-from app.maths.inverse import farthest_points
-from app.maths.space import fit_space
+from app.maths.geometry.sampling import check_size, clusters
+from app.maths.geometry.space import fit_space
+from app.maths.translators.inverse import farthest_points
 
 
 def medoids(pool: Float[Tensor, "n d"], *, size: int, seed: int) -> list[int]:

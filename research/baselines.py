@@ -12,10 +12,10 @@ from jaxtyping import Float32, Int64
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from app.maths.bootstrap import matching
-from app.maths.bootstrap.common import Grown, OnStep, Pools, State, Step, check_seeds, ignore
-from app.maths.bootstrap.matching import Beat, Best
-from app.maths.spectrum import rank_tolerance
+from app.maths.bootstrap import neighbours as matching
+from app.maths.bootstrap.neighbours import Beat, Best
+from app.maths.bootstrap.pools import Grown, OnStep, Pools, State, Step, check_seeds, ignore
+from app.maths.geometry.spectrum import rank_tolerance
 
 
 @dataclass(frozen=True)

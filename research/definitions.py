@@ -6,10 +6,19 @@ import torch
 from jaxtyping import Float, Float32, Float64, Int16, Int64
 from torch import Tensor
 
-from app.maths.pair import Pair
-from app.maths.quality import NEIGHBOURS, Quality, overlap, per_item, shared, similarities, summary, unit
-from app.maths.quantise import largest_code, levels
-from app.maths.space import Space, check_vectors, normalise
+from app.maths.geometry.pair import Pair
+from app.maths.geometry.quantise import largest_code, levels
+from app.maths.geometry.space import Space, check_vectors, normalise
+from app.maths.quality.metrics import (
+    NEIGHBOURS,
+    Quality,
+    overlap,
+    per_item,
+    shared,
+    similarities,
+    summary,
+    unit,
+)
 
 
 def relative(vectors: Float[Tensor, "n d"], space: Space) -> Float64[Tensor, "n k"]:

@@ -18,7 +18,12 @@ BLOCK = re.compile(r"<!-- (?P<name>[a-z-]+) -->\n.*?<!-- /(?P=name) -->", re.DOT
 #: the columns of the demo's table in demo.json
 DEMO_COLUMNS = ("plain_cosine", "plain_recall", "cosine", "recall", "mrr")
 #: the rows of the README's table, and what the README calls them
-README_ROWS = {"do nothing": "do nothing", "irp": "irp (Maiorca et al. 2024)", "procrustes": "procrustes", "auto": "auto (default)"}
+README_ROWS = {
+    "do nothing": "do nothing",
+    "irp": "irp (Maiorca et al. 2024)",
+    "procrustes": "procrustes",
+    "auto": "auto (default)",
+}
 MIB = 2**20
 
 
@@ -34,7 +39,11 @@ def filled(text: str) -> str:
 
     def block(match: re.Match[str]) -> str:
         name = match["name"]
-        return f"<!-- {name} -->\n{BLOCKS[name]().strip()}\n<!-- /{name} -->" if name in BLOCKS else match[0]
+        return (
+            f"<!-- {name} -->\n{BLOCKS[name]().strip()}\n<!-- /{name} -->"
+            if name in BLOCKS
+            else match[0]
+        )
 
     return BLOCK.sub(block, text)
 
@@ -64,7 +73,9 @@ def commands() -> str:
 
     from app.cli import cli
 
-    return "\n\n".join(_command(name, command) for name, command in _all("anchorage", typer.main.get_command(cli)))
+    return "\n\n".join(
+        _command(name, command) for name, command in _all("anchorage", typer.main.get_command(cli))
+    )
 
 
 def _all(name: str, command: Any) -> Iterator[tuple[str, Any]]:
@@ -80,10 +91,19 @@ def _all(name: str, command: Any) -> Iterator[tuple[str, Any]]:
 def _command(name: str, command: Any) -> str:
     parameters = [each for each in command.params if each.name != "help"]
     arguments = [each for each in parameters if each.param_type_name == "argument"]
-    usage = " ".join([name, *(["[OPTIONS]"] if len(arguments) < len(parameters) else []), *(_metavar(each) for each in arguments)])
+    usage = " ".join(
+        [
+            name,
+            *(["[OPTIONS]"] if len(arguments) < len(parameters) else []),
+            *(_metavar(each) for each in arguments),
+        ]
+    )
     parts = [f"## {name}", f"```text\n{usage}\n```", inspect.cleandoc(command.help or "")]
     if parameters:
-        rows = (f"| {_named(each)} | {_value(each)} | {getattr(each, 'help', None) or ''} |" for each in parameters)
+        rows = (
+            f"| {_named(each)} | {_value(each)} | {getattr(each, 'help', None) or ''} |"
+            for each in parameters
+        )
         parts.append("| parameter | default | meaning |\n| --- | --- | --- |\n" + "\n".join(rows))
     return "\n\n".join(parts)
 
@@ -102,7 +122,11 @@ def _value(parameter: Any) -> str:
     if parameter.required:
         return "required"
     default = parameter.default
-    return "" if default is None or callable(default) or default is False or default == () else f"{default}"
+    return (
+        ""
+        if default is None or callable(default) or default is False or default == ()
+        else f"{default}"
+    )
 
 
 def demo() -> str:
@@ -117,16 +141,30 @@ def readme_demo() -> str:
 
 def _demo_table(names: Mapping[str, str]) -> str:
     mean = _demo()["mean"]
-    columns = ("method", "plain cosine", "plain recall@10", "centred cosine", "centred recall@10", "centred MRR")
-    rows = [[title, *(f"{mean[name][key]:.3f}" for key in DEMO_COLUMNS)] for name, title in names.items()]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (columns, ["---"] * len(columns), *rows))
+    columns = (
+        "method",
+        "plain cosine",
+        "plain recall@10",
+        "centred cosine",
+        "centred recall@10",
+        "centred MRR",
+    )
+    rows = [
+        [title, *(f"{mean[name][key]:.3f}" for key in DEMO_COLUMNS)]
+        for name, title in names.items()
+    ]
+    return "\n".join(
+        "| " + " | ".join(line) + " |" for line in (columns, ["---"] * len(columns), *rows)
+    )
 
 
 def demo_words() -> str:
     """The demo's other numbers, in sentences."""
     report = _demo()
     farthest = {
-        name: max(abs(row[f"promised_{name}"] - row[f"measured_{name}"]) for row in report["promises"])
+        name: max(
+            abs(row[f"promised_{name}"] - row[f"measured_{name}"]) for row in report["promises"]
+        )
         for name in ("recall", "cosine")
     }
     heads = report["heads"]

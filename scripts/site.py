@@ -23,7 +23,11 @@ STAGE = ROOT / "build" / "docs"
 SITE = ROOT / "build" / "site"
 
 #: pages of the repository's root, and their names on the site
-ROOT_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+ROOT_PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
 #: the page that receives the table of routes, where the table goes, and the standalone reference beside it
 API_PAGE = "reference/api.md"
 ROUTES_MARK = "<!-- routes -->"
@@ -58,7 +62,9 @@ def main() -> None:
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict", "-f", "mkdocs.yml"]
     status = subprocess.run(command, cwd=ROOT, check=False).returncode
     if status == 0:
-        print(f"The site is in {SITE.relative_to(ROOT)}: python -m http.server -d {SITE.relative_to(ROOT)}")
+        print(
+            f"The site is in {SITE.relative_to(ROOT)}: python -m http.server -d {SITE.relative_to(ROOT)}"
+        )
     sys.exit(status)
 
 
@@ -96,7 +102,10 @@ def linked(text: str, source: Path, name: Path) -> str:
         return match[1] + os.path.relpath(goal, name.parent) + (match[3] or "") + match[4]
 
     parts = FENCE.split(text)
-    return "".join(part if part.startswith("```") else LINK.sub(link, _without_folders(part, source)) for part in parts)
+    return "".join(
+        part if part.startswith("```") else LINK.sub(link, _without_folders(part, source))
+        for part in parts
+    )
 
 
 def _without_folders(text: str, source: Path) -> str:
@@ -128,7 +137,10 @@ def add_reference(document: dict[str, Any]) -> None:
 
     folder = STAGE / Path(API_PAGE).parent
     (folder / "openapi.json").write_text(json.dumps(document), encoding="utf-8")
-    shutil.copyfile(Path(fastapi_offline.__file__).parent / "static" / "redoc.standalone.js", folder / "redoc.standalone.js")
+    shutil.copyfile(
+        Path(fastapi_offline.__file__).parent / "static" / "redoc.standalone.js",
+        folder / "redoc.standalone.js",
+    )
     (folder / REFERENCE).write_text(REDOC, encoding="utf-8")
 
 
@@ -147,8 +159,13 @@ def routes(document: dict[str, Any]) -> str:
     for path, calls in document["paths"].items():
         for verb, call in calls.items():
             tag = (call.get("tags") or ["other"])[0]
-            groups.setdefault(tag, []).append(f"| `{verb.upper()} {path}` | {call.get('summary', '')} |")
-    tables = (f"### {tag}\n\n| call | what it does |\n| --- | --- |\n" + "\n".join(rows) for tag, rows in groups.items())
+            groups.setdefault(tag, []).append(
+                f"| `{verb.upper()} {path}` | {call.get('summary', '')} |"
+            )
+    tables = (
+        f"### {tag}\n\n| call | what it does |\n| --- | --- |\n" + "\n".join(rows)
+        for tag, rows in groups.items()
+    )
     return f"[All calls with their fields and answers]({REFERENCE})\n\n" + "\n\n".join(tables)
 
 

@@ -22,7 +22,9 @@ def report() -> dict[str, Any]:
 
 def test_every_table_has_its_place():
     texts = "".join((ROOT / path).read_text(encoding="utf-8") for path in SHOWN)
-    assert sorted(found["name"] for found in PAGE["BLOCK"].finditer(texts)) == sorted(PAGE["BLOCKS"])
+    assert sorted(found["name"] for found in PAGE["BLOCK"].finditer(texts)) == sorted(
+        PAGE["BLOCKS"]
+    )
 
 
 @pytest.mark.parametrize("path", SHOWN, ids=str)
@@ -33,22 +35,47 @@ def test_the_tables_of_a_page_are_those_of_the_results(path, report):
 
 def test_a_row_says_what_its_columns_say():
     """By hand: what writes the pages would not find columns of its own that are exchanged."""
-    told = {"runs": 9, "good": 5, "said_good": 4, "right": 0.875, "bad_called_good": 1, "good_called_bad": 2}
+    told = {
+        "runs": 9,
+        "good": 5,
+        "said_good": 4,
+        "right": 0.875,
+        "bad_called_good": 1,
+        "good_called_bad": 2,
+    }
     told["share_error"] = 0.0625
-    swapped = {"draws": 5, "wrong": 10, "named": 9, "accused": 1, "pairs": 1234.4, "share": 0.75, "said_share": 0.5}
+    swapped = {
+        "draws": 5,
+        "wrong": 10,
+        "named": 9,
+        "accused": 1,
+        "pairs": 1234.4,
+        "share": 0.75,
+        "said_share": 0.5,
+    }
     sections = {
-        "counts": {"honesty": {"self-learning": told}, "more": {"5": {"refused": 3, "good_with_more": 2}}},
+        "counts": {
+            "honesty": {"self-learning": told},
+            "more": {"5": {"refused": 3, "good_with_more": 2}},
+        },
         "strangers": {"honesty": {}},
         "swapped": {"places": {"there": swapped}},
     }
-    blocks = {name: PAGE["BLOCKS"][name]({"sections": sections}).splitlines() for name in ("honesty", "more", "swapped")}
+    blocks = {
+        name: PAGE["BLOCKS"][name]({"sections": sections}).splitlines()
+        for name in ("honesty", "more", "swapped")
+    }
     columns = "section | method | runs | good | called good | called what it is | bad called good | good called bad"
     assert blocks["honesty"] == [
         f"| {columns} | error of the share |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         "| counts | self-learning | 9 | 5 | 4 | 0.875 | 1 | 2 | 0.062 |",
     ]
-    assert blocks["more"] == ["| seeds | refused | good with more |", "| --- | --- | --- |", "| 5 | 3 | 2 |"]
+    assert blocks["more"] == [
+        "| seeds | refused | good with more |",
+        "| --- | --- | --- |",
+        "| 5 | 3 | 2 |",
+    ]
     assert blocks["swapped"] == [
         "| pools | draws | wrong seeds | named | right ones accused | pairs | right | estimated |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -59,9 +86,7 @@ def test_a_row_says_what_its_columns_say():
 @pytest.mark.parametrize("name", PAGE["BLOCKS"])
 def test_a_table_that_is_another_is_found_out(name, report):
     """A block is filled anew whatever stands there, and nothing beside it is touched."""
-    text = (
-        f"before\n<!-- {name} -->\n| 0.999 | of another run |\n<!-- /{name} -->\nafter\n<!-- unknown -->\nx\n<!-- /unknown -->\n"
-    )
+    text = f"before\n<!-- {name} -->\n| 0.999 | of another run |\n<!-- /{name} -->\nafter\n<!-- unknown -->\nx\n<!-- /unknown -->\n"
     made = PAGE["filled"](text, report)
     assert "another run" not in made
     assert made.startswith("before\n")

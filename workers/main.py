@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from threading import Event
 
-from app import telemetry
 from app.errors import DatabaseUnavailable
-from app.services import jobs, retention
+from app.observability import metrics
 from app.services.context import Services
-from app.services.leases import Leases
+from app.services.jobs import queue
+from app.services.jobs.leases import Leases
+from app.services.upkeep import retention
 from app.storage.wakeup import LocalWakeup
 from workers.runners import RUNNERS
 
@@ -41,7 +42,10 @@ class Worker:
         self._wakeup = wakeup
         self._stopping = Event()
         self._leases = Leases(self.services)
-        self._threads = [threading.Thread(target=self._work, name=f"jobs-{number}", daemon=True) for number in range(threads)]
+        self._threads = [
+            threading.Thread(target=self._work, name=f"jobs-{number}", daemon=True)
+            for number in range(threads)
+        ]
         renew_s = min(RENEW_S, self.services.lease_s / RENEWALS)
         self._caretaker = Periodic("renew leases", renew_s, self._renew)
         self._deleter = Periodic("delete old rows", DELETE_OLD_S, self._delete_old)
@@ -77,7 +81,9 @@ class Worker:
         while not self._stopping.is_set():
             found = False
             try:
-                found = jobs.run_next(self.services, RUNNERS, self._leases, stopping=self._stopping.is_set)
+                found = queue.run_next(
+                    self.services, RUNNERS, self._leases, stopping=self._stopping.is_set
+                )
                 answers = True
             except DatabaseUnavailable as error:
                 if answers:
@@ -89,7 +95,7 @@ class Worker:
                 self._wakeup.wait(POLL_S)
 
     def _renew(self) -> None:
-        telemetry.CARETAKER.set_to_current_time()
+        metrics.CARETAKER.set_to_current_time()
         self._leases.renew()
 
     def _delete_old(self) -> None:

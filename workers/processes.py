@@ -13,7 +13,7 @@ from prometheus_client import start_http_server
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
-from app import logs
+from app.observability import logs
 from app.settings import Settings
 from app.storage.db import SchemaOutdated, is_sqlite
 from app.wiring import make_services, make_wakeup
@@ -42,7 +42,9 @@ def devices(wish: str) -> list[str]:
         kind, colon, index = name.partition(":")
         known = name == "cpu" or (kind == "cuda" and (not colon or index.isdecimal()))
         if not known or (kind == "cuda" and int(index or 0) >= torch.cuda.device_count()):
-            raise ValueError(f"there is no device {name!r} here: auto, cpu, or some of {torch.cuda.device_count()} CUDA devices")
+            raise ValueError(
+                f"there is no device {name!r} here: auto, cpu, or some of {torch.cuda.device_count()} CUDA devices"
+            )
     if not found:
         raise ValueError("expected auto, cpu, or CUDA devices")
     return found
@@ -53,14 +55,20 @@ def main(settings: Settings) -> int:
 
     Raises NotShared, ValueError for a device that is not there, SchemaOutdated, and SQLAlchemy's errors.
     """
-    if settings.redis_url is None and (settings.database_url is None or is_sqlite(settings.database_url)):
+    if settings.redis_url is None and (
+        settings.database_url is None or is_sqlite(settings.database_url)
+    ):
         raise NotShared(
             "`anchorage serve` runs the jobs of its SQLite file itself. Workers need PostgreSQL: set ANCHORAGE_DATABASE_URL"
         )
     wanted = devices(settings.devices)
     if len(wanted) == 1:
         return work(settings, wanted[0], 0)
-    supervise(_work_and_exit, [(settings, device, number) for number, device in enumerate(wanted)], stop_s=STOP_S)
+    supervise(
+        _work_and_exit,
+        [(settings, device, number) for number, device in enumerate(wanted)],
+        stop_s=STOP_S,
+    )
     return 0
 
 
@@ -84,7 +92,10 @@ def work(settings: Settings, device: str, number: int) -> int:
     worker.stop()
     services.close()
     if not alive:
-        log.error("a thread of worker %d has died: the process ends, so that it is started again", os.getpid())
+        log.error(
+            "a thread of worker %d has died: the process ends, so that it is started again",
+            os.getpid(),
+        )
     return 0 if alive else 1
 
 
@@ -96,7 +107,9 @@ def command() -> None:
     """The entry of `python -m workers`."""
     try:
         settings = Settings()
-    except ValidationError as error:  # its text would show what was given, and an address may hold a password
+    except (
+        ValidationError
+    ) as error:  # its text would show what was given, and an address may hold a password
         sys.exit("; ".join(f"{item['loc'][0]}: {item['msg']}" for item in error.errors()))
     try:
         logs.configure(settings.log_format)

@@ -41,7 +41,9 @@ def supervise(
     while not ended.wait(RESTART_S):
         for place, process in enumerate(processes):
             if not process.is_alive():
-                log.warning("process %s ended with %s: started again", process.pid, process.exitcode)
+                log.warning(
+                    "process %s ended with %s: started again", process.pid, process.exitcode
+                )
                 lost(process.pid or 0)
                 processes[place] = start(calls[place])
 

@@ -8,14 +8,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import BoundedSemaphore
 
-from app.encoders.registry import EncoderPool
+from app.encoders.pool import EncoderPool
 from app.errors import Overloaded
-from app.heads.onnx_process import OnnxRunner
+from app.heads.onnx.process import OnnxRunner
 from app.services.lanes import Lanes
 from app.storage.blobs import BlobStore
 from app.storage.cache import Cache
 from app.storage.db import Database
-from app.storage.names import Names
+from app.storage.name_cache import Names
 
 #: a running job belongs to its worker for this long after the worker's last sign of life
 LEASE_S = 30.0
@@ -117,13 +117,17 @@ class Services:
     #: how long to wait for a turn at heavy work; None: for as long as it takes
     turn_wait_s: float | None = TURN_WAIT_S
     _fits: Turns = field(default_factory=lambda: Turns("fitting translators,", FITS, FITS_WAITING))
-    _evaluations: Turns = field(default_factory=lambda: Turns("evaluating translations,", EVALUATIONS, EVALUATIONS_WAITING))
+    _evaluations: Turns = field(
+        default_factory=lambda: Turns("evaluating translations,", EVALUATIONS, EVALUATIONS_WAITING)
+    )
     _loads: Turns = field(default_factory=lambda: Turns("loading encoders,", LOADS, LOADS_WAITING))
     #: tries and runs ONNX heads in other processes
     onnx: OnnxRunner = field(default_factory=OnnxRunner)
     #: taken by whoever decodes images
     decoding: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(DECODINGS))
-    _settling: Turns = field(default_factory=lambda: Turns("waiting for deleted names,", SETTLING, 0))
+    _settling: Turns = field(
+        default_factory=lambda: Turns("waiting for deleted names,", SETTLING, 0)
+    )
     _verifications: Turns = field(default_factory=lambda: Turns("verifying encoders,", 1, 2))
     _encodings: Turns = field(default_factory=lambda: Turns("encoding inputs,", ENCODINGS, 0))
 
@@ -189,7 +193,11 @@ origin: ContextVar[Origin] = ContextVar("origin", default=Origin())  # noqa: B03
 
 #: takes room for an answer of so many bytes, which its request gives back; raises Overloaded and TooMuchAtOnce. Set by the HTTP
 #: edge: what a job makes goes to nobody who might not read it
-answer_bytes: ContextVar[Callable[[int], None]] = ContextVar("answer_bytes", default=lambda size: None)
+answer_bytes: ContextVar[Callable[[int], None]] = ContextVar(
+    "answer_bytes", default=lambda size: None
+)
 
 #: calls back when the client of this request leaves before its answer. Set by the HTTP edge
-on_departure: ContextVar[Callable[[Callable[[], object]], None]] = ContextVar("on_departure", default=lambda call: None)
+on_departure: ContextVar[Callable[[Callable[[], object]], None]] = ContextVar(
+    "on_departure", default=lambda call: None
+)

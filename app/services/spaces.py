@@ -25,41 +25,46 @@ from app.errors import (
     TooManyVectors,
     UnequalAnchors,
 )
-from app.maths import space as spaces
-from app.maths.bootstrap.matching import Beat, silent
-from app.maths.health import examine
+from app.maths.anchors.health import examine
+from app.maths.bootstrap.neighbours import Beat, silent
+from app.maths.geometry import space as spaces
+from app.services.access.writes import note
 from app.services.context import Limits, Services, answer_bytes
-from app.services.encoding import Encoded, Inputs, encode, load_anew, spec_of
-from app.services.shared import SPACE
-from app.services.writes import note
-from app.storage import registry, tables
+from app.services.encoders.encoding import Encoded, Inputs, encode, load_anew, spec_of
+from app.services.upkeep.cache_codecs import SPACE
+from app.storage import tables
 from app.storage.cache import Key
-from app.storage.names import Name
+from app.storage.name_cache import Name
+from app.storage.queries import resources
 from app.types import EncoderKind, Modality
 
 #: what a number of an answer takes until it is sent: as float32, and as text or base64
 NUMBER_BYTES = 16
 
 
-def named(services: Services, table: type[registry.Named], project: str, name: str, *, field: str) -> registry.Named:
+def named(
+    services: Services, table: type[resources.Named], project: str, name: str, *, field: str
+) -> resources.Named:
     """A row by its name, without a query if it was looked up a moment ago. Raises the not-found errors."""
 
-    def look_up() -> registry.Named:
+    def look_up() -> resources.Named:
         with services.db.transaction() as session:
-            return registry.by_name(session, table, project, name, field=field)
+            return resources.by_name(session, table, project, name, field=field)
 
     return services.names.find_or(Name(project, table.__tablename__, (name,)), look_up)
 
 
-def require_free(services: Services, table: type[registry.Named], project: str, name: str) -> None:
+def require_free(services: Services, table: type[resources.Named], project: str, name: str) -> None:
     """Wait until no process can answer by an earlier row of that name. Raises NameTaken, and Overloaded while many wait.
 
     A deletion whose client is not answered yet, or that has hung up, may be a moment ago.
     """
-    since = tables.now() - timedelta(seconds=60)  # far enough back for any difference between clocks
+    since = tables.now() - timedelta(
+        seconds=60
+    )  # far enough back for any difference between clocks
     with services.db.transaction() as session:
-        registry.require_free(session, table, project, name)
-        deleted_at = registry.deleted_at(session, table, project, name, since=since)
+        resources.require_free(session, table, project, name)
+        deleted_at = resources.deleted_at(session, table, project, name, since=since)
     wait_s = 0.0 if deleted_at is None else services.names.still_settling_s(deleted_at)
     if wait_s:
         with services.settling():
@@ -103,7 +108,9 @@ def sent(vectors: Tensor | None, inputs: Inputs | None) -> tuple[str, int]:
     raise NotExactlyOne("send exactly one of vectors and inputs", field="vectors")
 
 
-def given_vectors(services: Services, encoder: tables.Encoder, vectors: Tensor | None, inputs: Inputs | None) -> Encoded:
+def given_vectors(
+    services: Services, encoder: tables.Encoder, vectors: Tensor | None, inputs: Inputs | None
+) -> Encoded:
     """The client's vectors, or its inputs encoded. Raises NotExactlyOne, the vector errors, and as `encode`."""
     field, _ = sent(vectors, inputs)
     if vectors is None:
@@ -112,7 +119,9 @@ def given_vectors(services: Services, encoder: tables.Encoder, vectors: Tensor |
     return Encoded(checked(vectors, field=field, limits=services.limits, dim=encoder.dim))
 
 
-def check_answer(services: Services, field: str, count: int, *, dim: int, number_bytes: int = NUMBER_BYTES) -> None:
+def check_answer(
+    services: Services, field: str, count: int, *, dim: int, number_bytes: int = NUMBER_BYTES
+) -> None:
     """Take room for an answer of `count` rows of `dim` numbers: before any work is done.
 
     Raises TooManyVectors when they are more than one answer may hold, Overloaded and TooMuchAtOnce for those of all.
@@ -145,26 +154,40 @@ def create_encoder(
     """
     require_free(services, tables.Encoder, project, name)
     row = tables.Encoder(
-        project=project, name=name, kind=kind, dim=dim, model=model, revision=revision, options=dict(options or {})
+        project=project,
+        name=name,
+        kind=kind,
+        dim=dim,
+        model=model,
+        revision=revision,
+        options=dict(options or {}),
     )
     if kind is EncoderKind.external:
         if dim is None or model is not None or revision is not None or options:
-            raise InvalidRequest("an external encoder has a dim, and no model, revision or options", field="dim")
+            raise InvalidRequest(
+                "an external encoder has a dim, and no model, revision or options", field="dim"
+            )
         row.modality = modality or Modality.text
     else:
         _describe_model(services, row, dim, modality)
     with services.db.transaction() as session:
-        registry.require_free(session, tables.Encoder, project, name)
+        resources.require_free(session, tables.Encoder, project, name)
         session.add(row)
         note(session, project, "create", "encoder", name, row)
     return row
 
 
-def _describe_model(services: Services, row: tables.Encoder, dim: int | None, modality: Modality | None) -> None:
+def _describe_model(
+    services: Services, row: tables.Encoder, dim: int | None, modality: Modality | None
+) -> None:
     """Load the model, and write down what it is. Raises InvalidRequest for what it is said to be and is not."""
     if dim is not None or row.model is None:
-        raise InvalidRequest(f"an encoder of kind {row.kind} has a model, which tells its dim", field="model")
-    services.encoders.forget(spec_of(row))  # its files may be others than when another encoder was registered
+        raise InvalidRequest(
+            f"an encoder of kind {row.kind} has a model, which tells its dim", field="model"
+        )
+    services.encoders.forget(
+        spec_of(row)
+    )  # its files may be others than when another encoder was registered
     model = load_anew(services, spec_of(row))
     if modality not in (None, model.modality):
         raise InvalidRequest(f"this model reads {model.modality}, not {modality}", field="modality")
@@ -174,14 +197,16 @@ def _describe_model(services: Services, row: tables.Encoder, dim: int | None, mo
 def delete_encoder(services: Services, project: str, name: str) -> None:
     """Raises EncoderNotFound, InUse."""
     with services.db.transaction() as session:
-        row = registry.by_name(session, tables.Encoder, project, name)
-        _refuse_in_use(f"encoder {name!r}", registry.users_of_encoder(session, row))
-        registry.remove(session, row)
+        row = resources.by_name(session, tables.Encoder, project, name)
+        _refuse_in_use(f"encoder {name!r}", resources.users_of_encoder(session, row))
+        resources.remove(session, row)
         note(session, project, "delete", "encoder", name)
     services.names.forget()
 
 
-def create_anchor_set(services: Services, project: str, *, name: str, embeddings: Mapping[str, Tensor]) -> tables.AnchorSet:
+def create_anchor_set(
+    services: Services, project: str, *, name: str, embeddings: Mapping[str, Tensor]
+) -> tables.AnchorSet:
     """A new set with all its embeddings, or nothing. Raises as `new_anchor_set`."""
     row = new_anchor_set(services, project, name=name, embeddings=embeddings)
     with services.db.transaction() as session:
@@ -191,7 +216,7 @@ def create_anchor_set(services: Services, project: str, *, name: str, embeddings
 
 def keep_anchor_set(session: Session, row: tables.AnchorSet) -> None:
     """Add a new set. Raises NameTaken."""
-    registry.require_free(session, tables.AnchorSet, row.project, row.name)
+    resources.require_free(session, tables.AnchorSet, row.project, row.name)
     session.add(row)
     note(session, row.project, "create", "anchor-set", row.name, row)
 
@@ -222,19 +247,31 @@ def new_anchor_set(
         raise EmptyVectors("expected embeddings by at least one encoder", field="embeddings")
     require_free(services, tables.AnchorSet, project, name)
     with services.db.transaction() as session:
-        encoders = {key: registry.by_name(session, tables.Encoder, project, key, field=f"embeddings.{key}") for key in embeddings}
+        encoders = {
+            key: resources.by_name(session, tables.Encoder, project, key, field=f"embeddings.{key}")
+            for key in embeddings
+        }
     for key, row_ in encoders.items():
         _require_maker(row_, (made_by or {}).get(key))
     sizes = {key: vectors.shape[0] for key, vectors in embeddings.items()}
     size = next(iter(sizes.values()))
     for key, other in sizes.items():
         if other != size:
-            raise UnequalAnchors(f"{next(iter(sizes))!r} brings {size} vectors, {key!r} {other}", field=f"embeddings.{key}")
-    row = tables.AnchorSet(project=project, name=name, size=size, provenance=provenance, inputs=inputs)
+            raise UnequalAnchors(
+                f"{next(iter(sizes))!r} brings {size} vectors, {key!r} {other}",
+                field=f"embeddings.{key}",
+            )
+    row = tables.AnchorSet(
+        project=project, name=name, size=size, provenance=provenance, inputs=inputs
+    )
     row.pairs = None if pairs is None else services.blobs.put(pairs)
     for key, vectors in embeddings.items():
         beat()
-        row.spaces.append(make_space(services, project, encoders[key], vectors, size=size, field=f"embeddings.{key}"))
+        row.spaces.append(
+            make_space(
+                services, project, encoders[key], vectors, size=size, field=f"embeddings.{key}"
+            )
+        )
     return row
 
 
@@ -259,20 +296,27 @@ def add_embeddings(
         return keep_space(session, set_row, space)
 
 
-def place_for(services: Services, project: str, *, anchor_set: str, encoder: str) -> tuple[tables.AnchorSet, tables.Encoder]:
+def place_for(
+    services: Services, project: str, *, anchor_set: str, encoder: str
+) -> tuple[tables.AnchorSet, tables.Encoder]:
     """A set, and an encoder that has not embedded it. Raises the not-found errors and EmbeddingsExist."""
     with services.db.transaction() as session:
-        set_row = registry.by_name(session, tables.AnchorSet, project, anchor_set)
-        encoder_row = registry.by_name(session, tables.Encoder, project, encoder, field="encoder")
+        set_row = resources.by_name(session, tables.AnchorSet, project, anchor_set)
+        encoder_row = resources.by_name(session, tables.Encoder, project, encoder, field="encoder")
         _refuse_present(session, set_row, encoder_row)
     return set_row, encoder_row
 
 
-def keep_space(session: Session, set_row: tables.AnchorSet, space: tables.Space) -> tables.AnchorSet:
+def keep_space(
+    session: Session, set_row: tables.AnchorSet, space: tables.Space
+) -> tables.AnchorSet:
     """Add a space to its set. Raises AnchorSetNotFound, EmbeddingsExist, and Conflict when the set was made anew meanwhile."""
-    found = registry.by_name(session, tables.AnchorSet, set_row.project, set_row.name)
+    found = resources.by_name(session, tables.AnchorSet, set_row.project, set_row.name)
     if found.id != set_row.id:  # another set, made meanwhile under the name of a deleted one
-        raise Conflict(f"anchor set {set_row.name!r} was made anew meanwhile; look at it and try again", field="anchor_set")
+        raise Conflict(
+            f"anchor set {set_row.name!r} was made anew meanwhile; look at it and try again",
+            field="anchor_set",
+        )
     _refuse_present(session, found, space.encoder)
     space.anchor_set_id = found.id
     session.add(space)
@@ -285,9 +329,9 @@ def keep_space(session: Session, set_row: tables.AnchorSet, space: tables.Space)
 def delete_anchor_set(services: Services, project: str, name: str) -> None:
     """The set, its spaces and its translators. Raises AnchorSetNotFound, InUse."""
     with services.db.transaction() as session:
-        row = registry.by_name(session, tables.AnchorSet, project, name)
-        _refuse_in_use(f"anchor set {name!r}", registry.users_of_anchor_set(session, row))
-        registry.remove(session, row)
+        row = resources.by_name(session, tables.AnchorSet, project, name)
+        _refuse_in_use(f"anchor set {name!r}", resources.users_of_anchor_set(session, row))
+        resources.remove(session, row)
         note(session, project, "delete", "anchor-set", name)
     services.names.forget()
 
@@ -298,9 +342,11 @@ def grown_pairs(services: Services, project: str, name: str) -> tuple[Tensor, Te
     Raises AnchorSetNotFound, and PairsNotFound for a set that no bootstrap made.
     """
     with services.db.transaction() as session:
-        row = registry.by_name(session, tables.AnchorSet, project, name)
+        row = resources.by_name(session, tables.AnchorSet, project, name)
     if row.pairs is None:
-        raise PairsNotFound(f"anchor set {name!r} keeps no pairs: no bootstrap made it", field="name")
+        raise PairsNotFound(
+            f"anchor set {name!r} keeps no pairs: no bootstrap made it", field="name"
+        )
     kept = services.blobs.get(row.pairs, of=f"anchor set {name!r}")
     return kept["pairs"], kept["confidence"]
 
@@ -309,7 +355,9 @@ def anchors(services: Services, space: tables.Space) -> Tensor:
     """A space's raw anchors (k, d), float32."""
     return services.cache.get_or_make(
         ("anchors", space.blob),
-        lambda: services.blobs.get(space.blob, of=f"anchor set {space.anchor_set.name!r}")["anchors"],
+        lambda: services.blobs.get(space.blob, of=f"anchor set {space.anchor_set.name!r}")[
+            "anchors"
+        ],
         lambda tensor: tensor.nbytes,
     )
 
@@ -332,7 +380,7 @@ def fitted_space(services: Services, space: tables.Space) -> spaces.Space:
 def sweep_blobs(services: Services) -> int:
     """Delete the blobs that crashed or deleted requests left behind; returns how many."""
     with services.db.transaction() as session:
-        named = registry.named_blobs(session)
+        named = resources.named_blobs(session)
     return services.blobs.sweep(named)
 
 
@@ -345,7 +393,13 @@ def require_direction(vectors: Tensor, *, field: str) -> spaces.Space:
 
 
 def make_space(
-    services: Services, project: str, encoder: tables.Encoder, vectors: Tensor, *, size: int, field: str
+    services: Services,
+    project: str,
+    encoder: tables.Encoder,
+    vectors: Tensor,
+    *,
+    size: int,
+    field: str,
 ) -> tables.Space:
     """Check and examine `size` anchors, write their blob, and return a row not yet in any session.
 
@@ -353,7 +407,9 @@ def make_space(
     """
     raw = checked(vectors, field=field, limits=services.limits, dim=encoder.dim)
     if raw.shape[0] != size:
-        raise AnchorCountMismatch(f"the set has {size} anchors, this encoder brings {raw.shape[0]}", field=field)
+        raise AnchorCountMismatch(
+            f"the set has {size} anchors, this encoder brings {raw.shape[0]}", field=field
+        )
     health = asdict(examine(raw.double(), require_direction(raw, field=field)))
     return tables.Space(
         project=project,
@@ -367,12 +423,17 @@ def make_space(
 def _require_maker(encoder: tables.Encoder, made_by: str | None) -> None:
     """Raises Conflict when the encoder of that name is not the one that made the vectors."""
     if made_by not in (None, encoder.id):
-        raise Conflict(f"encoder {encoder.name!r} was made anew meanwhile; look at it and try again", field="encoder")
+        raise Conflict(
+            f"encoder {encoder.name!r} was made anew meanwhile; look at it and try again",
+            field="encoder",
+        )
 
 
-def _refuse_present(session: Session, anchor_set: tables.AnchorSet, encoder: tables.Encoder) -> None:
+def _refuse_present(
+    session: Session, anchor_set: tables.AnchorSet, encoder: tables.Encoder
+) -> None:
     try:
-        registry.space(session, anchor_set, encoder)
+        resources.space(session, anchor_set, encoder)
     except AnchorsNotEmbedded:
         return
     raise EmbeddingsExist(

@@ -59,7 +59,9 @@ class BlobStore:
                 _write_whole(path, data)
         except OSError as error:
             log.exception("a blob cannot be written")
-            raise StorageUnavailable("vectors cannot be stored now; try again", retry_after_s=RETRY_S) from error
+            raise StorageUnavailable(
+                "vectors cannot be stored now; try again", retry_after_s=RETRY_S
+            ) from error
         return digest
 
     def touch(self, digests: Sequence[str]) -> None:
@@ -159,7 +161,9 @@ class BlobStore:
         # An empty folder is a disk that is not mounted rather than one that has lost every file.
         if isinstance(error, FileNotFoundError) and next(self.root.glob("??/*"), None) is not None:
             return _lost(of, "missing")
-        return StorageUnavailable("stored vectors cannot be read now; try again", retry_after_s=RETRY_S)
+        return StorageUnavailable(
+            "stored vectors cannot be read now; try again", retry_after_s=RETRY_S
+        )
 
 
 def _damaged(digest: str, of: str) -> BlobMissing:

@@ -16,8 +16,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from app import __version__, telemetry
-from app.storage.connect import OptionalRedis, RedisAway
+from app import __version__
+from app.observability import metrics
+from app.storage.redis import OptionalRedis, RedisAway
 
 log = logging.getLogger("anchorage.cache")
 
@@ -72,7 +73,9 @@ def unpack(key: bytes, data: bytes) -> dict[str, Tensor]:
 
 
 def _digest(key: bytes, payload: bytes) -> bytes:
-    return hashlib.blake2b(payload, key=hashlib.blake2b(key, digest_size=32).digest(), digest_size=DIGEST_BYTES).digest()
+    return hashlib.blake2b(
+        payload, key=hashlib.blake2b(key, digest_size=32).digest(), digest_size=DIGEST_BYTES
+    ).digest()
 
 
 class Cache:
@@ -105,23 +108,23 @@ class Cache:
             nonlocal missed
             missed = True
             if shared is None or self.store is None:
-                telemetry.cache_outcome(kind, "made").inc()
+                metrics.cache_outcome(kind, "made").inc()
                 return make()
             # Another version of the service may compute it otherwise.
             return self.store.get_or_make(kind, repr((__version__, key)).encode(), make, shared)
 
         value = self.memory.get_or_make(key, fetch, size)
         if not missed:
-            telemetry.cache_outcome(kind, "memory").inc()
+            metrics.cache_outcome(kind, "memory").inc()
         else:
-            telemetry.CACHE_BYTES.set(self.memory.used_bytes)
+            metrics.CACHE_BYTES.set(self.memory.used_bytes)
         return value
 
     def find(self, key: Key) -> Any | None:
         """The value if it is in memory; no IO, and nobody is waited for."""
         value = self.memory.find(key)
         if value is not None:
-            telemetry.cache_outcome(str(key[0]), "memory").inc()
+            metrics.cache_outcome(str(key[0]), "memory").inc()
         return value
 
 
@@ -139,7 +142,9 @@ class RedisStore:
         """Whether Redis stores something now; answers within a second."""
         return self._redis.takes_writes(f"{self._prefix}:ready")
 
-    def get_or_make(self, kind: str, key: bytes, make: Callable[[], Value], shared: Shared[Value]) -> Value:
+    def get_or_make(
+        self, kind: str, key: bytes, make: Callable[[], Value], shared: Shared[Value]
+    ) -> Value:
         """The entry's value, or `make()`'s, which becomes the entry. One process makes it while the others wait for MAKING_S."""
         name = f"{kind}:{hashlib.blake2b(key, digest_size=20).hexdigest()}"
         value = self._find(kind, name, key, shared)
@@ -150,7 +155,7 @@ class RedisStore:
             value = self._find(kind, name, key, shared)
             if value is not None:
                 return value
-            telemetry.cache_outcome(kind, "made").inc()
+            metrics.cache_outcome(kind, "made").inc()
             made = make()
             self._keep(kind, name, pack(key, shared.dump(made)))
             return made
@@ -166,10 +171,10 @@ class RedisStore:
             value = shared.load(unpack(key, data))
         except (Corrupt, KeyError, TypeError):  # TypeError: fields of another version
             log.warning("cache entry %s is corrupt: made anew", name)
-            telemetry.cache_outcome(kind, "corrupt").inc()
+            metrics.cache_outcome(kind, "corrupt").inc()
             self._ask(kind, lambda client: client.delete(self._entry_of(name)))
             return None
-        telemetry.cache_outcome(kind, "redis").inc()
+        metrics.cache_outcome(kind, "redis").inc()
         return value
 
     def _keep(self, kind: str, name: str, data: bytes) -> None:
@@ -184,12 +189,18 @@ class RedisStore:
         deadline = time.monotonic() + MAKING_S
         claim = self._claim_of(name)
         try:
-            if self._redis.ask(lambda client: client.set(claim, b"", nx=True, px=1000 * MAKING_S)) is True:
+            if (
+                self._redis.ask(lambda client: client.set(claim, b"", nx=True, px=1000 * MAKING_S))
+                is True
+            ):
                 return True
-            while time.monotonic() < deadline and self._redis.ask(lambda client: client.exists(claim)) == 1:
+            while (
+                time.monotonic() < deadline
+                and self._redis.ask(lambda client: client.exists(claim)) == 1
+            ):
                 time.sleep(POLL_S)
         except RedisAway:
-            telemetry.cache_outcome(kind, "away").inc()
+            metrics.cache_outcome(kind, "away").inc()
         return False
 
     def _ask(self, kind: str, question: Callable[[Redis], Value]) -> Value | None:
@@ -197,7 +208,7 @@ class RedisStore:
         try:
             return self._redis.ask(question)
         except RedisAway:
-            telemetry.cache_outcome(kind, "away").inc()
+            metrics.cache_outcome(kind, "away").inc()
             return None
 
     def _entry_of(self, name: str) -> str:
@@ -226,7 +237,9 @@ class MemoryCache:
         self._lock = threading.Lock()
         self._turns: dict[Hashable, _Turn] = {}
 
-    def get_or_make(self, key: Hashable, make: Callable[[], Value], size: Callable[[Value], int]) -> Value:
+    def get_or_make(
+        self, key: Hashable, make: Callable[[], Value], size: Callable[[Value], int]
+    ) -> Value:
         """The cached value, or `make()`'s, kept when `size` of it fits; what `make` raises is not kept."""
         with self._lock:
             found, value = self._look_up(key)

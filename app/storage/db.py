@@ -16,7 +16,13 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, InternalError, OperationalError
+from sqlalchemy.exc import (
+    DataError,
+    IntegrityError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+)
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.orm.exc import StaleDataError
@@ -81,7 +87,9 @@ class Database:
                 session.commit()
             except (IntegrityError, StaleDataError) as error:
                 session.rollback()
-                raise Conflict("another request changed what this one uses at the same moment; try again") from error
+                raise Conflict(
+                    "another request changed what this one uses at the same moment; try again"
+                ) from error
             except DataError as error:
                 raise InvalidRequest("a value that the database cannot hold") from error
             except LOST as error:
@@ -98,7 +106,9 @@ class Database:
         try:
             command.upgrade(alembic_config(self.url), "head")
         except CommandError as error:
-            raise SchemaOutdated(f"the database's schema is not this version's, but a newer one's: {error}") from error
+            raise SchemaOutdated(
+                f"the database's schema is not this version's, but a newer one's: {error}"
+            ) from error
 
     def require_schema(self) -> None:
         """Raises SchemaOutdated unless the schema is at the newest revision."""
@@ -141,7 +151,11 @@ class Database:
 def with_driver(url: str | URL) -> URL:
     """The URL as people paste it, with psycopg 3 as PostgreSQL's driver."""
     parsed = make_url(url)
-    return parsed.set(drivername="postgresql+psycopg") if parsed.drivername in ("postgresql", "postgres") else parsed
+    return (
+        parsed.set(drivername="postgresql+psycopg")
+        if parsed.drivername in ("postgresql", "postgres")
+        else parsed
+    )
 
 
 def make_engine(url: URL) -> Engine:

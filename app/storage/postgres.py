@@ -92,10 +92,14 @@ class ServerWatch:
             if self._closed.is_set():
                 return
             if silent and not self.silent:
-                log.warning("PostgreSQL is silent: requests that need it are refused until it answers")
+                log.warning(
+                    "PostgreSQL is silent: requests that need it are refused until it answers"
+                )
             self.away, self.silent = True, self.silent or silent
             if self._thread is None:
-                self._thread = threading.Thread(target=self._knock, name="postgres-watch", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._knock, name="postgres-watch", daemon=True
+                )
                 self._thread.start()
 
     def answered(self) -> None:
@@ -110,7 +114,9 @@ class ServerWatch:
         """Ask no more."""
         self._closed.set()
 
-    def _connect(self, _dialect: object, _record: object, arguments: list[Any], options: dict[str, Any]) -> BoundedConnection:
+    def _connect(
+        self, _dialect: object, _record: object, arguments: list[Any], options: dict[str, Any]
+    ) -> BoundedConnection:
         if self.silent:
             raise psycopg.OperationalError("PostgreSQL does not answer")
         self._arguments = (arguments, options)
@@ -132,7 +138,9 @@ class ServerWatch:
                     return
             try:
                 psycopg.connect(*arguments, **options).close()
-            except Exception as error:  # whatever it is, this thread must not end while requests are refused
+            except (
+                Exception
+            ) as error:  # whatever it is, this thread must not end while requests are refused
                 log.debug("PostgreSQL is still away: %s", error)
             else:
                 self.answered()

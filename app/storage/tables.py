@@ -6,7 +6,17 @@ import uuid
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import JSON, DateTime, ForeignKey, Index, MetaData, String, UniqueConstraint, func, text
+from sqlalchemy import (
+    JSON,
+    DateTime,
+    ForeignKey,
+    Index,
+    MetaData,
+    String,
+    UniqueConstraint,
+    func,
+    text,
+)
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 from sqlalchemy.types import TypeDecorator
@@ -151,7 +161,9 @@ class Translator(Owned, Base):
     #: what auto was asked to prefer -> why it chose this one; None where it never did
     choices: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     #: the last time somebody fitted it or asked about it, at most a day too early; retention counts from here
-    used_at: Mapped[datetime] = mapped_column(UtcDateTime, default=now, server_default=func.now(), index=True)
+    used_at: Mapped[datetime] = mapped_column(
+        UtcDateTime, default=now, server_default=func.now(), index=True
+    )
     source: Mapped[Space] = relationship(foreign_keys=[source_id], lazy="joined")
     target: Mapped[Space] = relationship(foreign_keys=[target_id], lazy="joined")
 
@@ -193,8 +205,12 @@ class Head(Owned, Base):
 
 
 #: of partial indexes: workers ask for unfinished jobs twice a second, and most jobs have ended
-_UNFINISHED: dict[str, Any] = dict.fromkeys(("sqlite_where", "postgresql_where"), text("finished_at IS NULL"))
-_FINISHED: dict[str, Any] = dict.fromkeys(("sqlite_where", "postgresql_where"), text("finished_at IS NOT NULL"))
+_UNFINISHED: dict[str, Any] = dict.fromkeys(
+    ("sqlite_where", "postgresql_where"), text("finished_at IS NULL")
+)
+_FINISHED: dict[str, Any] = dict.fromkeys(
+    ("sqlite_where", "postgresql_where"), text("finished_at IS NOT NULL")
+)
 
 
 class Job(Owned, Base):

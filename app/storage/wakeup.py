@@ -13,7 +13,7 @@ from threading import Event, Thread
 
 from redis import Redis
 
-from app.storage.connect import AWAY_S
+from app.storage.redis import AWAY_S
 
 log = logging.getLogger("anchorage.wakeup")
 
@@ -101,5 +101,8 @@ class RedisWakeup(LocalWakeup):
         try:
             yield
         except Exception as error:
-            log.warning("no wake-ups by Redis, jobs start up to half a second later: %s", type(error).__name__)
+            log.warning(
+                "no wake-ups by Redis, jobs start up to half a second later: %s",
+                type(error).__name__,
+            )
             self._closing.wait(AWAY_S)

@@ -11,8 +11,8 @@ from measure import Numbers, alike, over_seeds, relatives, translated
 from pools import POOL, TEXT_ENCODERS, Pools, texts
 from torch import Tensor
 
-from app.maths.anchors import uniform
-from app.maths.space import fit_space
+from app.maths.geometry.sampling import uniform
+from app.maths.geometry.space import fit_space
 
 SIZES = (30, 100, 300, 1_000)
 ITEMS = 500

@@ -10,11 +10,12 @@ from measure import GRADED, Numbers, averaged, cosines, found, over_seeds, relat
 from pools import SEEDS, Pools, texts, words
 from torch import Tensor
 
-from app.maths import methods, quality, selection
-from app.maths.anchors import uniform
-from app.maths.quantise import step
-from app.maths.space import fit_space
-from app.maths.translator import decode
+from app.maths.geometry.quantise import step
+from app.maths.geometry.sampling import uniform
+from app.maths.geometry.space import fit_space
+from app.maths.quality import metrics, selection
+from app.maths.translators import methods
+from app.maths.translators.translator import decode
 from research.definitions import codes, jaccard, mrr, values
 from research.quantisation import most_steps
 
@@ -101,7 +102,7 @@ def _decoding(anchors: int) -> methods.Options:
 
 
 def _scored(x: Tensor, y: Tensor) -> Numbers:
-    return {"score": float((x - y).norm(dim=1).mean()), "mrr": mrr(x, y), "cosine": quality.cosine(x, y)}
+    return {"score": float((x - y).norm(dim=1).mean()), "mrr": mrr(x, y), "cosine": metrics.cosine(x, y)}
 
 
 def _clustered(pools: Pools, share: float | None, seed: int) -> list[Numbers]:
@@ -153,11 +154,11 @@ def _unit_pair(pools: Pools, seed: int) -> tuple[Tensor, Tensor]:
     """Items and anchors as directions from the anchors' mean."""
     known, _ = _anchors(pools, DISTORTED, DISTORTED, seed)
     space = fit_space(known)
-    return quality.unit(pools.items[DISTORTED].double() - space.mean), space.unit
+    return metrics.unit(pools.items[DISTORTED].double() - space.mean), space.unit
 
 
 def _turned(unit: Tensor, turn: float, generator: torch.Generator) -> Tensor:
     """Rows of length 1, each turned by so many radians toward somewhere."""
     toward = torch.randn(unit.shape, generator=generator, dtype=unit.dtype)
-    toward = quality.unit(toward - (toward * unit).sum(dim=1, keepdim=True) * unit)
+    toward = metrics.unit(toward - (toward * unit).sum(dim=1, keepdim=True) * unit)
     return unit * torch.tensor(turn).cos() + toward * torch.tensor(turn).sin()

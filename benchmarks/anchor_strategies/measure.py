@@ -8,9 +8,10 @@ from statistics import mean, stdev
 from pools import SEEDS
 from torch import Tensor
 
-from app.maths import methods, quality
-from app.maths.space import Space, fit_space
-from app.maths.translator import apply
+from app.maths.geometry.space import Space, fit_space
+from app.maths.quality import metrics
+from app.maths.translators import methods
+from app.maths.translators.translator import apply
 from research.definitions import jaccard, mrr, recall, relative
 
 Numbers = dict[str, float]
@@ -21,12 +22,12 @@ GRADED: methods.Options = {"encode_power": 1.0, "decode_power": 0.25, "ridge": 1
 
 def alike(x: Tensor, y: Tensor) -> Numbers:
     """Relative vectors of the same items in two spaces: Jaccard and MRR among all items at 10 neighbours, and cosine."""
-    return {"jaccard": jaccard(x, y), "mrr": mrr(x, y), "cosine": quality.cosine(x, y)}
+    return {"jaccard": jaccard(x, y), "mrr": mrr(x, y), "cosine": metrics.cosine(x, y)}
 
 
 def cosines(vectors: Tensor, anchors: Tensor) -> Tensor:
     """Without centring, as Moschella et al. have it."""
-    return quality.unit(vectors) @ quality.unit(anchors).T
+    return metrics.unit(vectors) @ metrics.unit(anchors).T
 
 
 def relatives(anchors: tuple[Tensor, Tensor], items: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.maths.anchors import uniform
+from app.maths.geometry.sampling import uniform
 from research.anchors import farthest, medoids
 
 DATA = Path(os.environ.get("ANCHORAGE_DATA", "../shared/data"))

@@ -9,7 +9,7 @@ import torch
 from measure import Numbers, alike, cosines, over_seeds, relatives, translated
 from pools import Pools, choose, cifar10, texts, words
 
-from app.maths.space import fit_space
+from app.maths.geometry.space import fit_space
 
 SIZES = (100, 300)
 

@@ -13,7 +13,7 @@ import growers
 from cells import Cell, Measured
 from draws import CASES, draw
 
-from app.services.bootstrapping import FEWEST_JUDGED
+from app.services.anchors.bootstrap import FEWEST_JUDGED
 
 NAME = "counts"
 COUNTS = (3, 5, 10, 15, 25, 50)

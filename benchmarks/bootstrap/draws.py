@@ -9,7 +9,7 @@ import data
 import torch
 from torch import Tensor
 
-from app.maths.bootstrap.common import Pools, fit_pools
+from app.maths.bootstrap.pools import Pools, fit_pools
 
 #: true anchors that the paper's optimisation aims for, and is compared with
 GT = 300

@@ -13,7 +13,7 @@ import torch
 from draws import GT, Case, draw
 
 from app.maths.bootstrap import methods, paper, self_learning, soft_plan
-from app.maths.bootstrap.common import Grown, OnStep, Pools, ignore
+from app.maths.bootstrap.pools import Grown, OnStep, Pools, ignore
 from research import baselines
 
 Seeds = list[tuple[int, int]]

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from app.maths import methods
-from app.maths.quality import NEIGHBOURS, overlap
-from app.maths.space import fit_space, row_norms, unit_rows
-from app.maths.translator import Translator, apply
+from app.maths.geometry.space import fit_space, row_norms, unit_rows
+from app.maths.quality.metrics import NEIGHBOURS, overlap
+from app.maths.translators import methods
+from app.maths.translators.translator import Translator, apply
 
 #: rows of the index's table of cosines at once
 ROWS = 1024

@@ -19,7 +19,7 @@ import torch
 from cells import Cell, Measured
 from draws import Draw
 
-from app.maths.bootstrap.common import Grown, Step, fit_pools
+from app.maths.bootstrap.pools import Grown, Step, fit_pools
 
 NAME = "scale"
 SIZES = (20_000,)

@@ -20,7 +20,7 @@ from protocol import graded, macro_f1, relative, unit
 from retrieval import ALL_TRUE, GRADED, PLACES, RELATIVE, SEED, SLOW, TRUE
 from torch import Tensor
 
-from app.maths.translator import apply
+from app.maths.translators.translator import apply
 
 NAME = "stitching"
 TASKS = (

@@ -19,7 +19,7 @@ from data import CACHE
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from app.maths.bootstrap.common import Grown
+from app.maths.bootstrap.pools import Grown
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -37,7 +37,7 @@ def version(kind: str = "cells") -> str:
     """A hash of the maths and of what measures it here; of kind "grown" only of what grows."""
     here = [path for path in HERE.glob("*.py") if (path.name in GROWING if kind == "grown" else path.name not in TELLING)]
     digest = hashlib.sha256()
-    judging = [] if kind == "grown" else [ROOT / "app/services/bootstrapping.py", ROOT / "benchmarks/stitching/head.py"]
+    judging = [] if kind == "grown" else [ROOT / "app/services/anchors/bootstrap.py", ROOT / "benchmarks/stitching/head.py"]
     for path in [*sorted(ROOT.glob("app/maths/**/*.py")), *sorted(here), ROOT / "benchmarks/quality/data.py", *judging]:
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -16,7 +16,7 @@ from cells import Cell, Measured
 from draws import CASES, draw
 from torch import Tensor
 
-from app.maths.bootstrap.common import fit_pools
+from app.maths.bootstrap.pools import fit_pools
 
 NAME = "strangers"
 ITEMS, SEEDS, DRAWS = 1_500, 15, 2

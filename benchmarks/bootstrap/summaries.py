@@ -10,7 +10,7 @@ import counts
 from cells import Found, Measured
 from store import Key
 
-from app.maths.bootstrap.honesty import more_seeds
+from app.maths.bootstrap.estimate import more_seeds
 
 Section = dict[str, Any]
 

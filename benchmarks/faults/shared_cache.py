@@ -38,9 +38,9 @@ from truth import ALLOWED, deviation
 
 from app.demo.client import packed, unpacked
 from app.demo.run import new_table
-from app.maths import methods
-from app.maths.space import fit_space
-from app.maths.translator import apply
+from app.maths.geometry.space import fit_space
+from app.maths.translators import methods
+from app.maths.translators.translator import apply
 
 RESULTS = Path(__file__).parents[1] / "results" / "shared_cache.json"
 

@@ -17,11 +17,11 @@ from torch import Tensor
 from traffic import Client, Step, Tally
 
 from app.demo.client import packed, unpacked
-from app.maths import methods
 from app.maths.bootstrap import paper
-from app.maths.bootstrap.common import fit_pools
-from app.maths.space import fit_space, normalise
-from app.maths.translator import apply
+from app.maths.bootstrap.pools import fit_pools
+from app.maths.geometry.space import fit_space, normalise
+from app.maths.translators import methods
+from app.maths.translators.translator import apply
 
 #: a right vector differs from the one computed here by at most this share of its largest number
 ALLOWED = 1e-6

@@ -15,10 +15,11 @@ from measure import Index
 from rich.console import Console
 
 from app.demo.run import new_table
-from app.maths import methods, selection
-from app.maths.selection import USUAL, Candidate
-from app.maths.space import fit_space
-from app.maths.translator import apply
+from app.maths.geometry.space import fit_space
+from app.maths.quality import selection
+from app.maths.quality.selection import USUAL, Candidate
+from app.maths.translators import methods
+from app.maths.translators.translator import apply
 
 ANCHORS = (50, 100, 300)
 PAIRS, SEEDS = 4, 2

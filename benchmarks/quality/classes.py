@@ -13,10 +13,11 @@ from rich.console import Console
 from torch import Tensor
 
 from app.demo.run import new_table
-from app.maths import methods, selection
-from app.maths.quality import unit
-from app.maths.space import fit_space
-from app.maths.translator import apply
+from app.maths.geometry.space import fit_space
+from app.maths.quality import selection
+from app.maths.quality.metrics import unit
+from app.maths.translators import methods
+from app.maths.translators.translator import apply
 
 TASKS = ("banking77", "trec", "cifar10", "fashion-mnist")
 ANCHORS, SEEDS, PAIRS = 300, 2, 4

@@ -14,10 +14,11 @@ from measure import Index, Measured
 from rich.console import Console
 from torch import Tensor
 
-from app.maths import methods, selection
-from app.maths.selection import Candidate
-from app.maths.space import Space, fit_space
-from app.maths.translator import apply
+from app.maths.geometry.space import Space, fit_space
+from app.maths.quality import selection
+from app.maths.quality.selection import Candidate
+from app.maths.translators import methods
+from app.maths.translators.translator import apply
 
 AUTO = "auto"
 

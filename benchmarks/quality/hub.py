@@ -13,9 +13,10 @@ from measure import Index
 from rich.console import Console
 
 from app.demo.run import new_table
-from app.maths import graded, methods, selection
-from app.maths.space import fit_space, normalise
-from app.maths.translator import apply
+from app.maths.geometry.space import fit_space, normalise
+from app.maths.quality import selection
+from app.maths.translators import graded, methods
+from app.maths.translators.translator import apply
 
 ANCHORS, SEEDS = 180, 2
 

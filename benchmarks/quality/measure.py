@@ -1,4 +1,4 @@
-"""The numbers of app.maths.quality for many translations into one set of native vectors, fast.
+"""The numbers of app.maths.quality.metrics for many translations into one set of native vectors, fast.
 
 The definitions are that module's; cosines here are of float32, and what depends on the native vectors alone is computed once:
 make one `Index` for each target and split, and ask it about every source and method.
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from app.maths.quality import NEIGHBOURS
-from app.maths.space import row_norms, unit_rows
+from app.maths.geometry.space import row_norms, unit_rows
+from app.maths.quality.metrics import NEIGHBOURS
 
 #: random subsets of the test items of one size
 SUBSETS = 5

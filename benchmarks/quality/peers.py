@@ -25,7 +25,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from app.maths.quality import do_nothing
+from app.maths.quality.metrics import do_nothing
 
 #: source vectors (n, d_x) -> (n, d_y) in the target encoder's units
 Translate = Callable[[Tensor], Tensor]

@@ -14,9 +14,9 @@ from measure import Index
 from rich.console import Console
 
 from app.demo.run import new_table
-from app.maths import methods
-from app.maths.space import fit_space
-from app.maths.translator import apply
+from app.maths.geometry.space import fit_space
+from app.maths.translators import methods
+from app.maths.translators.translator import apply
 
 ENCODE = (0.0, 0.25, 0.5, 0.75, 1.0)
 DECODE = (0.0, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0)

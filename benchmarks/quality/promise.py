@@ -18,13 +18,14 @@ from rich.console import Console
 from torch import Tensor
 
 from app.demo.run import new_table
-from app.maths import methods, selection
-from app.maths.crossfit import cross_fit
-from app.maths.learning import learning_curve
-from app.maths.promise import Promise, promise
-from app.maths.quality import per_item
-from app.maths.space import fit_space
-from app.maths.translator import apply
+from app.maths.geometry.space import fit_space
+from app.maths.quality import selection
+from app.maths.quality.crossfit import cross_fit
+from app.maths.quality.learning_curve import learning_curve
+from app.maths.quality.metrics import per_item
+from app.maths.quality.promise import Promise, promise
+from app.maths.translators import methods
+from app.maths.translators.translator import apply
 
 MEASURES = ("recall", "mrr", "cosine")
 SEEDS, PAIRS = 2, 3

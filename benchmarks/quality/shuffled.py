@@ -12,9 +12,10 @@ import torch
 from rich.console import Console
 
 from app.demo.run import new_table
-from app.maths import methods, selection
-from app.maths.crossfit import hold_out
-from app.maths.evidence import evidence
+from app.maths.quality import selection
+from app.maths.quality.crossfit import hold_out
+from app.maths.quality.evidence import evidence
+from app.maths.translators import methods
 
 ANCHORS, SEEDS, PAIRS = 100, 2, 4
 

@@ -14,7 +14,7 @@ from measure import Measured
 from rich.table import Table
 
 from app.demo.run import new_table
-from app.maths.intervals import bootstrap_interval
+from app.maths.quality.intervals import bootstrap_interval
 
 #: of one task and number of anchors: (seed, (source, target)) -> what each method reached, without those that refuse the pair
 Found = Mapping[tuple[int, tuple[str, str]], Mapping[str, Measured]]

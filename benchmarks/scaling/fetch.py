@@ -15,9 +15,9 @@ from typing import TypeVar
 from fitting import REQUEST
 from prometheus_client import REGISTRY
 
-from app.maths.translator import Translator
-from app.services import translation
-from app.services.shared import TRANSLATOR
+from app.maths.translators.translator import Translator
+from app.services.translators import translators
+from app.services.upkeep.cache_codecs import TRANSLATOR
 from app.settings import Settings
 from app.wiring import make_services
 
@@ -31,8 +31,8 @@ def main() -> None:
     found: dict[str, list[float]] = {"fetch_ms": [], "call_ms": [], "again_ms": []}
     for turn in range(-1, int(rounds)):
         with closing(make_services(settings)) as services:
-            pair = translation.pair(services, "default", REQUEST)
-            call = partial(translation.fit, services, "default", *pair, REQUEST)
+            pair = translators.pair(services, "default", REQUEST)
+            call = partial(translators.fit, services, "default", *pair, REQUEST)
             call_ms, fitted = timed(call)
             again_ms, _ = timed(call)
         with closing(make_services(settings)) as services:

@@ -20,11 +20,12 @@ from figures import Grid, Rounds, Row, Section, Target, take_turns
 from redis import Redis
 from redis.exceptions import RedisError
 
-from app.maths import methods
-from app.maths.space import Space, fit_space
-from app.maths.spectrum import kept_svd
-from app.maths.translator import Translator, make_translator
-from app.services import spaces, translation
+from app.maths.geometry.space import Space, fit_space
+from app.maths.geometry.spectrum import kept_svd
+from app.maths.translators import methods
+from app.maths.translators.translator import Translator, make_translator
+from app.services import spaces
+from app.services.translators import translators
 from app.settings import Settings
 from app.types import EncoderKind
 from app.wiring import make_services
@@ -35,7 +36,7 @@ RIDGES = np.logspace(-2, 2, 12)
 SECONDS, FETCH_MS = 1.5, 20.0
 
 #: what two processes ask for
-REQUEST = translation.Request("a", "b", "items", "irp", {})
+REQUEST = translators.Request("a", "b", "items", "irp", {})
 
 NOTE = (
     "From float32 anchors to a translator, both spaces fitted anew each time, with all of torch's threads. irp has its "
@@ -123,9 +124,9 @@ def _through_redis(source: Matrix, target: Matrix, redis_url: str, rounds: int) 
                     spaces.create_encoder(services, "default", name=name, kind=EncoderKind.external, dim=DIM)
                 made = {"a": torch.from_numpy(source), "b": torch.from_numpy(target)}
                 spaces.create_anchor_set(services, "default", name="items", embeddings=made)
-                pair = translation.pair(services, "default", REQUEST)
+                pair = translators.pair(services, "default", REQUEST)
                 started = time.perf_counter()
-                fitted = translation.fit(services, "default", *pair, REQUEST)
+                fitted = translators.fit(services, "default", *pair, REQUEST)
                 first = (time.perf_counter() - started) * 1e3
                 entry = max(client.strlen(key) for key in client.scan_iter(f"{prefix}:cache:translator:*"))
                 services.close()

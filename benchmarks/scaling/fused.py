@@ -13,13 +13,13 @@ from data import embeddings
 from figures import Grid, Row, Section, Target, ratios, take_turns
 from torch import Tensor
 
-from app.maths import methods
-from app.maths.inverse import subspaces
-from app.maths.space import Space, fit_space
-from app.maths.spectrum import pinv
-from app.maths.translator import Translator, apply
-from app.services import products
+from app.maths.geometry.space import Space, fit_space
+from app.maths.geometry.spectrum import pinv
+from app.maths.translators import methods
+from app.maths.translators.inverse import subspaces
+from app.maths.translators.translator import Translator, apply
 from app.services.context import Services
+from app.services.serving import products
 from app.settings import Settings
 from app.wiring import make_services
 
@@ -31,8 +31,8 @@ FASTER, APART = 8.0, 1e-5
 NOTE = (
     "literal: for each subspace i the projection n(x) (P_i U_x)^T and its product with pinv(S_i^T), then the mean of the "
     "eight, its norm, s_y and m_y, in float32 torch, with n(x) made once and the pseudo-inverses beforehand. fused: "
-    "app.maths.translator.apply, on one thread, beside the literal one on one thread. lanes: "
-    "app.services.products.begin, beside the literal one with all of torch's threads. At delta 0.6, the default, each "
+    "app.maths.translators.translator.apply, on one thread, beside the literal one on one thread. lanes: "
+    "app.services.serving.products.begin, beside the literal one with all of torch's threads. At delta 0.6, the default, each "
     "subspace keeps few anchors, so the literal products are small ones; at delta 0 every subspace is all anchors, and the "
     "literal paper still does eight. apart: the largest |a - b| / |b - m_y| of any vector; exact: the literal formula in "
     "float64."

@@ -16,7 +16,7 @@ from figures import Grid, Rounds, Row, Section, Target, ratios, take_turns
 from fitting import fit
 from service import ARROW, NPY, Connection, Server, make_set, npy, read_npy, register, serve, stream
 
-from app.maths.translator import apply
+from app.maths.translators.translator import apply
 
 DIM, ANCHORS, BLOCK = 384, 1_000, 4_096
 WHOLE = (1, 10, 100, 1_000, 4_096, 16_384)

@@ -14,9 +14,9 @@ from service import Connection, make_set, npy, register, serve
 from app.demo.pack import load_pack
 from app.encoders.base import Shelf, Spec
 from app.encoders.text import load
-from app.maths import methods
-from app.maths.space import fit_space
-from app.maths.translator import apply
+from app.maths.geometry.space import fit_space
+from app.maths.translators import methods
+from app.maths.translators.translator import apply
 
 MODEL, SOURCE = "all-MiniLM-L6-v2", "minilm6-384"
 DIMS = (384, 768)
@@ -28,7 +28,7 @@ NOTE = (
     f"Sentences of Banking77 by {MODEL}: encoded anew, {SENTENCES:,} in one batched encode of sentence-transformers in this "
     f"process (float32, all of torch's threads); and translated, {VECTORS:,} of their vectors, {DIMS[0]} -> {DIMS[1]}, "
     f"{ANCHORS:,} anchors, as one npy body over loopback, {BUNDLE} requests in every round, and by "
-    "app.maths.translator.apply in this process, on one thread. The server is stopped while it is not asked. The target's "
+    "app.maths.translators.translator.apply in this process, on one thread. The server is stopped while it is not asked. The target's "
     "space is made up: the source's, rotated, with noise."
 )
 

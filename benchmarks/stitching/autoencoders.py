@@ -17,9 +17,9 @@ from task import DATA
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from app.maths.anchors import uniform
-from app.maths.methods import Options
-from app.maths.translator import apply
+from app.maths.geometry.sampling import uniform
+from app.maths.translators.methods import Options
+from app.maths.translators.translator import apply
 
 NETWORKS, ANCHORS = 5, 500
 IMAGES, EPOCHS, BATCH, RATE = 20_000, 6, 250, 1e-3

@@ -16,7 +16,7 @@ from task import DATA, IMAGE_ENCODERS, TEXT_ENCODERS, Draw, Side, Task, archive,
 from torch import Tensor
 
 from app.encoders.torchvision_ops import make_importable
-from app.maths.anchors import uniform
+from app.maths.geometry.sampling import uniform
 
 #: what a caption must name, exactly one of them; classes of CIFAR-10 with fewer than 90 such captions are left out
 NOUNS = {

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
-from app.maths.anchors import uniform
+from app.maths.geometry.sampling import uniform
 
 #: inverse strengths of the penalty that are tried, as in scikit-learn: sum of losses + |W|^2 / (2 C)
 STRENGTHS = (1.0, 10.0, 100.0)

@@ -9,11 +9,12 @@ from head import Head, best_strength, seeded_head
 from task import Side, Task
 from torch import Tensor
 
-from app.maths import methods, quality
-from app.maths.anchors import uniform
-from app.maths.methods import METHODS, Options
-from app.maths.space import Space, fit_space
-from app.maths.translator import Translator, apply, make_translator
+from app.maths.geometry.sampling import uniform
+from app.maths.geometry.space import Space, fit_space
+from app.maths.quality import metrics
+from app.maths.translators import methods
+from app.maths.translators.methods import METHODS, Options
+from app.maths.translators.translator import Translator, apply, make_translator
 from research.definitions import relative
 
 SEEDS = tuple(range(5))
@@ -108,7 +109,7 @@ def measure(task: Task, heads: dict[str, Head], size: int, seed: int, *, main: b
             return heads[pair[1]].accuracy(vectors, task.sides[pair[0]].y_test)
 
         accuracy = {NATIVE: head.accuracy(task.sides[target].test, task.sides[target].y_test)}
-        accuracy[UNTRANSLATED] = head.accuracy(quality.do_nothing(side.test, head.weight.shape[1]), side.y_test)
+        accuracy[UNTRANSLATED] = head.accuracy(metrics.do_nothing(side.test, head.weight.shape[1]), side.y_test)
         accuracy |= {f"irp, delta {delta}": stitched("irp", {"delta": delta, "seed": seed}) for delta in deltas(task, size)}
         accuracy |= {name: stitched(*variant) for name, variant in VARIANTS.items()}
         tuned = tune(partial, head, (source, target), anchors[source][held], anchors[target][held])

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.maths.anchors import uniform
+from app.maths.geometry.sampling import uniform
 
 DATA = Path(os.environ.get("ANCHORAGE_DATA", "../shared/data"))
 TEXT_ENCODERS = ("minilm3-512", "minilm6-384", "static-256")

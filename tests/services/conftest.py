@@ -46,7 +46,10 @@ def stock() -> Callable[[Services], Services]:
         for name, dim in (("a", 3), ("b", 2)):
             create_encoder(services, name, dim)
         draw = torch.Generator().manual_seed(0)
-        embeddings = {"a": torch.randn(12, 3, generator=draw), "b": torch.randn(12, 2, generator=draw)}
+        embeddings = {
+            "a": torch.randn(12, 3, generator=draw),
+            "b": torch.randn(12, 2, generator=draw),
+        }
         spaces.create_anchor_set(services, PROJECT, name="s", embeddings=embeddings)
         return services
 

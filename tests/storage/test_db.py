@@ -11,8 +11,9 @@ from sqlalchemy import select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.errors import Conflict, DatabaseUnavailable, InvalidRequest
-from app.storage import registry, tables
+from app.storage import tables
 from app.storage.db import Database, sqlite_url
+from app.storage.queries import resources
 from tests.storage.helpers import closed, end_connections
 
 
@@ -22,7 +23,9 @@ def db(empty: Database) -> Database:
 
 
 def encoder(name="e", **more) -> tables.Encoder:
-    return tables.Encoder(**{"name": name, "kind": "external", "dim": 2, "modality": "text", **more})
+    return tables.Encoder(
+        **{"name": name, "kind": "external", "dim": 2, "modality": "text", **more}
+    )
 
 
 def names(db) -> list[str]:
@@ -68,7 +71,17 @@ def test_a_name_is_taken_within_its_project_only(db):
 
 def test_foreign_keys_are_kept(db):
     with pytest.raises(Conflict), db.transaction() as session:
-        session.add(tables.Head(name="h", kind="linear", dim=2, classes=["a"], outputs=1, blob="0" * 64, encoder_id="0" * 32))
+        session.add(
+            tables.Head(
+                name="h",
+                kind="linear",
+                dim=2,
+                classes=["a"],
+                outputs=1,
+                blob="0" * 64,
+                encoder_id="0" * 32,
+            )
+        )
 
 
 def test_writers_at_the_same_moment_wait_for_each_other(db):
@@ -83,13 +96,20 @@ def test_writers_at_the_same_moment_wait_for_each_other(db):
 
 
 def test_moments_come_back_aware_and_in_utc(db):
-    before, elsewhere = datetime.now(UTC), datetime(2026, 1, 1, 12, tzinfo=timezone(timedelta(hours=5)))
+    before, elsewhere = (
+        datetime.now(UTC),
+        datetime(2026, 1, 1, 12, tzinfo=timezone(timedelta(hours=5))),
+    )
     with db.transaction() as session:
         session.add_all([encoder("a"), encoder("b", created_at=elsewhere)])
         session.add(tables.Job(kind="bootstrap", state="queued", arguments={}))
     with db.transaction() as session:
-        own, given = session.scalars(select(tables.Encoder.created_at).order_by(tables.Encoder.name))
-        assert session.scalars(select(tables.Job)).one().started_at is None  # a missing one stays missing
+        own, given = session.scalars(
+            select(tables.Encoder.created_at).order_by(tables.Encoder.name)
+        )
+        assert (
+            session.scalars(select(tables.Job)).one().started_at is None
+        )  # a missing one stays missing
     assert own.utcoffset() == given.utcoffset() == timedelta(0)
     assert before <= own <= datetime.now(UTC)
     assert given == elsewhere
@@ -101,7 +121,9 @@ def test_ping_raises_when_there_is_no_database(tmp_path):
         db.ping()
 
 
-@pytest.mark.parametrize("folder", ["plain", "a b", "é", "a#b", "a@b:c", "a%20b", "100%", "a?b", "a?mode=memory"])
+@pytest.mark.parametrize(
+    "folder", ["plain", "a b", "é", "a#b", "a@b:c", "a%20b", "100%", "a?b", "a?mode=memory"]
+)
 def test_the_data_folder_may_have_any_name(tmp_path, folder):
     (tmp_path / folder).mkdir()
     db = Database(sqlite_url(tmp_path / folder / "anchorage.db"))
@@ -138,7 +160,9 @@ def test_moments_of_a_postgresql_in_another_zone_come_back_in_utc(postgres):
 # --- what a database cannot hold ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row", [{"name": "a\0b"}, {"name": "x" * 101}, {"dim": 2**40}, {"options": {"x": float("nan")}}])
+@pytest.mark.parametrize(
+    "row", [{"name": "a\0b"}, {"name": "x" * 101}, {"dim": 2**40}, {"options": {"x": float("nan")}}]
+)
 def test_what_postgresql_cannot_hold_is_an_invalid_request_and_leaves_nothing(postgres, row):
     with pytest.raises(InvalidRequest), postgres.transaction() as session:
         session.add_all([encoder("good"), encoder(**row)])
@@ -147,7 +171,7 @@ def test_what_postgresql_cannot_hold_is_an_invalid_request_and_leaves_nothing(po
 
 def test_a_name_that_postgresql_cannot_hold_is_not_found_either(postgres):
     with pytest.raises(InvalidRequest), postgres.transaction() as session:
-        registry.by_name(session, tables.Encoder, "default", "a\0b")
+        resources.by_name(session, tables.Encoder, "default", "a\0b")
 
 
 # --- a database that goes away --------------------------------------------------------------------------------------------
@@ -172,7 +196,9 @@ def add_and_lose(postgres: Database, row: tables.Encoder, *more: tables.Encoder)
 
 
 @pytest.mark.parametrize("more", [[], ["second"]], ids=["at its commit", "before it"])
-def test_a_connection_lost_within_a_transaction_is_said_and_nothing_of_it_is_committed(postgres, more):
+def test_a_connection_lost_within_a_transaction_is_said_and_nothing_of_it_is_committed(
+    postgres, more
+):
     with pytest.raises(DatabaseUnavailable) as caught:
         add_and_lose(postgres, encoder("first"), *(encoder(name) for name in more))
     assert caught.value.retry_after_s > 0
@@ -210,7 +236,9 @@ def test_a_server_that_comes_back_in_time_is_waited_for(postgres):
         assert waited
 
 
-def test_a_transaction_whose_process_is_frozen_does_not_hold_its_rows_for_ever(migrated_postgres, monkeypatch):
+def test_a_transaction_whose_process_is_frozen_does_not_hold_its_rows_for_ever(
+    migrated_postgres, monkeypatch
+):
     """PostgreSQL ends the silent one, and the waiting one goes on; its own wait is bounded too, and may end first."""
     monkeypatch.setattr("app.storage.db.STALLED_MS", 500)
     frozen, other = Database(migrated_postgres), Database(migrated_postgres)

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from app.errors import NameTaken
-from app.services import bootstrapping, pools, spaces
+from app.services import spaces
+from app.services.anchors import bootstrap as bootstrapping
+from app.services.anchors import pools
 from app.services.context import Services
 from app.settings import Settings
 from app.storage import tables
@@ -64,7 +66,9 @@ class Deployment:
     def _encoders(self, **dims: int) -> None:
         for name, dim in dims.items():
             with suppress(NameTaken):
-                spaces.create_encoder(self.services, PROJECT, name=name, kind=EncoderKind.external, dim=dim)
+                spaces.create_encoder(
+                    self.services, PROJECT, name=name, kind=EncoderKind.external, dim=dim
+                )
 
     def row(self, job_id: str) -> tables.Job:
         with self.services.db.transaction() as session:
@@ -100,11 +104,17 @@ def deployed(settings: Settings) -> Iterator[Deployment]:
 
 
 @pytest.fixture
-def deployment(postgres_url: str, redis_url: str, redis_prefix: str, tmp_path: Path) -> Iterator[Deployment]:
+def deployment(
+    postgres_url: str, redis_url: str, redis_prefix: str, tmp_path: Path
+) -> Iterator[Deployment]:
     by_redis = {"redis_url": redis_url, "redis_prefix": redis_prefix}
-    yield from deployed(Settings(data_dir=tmp_path, database_url=postgres_url, lease_s=2, devices="cpu", **by_redis))
+    yield from deployed(
+        Settings(data_dir=tmp_path, database_url=postgres_url, lease_s=2, devices="cpu", **by_redis)
+    )
 
 
 @pytest.fixture
 def without_redis(postgres_url: str, tmp_path: Path) -> Iterator[Deployment]:
-    yield from deployed(Settings(data_dir=tmp_path, database_url=postgres_url, lease_s=2, devices="cpu"))
+    yield from deployed(
+        Settings(data_dir=tmp_path, database_url=postgres_url, lease_s=2, devices="cpu")
+    )

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from app.main import create_app
 from app.maths.bootstrap.paper import Settings as Bootstrap
-from app.services import jobs
+from app.services.jobs import queue
 from app.settings import Settings
 from app.storage import blobs, tables
 from app.wiring import make_services
@@ -68,7 +68,7 @@ def settings(tmp_path):
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(jobs, "BACKOFF_S", 0.01)
+    monkeypatch.setattr(queue, "BACKOFF_S", 0.01)
     monkeypatch.setattr(blobs, "RETRY_S", 0)
 
 
@@ -76,15 +76,27 @@ def serve(settings: Settings) -> TestClient:
     return TestClient(create_app(settings), base_url="http://127.0.0.1")
 
 
-def test_what_an_earlier_process_left_is_taken_up_and_what_nobody_can_run_does_not_end_the_worker(settings):
+def test_what_an_earlier_process_left_is_taken_up_and_what_nobody_can_run_does_not_end_the_worker(
+    settings,
+):
     queued, lost, strange = write_jobs(
-        settings, {"state": "queued"}, {**LOST, "attempts": 1}, {"state": "queued", "kind": "unheard-of"}
+        settings,
+        {"state": "queued"},
+        {**LOST, "attempts": 1},
+        {"state": "queued", "kind": "unheard-of"},
     )
     with serve(settings) as client:
         for place, job_id in enumerate((queued, lost)):
             job = ended(client, job_id)
-            assert (job.state, job.attempts) == ("succeeded", 1)  # a second try that got further than any before counts anew
+            assert (job.state, job.attempts) == (
+                "succeeded",
+                1,
+            )  # a second try that got further than any before counts anew
             assert client.get(f"/anchor-sets/s{place}").json()["provenance"]["job"] == job_id
         job = ended(client, strange)
-        assert (job.state, job.error["code"], job.attempts) == ("failed", "internal", jobs.ATTEMPTS)
+        assert (job.state, job.error["code"], job.attempts) == (
+            "failed",
+            "internal",
+            queue.ATTEMPTS,
+        )
         assert client.get("/readyz").json()["worker"] is True

@@ -13,9 +13,10 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import event, select
 
-from app.services import jobs
-from app.services.jobs import Done
-from app.storage import registry, tables
+from app.services.jobs import queue
+from app.services.jobs.queue import Done
+from app.storage import tables
+from app.storage.queries import resources
 from app.types import JobState
 from app.wiring import make_wakeup
 from tests.waiting import until
@@ -35,7 +36,7 @@ def encoders(deployment) -> list[str]:
 
 
 def submit(deployment, kind: str) -> str:
-    return jobs.submit(deployment.services, PROJECT, kind, {}).id
+    return queue.submit(deployment.services, PROJECT, kind, {}).id
 
 
 def ended(deployment, job_id: str) -> tables.Job:
@@ -58,9 +59,9 @@ def test_twenty_jobs_of_two_workers_all_succeed_once(deployment):
         row = ended(deployment, job_id)
         assert (row.state, row.attempts, row.result["anchor_set"]) == (JobState.succeeded, 1, name)
     with deployment.services.db.transaction() as session:
-        sets = registry.page(session, tables.AnchorSet, PROJECT, after="", limit=99)
+        sets = resources.page(session, tables.AnchorSet, PROJECT, after="", limit=99)
         assert {row.name: row.provenance["job"] for row in sets} == ids
-        noted = registry.audit(session, PROJECT, before=None, limit=99)
+        noted = resources.audit(session, PROJECT, before=None, limit=99)
         assert sum(row.resource == "anchor-set" for row in noted) == 20
 
 
@@ -100,12 +101,14 @@ def broken_redis(request: pytest.FixtureRequest) -> Iterator[str]:
         yield f"redis://127.0.0.1:{port}/0"
 
 
-def test_jobs_are_run_while_redis_is_away_and_a_submission_does_not_wait_for_it(without_redis, quick, broken_redis):
+def test_jobs_are_run_while_redis_is_away_and_a_submission_does_not_wait_for_it(
+    without_redis, quick, broken_redis
+):
     api = make_wakeup(without_redis.settings.model_copy(update={"redis_url": broken_redis}))
     services = replace(without_redis.services, notify_workers=api.notify)
     without_redis.worker(redis_url=broken_redis).start()
     begun = time.monotonic()
-    ids = [jobs.submit(services, PROJECT, quick, {}).id for _ in range(5)]
+    ids = [queue.submit(services, PROJECT, quick, {}).id for _ in range(5)]
     submitted_s = time.monotonic() - begun
     for job_id in ids:
         assert ended(without_redis, job_id).attempts == 1
@@ -118,7 +121,11 @@ def test_an_idle_thread_looks_for_a_job_twice_a_second(without_redis):
     looks: list[float] = []
 
     def note(connection, cursor, statement, *_) -> None:
-        if "FOR UPDATE SKIP LOCKED" in statement and "FROM jobs" in statement and "lease_until <" in statement:
+        if (
+            "FOR UPDATE SKIP LOCKED" in statement
+            and "FROM jobs" in statement
+            and "lease_until <" in statement
+        ):
             looks.append(time.monotonic())
 
     event.listen(worker.services.db.engine, "before_cursor_execute", note)
@@ -147,11 +154,15 @@ def test_a_worker_deletes_old_rows(without_redis):
     with without_redis.services.db.transaction() as session:
         session.add(row)
     without_redis.worker().start()
-    with without_redis.services.db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+    with without_redis.services.db.engine.connect().execution_options(
+        isolation_level="AUTOCOMMIT"
+    ) as connection:
         until(lambda: connection.scalar(select(tables.Job.id)) is None)
 
 
-def test_a_stop_hands_back_even_what_is_in_a_long_step_and_its_late_end_has_no_effect(deployment, monkeypatch):
+def test_a_stop_hands_back_even_what_is_in_a_long_step_and_its_late_end_has_no_effect(
+    deployment, monkeypatch
+):
     monkeypatch.setattr(worker_main, "STOP_TIMEOUT_S", 0.2)
     begun, go_on, over = threading.Event(), threading.Event(), threading.Event()
 
