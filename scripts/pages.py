@@ -1,6 +1,7 @@
 """Write the generated parts of the pages: `python scripts/pages.py`, or `make pages`.
 
-A part stands between "<!-- settings -->" and "<!-- /settings -->". Tests compare the pages with what this module writes.
+A part stands between "<!-- settings -->" and "<!-- /settings -->".
+Tests compare the pages with what this module writes.
 """
 
 from __future__ import annotations
@@ -171,10 +172,12 @@ def demo_words() -> str:
     least, most = (limit(row["stitched"] for row in heads) for limit in (min, max))
     native = sorted(row["native"] for row in heads)
     return (
-        f"The service promises a quality from the anchors alone: every anchor is translated by a fit that never saw it.\n"
+        "The service promises a quality from the anchors alone: "
+        "every anchor is translated by a fit that never saw it.\n"
         f"In the six pairs, the measured recall is within {farthest['recall']:.3f} of the promise, "
         f"and the measured cosine within {farthest['cosine']:.3f}.\n"
-        f"A classifier trained on one encoder and used with another is right for {least:.2f} to {most:.2f} of the sentences; "
+        "A classifier trained on one encoder and used with another is right "
+        f"for {least:.2f} to {most:.2f} of the sentences; "
         f"with its own encoder it is right for {native[0]:.2f} to {native[-1]:.2f}, "
         f"and without translation for at most {max(row['untranslated'] for row in heads):.2f}."
     )

@@ -1,8 +1,8 @@
 """Build the documentation site into build/site: `python scripts/site.py`, or `make docs`.
 
-Copies docs/ to build/docs and completes the copy: CONTRIBUTING.md and CHANGELOG.md become pages, files of the repository
-that a page links to are copied along, and the API reference is generated from the application. Then Zensical builds the site;
-a link or an anchor that leads nowhere fails the build.
+Copies docs/ to build/docs and completes the copy: CONTRIBUTING.md and CHANGELOG.md become pages,
+files that a page links to are copied along, and the API reference is generated.
+Then Zensical builds the site; a link or an anchor that leads nowhere fails the build.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROOT_PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
-#: the page that receives the table of routes, where the table goes, and the standalone reference beside it
+#: the page that receives the table of routes, its place there, and the reference beside the page
 API_PAGE = "reference/api.md"
 ROUTES_MARK = "<!-- routes -->"
 REFERENCE = "rest.html"
@@ -62,9 +62,7 @@ def main() -> None:
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict", "-f", "mkdocs.yml"]
     status = subprocess.run(command, cwd=ROOT, check=False).returncode
     if status == 0:
-        print(
-            f"The site is in {SITE.relative_to(ROOT)}: python -m http.server -d {SITE.relative_to(ROOT)}"
-        )
+        print(f"The site is in {SITE.relative_to(ROOT)}")
     sys.exit(status)
 
 
@@ -86,9 +84,10 @@ def stage(document: dict[str, Any]) -> None:
 
 
 def linked(text: str, source: Path, name: Path) -> str:
-    """The text of `source` as page `name` of the site: links to files outside docs/ lead to pages or copies on the site.
+    """The text of `source` as page `name` of the site.
 
-    A link to a folder becomes its text, for a site cannot show one.
+    Links to files outside docs/ lead to pages or copies on the site.
+    A link to a folder becomes plain text, because a site cannot show a folder.
     """
 
     def link(match: re.Match[str]) -> str:
@@ -116,7 +115,10 @@ def _without_folders(text: str, source: Path) -> str:
 
 
 def _on_site(file: Path) -> Path | None:
-    """Where a file of the repository is on the site, copied there if it is no page; None for a file that does not exist."""
+    """The place on the site of a file of the repository; None if the file does not exist.
+
+    A file that is not a page is copied there.
+    """
     if not file.is_file():
         return None
     if file.is_relative_to(DOCS):

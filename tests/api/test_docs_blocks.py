@@ -35,7 +35,15 @@ PAGES = [
     if "```" in page.read_text(encoding="utf-8")
 ]
 #: members whose values differ from run to run
-VARYING = {"id", "request_id", "translator", "created_at", "started_at", "finished_at", "expires_at"}
+VARYING = {
+    "id",
+    "request_id",
+    "translator",
+    "created_at",
+    "started_at",
+    "finished_at",
+    "expires_at",
+}
 #: what a block may set for later blocks: its variables in small letters
 KEPT = "declare -p | grep -E '^declare -[-x]+ [a-z][a-z_0-9]*=' > state || true"
 
@@ -48,7 +56,7 @@ class Page:
         self.answer = ""
 
     def shell(self, example: Example) -> None:
-        """Run a block; an answer of an error fails it, unless the json block below shows that error."""
+        """Run a block. It fails on an error answer that the json block below does not show."""
         text = str(example.parsed)
         (self.folder / "state").touch()
         done = subprocess.run(
@@ -62,7 +70,9 @@ class Page:
         )
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
         self.answer = done.stdout
-        shown = re.match(r"\s*```json\n(.*?)```", example.document.text[example.region.end :], re.DOTALL)
+        shown = re.match(
+            r"\s*```json\n(.*?)```", example.document.text[example.region.end :], re.DOTALL
+        )
         if shown is None or '"status"' not in shown[1]:
             assert not re.search(r'"status": ?[45]\d\d', done.stdout), done.stdout
 
@@ -100,7 +110,9 @@ def different(shown: Any, found: Any, where: str = "") -> list[str]:
             each
             for name, value in shown.items()
             for each in (
-                different(value, found[name], f"{where}.{name}") if name in found else [f"{where}.{name} is missing"]
+                different(value, found[name], f"{where}.{name}")
+                if name in found
+                else [f"{where}.{name} is missing"]
             )
         ]
     if isinstance(shown, list) and isinstance(found, list) and len(shown) == len(found):
