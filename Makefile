@@ -39,11 +39,12 @@ docs-serve: docs ## the site on http://127.0.0.1:8000
 pages: $(INSTALLED) ## write the generated parts of the pages again
 	$(BIN)/python -m scripts.pages
 
-lint: $(INSTALLED) ## style, types and the import contracts
+lint: $(INSTALLED) ## style, types, the import contracts and the language (docs/style.md)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python scripts/lint_language.py
 
 format: $(INSTALLED) ## put the code into the house style
 	$(BIN)/ruff check --fix .
