@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test serve lint format bench faults soak pack constraints clean
+.PHONY: help install demo test serve docs docs-serve pages lint format bench faults soak pack constraints clean
 
 help: ## list the verbs
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) ## make .venv with the service, its encoders and the developers' tools
 
@@ -30,6 +30,15 @@ test: $(INSTALLED) ## all tests, in two processes that share the files
 serve: $(INSTALLED) ## the service on http://127.0.0.1:8080, its data in .anchorage
 	$(BIN)/anchorage serve
 
+docs: $(INSTALLED) ## the documentation as a site in build/site; a link that leads nowhere fails
+	$(BIN)/python -m scripts.site
+
+docs-serve: docs ## the site on http://127.0.0.1:8000
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site 8000
+
+pages: $(INSTALLED) ## write the generated parts of the pages again
+	$(BIN)/python -m scripts.pages
+
 lint: $(INSTALLED) ## style, types, the import contracts and the language (docs/style.md)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -42,7 +51,7 @@ format: $(INSTALLED) ## put the code into the house style
 	$(BIN)/ruff format .
 
 bench: $(INSTALLED) ## measure, for hours; tables on the screen, numbers in benchmarks/results (some need ANCHORAGE_DATA)
-	$(BIN)/anchorage demo --json benchmarks/results/demo.json
+	$(BIN)/anchorage demo --json benchmarks/results/demo.json && cp demo-output/map.png docs/assets/demo-map.png
 	$(BIN)/python benchmarks/quality.py
 	$(BIN)/python benchmarks/confidence.py
 	$(BIN)/python benchmarks/thresholds.py
@@ -71,4 +80,4 @@ constraints: ## resolve constraints.txt again (needs uv)
 	sed -i '1i # Versions every test ran with; made by `make constraints`. Pins only: an extra that is not asked for is not pulled.' constraints.txt
 
 clean: ## remove the virtual environment, caches and the demo's output
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo-output
+	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo-output
