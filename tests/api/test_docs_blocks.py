@@ -25,9 +25,12 @@ import yaml
 from sybil import Document, Example
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
+from tests.api.docs_setup import SETUP
+
 ROOT = Path(__file__).parents[2]
 FENCED = re.compile(r"^ *```(\S*)", re.MULTILINE)
 RUN = re.compile(r"^ *```(?:sh|python)$", re.MULTILINE)
+SKIPPED = re.compile(r"skip: next[^\n]*\n+ *```(?:sh|python)$", re.MULTILINE)
 LANGUAGES = {"sh", "python", "json", "yaml", "text"}
 PAGES = [
     str(page.relative_to(ROOT))
@@ -133,7 +136,7 @@ def different(shown: Any, found: Any, where: str = "") -> list[str]:
 def test_the_blocks_of_a_page_run(name, listen, tmp_path, monkeypatch):
     text = (ROOT / name).read_text(encoding="utf-8")
     address = "localhost:8080"
-    if len(RUN.findall(text)) > text.count("skip: next"):
+    if len(RUN.findall(text)) > len(SKIPPED.findall(text)):
         address = ":".join(map(str, listen(max_vectors=16_384)))
     folder = tmp_path / "page"
     folder.mkdir()
@@ -142,6 +145,9 @@ def test_the_blocks_of_a_page_run(name, listen, tmp_path, monkeypatch):
     copy = folder / "page.md"
     copy.write_text(text.replace("localhost:8080", address), encoding="utf-8")
     page = Page(folder)
+    if name in SETUP:
+        with httpx2.Client(base_url=f"http://{address}", timeout=60) as http:
+            SETUP[name](http, folder)
     document = Document.parse(
         str(copy),
         SkipParser(),
