@@ -206,20 +206,20 @@ class Settings(BaseSettings):
         30,
         ge=0,
         le=36_500,
-        description="days for which an ended job is kept; 0: for ever",
+        description="days for which an ended job is kept; 0: indefinitely",
     )
     keep_audit_days: int = Field(
         365,
         ge=0,
         le=36_500,
-        description="days for which an audit row is kept; 0: for ever",
+        description="days for which an audit row is kept; 0: indefinitely",
     )
     keep_translators_days: int = Field(
         90,
         ge=0,
         le=36_500,
         description=(
-            "days after its last use for which the report of a translator is kept; 0: for ever. "
+            "days after its last use for which the report of a translator is kept; 0: indefinitely. "
             "After that, `GET /translators/{id}` answers 404 until it is fitted again"
         ),
     )

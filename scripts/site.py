@@ -28,7 +28,7 @@ ROOT_PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
-#: the page that receives the table of routes, its place there, and the reference beside the page
+#: the page that receives the table of routes, its place there, and the file name of the reference
 API_PAGE = "reference/api.md"
 ROUTES_MARK = "<!-- routes -->"
 REFERENCE = "rest.html"
@@ -36,7 +36,7 @@ REFERENCE = "rest.html"
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
-#: ReDoc shows a logo of its own site unless the page forbids it
+#: ReDoc loads a logo from its own site unless the page forbids it
 REDOC = """<!doctype html>
 <html lang="en">
 <head>
@@ -126,7 +126,7 @@ def _on_site(file: Path) -> Path | None:
     inside = file.relative_to(ROOT)
     if inside.as_posix() in ROOT_PAGES:
         return Path(ROOT_PAGES[inside.as_posix()])
-    # A copied page would become a page of the site, with links of its own.
+    # A copied Markdown file would become a page of the site, and its links would be checked.
     copy = Path("files") / (f"{inside}.txt" if inside.suffix == ".md" else inside)
     (STAGE / copy).parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(file, STAGE / copy)
@@ -134,7 +134,7 @@ def _on_site(file: Path) -> Path | None:
 
 
 def add_reference(document: dict[str, Any]) -> None:
-    """The OpenAPI document, and ReDoc to read it with, beside the page about the API."""
+    """The OpenAPI document, and ReDoc to read it with, in the folder of the page about the API."""
     import fastapi_offline
 
     folder = STAGE / Path(API_PAGE).parent
