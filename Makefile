@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-long serve lint format bench faults soak pack constraints release clean
+.PHONY: help install demo test test-fast test-long serve docs docs-serve pages lint format bench faults soak pack
+.PHONY: constraints release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,18 +46,28 @@ test-long: $(INSTALLED) ## run sweeps, many seeds, ten minutes of soak, and the 
 serve: $(INSTALLED) ## run the service on http://127.0.0.1:8080, with its data in .anchorage
 	$(BIN)/anchorage serve
 
-lint: $(INSTALLED) ## check style, types and import contracts
+docs: $(INSTALLED) ## build the documentation in build/site; broken links fail
+	$(BIN)/python -m scripts.site
+
+docs-serve: docs ## serve the documentation on http://127.0.0.1:8000
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site 8000
+
+pages: $(INSTALLED) ## update the generated parts of the documentation
+	$(BIN)/python -m scripts.pages
+
+lint: $(INSTALLED) ## check style, types, import contracts and language (docs/style.md)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python scripts/lint_language.py
 
 format: $(INSTALLED) ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 bench: $(INSTALLED) ## run all benchmarks, for hours, into benchmarks/results (some need ANCHORAGE_DATA)
-	$(BIN)/anchorage demo --json benchmarks/results/demo.json
+	$(BIN)/anchorage demo --json benchmarks/results/demo.json && cp demo-output/map.png docs/assets/demo-map.png
 	$(BIN)/python benchmarks/quality.py
 	$(BIN)/python benchmarks/confidence.py
 	$(BIN)/python benchmarks/thresholds.py
@@ -87,5 +98,5 @@ constraints: ## update constraints.txt (needs uv)
 release: ## build the sdist, wheel, SBOM and image (with Docker), and check them
 	$(PYTHON) scripts/release.py
 
-clean: ## remove .venv, caches, dist and the demo's output
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo-output dist
+clean: ## remove .venv, caches, the built files and the demo's output
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo-output

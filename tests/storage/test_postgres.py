@@ -111,7 +111,7 @@ def test_migrations_take_as_long_as_they_take(db):
 
 
 def test_every_wait_of_the_driver_passes_through_the_bounded_one(own_postgres, monkeypatch):
-    """psycopg does not document that all of its waits call Connection.wait, which resumes them.
+    """The driver does not document that all of its waits call Connection.wait, which resumes them.
 
     This test fails when a new version changes that. pyproject.toml bounds the version until then.
     """
