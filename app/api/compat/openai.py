@@ -214,7 +214,7 @@ async def embed(
     done = await run_in_threadpool(
         plans.apply_map, services, context, translating, vectors=own.vectors, pair=pair
     )
-    return EncodedVectors(done.made.vectors, own.tokens, own.truncated)
+    return EncodedVectors(done.output.vectors, own.tokens, own.truncated)
 
 
 def _require_dimensions(model: str, dim: int, asked: int | None) -> None:

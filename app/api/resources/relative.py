@@ -107,7 +107,7 @@ async def relative(
         answer = await plans.serve_map(
             services, context, body.relation(), body.vectors, body.given_inputs(), writer.form
         )
-    made = answer.made
+    made = answer.output
     count, dim = made.vectors.shape
     metrics.BATCH_VECTORS.labels("relative").observe(count)
     about = {

@@ -380,7 +380,7 @@ def _stitch(
         encoder=body.encoder,
         head=body.head,
         anchor_set=body.anchor_set,
-        way=body.way(),
+        choice=body.way(),
         vectors=body.vectors,
         inputs=body.given_inputs(),
         truth=body.truth(),

@@ -522,7 +522,7 @@ async def translate(
         answer = await plans.serve_map(
             services, context, wanted, vectors, body.given_inputs(), writer.form, body.precision
         )
-    made, by = answer.made, answer.served
+    made, by = answer.output, answer.served
     count, dim = made.vectors.shape
     BATCH.observe(count)
     rated = (
@@ -550,7 +550,7 @@ async def translate(
     if body.precision != "float32" and by.translator is not None:
         about["precision"] = {
             "name": body.precision,
-            "error": products.precision_error(by.translator, answer.given, made.vectors),
+            "error": products.precision_error(by.translator, answer.vectors, made.vectors),
         }
     return await answers.write(call, writer, made.vectors, about)
 
