@@ -18,7 +18,7 @@ from app import __version__
 from app.api import docs, health
 from app.api.compat import open_inference, openai, tei
 from app.api.http import admission, openapi_bodies, problems
-from app.api.http.admission import Admission, Edge
+from app.api.http.admission import Admission, AdmissionMiddleware
 from app.api.http.rate_limit import RateLimiter
 from app.api.resources import (
     anchor_pairs,
@@ -127,7 +127,7 @@ def create_app(settings: Settings) -> FastAPI:
     for resource in RESOURCES:
         app.include_router(resource.router)
     openapi_bodies.install(app, (resource.router for resource in RESOURCES))
-    app.add_middleware(Edge, admission=app.state.admission)
+    app.add_middleware(AdmissionMiddleware, admission=app.state.admission)
     tracing.install(app, services.db.engine)
     return app
 

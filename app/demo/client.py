@@ -48,7 +48,7 @@ def server(data_dir: Path) -> Iterator[Client]:
     }
     environment["ANCHORAGE_THREADS"] = str(THREADS)
     with log.open("wb") as output:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603 -- our own command
             command, stdout=output, stderr=subprocess.STDOUT, env=environment
         )
     try:

@@ -24,7 +24,8 @@ from app.maths.geometry.space import Space, fit_space
 from app.maths.geometry.spectrum import kept_svd
 from app.maths.translators import methods
 from app.maths.translators.translator import Translator, make_translator
-from app.services import spaces
+from app.services.anchors import anchor_sets
+from app.services.encoders import encoders
 from app.services.translators import translators
 from app.settings import Settings
 from app.types import EncoderKind
@@ -121,9 +122,9 @@ def _through_redis(source: Matrix, target: Matrix, redis_url: str, rounds: int) 
                 services = make_services(settings)
                 services.db.migrate()
                 for name in ("a", "b"):
-                    spaces.create_encoder(services, "default", name=name, kind=EncoderKind.external, dim=DIM)
+                    encoders.create_encoder(services, "default", name=name, kind=EncoderKind.external, dim=DIM)
                 made = {"a": torch.from_numpy(source), "b": torch.from_numpy(target)}
-                spaces.create_anchor_set(services, "default", name="items", embeddings=made)
+                anchor_sets.create_anchor_set(services, "default", name="items", embeddings=made)
                 pair = translators.pair(services, "default", REQUEST)
                 started = time.perf_counter()
                 fitted = translators.fit(services, "default", *pair, REQUEST)

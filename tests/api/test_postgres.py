@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from sqlalchemy import func, select
 
-from app.services.access.writes import CLAIM_S
+from app.services.access.idempotency import CLAIM_S
 from app.settings import Settings
 from app.storage import tables
 from app.wiring import make_wakeup
@@ -308,35 +308,36 @@ def test_a_class_is_kept_as_it_was_sent_or_refused(stocked, label):
 def test_of_many_equal_requests_at_once_one_makes_something(stocked):
     pair = {"source": "first", "target": "second", "anchor_set": "items"}
     wanted = [
-        ("/encoders", {"name": "new", "dim": 2}, tables.Encoder),
-        ("/translators", pair, tables.Translator),
+        ("/encoders", {"name": "new", "dim": 2}, tables.EncoderRow),
+        ("/translators", pair, tables.TranslatorRow),
     ]
-    wanted += [("/api-keys", {"name": "new"}, tables.ApiKey)]
+    wanted += [("/api-keys", {"name": "new"}, tables.ApiKeyRow)]
     assert CLAIM_S > 30, "else a slow machine's second try could take the first one's claim over"
     for path, body, table in wanted:
         with stocked.app.state.services.db.transaction() as session:
             before = session.scalar(select(func.count()).select_from(table))
-        send = lambda _, path=path, body=body: stocked.post(
-            path, json=body, headers={"Idempotency-Key": path}
-        )
+
+        def send(_: int, path: str = path, body: dict = body) -> object:
+            return stocked.post(path, json=body, headers={"Idempotency-Key": path})
+
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(send, range(16)))
         codes = {answer.json().get("code", "made") for answer in answers}
         assert codes <= {
             "made",
             "request-in-progress",
-            "resource-gone" if table is tables.ApiKey else "made",
+            "resource-gone" if table is tables.ApiKeyRow else "made",
         }
         assert "made" in codes
         with stocked.app.state.services.db.transaction() as session:
             assert session.scalar(select(func.count()).select_from(table)) == before + 1
             made = select(func.count()).where(
-                tables.Audit.origin.is_not(None), tables.Audit.action == "create"
+                tables.AuditRow.origin.is_not(None), tables.AuditRow.action == "create"
             )
             assert (
                 session.scalar(
                     made.where(
-                        tables.Audit.resource == {"/encoders": "encoder"}.get(path, path[1:-1])
+                        tables.AuditRow.resource == {"/encoders": "encoder"}.get(path, path[1:-1])
                     )
                 )
                 == before + 1
@@ -373,7 +374,9 @@ def test_two_processes_that_fit_one_translator_at_once_both_answer(
             body = {**pair, "options": {"ridge": ridge}}
             answers = list(
                 pool.map(
-                    lambda place: (stocked, other)[place % 2].post("/translate", json=body),
+                    lambda place, body=body: (stocked, other)[place % 2].post(
+                        "/translate", json=body
+                    ),
                     range(8),
                 )
             )

@@ -179,7 +179,7 @@ def service(gateway, migrated_sqlite: Path, tmp_path_factory) -> Iterator[TestCl
 def soon() -> Iterator[None]:
     """Redis is given up, and asked again, and a deletion is answered, sooner than in operation."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connect, "ANSWER_S", 0.3)
+        patch.setattr(connect, "REDIS_READ_S", 0.3)
         patch.setattr(connect, "AWAY_S", 0.5)
         patch.setattr(name_cache, "SETTLE_S", 0.0)
         yield
@@ -237,7 +237,7 @@ def test_whatever_redis_answers_the_service_answers_right_and_says_degraded_unti
             )
             assert time.monotonic() - begun < 2
             cold_translation(service)
-            assert time.monotonic() - begun < 2 * connect.PATIENCE_S + 5
+            assert time.monotonic() - begun < 2 * connect.REDIS_CALL_S + 5
     finally:
         gateway.nonsense = None
     until_ready(service)

@@ -485,7 +485,7 @@ def test_an_operators_folder_is_loaded_by_its_name_and_wins_over_a_package(mine,
 
 
 def registered(model):
-    return tables.Encoder(
+    return tables.EncoderRow(
         name="e", kind=KIND, dim=model.dim, identity=json.loads(json.dumps(model.identity.members))
     )
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from app.services import spaces
 from app.services.context import Services
+from app.services.encoders import encoders
 from app.services.jobs import queue
 from app.services.jobs.leases import Leases
 from app.settings import Settings
@@ -30,8 +30,8 @@ def some(k: int, d: int, seed: int = 0) -> Tensor:
 
 def create_encoder(
     services: Services, name: str, dim: int, project: str = PROJECT
-) -> tables.Encoder:
-    return spaces.create_encoder(services, project, name=name, kind=EncoderKind.external, dim=dim)
+) -> tables.EncoderRow:
+    return encoders.create_encoder(services, project, name=name, kind=EncoderKind.external, dim=dim)
 
 
 def again(services: Services, row: Any) -> Any:
@@ -48,10 +48,10 @@ def alter(services: Services, row: Any, **values: Any) -> None:
             setattr(found, name, value)
 
 
-def run(services: Services, job: tables.Job, **more: Any) -> tables.Job:
+def run(services: Services, job: tables.JobRow, **more: Any) -> tables.JobRow:
     """A worker's turn with the job, which is the only one."""
     queue.run_next(services, RUNNERS, Leases(services), **more)
-    row: tables.Job = again(services, job)
+    row: tables.JobRow = again(services, job)
     return row
 
 

@@ -119,7 +119,7 @@ def test_a_missing_file_is_an_error_that_waiting_does_not_mend_and_names_its_own
         assert (
             "0" * 64 not in caught.value.detail
         )  # what a file is called is the operator's to know
-    with pytest.raises(BlobMissing, match=r"of anchor set 's' is missing .* restore a backup"):
+    with pytest.raises(BlobMissing, match=r"of anchor set 's' is missing.* restore a backup"):
         blobs.get("0" * 64, of="anchor set 's'")
 
 

@@ -22,15 +22,17 @@ def db(empty: Database) -> Database:
     return empty
 
 
-def encoder(name="e", **more) -> tables.Encoder:
-    return tables.Encoder(
+def encoder(name="e", **more) -> tables.EncoderRow:
+    return tables.EncoderRow(
         **{"name": name, "kind": "external", "dim": 2, "modality": "text", **more}
     )
 
 
 def names(db) -> list[str]:
     with db.transaction() as session:
-        return list(session.scalars(select(tables.Encoder.name).order_by(tables.Encoder.name)))
+        return list(
+            session.scalars(select(tables.EncoderRow.name).order_by(tables.EncoderRow.name))
+        )
 
 
 def test_a_transaction_commits_at_its_end_and_its_rows_stay_readable(db):
@@ -58,7 +60,7 @@ def test_any_exception_takes_everything_back(db):
 def test_a_broken_constraint_is_a_conflict_and_leaves_nothing(db):
     with db.transaction() as session:
         session.add(encoder("taken"))
-    with pytest.raises(Conflict, match="try again"), db.transaction() as session:
+    with pytest.raises(Conflict, match="Try again"), db.transaction() as session:
         session.add_all([encoder("new"), encoder("taken")])
     assert names(db) == ["taken"]
 
@@ -72,7 +74,7 @@ def test_a_name_is_taken_within_its_project_only(db):
 def test_foreign_keys_are_kept(db):
     with pytest.raises(Conflict), db.transaction() as session:
         session.add(
-            tables.Head(
+            tables.HeadRow(
                 name="h",
                 kind="linear",
                 dim=2,
@@ -87,7 +89,7 @@ def test_foreign_keys_are_kept(db):
 def test_writers_at_the_same_moment_wait_for_each_other(db):
     def write(number):
         with db.transaction() as session:
-            session.scalars(select(tables.Encoder)).all()  # a reader that becomes a writer
+            session.scalars(select(tables.EncoderRow)).all()  # a reader that becomes a writer
             session.add(encoder(f"e{number}"))
 
     with ThreadPoolExecutor(8) as pool:
@@ -102,13 +104,13 @@ def test_moments_come_back_aware_and_in_utc(db):
     )
     with db.transaction() as session:
         session.add_all([encoder("a"), encoder("b", created_at=elsewhere)])
-        session.add(tables.Job(kind="bootstrap", state="queued", arguments={}))
+        session.add(tables.JobRow(kind="bootstrap", state="queued", arguments={}))
     with db.transaction() as session:
         own, given = session.scalars(
-            select(tables.Encoder.created_at).order_by(tables.Encoder.name)
+            select(tables.EncoderRow.created_at).order_by(tables.EncoderRow.name)
         )
         assert (
-            session.scalars(select(tables.Job)).one().started_at is None
+            session.scalars(select(tables.JobRow)).one().started_at is None
         )  # a missing one stays missing
     assert own.utcoffset() == given.utcoffset() == timedelta(0)
     assert before <= own <= datetime.now(UTC)
@@ -154,7 +156,9 @@ def test_moments_of_a_postgresql_in_another_zone_come_back_in_utc(postgres):
         session.add(encoder())
         session.flush()
         session.expire_all()
-        assert session.scalars(select(tables.Encoder)).one().created_at.utcoffset() == timedelta(0)
+        assert session.scalars(select(tables.EncoderRow)).one().created_at.utcoffset() == timedelta(
+            0
+        )
 
 
 # --- what a database cannot hold ------------------------------------------------------------------------------------------
@@ -171,7 +175,7 @@ def test_what_postgresql_cannot_hold_is_an_invalid_request_and_leaves_nothing(po
 
 def test_a_name_that_postgresql_cannot_hold_is_not_found_either(postgres):
     with pytest.raises(InvalidRequest), postgres.transaction() as session:
-        resources.by_name(session, tables.Encoder, "default", "a\0b")
+        resources.by_name(session, tables.EncoderRow, "default", "a\0b")
 
 
 # --- a database that goes away --------------------------------------------------------------------------------------------
@@ -185,7 +189,7 @@ def test_connections_lost_between_transactions_are_nobodys_concern(postgres):
     assert names(postgres) == ["e0", "e1", "e2"]
 
 
-def add_and_lose(postgres: Database, row: tables.Encoder, *more: tables.Encoder) -> None:
+def add_and_lose(postgres: Database, row: tables.EncoderRow, *more: tables.EncoderRow) -> None:
     """Add a row in a transaction whose connection is lost before it adds more and commits."""
     with postgres.transaction() as session:
         session.add(row)

@@ -83,7 +83,9 @@ def test_each_step_down_and_up_again_ends_at_the_same_schema_with_the_same_jobs(
     before, db = look(database_url, names), Database(database_url)
     with db.transaction() as session:
         session.add(
-            tables.Job(id="a", kind="bootstrap", state="queued", arguments={"x": 1}, lease="b" * 32)
+            tables.JobRow(
+                id="a", kind="bootstrap", state="queued", arguments={"x": 1}, lease="b" * 32
+            )
         )
     db.close()
     for revision in ScriptDirectory.from_config(config).walk_revisions():
@@ -122,7 +124,7 @@ def test_a_relative_head_of_before_goes_on_reading_vectors_of_the_ridge_that_it_
     db = Database(database_url)
     db.migrate()
     with db.transaction() as session:
-        settings = {row.name: row.settings for row in session.scalars(select(tables.Head))}
+        settings = {row.name: row.settings for row in session.scalars(select(tables.HeadRow))}
     db.close()
     assert {name: each.get("ridge") for name, each in settings.items()} == {
         "native": None,
@@ -149,7 +151,7 @@ def test_jobs_of_the_first_version_are_taken_along_in_every_state(database_url):
     db = Database(database_url)
     db.migrate()
     with db.transaction() as session:
-        rows = {row.id: row for row in session.scalars(select(tables.Job))}
+        rows = {row.id: row for row in session.scalars(select(tables.JobRow))}
     db.close()
     states = {job_id: row.state for job_id, row in rows.items()}
     # No lease holds the running one: its worker is one of before.
@@ -165,10 +167,10 @@ def test_jobs_of_the_first_version_are_taken_along_in_every_state(database_url):
 
 def test_migrating_twice_changes_nothing_and_keeps_rows(empty):
     with empty.transaction() as session:
-        session.add(tables.Encoder(name="e", kind="external", dim=2, modality="text"))
+        session.add(tables.EncoderRow(name="e", kind="external", dim=2, modality="text"))
     empty.migrate()
     with empty.transaction() as session:
-        assert session.scalars(select(tables.Encoder.name)).all() == ["e"]
+        assert session.scalars(select(tables.EncoderRow.name)).all() == ["e"]
 
 
 def test_of_two_migrations_at_the_same_moment_one_waits_for_the_other(postgres_url):

@@ -23,7 +23,16 @@ from app.maths.translators import graded, methods
 from app.services.upkeep.cache_codecs import DECODER, MATRIX, SPACE, TRANSLATOR
 from app.storage import cache as cache_module
 from app.storage import redis as connect_module
-from app.storage.cache import DIGEST_BYTES, MAGIC, Cache, Corrupt, RedisStore, Shared, pack, unpack
+from app.storage.cache import (
+    DIGEST_BYTES,
+    MAGIC,
+    Cache,
+    CorruptEntry,
+    RedisStore,
+    TensorCodec,
+    pack,
+    unpack,
+)
 from app.storage.redis import OptionalRedis
 from tests.waiting import until
 
@@ -210,14 +219,14 @@ def test_a_damaged_entry_is_made_anew_and_overwritten_with_a_good_one(
 def test_no_flipped_byte_goes_unnoticed(place, flip):
     data = bytearray(pack(b"key", {"matrix": torch.arange(50.0)}))
     data[place % len(data)] ^= flip
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptEntry):
         unpack(b"key", bytes(data))
 
 
 @given(st.binary(max_size=300))
 def test_no_bytes_of_a_stranger_are_taken_for_an_entry(data):
     for candidate in (data, MAGIC + data):
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptEntry):
             unpack(b"key", candidate)
 
 
@@ -279,7 +288,9 @@ def test_threads_of_two_processes_worth_of_caches_make_a_value_once(another):
 
 def test_a_maker_that_fails_lets_the_next_one_make_it(store):
     with pytest.raises(ZeroDivisionError):
-        store.get_or_make("test", b"a", lambda: 1 / 0, Shared(lambda value: {}, lambda tensors: 1))
+        store.get_or_make(
+            "test", b"a", lambda: 1 / 0, TensorCodec(lambda value: {}, lambda tensors: 1)
+        )
     made: list[str] = []
     ask(store, "a", torch.ones(1), made)
     assert made == ["a"]
@@ -351,7 +362,7 @@ def test_a_server_that_is_away_is_left_alone_by_all_but_one_caller_at_a_time_and
     begun = time.monotonic()
     for _ in range(50):  # some 0.02 s, of which one call asks the server again at most
         assert torch.equal(ask(store, "a", torch.ones(2), made), torch.ones(2))
-    assert time.monotonic() - begun < 10 * connect_module.ANSWER_S
+    assert time.monotonic() - begun < 10 * connect_module.REDIS_READ_S
     redis_server.start() if how == "killed" else redis_server.thaw()
     made.clear()
     deadline = time.monotonic() + 30

@@ -24,7 +24,7 @@ from workers.runners import RUNNERS
 STEPS_OF_A_TRY = 20
 
 
-def iterate(services: Services, job: tables.Job, progress: queue.Progress) -> queue.Done:
+def iterate(services: Services, job: tables.JobRow, progress: queue.Progress) -> queue.Done:
     """A chaotic sequence with random draws: a step left out or done twice changes every number of its end."""
     hold, total = Path(job.arguments["hold"]), job.arguments["steps"]
     weights = torch.randn(50, 50, generator=torch.Generator().manual_seed(0))
@@ -48,7 +48,7 @@ def iterate(services: Services, job: tables.Job, progress: queue.Progress) -> qu
     return queue.Done({"x": x.tolist(), "begun": begun})
 
 
-def die(services: Services, job: tables.Job, progress: queue.Progress) -> queue.Done:
+def die(services: Services, job: tables.JobRow, progress: queue.Progress) -> queue.Done:
     """Ends the thread that runs it."""
     sys.exit()
 

@@ -34,7 +34,7 @@ def write_jobs(settings: Settings, *rows: dict) -> list[str]:
     ids = []
     with services.db.transaction() as session:
         for name, dim in (("a", 4), ("b", 3)):
-            session.add(tables.Encoder(name=name, kind="external", dim=dim, modality="text"))
+            session.add(tables.EncoderRow(name=name, kind="external", dim=dim, modality="text"))
         for number, row in enumerate(rows):
             arguments = {
                 "name": f"s{number}",
@@ -44,7 +44,9 @@ def write_jobs(settings: Settings, *rows: dict) -> list[str]:
                 "settings": asdict(Bootstrap(size=6, steps=5)),
                 "blobs": blobs,
             }
-            job = tables.Job(**{"kind": "bootstrap", "arguments": arguments, "progress": {}, **row})
+            job = tables.JobRow(
+                **{"kind": "bootstrap", "arguments": arguments, "progress": {}, **row}
+            )
             session.add(job)
             session.flush()
             ids.append(job.id)
@@ -52,10 +54,10 @@ def write_jobs(settings: Settings, *rows: dict) -> list[str]:
     return ids
 
 
-def ended(client: TestClient, job_id: str) -> tables.Job:
-    def row() -> tables.Job | None:
+def ended(client: TestClient, job_id: str) -> tables.JobRow:
+    def row() -> tables.JobRow | None:
         with client.app.state.services.db.transaction() as session:
-            found = session.get_one(tables.Job, job_id)
+            found = session.get_one(tables.JobRow, job_id)
         return found if found.finished_at is not None else None
 
     return until(row)

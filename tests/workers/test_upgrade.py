@@ -19,7 +19,7 @@ from app.services.context import Services
 from app.settings import Settings
 from app.storage import tables
 from app.storage.db import alembic_config
-from app.storage.queries import jobs, resources
+from app.storage.queries import access, jobs, resources
 from app.wiring import make_services, make_wakeup
 from tests.waiting import until
 from workers.main import Worker
@@ -171,7 +171,7 @@ def put_by_the_version_before(services: Services) -> None:
 
 def state(services: Services, name: str) -> str:
     with services.db.transaction() as session:
-        return session.get_one(tables.Job, name.replace(" ", "-")).state
+        return session.get_one(tables.JobRow, name.replace(" ", "-")).state
 
 
 def test_jobs_of_the_version_before_run_to_their_end(services):
@@ -187,7 +187,7 @@ def test_jobs_of_the_version_before_run_to_their_end(services):
     assert state(services, "ended") == "succeeded"
     with services.db.transaction() as session:
         results = session.scalars(
-            select(tables.Job.result).where(tables.Job.id.in_(["queued", "lost"]))
+            select(tables.JobRow.result).where(tables.JobRow.id.in_(["queued", "lost"]))
         ).all()
         reported = {row.content for row in resources.newest_reports(session, "default", limit=9)}
         assert {row["translator"] for row in results} < reported
@@ -201,8 +201,8 @@ def test_jobs_of_the_version_before_run_to_their_end(services):
                 < resources.translator(session, "default", content).used_at
                 <= tables.now()
             )
-        assert resources.idempotent_request(session, "default", "k").made == "t"
-        assert [row.name for row in resources.audit(session, "default", before=None, limit=9)][
+        assert access.idempotent_request(session, "default", "k").made == "t"
+        assert [row.name for row in access.audit(session, "default", before=None, limit=9)][
             -1
         ] == "tr_0"
 

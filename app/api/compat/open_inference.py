@@ -164,7 +164,7 @@ def model_metadata(model: ModelPath, services: Svc, project: Reads) -> ModelMeta
     dim = row.dim if row.anchor_set is None and encoder is None else -1
     if encoder is not None:
         with services.db.transaction() as session:
-            dim = resources.by_name(session, tables.Encoder, project, encoder, field="model").dim
+            dim = resources.by_name(session, tables.EncoderRow, project, encoder, field="model").dim
     classifies = bool(row.classes)
     outputs = [
         TensorMetadata(
@@ -217,7 +217,7 @@ def infer(
         anchor_set=anchor_set,
         vectors=vectors,
         inputs=inputs,
-        way=stitching.Way(body.parameters.method),
+        way=stitching.TranslationChoice(body.parameters.method),
     )
     metrics.BATCH_VECTORS.labels("infer").observe(len(answer.values))
     content: dict[str, Any] = {
@@ -231,7 +231,7 @@ def infer(
 
 def _find(
     services: Services, project: str, model: str, parameters: Parameters
-) -> tuple[tables.Head, str | None, str | None]:
+) -> tuple[tables.HeadRow, str | None, str | None]:
     """The head, whose vectors it is asked for, and the anchor set between the two. Raises HeadNotFound, InvalidHead."""
     named = parse_model(
         model,
@@ -240,7 +240,7 @@ def _find(
     )
     head = named.target or named.encoder
     with services.db.transaction() as session:
-        row = resources.by_name(session, tables.Head, project, head, field="model")
+        row = resources.by_name(session, tables.HeadRow, project, head, field="model")
     if named.target is None:
         return row, parameters.encoder, parameters.anchor_set
     if parameters.encoder is not None or parameters.anchor_set is not None:
@@ -251,7 +251,11 @@ def _find(
 
 
 def _require_way(
-    services: Services, project: str, row: tables.Head, encoder: str | None, anchor_set: str | None
+    services: Services,
+    project: str,
+    row: tables.HeadRow,
+    encoder: str | None,
+    anchor_set: str | None,
 ) -> None:
     """Raises what asking the head for the encoder's vectors would: the not-found errors, AnchorsNotEmbedded, InvalidHead."""
     if encoder is None or anchor_set is None:

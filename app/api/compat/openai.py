@@ -34,14 +34,14 @@ from app.errors import (
     TokensNotRead,
 )
 from app.observability import metrics
-from app.services import spaces
+from app.services import incoming
 from app.services.context import Services
 from app.services.encoders import encoding
 from app.services.encoders.encoding import Encoded
 from app.services.serving import plans
 from app.services.translators import translators
 from app.storage import tables
-from app.storage.name_cache import Name
+from app.storage.name_cache import NameKey
 from app.storage.queries import resources
 from app.types import EncoderKind, InputRole
 
@@ -199,7 +199,7 @@ async def embed(
     asked = chosen.request()
     if asked is None:
         _require_dimensions(model, row.dim, dimensions)
-        spaces.check_answer(services, field, len(inputs), dim=row.dim)
+        incoming.reserve_answer(services, field, len(inputs), dim=row.dim)
         return await _encode(services, row, spec, inputs, role, field)
     translating = plans.Translation(asked)
     pair = await run_in_threadpool(translators.resolve, services, translating.name(project))
@@ -226,7 +226,7 @@ def _require_dimensions(model: str, dim: int, asked: int | None) -> None:
 
 async def _encode(
     services: Services,
-    row: tables.Encoder,
+    row: tables.EncoderRow,
     spec: Spec,
     inputs: Sequence[Input],
     role: InputRole,
@@ -249,9 +249,9 @@ async def _encode(
     return encoding.finished(vectors, items, row, field=field)
 
 
-async def _encoder(services: Services, project: str, name: str) -> tuple[tables.Encoder, Spec]:
-    remembered = Name(project, "encoder and spec", (name,))
-    found: tuple[tables.Encoder, Spec] | None = services.names.find(remembered)
+async def _encoder(services: Services, project: str, name: str) -> tuple[tables.EncoderRow, Spec]:
+    remembered = NameKey(project, "encoder and spec", (name,))
+    found: tuple[tables.EncoderRow, Spec] | None = services.names.find(remembered)
     if found is None:
         found = await run_in_threadpool(
             services.names.find_or, remembered, lambda: _with_spec(services, project, name)
@@ -259,14 +259,14 @@ async def _encoder(services: Services, project: str, name: str) -> tuple[tables.
     return found
 
 
-def _with_spec(services: Services, project: str, name: str) -> tuple[tables.Encoder, Spec]:
+def _with_spec(services: Services, project: str, name: str) -> tuple[tables.EncoderRow, Spec]:
     row = _look_up(services, project, name)
     return row, encoding.spec_of(row)
 
 
-def _look_up(services: Services, project: str, name: str) -> tables.Encoder:
+def _look_up(services: Services, project: str, name: str) -> tables.EncoderRow:
     with services.db.transaction() as session:
-        return resources.by_name(session, tables.Encoder, project, name, field="model")
+        return resources.by_name(session, tables.EncoderRow, project, name, field="model")
 
 
 @router.post(
@@ -326,7 +326,7 @@ def get_model(model: Annotated[str, Path(max_length=400)], services: Svc, projec
 
 def look_at(
     services: Services, project: str, model: str
-) -> tuple[tables.Encoder, tables.Space | None]:
+) -> tuple[tables.EncoderRow, tables.SpaceRow | None]:
     """The encoder that a model's name names, and the space that it translates into, if it does.
 
     Raises EncoderNotFound, EncoderNeedsVectors, AnchorSetNotFound, AnchorsNotEmbedded.
@@ -345,7 +345,7 @@ def _models(services: Services, project: str) -> Iterator[Model]:
     for row in encoders:
         yield _model(row.name, row.created_at, project)
     runs = {row.id for row in encoders}
-    sets: dict[str, list[tables.Space]] = {}
+    sets: dict[str, list[tables.SpaceRow]] = {}
     for space in spaces_:
         sets.setdefault(space.anchor_set.name, []).append(space)
     for name, members in sets.items():

@@ -111,7 +111,7 @@ class Admission:
     lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
 
-class Room:
+class Reservation:
     """One request's part of what the server answers at once: a place, and the bytes of its body and of its answer.
 
     A project may have half of it, or it could lock all others out.
@@ -178,7 +178,7 @@ class Room:
             self._entered, self._project, self._bytes = False, None, 0
 
 
-class Edge:
+class AdmissionMiddleware:
     """The outermost layer of the service."""
 
     def __init__(self, app: ASGIApp, admission: Admission) -> None:
@@ -198,7 +198,7 @@ class Edge:
         state["request_id"] = answer.request_id
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=answer.request_id)
-        room = Room(self._admission)
+        room = Reservation(self._admission)
         try:
             await self._serve(scope, receive, answer, headers, room)
         except HangUp as reason:
@@ -210,7 +210,7 @@ class Edge:
             _record(scope, answer, quiet=_public(scope))
 
     async def _serve(
-        self, scope: Scope, receive: Receive, answer: _Answer, headers: Headers, room: Room
+        self, scope: Scope, receive: Receive, answer: _Answer, headers: Headers, room: Reservation
     ) -> None:
         try:
             if scope["path"] not in PROBES:
@@ -229,7 +229,9 @@ class Edge:
                 raise
             await problems.internal(Request(scope), fault)(scope, receive, answer.send)
 
-    async def _let_in(self, scope: Scope, answer: _Answer, headers: Headers, room: Room) -> None:
+    async def _let_in(
+        self, scope: Scope, answer: _Answer, headers: Headers, room: Reservation
+    ) -> None:
         """Who calls, and room for it. Event streams have limits of their own: they last."""
         lasting = EVENTS.fullmatch(scope["path"]) is not None
         if not lasting:

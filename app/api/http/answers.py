@@ -22,9 +22,9 @@ from app.api.schemas import confidence
 from app.api.schemas.fields import Dtype, Encoding
 from app.errors import InvalidRequest, NotAcceptable
 from app.maths.translators.translator import no_flags
+from app.services.incoming import ANSWER_NUMBER_BYTES
 from app.services.serving.plans import Form
 from app.services.serving.products import refuse_overflow
-from app.services.spaces import NUMBER_BYTES
 
 MEDIA = (JSON, npy.MEDIA, arrow.MEDIA)
 
@@ -87,7 +87,7 @@ class Writer:
     def form(self) -> Form:
         """What the answer's numbers take, and where they are put."""
         as_computed = self.media != JSON
-        return Form(BYTES[self.dtype] if as_computed else NUMBER_BYTES, self._empty)
+        return Form(BYTES[self.dtype] if as_computed else ANSWER_NUMBER_BYTES, self._empty)
 
     def is_small(self, vectors: Tensor) -> bool:
         """Whether to write it here and now."""

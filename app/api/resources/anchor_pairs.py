@@ -16,7 +16,7 @@ from app.api.http.bodies import JSON
 from app.api.http.deps import PathName, Reads, Svc
 from app.api.http.problems import documented
 from app.api.schemas import fields
-from app.services import spaces
+from app.services.anchors import anchor_sets
 
 router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"])
 
@@ -58,7 +58,7 @@ def get_pairs(
 ) -> Response:
     """Which items of the two pools each anchor is, and how sure that is; of a set that `POST /bootstrap` made."""
     media = answers.preferred(request, JSON, MEDIA)
-    pairs, confidence = spaces.grown_pairs(services, project, name)
+    pairs, confidence = anchor_sets.bootstrapped_pairs(services, project, name)
     start = min(after + 1, len(pairs))
     page = slice(start, start + limit)
     return _written(media, pairs[page], confidence[page])

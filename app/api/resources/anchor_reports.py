@@ -16,7 +16,7 @@ from app.maths.anchors import mismatch, value_facts
 from app.maths.anchors.health import LISTED
 from app.services.anchors import anchor_findings, anchor_reports, drift
 from app.services.anchors.anchor_reports import MOST_SUGGESTED
-from app.services.anchors.drift import MOST_SAMPLED, SAMPLED, Drift
+from app.services.anchors.drift import MOST_SAMPLED, SAMPLED, DriftReport
 
 router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"])
 
@@ -224,10 +224,10 @@ def find_drift(
     project: Reads,
     body: Annotated[DriftRequest, json_body(DriftRequest)],
     services: Svc,
-) -> Drift:
+) -> DriftReport:
     """Whether an encoder still makes the vectors that it made when the set was embedded, and if not, what to do."""
-    asked = drift.Asked(body.vectors, body.rows, body.sample, body.seed)
-    return drift.look(services, project, anchor_set=name, encoder=body.encoder, asked=asked)
+    asked = drift.DriftOptions(body.vectors, body.rows, body.sample, body.seed)
+    return drift.detect_drift(services, project, anchor_set=name, encoder=body.encoder, asked=asked)
 
 
 def _space(facts: anchor_findings.SpaceFacts) -> SpaceReport:

@@ -16,9 +16,8 @@ from app.api.resources.jobs import ASYNC, Job, Prefer, accepted, wants_job
 from app.api.schemas import fields
 from app.api.schemas.fields import InputsBody, Name, OfRow, UndecodedVectors, Vectors
 from app.errors import InvalidRequest, NotExactlyOne
-from app.services import spaces
-from app.services.access.writes import once
-from app.services.anchors import anchor_embedding
+from app.services.access.idempotency import idempotent
+from app.services.anchors import anchor_embedding, anchor_sets
 from app.services.anchors.anchor_embedding import MOST_ENCODERS
 from app.storage import tables
 from app.storage.queries import resources
@@ -89,7 +88,7 @@ class SpaceSummary(OfRow):
     health: SpaceHealth
 
 
-def _encoders_of(spaces: list[tables.Space]) -> list[str]:
+def _encoders_of(spaces: list[tables.SpaceRow]) -> list[str]:
     return [space.encoder.name for space in spaces]
 
 
@@ -148,9 +147,9 @@ def create_anchor_set(
             encoders=encoders,
             keep=body.keep_inputs,
         )
-        return accepted(response, once(services, project, tables.Job, wanted))
+        return accepted(response, idempotent(services, project, tables.JobRow, wanted))
 
-    def make() -> tables.AnchorSet:
+    def make() -> tables.AnchorSetRow:
         if inputs is not None:
             return anchor_embedding.create_from_inputs(
                 services,
@@ -164,9 +163,11 @@ def create_anchor_set(
             key: fields.matrix(value, f"embeddings.{key}")
             for key, value in (body.embeddings or {}).items()
         }
-        return spaces.create_anchor_set(services, project, name=body.name, embeddings=embeddings)
+        return anchor_sets.create_anchor_set(
+            services, project, name=body.name, embeddings=embeddings
+        )
 
-    row = once(services, project, tables.AnchorSet, make)
+    row = idempotent(services, project, tables.AnchorSetRow, make)
     response.headers["Location"] = f"/anchor-sets/{row.name}"
     return AnchorSet.model_validate(row)
 
@@ -190,7 +191,7 @@ def add_embeddings(
         if body.inputs is not None:
             raise NotExactlyOne("send vectors or inputs, not both", field="vectors")
         return AnchorSet.model_validate(
-            spaces.add_embeddings(
+            anchor_sets.add_embeddings(
                 services, project, anchor_set=name, encoder=encoder, vectors=body.vectors
             )
         )
@@ -217,7 +218,7 @@ def list_anchor_sets(
 ) -> AnchorSetPage:
     """Anchor sets in the order of their names."""
     with services.db.transaction() as session:
-        rows = resources.page(session, tables.AnchorSet, project, after=after, limit=limit)
+        rows = resources.page(session, tables.AnchorSetRow, project, after=after, limit=limit)
     return AnchorSetPage(anchor_sets=[AnchorSet.model_validate(row) for row in rows])
 
 
@@ -225,10 +226,12 @@ def list_anchor_sets(
 def get_anchor_set(name: PathName, services: Svc, project: Reads) -> AnchorSet:
     """One set: its size, its encoders, and the health of each space."""
     with services.db.transaction() as session:
-        return AnchorSet.model_validate(resources.by_name(session, tables.AnchorSet, project, name))
+        return AnchorSet.model_validate(
+            resources.by_name(session, tables.AnchorSetRow, project, name)
+        )
 
 
 @router.delete("/{name}", status_code=204, responses=documented(404, 409, 422))
 async def delete_anchor_set(name: PathName, services: Svc, project: Writes) -> None:
     """Forget a set, its embeddings and its translators; refused while a head uses it."""
-    await settled(spaces.delete_anchor_set, services, project, name)
+    await settled(anchor_sets.delete_anchor_set, services, project, name)

@@ -14,9 +14,9 @@ from app.api.http.problems import documented
 from app.api.schemas.fields import Body, OfRow
 from app.errors import ResourceGone
 from app.services.access import api_keys as keys
-from app.services.access.writes import once
+from app.services.access.idempotency import idempotent
 from app.storage import tables
-from app.storage.queries import resources
+from app.storage.queries import access
 from app.types import LONGEST_GRACE_S, RATE, Scope
 
 router = APIRouter(tags=["keys"])
@@ -102,7 +102,7 @@ def create_api_key(
     """Make a key. It is in this answer and nowhere else: a repeated request cannot show it again."""
     shown: list[str] = []
 
-    def make() -> tables.ApiKey:
+    def make() -> tables.ApiKeyRow:
         row, key = keys.create_key(
             services,
             project,
@@ -114,7 +114,7 @@ def create_api_key(
         shown.append(key)
         return row
 
-    return _fresh(once(services, project, tables.ApiKey, make), shown, response)
+    return _fresh(idempotent(services, project, tables.ApiKeyRow, make), shown, response)
 
 
 @router.get("/api-keys", responses=documented(422))
@@ -122,7 +122,7 @@ def list_api_keys(services: Svc, project: Administers) -> ApiKeyPage:
     """The project's keys, also those that work no more."""
     with services.db.transaction() as session:
         return ApiKeyPage(
-            api_keys=[ApiKey.model_validate(row) for row in resources.api_keys(session, project)]
+            api_keys=[ApiKey.model_validate(row) for row in access.api_keys(session, project)]
         )
 
 
@@ -130,7 +130,7 @@ def list_api_keys(services: Svc, project: Administers) -> ApiKeyPage:
 def get_api_key(id: KeyId, services: Svc, project: Administers) -> ApiKey:
     """One key."""
     with services.db.transaction() as session:
-        return ApiKey.model_validate(resources.api_key(session, project, id))
+        return ApiKey.model_validate(access.api_key(session, project, id))
 
 
 @router.post(
@@ -148,12 +148,12 @@ def rotate_api_key(
     """A new key with the same rights; the old one ends after `grace_s`."""
     shown: list[str] = []
 
-    def make() -> tables.ApiKey:
+    def make() -> tables.ApiKeyRow:
         row, key = keys.rotate_key(services, project, id, grace_s=body.grace_s)
         shown.append(key)
         return row
 
-    row = once(services, project, tables.ApiKey, make)
+    row = idempotent(services, project, tables.ApiKeyRow, make)
     _forget(request, id)
     return _fresh(row, shown, response)
 
@@ -177,11 +177,11 @@ def list_writes(
 ) -> AuditPage:
     """What was made, changed and deleted in the project."""
     with services.db.transaction() as session:
-        rows = resources.audit(session, project, before=before, limit=limit)
+        rows = access.audit(session, project, before=before, limit=limit)
         return AuditPage(writes=[Write.model_validate(row) for row in rows])
 
 
-def _fresh(row: tables.ApiKey, shown: list[str], response: Response) -> FreshApiKey:
+def _fresh(row: tables.ApiKeyRow, shown: list[str], response: Response) -> FreshApiKey:
     if not shown:
         raise ResourceGone(
             f"this request made the key {row.id}, whose secret was shown once: rotate it to get another"

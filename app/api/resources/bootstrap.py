@@ -13,7 +13,7 @@ from app.api.http.problems import documented
 from app.api.resources import pools
 from app.api.resources.jobs import Job
 from app.api.schemas.fields import Body, Inputs, Name, Role, VectorsOrPool
-from app.services.access.writes import once
+from app.services.access.idempotency import idempotent
 from app.services.anchors import bootstrap as bootstrapping
 from app.storage import tables
 
@@ -135,7 +135,7 @@ def bootstrap(
     (`ask`, rows of the source's pool), and which of the seeds contradict the others (`wrong_seeds`).
     """
 
-    def make() -> tables.Job:
+    def make() -> tables.JobRow:
         return bootstrapping.request_bootstrap(
             services,
             project,
@@ -155,6 +155,6 @@ def bootstrap(
             min_right=body.min_right,
         )
 
-    row = once(services, project, tables.Job, make)
+    row = idempotent(services, project, tables.JobRow, make)
     response.headers["Location"] = f"/jobs/{row.id}"
     return Job.model_validate(row)

@@ -14,7 +14,7 @@ from app.api.http.problems import documented
 from app.api.resources.translate import MinQuality
 from app.api.schemas.fields import Body, OfRow
 from app.errors import MissingField
-from app.services import spaces
+from app.services import name_lookup
 from app.services.context import Services
 from app.services.translators import contracts as promises
 from app.services.translators import translators
@@ -64,7 +64,7 @@ async def put_contract(
     if not minimum:
         raise MissingField("name at least one measure and its least value", field="min_quality")
 
-    def agree(services: Services) -> tables.Contract:
+    def agree(services: Services) -> tables.ContractRow:
         return promises.agree(
             services, project, *_pair(services, project, name, source, target), minimum
         )
@@ -75,7 +75,7 @@ async def put_contract(
 @router.get("", responses=documented(404, 422))
 def list_contracts(name: PathName, services: Svc, project: Reads) -> ContractList:
     """What was agreed for a set's pairs."""
-    row = spaces.named(services, tables.AnchorSet, project, name, field="name")
+    row = name_lookup.find_by_name(services, tables.AnchorSetRow, project, name, field="name")
     return ContractList(
         contracts=[Contract.model_validate(each) for each in promises.contracts(services, row)]
     )
@@ -96,7 +96,7 @@ async def delete_contract(
 
 def _pair(
     services: Services, project: str, name: str, source: str, target: str
-) -> tuple[tables.Space, tables.Space]:
+) -> tuple[tables.SpaceRow, tables.SpaceRow]:
     return translators.pair(
         services, project, translators.Request(source, target, name, "auto", {})
     )

@@ -27,9 +27,8 @@ from app.api.schemas.fields import Body, Name, OfRow, Vectors
 from app.encoders import base, options
 from app.encoders.options import ImageOptions, RemoteOptions, TextOptions
 from app.errors import InvalidRequest
-from app.services import spaces
-from app.services.access.writes import once
-from app.services.encoders import encoder_verification
+from app.services.access.idempotency import idempotent
+from app.services.encoders import encoder_verification, encoders
 from app.services.encoders.encoder_verification import Verified
 from app.services.encoders.encoding import Inputs
 from app.storage import tables
@@ -179,8 +178,8 @@ def create_encoder(
 ) -> Encoder:
     """Register an encoder. One that the service runs is loaded now, so that a wrong model name shows at once."""
 
-    def make() -> tables.Encoder:
-        return spaces.create_encoder(
+    def make() -> tables.EncoderRow:
+        return encoders.create_encoder(
             services,
             project,
             name=body.name,
@@ -194,7 +193,7 @@ def create_encoder(
             else body.options.model_dump(exclude_unset=True, exclude_none=True),
         )
 
-    row = once(services, project, tables.Encoder, make)
+    row = idempotent(services, project, tables.EncoderRow, make)
     response.headers["Location"] = f"/encoders/{row.name}"
     return Encoder.model_validate(row)
 
@@ -205,7 +204,7 @@ def list_encoders(
 ) -> EncoderPage:
     """Encoders in the order of their names."""
     with services.db.transaction() as session:
-        rows = resources.page(session, tables.Encoder, project, after=after, limit=limit)
+        rows = resources.page(session, tables.EncoderRow, project, after=after, limit=limit)
     return EncoderPage(encoders=[Encoder.model_validate(row) for row in rows])
 
 
@@ -213,13 +212,13 @@ def list_encoders(
 def get_encoder(name: PathName, services: Svc, project: Reads) -> Encoder:
     """One encoder."""
     with services.db.transaction() as session:
-        return Encoder.model_validate(resources.by_name(session, tables.Encoder, project, name))
+        return Encoder.model_validate(resources.by_name(session, tables.EncoderRow, project, name))
 
 
 @router.delete("/{name}", status_code=204, responses=documented(404, 409, 422))
 async def delete_encoder(name: PathName, services: Svc, project: Writes) -> None:
     """Forget an encoder; refused while an anchor set or a head uses it."""
-    await settled(spaces.delete_encoder, services, project, name)
+    await settled(encoders.delete_encoder, services, project, name)
 
 
 @router.post("/{name}/verify", responses=documented(400, 404, 409, 413, 415, 422))

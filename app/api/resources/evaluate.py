@@ -13,7 +13,7 @@ from app.api.http.problems import documented
 from app.api.resources.jobs import ASYNC, Job, Prefer, accepted, wants_job
 from app.api.resources.translate import PairRequest, WithIntervals
 from app.api.schemas.fields import Name, Vectors
-from app.services.access.writes import once
+from app.services.access.idempotency import idempotent
 from app.services.translators import evaluation
 from app.storage import tables
 from app.types import Scope
@@ -152,10 +152,10 @@ def evaluate(
     if asked.is_small and not wants_job(prefer):
         return Evaluation.model_validate(evaluation.evaluate(services, project, asked))
     project_of(request, Scope.write)
-    job = once(
+    job = idempotent(
         services,
         project,
-        tables.Job,
+        tables.JobRow,
         lambda: evaluation.request_evaluation(services, project, asked),
     )
     return accepted(response, job, preferred=wants_job(prefer))

@@ -81,7 +81,7 @@ def wants_job(prefer: str | None) -> bool:
     }
 
 
-def accepted(response: Response, row: tables.Job, *, preferred: bool = True) -> Job:
+def accepted(response: Response, row: tables.JobRow, *, preferred: bool = True) -> Job:
     """The answer of a request whose work a job does; `preferred`: because the client wanted it so."""
     response.status_code = 202
     response.headers["Location"] = f"/jobs/{row.id}"
@@ -166,13 +166,13 @@ async def job_events(
     )
 
 
-def _look(services: Services, project: str, job_id: str) -> tables.Job:
+def _look(services: Services, project: str, job_id: str) -> tables.JobRow:
     with services.db.transaction() as session:
         return resources.job(session, project, job_id)
 
 
 async def _events(
-    request: Request, services: Services, project: str, row: tables.Job, seen: int
+    request: Request, services: Services, project: str, row: tables.JobRow, seen: int
 ) -> AsyncIterator[bytes]:
     """Each change of the job's row once, until it ends or the server stops. A fault ends the stream; the client comes back."""
     state = request.app.state

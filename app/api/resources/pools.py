@@ -16,7 +16,7 @@ from app.api.schemas import fields
 from app.api.schemas.fields import InputsBody, Name, OfRow, Role, Vectors
 from app.encoders.base import Input
 from app.errors import NotExactlyOne
-from app.services.access.writes import once
+from app.services.access.idempotency import idempotent
 from app.services.anchors import pools
 from app.services.encoders.encoding import Inputs
 from app.storage import tables
@@ -88,7 +88,7 @@ def create_pool(
 ) -> Pool:
     """Make a pool of its first piece; `POST /pools/{name}/vectors` adds others."""
 
-    def make() -> tables.Pool:
+    def make() -> tables.PoolRow:
         return pools.create(
             services,
             project,
@@ -98,7 +98,7 @@ def create_pool(
             inputs=body.given_inputs(),
         )
 
-    row = once(services, project, tables.Pool, make)
+    row = idempotent(services, project, tables.PoolRow, make)
     response.headers["Location"] = f"/pools/{row.name}"
     return Pool.model_validate(row)
 
@@ -113,7 +113,7 @@ def extend_pool(
 ) -> Pool:
     """Add a piece. One that was sent before is refused, and the problem's `items` says where to go on."""
 
-    def make() -> tables.Pool:
+    def make() -> tables.PoolRow:
         return pools.append(
             services,
             project,
@@ -123,14 +123,14 @@ def extend_pool(
             inputs=body.given_inputs(),
         )
 
-    return Pool.model_validate(once(services, project, tables.Pool, make))
+    return Pool.model_validate(idempotent(services, project, tables.PoolRow, make))
 
 
 @router.get("", responses=documented(422))
 def list_pools(services: Svc, project: Reads, after: After = "", limit: Limit = 100) -> PoolPage:
     """Pools in the order of their names."""
     with services.db.transaction() as session:
-        rows = resources.page(session, tables.Pool, project, after=after, limit=limit)
+        rows = resources.page(session, tables.PoolRow, project, after=after, limit=limit)
     return PoolPage(pools=[Pool.model_validate(row) for row in rows])
 
 
@@ -138,7 +138,7 @@ def list_pools(services: Svc, project: Reads, after: After = "", limit: Limit = 
 def get_pool(name: PathName, services: Svc, project: Reads) -> Pool:
     """One pool: its encoder, and how many items it has."""
     with services.db.transaction() as session:
-        return Pool.model_validate(resources.by_name(session, tables.Pool, project, name))
+        return Pool.model_validate(resources.by_name(session, tables.PoolRow, project, name))
 
 
 @router.delete("/{name}", status_code=204, responses=documented(404, 422))

@@ -27,7 +27,7 @@ from app.heads.linear import linear_head
 from app.heads.onnx.process import OnnxRunner
 from app.maths.quality.selection import Use
 from app.observability import metrics
-from app.services.access.writes import once
+from app.services.access.idempotency import idempotent
 from app.services.context import Services
 from app.services.heads import stitching
 from app.services.heads.stitching import StitchQuality
@@ -237,12 +237,12 @@ class StitchRequest(InputsBody):
     encoding: Encoding = "float"
     dtype: Dtype = "float32"
 
-    def way(self) -> stitching.Way:
+    def way(self) -> stitching.TranslationChoice:
         if self.method != "auto" and self.prefer is not None:
             raise InvalidRequest(
                 "prefer is what auto chooses by; a method is named", field="prefer"
             )
-        return stitching.Way(
+        return stitching.TranslationChoice(
             self.method, self.options.given(), self.prefer, self.min_quality.given()
         )
 
@@ -272,7 +272,7 @@ class StitchAnswer(BaseModel):
     )
 
 
-def describe(row: tables.Head) -> Head:
+def describe(row: tables.HeadRow) -> Head:
     settings = row.settings
     output = stitching.output_of(row)
     return Head(
@@ -304,8 +304,11 @@ def create_head(
     """Register a head."""
     new = body.described()
     make = partial(body.made, services.onnx, project)
-    row = once(
-        services, project, tables.Head, lambda: stitching.create_head(services, project, new, make)
+    row = idempotent(
+        services,
+        project,
+        tables.HeadRow,
+        lambda: stitching.create_head(services, project, new, make),
     )
     response.headers["Location"] = f"/heads/{row.name}"
     return describe(row)
@@ -318,7 +321,9 @@ def list_heads(services: Svc, project: Reads, after: After = "", limit: Limit = 
         return HeadPage(
             heads=[
                 describe(row)
-                for row in resources.page(session, tables.Head, project, after=after, limit=limit)
+                for row in resources.page(
+                    session, tables.HeadRow, project, after=after, limit=limit
+                )
             ]
         )
 
@@ -327,7 +332,7 @@ def list_heads(services: Svc, project: Reads, after: After = "", limit: Limit = 
 def get_head(name: PathName, services: Svc, project: Reads) -> Head:
     """One head."""
     with services.db.transaction() as session:
-        return describe(resources.by_name(session, tables.Head, project, name))
+        return describe(resources.by_name(session, tables.HeadRow, project, name))
 
 
 @router.delete("/heads/{name}", status_code=204, responses=documented(404, 422))

@@ -25,7 +25,7 @@ from app.maths.quality.selection import Use
 from app.maths.translators.methods import Options as MethodOptions
 from app.maths.translators.translator import Precision
 from app.observability import metrics
-from app.services.access.writes import once
+from app.services.access.idempotency import idempotent
 from app.services.context import Services
 from app.services.serving import plans, products
 from app.services.translators import confidence, contracts, translators
@@ -473,7 +473,7 @@ class Translator(BaseModel):
     created_at: datetime
 
 
-def describe(row: tables.Translator) -> Translator:
+def describe(row: tables.TranslatorRow) -> Translator:
     return Translator(
         id=row.content,
         source=row.source.encoder.name,
@@ -527,7 +527,9 @@ async def translate(
     rated = (
         None
         if level is None
-        else await run_in_threadpool(confidence.tell, services, answer, level, field=given[0])
+        else await run_in_threadpool(
+            confidence.confidence_of, services, answer, level, field=given[0]
+        )
     )
     about: dict[str, Any] = {
         "count": count,
@@ -585,15 +587,15 @@ def create_translator(
     Large sets take a while: with `Prefer: respond-async` a worker does it, and its job's result names the translator.
     """
     if wants_job(prefer):
-        job = once(
+        job = idempotent(
             services,
             project,
-            tables.Job,
+            tables.JobRow,
             lambda: translators.request_translator(services, project, body.pair()),
         )
         return accepted(response, job)
 
-    def make() -> tables.Translator:
+    def make() -> tables.TranslatorRow:
         request = body.pair()
         source, target = translators.pair(services, project, request)
         fitted = translators.fit(services, project, source, target, request)
@@ -601,7 +603,7 @@ def create_translator(
         contracts.require(row, request.min_quality)
         return row
 
-    row = once(services, project, tables.Translator, make)
+    row = idempotent(services, project, tables.TranslatorRow, make)
     response.headers["Location"] = f"/translators/{row.content}"
     return describe(
         translators.report(services, project, row.content, between=(row.source_id, row.target_id))

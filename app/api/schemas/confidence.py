@@ -9,7 +9,7 @@ import pyarrow as pa
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from app.services.translators.confidence import Told
+from app.services.translators.confidence import RowConfidence
 
 #: Arrow's columns, by the names of JSON's
 ARROW = {
@@ -46,7 +46,7 @@ class Confidence(BaseModel):
     )
 
 
-def columns(told: Told) -> dict[str, Any]:
+def columns(told: RowConfidence) -> dict[str, Any]:
     """The fields of `Confidence`."""
     return {
         "level": told.level,

@@ -21,10 +21,10 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from app.errors import Conflict, DatabaseUnavailable, InvalidRequest, Unauthenticated
-from app.services.access.writes import note
+from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.storage import tables
-from app.storage.queries import resources
+from app.storage.queries import access
 from app.types import RATE, Scope
 
 KEY = re.compile(r"anc_([0-9a-f]{32})_([A-Za-z0-9_-]{43})")
@@ -69,7 +69,7 @@ def create_key(
     scopes: Sequence[Scope],
     expires_at: datetime | None = None,
     rate_limit: str | None = None,
-) -> tuple[tables.ApiKey, str]:
+) -> tuple[tables.ApiKeyRow, str]:
     """A new key's row and the key itself, which nobody can see again. Raises InvalidRequest."""
     if not name.strip() or not name.isprintable() or len(name) > tables.NAME_LENGTH:
         raise InvalidRequest(
@@ -96,11 +96,11 @@ def create_key(
 
 def rotate_key(
     services: Services, project: str, key_id: str, *, grace_s: float
-) -> tuple[tables.ApiKey, str]:
+) -> tuple[tables.ApiKeyRow, str]:
     """A new key like the old one, which works `grace_s` longer. Raises ApiKeyNotFound, InvalidRequest, Conflict."""
     now = tables.now()
     with services.db.transaction() as session:
-        old = resources.api_key(session, project, key_id, lock=True)
+        old = access.api_key(session, project, key_id, lock=True)
         if not _usable(old):
             raise InvalidRequest("this key does not work any more: make a new one", field="id")
         same = {
@@ -108,7 +108,7 @@ def rotate_key(
             for field in ("project", "name", "scopes", "rate_limit", "expires_at")
         }
         end = now + timedelta(seconds=grace_s)
-        if not resources.end_key(
+        if not access.end_key(
             session, old, end=end if old.expires_at is None else min(end, old.expires_at)
         ):
             raise Conflict(
@@ -120,10 +120,10 @@ def rotate_key(
 def revoke_key(services: Services, project: str, key_id: str) -> None:
     """End a key now; revoking twice is no error. Raises ApiKeyNotFound."""
     with services.db.transaction() as session:
-        row = resources.api_key(session, project, key_id, lock=True)
+        row = access.api_key(session, project, key_id, lock=True)
         if row.revoked_at is None:
             row.revoked_at = tables.now()
-            note(session, project, "revoke", "api-key", key_id)
+            record_audit(session, project, "revoke", "api-key", key_id)
 
 
 def check_rate(text: str | None, *, field: str) -> None:
@@ -198,7 +198,7 @@ class KeyRing:
     def works(self, key_id: str) -> bool:
         """Whether a key that has opened something still does."""
         with self._services.db.transaction() as session:
-            row = session.get(tables.ApiKey, key_id)
+            row = session.get(tables.ApiKeyRow, key_id)
         return row is not None and _usable(row)
 
     def forget(self, key_id: str) -> None:
@@ -228,7 +228,7 @@ class KeyRing:
         key_id, secret = parsed.groups()
         begun, now = time.monotonic(), tables.now()
         with self._services.db.transaction(wait_s=patience_s) as session:
-            row = session.get(tables.ApiKey, key_id)
+            row = session.get(tables.ApiKeyRow, key_id)
             if (
                 row is None
                 or not hmac.compare_digest(_hash(secret), row.secret_hash)
@@ -236,7 +236,7 @@ class KeyRing:
             ):
                 raise refusal
             if row.last_used_at is None or now - row.last_used_at > USED_EVERY:
-                resources.touch_key(session, row.id, now=now)
+                access.touch_key(session, row.id, now=now)
             caller = Caller(
                 row.project, row.id, frozenset(Scope(scope) for scope in row.scopes), row.rate_limit
             )
@@ -252,17 +252,17 @@ class KeyRing:
 
 def _added(
     session: Session, action: str, *, noted_as: str | None = None, **columns: Any
-) -> tuple[tables.ApiKey, str]:
+) -> tuple[tables.ApiKeyRow, str]:
     """A new key's row, noted by its id or that of the key that it replaces, and the key itself."""
     secret = secrets.token_urlsafe(32)
-    row = tables.ApiKey(secret_hash=_hash(secret), **columns)
+    row = tables.ApiKeyRow(secret_hash=_hash(secret), **columns)
     session.add(row)
     session.flush()
-    note(session, row.project, action, "api-key", noted_as or row.id, row)
+    record_audit(session, row.project, action, "api-key", noted_as or row.id, row)
     return row, f"anc_{row.id}_{secret}"
 
 
-def _usable(row: tables.ApiKey) -> bool:
+def _usable(row: tables.ApiKeyRow) -> bool:
     return row.revoked_at is None and (row.expires_at is None or row.expires_at > tables.now())
 
 

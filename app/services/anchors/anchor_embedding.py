@@ -11,7 +11,7 @@ from torch import Tensor
 
 from app.encoders.base import Input
 from app.errors import AnchorCountMismatch, EmptyVectors, InputsNotStored, InvalidRequest
-from app.services import spaces
+from app.services.anchors import anchor_sets
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs, encode, readable, spec_of
 from app.services.jobs.queue import Done, Progress, submit
@@ -31,12 +31,12 @@ def create_from_inputs(
     inputs: Inputs,
     encoders: Sequence[str],
     keep: bool,
-) -> tables.AnchorSet:
+) -> tables.AnchorSetRow:
     """A new set, its items encoded now. Raises as `request_set`, and the errors of encoding."""
     rows, inputs = _encoders(services, project, name, inputs, encoders)
     made = _encode_set(services, project, name, inputs, rows, keep, lambda done, total: None)
     with services.db.transaction() as session:
-        spaces.keep_anchor_set(session, made)
+        anchor_sets.add_anchor_set(session, made)
     return made
 
 
@@ -48,7 +48,7 @@ def request_set(
     inputs: Inputs,
     encoders: Sequence[str],
     keep: bool,
-) -> tables.Job:
+) -> tables.JobRow:
     """The job that makes a new set, once everything is checked that can be. Raises NameTaken, EncoderNotFound, InvalidRequest,
     EncoderNeedsVectors, and the errors of inputs that nobody could read.
     """
@@ -59,14 +59,14 @@ def request_set(
 
 def add_encoded(
     services: Services, project: str, *, anchor_set: str, encoder: str, inputs: Inputs | None
-) -> tables.AnchorSet:
+) -> tables.AnchorSetRow:
     """An encoder's embeddings of a set, of the inputs or else of those that the set has kept, encoded now.
 
     Raises the not-found errors, EmbeddingsExist, InputsNotStored, AnchorCountMismatch, and the errors of encoding.
     """
     set_row, encoder_row, ready = _addition(services, project, anchor_set, encoder, inputs)
     vectors = encode(services, encoder_row, ready.values, role=ready.role).vectors
-    return spaces.add_embeddings(
+    return anchor_sets.add_embeddings(
         services,
         project,
         anchor_set=set_row.name,
@@ -79,7 +79,7 @@ def add_encoded(
 
 def request_addition(
     services: Services, project: str, *, anchor_set: str, encoder: str, inputs: Inputs | None
-) -> tables.Job:
+) -> tables.JobRow:
     """The job that adds an encoder's embeddings to a set. Raises as `add_encoded`, as far as can be known before."""
     _, _, ready = _addition(services, project, anchor_set, encoder, inputs)
     return _submit(
@@ -87,7 +87,7 @@ def request_addition(
     )
 
 
-def run_embed(services: Services, job: tables.Job, progress: Progress) -> Done:
+def run_embed(services: Services, job: tables.JobRow, progress: Progress) -> Done:
     """The job itself; on success the set exists, or has the new embeddings."""
     arguments = job.arguments
     inputs = read_inputs(services, arguments["blobs"]["inputs"], of="this job")
@@ -106,10 +106,10 @@ def run_embed(services: Services, job: tables.Job, progress: Progress) -> Done:
             progress,
         )
         return Done(
-            _result(made, arguments), keep=lambda session: spaces.keep_anchor_set(session, made)
+            _result(made, arguments), keep=lambda session: anchor_sets.add_anchor_set(session, made)
         )
     [encoder] = arguments["encoders"]
-    set_row, encoder_row = spaces.place_for(
+    set_row, encoder_row = anchor_sets.set_and_encoder(
         services, job.project, anchor_set=arguments["anchor_set"], encoder=encoder
     )
     total = len(inputs.values)
@@ -120,11 +120,12 @@ def run_embed(services: Services, job: tables.Job, progress: Progress) -> Done:
         role=inputs.role,
         on_progress=lambda done: progress(done, total),
     ).vectors
-    space = spaces.make_space(
+    space = anchor_sets.build_space(
         services, job.project, encoder_row, vectors, size=set_row.size, field="inputs"
     )
     return Done(
-        _result(set_row, arguments), keep=lambda session: spaces.keep_space(session, set_row, space)
+        _result(set_row, arguments),
+        keep=lambda session: anchor_sets.add_space(session, set_row, space),
     )
 
 
@@ -158,7 +159,7 @@ def read_inputs(services: Services, blob: str, *, of: str) -> Inputs:
 
 def _encoders(
     services: Services, project: str, name: str, inputs: Inputs, encoders: Sequence[str]
-) -> tuple[list[tables.Encoder], Inputs]:
+) -> tuple[list[tables.EncoderRow], Inputs]:
     """The encoders' rows, and the inputs as they read them."""
     if not encoders or len(set(encoders)) < len(encoders) or len(encoders) > MOST_ENCODERS:
         raise InvalidRequest(
@@ -167,9 +168,9 @@ def _encoders(
     if not inputs.values:
         raise EmptyVectors("expected at least one input", field="inputs")
     with services.db.transaction() as session:
-        resources.require_free(session, tables.AnchorSet, project, name)
+        resources.require_free(session, tables.AnchorSetRow, project, name)
         rows = [
-            resources.by_name(session, tables.Encoder, project, each, field="encoders")
+            resources.by_name(session, tables.EncoderRow, project, each, field="encoders")
             for each in encoders
         ]
     values = inputs.values
@@ -184,10 +185,10 @@ def _encode_set(
     project: str,
     name: str,
     inputs: Inputs,
-    encoders: Sequence[tables.Encoder],
+    encoders: Sequence[tables.EncoderRow],
     keep: bool,
     tell: Callable[[int, int], None],
-) -> tables.AnchorSet:
+) -> tables.AnchorSetRow:
     """The row of the new set, not yet in any session; tells how many inputs of all encoders are done."""
     count = len(inputs.values)
     embeddings: dict[str, Tensor] = {}
@@ -203,15 +204,15 @@ def _encode_set(
         embeddings[row.name] = done.vectors
     kept = write_inputs(services, inputs) if keep else None
     made_by = {row.name: row.id for row in encoders}
-    return spaces.new_anchor_set(
+    return anchor_sets.build_anchor_set(
         services, project, name=name, embeddings=embeddings, inputs=kept, made_by=made_by
     )
 
 
 def _addition(
     services: Services, project: str, anchor_set: str, encoder: str, inputs: Inputs | None
-) -> tuple[tables.AnchorSet, tables.Encoder, Inputs]:
-    set_row, encoder_row = spaces.place_for(
+) -> tuple[tables.AnchorSetRow, tables.EncoderRow, Inputs]:
+    set_row, encoder_row = anchor_sets.set_and_encoder(
         services, project, anchor_set=anchor_set, encoder=encoder
     )
     if inputs is None:
@@ -238,7 +239,7 @@ def _addition(
 
 def _submit(
     services: Services, project: str, arguments: dict[str, Any], inputs: Inputs
-) -> tables.Job:
+) -> tables.JobRow:
     return submit(
         services,
         project,
@@ -247,5 +248,5 @@ def _submit(
     )
 
 
-def _result(row: tables.AnchorSet, arguments: dict[str, Any]) -> dict[str, Any]:
+def _result(row: tables.AnchorSetRow, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"anchor_set": row.name, "size": row.size, "encoders": arguments["encoders"]}

@@ -12,7 +12,8 @@ from app.errors import AnchorsNotEmbedded, DegenerateAnchors, NotExactlyOne, Too
 from app.maths.anchors import coverage, mismatch, value_facts
 from app.maths.geometry.sampling import uniform
 from app.maths.geometry.space import fit_space, normalise
-from app.services import spaces
+from app.services import incoming
+from app.services.anchors import spaces
 from app.services.anchors.anchor_findings import Finding, PairFacts, SpaceFacts, lint
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs, encode
@@ -62,7 +63,7 @@ class Suggested:
 def report(services: Services, project: str, name: str) -> Report:
     """Look at a set: equal sets have equal reports. Raises AnchorSetNotFound, StorageUnavailable, Overloaded."""
     with services.db.transaction() as session:
-        row = resources.by_name(session, tables.AnchorSet, project, name)
+        row = resources.by_name(session, tables.AnchorSetRow, project, name)
         every = list(row.spaces)
     rows = every[:MOST_SPACES]
     pairs = list(islice(combinations(rows, 2), MOST_PAIRS))
@@ -107,11 +108,13 @@ def suggest(
     space = space_of(services, project, anchor_set=anchor_set, encoder=encoder)
     if (pool is None) == (inputs is None):
         raise NotExactlyOne("send exactly one of pool and inputs", field="pool")
-    anchors = spaces.anchors(services, space)
+    anchors = spaces.raw_anchors(services, space)
     read = min(len(anchors), rows_within(POOL_WORK // 2, anchors.shape[1]))
     if pool is not None:
         _check_pool(len(pool), anchors, read, "pool")
-        vectors = spaces.checked(pool, field="pool", limits=services.limits, dim=anchors.shape[1])
+        vectors = incoming.checked_vectors(
+            pool, field="pool", limits=services.limits, dim=anchors.shape[1]
+        )
     else:
         assert inputs is not None
         _check_pool(len(inputs.values), anchors, read, "inputs")
@@ -126,11 +129,13 @@ def suggest(
     )
 
 
-def space_of(services: Services, project: str, *, anchor_set: str, encoder: str) -> tables.Space:
+def space_of(services: Services, project: str, *, anchor_set: str, encoder: str) -> tables.SpaceRow:
     """A space by the name in the path and the field `encoder`. Raises the not-found errors and AnchorsNotEmbedded."""
     with services.db.transaction() as session:
-        set_row = resources.by_name(session, tables.AnchorSet, project, anchor_set)
-        encoder_row = resources.by_name(session, tables.Encoder, project, encoder, field="encoder")
+        set_row = resources.by_name(session, tables.AnchorSetRow, project, anchor_set)
+        encoder_row = resources.by_name(
+            session, tables.EncoderRow, project, encoder, field="encoder"
+        )
         try:
             return resources.space(session, set_row, encoder_row)
         except AnchorsNotEmbedded as error:
@@ -154,9 +159,9 @@ def _check_pool(size: int, anchors: Tensor, read: int, field: str) -> None:
         )
 
 
-def _look_at(services: Services, space: tables.Space, size: int, *, work: int) -> SpaceFacts:
+def _look_at(services: Services, space: tables.SpaceRow, size: int, *, work: int) -> SpaceFacts:
     """One space: its numbers of all rows, its coverage of as many as the work n^2 d allows."""
-    anchors = spaces.anchors(services, space)
+    anchors = spaces.raw_anchors(services, space)
     rows = _drawn(size, isqrt(work // anchors.shape[1]))
     try:
         covered = coverage.cover(fit_space(anchors[rows]).unit)
@@ -174,10 +179,10 @@ def _look_at(services: Services, space: tables.Space, size: int, *, work: int) -
 
 
 def _compare(
-    services: Services, first: tables.Space, second: tables.Space, *, work: int
+    services: Services, first: tables.SpaceRow, second: tables.SpaceRow, *, work: int
 ) -> PairFacts:
     """Two spaces, by as many rows as the work n^2 (d_x + d_y) allows."""
-    x, y = spaces.anchors(services, first), spaces.anchors(services, second)
+    x, y = spaces.raw_anchors(services, first), spaces.raw_anchors(services, second)
     rows = _drawn(len(x), isqrt(work // (x.shape[1] + y.shape[1])))
     found = mismatch.compare(x[rows], y[rows])
     suspects = [each._replace(row=rows[each.row], fits=rows[each.fits]) for each in found.suspects]

@@ -19,8 +19,7 @@ from app.errors import (
 from app.maths.bootstrap import estimate as honesty
 from app.maths.bootstrap import methods, paper, self_learning, soft_plan
 from app.maths.bootstrap import pools as common
-from app.services import spaces
-from app.services.anchors import pools
+from app.services.anchors import anchor_sets, pools
 from app.services.context import Services
 from app.services.jobs.queue import Done, Progress, submit
 from app.storage import tables
@@ -49,7 +48,7 @@ def request_bootstrap(
     size: int | None = None,
     options: Mapping[str, Any] | None = None,
     min_right: float = 0.5,
-) -> tables.Job:
+) -> tables.JobRow:
     """Check everything that can be checked now, store the pools, and queue the job.
 
     size       anchors wanted; None: all that are found, or as many as anchor optimisation usually aims for
@@ -63,9 +62,9 @@ def request_bootstrap(
             "source and target are one encoder: its items are their own partners", field="target"
         )
     with services.db.transaction() as session:
-        resources.require_free(session, tables.AnchorSet, project, name)
+        resources.require_free(session, tables.AnchorSetRow, project, name)
         encoders = [
-            resources.by_name(session, tables.Encoder, project, encoder, field=field)
+            resources.by_name(session, tables.EncoderRow, project, encoder, field=field)
             for field, encoder in (("source", source), ("target", target))
         ]
     x, y = (
@@ -88,11 +87,11 @@ def request_bootstrap(
     return submit(services, project, JobKind.bootstrap, arguments)
 
 
-def run_bootstrap(services: Services, job: tables.Job, progress: Progress) -> Done:
+def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) -> Done:
     """The job itself; on success the anchor set exists. Raises SeedsInsufficient, and NameTaken before anything is computed."""
     arguments = job.arguments
     with services.db.transaction() as session:
-        resources.require_free(session, tables.AnchorSet, job.project, arguments["name"])
+        resources.require_free(session, tables.AnchorSetRow, job.project, arguments["name"])
     method = arguments.get("method", "paper")  # the only one of before it had a name
     settings = methods.SETTINGS[method](**arguments["settings"])
     if settings.size is None:
@@ -122,7 +121,7 @@ def run_bootstrap(services: Services, job: tables.Job, progress: Progress) -> Do
         size=settings.size,
         least=arguments.get("min_right", 0.0),
     )
-    made = spaces.new_anchor_set(
+    made = anchor_sets.build_anchor_set(
         services,
         job.project,
         name=arguments["name"],
@@ -153,7 +152,7 @@ def run_bootstrap(services: Services, job: tables.Job, progress: Progress) -> Do
             "pairs": found.pairs.tolist(),
             "confidence": _rounded(found.confidence.tolist()),
         },
-        keep=lambda session: spaces.keep_anchor_set(session, made),
+        keep=lambda session: anchor_sets.add_anchor_set(session, made),
     )
 
 

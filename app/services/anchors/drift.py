@@ -20,7 +20,8 @@ from app.maths.anchors import drift
 from app.maths.anchors.health import LISTED
 from app.maths.anchors.mismatch import RELATED
 from app.maths.geometry.sampling import uniform
-from app.services import spaces
+from app.services import incoming
+from app.services.anchors import spaces
 from app.services.anchors.anchor_embedding import read_inputs
 from app.services.anchors.anchor_reports import space_of
 from app.services.context import Services
@@ -33,7 +34,7 @@ MOST_SAMPLED, SAMPLED = 1_024, 128
 
 
 @dataclass(frozen=True)
-class Asked:
+class DriftOptions:
     """vectors  made now, or None: the set's inputs are embedded again
     rows     which anchors, in the order of the vectors; None: all, or `sample` of them drawn by `seed`
     """
@@ -65,7 +66,7 @@ class DriftHeldOut(BaseModel):
     nothing: float = Field(description="old vectors as they are, cut or padded")
 
 
-class Drift(BaseModel):
+class DriftReport(BaseModel):
     """What has become of an encoder's vectors. Numbers of rows are null where the dimensions differ."""
 
     anchor_set: str
@@ -93,7 +94,9 @@ class Drift(BaseModel):
     )
 
 
-def look(services: Services, project: str, *, anchor_set: str, encoder: str, asked: Asked) -> Drift:
+def detect_drift(
+    services: Services, project: str, *, anchor_set: str, encoder: str, asked: DriftOptions
+) -> DriftReport:
     """Compare a space with what its encoder makes of the same items now; nothing is written.
 
     Raises the not-found errors, AnchorsNotEmbedded, AnchorCountMismatch, InvalidRequest, TooManyInputs, InputsNotStored,
@@ -106,13 +109,13 @@ def look(services: Services, project: str, *, anchor_set: str, encoder: str, ask
         if asked.vectors is None
         else _given(services, asked.vectors, rows, asked)
     )
-    old = spaces.anchors(services, space)[rows]
+    old = spaces.raw_anchors(services, space)[rows]
     with services.fitting():
         found = drift.compare(old, new, seed=asked.seed)
     return _told(found, rows, space, given_dim=new.shape[1], reembedded=asked.vectors is None)
 
 
-def _rows(asked: Asked, size: int) -> list[int]:
+def _rows(asked: DriftOptions, size: int) -> list[int]:
     """Which anchors are asked about. Raises InvalidRequest and TooManyInputs."""
     if asked.sample is not None and (asked.vectors is not None or asked.rows is not None):
         raise InvalidRequest(
@@ -141,9 +144,9 @@ def _rows(asked: Asked, size: int) -> list[int]:
     return rows
 
 
-def _given(services: Services, vectors: Tensor, rows: list[int], asked: Asked) -> Tensor:
+def _given(services: Services, vectors: Tensor, rows: list[int], asked: DriftOptions) -> Tensor:
     """The client's vectors, one for each row. Raises AnchorCountMismatch, InvalidRequest, and the vector errors."""
-    new = spaces.checked(vectors, field="vectors", limits=services.limits)
+    new = incoming.checked_vectors(vectors, field="vectors", limits=services.limits)
     if len(new) != len(rows):
         if asked.rows is None:
             raise AnchorCountMismatch(
@@ -154,7 +157,7 @@ def _given(services: Services, vectors: Tensor, rows: list[int], asked: Asked) -
     return new
 
 
-def _embedded_again(services: Services, space: tables.Space, rows: list[int]) -> Tensor:
+def _embedded_again(services: Services, space: tables.SpaceRow, rows: list[int]) -> Tensor:
     """The set's own inputs by the encoder as it is now. Raises InputsNotStored, EncoderNeedsVectors, and as `encode`."""
     if space.encoder.model is None:
         raise EncoderNeedsVectors(
@@ -174,8 +177,8 @@ def _embedded_again(services: Services, space: tables.Space, rows: list[int]) ->
 
 
 def _told(
-    found: drift.Drift, rows: list[int], space: tables.Space, *, given_dim: int, reembedded: bool
-) -> Drift:
+    found: drift.Drift, rows: list[int], space: tables.SpaceRow, *, given_dim: int, reembedded: bool
+) -> DriftReport:
     dim = space.encoder.dim
     changed = [rows[place] for place in found.changed.nonzero().flatten().tolist()]
     cosines, deviations = found.cosines, found.deviations
@@ -187,7 +190,7 @@ def _told(
             for i in places
         ]
     detail, recommendations = _words(found, len(changed), len(rows), dim=dim, given_dim=given_dim)
-    return Drift(
+    return DriftReport(
         anchor_set=space.anchor_set.name,
         encoder=space.encoder.name,
         verdict=found.verdict,

@@ -19,8 +19,8 @@ from app.errors import (
 )
 from app.maths.bootstrap.neighbours import Beat, silent
 from app.maths.geometry.space import fit_space
-from app.services import spaces
-from app.services.access.writes import note
+from app.services import incoming
+from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs, encode, readable, spec_of
 from app.storage import tables
@@ -48,7 +48,7 @@ class Given:
 class Found:
     """One side of a bootstrap, checked as far as it can be without encoding; a stored pool's content is its blobs."""
 
-    encoder: tables.Encoder
+    encoder: tables.EncoderRow
     field: str
     rows: int
     content: Tensor | Inputs | Sequence[str]
@@ -62,18 +62,22 @@ def create(
     encoder: str,
     vectors: Tensor | None,
     inputs: Inputs | None,
-) -> tables.Pool:
+) -> tables.PoolRow:
     """A new pool of one piece: vectors, or inputs encoded now.
 
     Raises NameTaken, EncoderNotFound, NotExactlyOne, PoolTooLarge, and as `given_vectors`.
     """
-    field, count = spaces.sent(vectors, inputs)
+    field, count = incoming.exactly_one(vectors, inputs)
     with services.db.transaction() as session:
-        resources.require_free(session, tables.Pool, project, name)
-        encoder_row = resources.by_name(session, tables.Encoder, project, encoder, field="encoder")
+        resources.require_free(session, tables.PoolRow, project, name)
+        encoder_row = resources.by_name(
+            session, tables.EncoderRow, project, encoder, field="encoder"
+        )
     _require_room(services, count, field)
-    piece = _write(services, spaces.given_vectors(services, encoder_row, vectors, inputs).vectors)
-    row = tables.Pool(
+    piece = _write(
+        services, incoming.vectors_or_encoded(services, encoder_row, vectors, inputs).vectors
+    )
+    row = tables.PoolRow(
         project=project,
         name=name,
         encoder_id=encoder_row.id,
@@ -82,9 +86,9 @@ def create(
         pieces=[piece],
     )
     with services.db.transaction() as session:
-        resources.require_free(session, tables.Pool, project, name)
+        resources.require_free(session, tables.PoolRow, project, name)
         session.add(row)
-        note(session, project, "create", "pool", name, row)
+        record_audit(session, project, "create", "pool", name, row)
     return row
 
 
@@ -96,12 +100,12 @@ def append(
     offset: int,
     vectors: Tensor | None,
     inputs: Inputs | None,
-) -> tables.Pool:
+) -> tables.PoolRow:
     """The pool with another piece, which begins at the item `offset`: where the pool ends, or it is refused.
 
     Raises PoolNotFound, OffsetMismatch, NotExactlyOne, PoolTooLarge, Conflict, and as `given_vectors`.
     """
-    field, count = spaces.sent(vectors, inputs)
+    field, count = incoming.exactly_one(vectors, inputs)
     with services.db.transaction() as session:
         row = resources.whole_pool(session, project, name)
     if offset != row.items:
@@ -113,28 +117,30 @@ def append(
             field=field,
             limit=MOST_PIECES,
         )
-    piece = _write(services, spaces.given_vectors(services, row.encoder, vectors, inputs).vectors)
+    piece = _write(
+        services, incoming.vectors_or_encoded(services, row.encoder, vectors, inputs).vectors
+    )
     with services.db.transaction() as session:
         extended = resources.extend_pool(session, row, piece)
-        found = resources.by_name(session, tables.Pool, project, name)
+        found = resources.by_name(session, tables.PoolRow, project, name)
         if found.id != row.id:
             raise Conflict(
                 f"pool {name!r} was made anew meanwhile; look at it and try again", field="name"
             )
         if not extended:
             raise _elsewhere(found, offset)
-        note(session, project, "append", "pool", name, found)
+        record_audit(session, project, "append", "pool", name, found)
     return found
 
 
 def delete(services: Services, project: str, name: str) -> None:
     """Forget a pool; jobs that use it have its blobs' names. Raises PoolNotFound."""
     with services.db.transaction() as session:
-        resources.remove(session, resources.by_name(session, tables.Pool, project, name))
-        note(session, project, "delete", "pool", name)
+        resources.remove(session, resources.by_name(session, tables.PoolRow, project, name))
+        record_audit(session, project, "delete", "pool", name)
 
 
-def find(services: Services, project: str, encoder: tables.Encoder, given: Given) -> Found:
+def find(services: Services, project: str, encoder: tables.EncoderRow, given: Given) -> Found:
     """One side of a bootstrap; nothing is encoded or written yet.
 
     Raises PoolNotFound, PoolOfAnotherEncoder, PoolTooLarge, DegenerateAnchors, EncoderNeedsVectors, the vector errors, and the
@@ -156,7 +162,9 @@ def find(services: Services, project: str, encoder: tables.Encoder, given: Given
         )
     else:
         _require_room(services, len(content), field)
-        rows = spaces.checked(content, field=field, limits=services.limits, dim=encoder.dim)
+        rows = incoming.checked_vectors(
+            content, field=field, limits=services.limits, dim=encoder.dim
+        )
         found = Found(encoder, field, len(rows), rows)
     _require_room(services, found.rows, field)
     if not isinstance(found.content, Inputs):
@@ -199,7 +207,7 @@ def _write(services: Services, rows: Tensor) -> dict[str, Any]:
     return {"blob": services.blobs.put({ROWS: rows}), "rows": len(rows)}
 
 
-def _elsewhere(pool: tables.Pool, offset: int) -> OffsetMismatch:
+def _elsewhere(pool: tables.PoolRow, offset: int) -> OffsetMismatch:
     """What is wrong with a piece that does not begin where the pool ends."""
     says = f"pool {pool.name!r} has {pool.items} items: its next piece begins at offset {pool.items}, not {offset}"
     return OffsetMismatch(says, items=pool.items)
@@ -212,7 +220,7 @@ def _require_room(services: Services, count: int, field: str) -> None:
         raise PoolTooLarge(f"{count} items in a pool, {most} are allowed", field=field, limit=most)
 
 
-def _readable(services: Services, encoder: tables.Encoder, inputs: Inputs, field: str) -> Inputs:
+def _readable(services: Services, encoder: tables.EncoderRow, inputs: Inputs, field: str) -> Inputs:
     """The inputs as the encoder reads them. Raises EncoderNeedsVectors, and the errors of inputs that nobody could read."""
     try:
         spec_of(encoder)

@@ -14,7 +14,7 @@ from app.errors import DimensionMismatch, TooManyInputs
 from app.maths.anchors import drift
 from app.maths.anchors.drift import HALF, SAME
 from app.maths.quality.metrics import unit
-from app.services import spaces
+from app.services import incoming
 from app.services.context import Services, on_departure
 from app.services.encoders.encoding import Inputs, encode, load, readable
 from app.storage import tables
@@ -70,14 +70,14 @@ def verify(
 ) -> Verified:
     """Encode the inputs and compare. Raises EncoderNotFound, TooManyInputs, DimensionMismatch, and as `encode`."""
     with services.db.transaction() as session:
-        row = resources.by_name(session, tables.Encoder, project, encoder)
+        row = resources.by_name(session, tables.EncoderRow, project, encoder)
     if len(inputs.values) > MOST_INPUTS:
         raise TooManyInputs(
             f"{len(inputs.values)} inputs to verify, {MOST_INPUTS} are allowed and tell as much",
             field="inputs",
             limit=MOST_INPUTS,
         )
-    given = spaces.checked(vectors, field="vectors", limits=services.limits)
+    given = incoming.checked_vectors(vectors, field="vectors", limits=services.limits)
     if len(given) != len(inputs.values):
         raise DimensionMismatch(
             f"{len(inputs.values)} inputs and {len(given)} vectors", field="vectors"
@@ -112,7 +112,7 @@ def verify(
     )
 
 
-def _same(encoder: tables.Encoder) -> float:
+def _same(encoder: tables.EncoderRow) -> float:
     """What batches of other sizes change, in the precision in which the model computes."""
     return SAME if (encoder.identity or {}).get("dtype") in ("float32", None) else HALF
 

@@ -71,7 +71,7 @@ class Encoded:
 
 def encode(
     services: Services,
-    encoder: tables.Encoder,
+    encoder: tables.EncoderRow,
     inputs: Sequence[Input],
     *,
     role: InputRole = InputRole.document,
@@ -161,7 +161,7 @@ def _ended(work: Work) -> bool:
 
 
 def finished(
-    vectors: Tensor, items: Sequence[Item], encoder: tables.Encoder, *, field: str
+    vectors: Tensor, items: Sequence[Item], encoder: tables.EncoderRow, *, field: str
 ) -> Encoded:
     """What a model answered, checked. Raises EncoderFailed: whatever is wrong with it is not the client's doing."""
     try:
@@ -180,7 +180,7 @@ def owner_of_request() -> str:
     return who.key_id or (who.text if who.text.startswith("job ") else "anyone")
 
 
-def load(services: Services, encoder: tables.Encoder) -> EncoderModel:
+def load(services: Services, encoder: tables.EncoderRow) -> EncoderModel:
     """The encoder's model, loaded, and what it was when the encoder was registered.
 
     Raises EncoderNeedsVectors, EncoderUnavailable, EncoderChanged, Overloaded.
@@ -193,7 +193,7 @@ def load(services: Services, encoder: tables.Encoder) -> EncoderModel:
     return model
 
 
-def loaded(services: Services, encoder: tables.Encoder, spec: Spec) -> EncoderModel | None:
+def loaded(services: Services, encoder: tables.EncoderRow, spec: Spec) -> EncoderModel | None:
     """The encoder's model if it is in memory. Raises EncoderChanged."""
     model = services.encoders.loaded(spec)
     if model is not None:
@@ -213,7 +213,7 @@ def load_anew(services: Services, spec: Spec) -> EncoderModel:
         return services.encoders.get(spec, turn=services.loading)
 
 
-def spec_of(encoder: tables.Encoder) -> Spec:
+def spec_of(encoder: tables.EncoderRow) -> Spec:
     """Raises EncoderNeedsVectors."""
     if encoder.model is None:
         raise EncoderNeedsVectors(
@@ -226,7 +226,7 @@ def spec_of(encoder: tables.Encoder) -> Spec:
     return Spec(encoder.kind, encoder.model, revision, encoder.options)
 
 
-def require_same(encoder: tables.Encoder, model: EncoderModel) -> None:
+def require_same(encoder: tables.EncoderRow, model: EncoderModel) -> None:
     """Raises EncoderChanged for a model whose files are not those that the encoder was registered with."""
     if encoder.identity is None:  # registered before identities were kept
         return
@@ -240,7 +240,7 @@ def require_same(encoder: tables.Encoder, model: EncoderModel) -> None:
 
 
 def readable(
-    encoder: tables.Encoder, inputs: Sequence[Input], *, limits: Limits, field: str
+    encoder: tables.EncoderRow, inputs: Sequence[Input], *, limits: Limits, field: str
 ) -> Sequence[Input]:
     """The inputs as the encoder reads them, images as the bytes of their files.
 

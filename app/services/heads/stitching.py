@@ -29,8 +29,8 @@ from app.heads.base import HeadModel, probabilities
 from app.heads.image import png
 from app.maths.quality import selection
 from app.maths.translators import methods
-from app.services import spaces
-from app.services.access.writes import note
+from app.services import incoming, name_lookup
+from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs
 from app.services.serving import plans
@@ -43,7 +43,7 @@ log = logging.getLogger("anchorage.stitching")
 
 
 @dataclass(frozen=True)
-class Way:
+class TranslationChoice:
     """How vectors are translated into a head's space, as `translation.Request` has it.
 
     prefer  None: retrieval for a classifier, which serves it at least as well as classification; cosine for numbers
@@ -143,7 +143,7 @@ class _Ready:
 
 def create_head(
     services: Services, project: str, new: NewHead, make: Callable[[int], HeadModel]
-) -> tables.Head:
+) -> tables.HeadRow:
     """Store a head of an encoder's space, or of an anchor set's relative space. `make` reads it, given its vectors' dimension.
 
     Raises NotExactlyOne, NameTaken, InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce, Overloaded, and the not-found errors.
@@ -158,7 +158,7 @@ def create_head(
         raise InvalidHead(
             "encode_power and ridge belong to a head of an anchor set", field="encode_power"
         )
-    spaces.require_free(services, tables.Head, project, new.name)
+    name_lookup.require_free(services, tables.HeadRow, project, new.name)
     with services.db.transaction() as session:
         row = _new_row(session, project, new)
     head = make(row.dim)
@@ -174,13 +174,13 @@ def create_head(
             )
         kept.outputs, kept.blob = row.outputs, row.blob
         session.add(kept)
-        note(session, project, "create", "head", new.name, kept)
+        record_audit(session, project, "create", "head", new.name, kept)
     return kept
 
 
-def _new_row(session: Session, project: str, new: NewHead) -> tables.Head:
-    resources.require_free(session, tables.Head, project, new.name)
-    row = tables.Head(
+def _new_row(session: Session, project: str, new: NewHead) -> tables.HeadRow:
+    resources.require_free(session, tables.HeadRow, project, new.name)
+    row = tables.HeadRow(
         project=project,
         name=new.name,
         kind=new.kind,
@@ -200,12 +200,12 @@ def _new_row(session: Session, project: str, new: NewHead) -> tables.Head:
     with session.no_autoflush:
         if new.encoder is not None:
             row.encoder = resources.by_name(
-                session, tables.Encoder, project, new.encoder, field="encoder"
+                session, tables.EncoderRow, project, new.encoder, field="encoder"
             )
             row.dim = row.encoder.dim
         if new.anchor_set is not None:
             row.anchor_set = resources.by_name(
-                session, tables.AnchorSet, project, new.anchor_set, field="anchor_set"
+                session, tables.AnchorSetRow, project, new.anchor_set, field="anchor_set"
             )
             row.dim = row.anchor_set.size
     return row
@@ -231,8 +231,8 @@ def _check_outputs(new: NewHead, head: HeadModel) -> None:
 def delete_head(services: Services, project: str, name: str) -> None:
     """Raises HeadNotFound."""
     with services.db.transaction() as session:
-        resources.remove(session, resources.by_name(session, tables.Head, project, name))
-        note(session, project, "delete", "head", name)
+        resources.remove(session, resources.by_name(session, tables.HeadRow, project, name))
+        record_audit(session, project, "delete", "head", name)
     services.names.forget()
 
 
@@ -245,7 +245,7 @@ def stitch(
     anchor_set: str | None,
     vectors: Tensor | None,
     inputs: Inputs | None,
-    way: Way | None = None,
+    way: TranslationChoice | None = None,
     truth: Truth | None = None,
 ) -> Prediction:
     """What the head answers to vectors or inputs of `encoder`: as they are, translated, or made relative, as the head needs.
@@ -254,12 +254,16 @@ def stitch(
     anchor set), HeadTooSlow, and the option and vector errors.
     """
     truth = truth or Truth()
-    row = spaces.named(services, tables.Head, project, head, field="head")
-    source = spaces.named(services, tables.Encoder, project, encoder, field="encoder")
-    sent_as, count = spaces.sent(vectors, inputs)
-    spaces.check_answer(services, sent_as, count, dim=row.outputs)
+    row = name_lookup.find_by_name(services, tables.HeadRow, project, head, field="head")
+    source = name_lookup.find_by_name(
+        services, tables.EncoderRow, project, encoder, field="encoder"
+    )
+    sent_as, count = incoming.exactly_one(vectors, inputs)
+    incoming.reserve_answer(services, sent_as, count, dim=row.outputs)
     known = _known(services, row, truth, count)
-    ready = _bring(services, project, row, source, anchor_set, way or Way(), vectors, inputs)
+    ready = _bring(
+        services, project, row, source, anchor_set, way or TranslationChoice(), vectors, inputs
+    )
     values = _ask(services, row, ready.vectors)
     output = output_of(row)
     native = _native(
@@ -283,10 +287,10 @@ def stitch(
 def _bring(
     services: Services,
     project: str,
-    row: tables.Head,
-    source: tables.Encoder,
+    row: tables.HeadRow,
+    source: tables.EncoderRow,
     anchor_set: str | None,
-    way: Way,
+    way: TranslationChoice,
     vectors: Tensor | None,
     inputs: Inputs | None,
 ) -> _Ready:
@@ -314,7 +318,7 @@ def _bring(
     assert row.encoder is not None
     if row.encoder_id == source.id:
         _refuse_way(way, f"head {row.name!r} was trained on {source.name!r} itself")
-        given = spaces.given_vectors(services, source, vectors, inputs)
+        given = incoming.vectors_or_encoded(services, source, vectors, inputs)
         return _Ready(given.vectors, given.truncated)
     if anchor_set is None:
         raise MissingField(
@@ -343,7 +347,7 @@ def _require_same(found: Sequence[str | None], expected: Sequence[str | None]) -
         )
 
 
-def _ask(services: Services, row: tables.Head, vectors: Tensor) -> Tensor:
+def _ask(services: Services, row: tables.HeadRow, vectors: Tensor) -> Tensor:
     """The head's probabilities or numbers for vectors of its space, at the scale that it was trained at (IRP, section 3.4)."""
     scale = row.settings.get("scale")
     if scale is not None:
@@ -353,12 +357,12 @@ def _ask(services: Services, row: tables.Head, vectors: Tensor) -> Tensor:
     return probabilities(values) if classifies and row.settings.get("softmax", True) else values
 
 
-def output_of(row: tables.Head) -> HeadOutput:
+def output_of(row: tables.HeadRow) -> HeadOutput:
     """What its numbers are; heads made before others were known are classifiers."""
     return HeadOutput(row.settings.get("output", HeadOutput.classes))
 
 
-def loaded_head(services: Services, row: tables.Head) -> HeadModel:
+def loaded_head(services: Services, row: tables.HeadRow) -> HeadModel:
     architecture = row.settings.get("architecture")
 
     def load() -> HeadModel:
@@ -374,7 +378,7 @@ def loaded_head(services: Services, row: tables.Head) -> HeadModel:
     )
 
 
-def _known(services: Services, row: tables.Head, truth: Truth, count: int) -> Tensor | None:
+def _known(services: Services, row: tables.HeadRow, truth: Truth, count: int) -> Tensor | None:
     """What the client says is right: indices into classes (n,), or numbers (n, m). Raises for what does not fit the head."""
     classifies = output_of(row) is HeadOutput.classes
     if truth.labels is not None:
@@ -396,7 +400,7 @@ def _known(services: Services, row: tables.Head, truth: Truth, count: int) -> Te
                 "targets belong to a decoder: a classifier's truth are labels", field="targets"
             )
         _require_count(len(truth.targets), count, "targets")
-        return spaces.checked(
+        return incoming.checked_vectors(
             truth.targets, field="targets", limits=services.limits, dim=row.outputs
         )
     return None
@@ -410,8 +414,8 @@ def _require_count(count: int, expected: int, field: str) -> None:
 def _native(
     services: Services,
     project: str,
-    row: tables.Head,
-    source: tables.Encoder,
+    row: tables.HeadRow,
+    source: tables.EncoderRow,
     truth: Truth,
     inputs: Inputs | None,
     values: Tensor,
@@ -425,7 +429,7 @@ def _native(
             raise InvalidRequest(
                 "a relative head has no encoder of its own", field="native_vectors"
             )
-        native = spaces.checked(
+        native = incoming.checked_vectors(
             truth.native_vectors, field="native_vectors", limits=services.limits, dim=own.dim
         )
         _require_count(len(native), len(values), "native_vectors")
@@ -437,7 +441,7 @@ def _native(
     if inputs is None or own.kind == EncoderKind.external:
         return None
     try:
-        return _ask(services, row, spaces.given_vectors(services, own, None, inputs).vectors)
+        return _ask(services, row, incoming.vectors_or_encoded(services, own, None, inputs).vectors)
     except (EncoderUnavailable, EncoderChanged, EncoderFailed, InvalidInput) as error:
         log.info(
             "no native answers of head %s: %s", row.id, error.detail
@@ -476,7 +480,7 @@ def _draw(image: Mapping[str, Any], values: Tensor) -> list[bytes]:
     return [png(each, image["low"], image["high"]) for each in values.reshape(-1, *shape)]
 
 
-def _refuse_way(way: Way, reason: str) -> None:
+def _refuse_way(way: TranslationChoice, reason: str) -> None:
     """What would do nothing is refused, not ignored."""
     if way.method != "auto" or way.options:
         raise InvalidHead(f"{reason}: method and options have no place here", field="method")

@@ -32,7 +32,7 @@ from app.errors import (
     Unavailable,
 )
 from app.observability import metrics
-from app.services.access.writes import note
+from app.services.access.audit import record_audit
 from app.services.context import Origin, Services, origin
 from app.services.jobs.leases import Leases, hand_back
 from app.storage import tables
@@ -85,7 +85,7 @@ class Progress:
     """
 
     def __init__(
-        self, services: Services, job: tables.Job, lease: str, stopping: Callable[[], bool]
+        self, services: Services, job: tables.JobRow, lease: str, stopping: Callable[[], bool]
     ) -> None:
         self._services = services
         self._job_id = job.id
@@ -203,15 +203,15 @@ class Progress:
         }
 
 
-Run = Callable[[Services, tables.Job, Progress], Done]
+Run = Callable[[Services, tables.JobRow, Progress], Done]
 
 
 def submit(
     services: Services, project: str, kind: JobKind, arguments: dict[str, Any]
-) -> tables.Job:
+) -> tables.JobRow:
     """Write a queued job down, and wake a worker for it. Raises TooManyJobs, QueueFull."""
     limits = services.limits
-    row = tables.Job(
+    row = tables.JobRow(
         project=project, kind=kind, state=JobState.queued, arguments=arguments, progress={}
     )
     with services.db.transaction() as session:
@@ -226,19 +226,19 @@ def submit(
             raise QueueFull("the queue is full; try again", retry_after_s=10, limit=limits.jobs)
         session.add(row)
         session.flush()
-        note(session, project, "create", "job", row.id, row)
+        record_audit(session, project, "create", "job", row.id, row)
     services.notify_workers()
     return row
 
 
-def cancel(services: Services, project: str, job_id: str) -> tables.Job:
+def cancel(services: Services, project: str, job_id: str) -> tables.JobRow:
     """Ask a job to stop: at once when it still waits, at its next step when it runs. Raises JobNotFound, JobFinished."""
     with services.db.transaction() as session:
         row = resources.job(session, project, job_id)
         if JobState(row.state).finished:
             raise JobFinished(f"job {job_id} is {row.state} already: there is nothing to cancel")
         jobs.cancel(session, row.id, now=tables.now())
-        note(session, project, "cancel", "job", row.id)
+        record_audit(session, project, "cancel", "job", row.id)
         session.flush()
         session.refresh(row)
     return row
@@ -268,7 +268,7 @@ def run_next(
         return True
 
 
-def _claim(session: Session, lease: str, until: datetime) -> tables.Job | None:
+def _claim(session: Session, lease: str, until: datetime) -> tables.JobRow | None:
     """The next job, which ends at once when it was cancelled or has lost too many workers."""
     now = tables.now()
     claimed = jobs.claim_next(session, lease=lease, now=now, until=until)
@@ -298,7 +298,7 @@ def _claim(session: Session, lease: str, until: datetime) -> tables.Job | None:
 
 def _run_claimed(
     services: Services,
-    row: tables.Job,
+    row: tables.JobRow,
     lease: str,
     runners: dict[str, Run],
     stopping: Callable[[], bool],
@@ -319,7 +319,7 @@ def _run_claimed(
 
 def _run(
     services: Services,
-    row: tables.Job,
+    row: tables.JobRow,
     lease: str,
     runners: dict[str, Run],
     stopping: Callable[[], bool],

@@ -20,7 +20,8 @@ from app.maths.geometry.space import Space
 from app.maths.quality import selection
 from app.maths.translators import graded, methods
 from app.maths.translators.translator import Decoder, Precision, Translated, Translator
-from app.services import spaces
+from app.services import incoming
+from app.services.anchors import spaces
 from app.services.context import Services
 from app.services.encoders.encoding import Encoded, Inputs
 from app.services.serving import products
@@ -36,7 +37,7 @@ from app.services.translators.translators import SpacePair
 from app.services.upkeep.cache_codecs import DECODER, MATRIX
 from app.storage import tables
 from app.storage.cache import Key
-from app.storage.name_cache import Name
+from app.storage.name_cache import NameKey
 
 #: ways to serve one pair that are remembered with it
 MOST_RECIPES = 1_000
@@ -46,7 +47,7 @@ MOST_RECIPES = 1_000
 class Form:
     """How an answer is written: what one of its numbers takes until it is sent, and where they are put."""
 
-    number_bytes: int = spaces.NUMBER_BYTES
+    number_bytes: int = incoming.ANSWER_NUMBER_BYTES
     empty: Callable[[int, int], Tensor] = torch.empty
 
 
@@ -70,7 +71,7 @@ class Served:
     options: methods.Options | None = None
     id: str | None = None
     translator: Translator | None = None
-    pair: tuple[tables.Space, tables.Space] | None = None
+    pair: tuple[tables.SpaceRow, tables.SpaceRow] | None = None
 
     @property
     def dims(self) -> tuple[int, int]:
@@ -81,8 +82,8 @@ class Served:
         self, services: Services, vectors: Tensor, form: Form, precision: Precision
     ) -> Running:
         """Check what can be known without looking at numbers, take room for the answer, and begin. Raises the vector errors."""
-        spaces.check_count(vectors, field=self.reads, limits=services.limits, dim=self.dims[0])
-        spaces.check_answer(
+        incoming.check_count(vectors, field=self.reads, limits=services.limits, dim=self.dims[0])
+        incoming.reserve_answer(
             services, self.reads, len(vectors), dim=self.dims[1], number_bytes=form.number_bytes
         )
         try:
@@ -116,13 +117,13 @@ class Translation:
     def key(self) -> Key:
         return ("translate", *self.request.key)
 
-    def name(self, project: str) -> Name:
+    def name(self, project: str) -> NameKey:
         """What it needs looked up."""
         return translators.name_of(
             project, self.request.anchor_set, self.request.source, self.request.target
         )
 
-    def sides(self, pair: SpacePair) -> tuple[tables.Space, int, int]:
+    def sides(self, pair: SpacePair) -> tuple[tables.SpaceRow, int, int]:
         """Whose vectors it reads, of what dimension, and of what it makes."""
         source, target = pair.both
         return source, source.encoder.dim, target.encoder.dim
@@ -133,7 +134,7 @@ class Translation:
         """Raises the option errors, QualityBelowMinimum, and Conflict when a space was deleted meanwhile."""
         source, target = pair.both
         fitted = translators.fit(services, project, source, target, self.request)
-        translators.keep(services, project, fitted, pair, self.request)
+        translators.enforce_minimum(services, project, fitted, pair, self.request)
         build = partial(_translating, fitted.id, fitted.method, fitted.options, (source, target))
         return _Recipe((fitted.key,), build), (fitted.translator,)
 
@@ -157,11 +158,11 @@ class Relation:
     def key(self) -> Key:
         return ("relative", self.encoder, self.anchor_set, self.encode_power, self.ridge, self.bits)
 
-    def name(self, project: str) -> Name:
+    def name(self, project: str) -> NameKey:
         """What it needs looked up."""
         return translators.name_of(project, self.anchor_set, self.encoder, None)
 
-    def sides(self, pair: SpacePair) -> tuple[tables.Space, int, int]:
+    def sides(self, pair: SpacePair) -> tuple[tables.SpaceRow, int, int]:
         """As of a translation. Raises UnknownOption and InvalidOption for options that do not go together."""
         assert pair.source is not None
         if self.encode_power == 0 and self.ridge is not None:
@@ -213,13 +214,13 @@ class Decoding:
     def key(self) -> Key:
         return ("decode", *self.request.key, self.relative_power)
 
-    def name(self, project: str) -> Name:
+    def name(self, project: str) -> NameKey:
         """What it needs looked up: a source that is named must be there, too."""
         return translators.name_of(
             project, self.request.anchor_set, self.request.source, self.request.target
         )
 
-    def sides(self, pair: SpacePair) -> tuple[tables.Space, int, int]:
+    def sides(self, pair: SpacePair) -> tuple[tables.SpaceRow, int, int]:
         """As of a translation."""
         assert pair.target is not None
         return pair.target, pair.target.anchor_set.size, pair.target.encoder.dim
@@ -338,13 +339,15 @@ def apply(
     """
     pair = pair or translators.resolve(services, asked.name(project))
     space, reads, makes = asked.sides(pair)
-    field, count = spaces.sent(vectors, inputs)
+    field, count = incoming.exactly_one(vectors, inputs)
     field = asked.field or field
-    spaces.check_answer(services, field, count, dim=makes, number_bytes=form.number_bytes)
+    incoming.reserve_answer(services, field, count, dim=makes, number_bytes=form.number_bytes)
     if vectors is not None and asked.field is not None:
-        given = Encoded(spaces.checked(vectors, field=field, limits=services.limits, dim=reads))
+        given = Encoded(
+            incoming.checked_vectors(vectors, field=field, limits=services.limits, dim=reads)
+        )
     else:
-        given = spaces.given_vectors(services, space.encoder, vectors, inputs)
+        given = incoming.vectors_or_encoded(services, space.encoder, vectors, inputs)
     served = _made(services, project, asked, pair)
     try:
         made = products.begin(
@@ -395,7 +398,7 @@ def _translating(
     id: str,
     method: str,
     options: methods.Options,
-    pair: tuple[tables.Space, tables.Space],
+    pair: tuple[tables.SpaceRow, tables.SpaceRow],
     translator: Translator,
 ) -> Served:
     product = TranslateProduct(translator)

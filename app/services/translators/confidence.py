@@ -15,7 +15,8 @@ from app.maths.quality.confidence import (
     fit_confidence,
     needed,
 )
-from app.services import spaces
+from app.services import incoming
+from app.services.anchors import spaces
 from app.services.context import Services, answer_bytes
 from app.services.serving.plans import Answer, Served
 from app.services.translators.translators import canonical
@@ -29,7 +30,7 @@ NOTHING_BYTES = 1024
 
 
 @dataclass(frozen=True, eq=False)
-class Told:
+class RowConfidence:
     """What is expected of the rows of an answer; all NaN where nothing can be.
 
     level      of the intervals
@@ -45,20 +46,22 @@ class Told:
     reason: str | None
 
 
-def tell(services: Services, answer: Answer, level: float, *, field: str) -> Told:
+def confidence_of(services: Services, answer: Answer, level: float, *, field: str) -> RowConfidence:
     """What to expect of each row of a translator's answer; a row that became the target's mean has no cosine, and one that
     equals the source's mean, whose own flag says so, no p-value.
 
     Raises Overloaded while too many others fit, and TooMuchAtOnce.
     """
     count = len(answer.given)
-    answer_bytes.get()(count * COLUMNS * spaces.NUMBER_BYTES)
+    answer_bytes.get()(count * COLUMNS * incoming.ANSWER_NUMBER_BYTES)
     model = _confidence(services, answer.served)
     if model is None:
         nothing = torch.full((count,), torch.nan, dtype=torch.float64)
         none = torch.zeros(count, dtype=torch.bool)
         reason = f"needs at least {FEWEST} distinct anchors that are not almost all the same vector"
-        return Told(Expected(nothing, nothing, nothing, nothing, none), level, 0, None, reason)
+        return RowConfidence(
+            Expected(nothing, nothing, nothing, nothing, none), level, 0, None, reason
+        )
     try:
         expected = expect(model, answer.given, level=level)
     except AnchorageError as error:
@@ -69,7 +72,7 @@ def tell(services: Services, answer: Answer, level: float, *, field: str) -> Tol
         for each in (expected.cosine, expected.low, expected.high)
     )
     at_mean = answer.made.at_mean
-    return Told(
+    return RowConfidence(
         Expected(
             cosine,
             low,
@@ -97,7 +100,7 @@ def _confidence(services: Services, served: Served) -> Confidence | None:
     method, options = str(served.method), dict(served.options or {})
 
     def learn() -> Confidence | None:
-        x, y = spaces.anchors(services, source), spaces.anchors(services, target)
+        x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
         with services.fitting():
             return fit_confidence(method, x, y, options)
 

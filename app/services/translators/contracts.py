@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from app.errors import Conflict, QualityBelowMinimum
-from app.services.access.writes import note
+from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.storage import tables
 from app.storage.queries import resources
@@ -14,10 +14,10 @@ from app.storage.queries import resources
 def agree(
     services: Services,
     project: str,
-    source: tables.Space,
-    target: tables.Space,
+    source: tables.SpaceRow,
+    target: tables.SpaceRow,
     minimum: Mapping[str, float],
-) -> tables.Contract:
+) -> tables.ContractRow:
     """Every translator from source to target must promise this from now on, in place of what was agreed before."""
     try:
         row = _agree(services, project, source, target, minimum)
@@ -30,39 +30,39 @@ def agree(
 def _agree(
     services: Services,
     project: str,
-    source: tables.Space,
-    target: tables.Space,
+    source: tables.SpaceRow,
+    target: tables.SpaceRow,
     minimum: Mapping[str, float],
-) -> tables.Contract:
+) -> tables.ContractRow:
     with services.db.transaction() as session:
         row = resources.contract(session, source.id, target.id)
         if row is None:
-            row = tables.Contract(project=project, source_id=source.id, target_id=target.id)
+            row = tables.ContractRow(project=project, source_id=source.id, target_id=target.id)
             session.add(row)
         row.min_quality = dict(minimum)
         session.flush()
         session.refresh(row)
-        note(session, project, "agree", "contract", _name(row))
+        record_audit(session, project, "agree", "contract", _name(row))
     return row
 
 
-def end(services: Services, project: str, source: tables.Space, target: tables.Space) -> None:
+def end(services: Services, project: str, source: tables.SpaceRow, target: tables.SpaceRow) -> None:
     """Raises ContractNotFound."""
     with services.db.transaction() as session:
         row = resources.require_contract(session, source, target)
-        note(session, project, "delete", "contract", _name(row))
+        record_audit(session, project, "delete", "contract", _name(row))
         session.delete(row)
     services.names.forget()
 
 
-def contracts(services: Services, anchor_set: tables.AnchorSet) -> Sequence[tables.Contract]:
+def contracts(services: Services, anchor_set: tables.AnchorSetRow) -> Sequence[tables.ContractRow]:
     """Those of all pairs of a set."""
     with services.db.transaction() as session:
         return resources.contracts(session, anchor_set)
 
 
 def require(
-    row: tables.Translator, minimum: Mapping[str, float], *, field: str = "min_quality"
+    row: tables.TranslatorRow, minimum: Mapping[str, float], *, field: str = "min_quality"
 ) -> None:
     """Raises QualityBelowMinimum, with what was found, unless the row's report promises at least the minimum of each measure."""
     report = row.report or {}
@@ -90,7 +90,7 @@ def require(
             )
 
 
-def _name(row: tables.Contract) -> str:
+def _name(row: tables.ContractRow) -> str:
     return f"{row.source.anchor_set.name}: {row.source.encoder.name} -> {row.target.encoder.name}"[
         : tables.NAME_LENGTH
     ]

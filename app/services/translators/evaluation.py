@@ -17,7 +17,8 @@ from app.maths.quality.hubness import Similarities
 from app.maths.quality.intervals import bootstrap_interval
 from app.maths.quality.similarity import Similarity, relative_similarity
 from app.maths.translators.translator import Translated, Translator, apply
-from app.services import spaces
+from app.services import incoming
+from app.services.anchors import spaces
 from app.services.context import Services
 from app.services.jobs.queue import Done, Progress, submit
 from app.services.translators import translators
@@ -87,8 +88,8 @@ class Asked:
     request: translators.Request
     items: Items | None
     settings: Settings
-    source: tables.Space
-    target: tables.Space
+    source: tables.SpaceRow
+    target: tables.SpaceRow
 
     @property
     def cosines(self) -> int:
@@ -140,11 +141,13 @@ def ask(
     translators.check(request, anchors=source.anchor_set.size)
     limits = services.limits
     items = Items(
-        spaces.checked(vectors, field="vectors", limits=limits, dim=source.encoder.dim),
-        spaces.checked(native, field="native", limits=limits, dim=target.encoder.dim),
+        incoming.checked_vectors(vectors, field="vectors", limits=limits, dim=source.encoder.dim),
+        incoming.checked_vectors(native, field="native", limits=limits, dim=target.encoder.dim),
         None
         if corpus is None
-        else spaces.checked(corpus, field="corpus", limits=limits, dim=target.encoder.dim),
+        else incoming.checked_vectors(
+            corpus, field="corpus", limits=limits, dim=target.encoder.dim
+        ),
     )
     return Asked(request, items, _settled(items, settings), source, target)
 
@@ -166,8 +169,8 @@ def evaluate(
     cosines = _watched(tell, asked.cosines)
     if items is None:
         first, second = (
-            spaces.anchors(services, asked.source),
-            spaces.anchors(services, asked.target),
+            spaces.raw_anchors(services, asked.source),
+            spaces.raw_anchors(services, asked.target),
         )
         with services.evaluating():
             alike = relative_similarity(x, y, first, second, of_anchors=True, cosines=cosines)
@@ -197,7 +200,7 @@ def evaluate(
         }
 
 
-def request_evaluation(services: Services, project: str, asked: Asked) -> tables.Job:
+def request_evaluation(services: Services, project: str, asked: Asked) -> tables.JobRow:
     """Store the items, and queue the job. Raises StorageUnavailable, TooManyJobs, QueueFull."""
     arguments = {"request": asdict(asked.request), "settings": asdict(asked.settings)}
     if asked.items is not None:
@@ -205,7 +208,7 @@ def request_evaluation(services: Services, project: str, asked: Asked) -> tables
     return submit(services, project, JobKind.evaluate, arguments)
 
 
-def run_evaluation(services: Services, job: tables.Job, progress: Progress) -> Done:
+def run_evaluation(services: Services, job: tables.JobRow, progress: Progress) -> Done:
     """The job itself; its result is what a request would have been answered."""
     arguments = job.arguments
     given = services.blobs.get(arguments["blobs"]["items"]) if "blobs" in arguments else {}

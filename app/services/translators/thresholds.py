@@ -13,7 +13,7 @@ from app.maths.thresholds import calibration
 from app.maths.thresholds.calibration import Calibration, Expected
 from app.maths.thresholds.decisions import Agreement, agreement
 from app.maths.thresholds.score_pairs import Given, Items, translate_held_out
-from app.services import spaces
+from app.services.anchors import spaces
 from app.services.context import Services
 from app.services.translators.translators import canonical, find
 from app.storage import tables
@@ -84,8 +84,11 @@ def _calibration(services: Services, project: str, question: Question) -> Calibr
     )
 
 
-def _hold_out(services: Services, row: tables.Translator) -> Items:
-    source, target = spaces.anchors(services, row.source), spaces.anchors(services, row.target)
+def _hold_out(services: Services, row: tables.TranslatorRow) -> Items:
+    source, target = (
+        spaces.raw_anchors(services, row.source),
+        spaces.raw_anchors(services, row.target),
+    )
     with services.fitting():
         items = translate_held_out(row.method, source, target, row.options)
     if items is None:

@@ -12,7 +12,7 @@ from app.maths.quality.evidence import Evidence, evidence
 from app.maths.quality.influence import influence
 from app.maths.quality.learning_curve import Curve, learning_curve
 from app.maths.quality.promise import Promise, promise
-from app.services import spaces
+from app.services.anchors import spaces
 from app.services.context import Services
 from app.storage import tables
 
@@ -26,11 +26,11 @@ MORE = (50, 100, 200, 500, 1000)
 LISTED = 20
 
 
-def measure(services: Services, row: tables.Translator) -> dict[str, Any]:
+def measure(services: Services, row: tables.TranslatorRow) -> dict[str, Any]:
     """Everything a report says of a translator's row, as JSON has it."""
     source, target = (
-        spaces.anchors(services, row.source).double(),
-        spaces.anchors(services, row.target).double(),
+        spaces.raw_anchors(services, row.source).double(),
+        spaces.raw_anchors(services, row.target).double(),
     )
     with services.fitting():
         held = crossfit.hold_out(row.method, source, target, row.options)
@@ -98,7 +98,7 @@ def _influence(source: Tensor, target: Tensor) -> dict[str, Any]:
     }
 
 
-def _spectrum(space: tables.Space, anchors: Tensor) -> dict[str, Any]:
+def _spectrum(space: tables.SpaceRow, anchors: Tensor) -> dict[str, Any]:
     health = space.health
     return {
         "encoder": space.encoder.name,

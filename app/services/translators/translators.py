@@ -16,15 +16,15 @@ from app.errors import Conflict, UnknownOption
 from app.maths.quality import selection
 from app.maths.translators import methods
 from app.maths.translators.translator import Translator, content_hash
-from app.services import spaces
-from app.services.access.writes import note
+from app.services.access.audit import record_audit
+from app.services.anchors import spaces
 from app.services.context import Services
 from app.services.jobs.queue import Done, Progress, submit
 from app.services.translators import contracts, translator_reports
 from app.services.upkeep.cache_codecs import CHOICE, TRANSLATOR
 from app.storage import tables
 from app.storage.cache import Key
-from app.storage.name_cache import Name
+from app.storage.name_cache import NameKey
 from app.storage.queries import resources
 from app.types import JobKind
 
@@ -76,13 +76,13 @@ class SpacePair:
     recipes  how to serve requests for this pair, by their keys: they are forgotten with it
     """
 
-    source: tables.Space | None
-    target: tables.Space | None
+    source: tables.SpaceRow | None
+    target: tables.SpaceRow | None
     agreed: Mapping[str, float] = field(default_factory=dict)
     recipes: dict[Key, Any] = field(default_factory=dict)
 
     @property
-    def both(self) -> tuple[tables.Space, tables.Space]:
+    def both(self) -> tuple[tables.SpaceRow, tables.SpaceRow]:
         assert self.source is not None
         assert self.target is not None
         return self.source, self.target
@@ -100,7 +100,11 @@ class Fitted:
 
 
 def fit(
-    services: Services, project: str, source: tables.Space, target: tables.Space, request: Request
+    services: Services,
+    project: str,
+    source: tables.SpaceRow,
+    target: tables.SpaceRow,
+    request: Request,
 ) -> Fitted:
     """The cached translator, or a new one with its row written. Raises UnknownOption and InvalidOption."""
     method, options, choice = _settled(services, source, target, request)
@@ -125,7 +129,7 @@ def fit(
     return Fitted(content, translator, method, options, key)
 
 
-def keep(
+def enforce_minimum(
     services: Services, project: str, fitted: Fitted, pair: SpacePair, request: Request
 ) -> None:
     """Raises QualityBelowMinimum where the translator promises less than the request, or its pair's contract, asks for."""
@@ -146,7 +150,7 @@ def check(request: Request, *, anchors: int) -> None:
 
 def find(
     services: Services, project: str, content: str, *, between: tuple[str, str] | None = None
-) -> tables.Translator:
+) -> tables.TranslatorRow:
     """A translator's row, which counts as used today. Raises TranslatorNotFound."""
     now = tables.now()
     with services.db.transaction() as session:
@@ -158,7 +162,7 @@ def find(
 
 def report(
     services: Services, project: str, content: str, *, between: tuple[str, str] | None = None
-) -> tables.Translator:
+) -> tables.TranslatorRow:
     """A translator's row with its held-out report, measured now if it never was. Raises TranslatorNotFound."""
     row = find(services, project, content, between=between)
     if (row.report or {}).get("version") != translator_reports.VERSION:
@@ -175,14 +179,14 @@ def report(
     return row
 
 
-def request_translator(services: Services, project: str, request: Request) -> tables.Job:
+def request_translator(services: Services, project: str, request: Request) -> tables.JobRow:
     """Queue the fit and its report. Raises what can be known now: the not-found errors, UnknownOption, InvalidOption."""
     source, _ = pair(services, project, request)
     check(request, anchors=source.anchor_set.size)
     return submit(services, project, JobKind.translator, asdict(request))
 
 
-def run_translator(services: Services, job: tables.Job, progress: Progress) -> Done:
+def run_translator(services: Services, job: tables.JobRow, progress: Progress) -> Done:
     """The job itself: the translator is in the cache and its report in its row."""
     request = Request(**job.arguments)
     progress(0, 2)
@@ -196,7 +200,7 @@ def run_translator(services: Services, job: tables.Job, progress: Progress) -> D
 
 
 def _settled(
-    services: Services, source: tables.Space, target: tables.Space, request: Request
+    services: Services, source: tables.SpaceRow, target: tables.SpaceRow, request: Request
 ) -> tuple[str, methods.Options, selection.Choice | None]:
     """The method and its options, and why, where it was chosen here. Raises UnknownOption and InvalidOption."""
     if request.method != "auto":
@@ -208,7 +212,7 @@ def _settled(
     shape = _shape(request.options)
 
     def choose() -> selection.Choice:
-        x, y = spaces.anchors(services, source), spaces.anchors(services, target)
+        x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
         with services.fitting():
             return selection.choose(x.double(), y.double(), prefer=request.prefer, shape=shape)
 
@@ -228,7 +232,9 @@ def _shape(options: methods.Options) -> methods.Options:
     return options
 
 
-def pair(services: Services, project: str, request: Request) -> tuple[tables.Space, tables.Space]:
+def pair(
+    services: Services, project: str, request: Request
+) -> tuple[tables.SpaceRow, tables.SpaceRow]:
     """Both spaces of a request. Raises the not-found errors and AnchorsNotEmbedded."""
     assert request.source is not None
     return resolve(
@@ -236,12 +242,12 @@ def pair(services: Services, project: str, request: Request) -> tuple[tables.Spa
     ).both
 
 
-def name_of(project: str, anchor_set: str, source: str | None, target: str | None) -> Name:
+def name_of(project: str, anchor_set: str, source: str | None, target: str | None) -> NameKey:
     """What a pair is remembered by."""
-    return Name(project, "spaces", (anchor_set, source, target))
+    return NameKey(project, "spaces", (anchor_set, source, target))
 
 
-def resolve(services: Services, name: Name) -> SpacePair:
+def resolve(services: Services, name: NameKey) -> SpacePair:
     """What `name_of` names, without a query if it was looked up a moment ago.
 
     Raises the not-found errors, AnchorsNotEmbedded, and Conflict when the set was made anew at this moment.
@@ -249,7 +255,7 @@ def resolve(services: Services, name: Name) -> SpacePair:
     return services.names.find_or(name, lambda: _look_up(services, name))
 
 
-def _look_up(services: Services, name: Name) -> SpacePair:
+def _look_up(services: Services, name: NameKey) -> SpacePair:
     anchor_set, source, target = name.names
     assert anchor_set is not None
     fields = {"source" if target is not None else "encoder": source, "target": target}
@@ -274,18 +280,22 @@ def _look_up(services: Services, name: Name) -> SpacePair:
 
 def space_row(
     session: Session, project: str, anchor_set: str, encoder: str, field: str
-) -> tables.Space:
-    set_row = resources.by_name(session, tables.AnchorSet, project, anchor_set, field="anchor_set")
+) -> tables.SpaceRow:
+    set_row = resources.by_name(
+        session, tables.AnchorSetRow, project, anchor_set, field="anchor_set"
+    )
     return resources.space(
-        session, set_row, resources.by_name(session, tables.Encoder, project, encoder, field=field)
+        session,
+        set_row,
+        resources.by_name(session, tables.EncoderRow, project, encoder, field=field),
     )
 
 
 def _written_down(
     services: Services,
     project: str,
-    source: tables.Space,
-    target: tables.Space,
+    source: tables.SpaceRow,
+    target: tables.SpaceRow,
     translator: Translator,
     method: str,
     options: methods.Options,
@@ -293,7 +303,7 @@ def _written_down(
 ) -> str:
     """The translator's public id, once a row says how it was made, and why where auto chose it."""
     content = _public_id(translator, method, options)
-    row = tables.Translator(
+    row = tables.TranslatorRow(
         project=project,
         content=content,
         source_id=source.id,
@@ -303,21 +313,21 @@ def _written_down(
         choices=None if choice is None else {choice.prefer: asdict(choice)},
     )
     try:
-        _keep(services, row)
+        _add_row(services, row)
     except (
         Conflict
     ):  # another process wrote it at the same moment, unless one of the spaces has gone
-        _keep(services, row)
+        _add_row(services, row)
     return content
 
 
-def _keep(services: Services, row: tables.Translator) -> None:
+def _add_row(services: Services, row: tables.TranslatorRow) -> None:
     """Add the row, or say that the one that is there is in use, and add the choices to it. Raises Conflict."""
     between = (row.source_id, row.target_id)
     with services.db.transaction() as session:
         if not resources.touch_translator(session, row, now=tables.now()):
             session.add(row)
-            note(session, row.project, "create", "translator", row.content)
+            record_audit(session, row.project, "create", "translator", row.content)
         elif row.choices:  # it was made by its name, or for another use, before
             found = resources.translator(
                 session, row.project, row.content, between=between, change=True

@@ -119,7 +119,7 @@ def _dump(db: Database, file: Path) -> tuple[int, set[str]]:
             rows = _copy(source, target)
         with copy.transaction() as session:
             # A job replaces its checkpoint at any moment; without one it begins anew.
-            session.execute(update(tables.Job).values(checkpoint=None))
+            session.execute(update(tables.JobRow).values(checkpoint=None))
             names = resources.named_blobs(session)
     return rows, names
 

@@ -13,7 +13,7 @@ from app.maths.geometry.space import Space
 from app.maths.quality.confidence import Confidence, Reference
 from app.maths.quality.selection import Choice, Scored
 from app.maths.translators.translator import Decoder, Translator
-from app.storage.cache import Shared
+from app.storage.cache import TensorCodec
 
 Value = TypeVar("Value")
 
@@ -52,8 +52,8 @@ def _load(kind: type[Value], tensors: dict[str, Tensor], **parts: type) -> Value
     return kind(**own)
 
 
-def _codec(kind: type[Value], **parts: type) -> Shared[Value]:
-    return Shared(dump=_dump, load=lambda tensors: _load(kind, tensors, **parts))
+def _codec(kind: type[Value], **parts: type) -> TensorCodec[Value]:
+    return TensorCodec(dump=_dump, load=lambda tensors: _load(kind, tensors, **parts))
 
 
 def _load_choice(tensors: dict[str, Tensor]) -> Choice:
@@ -61,7 +61,7 @@ def _load_choice(tensors: dict[str, Tensor]) -> Choice:
     return Choice(**{**told, "candidates": [Scored(**each) for each in told["candidates"]]})
 
 
-CHOICE: Shared[Choice] = Shared(
+CHOICE: TensorCodec[Choice] = TensorCodec(
     dump=lambda choice: {
         "json": torch.frombuffer(bytearray(orjson.dumps(asdict(choice))), dtype=torch.uint8)
     },
@@ -70,13 +70,13 @@ CHOICE: Shared[Choice] = Shared(
 
 
 #: None: there are too few anchors for any. An entry holds a tensor, also where there is nothing to tell
-CONFIDENCE: Shared[Confidence | None] = Shared(
+CONFIDENCE: TensorCodec[Confidence | None] = TensorCodec(
     dump=lambda made: {"nothing": torch.tensor(1.0)} if made is None else _dump(made),
     load=lambda tensors: (
         None if "nothing" in tensors else _load(Confidence, tensors, reference=Reference)
     ),
 )
-MATRIX: Shared[Tensor] = Shared(
+MATRIX: TensorCodec[Tensor] = TensorCodec(
     dump=lambda matrix: {"matrix": matrix}, load=lambda tensors: tensors["matrix"]
 )
 SPACE = _codec(Space)

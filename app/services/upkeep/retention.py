@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
-from app.services import spaces
 from app.services.context import Services
+from app.services.upkeep import blob_sweep
 from app.storage import tables
 from app.storage.queries import retention
 
@@ -33,7 +33,7 @@ def delete_old(services: Services, *, stopping: Callable[[], bool] = lambda: Fal
     _delete(services, "audit rows", retention.delete_audit, days.audit_days, stopping)
     _delete(services, "translators", retention.delete_translators, unused_days, stopping)
     _delete(services, "requests", retention.delete_requests, REQUESTS_DAYS, stopping)
-    if not stopping() and (deleted := spaces.sweep_blobs(services)):
+    if not stopping() and (deleted := blob_sweep.sweep_blobs(services)):
         log.info("deleted %d blobs that nothing names", deleted)
 
 
@@ -47,8 +47,8 @@ def _delete(
     if days == 0:
         return
     before = tables.now() - timedelta(days=days)
-    total, batch = 0, retention.BATCH
-    while batch == retention.BATCH and not stopping():
+    total, batch = 0, retention.DELETE_BATCH
+    while batch == retention.DELETE_BATCH and not stopping():
         with services.db.transaction() as session:
             batch = delete_batch(session, before)
         total += batch

@@ -13,14 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from app.api.http import admission, bodies
-from app.api.http.admission import Admission, Room
+from app.api.http.admission import Admission, Reservation
 from app.api.http.rate_limit import RateLimiter
 from app.demo.client import free_port
 from app.errors import Overloaded, TooMuchAtOnce
 from app.main import asks_for_keys
 from app.services.translators import translators
 from app.settings import Settings
-from app.storage.tables import Encoder
+from app.storage.tables import EncoderRow
 from app.types import Scope
 
 BEYOND = "0.0.0.0"  # noqa: S104
@@ -53,7 +53,7 @@ def damaged(client):
     """A service whose database holds a row that cannot be shown."""
     client.post("/encoders", json={"name": "x", "dim": 2})
     with client.app.state.services.db.transaction() as session:
-        session.query(Encoder).update({"kind": "none"}, synchronize_session=False)
+        session.query(EncoderRow).update({"kind": "none"}, synchronize_session=False)
     return client
 
 
@@ -438,7 +438,7 @@ def test_one_large_answer_leaves_half_of_the_room_to_the_others(keys):
         "max_in_flight_bytes": 1000,
     }
     at = Admission(None, RateLimiter(None, None, "p"), None, **limits)
-    large, small, other = (Room(at) for _ in range(3))
+    large, small, other = (Reservation(at) for _ in range(3))
     for room, project in ((large, "greedy"), (small, "greedy"), (other, "other")):
         room.enter()
         room.join(project if keys else None)

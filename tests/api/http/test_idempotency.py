@@ -17,18 +17,18 @@ SEEDS = {"seeds": [[0, 0], [1, 1]], "size": 2, "method": "paper"}
 
 #: what each creating request makes, its body, and a body that is another request
 CREATING = {
-    "/encoders": (tables.Encoder, {"name": "new", "dim": 2}, {"name": "new", "dim": 3}),
+    "/encoders": (tables.EncoderRow, {"name": "new", "dim": 2}, {"name": "new", "dim": 3}),
     "/anchor-sets": (
-        tables.AnchorSet,
+        tables.AnchorSetRow,
         *(
             {"name": "new", "embeddings": {"second": [[1.0] * 6, [last] * 6]}}
             for last in (0.0, 0.5)
         ),
     ),
-    "/heads": (tables.Head, *({**HEAD, "classes": ["a", last]} for last in "bc")),
-    "/translators": (tables.Translator, PAIR, {**PAIR, "method": "ridge"}),
+    "/heads": (tables.HeadRow, *({**HEAD, "classes": ["a", last]} for last in "bc")),
+    "/translators": (tables.TranslatorRow, PAIR, {**PAIR, "method": "ridge"}),
     "/bootstrap": (
-        tables.Job,
+        tables.JobRow,
         *(
             {"name": name, "source": "first", "target": "second", **POOL, **SEEDS}
             for name in ("new", "newer")
@@ -49,7 +49,7 @@ def send(client, path, body, key="again"):
 @pytest.mark.parametrize("path", CREATING)
 def test_a_repeated_request_has_the_same_answer_one_row_and_one_audit_row(stocked, path):
     table, body, _ = CREATING[path]
-    before = rows(stocked, table), rows(stocked, tables.Audit)
+    before = rows(stocked, table), rows(stocked, tables.AuditRow)
     first, second = send(stocked, path, body), send(stocked, path, body)
     assert first.status_code in (201, 202), first.text
     assert (second.status_code, second.headers["location"]) == (
@@ -60,14 +60,17 @@ def test_a_repeated_request_has_the_same_answer_one_row_and_one_audit_row(stocke
         assert second.json()["id"] == first.json()["id"]
         stocked.post(f"/jobs/{first.json()['id']}/cancel")
         with stocked.app.state.services.db.transaction() as session:
-            made = select(tables.Audit).where(
-                tables.Audit.resource == "job", tables.Audit.action == "create"
+            made = select(tables.AuditRow).where(
+                tables.AuditRow.resource == "job", tables.AuditRow.action == "create"
             )
             assert len(session.scalars(made).all()) == 1
         assert rows(stocked, table) == before[0] + 1
     else:
         assert second.json() == first.json()
-        assert (rows(stocked, table), rows(stocked, tables.Audit)) == (before[0] + 1, before[1] + 1)
+        assert (rows(stocked, table), rows(stocked, tables.AuditRow)) == (
+            before[0] + 1,
+            before[1] + 1,
+        )
 
 
 def test_a_translator_asked_for_as_a_job_is_one_job(stocked, finished):
@@ -77,7 +80,7 @@ def test_a_translator_asked_for_as_a_job_is_one_job(stocked, finished):
     assert first.json()["id"] == second.json()["id"]
     job = finished(stocked, first.json()["id"])
     assert stocked.get(f"/translators/{job['result']['translator']}").status_code == 200
-    assert rows(stocked, tables.Job) == 1
+    assert rows(stocked, tables.JobRow) == 1
 
 
 def test_the_same_key_with_another_preference_is_refused(stocked, refused):
@@ -100,8 +103,8 @@ def test_a_repeated_key_request_makes_one_key_and_does_not_show_it_again(
     problem = refused(again, 409, "resource-gone", detail=first.json()["id"])
     assert first.json()["key"] not in str(problem)
     assert first.json()["key"].split("_", 2)[2] not in again.text
-    assert rows(client, tables.ApiKey) == 2
-    assert rows(client, tables.Audit) == 2
+    assert rows(client, tables.ApiKeyRow) == 2
+    assert rows(client, tables.AuditRow) == 2
     other = send(client, path, {"grace_s": 1} if "rotate" in path else {"name": "other"})
     refused(other, 422, "idempotency-key-reused", "Idempotency-Key")
 

@@ -70,7 +70,8 @@ def test_of_requests_for_one_name_at_the_same_moment_exactly_one_wins(stocked, k
         for attempt in range(5):
             answers = list(
                 pool.map(
-                    lambda each: make(stocked, kind, f"x{attempt}", each % 2 == 1), range(threads)
+                    lambda each, name=f"x{attempt}": make(stocked, kind, name, each % 2 == 1),
+                    range(threads),
                 )
             )
             assert sorted(answer.status_code for answer in answers) == [201] + [409] * (threads - 1)

@@ -17,7 +17,7 @@ from app.api.http.admission import LOOK_UP_S
 from app.api.http.failed_keys import FailedKeys
 from app.errors import RateLimited
 from app.services.access import api_keys
-from app.storage.tables import ApiKey
+from app.storage.tables import ApiKeyRow
 
 PUBLIC = {
     ("GET", "/livez"),
@@ -131,10 +131,10 @@ def test_a_key_may_come_in_either_header_and_the_scheme_in_any_case(locked, new_
 def test_every_key_that_opens_nothing_is_refused_in_the_same_words(locked, new_key, bearing):
     good, expired, revoked = (new_key(locked) for _ in range(3))
     with locked.app.state.services.db.transaction() as session:
-        session.get(ApiKey, expired.split("_")[1]).expires_at = datetime.now(UTC) - timedelta(
+        session.get(ApiKeyRow, expired.split("_")[1]).expires_at = datetime.now(UTC) - timedelta(
             seconds=1
         )
-        session.get(ApiKey, revoked.split("_")[1]).revoked_at = datetime.now(UTC)
+        session.get(ApiKeyRow, revoked.split("_")[1]).revoked_at = datetime.now(UTC)
     wrong_secret = good[:-1] + ("A" if good[-1] != "A" else "B")
     unknown = good.replace(good.split("_")[1], "0" * 32)
     bodies = []

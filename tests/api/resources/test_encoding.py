@@ -11,7 +11,7 @@ import torch
 from app.encoders.base import Shelf, Spec
 from app.encoders.model_files import find
 from app.errors import Conflict, EncoderUnavailable
-from app.services import spaces
+from app.services.anchors import anchor_sets
 from app.services.encoders import encoding as encoding_service
 from app.storage import tables
 from app.storage.queries import resources
@@ -52,7 +52,7 @@ def test_rows_that_were_cut_are_named_across_pieces(encoding):
 def test_vectors_never_become_those_of_another_encoder_of_the_same_name(services):
     vectors = torch.randn(8, 384)
     with pytest.raises(Conflict, match="made anew"):
-        spaces.new_anchor_set(
+        anchor_sets.build_anchor_set(
             services,
             "default",
             name="x",
@@ -60,14 +60,14 @@ def test_vectors_never_become_those_of_another_encoder_of_the_same_name(services
             made_by={"minilm": "0" * 32},
         )
     with services.db.transaction() as session:
-        row = resources.by_name(session, tables.Encoder, "default", "minilm")
-        size = resources.by_name(session, tables.AnchorSet, "default", "texts").size
-    made = spaces.new_anchor_set(
+        row = resources.by_name(session, tables.EncoderRow, "default", "minilm")
+        size = resources.by_name(session, tables.AnchorSetRow, "default", "texts").size
+    made = anchor_sets.build_anchor_set(
         services, "default", name="x", embeddings={"minilm": vectors}, made_by={"minilm": row.id}
     )
     assert made.spaces[0].encoder_id == row.id
     with pytest.raises(Conflict):
-        spaces.add_embeddings(
+        anchor_sets.add_embeddings(
             services,
             "default",
             anchor_set="texts",
@@ -115,7 +115,7 @@ def test_a_model_above_the_limit_is_refused_before_it_is_read(encoding):
 
 
 def test_what_was_registered_of_a_hub_is_one_commit_of_it():
-    row = tables.Encoder(
+    row = tables.EncoderRow(
         kind="timm",
         model="a/b",
         revision=None,

@@ -15,8 +15,7 @@ import torch
 from pyarrow import ipc
 
 from app.api.codecs import arrow, npy
-from app.services import spaces
-from app.services.anchors import pools
+from app.services.anchors import anchor_sets, pools
 from app.services.encoders import encoding as encoding_service
 from app.storage.blobs import BlobStore
 from app.storage.queries import resources
@@ -589,7 +588,7 @@ def grown(stocked, embeddings):
     confidence = torch.linspace(0, 1, 40)
     confidence[5] = torch.nan
     vectors = {name: torch.tensor(rows) for name, rows in embeddings.items()}
-    row = spaces.new_anchor_set(
+    row = anchor_sets.build_anchor_set(
         services,
         "default",
         name="grown",
@@ -597,7 +596,7 @@ def grown(stocked, embeddings):
         pairs={"pairs": pairs, "confidence": confidence},
     )
     with services.db.transaction() as session:
-        spaces.keep_anchor_set(session, row)
+        anchor_sets.add_anchor_set(session, row)
     return stocked, pairs.tolist(), [None if sure != sure else sure for sure in confidence.tolist()]
 
 
@@ -664,7 +663,7 @@ def test_pairs_that_nobody_can_be_told_are_refused(grown, refused):
 LOADING = """
 import sys
 from pathlib import Path
-from app.services import pools
+from app.services.anchors import pools
 from app.settings import Settings
 from app.wiring import make_services
 

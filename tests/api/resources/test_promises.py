@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from app.demo.pack import load_pack
 from app.maths.translators.methods import METHODS
-from app.storage.tables import Translator
+from app.storage.tables import TranslatorRow
 
 MEASURES = ("cosine", "mrr", "recall", "recall_1", "jaccard_target", "jaccard_own")
 PAIR = {"source": "a", "target": "b", "anchor_set": "real"}
@@ -97,7 +97,9 @@ def test_a_report_of_another_version_is_measured_anew(real):
     """Processes of the version before write theirs until they are replaced."""
     made = real.post("/translators", json=PAIR).json()
     with real.app.state.services.db.transaction() as session:
-        row = session.scalars(select(Translator).where(Translator.content == made["id"])).one()
+        row = session.scalars(
+            select(TranslatorRow).where(TranslatorRow.content == made["id"])
+        ).one()
         row.report = {"anchors": 120, "held_out": None, "cka": 0.5}
     assert real.get(f"/translators/{made['id']}").json() == made
 

@@ -597,7 +597,7 @@ def test_an_attack_is_refused_in_time_and_costs_the_service_no_memory(runner, mo
 @pytest.mark.parametrize("package", ["onnx", "onnxruntime"])
 def test_without_a_package_the_error_says_what_to_install(monkeypatch, runner, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(InvalidHead, match=r"pip install 'anchorage\[onnx\]'"):
+    with pytest.raises(InvalidHead, match=r"pip install 'anchorage-server\[onnx\]'"):
         made(EXPORTS["mlp"], runner)
 
 

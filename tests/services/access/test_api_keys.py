@@ -24,14 +24,14 @@ from app.services.access.api_keys import Caller, KeyRing
 from app.services.context import Services
 from app.settings import Settings
 from app.storage import tables
-from app.storage.queries import resources
+from app.storage.queries import access
 from app.types import Scope
 from app.wiring import make_services
 from tests.services.helpers import PROJECT, again, alter
 from tests.waiting import until
 
 
-def make(services: Services, **more) -> tuple[tables.ApiKey, str]:
+def make(services: Services, **more) -> tuple[tables.ApiKeyRow, str]:
     return api_keys.create_key(services, PROJECT, **{"name": "k", "scopes": [Scope.write]} | more)
 
 
@@ -115,7 +115,7 @@ def test_a_key_that_could_not_work_is_not_made(services, wrong):
         make(services, **wrong)
     assert caught.value.field == next(iter(wrong))
     with services.db.transaction() as session:
-        assert resources.api_keys(session) == []
+        assert access.api_keys(session) == []
 
 
 # --- the secret -----------------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def test_of_several_rotations_at_once_one_is_made(services):
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(rotate, range(8))) == 1
     with services.db.transaction() as session:
-        assert len(resources.api_keys(session)) == 2
+        assert len(access.api_keys(session)) == 2
     assert not opens(services, key)
 
 

@@ -14,8 +14,7 @@ from app import errors
 from app.demo.pack import load_pack
 from app.errors import AnchorageError, InvalidRequest, InvalidSeeds, PoolTooLarge, TooManyVectors
 from app.maths.bootstrap import estimate, methods
-from app.services import spaces
-from app.services.anchors import bootstrap, pools
+from app.services.anchors import anchor_sets, bootstrap, pools, spaces
 from app.services.context import Limits, Services
 from app.services.jobs import queue
 from app.storage import tables
@@ -83,7 +82,7 @@ def ask(
     *,
     name: str = "grown",
     **more: Any,
-) -> tables.Job:
+) -> tables.JobRow:
     return bootstrap.request_bootstrap(
         services,
         PROJECT,
@@ -100,13 +99,13 @@ def ask(
 def blobs_of(services: Services, name: str) -> list[str]:
     """What a set is made of, by content: equal names are equal bits."""
     with services.db.transaction() as session:
-        row = resources.by_name(session, tables.AnchorSet, PROJECT, name)
+        row = resources.by_name(session, tables.AnchorSetRow, PROJECT, name)
         return [str(row.pairs), *sorted(space.blob for space in row.spaces)]
 
 
 def nothing_made(services: Services, name: str = "grown") -> bool:
     with pytest.raises(errors.AnchorSetNotFound), services.db.transaction() as session:
-        resources.by_name(session, tables.AnchorSet, PROJECT, name)
+        resources.by_name(session, tables.AnchorSetRow, PROJECT, name)
     return True
 
 
@@ -199,13 +198,13 @@ def test_a_bootstrap_ends_in_a_set_with_its_pairs_and_where_it_comes_from(ready,
     row = run(ready, ask(ready, mixed, 10))
     assert (row.state, row.error) == (JobState.succeeded, None)
     assert row.progress["done"] == row.progress["total"]
-    found, confidence = spaces.grown_pairs(ready, PROJECT, "grown")
+    found, confidence = anchor_sets.bootstrapped_pairs(ready, PROJECT, "grown")
     assert found.tolist() == row.result["pairs"]
     assert confidence.tolist() == pytest.approx(row.result["confidence"], abs=1e-4)
     assert float((mixed.partner[found[:, 0]] == found[:, 1]).double().mean()) > 0.95
     with ready.db.transaction() as session:
-        made = resources.by_name(session, tables.AnchorSet, PROJECT, "grown")
-        kept = {space.encoder.name: spaces.anchors(ready, space) for space in made.spaces}
+        made = resources.by_name(session, tables.AnchorSetRow, PROJECT, "grown")
+        kept = {space.encoder.name: spaces.raw_anchors(ready, space) for space in made.spaces}
     assert torch.equal(kept["minilm"], mixed.x[found[:, 0]])
     assert torch.equal(kept["static"], mixed.y[found[:, 1]])
     told = made.provenance
@@ -370,12 +369,12 @@ def test_a_job_cancelled_while_its_set_is_made_makes_none(quick, mixed, monkeypa
     monkeypatch.setattr(queue, "PROGRESS_EVERY_S", 0.0)
     job, made = ask(quick, mixed, 10, **{"method": "paper", **METHODS["paper"]}), []
 
-    def cancelled_meanwhile(*arguments: Any, **more: Any) -> tables.Space:
+    def cancelled_meanwhile(*arguments: Any, **more: Any) -> tables.SpaceRow:
         made.append(queue.cancel(quick, PROJECT, job.id).state)
         return make(*arguments, **more)
 
-    make = spaces.make_space
-    monkeypatch.setattr(spaces, "make_space", cancelled_meanwhile)
+    make = anchor_sets.build_space
+    monkeypatch.setattr(anchor_sets, "build_space", cancelled_meanwhile)
     row = run(quick, job)
     assert (row.state, made) == (
         JobState.cancelled,
@@ -427,7 +426,7 @@ def test_a_job_queued_by_the_version_before_this_one_still_runs_as_what_it_was(r
     assert again.result["pairs"] == row.result["pairs"]
     assert blobs_of(ready, "new") == blobs_of(ready, "old")
     with ready.db.transaction() as session:
-        told = resources.by_name(session, tables.AnchorSet, PROJECT, "old").provenance
+        told = resources.by_name(session, tables.AnchorSetRow, PROJECT, "old").provenance
     assert (told["method"], told["settings"]) == ("paper", settings)
 
 

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from app.errors import Conflict, OffsetMismatch, PoolNotFound, PoolTooLarge, StorageUnavailable
-from app.services import spaces
-from app.services.anchors import bootstrap, pools
+from app.services import incoming
+from app.services.anchors import anchor_sets, bootstrap, pools, spaces
 from app.services.context import Limits
+from app.services.encoders import encoders
+from app.services.upkeep import blob_sweep
 from app.storage import tables
-from app.storage.queries import resources
+from app.storage.queries import access, resources
 from tests.services.helpers import PROJECT, age, create_encoder, files, run, some
 
 
@@ -37,14 +39,14 @@ def meanwhile(monkeypatch):
     """Do this once, after the next piece's pool was looked at and before anything is written."""
 
     def arrange(act):
-        given = spaces.given_vectors
+        given = incoming.vectors_or_encoded
 
         def late(*arguments):
-            monkeypatch.setattr(spaces, "given_vectors", given)
+            monkeypatch.setattr(incoming, "vectors_or_encoded", given)
             act()
             return given(*arguments)
 
-        monkeypatch.setattr(spaces, "given_vectors", late)
+        monkeypatch.setattr(incoming, "vectors_or_encoded", late)
 
     return arrange
 
@@ -59,7 +61,7 @@ def test_a_piece_that_another_was_faster_than_is_refused_and_not_half_written(st
     with stocked.db.transaction() as session:
         actions = [
             row.action
-            for row in resources.audit(session, PROJECT, before=None, limit=100)
+            for row in access.audit(session, PROJECT, before=None, limit=100)
             if row.resource == "pool"
         ]
     assert actions == ["append", "create"]
@@ -101,11 +103,11 @@ def test_a_piece_never_reaches_another_pool_of_the_name(stocked, meanwhile):
 
 def test_an_encoder_deleted_while_a_pool_is_made_leaves_no_pool(stocked, meanwhile):
     create_encoder(stocked, "brief", 3)
-    meanwhile(lambda: spaces.delete_encoder(stocked, PROJECT, "brief"))
+    meanwhile(lambda: encoders.delete_encoder(stocked, PROJECT, "brief"))
     with pytest.raises(Conflict):
         make(stocked, encoder="brief")
     with stocked.db.transaction() as session:
-        assert resources.page(session, tables.Pool, PROJECT, after="", limit=9) == []
+        assert resources.page(session, tables.PoolRow, PROJECT, after="", limit=9) == []
 
 
 def test_a_sweep_takes_what_deleted_pools_and_sets_left_and_nothing_in_use(stocked):
@@ -113,18 +115,18 @@ def test_a_sweep_takes_what_deleted_pools_and_sets_left_and_nothing_in_use(stock
     make(stocked)
     add(stocked, 10, some(6, 3, seed=1))
     pairs = {"pairs": torch.arange(24).reshape(12, 2), "confidence": torch.ones(12)}
-    row = spaces.new_anchor_set(
+    row = anchor_sets.build_anchor_set(
         stocked, PROJECT, name="grown", embeddings={"a": some(12, 3, seed=2)}, pairs=pairs
     )
     with stocked.db.transaction() as session:
-        spaces.keep_anchor_set(session, row)
+        anchor_sets.add_anchor_set(session, row)
     assert len(files(stocked) - before) == 4
     age(stocked)
-    assert spaces.sweep_blobs(stocked) == 0
-    assert torch.equal(spaces.grown_pairs(stocked, PROJECT, "grown")[0], pairs["pairs"])
+    assert blob_sweep.sweep_blobs(stocked) == 0
+    assert torch.equal(anchor_sets.bootstrapped_pairs(stocked, PROJECT, "grown")[0], pairs["pairs"])
     pools.delete(stocked, PROJECT, "pool")
-    spaces.delete_anchor_set(stocked, PROJECT, "grown")
-    assert spaces.sweep_blobs(stocked) == 4
+    anchor_sets.delete_anchor_set(stocked, PROJECT, "grown")
+    assert blob_sweep.sweep_blobs(stocked) == 4
     assert files(stocked) == before
 
 
@@ -165,10 +167,10 @@ def test_a_waiting_job_outlives_its_pools_and_a_sweep(pooled):
     for name in "xy":
         pools.delete(pooled, PROJECT, name)
     age(pooled)
-    assert spaces.sweep_blobs(pooled) == 0
+    assert blob_sweep.sweep_blobs(pooled) == 0
     row = run(pooled, job)
     assert (row.state, row.error) == ("succeeded", None)
-    pairs, confidence = spaces.grown_pairs(pooled, PROJECT, "grown")
+    pairs, confidence = anchor_sets.bootstrapped_pairs(pooled, PROJECT, "grown")
     assert pairs[:3].tolist() == [[0, 0], [1, 1], [2, 2]]
     assert (pairs.dtype, confidence.dtype, confidence.shape) == (
         torch.int64,
@@ -178,19 +180,21 @@ def test_a_waiting_job_outlives_its_pools_and_a_sweep(pooled):
     with pooled.db.transaction() as session:
         grown = {
             space.encoder.name: space
-            for space in resources.by_name(session, tables.AnchorSet, PROJECT, "grown").spaces
+            for space in resources.by_name(session, tables.AnchorSetRow, PROJECT, "grown").spaces
         }
-    assert torch.equal(spaces.anchors(pooled, grown["a"]), x[pairs[:, 0]])
-    assert torch.equal(spaces.anchors(pooled, grown["b"]), y[pairs[:, 1]])
+    assert torch.equal(spaces.raw_anchors(pooled, grown["a"]), x[pairs[:, 0]])
+    assert torch.equal(spaces.raw_anchors(pooled, grown["b"]), y[pairs[:, 1]])
     age(pooled)
-    assert spaces.sweep_blobs(pooled) == 4  # the pieces and the last checkpoint; the job has ended
+    assert (
+        blob_sweep.sweep_blobs(pooled) == 4
+    )  # the pieces and the last checkpoint; the job has ended
 
 
 def test_a_pools_files_are_young_again_before_a_job_names_them(pooled):
     """Else a sweep that has read the rows could take them, when the pool is deleted before the job's row is there."""
     age(pooled)
     with pooled.db.transaction() as session:
-        encoder = resources.by_name(session, tables.Encoder, PROJECT, "a")
+        encoder = resources.by_name(session, tables.EncoderRow, PROJECT, "a")
         named = {piece["blob"] for piece in resources.whole_pool(session, PROJECT, "x").pieces}
     pools.keep(pooled, pools.find(pooled, PROJECT, encoder, pools.Given("source_pool", "x")))
     pooled.blobs.sweep(set())
@@ -199,7 +203,7 @@ def test_a_pools_files_are_young_again_before_a_job_names_them(pooled):
 
 def test_files_swept_before_they_were_kept_are_noticed(pooled):
     with pooled.db.transaction() as session:
-        encoder = resources.by_name(session, tables.Encoder, PROJECT, "a")
+        encoder = resources.by_name(session, tables.EncoderRow, PROJECT, "a")
     found = pools.find(pooled, PROJECT, encoder, pools.Given("source_pool", "x"))
     age(pooled)
     pooled.blobs.sweep(set())
@@ -209,10 +213,10 @@ def test_files_swept_before_they_were_kept_are_noticed(pooled):
 
 def test_vectors_of_an_encoder_made_anew_meanwhile_make_no_set(pooled):
     """The job names the encoder; another one of its name did not make the pool."""
-    spaces.delete_anchor_set(pooled, PROJECT, "s")
+    anchor_sets.delete_anchor_set(pooled, PROJECT, "s")
     job = ask(pooled)
     pools.delete(pooled, PROJECT, "x")
-    spaces.delete_encoder(pooled, PROJECT, "a")
+    encoders.delete_encoder(pooled, PROJECT, "a")
     create_encoder(pooled, "a", 3)
     row = run(pooled, job)
     assert (row.state, row.error["code"]) == ("failed", "conflict")

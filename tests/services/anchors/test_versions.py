@@ -12,8 +12,10 @@ from sqlalchemy import event
 
 from app.errors import AnchorSetNotFound, Conflict, EncoderNotFound, QualityBelowMinimum
 from app.heads.linear import linear_head
-from app.services import spaces
+from app.services import name_lookup
+from app.services.anchors import anchor_sets
 from app.services.context import Services
+from app.services.encoders import encoders
 from app.services.heads import stitching
 from app.services.serving import plans
 from app.services.translators import contracts, translators
@@ -47,7 +49,7 @@ def make(services: Services, project: str, version: int) -> None:
     for name, dim in (("a", 4), ("b", 3)):
         create_encoder(services, name, dim, project)
     embeddings = {"a": torch.randn(12, 4, generator=draw), "b": torch.randn(12, 3, generator=draw)}
-    spaces.create_anchor_set(services, project, name="s", embeddings=embeddings)
+    anchor_sets.create_anchor_set(services, project, name="s", embeddings=embeddings)
     for name, encoder, anchor_set, dim in (("h", "b", None, 3), ("r", None, "s", 12)):
         head = linear_head(torch.randn(2, dim, generator=draw), None, dim=dim)
         new = stitching.NewHead(name, "linear", encoder, anchor_set, HeadOutput.numbers)
@@ -57,9 +59,9 @@ def make(services: Services, project: str, version: int) -> None:
 def delete(services: Services, project: str) -> None:
     for name in ("h", "r"):
         stitching.delete_head(services, project, name)
-    spaces.delete_anchor_set(services, project, "s")
+    anchor_sets.delete_anchor_set(services, project, "s")
     for name in ("a", "b"):
-        spaces.delete_encoder(services, project, name)
+        encoders.delete_encoder(services, project, name)
 
 
 def translated(services: Services, project: str) -> torch.Tensor:
@@ -88,7 +90,7 @@ def stitched(services: Services, project: str) -> torch.Tensor:
         anchor_set="s",
         vectors=VECTORS,
         inputs=None,
-        way=stitching.Way("graded"),
+        way=stitching.TranslationChoice("graded"),
     ).values
 
 
@@ -168,14 +170,16 @@ def test_a_name_that_was_just_deleted_is_given_again_when_no_process_remembers_i
     """Whoever deleted it may have hung up, and does not wait for its answer."""
 
     def dim() -> int:
-        return spaces.named(reader, tables.Encoder, PROJECT, "x", field="encoder").dim
+        return name_lookup.find_by_name(
+            reader, tables.EncoderRow, PROJECT, "x", field="encoder"
+        ).dim
 
     for version in (1, 2, 3):
         create_encoder(other, "x", version)
         assert dim() == version
-        spaces.delete_encoder(other, PROJECT, "x")
+        encoders.delete_encoder(other, PROJECT, "x")
         assert (
-            reader.names.find(name_cache.Name(PROJECT, "encoders", ("x",))) is not None
+            reader.names.find(name_cache.NameKey(PROJECT, "encoders", ("x",))) is not None
         )  # or the test shows nothing
     assert other.names.settle_s > name_cache.MEMORY_S
 
@@ -185,7 +189,9 @@ def test_a_name_that_was_never_deleted_is_given_at_once(reader, other, monkeypat
     for name in ("x", "y"):
         create_encoder(other, name, 1)
         with pytest.raises(EncoderNotFound):
-            spaces.named(reader, tables.Encoder, "somebody else's", name, field="encoder")
+            name_lookup.find_by_name(
+                reader, tables.EncoderRow, "somebody else's", name, field="encoder"
+            )
 
 
 def test_a_contract_counts_for_every_process_from_its_answer_on(reader, other, monkeypatch):

@@ -25,12 +25,12 @@ from app.errors import (
     StorageUnavailable,
 )
 from app.maths.bootstrap.pools import Step
-from app.services import spaces
 from app.services.anchors import bootstrap
 from app.services.context import Limits, Services
 from app.services.jobs import queue
 from app.services.jobs.leases import Leases, hand_back
 from app.services.jobs.queue import Done
+from app.services.upkeep import blob_sweep
 from app.storage import tables
 from app.storage.queries import jobs as job_queries
 from app.types import JobKind, JobState
@@ -41,7 +41,7 @@ LONG_AGO = timedelta(hours=-1)
 
 
 @pytest.fixture
-def job(services: Services) -> tables.Job:
+def job(services: Services) -> tables.JobRow:
     return queue.submit(services, PROJECT, JobKind.bootstrap, {"x": 1})
 
 
@@ -51,11 +51,11 @@ _days_due = itertools.count(1)
 
 def run(
     services: Services,
-    job: tables.Job,
+    job: tables.JobRow,
     runner: queue.Run,
     leases: Leases | None = None,
     **more: Any,
-) -> tables.Job:
+) -> tables.JobRow:
     """A worker's turn with the job, however long the pause before its next try is."""
     alter(services, job, due_at=tables.now() - timedelta(days=next(_days_due)))
     turn(services, runner, leases, **more)
@@ -67,31 +67,31 @@ def turn(services: Services, runner: queue.Run, leases: Leases | None = None, **
     return queue.run_next(services, {JobKind.bootstrap: runner}, leases or Leases(services), **more)
 
 
-def well(services: Services, row: tables.Job, progress: queue.Progress) -> Done:
+def well(services: Services, row: tables.JobRow, progress: queue.Progress) -> Done:
     return Done({"answer": row.arguments["x"]})
 
 
-def never(services: Services, row: tables.Job, progress: queue.Progress) -> Done:
+def never(services: Services, row: tables.JobRow, progress: queue.Progress) -> Done:
     raise AssertionError("this job should not have been run")
 
 
 def failing(error: Exception) -> queue.Run:
-    def fail(services: Services, row: tables.Job, progress: queue.Progress) -> Done:
+    def fail(services: Services, row: tables.JobRow, progress: queue.Progress) -> Done:
         raise error
 
     return fail
 
 
-def encoder(name: str) -> tables.Encoder:
-    return tables.Encoder(project=PROJECT, name=name, kind="external", dim=2, modality="text")
+def encoder(name: str) -> tables.EncoderRow:
+    return tables.EncoderRow(project=PROJECT, name=name, kind="external", dim=2, modality="text")
 
 
 def encoders(services: Services) -> list[str]:
     with services.db.transaction() as session:
-        return list(session.scalars(select(tables.Encoder.name)))
+        return list(session.scalars(select(tables.EncoderRow.name)))
 
 
-def lose(services: Services, job: tables.Job) -> None:
+def lose(services: Services, job: tables.JobRow) -> None:
     """Leave the job as a worker does that claimed it and was killed, once its lease has ended."""
     attempts = again(services, job).attempts + 1
     ended = {"lease": tables.new_id(), "lease_until": tables.now() + LONG_AGO}
@@ -301,11 +301,11 @@ def step_of(state: dict[str, torch.Tensor] | None) -> int | None:
     return None if state is None else int(state["step"])
 
 
-def going(services: Services, job: tables.Job, *steps: int) -> int | None:
+def going(services: Services, job: tables.JobRow, *steps: int) -> int | None:
     """A worker's turn that keeps these steps and is killed then; returns the step from which it went on."""
     found = []
 
-    def work(services: Services, row: tables.Job, progress: queue.Progress) -> Done:
+    def work(services: Services, row: tables.JobRow, progress: queue.Progress) -> Done:
         found.append(step_of(progress.resume()))
         for step in steps:
             progress.checkpoint(step, at(step))
@@ -317,7 +317,7 @@ def going(services: Services, job: tables.Job, *steps: int) -> int | None:
     return found[0]
 
 
-def resumed(services: Services, job: tables.Job) -> int | None:
+def resumed(services: Services, job: tables.JobRow) -> int | None:
     """A last turn, which ends well; returns the step from which it went on."""
     row = run(
         services, job, lambda services, row, progress: Done({"from": step_of(progress.resume())})
@@ -452,9 +452,9 @@ def test_a_sweep_spares_the_checkpoint_of_an_unfinished_job_and_takes_an_ended_o
 ):
     going(services, job, 1)
     age(services)
-    assert spaces.sweep_blobs(services) == 0
+    assert blob_sweep.sweep_blobs(services) == 0
     assert resumed(services, job) == 1
-    assert spaces.sweep_blobs(services) == 1
+    assert blob_sweep.sweep_blobs(services) == 1
     assert files(services) == set()
 
 
@@ -650,12 +650,12 @@ def test_a_job_is_its_projects_own(services, job):
 
 
 def taken_over(
-    services: Services, job: tables.Job, first: queue.Run, second: queue.Run
-) -> tables.Job:
+    services: Services, job: tables.JobRow, first: queue.Run, second: queue.Run
+) -> tables.JobRow:
     """`first` runs under a lease that has ended already; while it runs, another worker takes the job over by `second`."""
     silent = replace(services, lease_s=-1.0)
 
-    def slow(services: Services, row: tables.Job, progress: queue.Progress) -> Done:
+    def slow(services: Services, row: tables.JobRow, progress: queue.Progress) -> Done:
         run(services, job, second)
         return first(services, row, progress)
 
@@ -698,7 +698,7 @@ def test_of_two_workers_that_finish_one_job_at_once_exactly_one_has_an_effect(se
     together, started = threading.Barrier(2), threading.Event()
 
     def worker(name: str, before: Callable[[], object] = lambda: None) -> queue.Run:
-        def work(services: Services, row: tables.Job, progress: queue.Progress) -> Done:
+        def work(services: Services, row: tables.JobRow, progress: queue.Progress) -> Done:
             before()
             together.wait(30)
             return Done({"by": name}, keep=lambda session: session.add(encoder(name)))
@@ -813,7 +813,7 @@ def test_workers_are_woken_once_a_job_is_written_down_or_handed_back(services):
 
     def states() -> None:
         with services.db.transaction() as session:
-            seen.append(list(session.scalars(select(tables.Job.state))))
+            seen.append(list(session.scalars(select(tables.JobRow.state))))
 
     listening = replace(services, notify_workers=states)
     job = queue.submit(listening, PROJECT, JobKind.bootstrap, {})

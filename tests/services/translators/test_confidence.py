@@ -9,7 +9,7 @@ from app.maths.translators import methods
 from app.services.serving import plans
 from app.services.serving.plans import Translation
 from app.services.translators import translators
-from app.services.translators.confidence import tell
+from app.services.translators.confidence import confidence_of
 from app.services.upkeep.cache_codecs import CONFIDENCE
 from app.storage.cache import pack, unpack
 
@@ -44,7 +44,7 @@ def test_it_is_learnt_once_for_each_translator(
     for method in ("graded", "ridge", "graded"):
         request = translators.Request("a", "b", "s", method, {})
         answer = plans.apply(stocked, PROJECT, Translation(request), vectors=asked)
-        told = tell(stocked, answer, 0.9, field="vectors")
+        told = confidence_of(stocked, answer, 0.9, field="vectors")
         assert (told.held_out, told.threshold) == (0, None)
         assert told.reason is not None
     keys = [key for key in stocked.cache.memory._entries if key[0] == "confidence"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from app.services import spaces
+from app.services.anchors import anchor_sets
+from app.services.encoders import encoders
 from app.services.translators import evaluation, translators
 from app.services.translators.evaluation import Settings
+from app.services.upkeep import blob_sweep
 from tests.services.helpers import PROJECT, age, create_encoder, run, some
 
 
@@ -23,7 +25,7 @@ def test_a_job_answers_what_a_request_does_and_keeps_its_items_until_then(stocke
     job, asked = queued
     [blob] = job.arguments["blobs"].values()
     age(stocked)
-    assert spaces.sweep_blobs(stocked) == 0
+    assert blob_sweep.sweep_blobs(stocked) == 0
     row = run(stocked, job)
     assert (row.state, row.result) == ("succeeded", evaluation.evaluate(stocked, PROJECT, asked))
     assert (
@@ -32,13 +34,13 @@ def test_a_job_answers_what_a_request_does_and_keeps_its_items_until_then(stocke
         row.result["k"],
         row.result["csls_neighbours"],
     ) == (8, 9, 9, 8)
-    assert spaces.sweep_blobs(stocked) == 1
+    assert blob_sweep.sweep_blobs(stocked) == 1
     assert not (stocked.blobs.root / blob[:2] / blob).exists()
 
 
 def test_a_set_that_was_deleted_meanwhile_fails_the_job_with_a_reason(stocked, queued):
     job, _ = queued
-    spaces.delete_anchor_set(stocked, PROJECT, "s")
+    anchor_sets.delete_anchor_set(stocked, PROJECT, "s")
     row = run(stocked, job)
     assert (row.state, row.error["code"], row.error["field"]) == (
         "failed",
@@ -51,10 +53,10 @@ def test_an_encoder_that_was_made_anew_with_another_dimension_fails_the_job_with
     stocked, queued
 ):
     job, _ = queued
-    spaces.delete_anchor_set(stocked, PROJECT, "s")
-    spaces.delete_encoder(stocked, PROJECT, "b")
+    anchor_sets.delete_anchor_set(stocked, PROJECT, "s")
+    encoders.delete_encoder(stocked, PROJECT, "b")
     create_encoder(stocked, "b", 4)
-    spaces.create_anchor_set(
+    anchor_sets.create_anchor_set(
         stocked, PROJECT, name="s", embeddings={"a": some(12, 3), "b": some(12, 4)}
     )
     row = run(stocked, job)

@@ -11,10 +11,11 @@ import torch
 from sqlalchemy import Engine, event, select
 
 from app.errors import AnchorSetNotFound, BlobMissing
-from app.services import spaces
+from app.services.anchors import anchor_sets
 from app.services.context import Services
 from app.services.serving import plans
 from app.services.translators import translators
+from app.services.upkeep import blob_sweep
 from app.services.upkeep.backup import ROWS, BackupError, back_up, restore
 from app.storage import tables
 from app.storage.db import Database
@@ -32,7 +33,7 @@ def translated(services: Services, name: str) -> bytes:
 def add_set(services: Services, name: str, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     embeddings = {"a": torch.randn(12, 3, generator=draw), "b": torch.randn(12, 2, generator=draw)}
-    spaces.create_anchor_set(services, PROJECT, name=name, embeddings=embeddings)
+    anchor_sets.create_anchor_set(services, PROJECT, name=name, embeddings=embeddings)
 
 
 @contextmanager
@@ -67,16 +68,16 @@ def test_what_was_deleted_and_swept_during_a_backup_is_in_it_and_translates_to_t
     before = {name: translated(stocked, name) for name in ("s", "doomed")}
 
     def delete_and_sweep() -> None:
-        spaces.delete_anchor_set(stocked, PROJECT, "doomed")
+        anchor_sets.delete_anchor_set(stocked, PROJECT, "doomed")
         age(stocked)
-        assert spaces.sweep_blobs(stocked) == 0
+        assert blob_sweep.sweep_blobs(stocked) == 0
 
     with in_the_middle(delete_and_sweep) as done:
         copied = back_up(stocked, tmp_path / "backup")
     assert done
     assert (copied.blobs, copied.lacking) == (4, [])
     assert sorted(path.name for path in (tmp_path / "backup").iterdir()) == [ROWS, "blobs"]
-    assert spaces.sweep_blobs(stocked) == 2  # once the backup is made
+    assert blob_sweep.sweep_blobs(stocked) == 2  # once the backup is made
     with pytest.raises(AnchorSetNotFound):
         translated(stocked, "doomed")
     restored = empty(stocked)
@@ -89,7 +90,7 @@ def test_every_row_comes_back_as_it_was(services, stock, tmp_path):
     stock(services)
     translated(services, "s")
     with services.db.transaction() as session:
-        job = tables.Job(
+        job = tables.JobRow(
             project=PROJECT,
             kind="translator",
             state="queued",
@@ -146,8 +147,8 @@ def test_a_killed_backup_is_none_and_a_folder_is_used_once(stocked, tmp_path):
         back_up(stocked, tmp_path / "killed")
     age(stocked)
     with stocked.db.transaction() as session:
-        session.delete(session.scalars(select(tables.AnchorSet)).one())
-    assert spaces.sweep_blobs(stocked) == 2  # it holds nobody up
+        session.delete(session.scalars(select(tables.AnchorSetRow)).one())
+    assert blob_sweep.sweep_blobs(stocked) == 2  # it holds nobody up
 
 
 def test_a_restore_replaces_rows_only_if_it_is_told_to(stocked, tmp_path):
@@ -185,7 +186,9 @@ def test_a_backup_that_lacks_blobs_says_which_and_the_rest_can_be_restored(
     with services.db.transaction() as session:
         missing, damaged = (
             space.blob
-            for space in session.scalars(select(tables.AnchorSet).filter_by(name="s")).one().spaces
+            for space in session.scalars(select(tables.AnchorSetRow).filter_by(name="s"))
+            .one()
+            .spaces
         )
     back_up(services, tmp_path / "backup")
     folder = tmp_path / "backup" / "blobs"
@@ -203,7 +206,7 @@ def test_a_backup_that_lacks_blobs_says_which_and_the_rest_can_be_restored(
     with pytest.raises(BlobMissing, match="anchor set 's'"):
         translated(restored, "s")
     assert sorted(back_up(restored, tmp_path / "again").lacking) == sorted([missing, damaged])
-    spaces.delete_anchor_set(restored, PROJECT, "s")  # the way out
+    anchor_sets.delete_anchor_set(restored, PROJECT, "s")  # the way out
     add_set(restored, "s", 0)
     assert translated(restored, "s")
     restored.db.close()

@@ -46,7 +46,7 @@ def test_unfinished_jobs_of_all_projects_are_counted_and_the_oldest_that_waits_g
             made = tables.now() - timedelta(minutes=minutes)
             ended = made if state == "failed" else None
             session.add(
-                tables.Job(
+                tables.JobRow(
                     project=project,
                     kind="bootstrap",
                     state=state,
@@ -87,7 +87,7 @@ def test_a_translator_without_numbers_is_left_out(stocked, report):
     source, target = translators.pair(stocked, PROJECT, request)
     with stocked.db.transaction() as session:
         session.add(
-            tables.Translator(
+            tables.TranslatorRow(
                 project=PROJECT,
                 content="t",
                 source_id=source.id,
@@ -103,7 +103,7 @@ def test_a_translator_without_numbers_is_left_out(stocked, report):
 def test_no_name_that_a_client_gave_is_shown(services):
     with services.db.transaction() as session:
         session.add(
-            tables.Job(
+            tables.JobRow(
                 project="secret-project",
                 kind="bootstrap",
                 state="queued",

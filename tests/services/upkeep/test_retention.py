@@ -42,17 +42,17 @@ def names(services: Services, column: Any) -> set[str]:
         return set(session.scalars(select(column)))
 
 
-def job(kind: str, finished: float | None, state: JobState = JobState.succeeded) -> tables.Job:
+def job(kind: str, finished: float | None, state: JobState = JobState.succeeded) -> tables.JobRow:
     """A job made a year ago that ended so many days ago."""
     moments = {
         "created_at": days_ago(365),
         "finished_at": None if finished is None else days_ago(finished),
     }
-    return tables.Job(project=PROJECT, kind=kind, state=state, arguments={}, **moments)
+    return tables.JobRow(project=PROJECT, kind=kind, state=state, arguments={}, **moments)
 
 
-def audit(name: str, days: float) -> tables.Audit:
-    return tables.Audit(
+def audit(name: str, days: float) -> tables.AuditRow:
+    return tables.AuditRow(
         project=PROJECT,
         action="create",
         resource="head",
@@ -62,9 +62,9 @@ def audit(name: str, days: float) -> tables.Audit:
     )
 
 
-def request(key: str, days: float) -> tables.IdempotentRequest:
+def request(key: str, days: float) -> tables.IdempotentRequestRow:
     claim = {"claim": "c", "claimed_until": days_ago(days), "created_at": days_ago(days)}
-    return tables.IdempotentRequest(project=PROJECT, key=key, fingerprint="f", **claim)
+    return tables.IdempotentRequestRow(project=PROJECT, key=key, fingerprint="f", **claim)
 
 
 def test_jobs_are_deleted_so_many_days_after_their_end(services):
@@ -77,19 +77,19 @@ def test_jobs_are_deleted_so_many_days_after_their_end(services):
         job("running", None, JobState.running),
     )
     retention.delete_old(keeping(services, jobs_days=7))
-    assert names(services, tables.Job.kind) == {"young", "queued", "running"}
+    assert names(services, tables.JobRow.kind) == {"young", "queued", "running"}
 
 
 def test_audit_rows_are_deleted_so_many_days_after_the_write(services):
     put(services, audit("old", 8), audit("young", 6))
     retention.delete_old(keeping(services, audit_days=7))
-    assert names(services, tables.Audit.name) == {"young"}
+    assert names(services, tables.AuditRow.name) == {"young"}
 
 
 def test_requests_are_deleted_after_a_day_in_any_case(services):
     put(services, request("old", 1.01), request("young", 0.99))
     retention.delete_old(keeping(services))
-    assert names(services, tables.IdempotentRequest.key) == {"young"}
+    assert names(services, tables.IdempotentRequestRow.key) == {"young"}
 
 
 def test_zero_days_mean_for_ever(stocked):
@@ -97,13 +97,13 @@ def test_zero_days_mean_for_ever(stocked):
     put(stocked, job("old", 9999), audit("old", 9999))
     unused_for(stocked, 9999)
     retention.delete_old(keeping(stocked))
-    assert names(stocked, tables.Job.kind) == {"old"}
-    assert "old" in names(stocked, tables.Audit.name)
-    assert len(names(stocked, tables.Translator.content)) == 1
+    assert names(stocked, tables.JobRow.kind) == {"old"}
+    assert "old" in names(stocked, tables.AuditRow.name)
+    assert len(names(stocked, tables.TranslatorRow.content)) == 1
 
 
 def test_many_rows_are_deleted_in_statements_of_bounded_size(services, monkeypatch):
-    monkeypatch.setattr(queries, "BATCH", 10)
+    monkeypatch.setattr(queries, "DELETE_BATCH", 10)
     put(services, *(audit(str(number), 9) for number in range(25)))
     deleted: list[int] = []
 
@@ -117,21 +117,21 @@ def test_many_rows_are_deleted_in_statements_of_bounded_size(services, monkeypat
 
 
 def test_a_stop_is_heard_between_two_batches(services, monkeypatch):
-    monkeypatch.setattr(queries, "BATCH", 10)
+    monkeypatch.setattr(queries, "DELETE_BATCH", 10)
     put(services, *(audit(str(number), 9) for number in range(25)))
     retention.delete_old(
         keeping(services, audit_days=7), stopping=iter([False, True, True, True]).__next__
     )
-    assert len(names(services, tables.Audit.name)) == 15
+    assert len(names(services, tables.AuditRow.name)) == 15
 
 
 def test_rows_that_another_process_is_deleting_are_not_waited_for(on_postgres):
     put(on_postgres, audit("theirs", 9), audit("ours", 8))
     with on_postgres.db.transaction() as session:
-        theirs = select(tables.Audit).where(tables.Audit.name == "theirs").with_for_update()
+        theirs = select(tables.AuditRow).where(tables.AuditRow.name == "theirs").with_for_update()
         session.execute(theirs)
         retention.delete_old(keeping(on_postgres, audit_days=7))
-        assert names(on_postgres, tables.Audit.name) == {"theirs"}
+        assert names(on_postgres, tables.AuditRow.name) == {"theirs"}
 
 
 # --- translators ----------------------------------------------------------------------------------------------------------
@@ -147,14 +147,14 @@ def unused_for(services: Services, days: float) -> Services:
     """As if nobody had used any translator for so long; returns a process that has written none down yet."""
     with services.db.transaction() as session:
         session.execute(
-            update(tables.Translator).values(used_at=days_ago(days), created_at=days_ago(days))
+            update(tables.TranslatorRow).values(used_at=days_ago(days), created_at=days_ago(days))
         )
     return replace(services, cache=Cache(2**20))
 
 
 def rows(services: Services) -> int:
     with services.db.transaction() as session:
-        return session.scalar(select(func.count()).select_from(tables.Translator)) or 0
+        return session.scalar(select(func.count()).select_from(tables.TranslatorRow)) or 0
 
 
 def test_a_translator_that_nobody_uses_is_deleted_and_fitted_again_under_the_same_id(stocked):
@@ -192,6 +192,6 @@ def test_what_a_running_process_wrote_down_today_is_never_deleted_by_the_shortes
     services = keeping(stocked, translators_days=1)
     fitted(services)
     with services.db.transaction() as session:
-        session.execute(update(tables.Translator).values(used_at=days_ago(1.99)))
+        session.execute(update(tables.TranslatorRow).values(used_at=days_ago(1.99)))
     retention.delete_old(services)
     assert rows(services) == 1

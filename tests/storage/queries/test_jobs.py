@@ -27,7 +27,7 @@ def put(db: Database, state: str, due: int = 0, **values: Any) -> str:
     """A job due so many minutes after DAY; returns its id."""
     finished = None if state in ("queued", "running") else DAY
     moments = {"due_at": DAY + due * MINUTE, "created_at": DAY, "finished_at": finished}
-    row = tables.Job(
+    row = tables.JobRow(
         **{"project": "p", "kind": "k", "state": state, "arguments": {}, **moments, **values}
     )
     with db.transaction() as session:
@@ -35,9 +35,9 @@ def put(db: Database, state: str, due: int = 0, **values: Any) -> str:
     return row.id
 
 
-def read(db: Database, job_id: str) -> tables.Job:
+def read(db: Database, job_id: str) -> tables.JobRow:
     with db.transaction() as session:
-        return session.get_one(tables.Job, job_id)
+        return session.get_one(tables.JobRow, job_id)
 
 
 def claim(db: Database, lease: str, at: int = 0, *, lease_minutes: float = 0.5) -> str | None:
@@ -111,7 +111,7 @@ def test_what_workers_ask_for_all_the_time_is_answered_by_an_index(db):
     with db.transaction() as session:
         for _ in range(3000):
             session.add(
-                tables.Job(
+                tables.JobRow(
                     kind="k", state="succeeded", arguments={}, lease="a" * 32, finished_at=DAY
                 )
             )

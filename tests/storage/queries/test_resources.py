@@ -10,7 +10,7 @@ from app import errors
 from app.errors import AnchorSetNotFound, EncoderNotFound, HeadNotFound, JobNotFound, NameTaken
 from app.storage import tables
 from app.storage.db import Database
-from app.storage.queries import resources
+from app.storage.queries import access, resources
 from app.types import JobState
 from tests.storage.helpers import change
 
@@ -22,16 +22,16 @@ def db(empty: Database) -> Database:
     """Project `p`: encoders a and b, set s embedded by a, head h of b, head r of s; project `q`: an encoder a of its own."""
     db = empty
     a, b, other = (
-        tables.Encoder(project=project, name=name, kind="external", dim=dim, modality="text")
+        tables.EncoderRow(project=project, name=name, kind="external", dim=dim, modality="text")
         for project, name, dim in (("p", "a", 1), ("p", "b", 2), ("q", "a", 3))
     )
-    s = tables.AnchorSet(project="p", name="s", size=4)
-    s.spaces = [tables.Space(project="p", encoder=a, blob="1" * 64, health={})]
+    s = tables.AnchorSetRow(project="p", name="s", size=4)
+    s.spaces = [tables.SpaceRow(project="p", encoder=a, blob="1" * 64, health={})]
     with db.transaction() as session:
         session.add_all([a, b, other, s])
         session.flush()
         session.add_all(
-            tables.Head(
+            tables.HeadRow(
                 project="p",
                 name=name,
                 kind="linear",
@@ -51,18 +51,18 @@ def db(empty: Database) -> Database:
 
 def test_names_are_found_in_their_project_only(db):
     with db.transaction() as session:
-        assert resources.by_name(session, tables.Encoder, "p", "a").dim == 1
-        assert resources.by_name(session, tables.Encoder, "q", "a").dim == 3
+        assert resources.by_name(session, tables.EncoderRow, "p", "a").dim == 1
+        assert resources.by_name(session, tables.EncoderRow, "q", "a").dim == 3
         with pytest.raises(EncoderNotFound):
-            resources.by_name(session, tables.Encoder, "q", "b")
+            resources.by_name(session, tables.EncoderRow, "q", "b")
 
 
 @pytest.mark.parametrize(
     ("table", "error"),
     [
-        (tables.Encoder, EncoderNotFound),
-        (tables.AnchorSet, AnchorSetNotFound),
-        (tables.Head, HeadNotFound),
+        (tables.EncoderRow, EncoderNotFound),
+        (tables.AnchorSetRow, AnchorSetNotFound),
+        (tables.HeadRow, HeadNotFound),
     ],
 )
 def test_what_is_not_there_names_itself_and_the_field(db, table, error):
@@ -73,33 +73,33 @@ def test_what_is_not_there_names_itself_and_the_field(db, table, error):
 
 def test_a_free_name_is_free_and_a_taken_one_is_not(db):
     with db.transaction() as session:
-        resources.require_free(session, tables.Encoder, "p", "c")
-        resources.require_free(session, tables.Encoder, "q", "b")
-        with pytest.raises(NameTaken, match="an encoder named 'a'"):
-            resources.require_free(session, tables.Encoder, "p", "a")
-        with pytest.raises(NameTaken, match="an anchor set named 's'"):
-            resources.require_free(session, tables.AnchorSet, "p", "s")
-        with pytest.raises(NameTaken, match="a head named 'h'"):
-            resources.require_free(session, tables.Head, "p", "h")
+        resources.require_free(session, tables.EncoderRow, "p", "c")
+        resources.require_free(session, tables.EncoderRow, "q", "b")
+        with pytest.raises(NameTaken, match="An encoder named 'a'"):
+            resources.require_free(session, tables.EncoderRow, "p", "a")
+        with pytest.raises(NameTaken, match="An anchor set named 's'"):
+            resources.require_free(session, tables.AnchorSetRow, "p", "s")
+        with pytest.raises(NameTaken, match="A head named 'h'"):
+            resources.require_free(session, tables.HeadRow, "p", "h")
 
 
 def test_pages_are_confined_to_the_project(db):
     with db.transaction() as session:
         assert [
-            row.name for row in resources.page(session, tables.Encoder, "p", after="", limit=9)
+            row.name for row in resources.page(session, tables.EncoderRow, "p", after="", limit=9)
         ] == ["a", "b"]
         assert [
-            row.dim for row in resources.page(session, tables.Encoder, "q", after="", limit=9)
+            row.dim for row in resources.page(session, tables.EncoderRow, "q", after="", limit=9)
         ] == [3]
 
 
 def test_pages_show_every_name_once_whatever_order_the_database_has(db):
     names = {"B", "a", "b", "_", "é", "Z", "z", "10", "9", "a b", "-", "日"}
     with db.transaction() as session:
-        session.add_all(tables.AnchorSet(project="n", name=name, size=1) for name in names)
+        session.add_all(tables.AnchorSetRow(project="n", name=name, size=1) for name in names)
     seen, after = [], ""
     with db.transaction() as session:
-        while rows := resources.page(session, tables.AnchorSet, "n", after=after, limit=5):
+        while rows := resources.page(session, tables.AnchorSetRow, "n", after=after, limit=5):
             seen += [row.name for row in rows]
             after = seen[-1]
     assert len(seen) == len(names)
@@ -108,37 +108,39 @@ def test_pages_show_every_name_once_whatever_order_the_database_has(db):
 
 def test_a_space_is_found_or_missing(db):
     with db.transaction() as session:
-        s = resources.by_name(session, tables.AnchorSet, "p", "s")
+        s = resources.by_name(session, tables.AnchorSetRow, "p", "s")
         assert (
-            resources.space(session, s, resources.by_name(session, tables.Encoder, "p", "a")).blob
+            resources.space(
+                session, s, resources.by_name(session, tables.EncoderRow, "p", "a")
+            ).blob
             == "1" * 64
         )
         with pytest.raises(errors.AnchorsNotEmbedded, match="'s' has no embeddings by encoder 'b'"):
-            resources.space(session, s, resources.by_name(session, tables.Encoder, "p", "b"))
+            resources.space(session, s, resources.by_name(session, tables.EncoderRow, "p", "b"))
 
 
 def test_users_are_named(db):
     with db.transaction() as session:
         assert resources.users_of_encoder(
-            session, resources.by_name(session, tables.Encoder, "p", "a")
+            session, resources.by_name(session, tables.EncoderRow, "p", "a")
         ) == ["anchor set 's'"]
         assert resources.users_of_encoder(
-            session, resources.by_name(session, tables.Encoder, "p", "b")
+            session, resources.by_name(session, tables.EncoderRow, "p", "b")
         ) == ["head 'h'"]
         assert (
             resources.users_of_encoder(
-                session, resources.by_name(session, tables.Encoder, "q", "a")
+                session, resources.by_name(session, tables.EncoderRow, "q", "a")
             )
             == []
         )
         assert resources.users_of_anchor_set(
-            session, resources.by_name(session, tables.AnchorSet, "p", "s")
+            session, resources.by_name(session, tables.AnchorSetRow, "p", "s")
         ) == ["head 'r'"]
 
 
 def job(state, minute=0, project="p", finished_at=None, **arguments):
     made = DAY + timedelta(minutes=minute)
-    return tables.Job(
+    return tables.JobRow(
         project=project,
         kind="bootstrap",
         state=state,
@@ -173,19 +175,21 @@ def test_blobs_of_rows_and_of_unfinished_jobs_are_named(db):
         )
         session.add(job("running", blobs={"source_pool": "5" * 64}))
         session.add(job("succeeded", blobs={"source_pool": "6" * 64}, finished_at=DAY))
-        encoder = resources.by_name(session, tables.Encoder, "p", "a")
+        encoder = resources.by_name(session, tables.EncoderRow, "p", "a")
         pieces = [{"blob": digit * 64, "rows": 2} for digit in "9a"]
-        session.add(tables.Pool(project="p", name="pool", encoder=encoder, items=4, pieces=pieces))
-        session.add(tables.AnchorSet(project="p", name="grown", size=2, pairs="b" * 64))
+        session.add(
+            tables.PoolRow(project="p", name="pool", encoder=encoder, items=4, pieces=pieces)
+        )
+        session.add(tables.AnchorSetRow(project="p", name="grown", size=2, pairs="b" * 64))
     with db.transaction() as session:
         assert resources.named_blobs(session) == {digit * 64 for digit in "12345789ab"}
 
 
 def test_translators_are_found_by_content_the_oldest_first(db):
     with db.transaction() as session:
-        s = resources.by_name(session, tables.AnchorSet, "p", "s")
+        s = resources.by_name(session, tables.AnchorSetRow, "p", "s")
         space = s.spaces[0].id
-        row = tables.Translator(
+        row = tables.TranslatorRow(
             project="p", content="tr_1", source_id=space, target_id=space, method="irp", options={}
         )
         assert not resources.touch_translator(session, row, now=DAY)
@@ -200,18 +204,18 @@ def test_translators_are_found_by_content_the_oldest_first(db):
 
 def test_deleting_a_set_deletes_its_spaces_and_translators(db):
     with db.transaction() as session:
-        space = resources.by_name(session, tables.AnchorSet, "p", "s").spaces[0].id
+        space = resources.by_name(session, tables.AnchorSetRow, "p", "s").spaces[0].id
         session.add(
-            tables.Translator(
+            tables.TranslatorRow(
                 project="p", content="t", source_id=space, target_id=space, method="irp", options={}
             )
         )
-        session.delete(resources.by_name(session, tables.Head, "p", "r"))
+        session.delete(resources.by_name(session, tables.HeadRow, "p", "r"))
     with db.transaction() as session:
-        session.delete(resources.by_name(session, tables.AnchorSet, "p", "s"))
+        session.delete(resources.by_name(session, tables.AnchorSetRow, "p", "s"))
     with db.transaction() as session:
-        assert session.query(tables.Space).count() == 0
-        assert session.query(tables.Translator).count() == 0
+        assert session.query(tables.SpaceRow).count() == 0
+        assert session.query(tables.TranslatorRow).count() == 0
 
 
 def put(db, row) -> str:
@@ -224,16 +228,16 @@ def put(db, row) -> str:
 
 
 def test_keys_are_their_projects_own(db):
-    key = put(db, tables.ApiKey(project="p", name="k", scopes=["read"], secret_hash="0" * 64))
-    assert change(db, resources.api_key, "p", key).name == "k"
+    key = put(db, tables.ApiKeyRow(project="p", name="k", scopes=["read"], secret_hash="0" * 64))
+    assert change(db, access.api_key, "p", key).name == "k"
     assert (
-        [row.id for row in change(db, resources.api_keys, "p")]
-        == [row.id for row in change(db, resources.api_keys)]
+        [row.id for row in change(db, access.api_keys, "p")]
+        == [row.id for row in change(db, access.api_keys)]
         == [key]
     )
-    assert change(db, resources.api_keys, "q") == []
+    assert change(db, access.api_keys, "q") == []
     with pytest.raises(errors.ApiKeyNotFound):
-        change(db, resources.api_key, "q", key)
+        change(db, access.api_key, "q", key)
 
 
 @pytest.mark.parametrize(
@@ -247,9 +251,9 @@ def test_keys_are_their_projects_own(db):
     ],
 )
 def test_a_key_is_usable_until_it_expires_or_is_revoked(db, columns, usable):
-    assert change(db, resources.has_usable_key, now=DAY) is False
-    put(db, tables.ApiKey(name="k", scopes=["read"], secret_hash="0" * 64, **columns))
-    assert change(db, resources.has_usable_key, now=DAY) is usable
+    assert change(db, access.has_usable_key, now=DAY) is False
+    put(db, tables.ApiKeyRow(name="k", scopes=["read"], secret_hash="0" * 64, **columns))
+    assert change(db, access.has_usable_key, now=DAY) is usable
 
 
 def test_the_audit_log_comes_newest_first_and_is_its_projects_own(db):
@@ -257,7 +261,7 @@ def test_the_audit_log_comes_newest_first_and_is_its_projects_own(db):
         moment = DAY + timedelta(minutes=minute)
         put(
             db,
-            tables.Audit(
+            tables.AuditRow(
                 project="p",
                 action="create",
                 resource="head",
@@ -266,18 +270,20 @@ def test_the_audit_log_comes_newest_first_and_is_its_projects_own(db):
                 created_at=moment,
             ),
         )
-    put(db, tables.Audit(project="q", action="create", resource="head", name="other", origin="o"))
-    assert [row.name for row in change(db, resources.audit, "p", before=None, limit=2)] == [
+    put(
+        db, tables.AuditRow(project="q", action="create", resource="head", name="other", origin="o")
+    )
+    assert [row.name for row in change(db, access.audit, "p", before=None, limit=2)] == [
         "h3",
         "h2",
     ]
     assert [
         row.name
-        for row in change(db, resources.audit, "p", before=DAY + timedelta(minutes=2), limit=9)
+        for row in change(db, access.audit, "p", before=DAY + timedelta(minutes=2), limit=9)
     ] == ["h1"]
 
 
-def request(**columns) -> tables.IdempotentRequest:
+def request(**columns) -> tables.IdempotentRequestRow:
     values = {
         "project": "p",
         "key": "k",
@@ -285,41 +291,41 @@ def request(**columns) -> tables.IdempotentRequest:
         "claim": "first",
         "claimed_until": DAY,
     }
-    return tables.IdempotentRequest(**{**values, **columns})
+    return tables.IdempotentRequestRow(**{**values, **columns})
 
 
 def test_a_request_is_taken_over_once_its_claim_ended_and_while_nothing_was_made(db):
     row = put(db, request())
     until = DAY + timedelta(minutes=2)
-    assert not change(db, resources.take_over_request, row, now=DAY, claim="second", until=until)
+    assert not change(db, access.take_over_request, row, now=DAY, claim="second", until=until)
     assert change(
         db,
-        resources.take_over_request,
+        access.take_over_request,
         row,
         now=DAY + timedelta(minutes=1),
         claim="second",
         until=until,
     )
-    assert not change(db, resources.settle_request, row, "first", made="a")
-    assert change(db, resources.settle_request, row, "second", made="b")
-    assert not change(db, resources.settle_request, row, "second", made="c")
+    assert not change(db, access.settle_request, row, "first", made="a")
+    assert change(db, access.settle_request, row, "second", made="b")
+    assert not change(db, access.settle_request, row, "second", made="c")
     assert not change(
         db,
-        resources.take_over_request,
+        access.take_over_request,
         row,
         now=DAY + timedelta(days=1),
         claim="third",
         until=until,
     )
-    assert change(db, resources.idempotent_request, "p", "k").made == "b"
-    assert change(db, resources.idempotent_request, "q", "k") is None
+    assert change(db, access.idempotent_request, "p", "k").made == "b"
+    assert change(db, access.idempotent_request, "q", "k") is None
 
 
 def test_a_request_is_released_by_its_own_claim_and_only_if_it_made_nothing(db):
     row, settled = put(db, request()), put(db, request(key="other", made="a"))
-    change(db, resources.release_request, row, "second")
-    assert change(db, resources.idempotent_request, "p", "k") is not None
-    change(db, resources.release_request, row, "first")
-    assert change(db, resources.idempotent_request, "p", "k") is None
-    change(db, resources.release_request, settled, "first")
-    assert change(db, resources.idempotent_request, "p", "other") is not None
+    change(db, access.release_request, row, "second")
+    assert change(db, access.idempotent_request, "p", "k") is not None
+    change(db, access.release_request, row, "first")
+    assert change(db, access.idempotent_request, "p", "k") is None
+    change(db, access.release_request, settled, "first")
+    assert change(db, access.idempotent_request, "p", "other") is not None

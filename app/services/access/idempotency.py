@@ -1,4 +1,4 @@
-"""What accompanies every write, in the write's own transaction: its audit row, and what a repeatable request made."""
+"""Idempotent requests: a request that a client sends again returns what the first try made."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from datetime import timedelta
 from typing import TypeVar
 
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 
 from app.errors import (
-    Conflict,
     DatabaseUnavailable,
     IdempotencyKeyReused,
     RequestInProgress,
@@ -20,7 +18,7 @@ from app.errors import (
 )
 from app.services.context import Repeat, Services, origin
 from app.storage import tables
-from app.storage.queries import resources
+from app.storage.queries import access
 
 log = logging.getLogger("anchorage.writes")
 
@@ -30,33 +28,9 @@ CLAIM_S = 60
 Made = TypeVar("Made", bound=tables.Owned)
 
 
-def note(
-    session: Session,
-    project: str,
-    action: str,
-    resource: str,
-    name: str,
-    row: tables.Owned | None = None,
-) -> None:
-    """Write the audit row; `row` is what a creating request made. Raises Conflict when another try made it meanwhile."""
-    who = origin.get()
-    session.add(
-        tables.Audit(
-            project=project,
-            action=action,
-            resource=resource,
-            name=name,
-            key_id=who.key_id,
-            origin=who.text,
-        )
-    )
-    if row is not None and who.claim is not None:
-        session.flush()
-        if not resources.settle_request(session, *who.claim, made=row.id):
-            raise Conflict("another try of this request was faster")
-
-
-def once(services: Services, project: str, table: type[Made], make: Callable[[], Made]) -> Made:
+def idempotent(
+    services: Services, project: str, table: type[Made], make: Callable[[], Made]
+) -> Made:
     """`make()`, or what an earlier request with this Idempotency-Key made.
 
     A lost process cannot make it twice: what was made is noted in the transaction that makes it.
@@ -77,7 +51,7 @@ def once(services: Services, project: str, table: type[Made], make: Callable[[],
     finally:
         origin.reset(token)
     with services.db.transaction() as session:  # for a `make` that found its row made already
-        resources.settle_request(session, *claim, made=row.id)
+        access.settle_request(session, *claim, made=row.id)
     return row
 
 
@@ -87,9 +61,9 @@ def _claim(services: Services, project: str, repeat: Repeat) -> tuple[str, str] 
     until = tables.now() + timedelta(seconds=CLAIM_S)
     busy = RequestInProgress("an earlier try of this request is still at work", retry_after_s=1)
     with services.db.transaction() as session:
-        row = resources.idempotent_request(session, project, repeat.key)
+        row = access.idempotent_request(session, project, repeat.key)
         if row is None:
-            row = tables.IdempotentRequest(
+            row = tables.IdempotentRequestRow(
                 project=project,
                 key=repeat.key,
                 fingerprint=repeat.fingerprint,
@@ -108,7 +82,7 @@ def _claim(services: Services, project: str, repeat: Repeat) -> tuple[str, str] 
             )
         if row.made is not None:
             return row.made
-        if not resources.take_over_request(
+        if not access.take_over_request(
             session, row.id, now=tables.now(), claim=claim, until=until
         ):
             raise busy
@@ -119,7 +93,7 @@ def _release(services: Services, claim: tuple[str, str]) -> None:
     """Forget a request that made nothing. A database that is away remembers it until its claim ends."""
     try:
         with services.db.transaction() as session:
-            resources.release_request(session, *claim)
+            access.release_request(session, *claim)
     except DatabaseUnavailable as error:
         log.warning("an idempotent request is remembered for %d s more: %s", CLAIM_S, error.detail)
 
