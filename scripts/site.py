@@ -24,6 +24,7 @@ SITE = ROOT / "build" / "site"
 
 #: pages of the repository's root, and their names on the site
 ROOT_PAGES = {
+    "SECURITY.md": "security.md",
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
