@@ -56,9 +56,8 @@ def literals(source: str) -> Iterator[tuple[int, str]]:
 def comments(source: str) -> Iterator[tuple[int, str]]:
     """The comments of a module; those on consecutive lines are one text."""
     first, lines = 0, list[str]()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type != tokenize.COMMENT:
-            continue
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    for token in (token for token in tokens if token.type == tokenize.COMMENT):
         if lines and token.start[0] != first + len(lines):
             yield first, "\n".join(lines)
             lines = []
