@@ -31,16 +31,13 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent / "quality"))
-
-from data import SHARED_ENCODERS, TASKS, Missing, Task, other_domain, split
-
 from app.demo.run import new_table
 from app.maths import methods
 from app.maths.confidence import Expected, expect, fit_confidence
 from app.maths.quality import unit
 from app.maths.space import fit_space
 from app.maths.translator import Translator, apply
+from benchmarks.quality.data import SHARED_ENCODERS, TASKS, Missing, Task, other_domain, split
 from research.definitions import ranks
 
 RESULTS = Path(__file__).parent / "results" / "confidence.json"

@@ -30,18 +30,14 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, embedding_bag
 
-# The graph is read as the stitching benchmark reads it.
-sys.path.insert(0, str(Path(__file__).parent / "stitching"))
-
-from cora import CLASSES, DECAY, Graph, read
-from task import DATA, archive
-
 from app.demo.run import new_table
 from app.errors import DegenerateAnchors
 from app.maths import quality
 from app.maths.anchors import uniform
 from app.maths.space import fit_space
 from research.definitions import relative
+from research.stitching.cora import CLASSES, DECAY, Graph, read
+from research.stitching.task import DATA, archive
 
 RESULTS = Path(__file__).parent / "results"
 MODELS, ANCHORS = 160, 300

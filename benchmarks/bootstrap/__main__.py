@@ -20,28 +20,18 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import ablation
-import asked
-import cells
-import counts
-import data
-import kill
-import page
-import published
-import retrieval
-import scale
-import stitched
-import store
-import strangers
-import summaries
-import swapped
-import tables
-from cells import Cell, Found
 from rich.console import Console
 from rich.table import Table
-from store import Key
 
 from app.demo.run import new_table
+from benchmarks.bootstrap import ablation, cells, counts, kill, page, scale, store, strangers, summaries, swapped, tables
+from benchmarks.bootstrap import more_seeds as asked
+from benchmarks.bootstrap.cells import Cell, Found
+from benchmarks.bootstrap.store import Key
+from benchmarks.quality import data
+from research.bootstrap import paper_tables as published
+from research.bootstrap import retrieval
+from research.bootstrap import stitching as stitched
 
 RESULTS = Path(__file__).parents[1] / "results" / "bootstrap.json"
 ABOUT = (__doc__ or "").split("\n\n")[2].replace("\n", " ")
@@ -94,7 +84,7 @@ def main() -> None:
             console.print(tables.of_seconds(name, spent))
             write(path, name, {"note": module.__doc__, **section, "seconds": spent, "version": store.version()})
     if not arguments.quick and RESULTS.exists():
-        import picture
+        from benchmarks.bootstrap.report import picture
 
         picture.draw(_report(), RESULTS.with_suffix(".png"))
         _pages(console)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import counts
-from cells import Cell, Measured
-from growers import UNCHANGED, Changes
+from benchmarks.bootstrap import counts
+from benchmarks.bootstrap.cells import Cell, Measured
+from benchmarks.bootstrap.growers import UNCHANGED, Changes
 
 NAME = "ablation"
 #: by method: what is changed, under which name

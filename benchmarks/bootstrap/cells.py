@@ -11,11 +11,12 @@ from multiprocessing import get_context, parent_process
 from threading import Thread
 from typing import Any
 
-import store
 import torch
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
-from store import Key
+
+from benchmarks.bootstrap import store
+from benchmarks.bootstrap.store import Key
 
 Measured = dict[str, Any]
 #: what a section measured, by key

@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import growers
-from cells import Cell, Measured
-from draws import CASES, draw
-
 from app.services.bootstrapping import FEWEST_JUDGED
+from benchmarks.bootstrap import growers
+from benchmarks.bootstrap.cells import Cell, Measured
+from benchmarks.bootstrap.draws import CASES, draw
 
 NAME = "counts"
 COUNTS = (3, 5, 10, 15, 25, 50)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-import data
 import torch
 from torch import Tensor
 
 from app.maths.bootstrap.common import Pools, fit_pools
+from benchmarks.quality import data
 
 #: true anchors that the paper's optimisation aims for, and is compared with
 GT = 300

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import store
 import torch
-from draws import GT, Case, draw
 
 from app.maths.bootstrap import methods, paper, self_learning, soft_plan
 from app.maths.bootstrap.common import Grown, OnStep, Pools, ignore
+from benchmarks.bootstrap import store
+from benchmarks.bootstrap.draws import GT, Case, draw
 from research import baselines
 
 Seeds = list[tuple[int, int]]

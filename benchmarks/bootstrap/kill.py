@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,17 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import draws
 import httpx2
 import numpy as np
 import torch
-from cells import Cell, Measured
 from torch import Tensor
 
-# Behind what is there already: both folders have a module `run`.
-sys.path.append(str(Path(__file__).parents[1] / "faults"))
-
-from machinery import Deployment, Worker, deployment, dice, wait_until
+from benchmarks.bootstrap import draws
+from benchmarks.bootstrap.cells import Cell, Measured
+from benchmarks.faults.deployment import Deployment, Worker, deployment, dice, wait_until
 
 NAME = "kill"
 CASE, COUNT = "Banking77, MiniLM -> static", 10

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import counts
-import growers
-from cells import Cell, Measured
-from draws import CASES, draw
-
 from app.maths.bootstrap import methods, self_learning
+from benchmarks.bootstrap import counts, growers
+from benchmarks.bootstrap.cells import Cell, Measured
+from benchmarks.bootstrap.draws import CASES, draw
 
 NAME = "asked"
 PLACES = (

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import data
-import growers
 import torch
-from cells import Cell, Measured
-from draws import Draw
 
 from app.maths.bootstrap.common import Grown, Step, fit_pools
+from benchmarks.bootstrap import growers
+from benchmarks.bootstrap.cells import Cell, Measured
+from benchmarks.bootstrap.draws import Draw
+from benchmarks.quality import data
 
 NAME = "scale"
 SIZES = (20_000,)

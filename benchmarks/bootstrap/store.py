@@ -15,11 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from data import CACHE
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from app.maths.bootstrap.common import Grown
+from benchmarks.quality.data import CACHE
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import counts
-import growers
 import torch
-from cells import Cell, Measured
-from draws import CASES, draw
 from torch import Tensor
 
 from app.maths.bootstrap.common import fit_pools
+from benchmarks.bootstrap import counts, growers
+from benchmarks.bootstrap.cells import Cell, Measured
+from benchmarks.bootstrap.draws import CASES, draw
 
 NAME = "strangers"
 ITEMS, SEEDS, DRAWS = 1_500, 15, 2

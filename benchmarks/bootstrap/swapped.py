@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cells import Cell, Measured
-from draws import CASES, draw
-
 from app.maths.bootstrap import methods, self_learning
+from benchmarks.bootstrap.cells import Cell, Measured
+from benchmarks.bootstrap.draws import CASES, draw
 
 NAME = "swapped"
 PLACES = (

@@ -33,20 +33,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import apis_killed
-import apis_rolled
-import attacks
-import disk_full
-import stores_lost
 import torch
-import workers_killed
-from attacks import ATTACKS, Outcome
-from machinery import LEASE_S, Missing, end_on_sigterm
 from rich.console import Console
-from row import NEVER, Row, Stage
-from traffic import Tally
 
 from app.demo.run import new_table
+from benchmarks.faults.attacks import attacks
+from benchmarks.faults.attacks.attacks import ATTACKS, Outcome
+from benchmarks.faults.deployment import LEASE_S, Missing, end_on_sigterm
+from benchmarks.faults.outages import apis_killed, apis_rolled, disk_full, stores_lost, workers_killed
+from benchmarks.faults.row import NEVER, Row, Stage
+from benchmarks.faults.traffic import Tally
 
 RESULTS = Path(__file__).parents[1] / "results" / "faults.json"
 

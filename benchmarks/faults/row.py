@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from traffic import Tally
+from benchmarks.faults.traffic import Tally
 
 #: what must be 0 in every row
 NEVER = ("broken", "dropped", "lost", "twice", "wrong")

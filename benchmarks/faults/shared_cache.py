@@ -30,17 +30,17 @@ from typing import Any
 
 import httpx2
 import torch
-from machinery import Deployment, Missing, deployment, end_on_sigterm
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from torch import Tensor
-from truth import ALLOWED, deviation
 
 from app.demo.client import packed, unpacked
 from app.demo.run import new_table
 from app.maths import methods
 from app.maths.space import fit_space
 from app.maths.translator import apply
+from benchmarks.faults.deployment import Deployment, Missing, deployment, end_on_sigterm
+from benchmarks.faults.truth import ALLOWED, deviation
 
 RESULTS = Path(__file__).parents[1] / "results" / "shared_cache.json"
 

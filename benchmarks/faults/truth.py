@@ -12,9 +12,7 @@ from typing import Any
 
 import httpx2
 import torch
-from machinery import Deployment, dice, wait_until
 from torch import Tensor
-from traffic import Client, Step, Tally
 
 from app.demo.client import packed, unpacked
 from app.maths import methods
@@ -22,6 +20,8 @@ from app.maths.bootstrap import paper
 from app.maths.bootstrap.common import fit_pools
 from app.maths.space import fit_space, normalise
 from app.maths.translator import apply
+from benchmarks.faults.deployment import Deployment, dice, wait_until
+from benchmarks.faults.traffic import Client, Step, Tally
 
 #: a right vector differs from the one computed here by at most this share of its largest number
 ALLOWED = 1e-6

@@ -12,12 +12,11 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import mean
 
-import compare
-import data
-import table
-from compare import AUTO, FIXED, Cell
 from rich.console import Console
 from rich.progress import Progress
+
+from benchmarks.quality import compare, data, table
+from benchmarks.quality.compare import AUTO, FIXED, Cell
 
 ABOUT = (
     "Anchors and tested items are disjoint draws; every ordered pair of a task's encoders; mean and standard deviation over "
@@ -43,31 +42,31 @@ def main() -> None:
     if "compare" in arguments.only:
         _compare(console, path, arguments)
     if "promise" in arguments.only:
-        import promise
+        from benchmarks.quality import promise
 
         promise.run(console, path, ABOUT, arguments)
     if "choosing" in arguments.only:
-        import choosing
+        from benchmarks.quality import choosing
 
         choosing.run(console, path, ABOUT, arguments)
     if "powers" in arguments.only:
-        import powers
+        from benchmarks.quality import powers
 
         powers.run(console, path, ABOUT, arguments)
     if "hub" in arguments.only:
-        import hub
+        from benchmarks.quality import hub
 
         hub.run(console, path, ABOUT)
     if "classes" in arguments.only:
-        import classes
+        from benchmarks.quality import classes
 
         classes.run(console, path, ABOUT, arguments)
     if "shuffled" in arguments.only:
-        import shuffled
+        from benchmarks.quality import shuffled
 
         shuffled.run(console, path, ABOUT, arguments)
     if not arguments.quick:
-        import plot
+        from benchmarks.quality import plot
 
         plot.draw(json.loads(path.read_text(encoding="utf-8")), path.with_suffix(".png"))
     console.print(f"Written to {path}")

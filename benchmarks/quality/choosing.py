@@ -7,11 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import mean
 
-import data
-import table
 import torch
-from compare import task_of
-from measure import Index
 from rich.console import Console
 
 from app.demo.run import new_table
@@ -19,6 +15,9 @@ from app.maths import methods, selection
 from app.maths.selection import USUAL, Candidate
 from app.maths.space import fit_space
 from app.maths.translator import apply
+from benchmarks.quality import data, table
+from benchmarks.quality.compare import task_of
+from benchmarks.quality.measure import Index
 
 ANCHORS = (50, 100, 300)
 PAIRS, SEEDS = 4, 2

@@ -6,8 +6,6 @@ import argparse
 from pathlib import Path
 from statistics import mean
 
-import data
-import table
 import torch
 from rich.console import Console
 from torch import Tensor
@@ -17,6 +15,7 @@ from app.maths import methods, selection
 from app.maths.quality import unit
 from app.maths.space import fit_space
 from app.maths.translator import apply
+from benchmarks.quality import data, table
 
 TASKS = ("banking77", "trec", "cifar10", "fashion-mnist")
 ANCHORS, SEEDS, PAIRS = 300, 2, 4

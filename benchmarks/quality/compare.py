@@ -7,10 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
-import data
-import peers
 import torch
-from measure import Index, Measured
 from rich.console import Console
 from torch import Tensor
 
@@ -18,6 +15,8 @@ from app.maths import methods, selection
 from app.maths.selection import Candidate
 from app.maths.space import Space, fit_space
 from app.maths.translator import apply
+from benchmarks.quality import data, peers
+from benchmarks.quality.measure import Index, Measured
 
 AUTO = "auto"
 

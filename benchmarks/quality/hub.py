@@ -6,16 +6,15 @@ from itertools import permutations
 from pathlib import Path
 from statistics import mean
 
-import data
-import table
 import torch
-from measure import Index
 from rich.console import Console
 
 from app.demo.run import new_table
 from app.maths import graded, methods, selection
 from app.maths.space import fit_space, normalise
 from app.maths.translator import apply
+from benchmarks.quality import data, table
+from benchmarks.quality.measure import Index
 
 ANCHORS, SEEDS = 180, 2
 

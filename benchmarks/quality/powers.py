@@ -7,16 +7,15 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import data
-import table
 import torch
-from measure import Index
 from rich.console import Console
 
 from app.demo.run import new_table
 from app.maths import methods
 from app.maths.space import fit_space
 from app.maths.translator import apply
+from benchmarks.quality import data, table
+from benchmarks.quality.measure import Index
 
 ENCODE = (0.0, 0.25, 0.5, 0.75, 1.0)
 DECODE = (0.0, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0)

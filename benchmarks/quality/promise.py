@@ -10,10 +10,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import data
-import table
 import torch
-from compare import task_of
 from rich.console import Console
 from torch import Tensor
 
@@ -25,6 +22,8 @@ from app.maths.promise import Promise, promise
 from app.maths.quality import per_item
 from app.maths.space import fit_space
 from app.maths.translator import apply
+from benchmarks.quality import data, table
+from benchmarks.quality.compare import task_of
 
 MEASURES = ("recall", "mrr", "cosine")
 SEEDS, PAIRS = 2, 3

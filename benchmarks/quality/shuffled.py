@@ -6,8 +6,6 @@ import argparse
 from pathlib import Path
 from statistics import mean
 
-import data
-import table
 import torch
 from rich.console import Console
 
@@ -15,6 +13,7 @@ from app.demo.run import new_table
 from app.maths import methods, selection
 from app.maths.crossfit import hold_out
 from app.maths.evidence import evidence
+from benchmarks.quality import data, table
 
 ANCHORS, SEEDS, PAIRS = 100, 2, 4
 

@@ -10,11 +10,11 @@ from statistics import mean, stdev
 from typing import Any
 
 import torch
-from measure import Measured
 from rich.table import Table
 
 from app.demo.run import new_table
 from app.maths.intervals import bootstrap_interval
+from benchmarks.quality.measure import Measured
 
 #: of one task and number of anchors: (seed, (source, target)) -> what each method reached, without those that refuse the pair
 Found = Mapping[tuple[int, tuple[str, str]], Mapping[str, Measured]]

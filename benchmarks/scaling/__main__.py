@@ -28,14 +28,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import clients
-import fitting
-import fused
-import growth
-import reembedding
 import torch
-from figures import Section, draw, shown
 from rich.console import Console
+
+from benchmarks.scaling import clients, fitting, fused, growth, reembedding
+from benchmarks.scaling.figures import Section, draw, shown
 
 RESULTS = Path(__file__).parents[1] / "results"
 SECTIONS = ("fused", "fit", "reembedding", "n", "k", "d", "clients")

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from data import embeddings
-from figures import Grid, Rounds, Row, Section, ratios
-from service import JSON, NPY, Connection, Server, make_set, npy, register, request_head, serve, started
+
+from benchmarks.scaling.data import embeddings
+from benchmarks.scaling.figures import Grid, Rounds, Row, Section, ratios
+from benchmarks.scaling.service import JSON, NPY, Connection, Server, make_set, npy, register, request_head, serve, started
 
 DIM, ANCHORS, MANY = 768, 1_000, 1_024
 CLIENTS, CLIENTS_OF_MANY = (1, 4, 16, 64, 256), (1, 4, 16)

@@ -12,7 +12,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
-from fitting import REQUEST
 from prometheus_client import REGISTRY
 
 from app.maths.translator import Translator
@@ -20,6 +19,7 @@ from app.services import translation
 from app.services.shared import TRANSLATOR
 from app.settings import Settings
 from app.wiring import make_services
+from benchmarks.scaling.fitting import REQUEST
 
 Made = TypeVar("Made")
 

@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from data import Matrix, embeddings
-from figures import Grid, Rounds, Row, Section, Target, take_turns
 from redis import Redis
 from redis.exceptions import RedisError
 
@@ -28,6 +26,8 @@ from app.services import spaces, translation
 from app.settings import Settings
 from app.types import EncoderKind
 from app.wiring import make_services
+from benchmarks.scaling.data import Matrix, embeddings
+from benchmarks.scaling.figures import Grid, Rounds, Row, Section, Target, take_turns
 
 DIM, ANCHORS = 768, 1_000
 METHODS = ("irp", "graded", "procrustes", "ridge")

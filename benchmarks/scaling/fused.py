@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from data import embeddings
-from figures import Grid, Row, Section, Target, ratios, take_turns
 from torch import Tensor
 
 from app.maths import methods
@@ -22,6 +20,8 @@ from app.services import products
 from app.services.context import Services
 from app.settings import Settings
 from app.wiring import make_services
+from benchmarks.scaling.data import embeddings
+from benchmarks.scaling.figures import Grid, Row, Section, Target, ratios, take_turns
 
 OMEGA, SEED = 8, 0
 DIM, ANCHORS, VECTORS = 768, 768, 4_096

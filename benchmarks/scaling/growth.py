@@ -11,12 +11,12 @@ from http.client import HTTPResponse
 import numpy as np
 import pyarrow as pa
 import torch
-from data import Matrix, embeddings
-from figures import Grid, Rounds, Row, Section, Target, ratios, take_turns
-from fitting import fit
-from service import ARROW, NPY, Connection, Server, make_set, npy, read_npy, register, serve, stream
 
 from app.maths.translator import apply
+from benchmarks.scaling.data import Matrix, embeddings
+from benchmarks.scaling.figures import Grid, Rounds, Row, Section, Target, ratios, take_turns
+from benchmarks.scaling.fitting import fit
+from benchmarks.scaling.service import ARROW, NPY, Connection, Server, make_set, npy, read_npy, register, serve, stream
 
 DIM, ANCHORS, BLOCK = 384, 1_000, 4_096
 WHOLE = (1, 10, 100, 1_000, 4_096, 16_384)

@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from figures import Grid, Rounds, Row, Section, Target
-from service import Connection, make_set, npy, register, serve
 
 from app.demo.pack import load_pack
 from app.encoders.base import Shelf, Spec
@@ -17,6 +15,8 @@ from app.encoders.text import load
 from app.maths import methods
 from app.maths.space import fit_space
 from app.maths.translator import apply
+from benchmarks.scaling.figures import Grid, Rounds, Row, Section, Target
+from benchmarks.scaling.service import Connection, make_set, npy, register, serve
 
 MODEL, SOURCE = "all-MiniLM-L6-v2", "minilm6-384"
 DIMS = (384, 768)

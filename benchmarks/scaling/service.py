@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 import orjson
-from data import Matrix
+
+from benchmarks.scaling.data import Matrix
 
 Found = TypeVar("Found")
 

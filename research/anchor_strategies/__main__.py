@@ -21,14 +21,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import domains
-import grids
-import strategies
 import torch
-from pools import DATA
 from rich.console import Console
 
 from app.demo.run import new_table
+from research.anchor_strategies import domains, grids, strategies
+from research.anchor_strategies.pools import DATA
 
 RESULTS = Path(__file__).parents[1] / "results" / "anchor_strategies.json"
 SECTIONS: dict[str, Callable[[], dict[str, Any]]] = {

@@ -7,12 +7,12 @@ from itertools import permutations
 from typing import Any
 
 import torch
-from measure import Numbers, alike, over_seeds, relatives, translated
-from pools import POOL, TEXT_ENCODERS, Pools, texts
 from torch import Tensor
 
 from app.maths.anchors import uniform
 from app.maths.space import fit_space
+from research.anchor_strategies.measure import Numbers, alike, over_seeds, relatives, translated
+from research.anchor_strategies.pools import POOL, TEXT_ENCODERS, Pools, texts
 
 SIZES = (30, 100, 300, 1_000)
 ITEMS = 500

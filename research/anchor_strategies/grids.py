@@ -6,8 +6,6 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from measure import GRADED, Numbers, averaged, cosines, found, over_seeds, relatives
-from pools import SEEDS, Pools, texts, words
 from torch import Tensor
 
 from app.maths import methods, quality, selection
@@ -15,6 +13,8 @@ from app.maths.anchors import uniform
 from app.maths.quantise import step
 from app.maths.space import fit_space
 from app.maths.translator import decode
+from research.anchor_strategies.measure import GRADED, Numbers, averaged, cosines, found, over_seeds, relatives
+from research.anchor_strategies.pools import SEEDS, Pools, texts, words
 from research.definitions import codes, jaccard, mrr, values
 from research.quantisation import most_steps
 

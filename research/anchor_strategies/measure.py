@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from statistics import mean, stdev
 
-from pools import SEEDS
 from torch import Tensor
 
 from app.maths import methods, quality
 from app.maths.space import Space, fit_space
 from app.maths.translator import apply
+from research.anchor_strategies.pools import SEEDS
 from research.definitions import jaccard, mrr, recall, relative
 
 Numbers = dict[str, float]

@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from measure import Numbers, alike, cosines, over_seeds, relatives, translated
-from pools import Pools, choose, cifar10, texts, words
 
 from app.maths.space import fit_space
+from research.anchor_strategies.measure import Numbers, alike, cosines, over_seeds, relatives, translated
+from research.anchor_strategies.pools import Pools, choose, cifar10, texts, words
 
 SIZES = (100, 300)
 

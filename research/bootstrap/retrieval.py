@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import growers
 import torch
-from cells import Cell, Measured
-from draws import ALL_WORDS, CASES, GT, OTHERS, Case, Draw, draw
-from protocol import Retrieved, graded, relative, retrieved, translated, unit
 from torch import Tensor
+
+from benchmarks.bootstrap import growers
+from benchmarks.bootstrap.cells import Cell, Measured
+from benchmarks.bootstrap.draws import ALL_WORDS, CASES, GT, OTHERS, Case, Draw, draw
+from research.bootstrap.protocol import Retrieved, graded, relative, retrieved, translated, unit
 
 NAME = "retrieval"
 PLACES = {

@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-import growers
-import retrieval
-from cells import Cell, Measured
-from draws import Draw, draw
-from head import Head, train_head
-from protocol import graded, macro_f1, relative, unit
-from retrieval import ALL_TRUE, GRADED, PLACES, RELATIVE, SEED, SLOW, TRUE
 from torch import Tensor
 
 from app.maths.translator import apply
+from benchmarks.bootstrap import growers
+from benchmarks.bootstrap.cells import Cell, Measured
+from benchmarks.bootstrap.draws import Draw, draw
+from research.bootstrap import retrieval
+from research.bootstrap.protocol import graded, macro_f1, relative, unit
+from research.bootstrap.retrieval import ALL_TRUE, GRADED, PLACES, RELATIVE, SEED, SLOW, TRUE
+from research.stitching.head import Head, train_head
 
 NAME = "stitching"
 TASKS = (

@@ -21,17 +21,13 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-import autoencoders
-import captions
-import cora
-import measure
-import task
 import torch
-from measure import NATIVE, SEEDS, Accuracies
 from rich.console import Console
 from rich.progress import Progress
 
 from app.demo.run import new_table
+from research.stitching import autoencoders, captions, cora, measure, task
+from research.stitching.measure import NATIVE, SEEDS, Accuracies
 
 RESULTS = Path(__file__).parents[1] / "results" / "stitching.json"
 TARGET = 0.4

@@ -9,15 +9,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from head import Head, train_head
-from measure import NATIVE, RELATIVE, RELATIVE_NATIVE, RELATIVE_STRENGTH, SEEDS, UNTRANSLATED, VARIANTS, Accuracies, Fits
-from task import archive, labels
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, embedding_bag
 
 from app.maths.anchors import uniform
 from app.maths.translator import apply
 from research.definitions import relative
+from research.stitching.head import Head, train_head
+from research.stitching.measure import (
+    NATIVE,
+    RELATIVE,
+    RELATIVE_NATIVE,
+    RELATIVE_STRENGTH,
+    SEEDS,
+    UNTRANSLATED,
+    VARIANTS,
+    Accuracies,
+    Fits,
+)
+from research.stitching.task import archive, labels
 
 NETWORKS = 5
 HIDDEN, DIM, CLASSES = 64, 64, 7

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from head import Head, best_strength, seeded_head
-from task import Side, Task
 from torch import Tensor
 
 from app.maths import methods, quality
@@ -15,6 +13,8 @@ from app.maths.methods import METHODS, Options
 from app.maths.space import Space, fit_space
 from app.maths.translator import Translator, apply, make_translator
 from research.definitions import relative
+from research.stitching.head import Head, best_strength, seeded_head
+from research.stitching.task import Side, Task
 
 SEEDS = tuple(range(5))
 

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from statistics import mean, stdev
 from typing import Any
 
-import counts
-from cells import Found, Measured
-from store import Key
-
 from app.maths.bootstrap.honesty import more_seeds
+from benchmarks.bootstrap import counts
+from benchmarks.bootstrap.cells import Found, Measured
+from benchmarks.bootstrap.store import Key
 
 Section = dict[str, Any]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import page
-import published
 from rich.table import Table
-from summaries import Section
 
 from app.demo.run import new_table
+from benchmarks.bootstrap.report import page
+from benchmarks.bootstrap.report.summaries import Section
+from research.bootstrap import paper_tables as published
 
 SHORT = {"jaccard": "Jaccard", "mrr": "MRR", "cosine": "cosine", "accuracy": "accuracy", "f1": "F1"}
 

@@ -20,16 +20,16 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import hostile
 import httpx2
 import torch
-from bystander import LIVEZ, TRANSLATE, Bystander, bystander, percentile
-from confined import cpu_seconds, join, memory_limit, watching
-from machinery import Api, Deployment, deployment, wait_until
-from nonsense import ANSWERS, Nonsense
-from row import Stage
 
 from app.demo.client import packed
+from benchmarks.faults.attacks import hostile
+from benchmarks.faults.attacks.bystander import LIVEZ, TRANSLATE, Bystander, bystander, percentile
+from benchmarks.faults.attacks.nonsense import ANSWERS, Nonsense
+from benchmarks.faults.deployment import Api, Deployment, deployment, wait_until
+from benchmarks.faults.resources import cpu_seconds, join, memory_limit, watching
+from benchmarks.faults.row import Stage
 
 #: the good client before the attack, for comparison
 QUIET_S = 5

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from machinery import Api, Deployment, deployment, dice, wait_until
-from row import Row, Stage
-from traffic import Balancer, Client
-from truth import VARIANTS, Creation, World, growth, items
+from benchmarks.faults.deployment import Api, Deployment, deployment, dice, wait_until
+from benchmarks.faults.row import Row, Stage
+from benchmarks.faults.traffic import Balancer, Client
+from benchmarks.faults.truth import VARIANTS, Creation, World, growth, items
 
 KILLS = 15
 

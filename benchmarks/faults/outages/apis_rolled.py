@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from machinery import deployment
-from row import Row, Stage
-from traffic import Balancer, Client, Load
-from truth import World
+from benchmarks.faults.deployment import deployment
+from benchmarks.faults.row import Row, Stage
+from benchmarks.faults.traffic import Balancer, Client, Load
+from benchmarks.faults.truth import World
 
 CLIENTS = 8
 PER_SECOND = 25

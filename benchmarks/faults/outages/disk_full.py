@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from machinery import Deployment, Missing, binary, deployment, wait_until
-from row import Row, Stage
-from traffic import Balancer, Client
-from truth import World, growth, items
+from benchmarks.faults.deployment import Deployment, Missing, binary, deployment, wait_until
+from benchmarks.faults.row import Row, Stage
+from benchmarks.faults.traffic import Balancer, Client
+from benchmarks.faults.truth import World, growth, items
 
 SIZE = "4m"
 CREATIONS = 12

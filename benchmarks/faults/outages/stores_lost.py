@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 
 import httpx2
-from machinery import Deployment, deployment, wait_until
-from row import Row, Stage
-from traffic import Balancer, Client, Load
-from truth import World, items
+
+from benchmarks.faults.deployment import Deployment, deployment, wait_until
+from benchmarks.faults.row import Row, Stage
+from benchmarks.faults.traffic import Balancer, Client, Load
+from benchmarks.faults.truth import World, items
 
 REQUESTS = 1000
 PER_SECOND = 25

@@ -7,10 +7,10 @@ import signal
 import time
 from contextlib import suppress
 
-from machinery import Deployment, Worker, deployment, dice, wait_until
-from row import Row, Stage
-from traffic import Balancer, Client
-from truth import VARIANTS, World
+from benchmarks.faults.deployment import Deployment, Worker, deployment, dice, wait_until
+from benchmarks.faults.row import Row, Stage
+from benchmarks.faults.traffic import Balancer, Client
+from benchmarks.faults.truth import VARIANTS, World
 
 JOBS = 50
 KILLS = 20

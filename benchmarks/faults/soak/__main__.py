@@ -29,12 +29,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machinery import Deployment, Missing, Process, deployment, end_on_sigterm, wait_until
-from measured import Sample, Samples
 from rich.console import Console
-from soak_clients import Book, Remaker, cancel_jobs, hang_up, translate
 
 from app.demo.run import new_table
+from benchmarks.faults.deployment import Deployment, Missing, Process, deployment, end_on_sigterm, wait_until
+from benchmarks.faults.soak.clients import Book, Remaker, cancel_jobs, hang_up, translate
+from benchmarks.faults.soak.samples import Sample, Samples
 
 RESULTS = Path(__file__).parents[1] / "results" / "soak.json"
 

@@ -15,11 +15,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
-from machinery import dice
 from torch import Tensor
-from truth import ALLOWED, DIMS, PROBES, Anchors, deviation, growth, items
 
 from app.demo.client import packed, unpacked
+from benchmarks.faults.deployment import dice
+from benchmarks.faults.truth import ALLOWED, DIMS, PROBES, Anchors, deviation, growth, items
 
 ANCHORS = 60
 #: a version of a set lives for about this long

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from confined import open_files, resident, tree
-from machinery import Deployment, Process
+
+from benchmarks.faults.deployment import Deployment, Process
+from benchmarks.faults.resources import open_files, resident, tree
 
 #: about how many looks the report lists of each process
 SHOWN = 30

@@ -1,0 +1,1 @@
+"""Summaries, tables and a picture of what the bootstrap benchmark measured, and the tables of the pages."""

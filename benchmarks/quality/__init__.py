@@ -1,0 +1,1 @@
+"""How well translations keep neighbours, beside peers, and whether reports promise what is then measured."""
