@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import torch
 
 #: embeddings and texts that the repository does not carry; each script's help says which it reads
 DATA = Path(os.environ.get("ANCHORAGE_DATA", "../shared/data"))
+#: what benchmarks embed or grow themselves and use again
+CACHE = Path(os.environ.get("ANCHORAGE_BENCHMARK_CACHE", Path(tempfile.gettempdir()) / "anchorage-benchmarks"))
 RESULTS = Path(__file__).parent / "results"
 
 

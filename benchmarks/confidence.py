@@ -1,33 +1,29 @@
-"""Does a translation's confidence hold what it says, on real encoders?
+"""Are the intervals and p-values of `confidence: true` right on real encoders?
 
-    python benchmarks/confidence.py [task ...]     # all: 4 minutes of one core; writes results/confidence.json and .png
+    python -m benchmarks.confidence              # 4 minutes of one core; writes benchmarks/results/confidence.json
+    python -m benchmarks.confidence --only trec  # some tasks; the results of the others stay
 
 Banking77, TREC and STS-B by three text encoders, CIFAR-10 by six ImageNet encoders, Fashion-MNIST by five timm encoders; 100,
-300 and 1,000 anchors; five splits; every ordered pair, twelve at most (at 1,000 anchors three). Every test item is translated by
-the graded method, and asked about as `confidence: true` asks:
+300 and 1,000 anchors; five splits; every ordered pair, twelve at most (at 1,000 anchors three). The graded method translates
+every test item, and the service's confidence is compared with what is measured:
 
-- coverage: how often the found cosine lies in the 80, 90 and 95 % interval, and the intervals' mean width;
-- correlation of the expected with the found cosine, and whether a low expected cosine tells items that do not find themselves
-  first;
-- how well the p-value tells items of another task by the same encoder from test items (AUROC), how often either is flagged, and
-  how often garbage is. That a domain is another one does not say that it is translated badly: the coverage there is told, too.
+- coverage: how often the measured cosine lies in the 80, 90 and 95 % interval, and the mean width of the intervals;
+- the correlation of the expected with the measured cosine, and whether a low expected cosine picks out the items that do not
+  find themselves first;
+- how well the p-value separates items of another task by the same encoder from test items (AUROC), and how often each kind and
+  garbage are flagged. Items of another domain may still translate well, so the coverage on them is reported, too.
 
 Data: see benchmarks/quality/data.py.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from rich.console import Console
 from torch import Tensor
 
@@ -37,10 +33,10 @@ from app.maths.confidence import Expected, expect, fit_confidence
 from app.maths.quality import unit
 from app.maths.space import fit_space
 from app.maths.translator import Translator, apply
-from benchmarks.quality.data import SHARED_ENCODERS, TASKS, Missing, Task, other_domain, split
+from benchmarks.common import RESULTS, Missing, merged, parser, read, rounded, write
+from benchmarks.quality.data import SHARED_ENCODERS, TASKS, Task, other_domain, split
 from research.definitions import ranks
 
-RESULTS = Path(__file__).parent / "results" / "confidence.json"
 NAMES = (*SHARED_ENCODERS, "cifar10", "fashion-mnist")
 ANCHORS = (100, 300, 1000)
 SEEDS = 5
@@ -56,25 +52,25 @@ Cell = dict[str, float]
 
 
 def main() -> None:
+    arguments = parser(__doc__, RESULTS / "confidence.json")
+    arguments.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="measure only these tasks")
+    options = arguments.parse_args()
     torch.set_num_threads(1)
     console = Console(stderr=True)
-    tasks: dict[str, dict[str, Cell]] = {}
-    for name in sys.argv[1:] or NAMES:
-        begun = time.process_time()
+    tasks: dict[str, dict[str, Cell]] = read(options.json).get("tasks", {})
+    for name in options.only:
+        began = time.process_time()
         try:
             task = TASKS[name]()
         except Missing as error:
             console.print(f"[red]{name} is left out.[/red] {error}", highlight=False)
             continue
         others = other_domain(task)
-        tasks[name] = {str(anchors): _means(list(_cells(task, anchors, others))) for anchors in ANCHORS}
-        console.print(f"{name}: {time.process_time() - begun:.0f} s")
-    before = json.loads(RESULTS.read_text(encoding="utf-8"))["tasks"] if RESULTS.exists() else {}
-    tasks = {name: (before | tasks)[name] for name in NAMES if name in before | tasks}
+        measured = {str(anchors): _means(list(_cells(task, anchors, others))) for anchors in ANCHORS}
+        tasks = merged(tasks, name, measured, NAMES)
+        console.print(f"{name}: {time.process_time() - began:.0f} s")
     report = {"method": METHOD, "splits": SEEDS, "what": "means over pairs and splits", "tasks": tasks}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(_rounded(report), indent=1) + "\n", encoding="utf-8")
-    _draw(tasks, RESULTS.with_suffix(".png"))
+    write(options.json, rounded(report, 4))
     _print(tasks)
 
 
@@ -167,12 +163,6 @@ def _means(cells: list[Cell]) -> Cell:
     return {name: mean(each) for name, each in values.items()} | {"pairs": len(cells) // SEEDS}
 
 
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _rounded(each) for name, each in value.items()}
-    return round(value, 4) if isinstance(value, float) else value
-
-
 def _print(tasks: Mapping[str, Mapping[str, Cell]]) -> None:
     console = Console()
     columns = ("coverage 80/90/95 %", "width of 90 %", "correlation", "flagged", "AUROC of other domains", "AUROC of lost")
@@ -193,21 +183,6 @@ def _print(tasks: Mapping[str, Mapping[str, Cell]]) -> None:
                 f"{found.get('auroc_lost', float('nan')):.3f}",
             )
     console.print(table)
-
-
-def _draw(tasks: Mapping[str, Mapping[str, Cell]], path: Path) -> None:
-    """Wanted and found coverage, a line for each number of anchors, a panel for each task."""
-    figure = Figure(figsize=(3 * len(tasks), 3.2), layout="constrained")
-    panels = figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
-    for panel, (name, sized) in zip(panels, tasks.items(), strict=True):
-        panel.plot([0.75, 1], [0.75, 1], color="0.7", linewidth=1)
-        panel.fill_between([0.75, 1], [0.72, 0.97], [0.78, 1.03], color="0.93")
-        for anchors, found in sized.items():
-            panel.plot(LEVELS, [found[f"coverage_{level}"] for level in LEVELS], marker="o", label=f"{anchors} anchors")
-        panel.set(title=name, xlabel="level of the interval", xlim=(0.75, 1), ylim=(0.75, 1))
-    figure.axes[0].set_ylabel("share of test items within")
-    figure.axes[0].legend(frameon=False)
-    figure.savefig(path, dpi=80)
 
 
 if __name__ == "__main__":

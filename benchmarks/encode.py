@@ -1,22 +1,21 @@
-"""How many sentences a second does the service encode, beside the library it runs and beside infinity-emb?
+"""How many sentences a second does the service encode, beside the library that it runs and beside infinity-emb?
 
-    python benchmarks/encode.py                     # about 4 minutes on 2 cores; writes benchmarks/results/encode.json
-    python benchmarks/encode.py --infinity PATH     # PATH: the command infinity_emb of an environment of its own
+    python -m benchmarks.encode                     # about 4 minutes on 2 cores; writes benchmarks/results/encode.json
+    python -m benchmarks.encode --infinity PATH     # PATH: the command infinity_emb of an environment of its own
 
 One model everywhere (all-MiniLM-L6-v2, float32, CPU) and the same sentences (Banking77, as shipped with `anchorage demo`): 64
-clients with one sentence a request, and 4 clients with 256. Each client asks again as soon as it is answered. Compared with plain
-sentence-transformers in this process, one sentence after another and all of them in one batched `encode`, which has no HTTP, no
-JSON and no clients to serve. Everything takes its turn several times in one run, as these machines are noisy; the others are
-stopped meanwhile. Medians of the rounds, and of each round's ratio to its own batched `encode`.
+clients with one sentence a request, and 4 clients with 256. A client sends its next request as soon as it has its answer. The
+comparison is plain sentence-transformers in this process, one sentence after another and all of them in one batched `encode`: no
+HTTP, no JSON, no clients. All contestants take turns within one run, because machines are noisy; the others are stopped meanwhile.
+Medians of the rounds, and of each round's ratio to its own batched `encode`.
+
 infinity-emb: pip install torch "infinity-emb[server,torch]" into another environment, as it pins old versions.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
-import json
 import os
 import signal
 import socket
@@ -38,8 +37,8 @@ from rich.table import Table
 from app.demo.pack import load_pack
 from app.encoders.base import Shelf, Spec
 from app.encoders.text import load
+from benchmarks.common import RESULTS, parser, write
 
-RESULTS = Path(__file__).parent / "results" / "encode.json"
 MODEL = "all-MiniLM-L6-v2"
 SCENARIOS = {"64 clients x 1 sentence": (64, 1, 1_024), "4 clients x 256 sentences": (4, 256, 3_072)}
 LOOPED = 256
@@ -94,10 +93,10 @@ class Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--infinity", metavar="PATH", help="the command infinity_emb of another environment")
-    parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
+    options = parser(__doc__, RESULTS / "encode.json")
+    options.add_argument("--infinity", metavar="PATH", help="the command infinity_emb of another environment")
+    options.add_argument("--rounds", type=int, default=5)
+    arguments = options.parse_args()
     sentences = load_pack().sentences
     plain = load(Spec("sentence-transformers", MODEL), Shelf(), "cpu")
     with tempfile.TemporaryDirectory() as folder:
@@ -110,7 +109,7 @@ def main() -> None:
             for server in servers:
                 os.killpg(server.process.pid, signal.SIGCONT)
                 server.process.terminate()
-    report(rows, bool(arguments.infinity), arguments.rounds)
+    report(rows, bool(arguments.infinity), arguments.rounds, arguments.json)
 
 
 def measure(sentences: list[str], plain: object, servers: list[Server], rounds: int) -> dict[str, dict[str, Row]]:
@@ -246,7 +245,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def report(rows: dict[str, dict[str, Row]], with_infinity: bool, rounds: int) -> None:
+def report(rows: dict[str, dict[str, Row]], with_infinity: bool, rounds: int, path: Path) -> None:
     result: dict[str, object] = {"model": MODEL, "cores": os.cpu_count(), "rounds": rounds, "infinity_emb": with_infinity}
     for scenario, contestants in rows.items():
         table = Table(title=scenario, title_justify="left")
@@ -265,8 +264,8 @@ def report(rows: dict[str, dict[str, Row]], with_infinity: bool, rounds: int) ->
             )
         console.print(table)
         result[scenario] = {name: row.summary() for name, row in contestants.items()}
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-    console.print(f"written to {RESULTS}")
+    write(path, result)
+    console.print(f"Written to {path}")
 
 
 if __name__ == "__main__":

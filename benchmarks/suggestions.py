@@ -1,18 +1,17 @@
 """Which items should be added to an anchor set?
 
-    python benchmarks/suggestions.py         # about a minute of one core; writes benchmarks/results/suggestions.json
+    python -m benchmarks.suggestions         # about a minute of one core; writes benchmarks/results/suggestions.json
 
 Banking77 by three text encoders. 100 random sentences of the training split are the anchors; 100 more are taken from a pool of
 3,000 others: at random, one for each of 100 k-means clusters, by the largest determinant (D-optimal), or as `suggest` takes them
-(app/maths/coverage.py), seen by the source encoder or by the target. 1,500 sentences of the test split are translated by the
-graded method, its defaults, and searched for among themselves; all 6 ordered pairs, 5 draws.
+(app/maths/coverage.py) from the vectors of the source encoder or of the target. The graded method with its defaults translates
+1,500 sentences of the test split, which are then searched for among themselves; all 6 ordered pairs, 5 draws.
+
 Data: Banking77's sentences embedded by three encoders, as $ANCHORAGE_DATA/encoders/emb/banking77.*.npz.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Callable
 from itertools import permutations
@@ -31,10 +30,10 @@ from app.maths.anchors import uniform
 from app.maths.coverage import RIDGE, suggest
 from app.maths.space import fit_space, normalise
 from app.maths.translator import apply
+from benchmarks.common import DATA, RESULTS, parser, write
 from research.anchors import medoids
 
-DATA = Path(os.environ.get("ANCHORAGE_DATA", "../shared/data")) / "encoders" / "emb"
-RESULTS = Path(__file__).parent / "results" / "suggestions.json"
+FOLDER = DATA / "encoders" / "emb"
 ENCODERS = ("minilm6-384", "minilm3-512", "static-256")
 ANCHORS, ADDED, POOL, TEST = 100, 100, 3_000, 1_500
 SEEDS = range(5)
@@ -48,14 +47,15 @@ Choice = Callable[[Tensor, Tensor, int], list[int]]
 
 def main() -> None:
     """Measure, print and write."""
-    files = {name: DATA / f"banking77.{name}.npz" for name in ENCODERS}
+    options = parser(__doc__, RESULTS / "suggestions.json").parse_args()
+    files = {name: FOLDER / f"banking77.{name}.npz" for name in ENCODERS}
     if not all(file.exists() for file in files.values()):
-        sys.exit(f"no banking77.*.npz in {DATA}: see the head of this script, or set ANCHORAGE_DATA")
+        sys.exit(f"There is no banking77.*.npz in {FOLDER}. Set ANCHORAGE_DATA; `--help` describes the data.")
     train, test = ({name: load(file, split) for name, file in files.items()} for split in ("train", "test"))
     cells = [cell for seed in track(SEEDS, "draws") for cell in measure(train, test, seed)]
     summary = {row: summarise([cell[row] for cell in cells], [cell[RANDOM] for cell in cells]) for row in cells[0]}
     show(summary)
-    RESULTS.write_text(json.dumps({"about": __doc__.split("\n\n")[2], "cells": len(cells), "summary": summary}, indent=1) + "\n")
+    write(options.json, {"about": __doc__.split("\n\n")[2], "cells": len(cells), "summary": summary})
 
 
 def load(file: Path, split: str) -> Tensor:

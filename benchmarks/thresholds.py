@@ -1,12 +1,12 @@
-"""What becomes of a cosine threshold when the encoder changes: kept as it is, or converted by what the anchors say?
+"""What becomes of a cosine threshold when the encoder changes: is it better to keep it, or to convert it with the anchors?
 
-    python benchmarks/thresholds.py            # about 2 minutes on one core; writes benchmarks/results/thresholds.json
+    python -m benchmarks.thresholds            # about 2 minutes on one core; writes benchmarks/results/thresholds.json
 
-Real encoders, 300 anchors, 1,000 other items of which the calibration has seen nothing; graded with its defaults; three encoder
-pairs for each data set, three seeds. `mapped` is the answer of GET /translators/{id}/threshold, `by_rate` and `best` (the highest
-F1 on the anchors) stand beside it. For the thresholds .5 to .9 that at least 50 pairs of other items reach:
+Real encoders, 300 anchors, 1,000 other items that the calibration has not seen; the graded method with its defaults; three
+encoder pairs for each data set, three seeds. `mapped` is the answer of GET /translators/{id}/threshold; `by_rate` and `best` (the
+highest F1 on the anchors) stand beside it. For the thresholds .5 to .9 that at least 50 pairs of other items reach:
 
-- F1 of "new score >= t'" against "old score >= t", for t' = t (what people do), mapped, by_rate and best
+- F1 of "new score >= t'" against "old score >= t", for t' = t (no conversion), mapped, by_rate and best
 - error: |expected score - mean new score of other pairs within .01 of t|
 - coverage of the 90 % interval, over all pairs whose score the anchors cover, and over the hundredth with the highest old scores
 - mae: |expected - new score| over those pairs, beside |old - new|
@@ -19,13 +19,10 @@ PhilipMay/stsb-multi-mt; whole sentence pairs are anchors) with encoders/text/* 
 from __future__ import annotations
 
 import csv
-import json
-import os
 import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean
 
 import numpy as np
@@ -44,9 +41,8 @@ from app.maths.quality import unit
 from app.maths.space import fit_space
 from app.maths.translator import apply
 from app.types import Scores
+from benchmarks.common import DATA, RESULTS, parser, write
 
-DATA = Path(os.environ.get("ANCHORAGE_DATA", "../shared/data"))
-RESULTS = Path(__file__).parent / "results" / "thresholds.json"
 ANCHORS, OTHERS = 300, 1_000
 SEEDS = (0, 1, 2)
 METHOD = "graded"
@@ -69,6 +65,7 @@ class Data:
 
 def main() -> None:
     """Measure, print and write."""
+    options = parser(__doc__, RESULTS / "thresholds.json").parse_args()
     torch.set_num_threads(1)
     began = time.monotonic()
     summary = {}
@@ -83,7 +80,7 @@ def main() -> None:
         print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
     show(summary)
     report = {"about": __doc__.split("\n\n")[2], "anchors": ANCHORS, "others": OTHERS, "seeds": len(SEEDS), "summary": summary}
-    RESULTS.write_text(json.dumps(report, indent=1) + "\n")
+    write(options.json, report)
 
 
 def one(
@@ -234,7 +231,7 @@ def cifar() -> Data:
 def alone(arrays: dict[str, np.ndarray]) -> Data:
     """Every item a unit of its own."""
     if not arrays:
-        sys.exit(f"no embeddings in {DATA}: see the head of this script for the data's origin, or set ANCHORAGE_DATA")
+        sys.exit(f"There are no embeddings in {DATA}. Set ANCHORAGE_DATA; `--help` says where the data is from.")
     vectors = {name: torch.from_numpy(array.astype(np.float32)) for name, array in arrays.items()}
     return Data(vectors, torch.arange(len(next(iter(vectors.values())))))
 

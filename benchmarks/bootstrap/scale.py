@@ -19,6 +19,7 @@ from app.maths.bootstrap.common import Grown, Step, fit_pools
 from benchmarks.bootstrap import growers
 from benchmarks.bootstrap.cells import Cell, Measured
 from benchmarks.bootstrap.draws import Draw
+from benchmarks.common import DATA, Missing
 from benchmarks.quality import data
 
 NAME = "scale"
@@ -101,9 +102,9 @@ def sentences() -> list[str]:
     """The first different ones, as many as the largest pool has items."""
     found: dict[str, None] = {}
     for corpus in CORPORA:
-        path = data.DATA / f"corpora/{corpus}.zip"
+        path = DATA / f"corpora/{corpus}.zip"
         if not path.exists():
-            raise data.Missing(f"{path}: from github.com/nltk/nltk_data")
+            raise Missing(f"{path}: from github.com/nltk/nltk_data")
         with zipfile.ZipFile(path) as file:
             for name in sorted(file.namelist()):
                 if "README" not in name:

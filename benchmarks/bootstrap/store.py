@@ -19,14 +19,14 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from app.maths.bootstrap.common import Grown
-from benchmarks.quality.data import CACHE
+from app.services import bootstrapping as service
+from benchmarks.common import CACHE
 
 ROOT = Path(__file__).parents[2]
-HERE = Path(__file__).parent
-#: modules here that growths depend on
-GROWING = {"draws.py", "growers.py"}
-#: and those that change no cell: how results are chosen, told and kept
-TELLING = {"cells.py", "page.py", "picture.py", "published.py", "run.py", "store.py", "summaries.py", "tables.py"}
+#: modules that growths depend on
+GROWING = [ROOT / "benchmarks/bootstrap/draws.py", ROOT / "benchmarks/bootstrap/growers.py", ROOT / "benchmarks/quality/data.py"]
+#: modules of these folders that change no cell: they choose, show and store
+OTHERS = {"__init__.py", "__main__.py", "cells.py", "paper_tables.py", "sections.py", "store.py", "tables.py"}
 
 #: what names a cell or a growth: its section or method, then everything that it depends on beside the code
 Key = tuple[str | int, ...]
@@ -34,11 +34,14 @@ Key = tuple[str | int, ...]
 
 @cache
 def version(kind: str = "cells") -> str:
-    """A hash of the maths and of what measures it here; of kind "grown" only of what grows."""
-    here = [path for path in HERE.glob("*.py") if (path.name in GROWING if kind == "grown" else path.name not in TELLING)]
+    """A hash of the maths and of the code that measures with it; of kind "grown", only of the code that grows anchors."""
+    code = sorted(ROOT.glob("app/maths/**/*.py")) + GROWING
+    if kind != "grown":
+        folders = (ROOT / "benchmarks/bootstrap", ROOT / "research/bootstrap")
+        code += [path for folder in folders for path in sorted(folder.glob("*.py")) if path.name not in OTHERS]
+        code += [Path(service.__file__), ROOT / "research/stitching/head.py"]
     digest = hashlib.sha256()
-    judging = [] if kind == "grown" else [ROOT / "app/services/bootstrapping.py", ROOT / "benchmarks/stitching/head.py"]
-    for path in [*sorted(ROOT.glob("app/maths/**/*.py")), *sorted(here), ROOT / "benchmarks/quality/data.py", *judging]:
+    for path in code:
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 

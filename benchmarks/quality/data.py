@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -25,9 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from app.encoders.torchvision_ops import make_importable
-
-DATA = Path(os.environ.get("ANCHORAGE_DATA", "../shared/data"))
-CACHE = Path(os.environ.get("ANCHORAGE_BENCHMARK_CACHE", Path(tempfile.gettempdir()) / "anchorage-benchmarks"))
+from benchmarks.common import CACHE, DATA, Missing
 
 ANCHORS = (50, 100, 300, 1000)
 MOST_TESTED = 1_000
@@ -48,10 +45,6 @@ WORD_SPACES = ("w2v", "fasttext", "googlenews")
 STSB_SENTENCES = 3_000
 
 ENCODERS_ORIGIN = "small encoders made for this project from public data: the folder `encoders`, its README and scripts"
-
-
-class Missing(Exception):
-    """A task's data or library is not here; says where to get it."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +13,9 @@ import torch
 from torch import Tensor
 
 from app.maths.anchors import uniform
+from benchmarks.common import DATA
 from research.anchors import farthest, medoids
 
-DATA = Path(os.environ.get("ANCHORAGE_DATA", "../shared/data"))
 TEXT_ENCODERS = ("minilm3-512", "minilm6-384", "static-256")
 IMAGE_ENCODERS = ("mobilenet_v1_050", "mobilenet_v1_025")
 

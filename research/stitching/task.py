@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +12,8 @@ import torch
 from torch import Tensor
 
 from app.maths.anchors import uniform
+from benchmarks.common import DATA
 
-DATA = Path(os.environ.get("ANCHORAGE_DATA", "../shared/data"))
 TEXT_ENCODERS = ("minilm3-512", "minilm6-384", "static-256")
 #: those trained on ImageNet; the README's CIFAR ResNets saw these very labels in training
 IMAGE_ENCODERS = (

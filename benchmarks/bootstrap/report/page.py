@@ -6,13 +6,15 @@ that a test can compare the pages with it.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGES = (ROOT / "README.md", ROOT / "docs/results/bootstrap.md")
+RESULTS = (ROOT / "benchmarks/results/bootstrap.json", ROOT / "research/results/bootstrap.json")
 BLOCK = re.compile(r"<!-- (?P<name>[a-z-]+) -->\n.*?<!-- /(?P=name) -->", re.DOTALL)
 
 Report = dict[str, Any]
@@ -30,6 +32,12 @@ PRINTED = {
 }
 RETRIEVED = {"jaccard": "Jaccard", "mrr": "MRR", "cosine": "cosine"}
 STITCHED = {"accuracy": "accuracy", "f1": "F1"}
+
+
+def results() -> Report:
+    """The results of the product's benchmark and of the paper's tables, as one report."""
+    product, paper = (json.loads(path.read_text(encoding="utf-8")) for path in RESULTS)
+    return {**paper, "sections": {**product["sections"], **paper["sections"]}}
 
 
 def write(report: Report) -> None:

@@ -73,7 +73,7 @@ def of_swapped(found: Found) -> Section:
     return {"places": places}
 
 
-def of_asked(found: Found) -> Section:
+def of_more_seeds(found: Found) -> Section:
     """By place: of the draws whose first seeds were refused, how many were good with ten more, asked for or not."""
     refused = {key: cell for key, cell in found.items() if cell["refused"]}
     places: dict[str, dict[str, Any]] = {}
