@@ -3,11 +3,11 @@
     python -m benchmarks.encode                     # about 4 minutes on 2 cores; writes benchmarks/results/encode.json
     python -m benchmarks.encode --infinity PATH     # PATH: the command infinity_emb of an environment of its own
 
-One model everywhere (all-MiniLM-L6-v2, float32, CPU) and the same sentences (Banking77, as shipped with `anchorage demo`): 64
-clients with one sentence a request, and 4 clients with 256. A client sends its next request as soon as it has its answer. The
-comparison is plain sentence-transformers in this process, one sentence after another and all of them in one batched `encode`: no
-HTTP, no JSON, no clients. All contestants take turns within one run, because machines are noisy; the others are stopped meanwhile.
-Medians of the rounds, and of each round's ratio to its own batched `encode`.
+One model everywhere (all-MiniLM-L6-v2, float32, CPU) and the same sentences (Banking77, as shipped with `anchorage demo`):
+64 clients with one sentence a request, and 4 clients with 256. A client sends its next request as soon as it has its answer.
+The comparison is plain sentence-transformers in this process, without HTTP, JSON or clients: one sentence after another, and
+all of them in one batched `encode`. All contestants take turns within one run, because machines are noisy; the others are
+stopped meanwhile. Medians of the rounds, and of each round's ratio to its own batched `encode`.
 
 infinity-emb: pip install torch "infinity-emb[server,torch]" into another environment, as it pins old versions.
 """
@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +34,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from app.demo.client import free_port
 from app.demo.pack import load_pack
 from app.encoders.base import Shelf, Spec
 from app.encoders.text import load
@@ -237,12 +238,6 @@ def wait(url: str, process: subprocess.Popen[bytes]) -> None:
             pass
         time.sleep(0.5)
     sys.exit(f"{url} does not answer")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def report(rows: dict[str, dict[str, Row]], with_infinity: bool, rounds: int, path: Path) -> None:

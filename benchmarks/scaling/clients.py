@@ -14,7 +14,7 @@ import orjson
 
 from benchmarks.scaling.data import embeddings
 from benchmarks.scaling.figures import Grid, Rounds, Row, Section, ratios
-from benchmarks.scaling.service import JSON, NPY, Connection, Server, make_set, npy, register, request_head, serve, started
+from benchmarks.service import JSON, NPY, Connection, Server, make_set, npy, register, request_head, serve, started
 
 DIM, ANCHORS, MANY = 768, 1_000, 1_024
 CLIENTS, CLIENTS_OF_MANY = (1, 4, 16, 64, 256), (1, 4, 16)
@@ -49,7 +49,7 @@ def measure(quick: bool) -> Section:
     with (
         tempfile.TemporaryDirectory() as folder,
         serve(max_in_flight=IN_FLIGHT) as ours,
-        started([sys.executable, str(Path(__file__).with_name("empty.py"))], {}, Path(folder)) as empty,
+        started([sys.executable, "-m", "benchmarks.scaling.empty"], {}, Path(folder)) as empty,
     ):
         connection = Connection(ours.port)
         register(connection, {"old": DIM, "new": DIM})
@@ -108,7 +108,7 @@ def _core(runs: Sequence[dict[str, Any]]) -> float:
 def _load(server: Server, clients: int, request: bytes, seconds: float, warm_s: float) -> dict[str, Any]:
     """What load.py measures."""
     job = {"port": server.port, "clients": clients, "seconds": seconds, "warm_s": warm_s}
-    command = [sys.executable, str(Path(__file__).with_name("load.py"))]
+    command = [sys.executable, "-m", "benchmarks.scaling.load"]
     answer = subprocess.run(command, input=orjson.dumps(job) + b"\n" + request, stdout=subprocess.PIPE, timeout=120, check=True)
     found: dict[str, Any] = json.loads(answer.stdout)
     return found

@@ -144,7 +144,7 @@ def _through_redis(source: Matrix, target: Matrix, redis_url: str, rounds: int) 
 
 
 def _second_process(folder: str, redis_url: str, prefix: str, rounds: int) -> dict[str, Any]:
-    command = [sys.executable, str(Path(__file__).with_name("fetch.py")), folder, redis_url, prefix, str(rounds)]
+    command = [sys.executable, "-m", "benchmarks.scaling.fetch", folder, redis_url, prefix, str(rounds)]
     made = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=300)
     found: dict[str, Any] = json.loads(made.stdout)
     return found

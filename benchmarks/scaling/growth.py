@@ -16,7 +16,7 @@ from app.maths.translator import apply
 from benchmarks.scaling.data import Matrix, embeddings
 from benchmarks.scaling.figures import Grid, Rounds, Row, Section, Target, ratios, take_turns
 from benchmarks.scaling.fitting import fit
-from benchmarks.scaling.service import ARROW, NPY, Connection, Server, make_set, npy, read_npy, register, serve, stream
+from benchmarks.service import ARROW, NPY, Connection, Server, make_set, npy, read_npy, register, serve, stream
 
 DIM, ANCHORS, BLOCK = 384, 1_000, 4_096
 WHOLE = (1, 10, 100, 1_000, 4_096, 16_384)

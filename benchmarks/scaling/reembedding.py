@@ -16,7 +16,7 @@ from app.maths import methods
 from app.maths.space import fit_space
 from app.maths.translator import apply
 from benchmarks.scaling.figures import Grid, Rounds, Row, Section, Target
-from benchmarks.scaling.service import Connection, make_set, npy, register, serve
+from benchmarks.service import Connection, make_set, npy, register, serve
 
 MODEL, SOURCE = "all-MiniLM-L6-v2", "minilm6-384"
 DIMS = (384, 768)
