@@ -39,7 +39,8 @@ from rich.console import Console
 from app.demo.run import new_table
 from benchmarks.faults.attacks import attacks
 from benchmarks.faults.attacks.attacks import ATTACKS, Outcome
-from benchmarks.faults.deployment import LEASE_S, Missing, end_on_sigterm
+from benchmarks.common import Missing
+from benchmarks.faults.deployment import LEASE_S, end_on_sigterm
 from benchmarks.faults.outages import apis_killed, apis_rolled, disk_full, stores_lost, workers_killed
 from benchmarks.faults.row import NEVER, Row, Stage
 from benchmarks.faults.traffic import Tally

@@ -3,45 +3,28 @@
 from __future__ import annotations
 
 import os
-import pwd
 import random
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx2
-import psycopg
 import redis
-from psycopg.rows import TupleRow
 
 from app.demo.client import free_port
 from app.storage.db import Database
+from benchmarks.faults.postgres import Postgres, binary
 
 #: a worker silent for so long has lost its jobs
 LEASE_S = 3
 
 #: importing torch on two cores that others use as well is the slow part
 START_S = 180
-
-
-class Missing(Exception):
-    """What this machine lacks, in a sentence."""
-
-
-def binary(*names: str) -> str:
-    """The first of these programs that is here. Raises Missing."""
-    folders = [os.environ.get("PATH", ""), *sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin")), reverse=True)]
-    for name in names:
-        if found := shutil.which(name, path=os.pathsep.join(folders)):
-            return found
-    raise Missing(f"there is no {' or '.join(names)} on PATH or below /usr/lib/postgresql")
 
 
 def wait_until(happened: Callable[[], object], what: str, timeout_s: float = START_S, pause_s: float = 0.05) -> None:
@@ -140,90 +123,6 @@ class RedisServer(Process):
             return bool(self.client.ping())
         except redis.RedisError:
             return False
-
-
-class Postgres:
-    """A cluster of its own; as root it is run by another user, because PostgreSQL refuses root."""
-
-    def __init__(self, folder: Path) -> None:
-        self.port = free_port()
-        self.url = f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/postgres"
-        self._home = folder / "postgres"
-        self._home.mkdir()
-        self._identity = self._other_user()
-        self._initdb, self._pg_ctl = binary("initdb"), binary("pg_ctl")
-
-    def _other_user(self) -> dict[str, Any]:
-        if os.geteuid() != 0:
-            return {}
-        try:
-            user = pwd.getpwnam("postgres")
-        except KeyError:
-            raise Missing("as root this needs a user named postgres, because PostgreSQL refuses to run as root") from None
-        os.chown(self._home, user.pw_uid, user.pw_gid)
-        return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-
-    def _run(self, *command: str) -> None:
-        log = self._home / "commands.log"
-        with log.open("ab") as output:
-            done = subprocess.run(command, stdout=output, stderr=output, cwd=self._home, check=False, **self._identity)
-        if done.returncode:
-            raise RuntimeError(f"{Path(command[0]).name} failed:\n" + "\n".join(log.read_text().splitlines()[-15:]))
-
-    def create(self) -> None:
-        """Make the cluster and start it."""
-        self._run(self._initdb, "-D", str(self._home / "data"), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
-        self.start()
-
-    def start(self) -> None:
-        """Return once it takes connections."""
-        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories=''"
-        self._control("start", "-o", options, "-l", str(self._home / "server.log"))
-
-    def restart(self, mode: str) -> None:
-        """`pg_ctl restart` in one of its modes."""
-        self._control("restart", "-m", mode, "-l", str(self._home / "server.log"))
-
-    def stop(self, mode: str = "fast") -> None:
-        """`pg_ctl stop` in one of its modes."""
-        self._control("stop", "-m", mode)
-
-    def freeze(self) -> None:
-        """Stop every process of it: the kernel goes on taking connections and bytes, and nobody answers."""
-        self._signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let them go on."""
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: int) -> None:
-        postmaster = (self._home / "data" / "postmaster.pid").read_text().split()[0]
-        os.kill(int(postmaster), number)  # from here on it starts no other
-        for child in Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split():
-            with suppress(ProcessLookupError):
-                os.kill(int(child), number)
-
-    def _control(self, verb: str, *options: str) -> None:
-        self._run(self._pg_ctl, verb, "-D", str(self._home / "data"), "-w", "-t", "60", *options)
-
-    def connect(self, *, autocommit: bool = True) -> psycopg.Connection[TupleRow]:
-        """A connection of the script's own."""
-        return psycopg.connect(self.url.replace("+psycopg", ""), autocommit=autocommit)
-
-    def rows(self, query: str, *arguments: object) -> list[TupleRow]:
-        """The answer to a query of the script's own."""
-        with self.connect() as connection:
-            return connection.execute(query, arguments).fetchall()
-
-    def execute(self, *statements: str) -> None:
-        """Statements of the script's own, each committed."""
-        with self.connect() as connection:
-            for statement in statements:
-                connection.execute(statement)
-
-    def number(self, query: str, *arguments: object) -> int:
-        """The one number that a query answers."""
-        return int(self.rows(query, *arguments)[0][0])
 
 
 class Api(Process):

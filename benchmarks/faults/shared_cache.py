@@ -39,7 +39,8 @@ from app.demo.run import new_table
 from app.maths import methods
 from app.maths.space import fit_space
 from app.maths.translator import apply
-from benchmarks.faults.deployment import Deployment, Missing, deployment, end_on_sigterm
+from benchmarks.common import Missing
+from benchmarks.faults.deployment import Deployment, deployment, end_on_sigterm
 from benchmarks.faults.truth import ALLOWED, deviation
 
 RESULTS = Path(__file__).parents[1] / "results" / "shared_cache.json"

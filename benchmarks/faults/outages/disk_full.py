@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.faults.deployment import Deployment, Missing, binary, deployment, wait_until
+from benchmarks.common import Missing
+from benchmarks.faults.deployment import Deployment, deployment, wait_until
+from benchmarks.faults.postgres import binary
 from benchmarks.faults.row import Row, Stage
 from benchmarks.faults.traffic import Balancer, Client
 from benchmarks.faults.truth import World, growth, items

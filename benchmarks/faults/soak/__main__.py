@@ -32,7 +32,8 @@ import torch
 from rich.console import Console
 
 from app.demo.run import new_table
-from benchmarks.faults.deployment import Deployment, Missing, Process, deployment, end_on_sigterm, wait_until
+from benchmarks.common import Missing
+from benchmarks.faults.deployment import Deployment, Process, deployment, end_on_sigterm, wait_until
 from benchmarks.faults.soak.clients import Book, Remaker, cancel_jobs, hang_up, translate
 from benchmarks.faults.soak.samples import Sample, Samples
 
