@@ -1,21 +1,20 @@
 """Does the similarity of a model's space to a good model's say how good the model is? Moschella et al. 2023, section 4.2.
 
-    python benchmarks/proxy.py                  # about 2 minutes on one core; writes benchmarks/results/proxy.json and proxy.png
-    python benchmarks/proxy.py --models 20      # fewer, to try it out; writes below the temporary folder
+    python -m research.proxy                  # about 2 minutes on one core; writes research/results/proxy.json and proxy.png
+    python -m research.proxy --models 20      # fewer models; writes proxy-quick.json
 
 Small graph networks on Cora, drawn from a grid like the paper's Table 10 (width, depth, convolution, activation, dropout,
 optimiser, rate, epochs, seed), beside the reference of that table, which is trained for longer. Similarity: the mean over all
-nodes of the cosine of the two models' relative vectors, to 300 nodes drawn once; centred on the anchors' mean as the service's
-are, and not, as the paper's. Beside it debiased linear CKA. Labels are looked at for the accuracy only. Data:
-$ANCHORAGE_DATA/planetoid/cora_plain.npz.
+nodes of the cosine of the two models' relative vectors, to 300 nodes drawn once; centred on the anchors' mean as in the service,
+and not centred as in the paper. Beside it debiased linear CKA. Labels are used for the accuracy only.
+
+Data: $ANCHORAGE_DATA/planetoid/cora_plain.npz.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -35,11 +34,12 @@ from app.errors import DegenerateAnchors
 from app.maths import quality
 from app.maths.anchors import uniform
 from app.maths.space import fit_space
+from benchmarks.common import DATA, parser, significant
+from research.common import RESULTS
 from research.definitions import relative
 from research.stitching.cora import CLASSES, DECAY, Graph, read
-from research.stitching.task import DATA, archive
+from research.stitching.task import archive
 
-RESULTS = Path(__file__).parent / "results"
 MODELS, ANCHORS = 160, 300
 
 GRID: dict[str, tuple[Any, ...]] = {
@@ -298,22 +298,13 @@ def show(report: Mapping[str, Any]) -> None:
     console.print(f"paper: {PAPER}\nreference: {report['reference']}\n{report['note']}\n{report['seconds']} s", highlight=False)
 
 
-def _rounded(value: Any) -> Any:
-    """Four digits that matter, all the way down."""
-    if isinstance(value, dict):
-        return {name: _rounded(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_rounded(inner) for inner in value]
-    return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
 def main() -> None:
     """Train, compare, print, write and draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=int, default=MODELS, help="how many")
-    options = parser.parse_args()
+    arguments = parser(__doc__, RESULTS / "proxy.json")
+    arguments.add_argument("--models", type=int, default=MODELS, help="how many models to train")
+    options = arguments.parse_args()
     if not (DATA / "planetoid").is_dir():
-        sys.exit(f"no planetoid in {DATA}: see the head of this script for the data, or set ANCHORAGE_DATA")
+        sys.exit(f"There is no folder `planetoid` in {DATA}. Set ANCHORAGE_DATA; `--help` describes the data.")
     torch.set_num_threads(1)
     began = time.monotonic()
     stick, reference = yardstick()
@@ -322,7 +313,7 @@ def main() -> None:
         learner = trained(stick.graphs[setting.convolution], setting)
         models[setting] = [stick.look(epoch, network) for epoch, network in learner]
     histories = list(models.values())
-    report = _rounded(
+    report = significant(
         {
             "note": NOTE,
             "paper": PAPER,
@@ -334,11 +325,11 @@ def main() -> None:
             "models": [{**asdict(setting), "best": best(looks), **asdict(looks[-1])} for setting, looks in models.items()],
         }
     )
-    folder = RESULTS if options.models == MODELS else Path(tempfile.mkdtemp(prefix="anchorage-proxy-"))
-    (folder / "proxy.json").write_text(written(report))
+    path = options.json if options.models == MODELS else Path("proxy-quick.json")
+    path.write_text(written(report), encoding="utf-8")
     show(report)
-    draw(histories, reference, folder / "proxy.png")
-    print(f"written to {folder}")
+    draw(histories, reference, path.with_suffix(".png"))
+    print(f"Written to {path}")
 
 
 def written(report: Mapping[str, Any]) -> str:

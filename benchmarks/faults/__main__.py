@@ -1,28 +1,25 @@
-"""What does an operator lose who kills a part of the service, and what can an outsider do to others? Two tables.
+"""What is lost when a part of the service is killed, and what can an outsider do to other clients? Two tables.
 
-    python benchmarks/faults/run.py                  # all, about 20 minutes on 2 cores
-    python benchmarks/faults/run.py redis-lost       # one of them
-    python benchmarks/faults/run.py --keep           # logs and data stay, and it says where
+    python -m benchmarks.faults                  # all, about 20 minutes on 2 cores; writes benchmarks/results/faults.json
+    python -m benchmarks.faults redis-lost       # one of them; the results of the others stay
+    python -m benchmarks.faults --keep           # keep logs and data, and print where they are
 
-A Redis, a PostgreSQL cluster, `anchorage serve` and `anchorage worker` are started for each fault on free ports below a
-temporary folder; nothing that runs already is touched. It needs redis-server (or valkey-server), initdb and pg_ctl; the full disk
-needs root.
+Each fault starts a Redis, a PostgreSQL cluster, `anchorage serve` and `anchorage worker` on free ports below a temporary folder,
+and touches no process that runs already. It needs redis-server (or valkey-server), initdb and pg_ctl; the full disk needs root.
 
 Clients wait as Retry-After says and send a creating request again under its Idempotency-Key. Every vector that comes back is
-compared with the one that app.maths computes here before the fault, to 1e-6 of its largest number. In the end the database is
-asked: each creation has one row and one audit row, each job succeeded, with one set, the right pairs and the right vectors.
+compared with the one that app.maths computed before the fault, to 1e-6 of its largest number. In the end the database is checked:
+each creation has one row and one audit row; each job succeeded, with one set, the right pairs and the right vectors.
 
-The last five columns must be 0: 5xx other than 503 with Retry-After; requests dropped (a broken connection that the fault does
-not explain, or never the right status); jobs or answered resources lost; done twice with a visible effect; wrong vectors.
+The last five columns must be 0: 5xx other than 503 with Retry-After; dropped requests (a broken connection that the fault does
+not explain, or never the right status); lost jobs or answered resources; effects that happened twice; wrong vectors.
 
-The attacks are those of an outsider with one key, or none (`attacks.py`). Nothing may be killed,
-/livez must answer within the time that the table names, and nobody may get a 500.
+The attacks are those of an outsider with one key or none (benchmarks/faults/attacks). No process may be killed, /livez must
+answer within the time that the table names, and no client may get a 500.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import shutil
 import sys
@@ -37,15 +34,15 @@ import torch
 from rich.console import Console
 
 from app.demo.run import new_table
-from benchmarks.faults.attacks import attacks
-from benchmarks.faults.attacks.attacks import ATTACKS, Outcome
-from benchmarks.common import Missing
+from benchmarks.common import RESULTS, Missing, parser, read
+from benchmarks.common import write as write_report
+from benchmarks.faults.attacks.attacks import ATTACKS
+from benchmarks.faults.attacks.scene import COLUMNS as ATTACK_COLUMNS
+from benchmarks.faults.attacks.scene import Outcome
 from benchmarks.faults.deployment import LEASE_S, end_on_sigterm
 from benchmarks.faults.outages import apis_killed, apis_rolled, disk_full, stores_lost, workers_killed
 from benchmarks.faults.row import NEVER, Row, Stage
 from benchmarks.faults.traffic import Tally
-
-RESULTS = Path(__file__).parents[1] / "results" / "faults.json"
 
 FAULTS: dict[str, Callable[[Stage], Row]] = {
     "worker-killed": workers_killed.killed,
@@ -59,7 +56,7 @@ FAULTS: dict[str, Callable[[Stage], Row]] = {
     "api-rolled": apis_rolled.rolled,
 }
 
-#: what the table shows of a tally, and how it calls it
+#: fields of a tally, and their headings in the table
 COLUMNS = {
     "requests": "requests",
     "ok": "2xx",
@@ -74,14 +71,14 @@ COLUMNS = {
 
 
 def main() -> None:
-    """Do the faults and attacks, print the tables and write them down; exit with 1 when something is not as it must be."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="fault", help=", ".join([*FAULTS, *ATTACKS]))
-    parser.add_argument("--keep", action="store_true", help="keep logs and data")
-    given = parser.parse_args()
-    if unknown := set(given.names) - {*FAULTS, *ATTACKS}:
-        parser.error(f"no such fault: {', '.join(sorted(unknown))}; there are {', '.join([*FAULTS, *ATTACKS])}")
-    names = given.names or [*FAULTS, *ATTACKS]
+    """Run the faults and attacks, print and write the tables; exit with 1 if a condition did not hold."""
+    arguments = parser(__doc__, RESULTS / "faults.json")
+    arguments.add_argument("names", nargs="*", metavar="fault", help=", ".join([*FAULTS, *ATTACKS]))
+    arguments.add_argument("--keep", action="store_true", help="keep logs and data")
+    options = arguments.parse_args()
+    if unknown := set(options.names) - {*FAULTS, *ATTACKS}:
+        arguments.error(f"no such fault: {', '.join(sorted(unknown))}; there are {', '.join([*FAULTS, *ATTACKS])}")
+    names = options.names or [*FAULTS, *ATTACKS]
     torch.set_num_threads(1)
     end_on_sigterm()
     console = Console(width=max(180, Console().width))
@@ -93,7 +90,7 @@ def main() -> None:
     except Missing as error:
         sys.exit(f"{error}: this needs Redis (or Valkey) and PostgreSQL installed")
     finally:
-        if given.keep:
+        if options.keep:
             console.print(f"logs and data: {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
@@ -101,13 +98,13 @@ def main() -> None:
         show(rows, console)
     if outcomes:
         show_attacks(outcomes, console)
-    write(rows, outcomes)
+    write(options.json, rows, outcomes)
     sys.exit(not all(row.good for row in rows.values()) or not all(each.good for found in outcomes.values() for each in found))
 
 
 def measure(name: str, folder: Path, console: Console) -> Row:
-    """One fault, with what it says on the way."""
-    begun = time.monotonic()
+    """Run one fault and print its progress."""
+    began = time.monotonic()
     say = saying(name, console)
     say("starting Redis, PostgreSQL, APIs and workers")
     try:
@@ -115,7 +112,7 @@ def measure(name: str, folder: Path, console: Console) -> Row:
     except (TimeoutError, RuntimeError) as error:
         row = Row(done=f"not finished: {error}")
         row.tally.add("lost", f"the fault could not be done to its end: {error}")
-    row.seconds = time.monotonic() - begun
+    row.seconds = time.monotonic() - began
     say(f"skipped: {row.skipped}" if row.skipped else f"done, {row.tally.compared} answers compared")
     for fault in row.tally.faults:
         console.print(f"          {fault}", style="red", highlight=False)
@@ -123,7 +120,7 @@ def measure(name: str, folder: Path, console: Console) -> Row:
 
 
 def attack(name: str, folder: Path, console: Console) -> list[Outcome]:
-    """One attack, with what it says on the way."""
+    """Run one attack and print its progress."""
     say = saying(name, console)
     try:
         return ATTACKS[name](Stage(folder, say))
@@ -133,14 +130,14 @@ def attack(name: str, folder: Path, console: Console) -> list[Outcome]:
 
 
 def saying(name: str, console: Console) -> Callable[[str], None]:
-    """What prints a line of progress."""
-    begun = time.monotonic()
-    return lambda text: console.print(f"{time.monotonic() - begun:6.1f} s  {name}: {text}", style="dim", highlight=False)
+    """A function that prints a line of progress."""
+    began = time.monotonic()
+    return lambda text: console.print(f"{time.monotonic() - began:6.1f} s  {name}: {text}", style="dim", highlight=False)
 
 
 def show_attacks(outcomes: dict[str, list[Outcome]], console: Console) -> None:
     """Print the attacks' table."""
-    table = new_table("Attacks by an outsider", ("attack", "what was sent"), attacks.COLUMNS)
+    table = new_table("Attacks by an outsider", ("attack", "what was sent"), ATTACK_COLUMNS)
     for column in (table.columns[1], table.columns[2], table.columns[-1]):
         column.no_wrap = False
     for name, found in outcomes.items():
@@ -151,7 +148,7 @@ def show_attacks(outcomes: dict[str, list[Outcome]], console: Console) -> None:
 
 def show(rows: dict[str, Row], console: Console) -> None:
     """Print the table."""
-    title = "Faults, done to real processes; the last five columns must be 0"
+    title = "Faults of real processes; the last five columns must be 0"
     table = new_table(title, ("fault", "what was done"), tuple(COLUMNS.values()))
     table.columns[1].no_wrap = False
     for name, row in rows.items():
@@ -166,9 +163,9 @@ def _figure(name: str, value: int) -> str:
     return f"[bold red]{value:,}[/]" if name in NEVER and value else f"{value:,}"
 
 
-def write(rows: dict[str, Row], outcomes: dict[str, list[Outcome]]) -> None:
-    """Put these rows into the results, beside those of faults and attacks that were not done this time."""
-    before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+def write(path: Path, rows: dict[str, Row], outcomes: dict[str, list[Outcome]]) -> None:
+    """Write these rows into the report; the rows of other faults and attacks stay."""
+    before = read(path)
     known = {**before.get("faults", {}), **{name: described(row) for name, row in rows.items()}}
     attacked = {**before.get("attacks", {}), **{name: [each.described() for each in found] for name, found in outcomes.items()}}
     report = {
@@ -178,11 +175,11 @@ def write(rows: dict[str, Row], outcomes: dict[str, list[Outcome]]) -> None:
         "faults": {name: known[name] for name in FAULTS if name in known},
         "attacks": {name: attacked[name] for name in ATTACKS if name in attacked},
     }
-    RESULTS.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(path, report)
 
 
 def described(row: Row) -> dict[str, Any]:
-    """A row as JSON."""
+    """A row for the report."""
     if row.skipped:
         return {"skipped": row.skipped}
     counted = {item.name: getattr(row.tally, item.name) for item in fields(Tally) if not item.name.startswith("_")}

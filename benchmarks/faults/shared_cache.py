@@ -1,23 +1,23 @@
-"""Is a translator that one process has fitted served by all? Counted, for 200 clients at once.
+"""Does every process use a translator that one process has fitted? Counted for 200 clients at once.
 
-    python benchmarks/faults/shared_cache.py         # about a minute on 2 cores; writes benchmarks/results/shared_cache.json
+    python -m benchmarks.faults.shared_cache         # about a minute on 2 cores; writes benchmarks/results/shared_cache.json
 
-Two API processes and two workers share one Redis. Three made-up encoders of 768 dimensions, 1,000 anchors, all six ordered pairs
-cold; for each, 200 clients translate the same vectors at once, half of them through either API. Every second pair is fitted by a
-job before, so a worker makes it and both APIs read it; the others get their job afterwards, so an API makes it and a worker reads
-it. /metrics of every process says how often a translator was made, read from Redis, or found in the process's own memory. Then
-one entry in Redis gets a wrong byte and another one is cut short, one API is started again with an empty memory, and the 200
-clients come back for every pair.
+Two API processes and two workers share one Redis. Three synthetic encoders of 768 dimensions, 1,000 anchors, all six ordered
+pairs cold. For each pair, 200 clients translate the same vectors at once, half of them through either API. A job fits every
+second pair beforehand, so a worker makes the translator and both APIs read it; the other pairs get their job afterwards, so an
+API makes it and a worker reads it. /metrics of every process counts how often a translator was made, read from Redis, or found
+in the process's own memory. Then one entry in Redis gets a wrong byte and another one is truncated, one API restarts with an
+empty memory, and the 200 clients return for every pair.
 
-It must be so, or the exit status is 1: each pair is made once in all, half of them by workers, and read once by each other
-process that needs it; after the damage exactly the two damaged entries are made again, and counted; every answer is 200 and, pair
-by pair, the same bit for bit, also across the damage; and it is right, to 1e-6 of its largest number, by what app.maths computes.
+The exit status is 1 unless all of this holds. Each translator is made once in all, half of them by workers, and read once by each
+other process that needs it. After the damage exactly the two damaged entries are made again, and counted. Every answer is 200
+and the same bit for bit for each pair, before and after the damage, and equals what app.maths computes to 1e-6 of its largest
+number.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import tempfile
 import time
@@ -39,11 +39,10 @@ from app.demo.run import new_table
 from app.maths import methods
 from app.maths.space import fit_space
 from app.maths.translator import apply
-from benchmarks.common import Missing
+from benchmarks.common import RESULTS, Missing, parser
+from benchmarks.common import write as write_report
 from benchmarks.faults.deployment import Deployment, deployment, end_on_sigterm
 from benchmarks.faults.truth import ALLOWED, deviation
-
-RESULTS = Path(__file__).parents[1] / "results" / "shared_cache.json"
 
 ENCODERS = ("a", "b", "c")
 PAIRS = list(permutations(ENCODERS, 2))
@@ -75,6 +74,7 @@ class Phase:
 
 def main() -> None:
     """Measure, print and write."""
+    options = parser(__doc__, RESULTS / "shared_cache.json").parse_args()
     torch.set_num_threads(1)
     end_on_sigterm()
     console = Console(width=max(120, Console().width))
@@ -90,7 +90,7 @@ def main() -> None:
     show("Two entries damaged, one API started again", damaged, console)
     for line in wrong:
         console.print(line, style="red")
-    write(cold, damaged, wrong)
+    write(options.json, cold, damaged, wrong)
     sys.exit(bool(wrong))
 
 
@@ -243,8 +243,8 @@ def show(title: str, phase: Phase, console: Console) -> None:
     )
 
 
-def write(cold: Phase, damaged: Phase, wrong: list[str]) -> None:
-    """Write the numbers down."""
+def write(path: Path, cold: Phase, damaged: Phase, wrong: list[str]) -> None:
+    """Write the report."""
     report = {
         "about": __doc__.split("\n\n", 2)[2],
         "clients": CLIENTS,
@@ -255,11 +255,11 @@ def write(cold: Phase, damaged: Phase, wrong: list[str]) -> None:
         "damaged": described(damaged),
         "problems": wrong,
     }
-    RESULTS.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(path, report)
 
 
 def described(phase: Phase) -> dict[str, Any]:
-    """A phase as JSON."""
+    """A phase for the report."""
     return {
         "look_ups": {name: {outcome: counts[outcome] for outcome in OUTCOMES} for name, counts in phase.counts.items()},
         "all": {outcome: phase.total(outcome) for outcome in OUTCOMES},

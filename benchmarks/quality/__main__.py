@@ -1,4 +1,21 @@
-"""What is measured, and how it is told; a module for each section."""
+"""How good are translations, how do peers compare, and does the service measure what it promised?
+
+    python -m benchmarks.quality                    # everything: an hour and a half on 2 cores
+    python -m benchmarks.quality --only powers hub  # some sections; the results of the others stay
+    python -m benchmarks.quality --quick            # one seed, few pairs; writes quality-quick.json
+
+Writes benchmarks/results/quality.json and quality.png.
+
+compare   every method, every peer and auto on the same splits
+promise   what reports promise, beside what unseen items show
+choosing  how auto could choose, and what each way reaches
+powers    the graded family over its two powers
+hub       N projectors and N decoders instead of N (N - 1) fitted pairs
+classes   a classifier of the target encoder on translated vectors
+shuffled  reports of anchors whose pairs are wrong
+
+Data: see benchmarks/quality/data.py. Peers are measured where they are installed: see benchmarks/quality/peers.txt.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +32,8 @@ from statistics import mean
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.quality import compare, data, table
+from benchmarks.common import RESULTS, parser, read
+from benchmarks.quality import choosing, classes, compare, data, hub, plot, powers, promise, shuffled, table
 from benchmarks.quality.compare import AUTO, FIXED, Cell
 
 ABOUT = (
@@ -25,7 +43,6 @@ ABOUT = (
     "on the same splits, in the same run. `auto` is beside the best of the fixed methods on the same test items, of hindsight. "
     "promised: the report's recall@10 of held-out anchors; kept: that of unseen items, in an index of as many items."
 )
-RESULTS = Path(__file__).parent.parent / "results" / "quality.json"
 SEEDS = 5
 
 #: draws, where five of all pairs take hours
@@ -38,49 +55,35 @@ Found = dict[tuple[int, tuple[str, str]], Cell]
 def main() -> None:
     arguments = _arguments()
     console = Console(width=160)
-    path = Path("quality-quick.json") if arguments.quick else RESULTS
+    path = Path("quality-quick.json") if arguments.quick else arguments.json
     if "compare" in arguments.only:
         _compare(console, path, arguments)
     if "promise" in arguments.only:
-        from benchmarks.quality import promise
-
         promise.run(console, path, ABOUT, arguments)
     if "choosing" in arguments.only:
-        from benchmarks.quality import choosing
-
         choosing.run(console, path, ABOUT, arguments)
     if "powers" in arguments.only:
-        from benchmarks.quality import powers
-
         powers.run(console, path, ABOUT, arguments)
     if "hub" in arguments.only:
-        from benchmarks.quality import hub
-
         hub.run(console, path, ABOUT)
     if "classes" in arguments.only:
-        from benchmarks.quality import classes
-
         classes.run(console, path, ABOUT, arguments)
     if "shuffled" in arguments.only:
-        from benchmarks.quality import shuffled
-
         shuffled.run(console, path, ABOUT, arguments)
     if not arguments.quick:
-        from benchmarks.quality import plot
-
-        plot.draw(json.loads(path.read_text(encoding="utf-8")), path.with_suffix(".png"))
+        plot.draw(read(path), path.with_suffix(".png"))
     console.print(f"Written to {path}")
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    arguments = parser(__doc__, RESULTS / "quality.json")
     sections = ("compare", "promise", "choosing", "powers", "hub", "classes", "shuffled")
-    parser.add_argument("--only", nargs="+", choices=sections, default=sections)
-    parser.add_argument("--tasks", nargs="+", choices=list(data.TASKS), default=list(data.TASKS))
-    parser.add_argument("--anchors", nargs="+", type=int, help="numbers of anchors; the others' results stay")
-    parser.add_argument("--quick", action="store_true", help="one seed, four pairs, up to 100 anchors")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once")
-    return parser.parse_args()
+    arguments.add_argument("--only", nargs="+", choices=sections, default=sections)
+    arguments.add_argument("--tasks", nargs="+", choices=list(data.TASKS), default=list(data.TASKS))
+    arguments.add_argument("--anchors", nargs="+", type=int, help="numbers of anchors; the others' results stay")
+    arguments.add_argument("--quick", action="store_true", help="one seed, four pairs, up to 100 anchors")
+    arguments.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once")
+    return arguments.parse_args()
 
 
 def _compare(console: Console, path: Path, arguments: argparse.Namespace) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,8 @@ from rich.table import Table
 
 from app.demo.run import new_table
 from app.maths.intervals import bootstrap_interval
+from benchmarks.common import read, rounded
+from benchmarks.common import write as write_report
 from benchmarks.quality.measure import Measured
 
 #: of one task and number of anchors: (seed, (source, target)) -> what each method reached, without those that refuse the pair
@@ -145,21 +146,9 @@ def chosen(title: str, choices: Mapping[str, Choice]) -> Table:
 
 
 def write(path: Path, about: Mapping[str, Any], name: str, section: Mapping[str, Any]) -> None:
-    """Put one section into the JSON, beside the others that are there."""
-    report = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    sections = report.get("sections", {}) | {name: section}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(rounded({**about, "sections": sections}), indent=1, ensure_ascii=False)
-    path.write_text(text + "\n", encoding="utf-8")
-
-
-def rounded(value: Any) -> Any:
-    """Floats to five digits after the point."""
-    if isinstance(value, Mapping):
-        return {key: rounded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [rounded(item) for item in value]
-    return round(value, 5) if isinstance(value, float) else value
+    """Write one section into the report; the other sections stay."""
+    sections = read(path).get("sections", {}) | {name: section}
+    write_report(path, rounded({**about, "sections": sections}, 5))
 
 
 def _row(cells: Mapping[tuple[int, tuple[str, str]], Measured]) -> Row:

@@ -1,56 +1,51 @@
 """How does cost grow, and what does a translation cost beside what it replaces?
 
-    python benchmarks/scaling.py                  # everything, about 8 minutes on 2 cores; writes results/scaling.json and .png
-    python benchmarks/scaling.py --only fused n   # some sections; the others' results stay in the JSON
-    python benchmarks/scaling.py --quick          # smaller and fewer, to try it out; writes below the temporary folder
+    python -m benchmarks.scaling                  # everything, about 8 minutes on 2 cores
+    python -m benchmarks.scaling --only fused n   # some sections; the results of the others stay
+    python -m benchmarks.scaling --quick          # smaller and fewer; writes scaling-quick.json
 
-fused        one matrix, beside the paper's eight projections and products
-fit          irp, graded, procrustes, ridge with a search of lambda; and a fitted translator from Redis by another process
-reembedding  vectors translated, beside the same sentences encoded anew
+Writes benchmarks/results/scaling.json and scaling.png.
+
+fused        one matrix, beside the eight projections and products of the paper
+fit          irp, graded, procrustes, ridge with a search of lambda; and a fitted translator that another process reads from Redis
+reembedding  translated vectors, beside the same sentences encoded anew
 n, k, d      more vectors (to a million, streamed, with the server's memory), more anchors, more dimensions
 clients      more clients, beside an empty route
 
 Real server processes (`anchorage serve`) over loopback, client and server on one machine. Everything that is compared takes its
-turn in every round of one run; shown are medians of the rounds, and the middle half of them. Slopes are of logarithms.
+turn in every round of one run. The tables show medians of the rounds and their middle half. Slopes are of logarithms.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
+from benchmarks.common import RESULTS, machine, merged, parser, read
+from benchmarks.common import write as write_report
 from benchmarks.scaling import clients, fitting, fused, growth, reembedding
 from benchmarks.scaling.figures import Section, draw, shown
 
-RESULTS = Path(__file__).parents[1] / "results"
 SECTIONS = ("fused", "fit", "reembedding", "n", "k", "d", "clients")
 
 
 def main() -> None:
     """Measure the chosen sections; print and write each as it is done."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="these sections")
-    parser.add_argument("--quick", action="store_true", help="smaller and fewer")
-    parser.add_argument(
-        "--redis", default="redis://127.0.0.1:6379/0", help="where `fit` keeps a translator, under a prefix of its own"
+    arguments = parser(__doc__, RESULTS / "scaling.json")
+    arguments.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="measure only these sections")
+    arguments.add_argument("--quick", action="store_true", help="smaller and fewer; writes scaling-quick.json")
+    arguments.add_argument(
+        "--redis", default="redis://127.0.0.1:6379/0", help="where `fit` stores a translator, under a prefix of its own"
     )
-    parser.add_argument("--out", type=Path, help="folder of scaling.json and scaling.png")
-    options = parser.parse_args()
+    options = arguments.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that servers are ended
-    folder = options.out or (Path(tempfile.gettempdir()) / "anchorage-scaling" if options.quick else RESULTS)
-    folder.mkdir(parents=True, exist_ok=True)
+    path = Path("scaling-quick.json") if options.quick else options.json
     measures: dict[str, Callable[[bool], Section]] = {
         "fused": fused.measure,
         "fit": partial(fitting.measure, redis_url=options.redis),
@@ -67,8 +62,8 @@ def main() -> None:
             section = measures[name](options.quick)
             seconds = round(time.monotonic() - began)
             show(console, name, section, seconds)
-            write(folder, name, section, seconds, quick=options.quick)
-    console.print(f"written to {folder / 'scaling.json'} and {folder / 'scaling.png'}")
+            write(path, name, section, seconds, quick=options.quick)
+    console.print(f"Written to {path} and {path.with_suffix('.png')}")
 
 
 def show(console: Console, name: str, section: Section, seconds: int) -> None:
@@ -81,17 +76,11 @@ def show(console: Console, name: str, section: Section, seconds: int) -> None:
     console.print(f"{section.note}\n{name}: {shown(seconds)} s.\n", highlight=False)
 
 
-def write(folder: Path, name: str, section: Section, seconds: int, *, quick: bool) -> None:
-    """Put one section into the JSON, beside the others that are there, and draw them all."""
-    path = folder / "scaling.json"
-    report = json.loads(path.read_text()) if path.exists() else {}
-    sections = report.get("sections", {}) | {name: {**section.as_json(), "seconds": seconds, "quick": quick}}
-    report = {
-        "machine": {"cores": os.cpu_count(), "processor": platform.processor() or platform.machine(), "torch": torch.__version__},
-        "sections": {key: sections[key] for key in SECTIONS if key in sections},
-    }
-    path.write_text(json.dumps(report, indent=1) + "\n")
-    draw(json.loads(path.read_text())["sections"], path.with_suffix(".png"))
+def write(path: Path, name: str, section: Section, seconds: int, *, quick: bool) -> None:
+    """Write one section into the report, where the other sections stay, and draw them all."""
+    new = {**section.as_json(), "seconds": seconds, "quick": quick}
+    write_report(path, {"machine": machine(), "sections": merged(read(path).get("sections", {}), name, new, SECTIONS)})
+    draw(read(path)["sections"], path.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,19 @@
-"""How much accuracy does a stitched model lose? The papers' tables on real data here, every ordered pair, five seeds.
+"""How much accuracy does a stitched model lose? The papers' tables on real data, every ordered pair, five seeds.
 
-    python benchmarks/stitching.py                    # everything, about 30 minutes on one core; writes results/stitching.json
-    python benchmarks/stitching.py --only cora trec   # some sections; the others' results stay in the JSON
+    python -m research.stitching                    # all, about 30 minutes on one core; writes research/results/stitching.json
+    python -m research.stitching --only cora trec   # some sections; the results of the others stay
 
-A linear head trained in a target encoder's space reads vectors of another encoder: untranslated (cut or padded: the floor),
+A linear head trained in a target encoder's space reads vectors of another encoder: untranslated (truncated or padded: the floor),
 translated by each method, and the target's own (native: the ceiling). Everything is fitted to anchors drawn anew for each seed.
 A row is one setting for all pairs, except "graded, tuned", which chooses for each pair on held-out anchors and sees no label.
-A gap is native minus stitched accuracy. The paper's method is irp, omega 8, at its best delta by test accuracy, as if it had been
-known. Target: the best of our rows, chosen alike, has at most 40 % of its mean gap.
+A gap is native minus stitched accuracy. The paper's method is irp, omega 8, at its best delta by test accuracy, as if that were
+known. Target: the best of the product's rows, chosen alike, has at most 40 % of irp's mean gap.
+
 Data: $ANCHORAGE_DATA (see its README): encoders/, cifar10-embeddings/, planetoid/, fashion-mnist/, stsb-multi-mt/.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,10 +25,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from app.demo.run import new_table
+from benchmarks.common import merged, parser, read, rounded
+from benchmarks.common import write as write_report
+from research.common import RESULTS
 from research.stitching import autoencoders, captions, cora, measure, task
 from research.stitching.measure import NATIVE, SEEDS, Accuracies
 
-RESULTS = Path(__file__).parents[1] / "results" / "stitching.json"
 TARGET = 0.4
 
 TASKS: dict[str, Callable[[], task.Task]] = {
@@ -46,18 +47,18 @@ Advance = Callable[[], None]
 
 def main() -> None:
     """Measure the chosen sections; print and write each as it is done."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="these sections")
-    chosen = parser.parse_args().only
+    arguments = parser(__doc__, RESULTS / "stitching.json")
+    arguments.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="measure only these sections")
+    options = arguments.parse_args()
     torch.set_num_threads(1)
     console = Console(width=max(130, Console().width))
-    for name in chosen:
+    for name in options.only:
         section = timed(name, console)
-        write(name, section)
+        write(options.json, name, section)
         for table in section["tables"].values():
             show(console, section, table)
         console.print(f"{section['note']}\nPaper: {section['paper']['source']}. {section['seconds']} s.\n", highlight=False)
-    verdicts(console)
+    verdicts(options.json, console)
 
 
 def timed(name: str, console: Console) -> dict[str, Any]:
@@ -133,20 +134,11 @@ def summarise(title: str, seeds: list[Accuracies], paper: dict[str, Any], *, sig
     }
 
 
-def write(name: str, section: dict[str, Any]) -> None:
-    """Put one section into the JSON, beside the others that are there."""
-    report = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    sections = report.get("sections", {}) | {name: section}
-    ordered = {key: sections[key] for key in SECTIONS if key in sections}
-    report = {"about": __doc__.split("\n\n")[2], "target": TARGET, "seeds": len(SEEDS), "sections": ordered}
-    RESULTS.write_text(json.dumps(rounded(report), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def rounded(value: Any) -> Any:
-    """Floats to five digits after the point: what five seeds can say, and a file that can be read."""
-    if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
-    return round(value, 5) if isinstance(value, float) else value
+def write(path: Path, name: str, section: dict[str, Any]) -> None:
+    """Write one section into the report; the other sections stay."""
+    sections = merged(read(path).get("sections", {}), name, section, SECTIONS)
+    about = (__doc__ or "").split("\n\n")[2]
+    write_report(path, rounded({"about": about, "target": TARGET, "seeds": len(SEEDS), "sections": sections}, 5))
 
 
 def show(console: Console, section: dict[str, Any], table: dict[str, Any]) -> None:
@@ -175,9 +167,9 @@ def verdict(table: dict[str, Any]) -> str:
     return f"{table['title']}: {ours} / {irp} = {table['gap_ratio']:.2f}; target of {TARGET:.2f} {met}."
 
 
-def verdicts(console: Console) -> None:
-    """The last lines: every table in the JSON in one line, those of earlier runs too."""
-    for section in json.loads(RESULTS.read_text(encoding="utf-8"))["sections"].values():
+def verdicts(path: Path, console: Console) -> None:
+    """Print one line for each table of the report, those of earlier runs included."""
+    for section in read(path)["sections"].values():
         for table in section["tables"].values():
             console.print(verdict(table), highlight=False)
 

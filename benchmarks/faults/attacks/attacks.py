@@ -1,68 +1,52 @@
-"""Attacks by an outsider with one key, or none, while a good client of another project goes on asking.
+"""Attacks by an outsider with one key or none, while a well-behaved client of another project keeps asking.
 
-Each attack gets an API of its own, under the memory limit of the compose file where a cgroup can be
-made. For each the table says how long /livez and a warm translation of the good client took at
-most, how large the API's process tree was, how many processes it had, whether it was killed, and
-what the attacker was answered.
+Each attack gets its own API, under the memory limit of the compose file where a cgroup can be made. The table shows how long
+/livez and a warm translation of the well-behaved client took at most, the size of the API's process tree, its number of
+processes, whether it was killed, and what answers the attacker got.
 """
 
 from __future__ import annotations
 
 import base64
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 import httpx2
-import torch
 
-from app.demo.client import packed
 from benchmarks.faults.attacks import hostile
-from benchmarks.faults.attacks.bystander import LIVEZ, TRANSLATE, Bystander, bystander, percentile
+from benchmarks.faults.attacks.bystander import TRANSLATE, percentile
 from benchmarks.faults.attacks.nonsense import ANSWERS, Nonsense
-from benchmarks.faults.deployment import Api, Deployment, deployment, wait_until
-from benchmarks.faults.resources import cpu_seconds, join, memory_limit, watching
+from benchmarks.faults.attacks.scene import DIMS, QUIET_S, Outcome, Scene, call, embeddings, scene, sent, translation
 from benchmarks.faults.row import Stage
 
-#: the good client before the attack, for comparison
-QUIET_S = 5
-
-#: the same body at once
+#: how many of the same body are sent at once
 AT_ONCE = 4
 
-#: what an outsider may cost another project's /livez
-LIVEZ_S = 1.0
-#: what one body may cost the server, the good client's requests meanwhile included
+#: CPU time that one body may cost the server, the requests of the well-behaved client included
 CPU_S = 10.0
 
 HALF_HEADS, OPEN_FILES, HELD_S = 1_300, 1_024, 45
-#: connections that send nothing more are closed by then, so that others can come in
+#: by then the server must have closed connections that send nothing more, so that others can connect
 LOCKED_OUT_S = 20.0
 
 WRONG_PER_SECOND, WRONG_CLIENTS, WRONG_S = 500, 50, 10
 UPLOADS = 40
-#: the API, and those that look at strangers' models
+#: the API, and the processes that inspect uploaded models
 MOST_PROCESSES = 10
 NONSENSE_S = 3
-#: than before, a translation may be that many times slower once Redis is back, on a machine that does other things too
+#: how many times slower a translation may be once Redis is back, because the machine also does other work
 SLOWER = 3
 
 ARROW = "application/vnd.apache.arrow.stream"
-#: where vectors come alone, and the rest stands in the query
+#: for bodies that carry vectors only, with everything else in the query
 VECTORS = "/translate?source=old&target=new&anchor_set=base&method=graded"
-
-DIMS = {"old": 48, "new": 32}
 
 
 def worst_bodies(stage: Stage) -> list[Outcome]:
-    """Four bodies of 64 MiB at once: by one key that may only read, and by two of two projects; one kind after the other."""
+    """Four bodies of 64 MiB at once, one kind after the other: with one key that may only read, and with keys of two projects."""
     outcomes = []
     with scene(stage, "bodies") as found:
         for kind in hostile.BODIES:
@@ -73,7 +57,7 @@ def worst_bodies(stage: Stage) -> list[Outcome]:
 
 
 def arrow_views(stage: Stage) -> list[Outcome]:
-    """16,384 rows that show the same 50 MB."""
+    """16,384 rows that are views of the same 50 MB."""
     with scene(stage, "views") as found:
         body = hostile.write_views(found.made.folder / "body")
         keys = found.reads[:1]
@@ -81,7 +65,7 @@ def arrow_views(stage: Stage) -> list[Outcome]:
 
 
 def half_heads(stage: Stage) -> list[Outcome]:
-    """Connections that send half a head, without a key, to an API that may open 1,024 files."""
+    """Connections that send half a request head, without a key, to an API that may open 1,024 files."""
     with scene(stage, "heads", prefix=("prlimit", f"--nofile={OPEN_FILES}:{OPEN_FILES}")) as found:
         with found.attacked("half a head", allowed_s=LOCKED_OUT_S) as (outcome, _):
             connections = hostile.half_heads(found.api.url, HALF_HEADS)
@@ -95,7 +79,7 @@ def half_heads(stage: Stage) -> list[Outcome]:
 
 
 def wrong_keys(stage: Stage) -> list[Outcome]:
-    """Keys that do not exist, 500 a second from another address, and how slow that makes a good client."""
+    """Keys that do not exist, 500 a second from another address, and how much that slows a well-behaved client."""
     with scene(stage, "keys") as found, found.attacked("wrong keys, 500 a second") as (outcome, asking):
         before = asking.since(time.monotonic() - QUIET_S, TRANSLATE)
         began = time.monotonic()
@@ -120,7 +104,7 @@ def onnx_uploads(stage: Stage) -> list[Outcome]:
 
         def upload(number: int) -> str:
             body = {"name": f"h{number}", "kind": "onnx", "encoder": "new", "classes": ["a", "b", "c"], "onnx": file}
-            return _call(found.api.url, found.writes, "POST", "/heads", body)
+            return call(found.api.url, found.writes, "POST", "/heads", body)
 
         with ThreadPoolExecutor(UPLOADS) as pool:
             outcome.statuses.update(pool.map(upload, range(UPLOADS)))
@@ -129,7 +113,7 @@ def onnx_uploads(stage: Stage) -> list[Outcome]:
 
 
 def redis_nonsense(stage: Stage) -> list[Outcome]:
-    """Something else answers in Redis's place; then Redis is back, and everything is as fast as before."""
+    """Something else answers on Redis's port. Once Redis is back, everything must be as fast as before."""
     with scene(stage, "nonsense") as found, found.attacked("other answers than Redis's", allowed_s=2.0) as (outcome, asking):
         redis, client = found.made.redis, httpx2.Client(base_url=found.api.url, timeout=60, trust_env=False)
         client.headers["Authorization"] = f"Bearer {found.good}"
@@ -139,12 +123,12 @@ def redis_nonsense(stage: Stage) -> list[Outcome]:
         for number, answer in enumerate(ANSWERS):
             with Nonsense(redis.port, answer):
                 until = time.monotonic() + NONSENSE_S
-                body = {"name": f"set-{number}", "embeddings": _embeddings(number)}
-                outcome.statuses[_sent(client, "POST", "/anchor-sets", body)] += 1
+                body = {"name": f"set-{number}", "embeddings": embeddings(number)}
+                outcome.statuses[sent(client, "POST", "/anchor-sets", body)] += 1
                 while time.monotonic() < until:
-                    translation = {**_translation(), "anchor_set": f"set-{number}" if number % 2 else "base"}
-                    outcome.statuses[_sent(client, "POST", "/translate", translation)] += 1
-                    outcome.statuses[_sent(client, "GET", "/encoders/old")] += 1
+                    request = {**translation(), "anchor_set": f"set-{number}" if number % 2 else "base"}
+                    outcome.statuses[sent(client, "POST", "/translate", request)] += 1
+                    outcome.statuses[sent(client, "GET", "/encoders/old")] += 1
                     ready[str(client.get("/readyz").json().get("status"))] += 1
         redis.start()
         redis.wait_ready()

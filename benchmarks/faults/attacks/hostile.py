@@ -1,4 +1,4 @@
-"""What an attacker sends: bodies that are as bad as their size allows, written to files once and sent from there."""
+"""What an attacker sends: bodies as costly as their size allows, written to files once and sent from there."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import os
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
@@ -17,13 +19,13 @@ import onnx
 import pyarrow as pa
 from onnx import TensorProto, helper
 
-#: a little less than ANCHORAGE_MAX_BODY_BYTES
+#: a little below ANCHORAGE_MAX_BODY_BYTES
 BODY_BYTES = 64 * 2**20 - 64 * 1024
 
-#: how long an answer to a hostile request is waited for
+#: how long to wait for the answer to a hostile request
 ANSWER_S = 300
 
-#: fields that a translation needs beside its vectors, so that the body gets as far as it can
+#: fields that a translation needs beside its vectors, so that the service does not refuse the body early
 FIELDS = b'{"source":"old","target":"new","anchor_set":"base","method":"graded","vectors":'
 
 DIGITS = np.frombuffer(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-+", np.uint8)
@@ -32,7 +34,7 @@ VIEWS, VIEWED_BYTES = 16_384, 50 * 10**6
 
 
 def _filled(file: IO[bytes], unit: bytes, end: bytes, *, start: bytes = b"[", size: int = BODY_BYTES) -> None:
-    """`start`, `unit` again and again, then `end`, in a body of about `size` bytes."""
+    """Write a body of about `size` bytes: `start`, `unit` repeated, then `end`."""
     block = unit * (2**20 // len(unit))
     count = (size - len(FIELDS) - len(end)) // len(block)
     file.write(FIELDS + start)
@@ -42,7 +44,7 @@ def _filled(file: IO[bytes], unit: bytes, end: bytes, *, start: bytes = b"[", si
 
 
 def _keys(file: IO[bytes], unit: bytes, count: int, end: bytes) -> None:
-    """`count` different keys: the `_` of the unit are the digits of their number, to the base 64."""
+    """Write `count` different keys: each `_` of the unit becomes a digit of the key's number to the base 64."""
     file.write(FIELDS + b"[0]")
     numbers = np.arange(count, dtype=np.int64)
     members = np.tile(np.frombuffer(unit, np.uint8), (count, 1))
@@ -65,7 +67,7 @@ def _floats(file: IO[bytes]) -> None:
     file.write(b"[NaN" + b",0" * 767 + b"]]}")
 
 
-#: by what the table calls them
+#: by their names in the table
 BODIES: dict[str, Callable[[IO[bytes]], None]] = {
     "257, repeated, then an escape and NaN": lambda file: _filled(file, b"257,", b'"\\u0041",NaN]}'),
     "7 million keys, an escape and NaN": lambda file: _keys(file, b',"____":1', 7_000_000, b',"\\u0041":NaN}'),
@@ -83,14 +85,14 @@ BODIES: dict[str, Callable[[IO[bytes]], None]] = {
 
 
 def write_body(path: Path, kind: str) -> Path:
-    """The body of that kind as a file."""
+    """Write the body of that kind to a file."""
     with path.open("wb") as file:
         BODIES[kind](file)
     return path
 
 
 def write_views(path: Path) -> Path:
-    """An Arrow stream whose second column shows one string of 50 MB in each of its rows."""
+    """Write an Arrow stream whose second column has a view of one string of 50 MB in each row."""
     view = struct.pack("<i4sii", VIEWED_BYTES, b"aaaa", 0, 0)
     text = pa.py_buffer(b"a" * VIEWED_BYTES)
     texts = pa.Array.from_buffers(pa.string_view(), VIEWS, [None, pa.py_buffer(view * VIEWS), text])
@@ -116,20 +118,20 @@ def small_head(dim: int) -> bytes:
 
 
 def head(method: str, path: str, headers: dict[str, str]) -> bytes:
-    """A request's head, as bytes."""
+    """The head of a request."""
     lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join([*lines, "", ""]).encode()
 
 
 def connect(url: str, *, source: str = "127.0.0.1", timeout_s: float = ANSWER_S) -> socket.socket:
-    """A connection of the attacker's."""
+    """A connection of the attacker."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     return socket.create_connection((parts.hostname, parts.port or 80), timeout_s, (source, 0))
 
 
 def send_file(url: str, path: str, key: str, media: str, body: Path) -> str:
-    """POST a file without a copy of it, and return the status of the answer, or how the connection ended."""
+    """POST a file without loading it. Returns the status of the answer, or how the connection ended."""
     headers = {"Authorization": f"Bearer {key}", "Content-Type": media, "Content-Length": str(body.stat().st_size)}
     try:
         with connect(url) as connection, body.open("rb") as file:
@@ -142,13 +144,13 @@ def send_file(url: str, path: str, key: str, media: str, body: Path) -> str:
 
 
 def status(connection: socket.socket) -> str:
-    """The status of the next answer, or that there is none."""
+    """The status of the answer, or "cut" if there is none."""
     first = connection.recv(64)
     return first.split()[1].decode() if first.startswith(b"HTTP/1.1 ") else "cut"
 
 
 def half_heads(url: str, count: int) -> list[socket.socket]:
-    """So many connections that have sent half a head. Fewer when no more can be made within two seconds each."""
+    """`count` connections that have sent half a request head; fewer if some cannot connect within two seconds."""
     opened = []
     for _ in range(count):
         try:
@@ -161,7 +163,7 @@ def half_heads(url: str, count: int) -> list[socket.socket]:
 
 
 def still_open(connections: Iterable[socket.socket]) -> int:
-    """How many of them the server has not closed."""
+    """How many connections the server has not closed."""
     count = 0
     for connection in connections:
         connection.setblocking(False)
@@ -177,22 +179,23 @@ def _closed(connection: socket.socket) -> bool:
         return False
 
 
-def wrong_keys(url: str, per_second: float, until: float) -> dict[str, int]:
-    """GET /encoders with keys of the right form, from an address of its own, at that pace; statuses and how often."""
-    statuses: dict[str, int] = {}
-    due, connection = time.monotonic(), None
+def wrong_keys(url: str, per_second: float, until: float) -> Counter[str]:
+    """GET /encoders with well-formed keys that do not exist, at that pace, from an address of its own. Counts the statuses."""
+    statuses: Counter[str] = Counter()
+    parts = urlsplit(url)
+    connection = HTTPConnection(parts.hostname or "", parts.port, timeout=10, source_address=("127.0.0.2", 0))
+    due = time.monotonic()
     while time.monotonic() < until:
         due += 1 / per_second
         time.sleep(max(0.0, due - time.monotonic()))
         try:
-            connection = connection or connect(url, source="127.0.0.2", timeout_s=10)
-            connection.sendall(head("GET", "/encoders", {"Authorization": f"Bearer anc_{os.urandom(16).hex()}_{'x' * 43}"}))
-            answer = connection.recv(65536)
-            got = answer.split()[1].decode() if answer else "cut"
-        except OSError as error:
-            answer, got = b"", type(error).__name__
-        if connection is not None and (not answer or b"connection: close" in answer.lower()):
-            connection.close()
-            connection = None
-        statuses[got] = statuses.get(got, 0) + 1
+            connection.request("GET", "/encoders", headers={"Authorization": f"Bearer anc_{os.urandom(16).hex()}_{'x' * 43}"})
+            # The whole answer is read, head and body, even if they arrive apart: the next one begins where it ends.
+            answer = connection.getresponse()
+            answer.read()
+            statuses[str(answer.status)] += 1
+        except (OSError, HTTPException) as error:
+            connection.close()  # the next request opens a new one
+            statuses[type(error).__name__] += 1
+    connection.close()
     return statuses

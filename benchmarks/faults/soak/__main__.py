@@ -1,24 +1,20 @@
-"""Does the service stay right, and stay the same size, under everything at once for minutes or hours?
+"""Does the service stay correct, and stay the same size, under every kind of load at once for minutes or hours?
 
-    python benchmarks/faults/soak.py                 # 10 minutes on 2 cores; writes benchmarks/results/soak.json
-    python benchmarks/faults/soak.py --minutes 60
+    python -m benchmarks.faults.soak                 # 10 minutes on 2 cores; writes benchmarks/results/soak.json
+    python -m benchmarks.faults.soak --minutes 60
 
-Two APIs and a worker share one PostgreSQL and one Redis of their own. Clients make anchor sets,
-translate through both APIs, delete the sets and make them again with other content under the same
-name; queue jobs, cancel some of them, and read them back; hang up in the middle of a request and in
-the middle of an answer.
+Two APIs and a worker share one PostgreSQL and one Redis of their own. Clients make anchor sets, translate through both APIs,
+delete the sets and make them again with other content under the same name; they queue jobs, cancel some of them, and read them
+back; they hang up in the middle of a request and in the middle of an answer.
 
-Each translation must be one that was right at some moment between its request and its answer: by
-one version of the set, to 1e-6 of its largest number, and by none whose deletion was answered
-before the request was sent. The exit status is 1 when an answer is anything else, when a request
-gets a 5xx other than 503 with Retry-After, or when a process ends. The report also says how the
-memory, the open files and the tables grew.
+Each translation must be one that was right at some moment between its request and its answer: by one version of the set, to 1e-6
+of its largest number, and by none whose deletion was answered before the request was sent. The exit status is 1 if an answer is
+anything else, if a request gets a 5xx other than 503 with Retry-After, or if a process ends. The report also says how the memory,
+the open files and the tables grew.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import tempfile
 import threading
@@ -32,28 +28,26 @@ import torch
 from rich.console import Console
 
 from app.demo.run import new_table
-from benchmarks.common import Missing
+from benchmarks.common import RESULTS, Missing, parser, write
 from benchmarks.faults.deployment import Deployment, Process, deployment, end_on_sigterm, wait_until
 from benchmarks.faults.soak.clients import Book, Remaker, cancel_jobs, hang_up, translate
 from benchmarks.faults.soak.samples import Sample, Samples
 
-RESULTS = Path(__file__).parents[1] / "results" / "soak.json"
-
-#: sets that are made again and again, each by a client of its own, and clients that translate by any of them
+#: sets that are made again and again, each by its own client, and clients that translate by any of them
 SETS = 4
 TRANSLATORS = 4
 HANG_UPS = 2
 
 SAMPLE_S = 10
-#: the share of the time after which memory should no longer grow
+#: share of the time after which memory should no longer grow
 WARM_UP = 0.3
 
 
 def main() -> None:
-    """Soak, print the report and write it down; exit with 1 when something was wrong."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10)
-    minutes = parser.parse_args().minutes
+    """Soak, print and write the report; exit with 1 if something was wrong."""
+    arguments = parser(__doc__, RESULTS / "soak.json")
+    arguments.add_argument("--minutes", type=float, default=10)
+    options = arguments.parse_args()
     torch.set_num_threads(1)
     end_on_sigterm()
     console = Console(width=max(120, Console().width))
@@ -61,16 +55,16 @@ def main() -> None:
         folder = Path(name)
         folder.chmod(0o711)  # PostgreSQL's user must reach its own folder below
         try:
-            report = soak(folder / "soak", minutes * 60, console)
+            report = soak(folder / "soak", options.minutes * 60, console)
         except Missing as error:
             sys.exit(f"{error}: this needs Redis (or Valkey) and PostgreSQL installed")
     show(report, console)
-    RESULTS.write_text(json.dumps(report, indent=1) + "\n")
+    write(options.json, report)
     sys.exit(any(report["must_be_0"].values()))
 
 
 def soak(folder: Path, seconds: float, console: Console) -> dict[str, Any]:
-    """All clients at once for that long, and what came of it."""
+    """Run all clients at once for that long. Returns the report."""
     with deployment(folder, apis=2, workers=1) as made:
         book = Book(made.urls, SETS)
         book.stock()
@@ -106,7 +100,7 @@ def _sample_until(end: float, samples: Samples, book: Book, console: Console) ->
 
 
 def _settle(made: Deployment, timeout_s: float = 180) -> int:
-    """How many jobs have not ended, after a wait for them."""
+    """Wait for the jobs. Returns how many have not ended."""
     unfinished = "SELECT count(*) FROM jobs WHERE finished_at IS NULL"
     with suppress(TimeoutError):
         wait_until(lambda: made.postgres.number(unfinished) == 0, "jobs to end", timeout_s, 0.5)
@@ -152,7 +146,7 @@ def _from_to(first: Sample, last: Sample, name: str) -> dict[str, list[int]]:
 
 
 def show(report: dict[str, Any], console: Console) -> None:
-    """Print what matters of the report."""
+    """Print a summary of the report."""
     console.print(f"{report['requests']:,} requests, {report['compared']:,} translations compared, statuses {report['statuses']}")
     console.print(f"{report['versions']:,} versions of {SETS} sets; jobs {report['jobs']}")
     table = new_table("Processes", ("process",), ("RSS first", "RSS last, MiB", "slope, MiB/h", "files first", "files last"))
