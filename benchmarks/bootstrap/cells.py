@@ -1,4 +1,6 @@
-"""A cell: one thing to measure, in a process of its own, by a key that says everything that it depends on."""
+"""A cell: one thing to measure, in a process of its own, under a key that names everything that it
+depends on.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,17 @@ from benchmarks.bootstrap import store
 from benchmarks.bootstrap.store import Key
 
 Measured = dict[str, Any]
-#: what a section measured, by key
+#: measured cells of a section, by key
 Found = Mapping[Key, Measured]
 
 
 @dataclass(frozen=True)
 class Cell:
     """key      the section's name first, then the arguments
-    measure  a function of a module, of the key's arguments
-    group    what its seconds are told with
+    measure  a function of a module, called with the key's arguments
+    group    the name under which its seconds are reported
     alone    whether nothing else may run in its process, before or after
-    fresh    whether it is measured each time: it depends on more than `store.version` looks at
+    fresh    whether to measure it each time, because it depends on more than `store.version` covers
     """
 
     key: Key
@@ -40,7 +42,9 @@ class Cell:
 
 
 def run(cells: Sequence[Cell], console: Console, *, jobs: int) -> dict[Key, Measured]:
-    """Measure them, or find them where they were measured before; the seconds of one core beside what they found."""
+    """Measure the cells, or take them from the store. Each has its seconds of one core beside its
+    figures.
+    """
     found = {cell.key: known for cell in cells if not cell.fresh and (known := store.cell(cell.key)) is not None}
     missing = [cell for cell in cells if cell.key not in found]
     if found:
@@ -51,7 +55,7 @@ def run(cells: Sequence[Cell], console: Console, *, jobs: int) -> dict[Key, Meas
 
 
 def _measured(cells: Sequence[Cell], console: Console, *, jobs: int, alone: bool) -> dict[Key, Measured]:
-    """Each in a worker process; what fails is told and left out."""
+    """Measure each in a worker process; print and leave out those that fail."""
     if not cells:
         return {}
     found: dict[Key, Measured] = {}
@@ -71,7 +75,7 @@ def _measured(cells: Sequence[Cell], console: Console, *, jobs: int, alone: bool
                 else:
                     found[cell.key] = future.result()
                     if not console.is_terminal:
-                        # No bar is seen there: a line for each.
+                        # A progress bar is invisible there, so print a line for each.
                         console.print(f"{name}: {found[cell.key]['seconds']:.1f} s", highlight=False)
                 progress.update(bar, advance=1, description=f"{cell.key[0]}: {cell.group}")
         except BaseException:
@@ -81,7 +85,9 @@ def _measured(cells: Sequence[Cell], console: Console, *, jobs: int, alone: bool
 
 
 def _begin() -> None:
-    """In a worker: one core, and an end when the parent has ended, which a killed one cannot tell."""
+    """Start a worker process: use one core, and end when the parent ends, even if the parent is
+    killed.
+    """
     torch.set_num_threads(1)
     parent = parent_process()
     assert parent is not None

@@ -1,4 +1,6 @@
-"""What is it worth to ask? Where the seeds do not suffice: ten more that self-learning asks for, against ten at random."""
+"""What are suggested seeds worth? Where the seeds do not suffice: ten more that self-learning
+suggests, against ten at random.
+"""
 
 from __future__ import annotations
 

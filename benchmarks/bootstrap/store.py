@@ -1,7 +1,9 @@
-"""What was measured and grown already by this code, on disk: an interrupted run goes on where it stopped.
+"""What this version of the code has measured and grown, on disk, so that an interrupted run can
+continue.
 
-A folder for each version of the code, below $ANCHORAGE_BENCHMARK_CACHE; a file for each cell, and for what each method grew:
-several sections ask different things of that, and it stays when only what measures it has changed.
+One folder for each version of the code, below $ANCHORAGE_BENCHMARK_CACHE; one file for each cell
+and for the anchors that each method grew. Several sections use the same anchors, and these stay
+valid while only the code that measures them changes.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ GROWING = [ROOT / "benchmarks/bootstrap/draws.py", ROOT / "benchmarks/bootstrap/
 #: modules of these folders that change no cell: they choose, show and store
 OTHERS = {"__init__.py", "__main__.py", "cells.py", "paper_tables.py", "sections.py", "store.py", "tables.py"}
 
-#: what names a cell or a growth: its section or method, then everything that it depends on beside the code
+#: names a cell or grown anchors: the section or method, then everything beside the code that they
+#: depend on
 Key = tuple[str | int, ...]
 
 
@@ -47,7 +50,9 @@ def version(kind: str = "cells") -> str:
 
 
 def forget(sections: Collection[str], *, every: bool) -> None:
-    """Start anew: as if this code had not measured these sections; of `every` one, as if it had grown nothing either."""
+    """Delete the cells of these sections, as if this code had not measured them; with `every`, the
+    grown anchors, too.
+    """
     for path in _folder("cells").glob("*.json"):
         if json.loads(path.read_text(encoding="utf-8"))["key"][0] in sections:
             path.unlink()
@@ -62,7 +67,7 @@ def cell(key: Key) -> dict[str, Any] | None:
 
 
 def seconds() -> dict[Key, float]:
-    """What cells took, by whatever version measured them last."""
+    """What cells took, by the version that measured them last."""
     found = {}
     for path in sorted((CACHE / "bootstrap" / "cells").glob("*/*.json"), key=lambda path: path.stat().st_mtime):
         entry = json.loads(path.read_text(encoding="utf-8"))
@@ -71,7 +76,7 @@ def seconds() -> dict[Key, float]:
 
 
 def keep(key: Key, measured: Mapping[str, Any]) -> None:
-    """A cell."""
+    """Store a cell."""
     path = _path("cells", key, "json")
     partly = path.with_suffix(f".{os.getpid()}")
     partly.write_text(json.dumps({"key": key, "cell": measured}) + "\n", encoding="utf-8")
@@ -79,7 +84,7 @@ def keep(key: Key, measured: Mapping[str, Any]) -> None:
 
 
 def grown(key: Key, grow: Callable[[], tuple[Grown, float]]) -> tuple[Grown, float]:
-    """What a method grows, and its seconds: from disk where it did before."""
+    """What a method grows, and its seconds; from disk if it grew it before."""
     path = _path("grown", key, "safetensors")
     if not path.exists():
         made, seconds = grow()

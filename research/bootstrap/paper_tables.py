@@ -1,7 +1,9 @@
-"""What the paper prints, to stand beside what is measured here: other encoders, other items, the same measures.
+"""What the paper prints, to stand beside what is measured here: other encoders, other items, the
+same measures.
 
-Cannistraci, Moschella, Maiorca, Fumero, Norelli and Rodolà 2023, "Bootstrapping Parallel Anchors for Relative Representations".
-15 seeds, 300 anchors, about 20,000 items, five random seeds. Only rows between different spaces: within one space all are 1.
+Cannistraci, Moschella, Maiorca, Fumero, Norelli and Rodolà 2023, "Bootstrapping Parallel Anchors
+for Relative Representations". 15 seeds, 300 anchors, about 20,000 items, five random seeds. Only
+rows between different spaces: within one space all are 1.
 """
 
 from __future__ import annotations

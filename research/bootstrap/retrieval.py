@@ -1,8 +1,10 @@
-"""The paper's Tables 1, 4, 5 and 7: do the anchors that a method finds make relative vectors that find each other?
+"""The paper's Tables 1, 4, 5 and 7: do the anchors that a method finds make relative vectors that
+find each other?
 
-Every set of anchors is asked twice: by relative vectors, as the paper does, and through the graded translator fitted to it.
-The paper's optimisation aims for 300 anchors, so of what finds thousands the 300 most confident stand beside the 300 true ones.
-Items are those of the pools, as in the paper, anchors and seeds among them; and, where there are any, others that no pool has.
+Every set of anchors is measured twice: with relative vectors, as in the paper, and with the graded
+translator fitted to it. The paper's optimisation aims for 300 anchors, so where a method finds
+thousands the 300 most confident stand beside the 300 true ones. Items are those of the pools, as in
+the paper, anchors and seeds among them, and, where there are any, items that no pool has.
 """
 
 from __future__ import annotations
@@ -28,24 +30,25 @@ PLACES = {
         CASES["Banking77, minilm3 -> static"],
     )
 }
-#: rows that no method makes
+#: rows that need no method
 TRUE, SEED = "GT", "Seed"
 COUNTS = (15, 25, 50)
-#: methods that take a minute or more, and minutes of all words: fewer numbers of seeds, fewer draws
+#: methods that take a minute or more, and minutes with all words: fewer numbers of seeds, fewer
+#: draws
 Asked = dict[str, tuple[tuple[int, ...], int]]
 SLOW: Asked = {"vecmap": ((15,), 2), "paper": ((15,), 2), "soft-plan": ((15,), 2)}
 SLOW_WORDS: Asked = {"vecmap": ((15,), 1), "paper": ((15,), 1), "soft-plan": ((15,), 1)}
-#: self-learning of all words: four minutes where it fails
+#: self-learning with all words takes four minutes where it fails
 LEARNT_WORDS: Asked = {
     "all words, w2v -> fasttext": ((25,), 2),
     "all words, googlenews -> w2v": ((15, 25), 2),
     "all words, googlenews -> fasttext": ((25,), 1),
 }
-#: of all words only between the paper's two kinds of encoders
+#: with all words, these run only between the paper's two kinds of encoders
 SLOWEST = ("vecmap", "paper", "soft-plan")
 DRAWS, WORDS_DRAWS = 5, 2
 
-#: which pairs are the anchors, and who reads them
+#: which pairs are the anchors, and who uses them
 BEST, EVERY, SOME_TRUE, ALL_TRUE, ALONE = f"best {GT}", "all", f"{GT} true", "all true", "seeds alone"
 RELATIVE, GRADED = "relative", "graded"
 
@@ -79,14 +82,15 @@ def measure(place: str, method: str, count: int, number: int) -> Measured:
     sets, told = anchors(case, method, drawn, count, number)
     rows = {}
     for name, pairs in sets.items():
-        # By all true pairs nothing is compared but the translator: no method is asked for more.
+        # All true pairs serve to compare the translator only, because no method is expected to find
+        # more.
         for reader in (GRADED,) if name == ALL_TRUE else (RELATIVE, GRADED):
             rows[f"{name}, {reader}"] = read(reader, drawn, pairs)
     return told | {"rows": rows}
 
 
 def anchors(case: Case, method: str, drawn: Draw, count: int, number: int) -> tuple[dict[str, Tensor], Measured]:
-    """The sets of pairs (p, 2) that a method stands for, by name, and what is told of its run."""
+    """The sets of pairs (p, 2) that a method stands for, by name, and facts of its run."""
     if method == TRUE:
         return {SOME_TRUE: drawn.true(GT), ALL_TRUE: drawn.true()}, {}
     if method == SEED:
@@ -96,7 +100,7 @@ def anchors(case: Case, method: str, drawn: Draw, count: int, number: int) -> tu
 
 def _grown(method: str, case: Case, drawn: Draw, count: int, number: int) -> tuple[dict[str, Tensor], Measured]:
     found, seconds = growers.grown(method, case, count, number)
-    # Who is left with nothing to fit to has still the seeds.
+    # A method that finds nothing to fit to still has the seeds.
     sets = {BEST: growers.most_confident(found, GT) if len(found.pairs) > 1 else drawn.true(count)}
     if len(found.pairs) > GT:
         sets[EVERY] = found.pairs
@@ -110,7 +114,7 @@ def _grown(method: str, case: Case, drawn: Draw, count: int, number: int) -> tup
 
 
 def read(reader: str, drawn: Draw, pairs: Tensor) -> dict[str, dict[str, float]]:
-    """The paper's numbers both ways, of the pools' items and of unseen ones."""
+    """The paper's measures both ways, of the pools' items and of unseen ones."""
     found = {}
     for way, side, turned in (("forth", drawn, pairs), ("back", drawn.flipped, pairs.flip(1))):
         ask = _by_relative if reader == RELATIVE else _by_translator

@@ -1,9 +1,11 @@
-"""The paper's Tables 2 and 6: a head of the target's space reads the source's items, through anchors that grew from seeds.
+"""The paper's Tables 2 and 6: a head of the target's space reads the source's items, through
+anchors that grew from seeds.
 
-Two ways. Relative, as the paper does: the head is trained on the target's relative vectors and reads the source's. Graded: a head
-of the target's own vectors reads translations. Heads are multinomial logistic regressions trained on the target's pool; what is
-read are items that neither pool has. Accuracy and macro F1. The paper's mean absolute error is of star ratings: no labels here
-have an order, so there is no such column.
+Two ways. Relative, as in the paper: the head is trained on the target's relative vectors and reads
+the source's. Graded: a head of the target's own vectors reads translations. Heads are multinomial
+logistic regressions trained on the target's pool; they read items that neither pool has. Accuracy
+and macro F1. The paper's mean absolute error is of star ratings; no labels here have an order, so
+there is no such column.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ TASKS = (
 )
 COUNTS = (15,)
 DRAWS = 3
-#: of the heads' penalty: what stitching.py found to serve relative vectors best, and about right for absolute ones
+#: penalties of the heads: what research.stitching found best for relative vectors, and about right
+#: for absolute ones
 STRENGTH = 10.0
 
 
@@ -72,7 +75,7 @@ def _native(place: str, number: int, way: str) -> Head:
 
 
 def _trained(side: Draw, vectors: Tensor) -> Head:
-    """On vectors of the target's pool."""
+    """A head trained on vectors of the target's pool."""
     labels = _labels(side.labels)
     return train_head(vectors, labels[side.partner.argsort()], classes=int(labels.max()) + 1, strength=STRENGTH)
 
@@ -80,7 +83,7 @@ def _trained(side: Draw, vectors: Tensor) -> Head:
 def _by_relative(side: Draw, pairs: Tensor) -> dict[str, float]:
     means = side.x.mean(dim=0), side.y.mean(dim=0)
     anchors = [unit(rows, mean) for rows, mean in zip(_anchors(side, pairs), means, strict=True)]
-    # In coordinates that are a rotation of the cosines: neither head nor penalty can tell.
+    # The coordinates are a rotation of the cosines, which changes neither head nor penalty.
     found = relative(unit(side.unseen_x, means[0]), anchors[0], unit(side.y, means[1]), anchors[1])
     return _accuracy(_trained(side, found.targets), found.queries, side)
 

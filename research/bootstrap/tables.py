@@ -1,4 +1,4 @@
-"""What a terminal shows of retrieval and stitching, with the rows that the paper prints."""
+"""Tables for a terminal: retrieval and stitching, with the rows that the paper prints."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from app.maths.anchors import uniform
 from app.maths.methods import Options
 from app.maths.translator import apply
 from research.stitching.measure import NATIVE, RELATIVE, RELATIVE_NATIVE, UNTRANSLATED, Accuracies, Fits
-from research.stitching.task import DATA
+from benchmarks.common import DATA
 
 NETWORKS, ANCHORS = 5, 500
 IMAGES, EPOCHS, BATCH, RATE = 20_000, 6, 250, 1e-3

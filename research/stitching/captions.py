@@ -16,7 +16,8 @@ from torch import Tensor
 
 from app.encoders.torchvision_ops import make_importable
 from app.maths.anchors import uniform
-from research.stitching.task import DATA, IMAGE_ENCODERS, TEXT_ENCODERS, Draw, Side, Task, archive, labels, tensor
+from benchmarks.common import DATA
+from research.stitching.task import IMAGE_ENCODERS, TEXT_ENCODERS, Draw, Side, Task, archive, labels, tensor
 
 #: what a caption must name, exactly one of them; classes of CIFAR-10 with fewer than 90 such captions are left out
 NOUNS = {

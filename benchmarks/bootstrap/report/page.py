@@ -1,7 +1,7 @@
-"""The tables of README.md and docs/results/bootstrap.md, made of the results.
+"""The tables of README.md and docs/results/bootstrap.md, made from the results.
 
-A table stands between "<!-- counts -->" and "<!-- /counts -->", by its name in BLOCKS. Nothing but the JSON is needed here, so
-that a test can compare the pages with it.
+A table stands between "<!-- counts -->" and "<!-- /counts -->", under its name in BLOCKS. This
+module needs nothing but the JSON, so that a test can compare the pages with it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ BLOCK = re.compile(r"<!-- (?P<name>[a-z-]+) -->\n.*?<!-- /(?P=name) -->", re.DOT
 
 Report = dict[str, Any]
 
-#: numbers of seeds, as counts.py has them
+#: numbers of seeds, as in counts.py
 COUNTS = ("0", "3", "5", "10", "15", "25", "50")
-#: what a place's numbers stand beside: what the paper's rows are of, and its tables, each with what is said of its rows
+#: the paper's rows that stand beside a place: what they measure, and its tables, each with a remark
 WORDS = ("about 20,000 words of other models", {"1 and 4": "", "5": ", FastText's anchors optimised"})
 IMAGES = ("CIFAR-10 by two ViTs, forth from ViT-base to ViT-small", {"7": ""})
 PRINTED = {
@@ -41,13 +41,13 @@ def results() -> Report:
 
 
 def write(report: Report) -> None:
-    """Fill the pages' blocks anew."""
+    """Fill the blocks of the pages anew."""
     for path in PAGES:
         path.write_text(filled(path.read_text(encoding="utf-8"), report), encoding="utf-8")
 
 
 def filled(text: str, report: Report) -> str:
-    """A page with its blocks as they should be; of names that are not known, as they are."""
+    """A page with its blocks filled. Blocks with unknown names stay as they are."""
 
     def block(match: re.Match[str]) -> str:
         name = match["name"]
@@ -57,21 +57,21 @@ def filled(text: str, report: Report) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterator[Sequence[object]]) -> str:
-    """In Markdown."""
+    """A table in Markdown."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
-# --- how many are right --------------------------------------------------------------------------------------------------------
+# --- how many are right ---
 
 
 def _counted(row: dict[str, Any] | None) -> str:
-    """The share that is right, and runs that are mostly right, of draws."""
+    """The share that is right, and how many of the draws are mostly right."""
     return "" if row is None else f"{row['share']['mean']:.2f} ({row['good']}/{row['draws']})"
 
 
 def _overview(report: Report) -> str:
-    """Self-learning by the number of seeds, and the other methods by fifteen."""
+    """Self-learning by the number of seeds, and the other methods with fifteen."""
     columns = ("pools of 1,500 items", "no seeds", *COUNTS[1:], "vecmap, 15", "paper, 15")
     cases = report["sections"]["counts"]["cases"].items()
     return table(
@@ -99,7 +99,9 @@ def _counts(report: Report) -> str:
 
 
 def _ablation(report: Report) -> str:
-    """A row for each variation, a column for each place: of self-learning, and of the paper's method."""
+    """A row for each variation and a column for each place: of self-learning, and of the paper's
+    method.
+    """
     cases = report["sections"]["ablation"]["cases"]
     return "\n\n".join(_varied(method, cases) for method in ("self-learning", "paper"))
 
@@ -112,11 +114,11 @@ def _varied(method: str, cases: dict[str, Any]) -> str:
     return table(columns, ((name, *(_counted(next(iter(cases[place][name].values()))) for place in places)) for name in names))
 
 
-# --- is it known ---------------------------------------------------------------------------------------------------------------
+# --- does the estimate know it ---
 
 
 def _told(report: Report) -> str:
-    """The README's sentences."""
+    """The sentences of the README."""
     counted = report["sections"]["counts"]["honesty"]["self-learning"]
     strange = report["sections"]["strangers"]["honesty"]["self-learning"]
     large = report["sections"]["scale"]["runs"]["self-learning, 20000"]
@@ -204,7 +206,7 @@ def _swapped(report: Report) -> str:
     )
 
 
-# --- what they are good for ----------------------------------------------------------------------------------------------------
+# --- what they are good for ---
 
 
 def _figure(value: dict[str, float | None] | None) -> str:
@@ -228,7 +230,7 @@ def _stitching(report: Report) -> str:
 
 
 def _placed(rows: dict[str, Any], figures: dict[str, str]) -> str:
-    """What every set of anchors does, there and back."""
+    """The figures of every set of anchors, forth and back."""
     columns = ("anchors of", "seeds", "pairs, read by", "draws", "right")
     ways = {"forth": "→", "back": "←"}
     return table(
@@ -248,7 +250,7 @@ def _placed(rows: dict[str, Any], figures: dict[str, str]) -> str:
 
 
 def _printed(report: Report, place: str) -> str:
-    """The paper's rows, where it has any like a place's."""
+    """The paper's rows, if it has any like this place's."""
     rows = list(printed(report["paper"]["tables"], place))
     if not rows:
         return ""
@@ -265,7 +267,7 @@ def printed(tables: dict[str, Any], place: str) -> Iterator[tuple[str, Any, Any]
     for number, more in numbers.items():
         for name, ways in tables[number]["rows"].items():
             (first, forth), (_, back) = ways.items()
-            # The paper's first way is our way back where it begins with what ours ends with.
+            # The paper's first direction is our second one if it begins where ours ends.
             turned = first.split(" -> ")[0] == place.rsplit(" -> ", maxsplit=1)[-1]
             yield name + more, *((back, forth) if turned else (forth, back))
 
@@ -293,7 +295,7 @@ def _tables(*numbers: str) -> str:
     return f"Tables {told}" if " and " in told else f"Table {told}"
 
 
-# --- what it costs -------------------------------------------------------------------------------------------------------------
+# --- what it costs ---
 
 
 def _scale(report: Report) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-#: ours in colour, what it is measured against in grey
+#: our methods in colour, what they are measured against in grey
 LINES = {
     "self-learning": ("C3", "-", "o"),
     "soft-plan": ("C0", "-", "s"),
@@ -20,7 +20,7 @@ COLUMNS = 4
 
 
 def draw(report: Mapping[str, Any], path: Path) -> None:
-    """Write a PNG of what a report holds, if that was counted."""
+    """Write a PNG of the report's section `counts`, if it has one."""
     if "counts" not in report["sections"]:
         return
     cases = report["sections"]["counts"]["cases"]

@@ -1,4 +1,4 @@
-"""From cells to what a section says: means and deviations over draws, as JSON."""
+"""From measured cells to the sections of the report: means and deviations over draws."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ Section = dict[str, Any]
 
 
 def of_rows(found: Found) -> Section:
-    """Retrieval and stitching: by place, a row for each method, number of seeds and way to use its anchors."""
+    """Retrieval and stitching: by place, a row for each method, number of seeds and way to use its
+    anchors.
+    """
     places: dict[str, dict[str, Any]] = {}
     for (place, method, count), many in _groups(found, lambda key: key[1:4]):
         for name in dict.fromkeys(row for cell in many for row in cell["rows"]):
@@ -30,7 +32,9 @@ def of_rows(found: Found) -> Section:
 
 
 def of_counts(found: Found) -> Section:
-    """By case, method and number of seeds; and how often what is said of a run is true, over all of them."""
+    """By case, method and number of seeds; and how often the estimate of a run is true, over all of
+    them.
+    """
     cases: dict[str, dict[str, dict[str, Any]]] = {}
     for (case, method, count), many in _groups(found, lambda key: key[1:4]):
         row = {
@@ -38,7 +42,7 @@ def of_counts(found: Found) -> Section:
             "pairs": mean(cell["pairs"] for cell in many),
             "share": _spread(cell["right"] / max(1, cell["pairs"]) for cell in many),
             "good": sum(counts.good(cell) for cell in many),
-            # The share of each draw: a mean hides that a run locks on or fails.
+            # The share of each draw: a mean hides that a run either succeeds or fails.
             "shares": [cell["right"] / max(1, cell["pairs"]) for cell in many],
             **_means(many, "grow_seconds", "expected", "brier"),
         }
@@ -50,7 +54,9 @@ def of_counts(found: Found) -> Section:
 
 
 def of_strangers(found: Found) -> Section:
-    """By kind of pools: what was found, what was said of it; and the two ways to be wrong, over all."""
+    """By kind of pools: what was found and what the estimate says; and the two ways to be wrong,
+    over all.
+    """
     kinds = {
         str(kind): {
             **_judged(many),
@@ -62,7 +68,9 @@ def of_strangers(found: Found) -> Section:
 
 
 def of_swapped(found: Found) -> Section:
-    """By place: seeds that were wrong, named and accused, and the pairs."""
+    """By place: seeds that were wrong, reported as wrong, and reported although right; and the
+    pairs.
+    """
     places = {
         f"{place}, {count} seeds": {
             **_judged(many),
@@ -74,7 +82,9 @@ def of_swapped(found: Found) -> Section:
 
 
 def of_more_seeds(found: Found) -> Section:
-    """By place: of the draws whose first seeds were refused, how many were good with ten more, asked for or not."""
+    """By place: of the draws whose first seeds were refused, how many were good with ten more,
+    suggested or random.
+    """
     refused = {key: cell for key, cell in found.items() if cell["refused"]}
     places: dict[str, dict[str, Any]] = {}
     for (place, count, way), many in _groups(refused, lambda key: (key[1], key[3], key[2])):
@@ -84,7 +94,7 @@ def of_more_seeds(found: Found) -> Section:
 
 
 def of_scale(found: Found) -> Section:
-    """As measured: a run each."""
+    """As measured: one run each."""
     return {"runs": {f"{method}, {size}": cell for (_, method, size), cell in found.items()}}
 
 
@@ -94,7 +104,7 @@ def of_kill(found: Found) -> Section:
 
 
 def seconds(found: Found) -> dict[str, dict[str, float]]:
-    """How many cells there were of each method, and their seconds of one core: each, and all together."""
+    """By method: how many cells there were, and their seconds of one core, each and in all."""
     method = {"scale": 1, "kill": 1}
     groups = _groups(found, lambda key: (key[method.get(str(key[0]), 2)],))
     return {
@@ -104,7 +114,9 @@ def seconds(found: Found) -> dict[str, dict[str, float]]:
 
 
 def _more(found: Found) -> dict[str, dict[str, int]]:
-    """How often `more_seeds` is right: of self-learning's runs that were refused, those that were good with so many more."""
+    """How often `more_seeds` is right: of the refused runs of self-learning, how many were good
+    with that many more seeds.
+    """
     told: dict[str, dict[str, int]] = {}
     for (section, case, method, count, number), cell in found.items():
         more = found.get((section, case, method, int(count) + more_seeds(int(count)), number))
@@ -116,7 +128,9 @@ def _more(found: Found) -> dict[str, dict[str, int]]:
 
 
 def _levels(found: Found) -> dict[str, dict[str, dict[str, float]]]:
-    """By method and from which confidence on: how many pairs, the share that was right, and that should have been."""
+    """By method and lower bound of the confidence: how many pairs, the share that is right, and the
+    share that should be.
+    """
     having = {key: cell for key, cell in found.items() if "levels" in cell}
     told: dict[str, dict[str, dict[str, float]]] = {}
     for (method,), many in _groups(having, lambda key: (key[2],)):
@@ -132,7 +146,7 @@ def _levels(found: Found) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def _honesty(found: Found) -> dict[str, dict[str, float]]:
-    """By method: how often a run was called what it was, and the two ways to be wrong."""
+    """By method: how often the estimate of a run was right, and the two ways to be wrong."""
     having = {key: cell for key, cell in found.items() if "said_good" in cell}
     told = {}
     for (method,), many in _groups(having, lambda key: (key[2],)):
@@ -149,7 +163,7 @@ def _honesty(found: Found) -> dict[str, dict[str, float]]:
 
 
 def _judged(many: list[Measured]) -> dict[str, float]:
-    """Pairs, what was said of them and what is true, over the draws."""
+    """Pairs, their estimate and the truth, over the draws."""
     return {
         "draws": len(many),
         **_means(many, "pairs", "said_share"),
@@ -166,7 +180,7 @@ def _groups(found: Found, by: Callable[[Key], Key]) -> Iterable[tuple[Key, list[
 
 
 def _means(many: list[Measured], *names: str) -> dict[str, float]:
-    """Over the draws that have a number."""
+    """Means over the draws that have the number."""
     having = {name: [cell[name] for cell in many if cell.get(name) is not None] for name in names}
     return {name: mean(values) for name, values in having.items() if values}
 

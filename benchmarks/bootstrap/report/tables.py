@@ -1,4 +1,4 @@
-"""What a terminal shows of each section."""
+"""Tables for a terminal, one kind for each section."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from benchmarks.bootstrap.report.summaries import Section
 
 
 def of_counts(section: Section) -> Iterator[Table]:
-    """The share that is right (and how many pairs), over how many runs were good, by method and number of seeds."""
+    """The share that is right (and how many pairs), and how many runs were good, by method and
+    number of seeds.
+    """
     asked = dict.fromkeys(count for rows in section["cases"].values() for row in rows.values() for count in row)
     order = sorted(asked, key=int)
     shown = new_table(
@@ -40,7 +42,7 @@ def of_counts(section: Section) -> Iterator[Table]:
 
 
 def of_strangers(section: Section) -> Iterator[Table]:
-    """What was found in pools that have some items in common, or none."""
+    """Pools that have some items in common, or none."""
     columns = ("draws", "pairs", "right", "estimated", "mostly right", "called good")
     shown = new_table("some items in common, or none", ("pools",), columns)
     for kind, told in section["kinds"].items():
@@ -51,7 +53,7 @@ def of_strangers(section: Section) -> Iterator[Table]:
 
 
 def of_swapped(section: Section) -> Iterator[Table]:
-    """Which wrong seeds were named."""
+    """Which wrong seeds were reported."""
     columns = ("draws", "wrong seeds", "named", "right ones accused", "pairs", "right", "estimated", "mostly right")
     shown = new_table("one seed in five is wrong", ("pools",), columns)
     for place, told in section["places"].items():
@@ -62,7 +64,7 @@ def of_swapped(section: Section) -> Iterator[Table]:
 
 
 def of_more_seeds(section: Section) -> Iterator[Table]:
-    """What asking is worth."""
+    """What suggested seeds are worth."""
     shown = new_table("ten seeds more: runs that are mostly right", ("pools",), ("refused runs", "asked for", "at random"))
     for place, told in section["places"].items():
         shown.add_row(place, str(told["refused"]), *(str(told[way]["good"]) for way in ("asked for", "at random")))
@@ -80,7 +82,9 @@ def _honesty(section: Section) -> Iterator[Table]:
 
 
 def of_scale(section: Section) -> Iterator[Table]:
-    """Seconds of one core and memory; of what did not end, what all of its steps would take."""
+    """Seconds of one core and memory. For runs that did not end, an estimate of the time that all
+    steps would take.
+    """
     columns = ("items", "s a step", "steps", "s in all", "MiB above the data", "pairs", "right")
     shown = new_table("at scale, one core", ("method",), columns)
     for name, run in section["runs"].items():
@@ -102,7 +106,7 @@ def of_scale(section: Section) -> Iterator[Table]:
 
 
 def of_kill(section: Section) -> Iterator[Table]:
-    """Both runs, and whether they are one."""
+    """Both runs, and whether they are the same."""
     columns = ("pairs", "right", "killed after steps", "the same bits", "the same result", "s undisturbed", "s killed")
     shown = new_table("kill -9", ("run",), columns)
     for name, run in section["runs"].items():
@@ -113,7 +117,7 @@ def of_kill(section: Section) -> Iterator[Table]:
 
 
 def of_seconds(name: str, seconds: Mapping[str, Mapping[str, float]]) -> Table:
-    """What a section took."""
+    """The seconds that a section took."""
     shown = new_table(f"{name}: seconds of one core", ("method",), ("cells", "each", "all"))
     for method, told in seconds.items():
         shown.add_row(method, f"{told['cells']:,}", f"{told['each']:.1f}", f"{told['all']:,.0f}")
