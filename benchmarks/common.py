@@ -1,4 +1,6 @@
-"""What the benchmarks share: where data and results lie, the command line, and how a report is written."""
+"""What the benchmarks share: where data and results lie, the command line, and how a report is
+written.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ from typing import Any
 
 import torch
 
-#: embeddings and texts that the repository does not carry; each script's help says which it reads
+#: embeddings and texts that the repository does not contain; each script's help says which it reads
 DATA = Path(os.environ.get("ANCHORAGE_DATA", "../shared/data"))
-#: what benchmarks embed or grow themselves and use again
+#: embeddings and anchors that benchmarks compute once
 CACHE = Path(os.environ.get("ANCHORAGE_BENCHMARK_CACHE", Path(tempfile.gettempdir()) / "anchorage-benchmarks"))
 RESULTS = Path(__file__).parent / "results"
 
@@ -25,7 +27,9 @@ class Missing(Exception):
 
 
 def parser(about: str | None, results: Path) -> argparse.ArgumentParser:
-    """A command line that shows a script's docstring as its help, with an option `json` for the report's path."""
+    """A command line that shows a script's docstring as its help, with an option `json` for the
+    report's path.
+    """
     made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--json", type=Path, default=results, metavar="PATH", help="where to write the report")
     return made
@@ -43,7 +47,7 @@ def write(path: Path, report: Mapping[str, Any]) -> None:
 
 
 def merged(sections: Mapping[str, Any], name: str, section: object, order: Sequence[str]) -> dict[str, Any]:
-    """`sections` with one replaced: those in `order` first, then any others."""
+    """`sections` with one of them replaced: those in `order` first, then any others."""
     new = {**sections, name: section}
     return {key: new[key] for key in (*order, *new) if key in new}
 

@@ -3,9 +3,10 @@
     python -m benchmarks.confidence              # 4 minutes of one core; writes benchmarks/results/confidence.json
     python -m benchmarks.confidence --only trec  # some tasks; the results of the others stay
 
-Banking77, TREC and STS-B by three text encoders, CIFAR-10 by six ImageNet encoders, Fashion-MNIST by five timm encoders; 100,
-300 and 1,000 anchors; five splits; every ordered pair, twelve at most (at 1,000 anchors three). The graded method translates
-every test item, and the service's confidence is compared with what is measured:
+Banking77, TREC and STS-B by three text encoders, CIFAR-10 by six ImageNet encoders, Fashion-MNIST
+by five timm encoders; 100, 300 and 1,000 anchors; five splits; every ordered pair, twelve at most
+(at 1,000 anchors three). The graded method translates every test item, and the service's confidence
+is compared with what is measured:
 
 - coverage: how often the measured cosine lies in the 80, 90 and 95 % interval, and the mean width of the intervals;
 - the correlation of the expected with the measured cosine, and whether a low expected cosine picks out the items that do not
@@ -44,10 +45,10 @@ MOST_PAIRS = {100: 12, 300: 12, 1000: 3}
 METHOD = "graded"
 LEVELS = (0.8, 0.9, 0.95)
 
-#: items of another domain, and of each kind of garbage
+#: how many items of another domain, and of each kind of garbage
 OTHERS, GARBAGE = 500, 100
 
-#: one pair's and split's numbers, by name
+#: numbers of one pair and split, by name
 Cell = dict[str, float]
 
 
@@ -86,7 +87,9 @@ def _cells(task: Task, anchors: int, others: Mapping[str, Mapping[str, Tensor]])
 
 
 def _cell(x: Tensor, y: Tensor, asked: Tensor, native: Tensor, elsewhere: Mapping[str, tuple[Tensor, Tensor]], seed: int) -> Cell:
-    """One pair's numbers: anchors (k, d_x) and (k, d_y), test items (n, d_x) and (n, d_y), and items of other tasks."""
+    """Numbers of one pair: anchors (k, d_x) and (k, d_y), test items (n, d_x) and (n, d_y), and
+    items of other tasks.
+    """
     options = methods.resolve(METHOD, {}, anchors=len(x))
     begun = time.process_time()
     model = fit_confidence(METHOD, x, y, options)
@@ -120,13 +123,13 @@ def _cell(x: Tensor, y: Tensor, asked: Tensor, native: Tensor, elsewhere: Mappin
 
 
 def _cosines(translator: Translator, asked: Tensor, native: Tensor, middle: Tensor) -> tuple[Tensor, Tensor]:
-    """Found cosines (n,), and the translations (n, d_y)."""
+    """Measured cosines (n,), and the translations (n, d_y)."""
     translated = apply(translator, asked).vectors.double()
     return (unit(translated - middle) * unit(native - middle)).sum(dim=1), translated
 
 
 def _garbage(x: Tensor, asked: Tensor, draw: torch.Generator) -> dict[str, Tensor]:
-    """Vectors that are none of the encoder's."""
+    """Vectors that the encoder would not produce."""
     some, middle = asked[:GARBAGE], x.mean(dim=0)
     distance = (x - middle).norm(dim=1).mean()
     random = unit(torch.randn(some.shape, generator=draw, dtype=torch.float64))

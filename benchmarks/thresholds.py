@@ -1,19 +1,23 @@
-"""What becomes of a cosine threshold when the encoder changes: is it better to keep it, or to convert it with the anchors?
+"""What becomes of a cosine threshold when the encoder changes: is it better to keep it, or to
+convert it with the anchors?
 
     python -m benchmarks.thresholds            # about 2 minutes on one core; writes benchmarks/results/thresholds.json
 
-Real encoders, 300 anchors, 1,000 other items that the calibration has not seen; the graded method with its defaults; three
-encoder pairs for each data set, three seeds. `mapped` is the answer of GET /translators/{id}/threshold; `by_rate` and `best` (the
-highest F1 on the anchors) stand beside it. For the thresholds .5 to .9 that at least 50 pairs of other items reach:
+Real encoders, 300 anchors, 1,000 other items that the calibration has not seen; the graded method
+with its defaults; three encoder pairs for each data set, three seeds. `mapped` is the answer of GET
+/translators/{id}/threshold; `by_rate` and `best` (the highest F1 on the anchors) stand beside it.
+For the thresholds .5 to .9 that at least 50 pairs of other items reach:
 
 - F1 of "new score >= t'" against "old score >= t", for t' = t (no conversion), mapped, by_rate and best
 - error: |expected score - mean new score of other pairs within .01 of t|
 - coverage of the 90 % interval, over all pairs whose score the anchors cover, and over the hundredth with the highest old scores
 - mae: |expected - new score| over those pairs, beside |old - new|
 
-Data below $ANCHORAGE_DATA: encoders/emb/banking77.*.npz (Banking77, PolyAI-LDN/task-specific-datasets, embedded by three sentence
-encoders), cifar10-embeddings/*.npz (CIFAR-10 by ImageNet encoders), stsb-multi-mt/stsb-en-test.csv (STS-B, from
-PhilipMay/stsb-multi-mt; whole sentence pairs are anchors) with encoders/text/* and all-MiniLM-L6-v2 (the extra `text`).
+Data below $ANCHORAGE_DATA: encoders/emb/banking77.*.npz (Banking77,
+PolyAI-LDN/task-specific-datasets, embedded by three sentence encoders), cifar10-embeddings/*.npz
+(CIFAR-10 by ImageNet encoders), stsb-multi-mt/stsb-en-test.csv (STS-B, from
+PhilipMay/stsb-multi-mt; whole sentence pairs are anchors) with encoders/text/* and all-MiniLM-L6-v2
+(the extra `text`).
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass
 from statistics import mean
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,7 +53,7 @@ SEEDS = (0, 1, 2)
 METHOD = "graded"
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
 LEVEL = 0.9
-#: a threshold that fewer pairs of other items reach is left out
+#: a threshold is left out if fewer pairs of other items reach it
 OCCURS = 50
 POINTS = 100
 
@@ -57,7 +62,9 @@ CHOICES = ("unchanged", "mapped", "by_rate", "best")
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """vectors of the same items by each encoder; items of one unit (n,) stay together: the two sentences of a pair."""
+    """Vectors of the same items by each encoder. Items of one unit (n,) stay together: the two
+    sentences of a pair.
+    """
 
     vectors: dict[str, Tensor]
     unit_of: Tensor
@@ -91,7 +98,7 @@ def one(
     found: dict[str, list[dict[str, float]]],
     decided: dict[str, list[dict[str, float]]],
 ) -> None:
-    """Calibrate one pair of encoders, and compare with what other items show."""
+    """Calibrate one pair of encoders, and compare with the scores of other items."""
     anchors, others = split(data.unit_of, seed)
     x, y = data.vectors[source], data.vectors[target]
     options = resolve(METHOD, {}, anchors=len(anchors))
@@ -114,7 +121,9 @@ def one(
 
 
 def intervals(calibration: Calibration, old: np.ndarray, new: np.ndarray) -> dict[str, float]:
-    """Coverage and mean absolute errors over the pairs that are covered, by a table as GET /calibration gives."""
+    """Coverage and mean absolute errors over the covered pairs, from a table like the answer of GET
+    /calibration.
+    """
     ends = covered(calibration)
     assert ends is not None
     grid = np.linspace(*ends, POINTS)
@@ -138,7 +147,9 @@ def intervals(calibration: Calibration, old: np.ndarray, new: np.ndarray) -> dic
 
 
 def decisions(calibration: Calibration, old: np.ndarray, new: np.ndarray) -> list[dict[str, float]]:
-    """F1 of each choice of t' at each threshold that occurs, and how far the expected score is off; NaN where it is not known."""
+    """F1 of each choice of t' at each threshold that occurs, and the error of the expected score;
+    NaN if it is unknown.
+    """
     rows = []
     for threshold in THRESHOLDS:
         reached = old >= threshold
@@ -161,7 +172,7 @@ def decisions(calibration: Calibration, old: np.ndarray, new: np.ndarray) -> lis
 
 
 def f1(new: np.ndarray, reached: np.ndarray, threshold: float | None) -> float:
-    """F1 of the decisions by a threshold, against those wanted; NaN without one."""
+    """F1 of the decisions by a threshold against the wanted ones; NaN without a threshold."""
     if threshold is None:
         return np.nan
     accepted = new >= threshold
@@ -169,7 +180,7 @@ def f1(new: np.ndarray, reached: np.ndarray, threshold: float | None) -> float:
 
 
 def summarise(found: list[dict[str, float]], decided: list[dict[str, float]]) -> dict[str, object]:
-    """Means over encoder pairs and seeds; F1 over those thresholds that the anchors could answer."""
+    """Means over encoder pairs and seeds; F1 over the thresholds that the anchors could answer."""
     answered = [row for row in decided if not np.isnan(row["mapped"])]
     return {
         **{name: mean(row[name] for row in found) for name in found[0]},
@@ -190,7 +201,7 @@ def summarise(found: list[dict[str, float]], decided: list[dict[str, float]]) ->
     }
 
 
-def show(summary: dict[str, dict[str, dict[str, object]]]) -> None:
+def show(summary: dict[str, dict[str, dict[str, Any]]]) -> None:
     """Print one row for each data set and kind of score."""
     figures = ("coverage", "of the top", "error", "mae", "unchanged", "F1 unchanged", "mapped", "by rate", "best", "answered")
     table = new_table("90 % interval, expected score, and decisions", ("data", "scores"), figures)
@@ -202,11 +213,11 @@ def show(summary: dict[str, dict[str, dict[str, object]]]) -> None:
     Console(width=150).print(table)
 
 
-# --- data ----------------------------------------------------------------------------------------------------------------
+# --- data ---
 
 
 def split(unit_of: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Rows of the anchors and of the other items; rows of one unit go the same way."""
+    """Rows of the anchors and of the other items. Rows of one unit stay together."""
     generator = torch.Generator().manual_seed(seed)
     units = torch.unique(unit_of)
     place = torch.empty(int(units.max()) + 1, dtype=torch.int64)
@@ -229,7 +240,7 @@ def cifar() -> Data:
 
 
 def alone(arrays: dict[str, np.ndarray]) -> Data:
-    """Every item a unit of its own."""
+    """Data in which every item is a unit of its own."""
     if not arrays:
         sys.exit(f"There are no embeddings in {DATA}. Set ANCHORAGE_DATA; `--help` says where the data is from.")
     vectors = {name: torch.from_numpy(array.astype(np.float32)) for name, array in arrays.items()}
@@ -237,7 +248,10 @@ def alone(arrays: dict[str, np.ndarray]) -> Data:
 
 
 def stsb() -> Data:
-    """The sentences of STS-B's English test split by three encoders; each sentence once, its unit the pair it first stands in."""
+    """The sentences of STS-B's English test split by three encoders.
+
+    Each sentence occurs once; its unit is the pair in which it first occurs.
+    """
     with (DATA / "stsb-multi-mt" / "stsb-en-test.csv").open(newline="") as file:
         pairs = [row[:2] for row in csv.reader(file)]
     first_in: dict[str, int] = {}
@@ -245,14 +259,14 @@ def stsb() -> Data:
         for sentence in pair:
             first_in.setdefault(sentence, number)
     sentences, units = list(first_in), torch.tensor(list(first_in.values()))
-    # A run needs 1,300 sentences, and encoding them all would take longer than all else.
+    # A run needs 1,300 sentences, and encoding them all would take longer than everything else.
     kept = (units < 900).nonzero().flatten()
     sentences, units = [sentences[row] for row in kept.tolist()], units[kept]
     shelf = Shelf(folder=DATA / "encoders" / "text")
     vectors = {}
     for model in ("all-MiniLM-L6-v2", "minilm3-512", "static-256"):
         encoder = load(Spec("sentence-transformers", model), shelf, "cpu")
-        plain = encoder._model  # sentence-transformers itself: nothing else uses the machine
+        plain = encoder._model  # type: ignore[attr-defined]  # sentence-transformers itself: nothing else uses the machine
         vectors[model] = torch.from_numpy(plain.encode(sentences, batch_size=64, show_progress_bar=False)).float()
     return Data(vectors, units)
 

@@ -1,4 +1,4 @@
-"""What the reproductions share: where their results lie."""
+"""What the reproductions share: where their results are."""
 
 from __future__ import annotations
 

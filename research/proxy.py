@@ -1,12 +1,15 @@
-"""Does the similarity of a model's space to a good model's say how good the model is? Moschella et al. 2023, section 4.2.
+"""Does the similarity of a model's space to a good model's say how good the model is? Moschella et
+al. 2023, section 4.2.
 
     python -m research.proxy                  # about 2 minutes on one core; writes research/results/proxy.json and proxy.png
     python -m research.proxy --models 20      # fewer models; writes proxy-quick.json
 
-Small graph networks on Cora, drawn from a grid like the paper's Table 10 (width, depth, convolution, activation, dropout,
-optimiser, rate, epochs, seed), beside the reference of that table, which is trained for longer. Similarity: the mean over all
-nodes of the cosine of the two models' relative vectors, to 300 nodes drawn once; centred on the anchors' mean as in the service,
-and not centred as in the paper. Beside it debiased linear CKA. Labels are used for the accuracy only.
+Small graph networks on Cora, drawn from a grid like the paper's Table 10 (width, depth,
+convolution, activation, dropout, optimiser, rate, epochs, seed), beside the reference of that
+table, which is trained for longer. Similarity: the mean over all nodes of the cosine of the two
+models' relative vectors, to 300 nodes drawn once; centred on the anchors' mean as in the service,
+and not centred as in the paper. Beside it debiased linear CKA. Labels are used for the accuracy
+only.
 
 Data: $ANCHORAGE_DATA/planetoid/cora_plain.npz.
 """
@@ -54,10 +57,11 @@ GRID: dict[str, tuple[Any, ...]] = {
     "rate": (0.01, 0.02),
 }
 
-#: epochs after which a model is looked at
+#: epochs after which a model is measured
 LOOKS = (0, 1, 2, 3, 5, 7, 10, 15, 20, 25, 30, 40, 50)
 
-#: the paper leaves models out whose best validation accuracy is below this; and what is good, of ours
+#: the paper leaves out models whose best validation accuracy is below FLOOR; GOOD is what counts as
+#: good here
 FLOOR, GOOD = 0.5, 0.7
 
 SIMILARITIES = ("similarity", "plain_similarity", "cka")
@@ -78,7 +82,7 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Setting:
-    """What a model is made with; `epochs` are whole passes over the graph."""
+    """The settings of a model; `epochs` are whole passes over the graph."""
 
     seed: int
     epochs: int
@@ -91,13 +95,13 @@ class Setting:
     rate: float
 
 
-#: the paper's
+#: the paper's reference
 REFERENCE = Setting(1, 500, 32, 2, 0.5, "relu", "gcn", "adam", 0.02)
 
 
 @dataclass(frozen=True)
 class Look:
-    """A model at one time of its training."""
+    """A model at one moment of its training."""
 
     epoch: int
     validation: float
@@ -113,7 +117,10 @@ class Look:
 
 
 class Network(nn.Module):
-    """Convolutions to `width` dimensions, then a linear classifier. gcn: mean of neighbours; gin: their sum, and a layer more."""
+    """Convolutions to `width` dimensions, then a linear classifier.
+
+    gcn takes the mean of neighbours; gin takes their sum, and has one layer more.
+    """
 
     def __init__(self, vocabulary: int, setting: Setting) -> None:
         super().__init__()
@@ -147,7 +154,9 @@ class Network(nn.Module):
 
 
 def trained(graph: Graph, setting: Setting) -> Iterator[tuple[int, Network]]:
-    """A network as it learns: at each of LOOKS, and at the end of its epochs, in evaluation mode."""
+    """Train a network. Yields it at each of LOOKS and at the end of its epochs, in
+    evaluation mode.
+    """
     torch.manual_seed(setting.seed)
     network = Network(graph.vocabulary, setting)
     kind = torch.optim.Adam if setting.optimiser == "adam" else torch.optim.SGD
@@ -156,7 +165,7 @@ def trained(graph: Graph, setting: Setting) -> Iterator[tuple[int, Network]]:
         if epoch in LOOKS or epoch == setting.epochs:
             yield epoch, network.eval()
         if epoch == setting.epochs:
-            return  # as it was seen last, and in evaluation mode
+            return  # as it was yielded last, and in evaluation mode
         network.train()
         optimiser.zero_grad()
         loss = cross_entropy(network(graph)[graph.train], graph.y[graph.train])
@@ -166,7 +175,7 @@ def trained(graph: Graph, setting: Setting) -> Iterator[tuple[int, Network]]:
 
 @dataclass(frozen=True, eq=False)
 class Yardstick:
-    """The reference's relative vectors, and what models are compared with it by."""
+    """The reference's relative vectors, to compare models with."""
 
     graphs: Mapping[str, Graph]
     validation: Tensor
@@ -194,7 +203,7 @@ def compared(reference: Tensor, vectors: Tensor, anchors: list[int]) -> tuple[fl
 
 
 def settings(count: int) -> list[Setting]:
-    """Different ones out of the whole grid, the same draw whenever it runs."""
+    """Different settings from the whole grid: the same draw every time."""
     sizes = [len(values) for values in GRID.values()]
     draw = torch.randperm(int(np.prod(sizes)), generator=torch.Generator().manual_seed(0))[:count]
     places = zip(*np.unravel_index(draw.numpy(), sizes), strict=True)
@@ -202,7 +211,7 @@ def settings(count: int) -> list[Setting]:
 
 
 def yardstick() -> tuple[Yardstick, Look]:
-    """Cora, with the reference trained on it, and how good that is."""
+    """Cora, with the reference trained on it, and how good the reference is."""
     graph = read()
     graphs = {"gcn": graph, "gin": replace(graph, weights=torch.ones_like(graph.weights))}
     *_, (epoch, network) = trained(graph, REFERENCE)
@@ -214,7 +223,9 @@ def yardstick() -> tuple[Yardstick, Look]:
 
 
 def over_time(histories: Sequence[Sequence[Look]]) -> dict[str, Any]:
-    """The paper's number: each model's own correlation over its epochs, of models that are not too bad."""
+    """The paper's number: each model's own correlation over its epochs, for models
+    above the floor.
+    """
     found: dict[str, Any] = {"models": len(histories)}
     for name in SIMILARITIES:
         each = [
@@ -227,7 +238,7 @@ def over_time(histories: Sequence[Sequence[Look]]) -> dict[str, Any]:
 
 
 def across(histories: Sequence[Sequence[Look]]) -> dict[str, Any]:
-    """One correlation over all models, at their ends."""
+    """One correlation over all models, at the end of their training."""
     ends = [looks[-1] for looks in histories]
     found: dict[str, Any] = {"models": len(ends)}
     for name in SIMILARITIES:
@@ -240,7 +251,7 @@ def across(histories: Sequence[Sequence[Look]]) -> dict[str, Any]:
 
 
 def curves(histories: Sequence[Sequence[Look]]) -> dict[str, dict[str, float]]:
-    """Means over the models that were trained longest, at each epoch looked at."""
+    """Means over the models that were trained longest, at each measured epoch."""
     longest = [looks for looks in histories if looks[-1].epoch == max(LOOKS)]
     return {
         str(epoch): {"models": len(longest)}
@@ -255,7 +266,7 @@ def best(looks: Sequence[Look]) -> float:
 
 
 def groups(histories: Sequence[Sequence[Look]]) -> dict[str, list[Sequence[Look]]]:
-    """All models, the paper's choice of them, and the good ones only."""
+    """All models, the paper's selection, and the good ones only."""
     return {
         "all": list(histories),
         f"validation from {FLOOR}": [looks for looks in histories if best(looks) >= FLOOR],
@@ -264,7 +275,7 @@ def groups(histories: Sequence[Sequence[Look]]) -> dict[str, list[Sequence[Look]
 
 
 def draw(histories: Sequence[Sequence[Look]], reference: Look, path: Path) -> None:
-    """Similarity and CKA against accuracy, a point a model; and both, and accuracy, over time."""
+    """Similarity and CKA against accuracy, one point a model; and all three over time."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(14, 4.4), layout="constrained")
@@ -333,7 +344,7 @@ def main() -> None:
 
 
 def written(report: Mapping[str, Any]) -> str:
-    """JSON, a line for each model."""
+    """The report as JSON, one line for each model."""
     head = json.dumps({name: value for name, value in report.items() if name != "models"}, indent=1)
     rows = ",\n  ".join(json.dumps(row) for row in report["models"])
     return f'{head[:-2]},\n "models": [\n  {rows}\n ]\n}}\n'

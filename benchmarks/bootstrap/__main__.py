@@ -1,4 +1,5 @@
-"""How many anchors grow from a few seeds, how many of them are right, and does the estimate know it?
+"""How many anchors grow from a few seeds, how many of them are right, and does the estimate know
+it?
 
     python -m benchmarks.bootstrap                        # everything; writes benchmarks/results/bootstrap.json and .png
     python -m benchmarks.bootstrap --resume               # the same, but keeps what this version of the code measured before
@@ -7,9 +8,10 @@
     python -m benchmarks.bootstrap --plan                 # how many cells there are, and how long they will take
     python -m benchmarks.bootstrap --page                 # only write the tables of the documentation
 
-Items embedded by two encoders, one side in another order; some true pairs are the seeds. Means and standard deviations over
-draws of items, order and seeds; methods that take minutes have fewer draws. Seconds are of one core.
-Data: see benchmarks/quality/data.py; for `scale`, corpora of film reviews. The tables of the paper are in research/bootstrap.
+Items embedded by two encoders, one side in another order; some true pairs are the seeds. Means and
+standard deviations over draws of items, order and seeds; methods that take minutes have fewer
+draws. Seconds are of one core. Data: see benchmarks/quality/data.py; for `scale`, corpora of film
+reviews. The tables of the paper are in research/bootstrap.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ SECTIONS = {
 
 
 def main() -> None:
-    """Measure, show and write the chosen sections, draw them, and fill the tables of the documentation."""
+    """Measure, show and write the chosen sections, draw them, and fill the tables of the
+    documentation.
+    """
     written = command(__doc__, SECTIONS, RESULTS / "bootstrap.json", {"about": last_paragraph(__doc__)})
     if written is not None:
         picture.draw(read(written), written.with_suffix(".png"))

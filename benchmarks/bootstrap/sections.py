@@ -1,4 +1,6 @@
-"""The command line of the bootstrap benchmarks: measure sections cell by cell, show them, and write them to a report."""
+"""The command line of the bootstrap benchmarks: measure sections cell by cell, show them, and write
+them to a report.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def last_paragraph(doc: str | None) -> str:
 
 
 def command(doc: str | None, sections: Mapping[str, Section], results: Path, head: Mapping[str, Any]) -> Path | None:
-    """Run the command line over these sections. Returns the path of the whole report, or None if there is nothing to draw.
+    """Run the command line over these sections. Returns the path of the whole report, or None if
+    there is nothing to draw.
 
     `head` is what the report says beside its sections.
     """
@@ -101,7 +104,9 @@ def _write_pages(console: Console) -> None:
 
 
 def _plan(console: Console, arguments: argparse.Namespace, sections: Mapping[str, Section]) -> None:
-    """Cells by section and method: how many there are, how many are known, and an estimate of the seconds to come."""
+    """Cells by section and method: how many there are, how many are known, and an estimate of the
+    seconds to come.
+    """
     shown = new_table(f"version {store.version()}", ("section", "method"), ("cells", "known", "s each", "s to come"))
     spent, whole = store.seconds(), 0.0
     for name in arguments.only:
@@ -126,7 +131,8 @@ def _plan(console: Console, arguments: argparse.Namespace, sections: Mapping[str
 def _guess(cell: Cell, spent: Mapping[Key, float]) -> float | None:
     """Mean seconds of the most similar cells measured so far; None if there are none.
 
-    Similar cells differ in the draw only, or else in section and encoders, or else share only the kind of items and the method.
+    Similar cells differ in the draw only, or else in section and encoders, or else share only the
+    kind of items and the method.
     """
     for kind in (_without_draw, _without_encoders, _items_and_method):
         known = [seconds for key, seconds in spent.items() if kind(key) == kind(cell.key)]

@@ -37,7 +37,9 @@ Key = tuple[str | int, ...]
 
 @cache
 def version(kind: str = "cells") -> str:
-    """A hash of the maths and of the code that measures with it; of kind "grown", only of the code that grows anchors."""
+    """A hash of the maths and of the code that measures with it; of kind "grown", only of the code
+    that grows anchors.
+    """
     code = sorted(ROOT.glob("app/maths/**/*.py")) + GROWING
     if kind != "grown":
         folders = (ROOT / "benchmarks/bootstrap", ROOT / "research/bootstrap")

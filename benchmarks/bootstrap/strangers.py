@@ -8,8 +8,9 @@ share of each direction's spread, or two unrelated clouds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,7 +102,7 @@ def _mixed(x: Tensor, y: Tensor, kept: int, number: int) -> Pair:
     return x, y[order], partner
 
 
-KINDS = {
+KINDS: dict[str, tuple[Callable[..., Pair], tuple[Any, ...]]] = {
     **{f"{place}: {common:.0%} in common": (some_in_common, (place, common)) for place in PLACES for common in COMMON},
     **{
         f"{one.split(' ->')[0]} / {other.split('-> ')[1]} of {other.split(',')[0]}": (foreign, (one, other))

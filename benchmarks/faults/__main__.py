@@ -1,21 +1,25 @@
-"""What is lost when a part of the service is killed, and what can an outsider do to other clients? Two tables.
+"""What is lost when a part of the service is killed, and what can an outsider do to other clients?
+Two tables.
 
     python -m benchmarks.faults                  # all, about 20 minutes on 2 cores; writes benchmarks/results/faults.json
     python -m benchmarks.faults redis-lost       # one of them; the results of the others stay
     python -m benchmarks.faults --keep           # keep logs and data, and print where they are
 
-Each fault starts a Redis, a PostgreSQL cluster, `anchorage serve` and `anchorage worker` on free ports below a temporary folder,
-and touches no process that runs already. It needs redis-server (or valkey-server), initdb and pg_ctl; the full disk needs root.
+Each fault starts a Redis, a PostgreSQL cluster, `anchorage serve` and `anchorage worker` on free
+ports below a temporary folder, and touches no process that runs already. It needs redis-server (or
+valkey-server), initdb and pg_ctl; the full disk needs root.
 
-Clients wait as Retry-After says and send a creating request again under its Idempotency-Key. Every vector that comes back is
-compared with the one that app.maths computed before the fault, to 1e-6 of its largest number. In the end the database is checked:
-each creation has one row and one audit row; each job succeeded, with one set, the right pairs and the right vectors.
+Clients wait as Retry-After says and send a creating request again under its Idempotency-Key. Every
+vector that comes back is compared with the one that app.maths computed before the fault, to 1e-6 of
+its largest number. In the end the database is checked: each creation has one row and one audit row;
+each job succeeded, with one set, the right pairs and the right vectors.
 
-The last five columns must be 0: 5xx other than 503 with Retry-After; dropped requests (a broken connection that the fault does
-not explain, or never the right status); lost jobs or answered resources; effects that happened twice; wrong vectors.
+The last five columns must be 0: 5xx other than 503 with Retry-After; dropped requests (a broken
+connection that the fault does not explain, or never the right status); lost jobs or answered
+resources; effects that happened twice; wrong vectors.
 
-The attacks are those of an outsider with one key or none (benchmarks/faults/attacks). No process may be killed, /livez must
-answer within the time that the table names, and no client may get a 500.
+The attacks are those of an outsider with one key or none (benchmarks/faults/attacks). No process
+may be killed, /livez must answer within the time that the table names, and no client may get a 500.
 """
 
 from __future__ import annotations
@@ -71,7 +75,9 @@ COLUMNS = {
 
 
 def main() -> None:
-    """Run the faults and attacks, print and write the tables; exit with 1 if a condition did not hold."""
+    """Run the faults and attacks, print and write the tables; exit with 1 if a condition did not
+    hold.
+    """
     arguments = parser(__doc__, RESULTS / "faults.json")
     arguments.add_argument("names", nargs="*", metavar="fault", help=", ".join([*FAULTS, *ATTACKS]))
     arguments.add_argument("--keep", action="store_true", help="keep logs and data")

@@ -1,4 +1,6 @@
-"""Real processes for the fault table: Redis, PostgreSQL, APIs and workers on free ports, below one temporary folder."""
+"""Real processes for the fault table: Redis, PostgreSQL, APIs and workers on free ports, below one
+folder.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,15 @@ from app.demo.client import free_port
 from app.storage.db import Database
 from benchmarks.faults.postgres import Postgres, binary
 
-#: a worker silent for so long has lost its jobs
+#: a worker that is silent for so long loses its jobs
 LEASE_S = 3
 
-#: importing torch on two cores that others use as well is the slow part
+#: generous, because importing torch is slow while other processes use the same cores
 START_S = 180
 
 
 def wait_until(happened: Callable[[], object], what: str, timeout_s: float = START_S, pause_s: float = 0.05) -> None:
-    """Return when `happened()` is true. Raises TimeoutError, naming `what`."""
+    """Wait until `happened()` is true. Raises TimeoutError, naming `what`."""
     deadline = time.monotonic() + timeout_s
     while not happened():
         if time.monotonic() > deadline:
@@ -37,12 +39,12 @@ def wait_until(happened: Callable[[], object], what: str, timeout_s: float = STA
 
 
 def dice(seed: int) -> random.Random:
-    """For victims and moments: the same ones in every run."""
+    """A generator for victims and moments: the same ones in every run."""
     return random.Random(seed)  # noqa: S311 -- no secrets
 
 
 class Process:
-    """A process that may be killed and started again; all its lives write one log."""
+    """A process that can be killed and started again. All its runs write to one log."""
 
     def __init__(self, name: str, command: list[str], folder: Path, environment: dict[str, str] | None = None) -> None:
         self.name = name
@@ -53,7 +55,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Of its present life."""
+        """The process id of the present run."""
         assert self._process is not None
         return self._process.pid
 
@@ -63,7 +65,7 @@ class Process:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Begin a life."""
+        """Start it."""
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(self._command, stdout=output, stderr=subprocess.STDOUT, env=self._environment)
 
@@ -72,13 +74,13 @@ class Process:
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL: nothing is finished, nothing is said."""
+        """SIGKILL: the process finishes nothing and logs nothing."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def end(self, timeout_s: float = 60) -> None:
-        """SIGTERM, and SIGKILL for what does not end by it."""
+        """SIGTERM, then SIGKILL if it has not ended in time."""
         if self._process is None or not self.alive:
             return
         self._process.terminate()
@@ -88,11 +90,11 @@ class Process:
             self.kill()
 
     def said(self, words: str) -> int:
-        """How often the log has these words."""
+        """How often the log contains these words."""
         return self.log.read_text(errors="replace").count(words) if self.log.exists() else 0
 
     def wait_ready(self) -> None:
-        """Raises RuntimeError with the last words of a process that ends before it is ready."""
+        """Wait until it is ready. Raises RuntimeError with the last log lines if it ends before."""
 
         def ready() -> bool:
             if not self.alive:
@@ -108,7 +110,7 @@ class Process:
 
 
 class RedisServer(Process):
-    """A Redis without persistence: killed, it has forgotten everything."""
+    """A Redis without persistence: once killed, it has lost everything."""
 
     def __init__(self, folder: Path) -> None:
         self.port = free_port()
@@ -135,7 +137,7 @@ class Api(Process):
         super().__init__(f"api-{number}", command, folder, environment)
 
     def ready(self) -> bool:
-        """Whether /readyz says 200."""
+        """Whether /readyz answers 200."""
         try:
             return httpx2.get(f"{self.url}/readyz", timeout=5, trust_env=False).status_code == 200
         except httpx2.TransportError:
@@ -152,13 +154,13 @@ class Worker(Process):
         super().__init__(f"worker-{number}", [sys.executable, "-m", "app.cli", "worker"], folder, environment)
 
     def ready(self) -> bool:
-        """Whether this life has said that it takes jobs."""
+        """Whether the present run has logged that it takes jobs."""
         return self.alive and self.said(f"worker {self.pid} takes jobs") > 0
 
 
 @dataclass
 class Deployment:
-    """Everything that is needed, each part a process of its own."""
+    """All processes of a service, each on its own."""
 
     folder: Path
     redis: RedisServer
@@ -169,23 +171,27 @@ class Deployment:
 
     @property
     def data_dir(self) -> Path:
-        """What all processes share."""
+        """The data folder that all processes share."""
         return self.folder / "data"
 
     @property
     def urls(self) -> list[str]:
-        """Of the APIs."""
+        """The URLs of the APIs."""
         return [api.url for api in self.apis]
 
     @property
     def blobs(self) -> set[Path]:
-        """Every file there is now, whole or not."""
+        """All blob files there are now, complete or not."""
         return set((self.data_dir / "blobs").glob("??/*"))
 
 
 @contextmanager
 def deployment(folder: Path, *, apis: int = 2, workers: int = 2, **settings: object) -> Iterator[Deployment]:
-    """A fresh one below `folder`, ready, and ended afterwards; `settings` become ANCHORAGE_ variables. Raises Missing."""
+    """Start a fresh deployment below `folder`, and end it afterwards; `settings` become ANCHORAGE_
+    variables.
+
+    Raises Missing.
+    """
     folder.mkdir(exist_ok=True)
     with ExitStack() as ending:
         made = Deployment(folder, RedisServer(folder), Postgres(folder))
@@ -214,7 +220,9 @@ def _migrate(url: str) -> None:
 
 
 def _environment(made: Deployment, settings: dict[str, object]) -> dict[str, str]:
-    """Nothing of the caller's settings comes along: what is measured is what the script says."""
+    """Without the caller's own ANCHORAGE_ variables, so that the script alone decides what is
+    measured.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")}
     wanted = {
         "data_dir": made.data_dir,
@@ -228,7 +236,7 @@ def _environment(made: Deployment, settings: dict[str, object]) -> dict[str, str
 
 
 def end_on_sigterm() -> None:
-    """A terminated script ends its processes too."""
+    """Turn SIGTERM into KeyboardInterrupt, so that a terminated script ends its processes, too."""
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

@@ -28,10 +28,10 @@ def binary(*names: str) -> str:
 
 
 class Postgres:
-    """A cluster of its own below `folder`. As root, the user postgres runs it, because PostgreSQL refuses to run as root.
+    """A cluster of its own below `folder`. As root, the user postgres runs it.
 
-    `options` are further options of the server. `database` is the one that `url` and the queries here use.
-    Raises Missing without initdb and pg_ctl.
+    `options` are further options of the server. `database` is the one that `url` and the queries
+    here use. Raises Missing without initdb and pg_ctl, or as root without a user postgres.
     """
 
     def __init__(self, folder: Path, *, options: str = "") -> None:
@@ -45,7 +45,7 @@ class Postgres:
 
     @property
     def url(self) -> str:
-        """Of the present database, as SQLAlchemy reads it."""
+        """The URL of the present database, as SQLAlchemy reads it."""
         return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/{self.database}"
 
     def _other_user(self) -> dict[str, Any]:
@@ -84,7 +84,9 @@ class Postgres:
         self._control("stop", "-m", mode)
 
     def freeze(self) -> None:
-        """Stop all of its processes. The kernel still accepts connections and bytes, but nothing answers."""
+        """Stop all of its processes. The kernel still accepts connections and bytes, but nothing
+        answers.
+        """
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -102,20 +104,20 @@ class Postgres:
         self._run(self._pg_ctl, verb, "-D", str(self._home / "data"), "-w", "-t", "60", *options)
 
     def connect(self, *, autocommit: bool = True) -> psycopg.Connection[TupleRow]:
-        """A connection of the script's own."""
+        """A connection to the present database."""
         return psycopg.connect(self.url.replace("+psycopg", ""), autocommit=autocommit)
 
     def rows(self, query: str, *arguments: object) -> list[TupleRow]:
-        """The answer to a query of the script's own."""
+        """The rows that a query returns."""
         with self.connect() as connection:
             return connection.execute(query, arguments).fetchall()
 
     def execute(self, *statements: str) -> None:
-        """Statements of the script's own, each committed."""
+        """Execute statements, each in its own transaction."""
         with self.connect() as connection:
             for statement in statements:
                 connection.execute(statement)
 
     def number(self, query: str, *arguments: object) -> int:
-        """The one number that a query answers."""
+        """The one number that a query returns."""
         return int(self.rows(query, *arguments)[0][0])

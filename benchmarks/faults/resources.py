@@ -1,4 +1,4 @@
-"""What a process tree takes, and a limit on its memory: a cgroup where one can be made."""
+"""What a process tree uses, and a limit on its memory: a cgroup where one can be made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-#: the compose file's limit for the API
+#: the API's limit in the compose file
 API_BYTES = 4 * 2**30
 
 #: where memory is limited, and the file that holds the limit: cgroup 1, cgroup 2
@@ -18,7 +18,7 @@ _CGROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max"),
 )
 
-#: between two looks at a tree
+#: pause between two looks at a tree
 LOOK_S = 0.05
 
 _PAGE, _TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
@@ -26,7 +26,9 @@ _PAGE, _TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 
 @contextmanager
 def memory_limit(name: str, limit: int = API_BYTES) -> Iterator[Path | None]:
-    """A cgroup of that much memory, for `join`; None where none can be made. It must be empty at the end."""
+    """A cgroup with that much memory, for `join`; None if this machine allows none. It must be
+    empty at the end.
+    """
     folder = _made(name, limit)
     try:
         yield folder
@@ -36,7 +38,7 @@ def memory_limit(name: str, limit: int = API_BYTES) -> Iterator[Path | None]:
 
 
 def _made(name: str, limit: int) -> Path | None:
-    """A cgroup of either version; None without the rights, or where memory is not counted."""
+    """A cgroup of either version; None without the rights, or if memory is not counted."""
     for root, file in _CGROUPS:
         folder = root / f"anchorage-{name}-{os.getpid()}"
         try:
@@ -51,13 +53,13 @@ def _made(name: str, limit: int) -> Path | None:
 
 
 def join(group: Path | None, pid: int) -> None:
-    """Put a process, and what it starts from now on, under the limit."""
+    """Put a process, and everything that it starts from now on, under the limit."""
     if group is not None:
         (group / "cgroup.procs").write_text(str(pid))
 
 
 def _remove(folder: Path) -> None:
-    """Once its last process is gone."""
+    """Remove the cgroup once its last process has ended."""
     for _ in range(100):
         try:
             folder.rmdir()
@@ -67,7 +69,7 @@ def _remove(folder: Path) -> None:
 
 
 def tree(pid: int) -> list[int]:
-    """A process and all below it."""
+    """A process and all its descendants."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -83,7 +85,7 @@ def tree(pid: int) -> list[int]:
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory that a process holds; 0 of one that is gone."""
+    """Bytes of memory that a process holds; 0 if it has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
     except (OSError, IndexError):
@@ -91,7 +93,7 @@ def resident(pid: int) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process and its ended children have used; 0 of one that is gone."""
+    """CPU time of a process and its ended children; 0 if it has ended."""
     try:
         return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15])) / _TICKS
     except OSError:
@@ -99,7 +101,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def open_files(pid: int) -> int:
-    """How many descriptors a process holds."""
+    """How many file descriptors a process holds."""
     try:
         return len(list(Path(f"/proc/{pid}/fd").iterdir()))
     except OSError:
@@ -107,7 +109,7 @@ def open_files(pid: int) -> int:
 
 
 class Watch:
-    """The largest size of a process tree since `begin`, looked at all along."""
+    """The largest size of a process tree since `begin`."""
 
     def __init__(self, pid: int) -> None:
         self.most_bytes = 0
@@ -131,7 +133,7 @@ class Watch:
 
 @contextmanager
 def watching(pid: int) -> Iterator[Watch]:
-    """Look at a process and all below it until the end."""
+    """Watch a process and its descendants until the end."""
     watch = Watch(pid)
     try:
         yield watch

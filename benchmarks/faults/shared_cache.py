@@ -2,17 +2,18 @@
 
     python -m benchmarks.faults.shared_cache         # about a minute on 2 cores; writes benchmarks/results/shared_cache.json
 
-Two API processes and two workers share one Redis. Three synthetic encoders of 768 dimensions, 1,000 anchors, all six ordered
-pairs cold. For each pair, 200 clients translate the same vectors at once, half of them through either API. A job fits every
-second pair beforehand, so a worker makes the translator and both APIs read it; the other pairs get their job afterwards, so an
-API makes it and a worker reads it. /metrics of every process counts how often a translator was made, read from Redis, or found
-in the process's own memory. Then one entry in Redis gets a wrong byte and another one is truncated, one API restarts with an
-empty memory, and the 200 clients return for every pair.
+Two API processes and two workers share one Redis. Three synthetic encoders of 768 dimensions, 1,000
+anchors, all six ordered pairs cold. For each pair, 200 clients translate the same vectors at once,
+half of them through either API. A job fits every second pair beforehand, so a worker makes the
+translator and both APIs read it; the other pairs get their job afterwards, so an API makes it and a
+worker reads it. /metrics of every process counts how often a translator was made, read from Redis,
+or found in the process's own memory. Then one entry in Redis gets a wrong byte and another one is
+truncated, one API restarts with an empty memory, and the 200 clients return for every pair.
 
-The exit status is 1 unless all of this holds. Each translator is made once in all, half of them by workers, and read once by each
-other process that needs it. After the damage exactly the two damaged entries are made again, and counted. Every answer is 200
-and the same bit for bit for each pair, before and after the damage, and equals what app.maths computes to 1e-6 of its largest
-number.
+The exit status is 1 unless all of this holds. Each translator is made once in all, half of them by
+workers, and read once by each other process that needs it. After the damage exactly the two damaged
+entries are made again, and counted. Every answer is 200 and the same bit for bit for each pair,
+before and after the damage, and equals what app.maths computes to 1e-6 of its largest number.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import torch
@@ -53,13 +54,13 @@ CLIENTS = 200
 
 OUTCOMES = ("made", "redis", "memory", "corrupt", "away")
 
-#: the first byte that an entry's digest covers, and some more
+#: a byte behind the first one that an entry's digest covers
 DAMAGED_BYTE = 5000
 
 
 @dataclass
 class Phase:
-    """What came of all pairs once: counts of look-ups by process and outcome, and of answers."""
+    """Counts after all pairs: look-ups by process and outcome, and answers."""
 
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     answers: Counter[int] = field(default_factory=Counter)
@@ -68,7 +69,7 @@ class Phase:
     seconds: float = 0.0
 
     def total(self, outcome: str) -> int:
-        """Over all processes."""
+        """The sum over all processes."""
         return sum(counts[outcome] for counts in self.counts.values())
 
 
@@ -95,7 +96,7 @@ def main() -> None:
 
 
 def measure(made: Deployment, console: Console) -> tuple[Phase, Phase]:
-    """Both phases."""
+    """Measure both phases."""
     vectors = embeddings()
     bodies, right = prepare(made, vectors)
     console.print(f"{CLIENTS} clients, {len(PAIRS)} cold pairs", style="dim")
@@ -106,13 +107,13 @@ def measure(made: Deployment, console: Console) -> tuple[Phase, Phase]:
     made.apis[1].start()
     made.apis[1].wait_ready()
     damaged = asyncio.run(all_pairs(made, bodies, right))
-    for pair in PAIRS:  # the same bits as before
+    for pair in PAIRS:  # the same bits as before the damage
         damaged.distinct[pair] |= cold.distinct[pair]
     return cold, damaged
 
 
 def embeddings() -> dict[str, Tensor]:
-    """The anchors and some more rows by each encoder: linear pictures of the same 200 numbers, with noise."""
+    """Anchors and more rows by each encoder: linear images of the same 200 numbers, with noise."""
     generator = torch.Generator().manual_seed(0)
     latent = torch.randn(ANCHORS + PROBES, 200, generator=generator)
     found = {}
@@ -125,7 +126,7 @@ def embeddings() -> dict[str, Tensor]:
 def prepare(
     made: Deployment, vectors: dict[str, Tensor]
 ) -> tuple[dict[tuple[str, str], dict[str, Any]], dict[tuple[str, str], Tensor]]:
-    """Create encoders and the set; returns what to send for each pair, and the right answer."""
+    """Create the encoders and the set. Returns the request for each pair, and the right answer."""
     with httpx2.Client(base_url=made.apis[0].url, timeout=120, trust_env=False) as http:
         for name in ENCODERS:
             http.post("/encoders", json={"name": name, "dim": DIM}).raise_for_status()
@@ -149,7 +150,10 @@ async def all_pairs(
     *,
     jobs: bool = False,
 ) -> Phase:
-    """For each pair, all clients at once, a job before or after them if asked for; and what the processes counted meanwhile."""
+    """For each pair, all clients at once, with a job before or after them if wanted.
+
+    Returns what was answered, and what the processes counted meanwhile.
+    """
     phase, before, begun = Phase(), looked_up(made), time.monotonic()
     limits = httpx2.Limits(max_connections=CLIENTS)
     async with httpx2.AsyncClient(timeout=120, trust_env=False, limits=limits) as http:
@@ -172,7 +176,7 @@ async def all_pairs(
 
 
 async def fit_by_job(http: httpx2.AsyncClient, url: str, body: dict[str, Any]) -> None:
-    """Have a worker fit this pair, and wait until it has."""
+    """Have a worker fit this pair, and wait for it."""
     names = {name: body[name] for name in ("source", "target", "anchor_set", "method")}
     answer = (await http.post(f"{url}/translators", json=names, headers={"Prefer": "respond-async"})).raise_for_status()
     while (job := (await http.get(f"{url}/jobs/{answer.json()['id']}")).json())["state"] in ("queued", "running"):
@@ -181,7 +185,7 @@ async def fit_by_job(http: httpx2.AsyncClient, url: str, body: dict[str, Any]) -
 
 
 def looked_up(made: Deployment) -> dict[str, Counter[str]]:
-    """How often each process looked a translator up, by what came of it, since it started."""
+    """How often each process has looked up a translator since it started, by outcome."""
     sources = {api.name: f"{api.url}/metrics" for api in made.apis}
     sources |= {worker.name: worker.metrics_url for worker in made.workers}
     return {name: Counter(dict(_translators(url))) for name, url in sources.items()}
@@ -196,17 +200,21 @@ def _translators(url: str) -> Iterator[tuple[str, int]]:
 
 
 def damage(made: Deployment) -> None:
-    """A wrong byte in the middle of one translator's entry, and the end cut off another's."""
+    """Flip a bit in the middle of one translator's entry, and truncate another's."""
     entries = sorted(made.redis.client.keys("anchorage:cache:translator:*"))
     first, second = entries[:2]
-    data = bytearray(made.redis.client.get(first))
+    data = bytearray(_entry(made, first))
     data[DAMAGED_BYTE] ^= 1
     made.redis.client.set(first, bytes(data))
-    made.redis.client.set(second, made.redis.client.get(second)[:-100])
+    made.redis.client.set(second, _entry(made, second)[:-100])
+
+
+def _entry(made: Deployment, key: bytes) -> bytes:
+    return cast(bytes, made.redis.client.get(key))
 
 
 def problems(cold: Phase, damaged: Phase) -> Iterator[str]:
-    """What is not as it must be."""
+    """The conditions that did not hold."""
     requests, apis = CLIENTS * len(PAIRS), 2
     workers = [name for name in cold.counts if name.startswith("worker")]
     expected = {

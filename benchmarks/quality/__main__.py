@@ -14,7 +14,8 @@ hub       N projectors and N decoders instead of N (N - 1) fitted pairs
 classes   a classifier of the target encoder on translated vectors
 shuffled  reports of anchors whose pairs are wrong
 
-Data: see benchmarks/quality/data.py. Peers are measured where they are installed: see benchmarks/quality/peers.txt.
+Data: see benchmarks/quality/data.py. Peers are measured where they are installed: see
+benchmarks/quality/peers.txt.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ ABOUT = (
 )
 SEEDS = 5
 
-#: draws, where five of all pairs take hours
+#: fewer draws where five of all pairs take hours
 FEWER = {("text-embeddings", 50): 1, ("text-embeddings", 100): 1, ("text-embeddings", 180): 1, ("cifar10", 1000): 2}
 
 
@@ -113,7 +114,9 @@ def _compare(console: Console, path: Path, arguments: argparse.Namespace) -> Non
 
 
 def _gather(pool: ProcessPoolExecutor, task: str, anchors: int, pairs: list[tuple[str, str]], seeds: int) -> Found:
-    """One work for each seed and some pairs, so that none is long and each target's neighbours serve several sources."""
+    """Submit one piece of work for each seed and eight pairs, so that no piece takes long and each
+    target's neighbours serve several sources.
+    """
     by_target = sorted(pairs, key=lambda pair: pair[1])
     parts = [by_target[start : start + 8] for start in range(0, len(by_target), 8)]
     work = [(seed, part) for seed in range(seeds) for part in parts]
@@ -128,12 +131,12 @@ def _gather(pool: ProcessPoolExecutor, task: str, anchors: int, pairs: list[tupl
 
 
 def _seconds(found: Found, method: str) -> float:
-    """To fit and to translate the test items: a mean, on shared cores."""
+    """Mean seconds to fit and to translate the test items, on shared cores."""
     return mean(cell.seconds[method] for cell in found.values() if method in cell.seconds)
 
 
 def _chosen(cells: Iterable[Cell]) -> dict[str, int]:
-    """What auto took, and how often; the rarest together."""
+    """What auto chose, and how often; the rarest choices together."""
     counts = Counter(f"{method} {json.dumps(options, sort_keys=True)}" for method, options in (cell.chosen for cell in cells))
     rest = sum(counts.values()) - sum(count for _, count in counts.most_common(8))
     return dict(counts.most_common(8)) | ({"others": rest} if rest else {})

@@ -1,4 +1,6 @@
-"""How should one choose among fifty candidates by the anchors alone? Ways to choose, and what they reach on unseen items."""
+"""How can one choose among fifty candidates by the anchors alone? Ways to choose, and what they
+reach on unseen items.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def run(console: Console, path: Path, about: str, arguments: argparse.Namespace)
 
 
 def _means(ways: list[dict[str, float]], every: list[list[float]]) -> dict[str, float]:
-    """Over the cells of one task and number of anchors; the best candidate of the task is the best on their average."""
+    """Means over the cells of one task and number of anchors. The task's best candidate is the best
+    on their average.
+    """
     found = {way: mean(each[way] for each in ways) for way in ways[0]}
     return {**found, TASK: max(map(mean, zip(*every, strict=True))), PAIR: mean(map(max, every))}
 

@@ -1,4 +1,6 @@
-"""A head trained in the target's space, asked about translated vectors: does auto's `prefer: classification` help it?"""
+"""A head trained in the target's space reads translated vectors: does auto's `prefer:
+classification` improve its accuracy?
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ RIDGE = 1.0
 
 
 def run(console: Console, path: Path, about: str, arguments: argparse.Namespace) -> None:
-    """Accuracy of a linear head on translated test vectors, by what auto was asked to prefer, and by single methods."""
+    """Accuracy of a linear head on translated test vectors, by what auto should prefer, and by
+    single methods.
+    """
     torch.set_num_threads(2)
     sections = {}
     for task in data.tasks([name for name in TASKS if name in arguments.tasks], console):
@@ -72,7 +76,8 @@ def _head(vectors: Tensor, labels: Tensor) -> Tensor:
     features = _features(vectors)
     wanted = torch.nn.functional.one_hot(labels.long(), int(labels.max()) + 1).double()
     penalty = RIDGE * torch.eye(features.shape[1], dtype=torch.float64)
-    return torch.linalg.solve(features.T @ features + penalty, features.T @ wanted)
+    solution: Tensor = torch.linalg.solve(features.T @ features + penalty, features.T @ wanted)
+    return solution
 
 
 def _accuracy(head: Tensor, vectors: Tensor, truth: Tensor) -> float:

@@ -20,7 +20,7 @@ from benchmarks.quality.measure import Index, Measured
 
 AUTO = "auto"
 
-#: what is fitted by its name, as a client would
+#: methods that are fitted by name, as a client would
 FIXED: dict[str, tuple[str, methods.Options]] = {
     "irp": ("irp", {}),
     "irp-ridge": ("irp-ridge", {}),
@@ -36,19 +36,22 @@ FIXED: dict[str, tuple[str, methods.Options]] = {
     "affine": ("affine", {}),
 }
 
-#: the paper's method with its delta chosen on the anchors as auto chooses: each fit prunes anew, so on the first draw only, up to
-#: MOST_TUNED anchors, where a task has no more than MOST_PAIRS pairs
+#: the paper's method with a delta that is chosen on the anchors as auto chooses. Each fit prunes
+#: anew, so only on the first draw, up to MOST_TUNED anchors, and in tasks of at most MOST_PAIRS
+#: pairs
 TUNED = "irp, tuned"
 MOST_TUNED, MOST_PAIRS = 300, 30
 DELTAS = tuple(Candidate("irp", {"delta": delta}) for delta in (0.6, 0.5, 0.7, 0.8))
 
-#: what neither shuffles nor prunes: quick enough for every seed
+#: what neither shuffles nor prunes, and so is quick enough for every seed
 SLOW = ("irp", "irp-ridge")
 
 
 @dataclass
 class Cell:
-    """One pair, split and number of anchors: what each method reached and took, and what auto chose."""
+    """One pair, split and number of anchors: what each method reached and how long it took, and
+    what auto chose.
+    """
 
     reached: dict[str, Measured] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -57,7 +60,7 @@ class Cell:
 
 @cache
 def task_of(name: str) -> data.Task:
-    """Loaded once in each process."""
+    """A task, loaded once in each process."""
     return next(data.tasks([name], Console(quiet=True)))
 
 
@@ -67,7 +70,7 @@ def others() -> Mapping[str, peers.Fit]:
 
 
 def cells(name: str, anchors: int, seed: int, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], Cell]:
-    """Everything that one process does at once: all pairs of one split."""
+    """All pairs of one split, which one process measures at once."""
     torch.set_num_threads(1)
     task = task_of(name)
     known, held = data.split(task, anchors, seed)
@@ -92,7 +95,7 @@ def _cell(
         cell.seconds[name] = time.perf_counter() - started
         cell.reached[name] = index.measure(translated.double() - mean)
 
-    anchors, answers = x[known], y[known]  # the same objects for every peer: one of them fits once for two rows
+    anchors, answers = x[known], y[known]  # the same objects for every peer, because one of them fits once for two rows
     for name, fit in others().items():
         started = time.perf_counter()
         try:

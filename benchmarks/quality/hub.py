@@ -1,4 +1,6 @@
-"""N encoders, N projectors and N decoders, no pair ever fitted: what does that lose against fitting all N (N - 1) pairs?"""
+"""N encoders, N projectors and N decoders, and no pair ever fitted: what does that lose against
+fitting all N (N - 1) pairs?
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from benchmarks.quality.measure import Index
 
 ANCHORS, SEEDS = 180, 2
 
-#: the powers of auto's usual method, each space's ridge its own
+#: the powers of auto's usual method; each space has its own ridge
 ENCODE, DECODE = 1.0, 0.25
 
 FACTORS = "hub: N projectors, N decoders"

@@ -12,7 +12,7 @@ mpl.use("Agg")
 
 from matplotlib import pyplot as plt
 
-#: what is drawn, and how: ours in colour, the paper's and the peers' in grey
+#: what is drawn, and how: the product in colour, the paper's method and the peers in grey
 LINES = {
     "auto": ("C3", "-", "o"),
     "graded": ("C0", "-", "s"),
@@ -26,7 +26,7 @@ LINES = {
 
 
 def draw(report: Mapping[str, Any], path: Path) -> None:
-    """Write a PNG of what a report holds."""
+    """Write a PNG of a report's sections."""
     sections = report["sections"]
     curves: dict[str, list[Mapping[str, Any]]] = {}
     for section in sections.values():

@@ -22,12 +22,14 @@ DECODE = (0.0, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
 RIDGES = (0.03, 0.1, 0.3, 1.0, 3.0)
 MEASURES = ("cosine", "recall", "mrr")
 
-#: of each task: many pairs differ little in where their peak is
+#: pairs of each task: few, because pairs differ little in where their peak is
 PAIRS, SEEDS = 4, 2
 
 
 def run(console: Console, path: Path, about: str, arguments: argparse.Namespace) -> None:
-    """A heat map for each task at the most anchors up to 300, and a row of ridges at (1, .25)."""
+    """A heat map for each task at the largest number of anchors up to 300, and a row of ridges at
+    (1, .25).
+    """
     sections = {}
     for task in data.tasks(arguments.tasks, console):
         anchors = max(size for size in task.sizes if size <= (100 if arguments.quick else 300))
@@ -37,7 +39,9 @@ def run(console: Console, path: Path, about: str, arguments: argparse.Namespace)
 
 
 def _of(task: data.Task, anchors: int, seeds: int) -> dict[str, Any]:
-    """Means over seeds and pairs, for each measure a table by encode and decode power, the ridge each space's own."""
+    """Means over seeds and pairs: for each measure a table by encode and decode power, with each
+    space's own ridge.
+    """
     torch.set_num_threads(2)
     pairs = task.pairs[:: -(-len(task.pairs) // PAIRS)]
     found: dict[Any, list[tuple[float, ...]]] = {}

@@ -28,20 +28,22 @@ from benchmarks.quality.compare import task_of
 MEASURES = ("recall", "mrr", "cosine")
 SEEDS, PAIRS = 2, 3
 
-#: random indexes of unseen items, of the promise's size
+#: random indexes of unseen items, of the size that the promise is about
 INDEXES = 40
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Of one pair and split: each measure as promised, the ends of its interval, and as unseen items show it."""
+    """One pair and split: each measure as promised, the ends of its interval, and the measure of
+    unseen items.
+    """
 
     promised: Mapping[str, tuple[float, float, float]]
     found: Mapping[str, float]
 
 
 def run(console: Console, path: Path, about: str, arguments: argparse.Namespace) -> None:
-    """A row for each task and number of anchors; auto's translators."""
+    """A row for each task and number of anchors, with auto's translators."""
     shown = new_table("promised and kept, mean absolute difference (mean difference)", ("task", "anchors", "index"), MEASURES)
     rows = []
     with ProcessPoolExecutor(arguments.jobs) as pool:
@@ -53,16 +55,18 @@ def run(console: Console, path: Path, about: str, arguments: argparse.Namespace)
                 work = [(seed, pair) for seed in range(1 if arguments.quick else SEEDS) for pair in pairs]
                 asked = [pool.submit(_kept, task.name, anchors, *each) for each in work]
                 kept = [answer.result() for answer in asked]
-                row = {"task": task.name, "anchors": anchors, "cases": len(kept), "measures": _compared(kept)}
-                rows.append(row)
-                cells = [f"{each['absolute']:.4f} ({each['mean']:+.4f})" for each in row["measures"].values()]
+                measures = _compared(kept)
+                rows.append({"task": task.name, "anchors": anchors, "cases": len(kept), "measures": measures})
+                cells = [f"{each['absolute']:.4f} ({each['mean']:+.4f})" for each in measures.values()]
                 shown.add_row(task.name, str(anchors), str(anchors // 5), *cells)
                 table.write(path, {"about": about}, "promise", {"seeds": SEEDS, "rows": rows})
     console.print(shown)
 
 
 def _compared(kept: list[Kept]) -> dict[str, dict[str, Any]]:
-    """By measure: mean absolute and mean difference, and the share of intervals that hold what was found."""
+    """By measure: mean absolute and mean difference, and the share of intervals that hold the
+    measure of unseen items.
+    """
     figures = {}
     for name in MEASURES:
         apart = [each.promised[name][0] - each.found[name] for each in kept]
@@ -93,7 +97,9 @@ def _kept(name: str, anchors: int, seed: int, pair: tuple[str, str]) -> Kept:
 
 
 def _found(made: Promise, translated: Tensor, native: Tensor, seed: int) -> dict[str, float]:
-    """The measures of unseen items, each searched for among as many as the promise is of: means over random indexes."""
+    """Measures of unseen items, each searched for in an index of the promise's size: means over
+    random indexes.
+    """
     generator = torch.Generator().manual_seed(seed)
     sums: list[list[float]] = []
     for _ in range(INDEXES):

@@ -1,4 +1,6 @@
-"""Anchors whose rows do not match: does every method say that its translator is useless, and never that a good one is?"""
+"""Anchors whose rows do not match: does every method report that its translator is useless, and
+never that a good one is?
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ ANCHORS, SEEDS, PAIRS = 100, 2, 4
 
 
 def run(console: Console, path: Path, about: str, arguments: argparse.Namespace) -> None:
-    """Shares over tasks, pairs and seeds: of shuffled sets called useless, and of true ones called related."""
+    """Shares over tasks, pairs and seeds: of shuffled sets reported as useless, and of true ones as
+    related.
+    """
     torch.set_num_threads(2)
     said: dict[str, dict[str, list[float]]] = {}
     for task in data.tasks(arguments.tasks, console):
@@ -28,8 +32,8 @@ def run(console: Console, path: Path, about: str, arguments: argparse.Namespace)
             mixed = known[torch.randperm(ANCHORS, generator=torch.Generator().manual_seed(seed))]
             for source, target in task.pairs[:: -(-len(task.pairs) // PAIRS)]:
                 x = task.encoders[source][known]
-                for kind, rows in (("shuffled", mixed), ("true", known)):
-                    y = task.encoders[target][rows]
+                for kind, chosen in (("shuffled", mixed), ("true", known)):
+                    y = task.encoders[target][chosen]
                     for name in ("auto", *methods.METHODS):
                         found = said.setdefault(name, {"shuffled": [], "true": []})
                         found[kind].append(float(_useless(name, x, y) == (kind == "shuffled")))

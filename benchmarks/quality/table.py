@@ -1,4 +1,4 @@
-"""From single measurements to means, spreads and shares; tables; JSON."""
+"""From single measurements to means, spreads and shares; tables; the report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from benchmarks.common import read, rounded
 from benchmarks.common import write as write_report
 from benchmarks.quality.measure import Measured
 
-#: of one task and number of anchors: (seed, (source, target)) -> what each method reached, without those that refuse the pair
+#: of one task and number of anchors: (seed, (source, target)) -> what each method reached; methods
+#: that refuse the pair are missing
 Found = Mapping[tuple[int, tuple[str, str]], Mapping[str, Measured]]
 
 FIGURES: dict[str, Callable[[Measured], float]] = {
@@ -42,7 +43,7 @@ class Figure:
 
     @classmethod
     def of(cls, values: Mapping[tuple[int, tuple[str, str]], float]) -> Figure:
-        """From one value for each seed and pair."""
+        """A figure from one value for each seed and pair."""
         by_seed, by_pair = _means(values, 0), _means(values, 1)
         return cls(
             mean=mean(by_seed),
@@ -56,30 +57,33 @@ class Figure:
 
 @dataclass(frozen=True)
 class Row:
-    """One method: its figures, by name, and by size of a smaller index its recall there; over how many pairs."""
+    """One method: over how many pairs, its figures by name, and its recall in smaller indexes by
+    their size.
+    """
 
     pairs: int
     figures: Mapping[str, Figure]
     sized: Mapping[int, Figure]
 
     def columns(self) -> dict[str, Figure]:
-        """By the headings of a table."""
+        """The figures by the headings of a table."""
         figures = {HEADINGS[name]: figure for name, figure in self.figures.items()}
         return figures | {f"@10 of {size:,}": figure for size, figure in self.sized.items()}
 
     def as_json(self) -> dict[str, Any]:
-        """With sizes as strings."""
+        """For the report, with sizes as strings."""
         figures = {name: vars(figure) for name, figure in self.figures.items()}
         return {"pairs": self.pairs, **figures, "recall_sized": {str(size): vars(figure) for size, figure in self.sized.items()}}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How well `auto` chose, over all pairs and seeds, beside the fixed method with the best recall@10 on the same test items.
+    """How well `auto` chose, over all pairs and seeds, beside the fixed method with the best
+    recall@10 on the same test items.
 
-    That one was chosen with hindsight, so auto cannot be expected to reach it everywhere.
+    That method is chosen with hindsight, so auto cannot be expected to reach it everywhere.
     own     share where the best one's recall@10 is not above the 95 % interval of auto's
-    paired  share where the 95 % interval of their difference, query by query, reaches down to 0; the stricter of the two
+    paired  share where the 95 % interval of their paired difference reaches down to 0; stricter
     best    share where no fixed method was better
     lost    mean over pairs and seeds of the best one's recall@10 minus auto's
     worst   the largest of these
@@ -117,7 +121,9 @@ def choice(found: Found, auto: str, fixed: Sequence[str]) -> Choice:
 
 
 def printed(title: str, rows: Mapping[str, Row]) -> Table:
-    """For a terminal; the best mean of every column is bold, among the methods that served every pair."""
+    """For a terminal. The best mean of every column is bold, among the methods that served every
+    pair.
+    """
     columns = {method: row.columns() for method, row in rows.items()}
     headings = list(dict.fromkeys(heading for row in columns.values() for heading in row))
     most = max(row.pairs for row in rows.values())
@@ -136,7 +142,7 @@ def printed(title: str, rows: Mapping[str, Row]) -> Table:
 
 
 def chosen(title: str, choices: Mapping[str, Choice]) -> Table:
-    """How `auto` did, a row for each task and number of anchors."""
+    """How `auto` did: a row for each task and number of anchors."""
     columns = ("within own 95 %", "within paired 95 %", "at least as good", "recall@10 lost", "at worst")
     table = new_table(title, ("task",), columns)
     for name, made in choices.items():
@@ -161,7 +167,7 @@ def _row(cells: Mapping[tuple[int, tuple[str, str]], Measured]) -> Row:
 
 
 def _means(values: Mapping[tuple[int, tuple[str, str]], float], part: int) -> list[float]:
-    """By seed (0) or by pair (1)."""
+    """Means by seed (0) or by pair (1)."""
     groups: dict[Any, list[float]] = {}
     for key, value in values.items():
         groups.setdefault(key[part], []).append(value)

@@ -12,8 +12,9 @@ reembedding  translated vectors, beside the same sentences encoded anew
 n, k, d      more vectors (to a million, streamed, with the server's memory), more anchors, more dimensions
 clients      more clients, beside an empty route
 
-Real server processes (`anchorage serve`) over loopback, client and server on one machine. Everything that is compared takes its
-turn in every round of one run. The tables show medians of the rounds and their middle half. Slopes are of logarithms.
+Real server processes (`anchorage serve`) over loopback, client and server on one machine.
+Everything that is compared takes its turn in every round of one run. The tables show medians of the
+rounds and their middle half. Slopes are of logarithms.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def main() -> None:
         "--redis", default="redis://127.0.0.1:6379/0", help="where `fit` stores a translator, under a prefix of its own"
     )
     options = arguments.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that servers are ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that the servers end, too
     path = Path("scaling-quick.json") if options.quick else options.json
     measures: dict[str, Callable[[bool], Section]] = {
         "fused": fused.measure,

@@ -1,4 +1,4 @@
-"""How many requests a second, and how long each takes, when more clients ask at once."""
+"""How many requests a second, and how long each takes, with more clients at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLIENTS, CLIENTS_OF_MANY = (1, 4, 16, 64, 256), (1, 4, 16)
 IN_FLIGHT = 512
 OURS, EMPTY = "Anchorage", "empty route"
 
-#: by server, number of clients and request: what load.py says of every round
+#: by server, number of clients and request: what load.py measured in every round
 Found = dict[tuple[str, int, bytes], list[dict[str, Any]]]
 
 NOTE = (
@@ -54,7 +54,7 @@ def measure(quick: bool) -> Section:
         connection = Connection(ours.port)
         register(connection, {"old": DIM, "new": DIM})
         make_set(connection, "items", {"old": source[:ANCHORS], "new": target[:ANCHORS]})
-        connection.ask("/translate", one, JSON)  # which fits
+        connection.ask("/translate", one, JSON)  # which fits the translator
         turns = [(server, number, request) for number in clients for server in (OURS, EMPTY)]
         turns += [(OURS, number, request_of_many) for number in many]
         found: Found = {turn: [] for turn in turns}
@@ -106,7 +106,7 @@ def _core(runs: Sequence[dict[str, Any]]) -> float:
 
 
 def _load(server: Server, clients: int, request: bytes, seconds: float, warm_s: float) -> dict[str, Any]:
-    """What load.py measures."""
+    """Run load.py, and return what it measured."""
     job = {"port": server.port, "clients": clients, "seconds": seconds, "warm_s": warm_s}
     command = [sys.executable, "-m", "benchmarks.scaling.load"]
     answer = subprocess.run(command, input=orjson.dumps(job) + b"\n" + request, stdout=subprocess.PIPE, timeout=120, check=True)

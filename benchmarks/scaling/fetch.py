@@ -1,4 +1,6 @@
-"""The process that finds in Redis what another one has fitted: fetch.py DATA_DIR REDIS_URL PREFIX ROUNDS; prints JSON."""
+"""A process that reads from Redis what another one has fitted: fetch DATA_DIR REDIS_URL PREFIX
+ROUNDS. Prints JSON.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ Made = TypeVar("Made")
 
 
 def main() -> None:
-    """Time the fetch alone and the whole call, each with Services of its own; the first round warms up."""
+    """Time the fetch alone and the whole call, each with its own Services. The first round is a
+    warm-up.
+    """
     folder, url, prefix, rounds = sys.argv[1:]
     settings = Settings(data_dir=Path(folder), redis_url=url, redis_prefix=prefix, database_url=None)
     found: dict[str, list[float]] = {"fetch_ms": [], "call_ms": [], "again_ms": []}

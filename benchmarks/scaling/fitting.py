@@ -1,4 +1,4 @@
-"""How long a fit takes, and how long another process takes to get the translator that was fitted."""
+"""How long a fit takes, and how long another process takes to get a fitted translator."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ METHODS = ("irp", "graded", "procrustes", "ridge")
 RIDGES = np.logspace(-2, 2, 12)
 SECONDS, FETCH_MS = 1.5, 20.0
 
-#: what two processes ask for
+#: the translator that two processes ask for
 REQUEST = translation.Request("a", "b", "items", "irp", {})
 
 NOTE = (
@@ -46,7 +46,7 @@ NOTE = (
 
 
 def fit(method: str, source: Matrix, target: Matrix) -> Translator:
-    """From raw anchors."""
+    """Fit from raw anchors."""
     options = methods.resolve(method, {}, anchors=len(source))
     return methods.fit(method, *fit_spaces(source, target), options)
 
@@ -56,9 +56,11 @@ def fit_spaces(source: Matrix, target: Matrix) -> tuple[Space, Space]:
 
 
 def ridge_searched(source: Space, target: Space, ridges: Sequence[float] = tuple(RIDGES)) -> tuple[Translator, float]:
-    """Ridge regression, and the lambda with the least |Y - H Y|^2 / (k - trace H)^2 (Golub, Heath and Wahba 1979).
+    """Ridge regression, and the lambda with the least |Y - H Y|^2 / (k - trace H)^2 (Golub, Heath
+    and Wahba 1979).
 
-    With U_x = W diag(s) V^T all lambdas share W^T U_y; H has the trace sum_j s_j^2 / (s_j^2 + lambda), and one more for the mean.
+    With U_x = W diag(s) V^T all lambdas share W^T U_y; H has the trace sum_j s_j^2 / (s_j^2 +
+    lambda), and one more for the mean.
     """
     left, values, right = kept_svd(source.unit)
     along = left.T @ target.unit
@@ -102,7 +104,7 @@ def measure(quick: bool, redis_url: str) -> Section:
 
 
 def _check_search(x: Space, y: Space) -> float:
-    """At the lambda that it chooses, the search's translator is that of app.maths."""
+    """Check that with its chosen lambda, the search's translator is that of app.maths."""
     searched, best = ridge_searched(x, y)
     plain = methods.fit("ridge", x, y, methods.resolve("ridge", {"ridge": best}, anchors=x.size))
     apart = (searched.decoder.matrix - plain.decoder.matrix).norm() / plain.decoder.matrix.norm()
@@ -111,7 +113,7 @@ def _check_search(x: Space, y: Space) -> float:
 
 
 def _through_redis(source: Matrix, target: Matrix, redis_url: str, rounds: int) -> Grid | None:
-    """One process fits and keeps, another gets; None without a Redis."""
+    """One process fits and stores a translator, another reads it; None without a Redis."""
     with tempfile.TemporaryDirectory() as folder:
         prefix = f"scaling-{Path(folder).name}"
         settings = Settings(data_dir=Path(folder), redis_url=redis_url, redis_prefix=prefix, database_url=None)
@@ -152,7 +154,7 @@ def _second_process(folder: str, redis_url: str, prefix: str, rounds: int) -> di
 
 @contextmanager
 def _swept(redis_url: str, prefix: str) -> Iterator[Redis]:
-    """Deletes the prefix's keys at the end."""
+    """A connection to Redis. Deletes the keys of the prefix in the end."""
     with Redis.from_url(redis_url) as client:
         client.ping()
         try:

@@ -1,4 +1,4 @@
-"""One matrix, beside the eight projections and products that it stands for."""
+"""One matrix, beside the eight projections and products that it replaces."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ NOTE = (
 
 @dataclass
 class Literal:
-    """The paper's translation as it is written, in the precision of its matrices: a pair for each subspace."""
+    """The paper's translation as written, in the precision of its matrices: a pair for each
+    subspace.
+    """
 
     x: Space
     y: Space
@@ -50,11 +52,11 @@ class Literal:
     fewest: int
 
     def rounded(self) -> Literal:
-        """In float32, as it would serve."""
+        """The same in float32."""
         return replace(self, matrices=[(projection.float(), inverse.float()) for projection, inverse in self.matrices])
 
     def __call__(self, vectors: Tensor) -> Tensor:
-        """Of vectors (n, d_x), in the source's units."""
+        """Translate vectors (n, d_x), in the source's units."""
         dtype = self.matrices[0][0].dtype
         centred = vectors.to(dtype) - self.x.mean.to(dtype)
         unit = centred / torch.linalg.vector_norm(centred, dim=1, keepdim=True)
@@ -77,7 +79,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As it is printed."""
+        """The name for tables."""
         return f"delta {self.delta}"
 
 
@@ -131,7 +133,7 @@ def _case(x: Space, y: Space, delta: float) -> Case:
     options = methods.resolve("irp", {"delta": delta, "omega": OMEGA, "seed": SEED}, anchors=x.size)
     parts = subspaces(y.unit, delta=delta, omega=OMEGA, seed=SEED)
     inverses = {part: pinv(y.unit[list(part)].T) for part in set(parts)}
-    # Copies, also where subspaces coincide: the paper has eight.
+    # Copies, also where subspaces coincide, because the paper has eight.
     matrices = [(x.unit[list(part)].T.contiguous(), inverses[part].clone()) for part in parts]
     exact = Literal(x, y, matrices, max(map(len, parts)), min(map(len, parts)))
     return Case(delta, exact, exact.rounded(), methods.fit("irp", x, y, options))

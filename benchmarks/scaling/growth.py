@@ -25,7 +25,7 @@ ANCHOR_COUNTS = (100, 300, 1_000, 3_000, 8_000)
 DIMS = (128, 256, 512, 1_024, 2_048, 4_096)
 METHODS = ("graded", "irp", "procrustes")
 
-#: what a stream may hold beyond a smaller one before its memory counts as growing, MiB
+#: MiB that a stream may hold beyond a smaller one before its memory counts as growing
 FLAT_MIB = 32.0
 STEEPEST = 1.1
 
@@ -146,7 +146,7 @@ def in_dimensions(quick: bool) -> Section:
 
 
 def _watched(server: Server, name: str, size: int, call: Callable[[], object], rounds: int) -> tuple[Row, Row]:
-    """Times of the call once it is warm, and the server's memory from before the first one on."""
+    """Times of the call once it is warm, and the server's memory from before the first call on."""
     server.forget_peak()
     before, _ = server.memory()
     call()
@@ -161,13 +161,15 @@ def _watched(server: Server, name: str, size: int, call: Callable[[], object], r
 
 
 def _blocks(size: int) -> tuple[int, int]:
-    """How many whole blocks come before the last one, and the rows of that."""
+    """How many whole blocks come before the last one, and the rows of the last."""
     before = (size - 1) // BLOCK
     return before, size - before * BLOCK
 
 
 def _npy_stream(port: int, path: str, vectors: Matrix, size: int, expected: Matrix) -> None:
-    """Rows repeated up to that size; only the answer's first and last block are kept."""
+    """Stream rows, repeated up to that size. Returns only the first and last block of
+    the answer.
+    """
     before, last = _blocks(size)
     file = io.BytesIO()
     about = {"descr": "<f4", "fortran_order": False, "shape": (size, DIM)}
@@ -211,7 +213,9 @@ def _read_into(answer: HTTPResponse, view: memoryview) -> None:
 
 
 def _arrow_stream(port: int, path: str, vectors: Matrix, size: int, expected: Matrix) -> None:
-    """Record batches repeated up to that size, each row with an id; the answer's are read one at a time."""
+    """Stream record batches, repeated up to that size, each row with an id. Reads the answer's
+    batches one at a time.
+    """
     before, last = _blocks(size)
     whole, rest = _batch(vectors), _batch(vectors[:last])
     schema, block, tail = (bytes(part.serialize()) for part in (whole.schema, whole, rest))
@@ -248,13 +252,13 @@ def _close(made: Matrix, expected: Matrix) -> None:
 
 
 def _check(made: Matrix, vectors: Matrix, anchors: tuple[Matrix, Matrix]) -> None:
-    """The server's translations are those of app.maths."""
+    """Check that the server's translations are those of app.maths."""
     few = 64
     _close(made[:few], apply(fit("graded", *anchors), torch.from_numpy(vectors[:few])).vectors.numpy())
 
 
 def _measured(fits: dict[str, Callable[[], object]], asked: dict[str, Callable[[], object]], quick: bool) -> dict[str, Rounds]:
-    """Fits, which are long, in fewer rounds."""
+    """Measure fits in fewer rounds, because they take long."""
     next(iter(fits.values()))()
     return take_turns(fits, 2 if quick else 3, warm=0) | take_turns(asked, 3 if quick else 11)
 
@@ -266,14 +270,16 @@ def _once(call: Callable[[], object]) -> float:
 
 
 def _fill(rows: dict[int | str, Row], found: dict[str, Rounds]) -> None:
-    """Into the row and the column that each name says."""
+    """Put measured numbers into the row and column that their names give."""
     for name, times in found.items():
         column, _, size = name.partition("|")
         rows[int(size)][column] = times
 
 
 def _slopes(grid: Grid, what: str) -> dict[str, float]:
-    """Of all columns measured in rounds; and of the larger sizes alone, as small ones cost what a request costs."""
+    """Slopes of all measured columns, and of the larger sizes alone, because small ones mostly cost
+    what a request costs.
+    """
     columns = [
         column for column, cell in list(grid.rows.values())[-1].items() if isinstance(cell, Rounds) and column.endswith(", ms")
     ]
@@ -288,6 +294,6 @@ def _slopes(grid: Grid, what: str) -> dict[str, float]:
 
 
 def _slope(grid: Grid, columns: tuple[str, ...], *, above: float) -> float:
-    """Of several columns as if they were one."""
+    """Slope of several columns as if they were one."""
     merged = {size: {"ms": next(row[each] for each in columns if each in row)} for size, row in grid.rows.items()}
     return Grid("", "", merged).slope("ms", above=above)

@@ -34,7 +34,7 @@ NOTE = (
 
 
 def measure(quick: bool) -> Section:
-    """All of them in every round; ratios within it."""
+    """All contestants in every round, and ratios within it."""
     rounds, sentences = (2, 128) if quick else (5, SENTENCES)
     pack = load_pack()
     model = load(Spec("sentence-transformers", MODEL), Shelf(), "cpu")._model  # type: ignore[attr-defined]

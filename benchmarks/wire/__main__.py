@@ -1,19 +1,23 @@
-"""What does a translation cost over HTTP, beside its matrix product? And a single vector, beside an empty request?
+"""What does a translation cost over HTTP, beside its matrix product? And a single vector, beside an
+empty request?
 
     python -m benchmarks.wire            # about 3 minutes on 2 cores; writes benchmarks/results/wire.json and wire.png
     python -m benchmarks.wire --profile  # also where the server's time goes, by py-spy (pip install py-spy; may need root)
 
-One running service (`anchorage serve`), 768 -> 768 dimensions, the client on the same machine with one connection and no library
-between it and the socket. All contestants take turns in every round of one run, because these machines are noisy; ratios are of
-medians, and the spread is that of the middle half.
+One running service (`anchorage serve`), 768 -> 768 dimensions, the client on the same machine with
+one connection and no library between it and the socket. All contestants take turns in every round
+of one run, because these machines are noisy; ratios are of medians, and the spread is that of the
+middle half.
 
-4,096 vectors, by format, beside the bare float32 torch product of the same arrays in this process, with all cores. The round trip
-goes from the first byte sent to the last received, with bodies written beforehand and answers of npy, Arrow and base64 read as
-arrays. The server's own time goes from the moment the body has arrived (its Server-Timing header: parse + answer). JSON stands
-beside orjson.loads + product + orjson.dumps of the same arrays in this process, without HTTP; its answer is not read.
+4,096 vectors, by format, beside the bare float32 torch product of the same arrays in this process,
+with all cores. The round trip goes from the first byte sent to the last received, with bodies
+written beforehand and answers of npy, Arrow and base64 read as arrays. The server's own time goes
+from the moment the body has arrived (its Server-Timing header: parse + answer). JSON stands beside
+orjson.loads + product + orjson.dumps of the same arrays in this process, without HTTP; its answer
+is not read.
 
-One vector as JSON, beside FastAPI POST routes that do nothing, served by uvicorn with the same settings: one that reads the same
-body and answers {}, and one that declares it (`body: dict`).
+One vector as JSON, beside FastAPI POST routes that do nothing, served by uvicorn with the same
+settings: one that reads the same body and answers {}, and one that declares it (`body: dict`).
 """
 
 from __future__ import annotations
@@ -87,7 +91,9 @@ def set_up(connection: Plain) -> tuple[np.ndarray[Any, Any], torch.Tensor]:
 def measure_bulk(
     connection: Connection, vectors: np.ndarray[Any, Any], matrix: torch.Tensor, rounds: int
 ) -> dict[str, list[Any]]:
-    """Milliseconds of every round: the products here, and of each format the round trip and the server's own."""
+    """Milliseconds of every round: of the products in this process, and of each format's round trip
+    and server time.
+    """
     source, product_of = torch.from_numpy(vectors), torch.empty(COUNT, DIM)
     bodies = formats(vectors)
     text = bodies["JSON"][1]

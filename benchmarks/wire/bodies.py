@@ -19,7 +19,7 @@ QUERY = "&".join(f"{name}={value}" for name, value in NAMES.items())
 
 
 def packed(array: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """An array as the service takes it in JSON."""
+    """An array in the JSON form that the service reads."""
     text = pybase64.b64encode_as_string(np.ascontiguousarray(array).data)
     return {"dtype": str(array.dtype), "shape": list(array.shape), "base64": text}
 
@@ -41,7 +41,7 @@ def read_npy(body: memoryview) -> np.ndarray[Any, Any]:
 
 def read_arrow(body: memoryview) -> np.ndarray[Any, Any]:
     column = pa.ipc.open_stream(pa.py_buffer(body)).read_all()["vector"].chunk(0)
-    return column.flatten().to_numpy().reshape(-1, DIM)
+    return np.asarray(column.flatten().to_numpy()).reshape(-1, DIM)
 
 
 def read_base64(body: memoryview) -> np.ndarray[Any, Any]:

@@ -19,7 +19,8 @@ class Connection:
         self._view = memoryview(self._data)
 
     def ask(self, path: str, body: bytes, media: str) -> tuple[float, dict[str, str], memoryview]:
-        """Seconds of the round trip, the answer's headers, and its body, which the next answer overwrites.
+        """Seconds of the round trip, the answer's headers, and its body, which the next answer
+        overwrites.
 
         Raises ConnectionError if the answer is not 200.
         """

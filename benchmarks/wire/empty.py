@@ -1,4 +1,6 @@
-"""FastAPI routes that do nothing, served by uvicorn with the service's settings: one reads its body, one declares it."""
+"""FastAPI routes that do nothing, served by uvicorn with the service's settings: one reads its
+body, one declares it.
+"""
 
 from __future__ import annotations
 

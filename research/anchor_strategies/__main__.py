@@ -1,4 +1,5 @@
-"""Which items should be anchors, where should they come from, and how coarse may relative vectors be?
+"""Which items should be anchors, where should they come from, and how coarse may relative vectors
+be?
 
     python -m research.anchor_strategies                   # about 5 minutes; writes research/results/anchor_strategies.json
     python -m research.anchor_strategies --only quantised  # some sections; the results of the others stay
@@ -8,7 +9,8 @@ translation  the same strategies, by how well their anchors translate
 domains      anchors from another data set than the items
 quantised    relative vectors on a grid (`bits` of /relative), and the paper's clusters, Figure 7
 
-Data: $ANCHORAGE_DATA/encoders (word spaces and text encoders made for this project) and $ANCHORAGE_DATA/cifar10-embeddings.
+Data: $ANCHORAGE_DATA/encoders (word spaces and text encoders made for this project) and
+$ANCHORAGE_DATA/cifar10-embeddings.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ def show(console: Console, name: str, section: Mapping[str, Any]) -> None:
 
 
 def _tables(found: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each table of a nest of them, by its whole name."""
+    """Each table of nested tables, by its full name."""
     for name, inner in found.items():
         deeper = next(iter(next(iter(inner.values())).values()))
         if "mean" in deeper:

@@ -1,4 +1,6 @@
-"""Anchors from another data set than the items: Banking77's questions among TREC's, and the reverse."""
+"""Anchors from another data set than the items: Banking77's questions among TREC's, and the
+reverse.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from research.anchor_strategies.pools import POOL, TEXT_ENCODERS, Pools, texts
 SIZES = (30, 100, 300, 1_000)
 ITEMS = 500
 
-#: of the anchors, the share that comes from the items' own domain
+#: share of the anchors that comes from the items' own domain
 SHARES = {"in domain": 1.0, "half and half": 0.5, "a tenth in domain": 0.1, "out of domain": 0.0}
 
 NOTE = (
@@ -29,7 +31,7 @@ NOTE = (
 
 
 def measure() -> dict[str, Any]:
-    """By data, number of anchors and share."""
+    """Measure by data, number of anchors and share."""
     banking, trec = texts("banking77", ITEMS), texts("trec", ITEMS)
     found = {
         f"{own.title} items": {

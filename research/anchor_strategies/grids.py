@@ -1,4 +1,6 @@
-"""Relative vectors on a grid, beside the paper's clusters (its Figure 7): what stays alike, what is lost, what is guaranteed."""
+"""Relative vectors on a grid, beside the paper's clusters (its Figure 7): what stays similar, what
+is lost, what is guaranteed.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,14 @@ ANCHORS, ITEMS = 300, 1_000
 WIDTHS = (2, 3, 4, 5, 6, 8, 12)
 NONE = "not quantised"
 
-#: whose space is distorted to see what is guaranteed
+#: the encoder whose space is distorted to test the guarantee
 DISTORTED = "minilm6-384"
 
-#: of the median distance between two vectors: the paper's thresholds of 1, 1.5 and 2 are of its own embeddings' units
+#: as shares of the median distance between two vectors, because the paper's thresholds of 1, 1.5
+#: and 2 are in the units of its own embeddings
 THRESHOLDS = (0.6, 0.8, 1.0, 1.5)
 
-#: by how much vectors and anchors are turned, in radians
+#: angles in radians by which vectors and anchors are rotated
 TURNS = (0.01, 0.05, 0.2)
 
 PAPER = {
@@ -56,7 +59,7 @@ GUARANTEE_NOTE = (
 
 
 def measure() -> dict[str, Any]:
-    """Grids on words and questions, clusters on words, and the guarantee."""
+    """Measure grids on words and questions, clusters on words, and the guarantee."""
     pair, questions = words(ITEMS)[1], texts("banking77", ITEMS)
     tables = {
         pools.title: {_name(bits): over_seeds(partial(_on_grid, pools, bits)) for bits in (None, *WIDTHS)}
@@ -96,7 +99,7 @@ def _on_grid(pools: Pools, bits: int | None, seed: int) -> list[Numbers]:
 
 
 def _decoding(anchors: int) -> methods.Options:
-    """As the service decodes plain cosines."""
+    """Decode as the service decodes plain cosines."""
     return methods.resolve("graded", {"decode_power": selection.decode_power(0), "ridge": GRADED["ridge"]}, anchors=anchors)
 
 
@@ -105,7 +108,9 @@ def _scored(x: Tensor, y: Tensor) -> Numbers:
 
 
 def _clustered(pools: Pools, share: float | None, seed: int) -> list[Numbers]:
-    """Both spaces' vectors replaced by the centroids of their clusters, then made relative as the paper does it."""
+    """Replace both spaces' vectors by the centroids of their clusters, then make them relative as
+    the paper does.
+    """
     rows = []
     for source, target in pools.pairs:
         known = _anchors(pools, source, target, seed)
@@ -118,7 +123,7 @@ def _clustered(pools: Pools, share: float | None, seed: int) -> list[Numbers]:
 
 
 def _centroids(vectors: Tensor, share: float) -> Tensor:
-    """Each row the mean of its cluster; SciPy comes with the text encoders."""
+    """Replace each row by the mean of its cluster. SciPy comes with the text encoders."""
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import pdist
 
@@ -157,7 +162,7 @@ def _unit_pair(pools: Pools, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _turned(unit: Tensor, turn: float, generator: torch.Generator) -> Tensor:
-    """Rows of length 1, each turned by so many radians toward somewhere."""
+    """Rows of length 1, each rotated by so many radians in a random direction."""
     toward = torch.randn(unit.shape, generator=generator, dtype=unit.dtype)
     toward = quality.unit(toward - (toward * unit).sum(dim=1, keepdim=True) * unit)
     return unit * torch.tensor(turn).cos() + toward * torch.tensor(turn).sin()

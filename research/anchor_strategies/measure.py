@@ -1,4 +1,6 @@
-"""What is measured of a set of anchors: how alike two relative spaces are, and how well they translate."""
+"""What is measured of a set of anchors: how similar two relative spaces are, and how well the
+anchors translate.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,19 @@ from research.definitions import jaccard, mrr, recall, relative
 
 Numbers = dict[str, float]
 
-#: what all translations here are made with, whatever the defaults are
+#: the method and options of all translations here, independent of the defaults
 GRADED: methods.Options = {"encode_power": 1.0, "decode_power": 0.25, "ridge": 1.0}
 
 
 def alike(x: Tensor, y: Tensor) -> Numbers:
-    """Relative vectors of the same items in two spaces: Jaccard and MRR among all items at 10 neighbours, and cosine."""
+    """Relative vectors of the same items in two spaces: Jaccard and MRR among all items at 10
+    neighbours, and cosine.
+    """
     return {"jaccard": jaccard(x, y), "mrr": mrr(x, y), "cosine": quality.cosine(x, y)}
 
 
 def cosines(vectors: Tensor, anchors: Tensor) -> Tensor:
-    """Without centring, as Moschella et al. have it."""
+    """Relative vectors without centring, as in Moschella et al."""
     return quality.unit(vectors) @ quality.unit(anchors).T
 
 
@@ -36,19 +40,24 @@ def relatives(anchors: tuple[Tensor, Tensor], items: tuple[Tensor, Tensor]) -> t
 
 
 def translated(source: Space, target: Space, items: Tensor, native: Tensor, centre: Tensor) -> Numbers:
-    """Recall@10 and MRR of items by the graded method; `centre`: one mean of the target for all that is compared."""
+    """Recall@10 and MRR of items by the graded method.
+
+    `centre` is one mean of the target for everything that is compared.
+    """
     translator = methods.fit("graded", source, target, methods.resolve("graded", GRADED, anchors=source.size))
     return found(apply(translator, items).vectors, native, centre)
 
 
 def found(moved: Tensor, native: Tensor, centre: Tensor) -> Numbers:
-    """Recall@10 and MRR of vectors that came from somewhere."""
+    """Recall@10 and MRR of vectors."""
     moved, native = moved - centre, native - centre
     return {"recall": recall(moved, native), "mrr": mrr(moved, native)}
 
 
 def over_seeds(once: Callable[[int], Sequence[Numbers]]) -> dict[str, Numbers]:
-    """Mean and standard deviation over the seeds of what is the mean over one seed's rows (pairs, say)."""
+    """Mean and standard deviation over the seeds, of the mean over each seed's rows (pairs, for
+    example).
+    """
     rows = [averaged(once(seed)) for seed in SEEDS]
     return {name: {"mean": mean(row[name] for row in rows), "std": stdev(row[name] for row in rows)} for name in rows[0]}
 

@@ -1,4 +1,6 @@
-"""Where anchors come from: pools of items that several encoders embedded, and the strategies that choose from them."""
+"""Where anchors come from: pools of items that several encoders embedded, and the strategies that
+choose from them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ IMAGE_ENCODERS = ("mobilenet_v1_050", "mobilenet_v1_025")
 
 SEEDS = tuple(range(5))
 
-#: rows that anchors are chosen from, at most: farthest points of more take minutes
+#: most rows that anchors are chosen from: farthest points of more take minutes
 POOL = 4_000
 
 #: the paper skips the most frequent words, which are mostly stop words
@@ -50,12 +52,14 @@ class Pools:
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """Those that this data has what they need for."""
+        """The strategies that this data allows."""
         return ("uniform", "fps", "kmeans", *(FREQUENT if self.ranks is not None else ()))
 
 
 def choose(pools: Pools, strategy: str, source: str, *, size: int, seed: int) -> list[int]:
-    """Rows of the pool, by the geometry of the source's space where the strategy looks at one; k-means may give a few less."""
+    """Rows of the pool, by the geometry of the source's space if the strategy uses one. k-means may
+    return a few less.
+    """
     if strategy == "uniform":
         return uniform(len(pools.pool[source]), size=size, seed=seed)
     if strategy == "fps":
@@ -88,7 +92,7 @@ def tensor(array: Any) -> Tensor:
 
 
 def split(title: str, vectors: Mapping[str, Tensor], items: int, ranks: Tensor | None = None) -> Pools:
-    """Some rows as items, up to POOL others to choose from: the same draw whenever it runs."""
+    """Some rows as items, and up to POOL others to choose from: the same draw every time."""
     rows = len(next(iter(vectors.values())))
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(0))
     held, open_ = order[:items], order[items : items + POOL]
@@ -102,7 +106,9 @@ def split(title: str, vectors: Mapping[str, Tensor], items: int, ranks: Tensor |
 
 @cache
 def words(items: int) -> tuple[Pools, Pools]:
-    """Our fastText and word2vec, as in the paper; and word2vec beside the GoogleNews vectors of the words that these have."""
+    """FastText and word2vec, as in the paper; and word2vec beside the GoogleNews vectors of the
+    words that they share.
+    """
     file = archive("encoders/words/words.npz")
     counts = torch.from_numpy(file["count_w2v"].astype(np.int64) + file["count_fasttext"])
     ranks = torch.empty_like(counts)
@@ -122,7 +128,9 @@ def cifar10(items: int) -> Pools:
 
 @cache
 def texts(name: str, items: int) -> Pools:
-    """The questions of `banking77` or `trec` by three encoders: training ones to choose from, test ones as items."""
+    """The questions of `banking77` or `trec` by three encoders: training ones to choose from, test
+    ones as items.
+    """
     files = {encoder: archive(f"encoders/emb/{name}.{encoder}.npz") for encoder in TEXT_ENCODERS}
     sizes = {part: len(files[TEXT_ENCODERS[0]][part]) for part in ("train", "test")}
     rows = {part: torch.randperm(size, generator=torch.Generator().manual_seed(0)) for part, size in sizes.items()}

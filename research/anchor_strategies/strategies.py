@@ -1,4 +1,6 @@
-"""The paper's Tables 7 and 8 on our data, and the same strategies by how well their anchors translate."""
+"""The paper's Tables 7 and 8 on this data, and the same strategies by how well their anchors
+translate.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,14 @@ from research.anchor_strategies.pools import Pools, choose, cifar10, texts, word
 
 SIZES = (100, 300)
 
-#: of the tables: 300 anchors for words, 500 for images, as there; and how many items, of the paper's 20,000
+#: for the tables, 300 anchors for words and 500 for images, as there; and how many items, of the
+#: paper's 20,000
 WORD_ANCHORS, IMAGE_ANCHORS, TABLE_ITEMS = 300, 500, 2_000
 TRANSLATED_ITEMS = 1_000
 
 PLAIN = "uniform, not centred"
 
-#: Jaccard, MRR and cosine of the relative vectors, each direction in its turn
+#: Jaccard, MRR and cosine of the relative vectors, one direction after the other
 PAPER: dict[str, dict[str, Any]] = {
     "fastText, word2vec": {
         "fasttext to w2v": {
@@ -65,7 +68,7 @@ TRANSLATION_NOTE = (
 
 
 def tables() -> dict[str, Any]:
-    """By data and direction, each strategy's numbers beside the paper's."""
+    """By data and direction, the figures of each strategy beside the paper's."""
     found: dict[str, Any] = {}
     for pools, size in (*((each, WORD_ANCHORS) for each in words(TABLE_ITEMS)), (cifar10(TABLE_ITEMS), IMAGE_ANCHORS)):
         published = PAPER.get(pools.title, {})
@@ -96,7 +99,7 @@ def _alike(pools: Pools, row: str, source: str, target: str, size: int, seed: in
 
 
 def translation() -> dict[str, Any]:
-    """By data, number of anchors and strategy."""
+    """Measure by data, number of anchors and strategy."""
     every = (*words(TRANSLATED_ITEMS), cifar10(TRANSLATED_ITEMS), texts("banking77", TRANSLATED_ITEMS))
     found = {
         pools.title: {

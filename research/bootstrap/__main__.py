@@ -6,9 +6,10 @@
     python -m research.bootstrap --quick                # one draw, few seeds and pairs; writes bootstrap-quick.json
     python -m research.bootstrap --plan                 # how many cells there are, and how long they will take
 
-Items embedded by two encoders, one side in another order; some true pairs are the seeds. Means and standard deviations over
-draws of items, order and seeds; methods that take minutes have fewer draws. Seconds are of one core.
-Data: see benchmarks/quality/data.py. What the product promises of bootstrapping is in benchmarks/bootstrap.
+Items embedded by two encoders, one side in another order; some true pairs are the seeds. Means and
+standard deviations over draws of items, order and seeds; methods that take minutes have fewer
+draws. Seconds are of one core. Data: see benchmarks/quality/data.py. What the product promises of
+bootstrapping is in benchmarks/bootstrap.
 """
 
 from __future__ import annotations

@@ -60,7 +60,8 @@ IMAGES = {
     },
 }
 
-#: Tables 2 and 6: five stars of Amazon reviews, a decoder of one language on the encoder of another; weighted F1 and MAE
+#: Tables 2 and 6: five stars of Amazon reviews, a decoder of one language on the encoder of
+#: another; weighted F1 and MAE
 STITCHING = {
     "en decoder, en encoder": {
         "GT": {"f1": (0.64, 0.01), "mae": (0.43, 0.01)},

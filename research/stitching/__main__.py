@@ -1,15 +1,19 @@
-"""How much accuracy does a stitched model lose? The papers' tables on real data, every ordered pair, five seeds.
+"""How much accuracy does a stitched model lose? The papers' tables on real data, every ordered
+pair, five seeds.
 
     python -m research.stitching                    # all, about 30 minutes on one core; writes research/results/stitching.json
     python -m research.stitching --only cora trec   # some sections; the results of the others stay
 
-A linear head trained in a target encoder's space reads vectors of another encoder: untranslated (truncated or padded: the floor),
-translated by each method, and the target's own (native: the ceiling). Everything is fitted to anchors drawn anew for each seed.
-A row is one setting for all pairs, except "graded, tuned", which chooses for each pair on held-out anchors and sees no label.
-A gap is native minus stitched accuracy. The paper's method is irp, omega 8, at its best delta by test accuracy, as if that were
-known. Target: the best of the product's rows, chosen alike, has at most 40 % of irp's mean gap.
+A linear head trained in a target encoder's space reads vectors of another encoder: untranslated
+(truncated or padded: the floor), translated by each method, and the target's own (native: the
+ceiling). Everything is fitted to anchors drawn anew for each seed. A row is one setting for all
+pairs, except "graded, tuned", which chooses for each pair on held-out anchors and sees no label. A
+gap is native minus stitched accuracy. The paper's method is irp, omega 8, at its best delta by test
+accuracy, as if that were known. Target: the best of the product's rows, chosen alike, has at most
+40 % of irp's mean gap.
 
-Data: $ANCHORAGE_DATA (see its README): encoders/, cifar10-embeddings/, planetoid/, fashion-mnist/, stsb-multi-mt/.
+Data: $ANCHORAGE_DATA (see its README): encoders/, cifar10-embeddings/, planetoid/, fashion-mnist/,
+stsb-multi-mt/.
 """
 
 from __future__ import annotations
@@ -62,7 +66,7 @@ def main() -> None:
 
 
 def timed(name: str, console: Console) -> dict[str, Any]:
-    """One section under a progress bar, and how long it took."""
+    """Measure one section under a progress bar, with its seconds."""
     began = time.monotonic()
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task(name, total=None)
@@ -101,7 +105,8 @@ def classified(job: task.Task, expect: Callable[[int], None], advance: Advance) 
 
 
 def summarise(title: str, seeds: list[Accuracies], paper: dict[str, Any], *, sign: int = 1) -> dict[str, Any]:
-    """Means over pairs and seeds; `std` between seeds' means (where there are several), `std_pairs` between pairs' means.
+    """Means over pairs and seeds; `std` between seeds' means (where there are several), `std_pairs`
+    between pairs' means.
 
     sign  1 where more is better, -1 for errors: a gap is what is lost either way
     """
@@ -119,7 +124,7 @@ def summarise(title: str, seeds: list[Accuracies], paper: dict[str, Any], *, sig
 
     irp = min((row for row in rows if row.startswith("irp, ") and "kept" not in row), key=lambda row: rows[row]["gap"])
     best = best_of("graded", "ridge", "procrustes", "irp-ridge")
-    # Where irp loses nothing there is no gap to close, and a ratio would mean nothing.
+    # If irp loses nothing there is no gap to close, and a ratio has no meaning.
     ratio = rows[best]["gap"] / rows[irp]["gap"] if rows[irp]["gap"] > 0 else None
     shown = (NATIVE, measure.UNTRANSLATED, irp, best)
     return {

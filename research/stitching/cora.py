@@ -1,4 +1,6 @@
-"""Cora: the encoder of one graph network stitched to the classifier of another, trained from another seed."""
+"""Cora: the encoder of one graph network stitched to the classifier of another, trained from
+another seed.
+"""
 
 from __future__ import annotations
 
@@ -130,12 +132,14 @@ def trained(graph: Graph, seed: int) -> Network:
 
 
 def accuracy(graph: Graph, head: Head, vectors: Tensor) -> float:
-    """Of a head that reads the test nodes' vectors."""
+    """Accuracy of a head that reads the test nodes' vectors."""
     return head.accuracy(vectors[graph.test], graph.y[graph.test])
 
 
 def stitch(graph: Graph, heads: list[Head], vectors: list[Tensor], anchors: list[int], seed: int) -> Accuracies:
-    """Every ordered pair: vectors of one network, as they are or translated, in the classifier of another."""
+    """Every ordered pair: vectors of one network, as they are or translated, in the classifier of
+    another.
+    """
     fits = Fits({str(place): space[anchors] for place, space in enumerate(vectors)})
     variants: dict[str, Any] = {f"irp, delta {delta}": ("irp", {"delta": delta, "seed": seed}) for delta in DELTAS} | VARIANTS
     cosines = [relative(space, fits.spaces[str(place)]).float() for place, space in enumerate(vectors)]
@@ -153,7 +157,9 @@ def stitch(graph: Graph, heads: list[Head], vectors: list[Tensor], anchors: list
 
 
 def measure_all(advance: Callable[[], None]) -> list[Accuracies]:
-    """For each seed (of the draw of anchors, of irp) the accuracies of the 20 ordered pairs of five networks."""
+    """For each seed (of the draw of anchors, of irp), the accuracies of the 20 ordered pairs of
+    five networks.
+    """
     graph = read()
     networks = [trained(graph, seed) for seed in range(NETWORKS)]
     heads = [Head(network.classifier.weight.detach(), network.classifier.bias.detach()) for network in networks]

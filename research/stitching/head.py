@@ -1,4 +1,6 @@
-"""Linear heads: multinomial logistic regression, deterministic, its scaling folded into weight and bias."""
+"""Linear heads: deterministic multinomial logistic regression, with its scaling folded into weight
+and bias.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,19 @@ from torch.nn.functional import cross_entropy, linear
 
 from app.maths.anchors import uniform
 
-#: inverse strengths of the penalty that are tried, as in scikit-learn: sum of losses + |W|^2 / (2 C)
+#: inverse strengths of the penalty to try, as in scikit-learn: sum of losses + |W|^2 / (2 C)
 STRENGTHS = (1.0, 10.0, 100.0)
 ITERATIONS = 150
 
-#: of the training rows: what each seed's head sees, and what a penalty is chosen on
+#: shares of the training rows: what each seed's head sees, and what a penalty is chosen on
 SHARE, VALIDATION = 0.9, 0.2
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """weight (c, d) and bias (c,), in the raw units of the space it was trained in: what POST /heads takes."""
+    """weight (c, d) and bias (c,), in the raw units of the space it was trained in, as POST /heads
+    takes them.
+    """
 
     weight: Tensor
     bias: Tensor
@@ -37,7 +41,8 @@ class Head:
 def train_head(vectors: Tensor, labels: Tensor, *, classes: int, strength: float) -> Head:
     """Minimise mean cross-entropy + |W|^2 / (2 C n) by L-BFGS from zero.
 
-    vectors (n, d), centred on their mean and divided by their mean distance from it (one number: no direction is favoured).
+    `vectors` (n, d) are centred on their mean and divided by their mean distance from it: one
+    number, so no direction is favoured.
     """
     mean = vectors.mean(dim=0)
     scale = (vectors - mean).norm(dim=1).mean()
@@ -59,7 +64,9 @@ def train_head(vectors: Tensor, labels: Tensor, *, classes: int, strength: float
 
 
 def best_strength(vectors: Tensor, labels: Tensor, *, classes: int) -> float:
-    """The penalty with the best accuracy on a held-out fifth of the training rows: no test row, no translation is looked at."""
+    """The penalty with the best accuracy on a held-out fifth of the training rows, without any test
+    row or translation.
+    """
     held = torch.zeros(len(labels), dtype=torch.bool)
     held[uniform(len(labels), size=int(VALIDATION * len(labels)), seed=0)] = True
 
@@ -71,6 +78,8 @@ def best_strength(vectors: Tensor, labels: Tensor, *, classes: int) -> float:
 
 
 def seeded_head(vectors: Tensor, labels: Tensor, *, classes: int, strength: float, seed: int) -> Head:
-    """A head trained on a seed's own 90 % of the training rows: the problem is convex, so no start could differ."""
+    """A head trained on a seed's own 90 % of the training rows. The problem is convex, so the start
+    does not matter.
+    """
     rows = uniform(len(labels), size=int(SHARE * len(labels)), seed=seed)
     return train_head(vectors[rows], labels[rows], classes=classes, strength=strength)

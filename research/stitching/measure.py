@@ -1,4 +1,6 @@
-"""Stitch every ordered pair of a task by every method: accuracy on the target's head, for each seed."""
+"""Stitch every ordered pair of a task by every method, and measure the accuracy of the target's
+head, for each seed.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ VARIANTS: dict[str, tuple[str, Options]] = {
     "graded (.75, .25), lambda .3": ("graded", {"encode_power": 0.75, "ridge": 0.3}),
 }
 
-#: what "graded, tuned" chooses from, and the share of the anchors it holds out to choose
+#: the candidates of "graded, tuned", and the share of the anchors that it holds out to choose
 CANDIDATES: tuple[Options, ...] = tuple(
     {"encode_power": encode, "decode_power": decode, "ridge": ridge}
     for encode, decode in ((1.0, 0.0), (1.0, 0.25), (0.75, 0.25))
@@ -40,7 +42,8 @@ CANDIDATES: tuple[Options, ...] = tuple(
 )
 HELD = 0.2
 
-#: the penalty of heads on relative vectors: of 1, 10 and 100 the one with which most of them stitch best, which favours them
+#: the penalty of heads on relative vectors: of 1, 10 and 100 the one with which most of them stitch
+#: best, which favours them
 RELATIVE_STRENGTH = 10.0
 
 #: accuracy of one row for each ordered pair
@@ -48,14 +51,18 @@ Accuracies = dict[tuple[str, str], dict[str, float]]
 
 
 class Fits:
-    """Translators between the spaces of one set of anchors; what a space contributes alone is made once and kept."""
+    """Translators between the spaces of one set of anchors. What one space contributes alone is
+    computed once.
+    """
 
     def __init__(self, anchors: dict[str, Tensor]) -> None:
         self.spaces = {name: fit_space(rows) for name, rows in anchors.items()}
         self._kept: dict[tuple[object, ...], Tensor] = {}
 
     def translator(self, method: str, given: Options, source: str, target: str) -> Translator:
-        """As `methods.fit`, without making an independent method's projector or decoder again for every pair."""
+        """As `methods.fit`, without computing an independent method's projector or decoder again
+        for every pair.
+        """
         x, y = self.spaces[source], self.spaces[target]
         options = methods.resolve(method, given, anchors=x.size)
         chosen = METHODS[method]
@@ -74,7 +81,11 @@ class Fits:
 
 
 def deltas(task: Task, size: int) -> list[float]:
-    """The thresholds of irp: above 1,000 anchors the large ones only; the others keep nearly all anchors and are far behind."""
+    """The thresholds of irp.
+
+    Above 1,000 anchors only the large ones, because the others keep nearly all anchors and are far
+    behind.
+    """
     return [delta for delta in task.deltas if size <= 1000 or delta >= 0.7]
 
 
@@ -92,7 +103,10 @@ def heads_of(task: Task, chosen: dict[str, float], seed: int) -> dict[str, Head]
 
 
 def measure(task: Task, heads: dict[str, Head], size: int, seed: int, *, main: bool) -> Accuracies:
-    """Every row's accuracy for every ordered pair. Relative heads are trained for the main size only: they cost the most."""
+    """Every row's accuracy for every ordered pair.
+
+    Relative heads are trained for the main size only, because they cost the most.
+    """
     rows = task.draw(size, seed)
     anchors = {name: side.train[rows[name]] for name, side in task.sides.items()}
     fits = Fits(anchors)
@@ -121,10 +135,11 @@ def measure(task: Task, heads: dict[str, Head], size: int, seed: int, *, main: b
 
 
 def tune(partial: Fits, head: Head, pair: tuple[str, str], source: Tensor, target: Tensor) -> Options:
-    """The candidate with which the target's head most likely says of held-out anchors what it says of their native vectors.
+    """The candidate with which the target's head agrees most on held-out anchors and their native
+    vectors.
 
-    It maximises the mean of sum_c p_c q_c over the head's two soft answers; no label is looked at. `partial` never saw these
-    anchors.
+    It maximises the mean of sum_c p_c q_c over the head's two soft answers, without labels.
+    `partial` never saw these anchors.
     """
     native = torch.softmax(head.logits(target), dim=1)
 
@@ -136,7 +151,9 @@ def tune(partial: Fits, head: Head, pair: tuple[str, str], source: Tensor, targe
 
 
 def relative_rows(task: Task, fits: Fits, seed: int) -> Accuracies:
-    """Moschella et al. 2023: a head trained on the target's relative vectors reads the source's, without any translation."""
+    """Moschella et al. 2023: a head trained on the target's relative vectors reads the source's,
+    without translation.
+    """
 
     def coordinates(name: str, vectors: Tensor) -> Tensor:
         return relative(vectors, fits.spaces[name]).float()

@@ -1,4 +1,6 @@
-"""A task: several encoders of labelled items, parallel anchors to draw, and which pairs are stitched."""
+"""A task: several encoders of labelled items, parallel anchors to draw, and which pairs are
+stitched.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from app.maths.anchors import uniform
 from benchmarks.common import DATA
 
 TEXT_ENCODERS = ("minilm3-512", "minilm6-384", "static-256")
-#: those trained on ImageNet; the README's CIFAR ResNets saw these very labels in training
+#: encoders trained on ImageNet; CIFAR ResNets saw these very labels in training
 IMAGE_ENCODERS = (
     "mobilenet_v1_025",
     "mobilenet_v1_050",
@@ -60,7 +62,7 @@ class Task:
 
     @property
     def classes(self) -> int:
-        """How many labels there are."""
+        """The number of labels."""
         return 1 + max(int(side.y_train.max()) for side in self.sides.values())
 
 
@@ -77,7 +79,9 @@ def labels(array: Any) -> Tensor:
 
 
 def same_items(sides: dict[str, Side]) -> tuple[list[tuple[str, str]], Draw]:
-    """Every ordered pair, and anchors drawn uniformly from training items that all encoders embedded."""
+    """Every ordered pair, and anchors drawn uniformly from training items that all encoders
+    embedded.
+    """
     items = len(next(iter(sides.values())).train)
 
     def draw(size: int, seed: int) -> dict[str, list[int]]:

@@ -1,4 +1,6 @@
-"""One picture: the share of right pairs against the number of seeds, for every pair of encoders and method."""
+"""One picture: the share of right pairs against the number of seeds, for every pair of encoders and
+method.
+"""
 
 from __future__ import annotations
 

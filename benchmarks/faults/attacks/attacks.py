@@ -1,8 +1,10 @@
-"""Attacks by an outsider with one key or none, while a well-behaved client of another project keeps asking.
+"""Attacks by an outsider with one key or none, while a well-behaved client of another project keeps
+asking.
 
-Each attack gets its own API, under the memory limit of the compose file where a cgroup can be made. The table shows how long
-/livez and a warm translation of the well-behaved client took at most, the size of the API's process tree, its number of
-processes, whether it was killed, and what answers the attacker got.
+Each attack gets its own API, under the memory limit of the compose file where a cgroup can be made.
+The table shows how long /livez and a warm translation of the well-behaved client took at most, the
+size of the API's process tree, its number of processes, whether it was killed, and what answers the
+attacker got.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ AT_ONCE = 4
 CPU_S = 10.0
 
 HALF_HEADS, OPEN_FILES, HELD_S = 1_300, 1_024, 45
-#: by then the server must have closed connections that send nothing more, so that others can connect
+#: by then the server must have closed connections that send nothing more, so that others can
+#: connect
 LOCKED_OUT_S = 20.0
 
 WRONG_PER_SECOND, WRONG_CLIENTS, WRONG_S = 500, 50, 10
@@ -37,7 +40,8 @@ UPLOADS = 40
 #: the API, and the processes that inspect uploaded models
 MOST_PROCESSES = 10
 NONSENSE_S = 3
-#: how many times slower a translation may be once Redis is back, because the machine also does other work
+#: how many times slower a translation may be once Redis is back, because the machine also does
+#: other work
 SLOWER = 3
 
 ARROW = "application/vnd.apache.arrow.stream"
@@ -46,7 +50,10 @@ VECTORS = "/translate?source=old&target=new&anchor_set=base&method=graded"
 
 
 def worst_bodies(stage: Stage) -> list[Outcome]:
-    """Four bodies of 64 MiB at once, one kind after the other: with one key that may only read, and with keys of two projects."""
+    """Four bodies of 64 MiB at once, one kind after the other.
+
+    First with one key that may only read, then with such keys of two projects.
+    """
     outcomes = []
     with scene(stage, "bodies") as found:
         for kind in hostile.BODIES:
@@ -65,7 +72,9 @@ def arrow_views(stage: Stage) -> list[Outcome]:
 
 
 def half_heads(stage: Stage) -> list[Outcome]:
-    """Connections that send half a request head, without a key, to an API that may open 1,024 files."""
+    """Connections that send half a request head, without a key, to an API that may open 1,024
+    files.
+    """
     with scene(stage, "heads", prefix=("prlimit", f"--nofile={OPEN_FILES}:{OPEN_FILES}")) as found:
         with found.attacked("half a head", allowed_s=LOCKED_OUT_S) as (outcome, _):
             connections = hostile.half_heads(found.api.url, HALF_HEADS)
@@ -79,7 +88,9 @@ def half_heads(stage: Stage) -> list[Outcome]:
 
 
 def wrong_keys(stage: Stage) -> list[Outcome]:
-    """Keys that do not exist, 500 a second from another address, and how much that slows a well-behaved client."""
+    """Keys that do not exist, 500 a second from another address, and how much that slows a
+    well-behaved client.
+    """
     with scene(stage, "keys") as found, found.attacked("wrong keys, 500 a second") as (outcome, asking):
         before = asking.since(time.monotonic() - QUIET_S, TRANSLATE)
         began = time.monotonic()
@@ -113,7 +124,9 @@ def onnx_uploads(stage: Stage) -> list[Outcome]:
 
 
 def redis_nonsense(stage: Stage) -> list[Outcome]:
-    """Something else answers on Redis's port. Once Redis is back, everything must be as fast as before."""
+    """Something else answers on Redis's port. Once Redis is back, everything must be as fast as
+    before.
+    """
     with scene(stage, "nonsense") as found, found.attacked("other answers than Redis's", allowed_s=2.0) as (outcome, asking):
         redis, client = found.made.redis, httpx2.Client(base_url=found.api.url, timeout=60, trust_env=False)
         client.headers["Authorization"] = f"Bearer {found.good}"

@@ -1,8 +1,9 @@
-"""A good client in a process of its own: it asks for /livez and for a warm translation all along.
+"""A well-behaved client in a process of its own, which keeps asking for /livez and for a warm
+translation.
 
-The process imports nothing heavy, so that it measures the server and not itself. Run as a script it
-reads a JSON object from standard input: `url`, `key`, `body` (of POST /translate), `pause_s`. It
-prints one JSON line for each request and each answer, until it is ended.
+The process imports nothing heavy, so that it measures the server and not itself. Run as a script,
+it reads a JSON object from standard input: `url`, `key`, `body` (of POST /translate), `pause_s`. It
+prints one JSON line for each request and each answer, until it is killed.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-#: between two requests of one kind
+#: pause between two requests of one kind
 PAUSE_S = 0.02
 
-#: a connection that nobody answers for this long is given up, and the request sent again
+#: after so long without an answer, the client drops the connection and sends the request again
 PATIENCE_S = 120
 
 LIVEZ, TRANSLATE = "livez", "translate"
@@ -29,17 +30,17 @@ LIVEZ, TRANSLATE = "livez", "translate"
 
 @dataclass(frozen=True)
 class Answer:
-    """One request of the good client, from its first try until its 200."""
+    """One request of the client, from its first try to its 200."""
 
     kind: str
     at: float
     seconds: float
-    #: tries that were refused, cut or answered with another status
+    #: tries that were refused, cut, or answered with another status
     failed: int
 
 
 class Bystander:
-    """The good client's process, and what it has reported."""
+    """The client's process, and what it has reported."""
 
     def __init__(self, url: str, key: str, body: dict[str, Any]) -> None:
         self.answers: list[Answer] = []
@@ -53,7 +54,9 @@ class Bystander:
         self._reader.start()
 
     def since(self, moment: float, kind: str) -> list[float]:
-        """How long each request of a kind took that ended after `moment`; one without an answer counts with its age."""
+        """How long each request of a kind took that ended after `moment`. A request without an
+        answer counts with its age.
+        """
         took = [answer.seconds for answer in self.answers if answer.kind == kind and answer.at >= moment]
         began = self._open.get(kind)
         return took if began is None else [*took, time.monotonic() - began]
@@ -63,7 +66,7 @@ class Bystander:
         return sum(answer.failed for answer in self.answers if answer.at >= moment)
 
     def end(self) -> None:
-        """Stop asking."""
+        """Stop the client."""
         self._process.kill()
         self._process.wait()
         self._reader.join()
@@ -81,7 +84,7 @@ class Bystander:
 
 @contextmanager
 def bystander(url: str, key: str, body: dict[str, Any]) -> Iterator[Bystander]:
-    """A good client of the API at `url`, ended afterwards."""
+    """A well-behaved client of the API at `url`, stopped afterwards."""
     asking = Bystander(url, key, body)
     try:
         yield asking
@@ -90,7 +93,7 @@ def bystander(url: str, key: str, body: dict[str, Any]) -> Iterator[Bystander]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which that share of them lies; 0 of none."""
+    """The value below which that share of the values lies; 0 if there are none."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else 0.0
 
 
@@ -117,7 +120,7 @@ def _main() -> None:
 
 
 def _ask(kind: str, address: str, method: str, path: str, body: bytes, headers: dict[str, str], pause_s: float) -> None:
-    """Ask the same thing again and again, each time until it is answered with 200."""
+    """Send the same request again and again, each time until it is answered with 200."""
     connection = http.client.HTTPConnection(address, timeout=PATIENCE_S)
     while True:
         began, failed = time.monotonic(), 0

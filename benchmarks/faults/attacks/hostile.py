@@ -1,4 +1,6 @@
-"""What an attacker sends: bodies as costly as their size allows, written to files once and sent from there."""
+"""What an attacker sends: bodies as costly as their size allows, written to files once and sent
+from there.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ BODY_BYTES = 64 * 2**20 - 64 * 1024
 #: how long to wait for the answer to a hostile request
 ANSWER_S = 300
 
-#: fields that a translation needs beside its vectors, so that the service does not refuse the body early
+#: fields that a translation needs beside its vectors, so that the body is not refused early
 FIELDS = b'{"source":"old","target":"new","anchor_set":"base","method":"graded","vectors":'
 
 DIGITS = np.frombuffer(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-+", np.uint8)
@@ -44,7 +46,9 @@ def _filled(file: IO[bytes], unit: bytes, end: bytes, *, start: bytes = b"[", si
 
 
 def _keys(file: IO[bytes], unit: bytes, count: int, end: bytes) -> None:
-    """Write `count` different keys: each `_` of the unit becomes a digit of the key's number to the base 64."""
+    """Write `count` different keys: each `_` of the unit becomes a digit of the key's number to the
+    base 64.
+    """
     file.write(FIELDS + b"[0]")
     numbers = np.arange(count, dtype=np.int64)
     members = np.tile(np.frombuffer(unit, np.uint8), (count, 1))
@@ -114,7 +118,7 @@ def small_head(dim: int) -> bytes:
         [weight],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return onnx.ModelProto.SerializeToString(model)
+    return bytes(onnx.ModelProto.SerializeToString(model))
 
 
 def head(method: str, path: str, headers: dict[str, str]) -> bytes:
@@ -131,7 +135,9 @@ def connect(url: str, *, source: str = "127.0.0.1", timeout_s: float = ANSWER_S)
 
 
 def send_file(url: str, path: str, key: str, media: str, body: Path) -> str:
-    """POST a file without loading it. Returns the status of the answer, or how the connection ended."""
+    """POST a file without loading it. Returns the status of the answer, or how the connection
+    ended.
+    """
     headers = {"Authorization": f"Bearer {key}", "Content-Type": media, "Content-Length": str(body.stat().st_size)}
     try:
         with connect(url) as connection, body.open("rb") as file:
@@ -150,7 +156,9 @@ def status(connection: socket.socket) -> str:
 
 
 def half_heads(url: str, count: int) -> list[socket.socket]:
-    """`count` connections that have sent half a request head; fewer if some cannot connect within two seconds."""
+    """`count` connections that have sent half a request head; fewer if some cannot connect within 2
+    s.
+    """
     opened = []
     for _ in range(count):
         try:
@@ -180,7 +188,11 @@ def _closed(connection: socket.socket) -> bool:
 
 
 def wrong_keys(url: str, per_second: float, until: float) -> Counter[str]:
-    """GET /encoders with well-formed keys that do not exist, at that pace, from an address of its own. Counts the statuses."""
+    """GET /encoders with well-formed keys that do not exist, at that pace, from an address of its
+    own.
+
+    Returns how often each status was the answer.
+    """
     statuses: Counter[str] = Counter()
     parts = urlsplit(url)
     connection = HTTPConnection(parts.hostname or "", parts.port, timeout=10, source_address=("127.0.0.2", 0))
@@ -190,7 +202,8 @@ def wrong_keys(url: str, per_second: float, until: float) -> Counter[str]:
         time.sleep(max(0.0, due - time.monotonic()))
         try:
             connection.request("GET", "/encoders", headers={"Authorization": f"Bearer anc_{os.urandom(16).hex()}_{'x' * 43}"})
-            # The whole answer is read, head and body, even if they arrive apart: the next one begins where it ends.
+            # Read the whole answer, even if head and body arrive apart: the next one begins where
+            # it ends.
             answer = connection.getresponse()
             answer.read()
             statuses[str(answer.status)] += 1

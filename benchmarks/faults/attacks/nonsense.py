@@ -6,7 +6,7 @@ import socket
 import threading
 from contextlib import suppress
 
-#: what comes back, in place of what Redis says
+#: answers that Redis would never give
 ANSWERS = (
     b":abc\r\n",
     b"$-5\r\n",
@@ -28,7 +28,9 @@ ANSWERS = (
 
 
 class Nonsense:
-    """`with Nonsense(port, answer):` somebody listens there; an empty answer closes the connection."""
+    """`with Nonsense(port, answer):` a server listens on the port. An empty answer closes the
+    connection.
+    """
 
     def __init__(self, port: int, answer: bytes) -> None:
         self._answer = answer

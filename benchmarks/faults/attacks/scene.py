@@ -36,7 +36,10 @@ COLUMNS = ("answers", "/livez, s", "/translate, s", "refused", "CPU, s", "MiB", 
 
 @dataclass
 class Outcome:
-    """What an attack did. `allowed_s` is how long /livez may take; `broken` lists the conditions that did not hold."""
+    """What an attack did.
+
+    `allowed_s` is how long /livez may take; `broken` lists the conditions that did not hold.
+    """
 
     what: str
     allowed_s: float = LIVEZ_S

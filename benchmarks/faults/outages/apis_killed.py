@@ -1,4 +1,6 @@
-"""The API killed while it creates: between blob and commit, between commit and answer, and at any moment."""
+"""The API killed during creations: between blob and commit, between commit and answer, and at
+random moments.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,14 @@ from benchmarks.faults.truth import VARIANTS, Creation, World, growth, items
 
 KILLS = 15
 
-#: creating requests on their way at each of those kills: half of them sets, half bootstraps
+#: creating requests under way at each of those kills: half of them sets, half bootstraps
 AT_ONCE = 4
 
 
 def killed(stage: Stage) -> Row:
-    """Two kills at moments that the database holds still, then random ones; everything is repeated under its key in the end."""
+    """Two kills at moments that the database holds, then random ones. In the end every request is
+    repeated under its key.
+    """
     row = Row()
     with deployment(stage.folder / "apis", apis=3) as made:
         world = World(row.tally)
@@ -44,7 +48,9 @@ def killed(stage: Stage) -> Row:
 
 
 def _before_commit(made: Deployment, world: World, client: Client) -> Creation:
-    """Nobody can insert a set: the API has written its blobs and waits. Killed there, it leaves no row."""
+    """A lock prevents inserts, so the API has written its blobs and waits. Killed there, it leaves
+    no row.
+    """
     api, name, blobs = made.apis[0], "held-before-commit", made.blobs
     creation = world.set_of(name, items(40, 41))
     with _sets_locked(made):
@@ -65,7 +71,9 @@ def _before_commit(made: Deployment, world: World, client: Client) -> Creation:
 
 
 def _after_commit(made: Deployment, world: World) -> Creation:
-    """A COMMIT that waits for a standby which does not exist is on disk, and its client does not know: killed there."""
+    """A COMMIT that waits for a standby that does not exist is on disk, but its client has no
+    answer: killed there.
+    """
     api, name = made.apis[1], "held-after-commit"
     creation = world.set_of(name, items(40, 42))
     with _sets_locked(made):
@@ -87,7 +95,9 @@ def _after_commit(made: Deployment, world: World) -> Creation:
 
 
 def _at_random(stage: Stage, made: Deployment, world: World) -> tuple[list[Creation], int]:
-    """The APIs are killed in turn, each with creations on their way; returns these, and how many were answered before."""
+    """Kill the APIs in turn, each with creations under way. Returns these, and how many were
+    answered before.
+    """
     draw, cut, answered = dice(0), [], 0
     for kill in range(KILLS):
         api = made.apis[kill % len(made.apis)]
@@ -113,7 +123,7 @@ def _creation(world: World, name: str, number: int) -> Creation:
 
 def _usual_s(api: Api, world: World, kill: int) -> float:
     """How long one creation takes this API now."""
-    growth(1), growth(3)  # computed before requests are under way
+    growth(1), growth(3)  # compute these before requests are under way
     client = Client(Balancer([api.url]), world.tally)
     begun = time.perf_counter()
     world.make_set(client, f"usual-{kill}", items(40, 500 + kill))
@@ -148,7 +158,7 @@ def _each_in_a_thread(do: Callable[[Creation], None], creations: list[Creation])
 
 @contextmanager
 def _sets_locked(made: Deployment) -> Iterator[None]:
-    """Sets may be read and not written."""
+    """Allow reading sets but not writing them."""
     with made.postgres.connect(autocommit=False) as connection:
         connection.execute("LOCK TABLE anchor_sets IN SHARE MODE")
         yield
@@ -160,5 +170,5 @@ def _waiting_for_lock(made: Deployment) -> int:
 
 
 def _standby(made: Deployment, name: str) -> None:
-    """Let commits wait for a standby of this name, or for none."""
+    """Let commits wait for a standby of this name; an empty name lets them wait for none."""
     made.postgres.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'", "SELECT pg_reload_conf()")

@@ -14,12 +14,12 @@ PER_SECOND = 25
 ROLLS = 1
 DRAIN_S = 1
 
-#: more than are begun before the last API is back
+#: more than can begin before the last API is back
 MOST_REQUESTS = 3000
 
 
 def rolled(stage: Stage) -> Row:
-    """Through a client that looks at /readyz, and tries another API only where no connection can be made."""
+    """Use clients that look at /readyz, and try another API only where they cannot connect."""
     row = Row()
     with deployment(stage.folder / "rolled", drain_s=DRAIN_S) as made:
         world, balancer = World(row.tally), Balancer(made.urls)

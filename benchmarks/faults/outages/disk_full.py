@@ -1,4 +1,4 @@
-"""A disk that is full where the blobs are: a small tmpfs, filled to its last byte, and emptied again."""
+"""The blobs' disk is full: a small tmpfs, filled to its last byte and then freed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ TRANSLATIONS = 40
 
 
 def full(stage: Stage) -> Row:
-    """Creations are refused and leave nothing, translations go on, a job is tried again; with space again all of it is done."""
+    """Creations are refused and leave nothing; translations go on; a job is tried again. With space
+    again, all of it succeeds.
+    """
     row, folder = Row(), stage.folder / "disk"
     blobs = folder / "data" / "blobs"
     blobs.mkdir(parents=True)
@@ -36,7 +38,7 @@ def full(stage: Stage) -> Row:
 
 
 class NoDisk(Exception):
-    """Why no small disk can be had here."""
+    """Says why this machine cannot have a small disk."""
 
 
 def _fill_and_free(stage: Stage, made: Deployment, row: Row, filler: Path) -> None:
@@ -80,7 +82,7 @@ def _create(made: Deployment, world: World, number: int) -> None:
 
 
 def _nothing_is_left(made: Deployment, world: World, files: set[Path]) -> None:
-    """Neither row nor file of a refused creation."""
+    """Check that a refused creation left neither row nor file."""
     if rows := made.postgres.number("SELECT count(*) FROM anchor_sets WHERE name LIKE 'full-%%'"):
         world.tally.add("lost", f"{rows} sets whose vectors are nowhere")
     if left := made.blobs - files:
@@ -88,7 +90,7 @@ def _nothing_is_left(made: Deployment, world: World, files: set[Path]) -> None:
 
 
 def _fill(file: Path) -> None:
-    """Write until there is no byte left."""
+    """Write until no byte is left."""
     with file.open("wb", buffering=0) as filler:
         try:
             while True:
@@ -99,7 +101,7 @@ def _fill(file: Path) -> None:
 
 @contextmanager
 def _small_disk(folder: Path) -> Iterator[None]:
-    """A few megabytes mounted there. Raises NoDisk."""
+    """Mount a few megabytes at `folder`. Raises NoDisk."""
     if os.geteuid() != 0:
         raise NoDisk("mounting a small disk needs root")
     try:

@@ -1,4 +1,6 @@
-"""Redis and PostgreSQL taken away and given back during 1,000 requests of every kind, from 8 clients through two APIs."""
+"""Redis and PostgreSQL taken away and given back during 1,000 requests of every kind, from 8
+clients through two APIs.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,15 @@ POSTGRES_AWAY_S = 6
 
 #: longer than any deadline of the service
 POSTGRES_SILENT_S = 30
-#: what /readyz promises, and a warm translation, which may wait for one look-up
+#: how soon /readyz must answer, and a warm translation, which may wait for one look-up
 READY_WITHIN_S = 2.0
 WARM_WITHIN_S = 2.0
-#: how often each API is asked for both
+#: pause between two probes of an API
 PROBE_EVERY_S = 0.1
 
 LOST_COMMITS = 3
 
-#: what lets a COMMIT that makes a set wait for a lock that the script holds, and how many wait so
+#: makes a COMMIT that creates a set wait for a lock that the script holds; and how many wait for it
 HOLD_COMMITS = (
     "CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS "
     "$$ BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NULL; END $$",
@@ -44,7 +46,7 @@ HELD = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT grante
 
 
 def redis_lost(stage: Stage) -> Row:
-    """SIGKILL, 2 s nothing, and an empty Redis; in each outage a job is submitted that must still be run."""
+    """SIGKILL, 2 s without Redis, then an empty one. Jobs submitted meanwhile must still run."""
     row = Row()
     with deployment(stage.folder / "redis") as made:
 
@@ -92,7 +94,9 @@ def postgres_restarted(stage: Stage) -> Row:
 
 
 def postgres_silent(stage: Stage) -> Row:
-    """Every process of PostgreSQL stopped for 30 s under traffic: /readyz answers, and warm translations go on."""
+    """All processes of PostgreSQL stopped for 30 s under traffic: /readyz answers, and warm
+    translations go on.
+    """
     row = Row()
     with deployment(stage.folder / "silent") as made:
         longest: dict[str, float] = {"/readyz": 0.0, "/translate": 0.0}
@@ -122,7 +126,9 @@ def postgres_silent(stage: Stage) -> Row:
 
 
 class Probe(threading.Thread):
-    """Asks one API for /readyz and for a warm translation, in turn, and notes the longest answers."""
+    """Asks one API for /readyz and for a warm translation, in turn, and records the longest
+    answers.
+    """
 
     def __init__(self, url: str, world: World, longest: dict[str, float]) -> None:
         super().__init__(daemon=True)
@@ -131,7 +137,7 @@ class Probe(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Until the end."""
+        """Probe until the end."""
         with httpx2.Client(base_url=self._url, timeout=120, trust_env=False) as http:
             while not self._ended.wait(PROBE_EVERY_S):
                 self._time("/readyz", lambda: http.get("/readyz"))
@@ -140,7 +146,7 @@ class Probe(threading.Thread):
                     self._world.tally.add("dropped", f"a warm translation was answered {answer.status_code} {answer.text[:200]}")
 
     def end(self) -> None:
-        """Return once its last question is answered."""
+        """Wait until the last probe is answered."""
         self._ended.set()
         self.join()
 
@@ -152,7 +158,9 @@ class Probe(threading.Thread):
 
 
 def commits_lost(stage: Stage) -> Row:
-    """PostgreSQL killed while a job and a creation are in the middle of their COMMIT: both must happen in the end."""
+    """PostgreSQL killed while a job and a creation are in the middle of their COMMIT: both must
+    succeed in the end.
+    """
     row = Row()
     with deployment(stage.folder / "commits", apis=1, workers=1) as made:
         world = World(row.tally)
@@ -170,7 +178,7 @@ def commits_lost(stage: Stage) -> Row:
             made.postgres.restart("immediate")
             holder.close()
             creating.join()
-            wait_until(lambda wanted=number + 1: world.finished(made) == wanted, "the job to end")
+            wait_until(lambda: world.finished(made) == len(world.jobs), "the job to end")
             stage.say(f"PostgreSQL killed during two COMMITs, {number + 1} of {LOST_COMMITS} times")
         world.settle(made, client)
     row.done = f"PostgreSQL killed {LOST_COMMITS} times, each during the COMMITs of a job and of a creation"
@@ -179,7 +187,7 @@ def commits_lost(stage: Stage) -> Row:
 
 
 def _during_requests(made: Deployment, row: Row, faults: int, fault: Callable[[int, World, Client], None]) -> None:
-    """The mix, with the fault spread evenly over it; then what must be there is looked for."""
+    """Spread the fault evenly over the requests, then check what must be there."""
     world, balancer = World(row.tally), Balancer(made.urls)
     client = Client(balancer, row.tally)
     world.stock(client)

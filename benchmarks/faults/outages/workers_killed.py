@@ -1,4 +1,6 @@
-"""Workers killed with SIGKILL while they run jobs; and workers stopped for longer than their lease, who then come back."""
+"""Workers killed while they run jobs, and workers stopped for longer than their lease, which then
+continue.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import random
 import signal
 import time
 from contextlib import suppress
+from functools import partial
 
 from benchmarks.faults.deployment import Deployment, Worker, deployment, dice, wait_until
 from benchmarks.faults.row import Row, Stage
@@ -17,7 +20,7 @@ KILLS = 20
 
 PAUSES = 5
 
-#: a stopped worker's job is done by the other one within so many seconds, or counts as lost
+#: the other worker must finish a stopped worker's job within so many seconds, or it counts as lost
 TAKEN_UP_S = 60
 
 
@@ -35,14 +38,16 @@ def killed(stage: Stage) -> Row:
             victim.start()
             stage.say(f"{kill + 1} of {KILLS} kills, {world.finished(made)} of {JOBS} jobs ended")
         world.settle(made, client)
-        cut = len(running - _leases(made, "succeeded"))  # tries that were under way at a kill, and are not those that ended well
+        cut = len(running - _leases(made, "succeeded"))  # tries under way at a kill, without those that ended well
     row.done = f"{JOBS} jobs, 2 workers, {KILLS} SIGKILLs: {cut} tries cut short"
     row.more = {"jobs": JOBS, "kills": KILLS, "tries_cut_short": cut}
     return row
 
 
 def paused(stage: Stage) -> Row:
-    """A worker is taken for lost and the other one does its job; then it goes on where it was, and must change nothing."""
+    """The other worker takes over the job of a stopped one, which then continues and must change
+    nothing.
+    """
     row, draw = Row(), dice(1)
     with deployment(stage.folder / "paused", apis=1) as made:
         world, client = _queue(made, row, 0)
@@ -60,7 +65,7 @@ def paused(stage: Stage) -> Row:
                 row.tally.add("lost", str(error))
             victim.signal(signal.SIGCONT)
             with suppress(TimeoutError):
-                wait_until(lambda late=pause + 1: _late_ends(made) >= late, "it to notice", timeout_s=10)
+                wait_until(partial(_some_late, made, pause + 1), "it to notice", timeout_s=10)
             stage.say(f"{pause + 1} of {PAUSES} stops, {_late_ends(made)} late ends refused")
         world.settle(made, client)
         late = _late_ends(made)
@@ -72,12 +77,16 @@ def paused(stage: Stage) -> Row:
 
 
 def _leases(made: Deployment, state: str) -> set[str]:
-    """Of the jobs that are so far: each try has one of its own."""
+    """The leases of the jobs in that state. Each try has a lease of its own."""
     return {lease for (lease,) in made.postgres.rows("SELECT lease FROM jobs WHERE state = %s", state)}
 
 
+def _some_late(made: Deployment, count: int) -> bool:
+    return _late_ends(made) >= count
+
+
 def _late_ends(made: Deployment) -> int:
-    """How many workers have found that the job they were at is another's by now."""
+    """How many workers have found that another worker took over their job."""
     return sum(worker.said(" job taken over after") for worker in made.workers)
 
 

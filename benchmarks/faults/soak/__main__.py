@@ -1,16 +1,19 @@
-"""Does the service stay correct, and stay the same size, under every kind of load at once for minutes or hours?
+"""Does the service stay correct, and stay the same size, under every kind of load at once for
+minutes or hours?
 
     python -m benchmarks.faults.soak                 # 10 minutes on 2 cores; writes benchmarks/results/soak.json
     python -m benchmarks.faults.soak --minutes 60
 
-Two APIs and a worker share one PostgreSQL and one Redis of their own. Clients make anchor sets, translate through both APIs,
-delete the sets and make them again with other content under the same name; they queue jobs, cancel some of them, and read them
-back; they hang up in the middle of a request and in the middle of an answer.
+Two APIs and a worker share one PostgreSQL and one Redis of their own. Clients make anchor sets,
+translate through both APIs, delete the sets and make them again with other content under the same
+name; they queue jobs, cancel some of them, and read them back; they hang up in the middle of a
+request and in the middle of an answer.
 
-Each translation must be one that was right at some moment between its request and its answer: by one version of the set, to 1e-6
-of its largest number, and by none whose deletion was answered before the request was sent. The exit status is 1 if an answer is
-anything else, if a request gets a 5xx other than 503 with Retry-After, or if a process ends. The report also says how the memory,
-the open files and the tables grew.
+Each translation must be one that was right at some moment between its request and its answer: by
+one version of the set, to 1e-6 of its largest number, and by none whose deletion was answered
+before the request was sent. The exit status is 1 if an answer is anything else, if a request gets a
+5xx other than 503 with Retry-After, or if a process ends. The report also says how the memory, the
+open files and the tables grew.
 """
 
 from __future__ import annotations
@@ -19,7 +22,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,8 @@ from benchmarks.faults.deployment import Deployment, Process, deployment, end_on
 from benchmarks.faults.soak.clients import Book, Remaker, cancel_jobs, hang_up, translate
 from benchmarks.faults.soak.samples import Sample, Samples
 
-#: sets that are made again and again, each by its own client, and clients that translate by any of them
+#: sets that are made again and again, each by its own client, and clients that translate by any of
+#: them
 SETS = 4
 TRANSLATORS = 4
 HANG_UPS = 2
@@ -137,7 +140,8 @@ def _report(made: Deployment, book: Book, samples: Samples, seconds: float, stuc
 
 
 def _states(made: Deployment) -> dict[str, int]:
-    return Counter(dict(made.postgres.rows("SELECT state::text, count(*) FROM jobs GROUP BY state")))  # type: ignore[arg-type]
+    rows = made.postgres.rows("SELECT state::text, count(*) FROM jobs GROUP BY state")
+    return {str(state): int(count) for state, count in rows}
 
 
 def _from_to(first: Sample, last: Sample, name: str) -> dict[str, list[int]]:

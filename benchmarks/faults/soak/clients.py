@@ -1,4 +1,4 @@
-"""The clients of the soak: what they send, and what they may be answered."""
+"""The clients of the soak test: what they send, and which answers are right."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from benchmarks.faults.deployment import dice
 from benchmarks.faults.truth import ALLOWED, DIMS, PROBES, Anchors, deviation, growth, items
 
 ANCHORS = 60
-#: a version of a set lives for about this long
+#: a version of a set exists for about this long
 LIFE_S = (0.3, 3.0)
 PAUSE_S = 0.02
 ANSWER_S = 60
 
-#: contents are made from one of so many seeds, so that nobody computes for an hour what is right
+#: contents come from so many seeds, so that the right answers are computed once
 CONTENTS = 12
 
-#: how long after its deletion was answered a set may still be used: as the documentation says
+#: how long after the answer to its deletion a set may still be used, as the documentation says
 STALE_S = 0.0
 
 
 @dataclass(eq=False)
 class Version:
-    """One content of a set: what it translates the probes to, and until when a translation may use it."""
+    """One content of a set: the probes' translation, and until when a translation may use it."""
 
     right: Tensor
     #: when its deletion was answered
@@ -44,7 +44,7 @@ class Version:
 
 
 class Book:
-    """What all clients know of each other, and what they have counted."""
+    """What the clients share, and what they have counted."""
 
     def __init__(self, urls: list[str], sets: int) -> None:
         self.urls = urls
@@ -59,7 +59,7 @@ class Book:
         self._lock = threading.Lock()
 
     def stock(self) -> None:
-        """The two encoders, and what is right for each content."""
+        """Create the two encoders, and compute what is right for each content."""
         contents = (items(ANCHORS, 50 + number) for number in range(CONTENTS))
         self.contents = [(anchors, anchors.translate(self.probes, 1.0)) for anchors in contents]
         growth(0)
@@ -69,27 +69,31 @@ class Book:
         client.close()
 
     def begin(self, name: str, version: Version) -> None:
-        """A set is about to be made: from now on it may be what others see."""
+        """Record that a set is about to be created, so that other clients may see it
+        from now on.
+        """
         with self._lock:
             self._versions[name].append(version)
             self.versions += 1
 
     def may_be(self, name: str, sent_at: float) -> list[Version]:
-        """The versions that a translation may use that was sent then, and is answered now."""
+        """The versions that a translation may use that was sent at `sent_at` and is
+        answered now.
+        """
         with self._lock:
             return [each for each in self._versions[name] if each.deleted_at >= sent_at - STALE_S]
 
     def deleted(self, name: str) -> None:
-        """A deletion was answered: whatever there was of that name is gone."""
+        """Record that a deletion was answered: whatever had that name is gone."""
         now = time.monotonic()
         with self._lock:
             for each in self._versions[name]:
                 each.deleted_at = min(each.deleted_at, now)
-            # No request that may use one deleted long ago is still waited for.
+            # Forget versions deleted so long ago that no open request may use them.
             self._versions[name] = [each for each in self._versions[name] if each.deleted_at >= now - 2 * ANSWER_S]
 
     def gone(self, name: str) -> list[Version]:
-        """All that is remembered of a set, deleted or not."""
+        """All recorded versions of a set, deleted or not."""
         with self._lock:
             return list(self._versions[name])
 
@@ -102,14 +106,14 @@ class Book:
             self.fault("broken", f"{what}: {answer.status_code} {answer.text[:200]}")
 
     def fault(self, kind: str, why: str) -> None:
-        """Count what must not happen."""
+        """Count something that must not happen."""
         with self._lock:
             self.counts[kind] += 1
             if len(self.faults) < 20:
                 self.faults.append(f"{kind}: {why}")
 
     def check(self, name: str, got: Tensor, sent_at: float) -> None:
-        """Whether a translation by a set is one that was right meanwhile."""
+        """Check that a translation by a set was right at some moment since its request."""
         with self._lock:
             self.compared += 1
         if any(deviation(got, each.right) <= ALLOWED for each in self.may_be(name, sent_at)):
@@ -123,17 +127,17 @@ class Book:
             self.fault(kind, f"{name}: {min(deviation(got, right) for _, right in self.contents):.2g} from the nearest version")
 
     def _mixtures(self) -> Iterator[Tensor]:
-        """By the `old` anchors of one content and the `new` ones of another."""
+        """Translations from the `old` anchors of one content to the `new` anchors of another."""
         for old, new in permutations(self.contents, 2):
             yield Anchors(old[0].old, new[0].new).translate(self.probes, 1.0)
 
     def said(self) -> str:
-        """In a line."""
+        """The counts in one line."""
         return f"{sum(self.statuses.values()):,} requests, {self.compared:,} compared, {sum(self.counts.values())} faults"
 
 
 class Client:
-    """One client, which takes the APIs in turn."""
+    """One client, which chooses an API at random."""
 
     def __init__(self, book: Book, seed: int | None = None) -> None:
         self.draw: random.Random = dice(threading.get_native_id() if seed is None else seed)
@@ -141,7 +145,7 @@ class Client:
         self._http = httpx2.Client(timeout=ANSWER_S, trust_env=False)
 
     def send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx2.Response | None:
-        """The answer of either API; None, counted, of a connection that broke."""
+        """The answer of either API; None, and a count, if the connection broke."""
         try:
             answer = self._http.request(method, self.draw.choice(self._book.urls) + path, json=body)
         except httpx2.TransportError as error:
@@ -151,18 +155,20 @@ class Client:
         return answer
 
     def close(self) -> None:
-        """Drop its connections."""
+        """Close its connections."""
         self._http.close()
 
 
 class Remaker:
-    """Makes one set, lets it live for a while, deletes it and makes it again with other content."""
+    """Creates one set, lets it exist for a while, deletes it, and creates it again with other
+    content.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def run(self, book: Book, ended: threading.Event) -> None:
-        """Until the end."""
+        """Repeat until the end."""
         client = Client(book)
         while not ended.is_set():
             anchors, right = client.draw.choice(book.contents)
@@ -178,7 +184,7 @@ class Remaker:
 
 
 def translation(book: Book, name: str) -> dict[str, Any]:
-    """What is asked of a set."""
+    """The body of a translation by a set."""
     body = {"source": "old", "target": "new", "anchor_set": name, "method": "graded", "options": {"ridge": 1.0}}
     return {**body, "vectors": packed(book.probes), "encoding": "base64"}
 
@@ -196,7 +202,9 @@ def translate(book: Book, ended: threading.Event) -> None:
 
 
 def cancel_jobs(book: Book, ended: threading.Event) -> None:
-    """Queue bootstraps; cancel every other one at some moment; read what became of it; drop the set that it made."""
+    """Queue bootstraps, cancel every other one at some moment, wait for their end, and delete the
+    sets that they made.
+    """
     client, number = Client(book), 0
     while not ended.wait(0.5):
         number += 1
@@ -218,7 +226,9 @@ def cancel_jobs(book: Book, ended: threading.Event) -> None:
 
 
 def hang_up(book: Book, ended: threading.Event) -> None:
-    """Leave in the middle of a head, of a body, after the request, and in the middle of the answer."""
+    """Close connections in the middle of a head, of a body, after the request, and in the middle of
+    the answer.
+    """
     draw = dice(threading.get_native_id())
     while not ended.wait(0.1):
         body = json.dumps(translation(book, draw.choice(book.names))).encode()
@@ -232,7 +242,7 @@ def hang_up(book: Book, ended: threading.Event) -> None:
                 connection.sendall(whole[:cut])
                 if cut == len(whole) and draw.random() < 0.5:
                     connection.recv(draw.choice((1, 100)))
-                # Close with a reset: nothing that is on its way is read.
+                # Close with a reset, so that nothing under way is read.
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         except OSError as error:
             book.fault("cut", f"a new connection: {error!r}")

@@ -1,4 +1,4 @@
-"""How large a deployment is from time to time: memory and open files of its processes, rows, blobs."""
+"""The size of a deployment over time: memory and open files of its processes, rows, blobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.faults.deployment import Deployment, Process
 from benchmarks.faults.resources import open_files, resident, tree
 
-#: about how many looks the report lists of each process
+#: about how many samples the report lists for each process
 SHOWN = 30
 
 TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
@@ -19,7 +19,7 @@ TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
 
 @dataclass(frozen=True)
 class Sample:
-    """One look. `rss_mib` and `files` are by process, with all that it started."""
+    """One sample. `rss_mib` and `files` are by process, its descendants included."""
 
     at: float
     rss_mib: dict[str, float]
@@ -29,13 +29,13 @@ class Sample:
     redis_mib: float
 
     def said(self) -> str:
-        """In a line."""
+        """The sample in one line."""
         sizes = ", ".join(f"{name} {size:.0f} MiB" for name, size in self.rss_mib.items())
         return f"{sizes}, {sum(self.rows.values()):,} rows, {self.blobs:,} blobs"
 
 
 class Samples:
-    """All looks at one deployment."""
+    """All samples of one deployment."""
 
     def __init__(self, made: Deployment) -> None:
         self.all: list[Sample] = []
@@ -45,11 +45,11 @@ class Samples:
 
     @property
     def names(self) -> list[str]:
-        """The processes' names."""
+        """The names of the processes."""
         return [process.name for process in self._processes]
 
     def take(self) -> Sample:
-        """Look, and remember it."""
+        """Take and record a sample."""
         trees = {process.name: tree(process.pid) for process in self._processes}
         sample = Sample(
             at=time.monotonic() - self._began,
@@ -63,7 +63,9 @@ class Samples:
         return sample
 
     def of(self, name: str, warm_up: float) -> dict[str, Any]:
-        """One process's memory and files over time, and the line through its memory after the warm-up."""
+        """One process's memory and files over time, and the slope of its memory after
+        the warm-up.
+        """
         warm = [sample for sample in self.all if sample.at >= warm_up * self.all[-1].at]
         shown = [*self.all[:: max(1, len(self.all) // SHOWN)], self.all[-1]]
         slope = 0.0
