@@ -1,18 +1,22 @@
 """Are the intervals and p-values of `confidence: true` right on real encoders?
 
-    python -m benchmarks.confidence              # 4 minutes of one core; writes benchmarks/results/confidence.json
+    python -m benchmarks.confidence              # 4 minutes of one core
     python -m benchmarks.confidence --only trec  # some tasks; the results of the others stay
+
+Writes benchmarks/results/confidence.json.
 
 Banking77, TREC and STS-B by three text encoders, CIFAR-10 by six ImageNet encoders, Fashion-MNIST
 by five timm encoders; 100, 300 and 1,000 anchors; five splits; every ordered pair, twelve at most
 (at 1,000 anchors three). The graded method translates every test item, and the service's confidence
 is compared with what is measured:
 
-- coverage: how often the measured cosine lies in the 80, 90 and 95 % interval, and the mean width of the intervals;
-- the correlation of the expected with the measured cosine, and whether a low expected cosine picks out the items that do not
-  find themselves first;
-- how well the p-value separates items of another task by the same encoder from test items (AUROC), and how often each kind and
-  garbage are flagged. Items of another domain may still translate well, so the coverage on them is reported, too.
+- coverage: how often the measured cosine lies in the 80, 90 and 95 % interval, and the mean width of
+  the intervals;
+- the correlation of the expected with the measured cosine, and whether a low expected cosine picks
+  out the items that do not find themselves first;
+- how well the p-value separates items of another task by the same encoder from test items (AUROC),
+  and how often each kind and garbage are flagged. Items of another domain may still translate well,
+  so the coverage on them is reported, too.
 
 Data: see benchmarks/quality/data.py.
 """

@@ -1,8 +1,10 @@
 """How many sentences a second does the service encode, beside the library that it runs and beside
 infinity-emb?
 
-    python -m benchmarks.encode                     # about 4 minutes on 2 cores; writes benchmarks/results/encode.json
-    python -m benchmarks.encode --infinity PATH     # PATH: the command infinity_emb of an environment of its own
+    python -m benchmarks.encode                  # about 4 minutes on 2 cores
+    python -m benchmarks.encode --infinity PATH  # PATH: the command infinity_emb of an environment of its own
+
+Writes benchmarks/results/encode.json.
 
 One model everywhere (all-MiniLM-L6-v2, float32, CPU) and the same sentences (Banking77, as shipped
 with `anchorage demo`): 64 clients with one sentence a request, and 4 clients with 256. A client

@@ -1,6 +1,8 @@
 """Does a correction of cosines for hubs (CSLS) improve the search with translated vectors?
 
-    python -m benchmarks.hubness         # about 3 minutes on 2 cores; writes benchmarks/results/hubness.json
+    python -m benchmarks.hubness  # about 3 minutes on 2 cores
+
+Writes benchmarks/results/hubness.json.
 
 Three data sets, three pairs of encoders each, 300 anchors, three draws of anchors and items. Two
 searches: *items*, where 2,000 translated items are searched for among the native vectors of the

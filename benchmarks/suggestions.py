@@ -1,6 +1,8 @@
 """Which items should be added to an anchor set?
 
-    python -m benchmarks.suggestions         # about a minute of one core; writes benchmarks/results/suggestions.json
+    python -m benchmarks.suggestions  # about a minute of one core
+
+Writes benchmarks/results/suggestions.json.
 
 Banking77 by three text encoders. 100 random sentences of the training split are the anchors; 100
 more are taken from a pool of 3,000 others: at random, one for each of 100 k-means clusters, by the

@@ -1,16 +1,20 @@
 """What becomes of a cosine threshold when the encoder changes: is it better to keep it, or to
 convert it with the anchors?
 
-    python -m benchmarks.thresholds            # about 2 minutes on one core; writes benchmarks/results/thresholds.json
+    python -m benchmarks.thresholds  # about 2 minutes on one core
+
+Writes benchmarks/results/thresholds.json.
 
 Real encoders, 300 anchors, 1,000 other items that the calibration has not seen; the graded method
 with its defaults; three encoder pairs for each data set, three seeds. `mapped` is the answer of GET
 /translators/{id}/threshold; `by_rate` and `best` (the highest F1 on the anchors) stand beside it.
 For the thresholds .5 to .9 that at least 50 pairs of other items reach:
 
-- F1 of "new score >= t'" against "old score >= t", for t' = t (no conversion), mapped, by_rate and best
+- F1 of "new score >= t'" against "old score >= t", for t' = t (no conversion), mapped, by_rate and
+  best
 - error: |expected score - mean new score of other pairs within .01 of t|
-- coverage of the 90 % interval, over all pairs whose score the anchors cover, and over the hundredth with the highest old scores
+- coverage of the 90 % interval, over all pairs whose score the anchors cover, and over the hundredth
+  with the highest old scores
 - mae: |expected - new score| over those pairs, beside |old - new|
 
 Data below $ANCHORAGE_DATA: encoders/emb/banking77.*.npz (Banking77,
@@ -266,7 +270,8 @@ def stsb() -> Data:
     vectors = {}
     for model in ("all-MiniLM-L6-v2", "minilm3-512", "static-256"):
         encoder = load(Spec("sentence-transformers", model), shelf, "cpu")
-        plain = encoder._model  # type: ignore[attr-defined]  # sentence-transformers itself: nothing else uses the machine
+        # sentence-transformers itself, because nothing else uses the machine
+        plain = encoder._model  # type: ignore[attr-defined]
         vectors[model] = torch.from_numpy(plain.encode(sentences, batch_size=64, show_progress_bar=False)).float()
     return Data(vectors, units)
 

@@ -106,10 +106,10 @@ def vecmap(
 
 @dataclass(frozen=True, eq=False)
 class _Stand:
-    """dictionary  (p, 2) pairs that the next rotation is fitted to, on the pools' device; an item may be in many
-    keep        the share of similarities that the next round looks at
+    """dictionary  (p, 2) pairs for the next rotation, on the pools' device; an item may be in many
+    keep        share of the similarities that the next round uses
     best        the best objective so far, and since how many rounds (`stalled`)
-    generator   draws what is looked at
+    generator   draws the similarities that are used
     """
 
     done: int

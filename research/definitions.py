@@ -18,7 +18,8 @@ def relative(vectors: Float[Tensor, "n d"], space: Space) -> Float64[Tensor, "n 
     """The k cosines of x to the anchors, both centred on the anchors' mean: n(x) U^T.
 
     vectors  (n, d), the encoder's own units
-    Returns (n, k), dimensionless, each in [-1, 1]. Invariant to a rotation and to a positive scaling of the encoder's space.
+    Returns (n, k), dimensionless, each in [-1, 1]. Invariant to a rotation and to a positive scaling
+    of the encoder's space.
     Raises as `check_vectors`. Source: Moschella et al. 2023, equation 2; centred as in Maiorca et al. 2024.
     """
     check_vectors(vectors, dim=space.dim)
@@ -102,7 +103,7 @@ def jaccard(
     own_space=False  "target": both are searched among the native vectors, the item itself included,
                      as in the reference code of Moschella et al. 2023 and Cannistraci et al. 2023
                      (Table 1). k <= n.
-    own_space=True   "own": each is searched among its own vectors, without the item itself (ReSi's).
+    own_space=True   "own": each is searched among its own vectors, without the item itself (ReSi).
                      k <= n - 1. Measures whether the translated cloud keeps its own
                      neighbourhoods, wherever it is.
     """

@@ -1,8 +1,10 @@
 """Does the similarity of a model's space to a good model's say how good the model is? Moschella et
 al. 2023, section 4.2.
 
-    python -m research.proxy                  # about 2 minutes on one core; writes research/results/proxy.json and proxy.png
-    python -m research.proxy --models 20      # fewer models; writes proxy-quick.json
+    python -m research.proxy              # about 2 minutes on one core
+    python -m research.proxy --models 20  # fewer models; writes proxy-quick.json
+
+Writes research/results/proxy.json and proxy.png.
 
 Small graph networks on Cora, drawn from a grid like the paper's Table 10 (width, depth,
 convolution, activation, dropout, optimiser, rate, epochs, seed), beside the reference of that

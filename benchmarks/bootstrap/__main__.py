@@ -1,12 +1,14 @@
 """How many anchors grow from a few seeds, how many of them are right, and does the estimate know
 it?
 
-    python -m benchmarks.bootstrap                        # everything; writes benchmarks/results/bootstrap.json and .png
-    python -m benchmarks.bootstrap --resume               # the same, but keeps what this version of the code measured before
-    python -m benchmarks.bootstrap --only counts scale    # some sections; the results of the others stay
-    python -m benchmarks.bootstrap --quick                # one draw, few seeds and pairs; writes bootstrap-quick.json
-    python -m benchmarks.bootstrap --plan                 # how many cells there are, and how long they will take
-    python -m benchmarks.bootstrap --page                 # only write the tables of the documentation
+    python -m benchmarks.bootstrap                      # everything
+    python -m benchmarks.bootstrap --resume             # the same, but keeps what this version of the code measured before
+    python -m benchmarks.bootstrap --only counts scale  # some sections; the results of the others stay
+    python -m benchmarks.bootstrap --quick              # one draw, few seeds and pairs; writes bootstrap-quick.json
+    python -m benchmarks.bootstrap --plan               # how many cells there are, and how long they will take
+    python -m benchmarks.bootstrap --page               # only write the tables of the documentation
+
+Writes benchmarks/results/bootstrap.json and bootstrap.png.
 
 Items embedded by two encoders, one side in another order; some true pairs are the seeds. Means and
 standard deviations over draws of items, order and seeds; methods that take minutes have fewer

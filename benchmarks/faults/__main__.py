@@ -1,9 +1,11 @@
 """What is lost when a part of the service is killed, and what can an outsider do to other clients?
 Two tables.
 
-    python -m benchmarks.faults                  # all, about 20 minutes on 2 cores; writes benchmarks/results/faults.json
-    python -m benchmarks.faults redis-lost       # one of them; the results of the others stay
-    python -m benchmarks.faults --keep           # keep logs and data, and print where they are
+    python -m benchmarks.faults             # all, about 20 minutes on 2 cores
+    python -m benchmarks.faults redis-lost  # one of them; the results of the others stay
+    python -m benchmarks.faults --keep      # keep logs and data, and print where they are
+
+Writes benchmarks/results/faults.json.
 
 Each fault starts a Redis, a PostgreSQL cluster, `anchorage serve` and `anchorage worker` on free
 ports below a temporary folder, and touches no process that runs already. It needs redis-server (or

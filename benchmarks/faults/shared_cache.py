@@ -1,6 +1,8 @@
 """Does every process use a translator that one process has fitted? Counted for 200 clients at once.
 
-    python -m benchmarks.faults.shared_cache         # about a minute on 2 cores; writes benchmarks/results/shared_cache.json
+    python -m benchmarks.faults.shared_cache  # about a minute on 2 cores
+
+Writes benchmarks/results/shared_cache.json.
 
 Two API processes and two workers share one Redis. Three synthetic encoders of 768 dimensions, 1,000
 anchors, all six ordered pairs cold. For each pair, 200 clients translate the same vectors at once,
@@ -209,7 +211,7 @@ def damage(made: Deployment) -> None:
     made.redis.client.set(second, _entry(made, second)[:-100])
 
 
-def _entry(made: Deployment, key: bytes) -> bytes:
+def _entry(made: Deployment, key: bytes | str) -> bytes:
     return cast(bytes, made.redis.client.get(key))
 
 

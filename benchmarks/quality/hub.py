@@ -40,7 +40,8 @@ def run(console: Console, path: Path, about: str) -> None:
         known, held = data.split(task, ANCHORS, seed)
         spaces = {name: fit_space(vectors[known]) for name, vectors in task.encoders.items()}
         projected = {}
-        for name, space in spaces.items():  # N projectors: each encoder's test vectors in relative coordinates, once
+        # N projectors: each encoder's test vectors in relative coordinates, once.
+        for name, space in spaces.items():
             unit, _ = normalise(task.encoders[name][held], space.mean)
             projected[name] = unit @ graded.projector(space.unit, power=ENCODE, ridge=None)
         decoders = {name: graded.decoder(space.unit, power=DECODE, ridge=None) for name, space in spaces.items()}

@@ -7,9 +7,11 @@
 Writes benchmarks/results/scaling.json and scaling.png.
 
 fused        one matrix, beside the eight projections and products of the paper
-fit          irp, graded, procrustes, ridge with a search of lambda; and a fitted translator that another process reads from Redis
+fit          irp, graded, procrustes, ridge with a search of lambda; and a fitted translator that
+             another process reads from Redis
 reembedding  translated vectors, beside the same sentences encoded anew
-n, k, d      more vectors (to a million, streamed, with the server's memory), more anchors, more dimensions
+n, k, d      more vectors (to a million, streamed, with the server's memory), more anchors, more
+             dimensions
 clients      more clients, beside an empty route
 
 Real server processes (`anchorage serve`) over loopback, client and server on one machine.

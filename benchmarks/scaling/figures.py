@@ -57,7 +57,8 @@ class Grid:
         table = new_table(self.title, (self.corner,), ())
         for column in columns:
             cells = [shown(row[column]) for row in self.rows.values() if column in row]
-            table.add_column(column, justify="right", min_width=max(map(len, cells)))  # headings may wrap, numbers not
+            # Headings may wrap, numbers not.
+            table.add_column(column, justify="right", min_width=max(map(len, cells)))
         for name, row in self.rows.items():
             cells = [shown(row[each]) if each in row else "" for each in columns]
             table.add_row(f"{name:,}" if isinstance(name, int) else name, *cells)

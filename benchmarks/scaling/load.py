@@ -43,7 +43,8 @@ class Client(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send one request."""
-        self._transport: asyncio.Transport = transport  # type: ignore[assignment]  # uvloop's is one by its deeds
+        # uvloop's transport is not a subclass.
+        self._transport: asyncio.Transport = transport  # type: ignore[assignment]
         self._ask()
 
     def go(self) -> None:

@@ -1,8 +1,10 @@
 """What does a translation cost over HTTP, beside its matrix product? And a single vector, beside an
 empty request?
 
-    python -m benchmarks.wire            # about 3 minutes on 2 cores; writes benchmarks/results/wire.json and wire.png
+    python -m benchmarks.wire            # about 3 minutes on 2 cores
     python -m benchmarks.wire --profile  # also where the server's time goes, by py-spy (pip install py-spy; may need root)
+
+Writes benchmarks/results/wire.json and wire.png.
 
 One running service (`anchorage serve`), 768 -> 768 dimensions, the client on the same machine with
 one connection and no library between it and the socket. All contestants take turns in every round

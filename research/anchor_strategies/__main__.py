@@ -1,8 +1,10 @@
 """Which items should be anchors, where should they come from, and how coarse may relative vectors
 be?
 
-    python -m research.anchor_strategies                   # about 5 minutes; writes research/results/anchor_strategies.json
+    python -m research.anchor_strategies                   # about 5 minutes
     python -m research.anchor_strategies --only quantised  # some sections; the results of the others stay
+
+Writes research/results/anchor_strategies.json.
 
 tables       how similar relative spaces are: Moschella et al. 2023, Tables 7 and 8, beside theirs
 translation  the same strategies, by how well their anchors translate

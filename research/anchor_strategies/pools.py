@@ -37,7 +37,7 @@ class Pools:
 
     pool   (p, d) by encoder: what may be an anchor
     items  (n, d) by encoder: what is compared and translated, none of it in the pool
-    ranks  (p,) how many items of the whole vocabulary are more frequent; None where nothing is counted
+    ranks  (p,) how many items of the whole vocabulary are more frequent; None without counts
     """
 
     title: str

@@ -1,10 +1,12 @@
 """Cannistraci et al. 2023 on real data: are anchors that grew from 15 seeds as good as true ones?
 
-    python -m research.bootstrap                        # everything; writes research/results/bootstrap.json
-    python -m research.bootstrap --resume               # the same, but keeps what this version of the code measured before
-    python -m research.bootstrap --only stitching       # one section; the results of the other stay
-    python -m research.bootstrap --quick                # one draw, few seeds and pairs; writes bootstrap-quick.json
-    python -m research.bootstrap --plan                 # how many cells there are, and how long they will take
+    python -m research.bootstrap                   # everything
+    python -m research.bootstrap --resume          # the same, but keeps what this version of the code measured before
+    python -m research.bootstrap --only stitching  # one section; the results of the other stay
+    python -m research.bootstrap --quick           # one draw, few seeds and pairs; writes bootstrap-quick.json
+    python -m research.bootstrap --plan            # how many cells there are, and how long they will take
+
+Writes research/results/bootstrap.json.
 
 Items embedded by two encoders, one side in another order; some true pairs are the seeds. Means and
 standard deviations over draws of items, order and seeds; methods that take minutes have fewer

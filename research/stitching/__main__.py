@@ -1,8 +1,10 @@
 """How much accuracy does a stitched model lose? The papers' tables on real data, every ordered
 pair, five seeds.
 
-    python -m research.stitching                    # all, about 30 minutes on one core; writes research/results/stitching.json
-    python -m research.stitching --only cora trec   # some sections; the results of the others stay
+    python -m research.stitching                   # all, about 30 minutes on one core
+    python -m research.stitching --only cora trec  # some sections; the results of the others stay
+
+Writes research/results/stitching.json.
 
 A linear head trained in a target encoder's space reads vectors of another encoder: untranslated
 (truncated or padded: the floor), translated by each method, and the target's own (native: the

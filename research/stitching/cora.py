@@ -52,7 +52,7 @@ NOTE = (
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """words, shares, starts  sparse features, each node's rows summing to one, as torch's embedding_bag takes them
+    """words, shares, starts  sparse features for torch's embedding_bag; each node's rows sum to one
     sources, targets, weights  edges both ways and self-loops, weighted by 1 / sqrt(degree degree)
     """
 

@@ -142,7 +142,8 @@ def send_file(url: str, path: str, key: str, media: str, body: Path) -> str:
     try:
         with connect(url) as connection, body.open("rb") as file:
             connection.sendall(head("POST", path, {**headers, "Connection": "close"}))
-            with suppress(BrokenPipeError, ConnectionResetError):  # refused early: there may be an answer
+            # Even a request that is refused early may have an answer.
+            with suppress(BrokenPipeError, ConnectionResetError):
                 connection.sendfile(file)
             return status(connection)
     except OSError as error:

@@ -38,7 +38,8 @@ def killed(stage: Stage) -> Row:
             victim.start()
             stage.say(f"{kill + 1} of {KILLS} kills, {world.finished(made)} of {JOBS} jobs ended")
         world.settle(made, client)
-        cut = len(running - _leases(made, "succeeded"))  # tries under way at a kill, without those that ended well
+        # Tries under way at a kill, without those that ended well.
+        cut = len(running - _leases(made, "succeeded"))
     row.done = f"{JOBS} jobs, 2 workers, {KILLS} SIGKILLs: {cut} tries cut short"
     row.more = {"jobs": JOBS, "kills": KILLS, "tries_cut_short": cut}
     return row

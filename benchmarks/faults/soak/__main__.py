@@ -1,8 +1,10 @@
 """Does the service stay correct, and stay the same size, under every kind of load at once for
 minutes or hours?
 
-    python -m benchmarks.faults.soak                 # 10 minutes on 2 cores; writes benchmarks/results/soak.json
+    python -m benchmarks.faults.soak               # 10 minutes on 2 cores
     python -m benchmarks.faults.soak --minutes 60
+
+Writes benchmarks/results/soak.json.
 
 Two APIs and a worker share one PostgreSQL and one Redis of their own. Clients make anchor sets,
 translate through both APIs, delete the sets and make them again with other content under the same
