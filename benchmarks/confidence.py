@@ -10,8 +10,8 @@ by five timm encoders; 100, 300 and 1,000 anchors; five splits; every ordered pa
 (at 1,000 anchors three). The graded method translates every test item, and the service's confidence
 is compared with what is measured:
 
-- coverage: how often the measured cosine lies in the 80, 90 and 95 % interval, and the mean width of
-  the intervals;
+- coverage: how often the measured cosine lies in the 80, 90 and 95 % interval, and the mean width
+  of the intervals;
 - the correlation of the expected with the measured cosine, and whether a low expected cosine picks
   out the items that do not find themselves first;
 - how well the p-value separates items of another task by the same encoder from test items (AUROC),

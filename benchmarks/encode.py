@@ -2,7 +2,7 @@
 infinity-emb?
 
     python -m benchmarks.encode                  # about 4 minutes on 2 cores
-    python -m benchmarks.encode --infinity PATH  # PATH: the command infinity_emb of an environment of its own
+    python -m benchmarks.encode --infinity PATH  # the command infinity_emb of another environment
 
 Writes benchmarks/results/encode.json.
 

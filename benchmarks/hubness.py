@@ -97,7 +97,7 @@ def load(name: str) -> dict[str, Tensor]:
         place = "encoders/emb/banking77.{}.npz" if name == "Banking77" else "cifar10-embeddings/{}.npz"
         return {encoder: both_splits(DATA / place.format(encoder)) for encoder in wanted}
     except FileNotFoundError as error:
-        sys.exit(f"{error}: `python -m benchmarks.hubness --help` says where the data is from. Or set ANCHORAGE_DATA.")
+        sys.exit(f"{error}. Set ANCHORAGE_DATA; `--help` says where the data is from.")
 
 
 def both_splits(file: Path) -> Tensor:

@@ -55,7 +55,7 @@ def main() -> None:
     options = parser(__doc__, RESULTS / "suggestions.json").parse_args()
     files = {name: FOLDER / f"banking77.{name}.npz" for name in ENCODERS}
     if not all(file.exists() for file in files.values()):
-        sys.exit(f"There is no banking77.*.npz in {FOLDER}. Set ANCHORAGE_DATA; `--help` describes the data.")
+        sys.exit(f"No banking77.*.npz in {FOLDER}. Set ANCHORAGE_DATA; `--help` describes the data.")
     train, test = ({name: load(file, split) for name, file in files.items()} for split in ("train", "test"))
     cells = [cell for seed in track(SEEDS, "draws") for cell in measure(train, test, seed)]
     summary = {row: summarise([cell[row] for cell in cells], [cell[RANDOM] for cell in cells]) for row in cells[0]}
@@ -136,7 +136,7 @@ def summarise(rows: list[Numbers], random: list[Numbers]) -> dict[str, float]:
 
 def show(summary: dict[str, dict[str, float]]) -> None:
     """Print one table."""
-    title = f"{ADDED} anchors added to {ANCHORS}; in brackets: beside random, and the share of cells that are better"
+    title = f"{ADDED} anchors added to {ANCHORS}; in brackets: beside random, and the share of better cells"
     table = new_table(title, ("added",), ("cosine", "recall@10", "MRR"))
     for row, numbers in summary.items():
         cells = [f"{numbers[f]:.3f} ({numbers[f + '_gain']:+.3f}, {numbers[f + '_wins']:.0%})" for f in FIGURES]

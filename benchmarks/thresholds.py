@@ -13,8 +13,8 @@ For the thresholds .5 to .9 that at least 50 pairs of other items reach:
 - F1 of "new score >= t'" against "old score >= t", for t' = t (no conversion), mapped, by_rate and
   best
 - error: |expected score - mean new score of other pairs within .01 of t|
-- coverage of the 90 % interval, over all pairs whose score the anchors cover, and over the hundredth
-  with the highest old scores
+- coverage of the 90 % interval, over all pairs whose score the anchors cover, and over the
+  hundredth with the highest old scores
 - mae: |expected - new score| over those pairs, beside |old - new|
 
 Data below $ANCHORAGE_DATA: encoders/emb/banking77.*.npz (Banking77,
@@ -246,7 +246,7 @@ def cifar() -> Data:
 def alone(arrays: dict[str, np.ndarray]) -> Data:
     """Data in which every item is a unit of its own."""
     if not arrays:
-        sys.exit(f"There are no embeddings in {DATA}. Set ANCHORAGE_DATA; `--help` says where the data is from.")
+        sys.exit(f"There are no embeddings in {DATA}. Set ANCHORAGE_DATA; `--help` describes the data.")
     vectors = {name: torch.from_numpy(array.astype(np.float32)) for name, array in arrays.items()}
     return Data(vectors, torch.arange(len(next(iter(vectors.values())))))
 

@@ -18,9 +18,10 @@ def relative(vectors: Float[Tensor, "n d"], space: Space) -> Float64[Tensor, "n 
     """The k cosines of x to the anchors, both centred on the anchors' mean: n(x) U^T.
 
     vectors  (n, d), the encoder's own units
-    Returns (n, k), dimensionless, each in [-1, 1]. Invariant to a rotation and to a positive scaling
-    of the encoder's space.
-    Raises as `check_vectors`. Source: Moschella et al. 2023, equation 2; centred as in Maiorca et al. 2024.
+    Returns (n, k), dimensionless, each in [-1, 1]. Invariant to a rotation and to a positive
+    scaling of the encoder's space.
+    Raises as `check_vectors`. Source: Moschella et al. 2023, equation 2; centred as in Maiorca et
+    al. 2024.
     """
     check_vectors(vectors, dim=space.dim)
     unit, _ = normalise(vectors.double(), space.mean)

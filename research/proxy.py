@@ -71,14 +71,16 @@ LABELS = {"similarity": "similarity", "plain_similarity": "similarity, not centr
 
 PAPER = {
     "over time": 0.955,
-    "source": "Moschella et al. 2023, section 4.2 and Figure 3: the mean over about 2,000 models of the Pearson correlation over "
+    "source": "Moschella et al. 2023, section 4.2 and Figure 3: the mean over about 2,000 models "
+    "of the Pearson correlation over "
     "epochs, models with best validation accuracy below .5 left out",
 }
 NOTE = (
-    "Over time: for each model the Pearson correlation of similarity and validation accuracy over the epochs looked at, then "
-    "mean and standard deviation over the models. Across models: one correlation over all models at the end of their "
-    "training. A space whose anchors are all one vector has similarity 0. Planetoid's split: 140 training labels, 500 nodes "
-    "for validation, 1,000 for test."
+    "Over time: for each model the Pearson correlation of similarity and validation accuracy over "
+    "the epochs looked at, then mean and standard deviation over the models. Across models: one "
+    "correlation over all models at the end of their training. A space whose anchors are all one "
+    "vector has similarity 0. Planetoid's split: 140 training labels, 500 nodes for validation, "
+    "1,000 for test."
 )
 
 
@@ -317,7 +319,7 @@ def main() -> None:
     arguments.add_argument("--models", type=int, default=MODELS, help="how many models to train")
     options = arguments.parse_args()
     if not (DATA / "planetoid").is_dir():
-        sys.exit(f"There is no folder `planetoid` in {DATA}. Set ANCHORAGE_DATA; `--help` describes the data.")
+        sys.exit(f"No folder `planetoid` in {DATA}. Set ANCHORAGE_DATA; `--help` describes the data.")
     torch.set_num_threads(1)
     began = time.monotonic()
     stick, reference = yardstick()

@@ -2,10 +2,10 @@
 it?
 
     python -m benchmarks.bootstrap                      # everything
-    python -m benchmarks.bootstrap --resume             # the same, but keeps what this version of the code measured before
-    python -m benchmarks.bootstrap --only counts scale  # some sections; the results of the others stay
-    python -m benchmarks.bootstrap --quick              # one draw, few seeds and pairs; writes bootstrap-quick.json
-    python -m benchmarks.bootstrap --plan               # how many cells there are, and how long they will take
+    python -m benchmarks.bootstrap --resume             # the same, without what is measured already
+    python -m benchmarks.bootstrap --only counts scale  # some sections; the others stay
+    python -m benchmarks.bootstrap --quick              # few draws; writes bootstrap-quick.json
+    python -m benchmarks.bootstrap --plan               # cells, and how long they will take
     python -m benchmarks.bootstrap --page               # only write the tables of the documentation
 
 Writes benchmarks/results/bootstrap.json and bootstrap.png.

@@ -23,7 +23,7 @@ from benchmarks.bootstrap.store import Key
 
 @dataclass(frozen=True)
 class Section:
-    """module     has `cells(quick=, draws=)`, which yields what to measure; its docstring is the note
+    """module     has `cells(quick=, draws=)`, which yields what to measure; its docstring is a note
     summarise  makes the section of the report from the measured cells
     show       makes the tables for a terminal from the section
     """

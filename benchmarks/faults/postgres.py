@@ -54,7 +54,7 @@ class Postgres:
         try:
             user = pwd.getpwnam("postgres")
         except KeyError:
-            raise Missing("as root this needs a user named postgres, because PostgreSQL refuses to run as root") from None
+            raise Missing("there is no user postgres, and PostgreSQL refuses to run as root") from None
         os.chown(self._home, user.pw_uid, user.pw_gid)
         return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
 
@@ -72,7 +72,8 @@ class Postgres:
 
     def start(self) -> None:
         """Start the server, and return once it accepts connections."""
-        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' {self._options}"
+        own = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories=''"
+        options = f"{own} {self._options}"
         self._control("start", "-o", options, "-l", str(self._home / "server.log"))
 
     def restart(self, mode: str) -> None:

@@ -236,7 +236,8 @@ def problems(cold: Phase, damaged: Phase) -> Iterator[str]:
         if found != wanted:
             yield f"{what}: {found}, not {wanted}"
     if not max(cold.largest_deviation, damaged.largest_deviation) <= ALLOWED:
-        yield f"answers are up to {max(cold.largest_deviation, damaged.largest_deviation):.2g} from the right vectors"
+        largest = max(cold.largest_deviation, damaged.largest_deviation)
+        yield f"answers are up to {largest:.2g} from the right vectors"
 
 
 def show(title: str, phase: Phase, console: Console) -> None:
@@ -248,8 +249,9 @@ def show(title: str, phase: Phase, console: Console) -> None:
     console.print(table)
     alike = sum(len(found) == 1 for found in phase.distinct.values())
     console.print(
-        f"{phase.answers.total():,} answers ({dict(phase.answers)}) to {CLIENTS} clients in {phase.seconds:.1f} s; for {alike} "
-        f"of {len(PAIRS)} pairs all the same bit for bit; at most {phase.largest_deviation:.1g} from the right vectors\n"
+        f"{phase.answers.total():,} answers ({dict(phase.answers)}) to {CLIENTS} clients in "
+        f"{phase.seconds:.1f} s; for {alike} of {len(PAIRS)} pairs all the same bit for bit; at "
+        f"most {phase.largest_deviation:.1g} from the right vectors\n"
     )
 
 

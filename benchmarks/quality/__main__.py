@@ -38,11 +38,13 @@ from benchmarks.quality import choosing, classes, compare, data, hub, plot, powe
 from benchmarks.quality.compare import AUTO, FIXED, Cell
 
 ABOUT = (
-    "Anchors and tested items are disjoint draws; every ordered pair of a task's encoders; mean and standard deviation over "
-    "seeds of the mean over pairs. Vectors are centred on the anchors' mean. recall@10: of the 10 test items that the native "
-    "query finds, the share that the translated query finds; MRR of the item's own native vector. Peers with their own defaults, "
-    "on the same splits, in the same run. `auto` is beside the best of the fixed methods on the same test items, of hindsight. "
-    "promised: the report's recall@10 of held-out anchors; kept: that of unseen items, in an index of as many items."
+    "Anchors and tested items are disjoint draws; every ordered pair of a task's encoders; mean "
+    "and standard deviation over seeds of the mean over pairs. Vectors are centred on the anchors' "
+    "mean. recall@10: of the 10 test items that the native query finds, the share that the "
+    "translated query finds; MRR of the item's own native vector. Peers with their own defaults, "
+    "on the same splits, in the same run. `auto` is beside the best of the fixed methods on the "
+    "same test items, of hindsight. promised: the report's recall@10 of held-out anchors; kept: "
+    "that of unseen items, in an index of as many items."
 )
 SEEDS = 5
 

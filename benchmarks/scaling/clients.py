@@ -25,13 +25,14 @@ OURS, EMPTY = "Anchorage", "empty route"
 Found = dict[tuple[str, int, bytes], list[dict[str, Any]]]
 
 NOTE = (
-    f"{DIM} -> {DIM}, {ANCHORS:,} anchors, graded; one server process. Each client sends its next request once it is "
-    "answered, from one process with uvloop and nothing between it and its sockets; client's core: how much of a core that "
-    f"process took. The server runs with ANCHORAGE_MAX_IN_FLIGHT={IN_FLIGHT}, as 256, the default, would be just enough. "
-    "empty route: a FastAPI POST route that reads the same body and answers {}, served by uvicorn with uvloop and "
-    "httptools, without access log. Connections are open, and each was answered once, before anything is counted: accepting "
-    "many new ones under load takes seconds (uvloop accepts about one in a turn of its loop). "
-    "Whoever is not asked is stopped meanwhile."
+    f"{DIM} -> {DIM}, {ANCHORS:,} anchors, graded; one server process. Each client sends its next "
+    "request once it is answered, from one process with uvloop and nothing between it and its "
+    "sockets; client's core: how much of a core that process took. The server runs with "
+    f"ANCHORAGE_MAX_IN_FLIGHT={IN_FLIGHT}, as 256, the default, would be just enough. empty route: a "
+    "FastAPI POST route that reads the same body and answers {}, served by uvicorn with uvloop and "
+    "httptools, without access log. Connections are open, and each was answered once, before "
+    "anything is counted: accepting many new ones under load takes seconds (uvloop accepts about "
+    "one in a turn of its loop). A server that is not measured is stopped meanwhile."
 )
 
 

@@ -38,10 +38,12 @@ SECONDS, FETCH_MS = 1.5, 20.0
 REQUEST = translation.Request("a", "b", "items", "irp", {})
 
 NOTE = (
-    "From float32 anchors to a translator, both spaces fitted anew each time, with all of torch's threads. irp has its "
-    f"defaults (omega 8, delta 0.6). ridge, searched: the best of {len(RIDGES)} lambdas from 0.01 to 100 by generalised "
-    "cross-validation on one SVD of the source's anchors; app.maths has no search yet, so it is this benchmark's own. "
-    "Redis: a second process, new Services in every round, so nothing is in its memory and its connections are new."
+    "From float32 anchors to a translator, both spaces fitted anew each time, with all of torch's "
+    "threads. irp has its defaults (omega 8, delta 0.6). ridge, searched: the best of "
+    f"{len(RIDGES)} lambdas from 0.01 to 100 by generalised cross-validation on one SVD of the "
+    "source's anchors; app.maths has no search yet, so it is this benchmark's own. Redis: a "
+    "second process, new Services in every round, so nothing is in its memory and its connections "
+    "are new."
 )
 
 

@@ -33,21 +33,23 @@ STEEPEST = 1.1
 LARGER_BODIES = 128 * 2**20
 
 NOTE_N = (
-    f"{DIM} -> {DIM}, {ANCHORS:,} anchors, graded. Up to 16,384 vectors: one npy request, whose answer is read whole. "
-    f"Beyond: sent and read at once (stream=true), {BLOCK:,} rows repeated; npy, or Arrow record batches with a column of "
-    "ids, whose answer is parsed here. The first and the last rows of answers are compared with those of one request. "
-    "Memory is the server's: before the first round, the peak in any of them (VmHWM, after clear_refs), and after."
+    f"{DIM} -> {DIM}, {ANCHORS:,} anchors, graded. Up to 16,384 vectors: one npy request, whose "
+    f"answer is read whole. Beyond: sent and read at once (stream=true), {BLOCK:,} rows repeated; "
+    "npy, or Arrow record batches with a column of ids, whose answer is parsed here. The first "
+    "and the last rows of answers are compared with those of one request. Memory is the server's: "
+    "before the first round, the peak in any of them (VmHWM, after clear_refs), and after."
 )
 NOTE_K = (
-    f"{DIM} -> {DIM}. Fits in this process, from float32 anchors of both encoders, with all of torch's threads. {BLOCK:,} "
-    "vectors as npy over loopback: /translate by graded, and /relative, whose answers have k numbers a row. first "
-    "/translate: the one that fits, once."
+    f"{DIM} -> {DIM}. Fits in this process, from float32 anchors of both encoders, with all of "
+    f"torch's threads. {BLOCK:,} vectors as npy over loopback: /translate by graded, and "
+    "/relative, whose answers have k numbers a row. first /translate: the one that fits, once."
 )
 NOTE_D = (
-    f"d -> d, {ANCHORS:,} anchors. Fits in this process, from float32 anchors of both encoders, with all of torch's threads. "
-    f"{BLOCK:,} vectors as npy over loopback, translated by graded; the server runs with "
-    f"ANCHORAGE_MAX_BODY_BYTES={LARGER_BODIES}, as the largest body is the usual limit of 64 MiB and a header. bare product: "
-    "torch.mm of the same shape in this process, with all of torch's threads. first /translate: the one that fits, once."
+    f"d -> d, {ANCHORS:,} anchors. Fits in this process, from float32 anchors of both encoders, "
+    f"with all of torch's threads. {BLOCK:,} vectors as npy over loopback, translated by graded; "
+    f"the server runs with ANCHORAGE_MAX_BODY_BYTES={LARGER_BODIES}, as the largest body is the "
+    "usual limit of 64 MiB and a header. bare product: torch.mm of the same shape in this "
+    "process, with all of torch's threads. first /translate: the one that fits, once."
 )
 
 

@@ -2,9 +2,10 @@
 empty request?
 
     python -m benchmarks.wire            # about 3 minutes on 2 cores
-    python -m benchmarks.wire --profile  # also where the server's time goes, by py-spy (pip install py-spy; may need root)
+    python -m benchmarks.wire --profile  # also where the server's time goes
 
-Writes benchmarks/results/wire.json and wire.png.
+Writes benchmarks/results/wire.json and wire.png. The profile needs py-spy (pip install py-spy), and
+maybe root.
 
 One running service (`anchorage serve`), 768 -> 768 dimensions, the client on the same machine with
 one connection and no library between it and the socket. All contestants take turns in every round

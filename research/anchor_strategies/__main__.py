@@ -2,7 +2,7 @@
 be?
 
     python -m research.anchor_strategies                   # about 5 minutes
-    python -m research.anchor_strategies --only quantised  # some sections; the results of the others stay
+    python -m research.anchor_strategies --only quantised  # some sections; the others stay
 
 Writes research/results/anchor_strategies.json.
 
@@ -44,7 +44,7 @@ def main() -> None:
     arguments.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="measure only these sections")
     options = arguments.parse_args()
     if not (DATA / "encoders").is_dir():
-        sys.exit(f"There is no folder `encoders` in {DATA}. Set ANCHORAGE_DATA; `--help` describes the data.")
+        sys.exit(f"No folder `encoders` in {DATA}. Set ANCHORAGE_DATA; `--help` describes the data.")
     torch.set_num_threads(1)
     console = Console(width=max(140, Console().width))
     for name in SECTIONS:

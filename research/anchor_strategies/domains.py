@@ -23,10 +23,11 @@ ITEMS = 500
 SHARES = {"in domain": 1.0, "half and half": 0.5, "a tenth in domain": 0.1, "out of domain": 0.0}
 
 NOTE = (
-    "500 test items of one data set, anchors drawn uniformly from the training items of its own, of the other, or of both; "
-    "three text encoders, six ordered pairs; mean and standard deviation over 5 seeds. Relative: Jaccard, MRR and cosine of "
-    "relative vectors. Translated: recall@10 and MRR by the graded method (1, .25), lambda 1. Both are searched among the 500 "
-    "items; translations are centred on the mean of the items' own training set, whatever the anchors."
+    "500 test items of one data set, anchors drawn uniformly from the training items of its own, "
+    "of the other, or of both; three text encoders, six ordered pairs; mean and standard deviation "
+    "over 5 seeds. Relative: Jaccard, MRR and cosine of relative vectors. Translated: recall@10 "
+    "and MRR by the graded method (1, .25), lambda 1. Both are searched among the 500 items; "
+    "translations are centred on the mean of the items' own training set, whatever the anchors."
 )
 
 

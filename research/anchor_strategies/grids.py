@@ -43,18 +43,21 @@ PAPER = {
     "source": "Moschella et al. 2023, Figure 7: score only, for 800 words of fastText and word2vec",
 }
 NOTE = (
-    "300 uniform anchors, 1,000 items, all ordered pairs, mean and standard deviation over 5 seeds. Score: the mean Euclidean "
-    "distance of an item's two relative vectors, lower is more alike; the paper defines its own no more closely. MRR and "
-    "cosine as in the tables, ties counted against. Kept: Jaccard of an item's 10 neighbours in its own space before and "
-    "after. Translated: decoded by the graded method from the quantised vectors. Bytes: of one vector's codes. Clusters, by "
-    "the paper's formula, not centred: Ward linkage of items and anchors together, cut at a share of the median distance; "
-    "left: the share of items whose vectors are still distinct. Jaccard is left out, as items that have become equal share "
-    "neighbours by their row numbers alone."
+    "300 uniform anchors, 1,000 items, all ordered pairs, mean and standard deviation over 5 "
+    "seeds. Score: the mean Euclidean distance of an item's two relative vectors, lower is more "
+    "alike; the paper defines its own no more closely. MRR and cosine as in the tables, ties "
+    "counted against. Kept: Jaccard of an item's 10 neighbours in its own space before and after. "
+    "Translated: decoded by the graded method from the quantised vectors. Bytes: of one vector's "
+    "codes. Clusters, by the paper's formula, not centred: Ward linkage of items and anchors "
+    "together, cut at a share of the median distance; left: the share of items whose vectors are "
+    "still distinct. Jaccard is left out, as items that have become equal share neighbours by "
+    "their row numbers alone."
 )
 GUARANTEE_NOTE = (
-    "Banking77 by minilm6-384 beside itself with every item and every anchor turned by t radians, each in a direction of its "
-    "own. Apart: the largest difference of two cosines, at most 2 t. Allowed: by how many codes two may differ, from t alone. "
-    "Largest: by how many some did; changed: the share of codes that did. Mean over 5 seeds, apart and largest over all."
+    "Banking77 by minilm6-384 beside itself with every item and every anchor turned by t radians, "
+    "each in a direction of its own. Apart: the largest difference of two cosines, at most 2 t. "
+    "Allowed: by how many codes two may differ, from t alone. Largest: by how many some did; "
+    "changed: the share of codes that did. Mean over 5 seeds, apart and largest over all."
 )
 
 

@@ -54,16 +54,18 @@ PAPER: dict[str, dict[str, Any]] = {
     },
 }
 TABLES_NOTE = (
-    "Jaccard and MRR at 10 neighbours among 2,000 items, and cosine, of relative vectors of the same items in two spaces; "
-    "mean and standard deviation over 5 seeds. Ours are centred on the anchors' mean; 'uniform, not centred' is the paper's "
-    "own formula. Strategies look at the source's space. The paper's words are 20,000 by the public fastText and word2vec, "
-    "with 10 seeds; our own word spaces saw 4 million words of text each, not the same. Its images are 20,000 of CIFAR-10 by "
-    "ViT-base and ViT-small; beside them stand mobilenet_v1_050 and mobilenet_v1_025."
+    "Jaccard and MRR at 10 neighbours among 2,000 items, and cosine, of relative vectors of the "
+    "same items in two spaces; mean and standard deviation over 5 seeds. Ours are centred on the "
+    "anchors' mean; 'uniform, not centred' is the paper's own formula. Strategies look at the "
+    "source's space. The paper's words are 20,000 by the public fastText and word2vec, with 10 "
+    "seeds; our own word spaces saw 4 million words of text each, not the same. Its images are "
+    "20,000 of CIFAR-10 by ViT-base and ViT-small; beside them stand mobilenet_v1_050 and "
+    "mobilenet_v1_025."
 )
 TRANSLATION_NOTE = (
-    "Items that are no anchors, translated by the graded method (1, .25), lambda 1, and searched for among 1,000; mean over "
-    "all ordered pairs of the data's encoders, mean and standard deviation over 5 seeds. Centred on the mean of the target's "
-    "pool, whatever the anchors."
+    "Items that are no anchors, translated by the graded method (1, .25), lambda 1, and searched "
+    "for among 1,000; mean over all ordered pairs of the data's encoders, mean and standard "
+    "deviation over 5 seeds. Centred on the mean of the target's pool, whatever the anchors."
 )
 
 

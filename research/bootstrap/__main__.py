@@ -1,10 +1,10 @@
 """Cannistraci et al. 2023 on real data: are anchors that grew from 15 seeds as good as true ones?
 
     python -m research.bootstrap                   # everything
-    python -m research.bootstrap --resume          # the same, but keeps what this version of the code measured before
-    python -m research.bootstrap --only stitching  # one section; the results of the other stay
-    python -m research.bootstrap --quick           # one draw, few seeds and pairs; writes bootstrap-quick.json
-    python -m research.bootstrap --plan            # how many cells there are, and how long they will take
+    python -m research.bootstrap --resume          # the same, without what is measured already
+    python -m research.bootstrap --only stitching  # one section; the other stays
+    python -m research.bootstrap --quick           # few draws; writes bootstrap-quick.json
+    python -m research.bootstrap --plan            # cells, and how long they will take
 
 Writes research/results/bootstrap.json.
 

@@ -55,12 +55,14 @@ PAPER: dict[str, Any] = {
     "source": "Moschella et al. 2023, Table 3, F-MNIST: convolutional, 500 latent dimensions and anchors; its unit is not stated",
 }
 NOTE = (
-    f"Fully connected networks 784-{HIDDEN}-{LATENT}-{HIDDEN}-784 (the paper's: convolutional, latent 500), {IMAGES:,} training "
-    f"images, {EPOCHS} epochs, five seeds, 20 ordered pairs, {ANCHORS} anchors drawn once; MSE x 1000 on the 10,000 test images. "
-    f"Relative decoders read {ANCHORS} cosines, trained end to end without gradient through the anchors. A translation carries "
-    "directions, unless norms are kept (the option keep_norms, which the paper's method has not). For a VAE native is no "
-    "ceiling: its decoder learned from noisy codes, and its own mean codes, drawn out by a fifth, are decoded better than they "
-    "are as they stand. Where irp draws them out, it profits from that, so VAE gaps say little."
+    f"Fully connected networks 784-{HIDDEN}-{LATENT}-{HIDDEN}-784 (the paper's: convolutional, "
+    f"latent 500), {IMAGES:,} training images, {EPOCHS} epochs, five seeds, 20 ordered pairs, "
+    f"{ANCHORS} anchors drawn once; MSE x 1000 on the 10,000 test images. Relative decoders read "
+    f"{ANCHORS} cosines, trained end to end without gradient through the anchors. A translation "
+    "carries directions, unless norms are kept (the option keep_norms, which the paper's method "
+    "has not). For a VAE native is no ceiling: its decoder learned from noisy codes, and its own "
+    "mean codes, drawn out by a fifth, are decoded better than they are as they stand. Where irp "
+    "draws them out, it profits from that, so VAE gaps say little."
 )
 
 

@@ -36,10 +36,11 @@ MOST_CAPTIONS, TEST_SHARE = 200, 0.4
 ANCHORS = 400
 
 NOTE = (
-    "An anchor pair is an image and a caption of the same class, at random within it: the labels make the pairs, since no data "
-    "here has images with texts of their own. Seven classes; captions are STS-B sentences naming just one of them (some describe "
-    "the same video, so native text accuracy is flattered); CIFAR-10 images by six ImageNet encoders. The paper's N24News pairs "
-    "are natural ones."
+    "An anchor pair is an image and a caption of the same class, at random within it: the labels "
+    "make the pairs, since no data here has images with texts of their own. Seven classes; "
+    "captions are STS-B sentences naming just one of them (some describe the same video, so native "
+    "text accuracy is flattered); CIFAR-10 images by six ImageNet encoders. The paper's N24News "
+    "pairs are natural ones."
 )
 
 

@@ -43,9 +43,10 @@ PAPER = {
     "source": "Moschella et al. 2023, Table 2: weighted F1, not stitched, another split; it has no stitched Cora",
 }
 NOTE = (
-    "Five two-layer graph convolutional networks (64 dimensions, planetoid split: 140 training labels, 1,000 test nodes), 20 "
-    "ordered pairs; anchors are 300 nodes outside the test set, drawn anew for each seed, the networks stay. 'relative' is a "
-    "linear head trained afterwards on a network's relative vectors. Native, and what reads translated vectors, is a network's "
+    "Five two-layer graph convolutional networks (64 dimensions, planetoid split: 140 training "
+    "labels, 1,000 test nodes), 20 ordered pairs; anchors are 300 nodes outside the test set, "
+    "drawn anew for each seed, the networks stay. 'relative' is a linear head trained afterwards "
+    "on a network's relative vectors. Native, and what reads translated vectors, is a network's "
     "own classifier, trained with it."
 )
 

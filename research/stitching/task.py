@@ -118,8 +118,9 @@ def trec() -> Task:
     }
     paper["source"] += "; relative: Moschella et al. 2023, Table 5 (weighted F1)"
     note = (
-        "static-256 is the weak encoder: stitched into its head, a better source beats its native accuracy, and as a source it "
-        "loses most. It and minilm3-512 were distilled from minilm6-384."
+        "static-256 is the weak encoder: stitched into its head, a better source beats its native "
+        "accuracy, and as a source it loses most. It and minilm3-512 were distilled from "
+        "minilm6-384."
     )
     return Task("TREC, 6 classes", sides, pairs, draw, (1000, 300, 3000), (0.3, 0.6, 0.7, 0.8), paper, note)
 

@@ -123,13 +123,15 @@ def _told(report: Report) -> str:
     strange = report["sections"]["strangers"]["honesty"]["self-learning"]
     large = report["sections"]["scale"]["runs"]["self-learning, 20000"]
     return (
-        f"Of {counted['runs']} runs {counted['good']} were mostly right; {counted['said_good']} were called so, "
-        f"{counted['bad_called_good']} of them falsely.\nWhere the pools have only part of their items in common the estimate "
-        f"knows that too: {strange['runs']} runs with three quarters to a tenth, or none,\nunrelated clouds and noisy ones; "
-        f"the estimated share was off by {strange['share_error']:.3f} on average, and {strange['bad_called_good']} bad runs were "
-        f"called good.\nOf 20,000 x 20,000 sentences fifteen seeds found {large['pairs']:,} more pairs, {large['right']:,} of "
-        f"them right, in {large['run_seconds'] / 60:.0f} minutes of a core and {large['above_bytes'] / 2**20:.0f} MiB beside "
-        "the vectors."
+        f"Of {counted['runs']} runs {counted['good']} were mostly right; {counted['said_good']} "
+        f"were called so, {counted['bad_called_good']} of them falsely.\nWhere the pools have only "
+        f"part of their items in common the estimate knows that too: {strange['runs']} runs with "
+        "three quarters to a tenth, or none,\nunrelated clouds and noisy ones; the estimated "
+        f"share was off by {strange['share_error']:.3f} on average, and "
+        f"{strange['bad_called_good']} bad runs were called good.\nOf 20,000 x 20,000 sentences "
+        f"fifteen seeds found {large['pairs']:,} more pairs, {large['right']:,} of them right, in "
+        f"{large['run_seconds'] / 60:.0f} minutes of a core and {large['above_bytes'] / 2**20:.0f} "
+        "MiB beside the vectors."
     )
 
 

@@ -18,7 +18,7 @@ def of_counts(section: Section) -> Iterator[Table]:
     asked = dict.fromkeys(count for rows in section["cases"].values() for row in rows.values() for count in row)
     order = sorted(asked, key=int)
     shown = new_table(
-        "share of the accepted pairs that is right (pairs accepted; runs that are mostly right, of draws)",
+        "share of accepted pairs that are right (pairs accepted; runs mostly right, of draws)",
         ("pair of encoders", "method"),
         tuple(f"{count} seeds" for count in order),
     )

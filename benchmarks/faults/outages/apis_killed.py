@@ -16,6 +16,9 @@ from benchmarks.faults.truth import VARIANTS, Creation, World, growth, items
 
 KILLS = 15
 
+#: committed creations, of those under way at a random kill
+KEPT = "SELECT count(*) FROM idempotent_requests WHERE key LIKE 'key-cut-%%' AND made IS NOT NULL"
+
 #: creating requests under way at each of those kills: half of them sets, half bootstraps
 AT_ONCE = 4
 
@@ -34,14 +37,14 @@ def killed(stage: Stage) -> Row:
         cut, answered = _at_random(stage, made, world)
         for api in made.apis:
             api.wait_ready()
-        kept = made.postgres.number("SELECT count(*) FROM idempotent_requests WHERE key LIKE 'key-cut-%%' AND made IS NOT NULL")
+        kept = made.postgres.number(KEPT)
         stage.say("every creation again under its key: those whose try was lost are free after a minute")
         _each_in_a_thread(lambda creation: creation.send(_client(made, world)), [*held, *cut])
         world.settle(made, client)
     lost_answers = len(cut) - answered
     row.done = (
-        f"SIGKILL between blob and commit, between commit and answer, and {KILLS} times during {len(cut)} creations: "
-        f"{lost_answers} cut, {kept - answered} of them after their commit"
+        f"SIGKILL between blob and commit, between commit and answer, and {KILLS} times during "
+        f"{len(cut)} creations: {lost_answers} cut, {kept - answered} of them after their commit"
     )
     row.more = {"kills": KILLS + 2, "creations": len(cut), "cut": lost_answers, "cut_after_commit": kept - answered}
     return row

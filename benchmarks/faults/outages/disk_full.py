@@ -69,8 +69,8 @@ def _fill_and_free(stage: Stage, made: Deployment, row: Row, filler: Path) -> No
     world.settle(made, client)
     attempts = made.postgres.number("SELECT attempts FROM jobs")
     row.done = (
-        f"blob disk full: {CREATIONS} creations refused {row.tally.codes[refused]} times, {TRANSLATIONS} translations, "
-        f"a job tried {attempts} times; space freed: all of it made"
+        f"blob disk full: {CREATIONS} creations refused {row.tally.codes[refused]} times, "
+        f"{TRANSLATIONS} translations, a job tried {attempts} times; space freed: all of it made"
     )
     row.more = {"refusals": row.tally.codes[refused], "job_attempts": attempts}
 
@@ -110,7 +110,8 @@ def _small_disk(folder: Path) -> Iterator[None]:
         raise NoDisk(str(error)) from None
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise NoDisk(f"mounting a small disk is not allowed here: {done.stderr.strip().splitlines()[0].rpartition(': ')[2]}")
+        reason = done.stderr.strip().splitlines()[0].rpartition(": ")[2]
+        raise NoDisk(f"mounting a small disk is not allowed here: {reason}")
     try:
         yield
     finally:

@@ -118,8 +118,9 @@ def postgres_silent(stage: Stage) -> Row:
         if longest["/translate"] > WARM_WITHIN_S:
             row.tally.add("dropped", f"a warm translation took {longest['/translate']:.2f} s")
     row.done = (
-        f"{REQUESTS} requests, {row.more['jobs']} jobs, PostgreSQL stopped by SIGSTOP for {POSTGRES_SILENT_S} s: "
-        f"/readyz answered within {longest['/readyz']:.1f} s, warm translations within {longest['/translate'] * 1000:.0f} ms"
+        f"{REQUESTS} requests, {row.more['jobs']} jobs, PostgreSQL stopped by SIGSTOP for "
+        f"{POSTGRES_SILENT_S} s: /readyz answered within {longest['/readyz']:.1f} s, warm "
+        f"translations within {longest['/translate'] * 1000:.0f} ms"
     )
     row.more.update(requests_of_the_mix=REQUESTS, silent_s=POSTGRES_SILENT_S, longest_s=longest)
     return row
