@@ -1,34 +1,32 @@
-"""The tables of README.md and docs/results/bootstrap.md are those of benchmarks/results/bootstrap.json."""
+"""The tables of README.md and docs/results/bootstrap.md are those of the bootstrap benchmarks."""
 
 from __future__ import annotations
 
-import json
-import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.bootstrap.report import page
+
 ROOT = Path(__file__).parent.parent
-#: what writes the tables, and needs nothing else of the benchmark
-PAGE = runpy.run_path(str(ROOT / "benchmarks/bootstrap/page.py"))
-SHOWN = [path.relative_to(ROOT) for path in PAGE["PAGES"]]
+SHOWN = [path.relative_to(ROOT) for path in page.PAGES]
 
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    return json.loads((ROOT / "benchmarks/results/bootstrap.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+    return page.results()
 
 
 def test_every_table_has_its_place():
     texts = "".join((ROOT / path).read_text(encoding="utf-8") for path in SHOWN)
-    assert sorted(found["name"] for found in PAGE["BLOCK"].finditer(texts)) == sorted(PAGE["BLOCKS"])
+    assert sorted(found["name"] for found in page.BLOCK.finditer(texts)) == sorted(page.BLOCKS)
 
 
 @pytest.mark.parametrize("path", SHOWN, ids=str)
 def test_the_tables_of_a_page_are_those_of_the_results(path, report):
     text = (ROOT / path).read_text(encoding="utf-8")
-    assert text == PAGE["filled"](text, report), "python benchmarks/bootstrap.py --page writes them"
+    assert text == page.filled(text, report), "python -m benchmarks.bootstrap --page writes them"
 
 
 def test_a_row_says_what_its_columns_say():
@@ -41,7 +39,7 @@ def test_a_row_says_what_its_columns_say():
         "strangers": {"honesty": {}},
         "swapped": {"places": {"there": swapped}},
     }
-    blocks = {name: PAGE["BLOCKS"][name]({"sections": sections}).splitlines() for name in ("honesty", "more", "swapped")}
+    blocks = {name: page.BLOCKS[name]({"sections": sections}).splitlines() for name in ("honesty", "more", "swapped")}
     columns = "section | method | runs | good | called good | called what it is | bad called good | good called bad"
     assert blocks["honesty"] == [
         f"| {columns} | error of the share |",
@@ -56,15 +54,15 @@ def test_a_row_says_what_its_columns_say():
     ]
 
 
-@pytest.mark.parametrize("name", PAGE["BLOCKS"])
+@pytest.mark.parametrize("name", page.BLOCKS)
 def test_a_table_that_is_another_is_found_out(name, report):
     """A block is filled anew whatever stands there, and nothing beside it is touched."""
     text = (
         f"before\n<!-- {name} -->\n| 0.999 | of another run |\n<!-- /{name} -->\nafter\n<!-- unknown -->\nx\n<!-- /unknown -->\n"
     )
-    made = PAGE["filled"](text, report)
+    made = page.filled(text, report)
     assert "another run" not in made
     assert made.startswith("before\n")
     assert made.endswith("\nafter\n<!-- unknown -->\nx\n<!-- /unknown -->\n")
     assert len(made.splitlines()) > 7
-    assert PAGE["filled"](made, report) == made
+    assert page.filled(made, report) == made
