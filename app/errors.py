@@ -30,7 +30,7 @@ AnchorageError
       EncoderNeedsVectors, EncoderUnavailable, InvalidInput, TokensNotRead, InvalidImage, InvalidHead, HeadTooSlow, InvalidSeeds,
       SeedsInsufficient, QualityBelowMinimum, IdempotencyKeyReused
 
-No class knows HTTP: `app.api.problems` turns a class into a status, and a job's row stores the same code.
+No class knows HTTP: `app.api.http.problems` turns a class into a status, and a job's row stores the same code.
 """
 
 from __future__ import annotations
@@ -225,7 +225,14 @@ class Later(AnchorageError):
 
     code = "later"
 
-    def __init__(self, detail: str, *, retry_after_s: int = 1, field: str | None = None, limit: int | None = None) -> None:
+    def __init__(
+        self,
+        detail: str,
+        *,
+        retry_after_s: int = 1,
+        field: str | None = None,
+        limit: int | None = None,
+    ) -> None:
         super().__init__(detail, field=field, limit=limit, retry_after_s=retry_after_s)
 
 
@@ -462,7 +469,9 @@ class QualityBelowMinimum(Invalid):
 
     code = "quality-below-minimum"
 
-    def __init__(self, detail: str, *, field: str | None = None, found: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, detail: str, *, field: str | None = None, found: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(detail, field=field)
         self.more = {"found": found}
 

@@ -14,36 +14,32 @@ from anyio import to_thread
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from app import __version__, tracing
-from app.api import (
+from app import __version__
+from app.api import docs, health
+from app.api.compat import open_inference, openai, tei
+from app.api.http import admission, openapi_bodies, problems
+from app.api.http.admission import Admission, AdmissionMiddleware
+from app.api.http.rate_limit import RateLimiter
+from app.api.resources import (
+    anchor_pairs,
+    anchor_reports,
     anchor_sets,
     api_keys,
     bootstrap,
     contracts,
-    docs,
-    documents,
-    edge,
     encoders,
     evaluate,
-    health,
-    inference,
-    inspection,
     jobs,
-    openai,
-    pairs,
     pools,
-    problems,
     relative,
     stitch,
-    tei,
     thresholds,
     translate,
 )
-from app.api.edge import Admission, Edge
-from app.api.limiter import RateLimiter
 from app.encoders.threads import use_threads
+from app.observability import tracing
+from app.services.access.api_keys import KeyRing
 from app.services.context import THREADS, Services
-from app.services.keys import KeyRing
 from app.settings import Settings
 from app.wiring import make_services, make_wakeup
 from workers.main import Worker
@@ -57,11 +53,11 @@ RESOURCES = (
     openai,
     tei,
     stitch,
-    inference,
+    open_inference,
     encoders,
     anchor_sets,
-    inspection,
-    pairs,
+    anchor_reports,
+    anchor_pairs,
     contracts,
     pools,
     bootstrap,
@@ -89,14 +85,18 @@ def create_app(settings: Settings) -> FastAPI:
     """The service. Without Redis a worker in its own process runs its jobs; with Redis, workers elsewhere do."""
     wakeup = make_wakeup(settings)
     services = replace(make_services(settings), notify_workers=wakeup.notify)
-    worker = Worker(services, wakeup, threads=settings.worker_threads) if settings.redis_url is None else None
+    worker = (
+        Worker(services, wakeup, threads=settings.worker_threads)
+        if settings.redis_url is None
+        else None
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         to_thread.current_default_thread_limiter().total_tokens = THREADS
         await run_in_threadpool(_start, services, worker)
         use_threads(1)  # small products are computed by the loop itself; the lanes have the cores
-        telling = asyncio.create_task(edge.keep_telling(app.state.admission))
+        telling = asyncio.create_task(admission.keep_telling(app.state.admission))
         yield
         telling.cancel()
         app.state.admission.stopping = True
@@ -126,8 +126,8 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     for resource in RESOURCES:
         app.include_router(resource.router)
-    documents.install(app, (resource.router for resource in RESOURCES))
-    app.add_middleware(Edge, admission=app.state.admission)
+    openapi_bodies.install(app, (resource.router for resource in RESOURCES))
+    app.add_middleware(AdmissionMiddleware, admission=app.state.admission)
     tracing.install(app, services.db.engine)
     return app
 
@@ -160,10 +160,16 @@ def _admission(settings: Settings, services: Services) -> Admission:
 
 def _hosts(settings: Settings) -> frozenset[str] | None:
     """The names that a Host header may hold. A key protects as well: a page that borrows a browser does not have it."""
-    if settings.allowed_hosts == "*" or (settings.allowed_hosts == "auto" and asks_for_keys(settings)):
+    if settings.allowed_hosts == "*" or (
+        settings.allowed_hosts == "auto" and asks_for_keys(settings)
+    ):
         return None
     if settings.allowed_hosts == "auto":
-        return None if not is_loopback(settings.host) else frozenset({"localhost", "127.0.0.1", "::1", settings.host.lower()})
+        return (
+            None
+            if not is_loopback(settings.host)
+            else frozenset({"localhost", "127.0.0.1", "::1", settings.host.lower()})
+        )
     return frozenset(name.strip().lower().strip("[]") for name in settings.allowed_hosts.split(","))
 
 

@@ -19,11 +19,11 @@ import uvicorn
 from fastapi import FastAPI
 from prometheus_client.multiprocess import mark_process_dead
 
-from app import logs
-from app.api.connections import Connections, backlog, most_connections
 from app.api.health import METRICS_DIR
-from app.api.protocol import BoundedHttp
+from app.api.http.connections import Connections, backlog, most_connections
+from app.api.http.protocol import BoundedHttp
 from app.main import create_app
+from app.observability import logs
 from app.settings import Settings
 from workers.supervisor import supervise
 
@@ -44,7 +44,10 @@ def bind(settings: Settings) -> socket.socket:
 def run(settings: Settings, application: FastAPI, listening: socket.socket) -> None:
     """Serve in this process, until SIGTERM or SIGINT."""
     if (most := most_connections(settings.max_connections)) < (settings.max_connections or 0):
-        log.warning("ANCHORAGE_MAX_CONNECTIONS is more than half of `ulimit -n`: there will be %d connections at most", most)
+        log.warning(
+            "ANCHORAGE_MAX_CONNECTIONS is more than half of `ulimit -n`: there will be %d connections at most",
+            most,
+        )
     server = uvicorn.Server(_config(settings, application))
     _drain_first(server, application.state.admission, settings.drain_s)
     gc.collect()
@@ -58,7 +61,12 @@ def run_several(settings: Settings, listening: socket.socket) -> None:
         os.environ[METRICS_DIR] = folder
         log.info("%d processes serve on %s:%d", settings.workers, *listening.getsockname()[:2])
         stop_s = settings.drain_s + settings.shutdown_s + STOP_S
-        supervise(_serve, [(settings, listening)] * settings.workers, stop_s=stop_s, lost=mark_process_dead)
+        supervise(
+            _serve,
+            [(settings, listening)] * settings.workers,
+            stop_s=stop_s,
+            lost=mark_process_dead,
+        )
 
 
 def _serve(settings: Settings, listening: socket.socket) -> None:
@@ -66,7 +74,9 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
     logs.configure(settings.log_format)
     if settings.threads is None:
         torch.set_num_threads(max(1, torch.get_num_threads() // settings.workers))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the first process passes on what it gets
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # a terminal sends it to all; the first process passes on what it gets
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     run(settings, create_app(settings), listening)
 

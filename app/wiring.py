@@ -7,16 +7,16 @@ import re
 import torch
 
 from app.encoders.base import Shelf
-from app.encoders.registry import EncoderPool
+from app.encoders.pool import EncoderPool
 from app.encoders.remote import normal_url
 from app.services.context import Limits, Retention, Services
 from app.services.lanes import Lanes
 from app.settings import Settings
 from app.storage.blobs import BlobStore
 from app.storage.cache import Cache, RedisStore
-from app.storage.connect import OptionalRedis, redis_client
 from app.storage.db import Database, is_sqlite, sqlite_url
-from app.storage.names import Names
+from app.storage.name_cache import NameCache
+from app.storage.redis import OptionalRedis, redis_client
 from app.storage.wakeup import LocalWakeup, RedisWakeup
 
 
@@ -38,9 +38,12 @@ def make_services(settings: Settings, *, device: str | None = None) -> Services:
         blobs=BlobStore(settings.data_dir / "blobs"),
         cache=Cache(settings.cache_bytes, store),
         encoders=EncoderPool(
-            _shelf(settings), device=models_on, limit_bytes=settings.model_bytes, cores=settings.encode_cores or settings.threads
+            _shelf(settings),
+            device=models_on,
+            limit_bytes=settings.model_bytes,
+            cores=settings.encode_cores or settings.threads,
         ),
-        names=Names(alone=settings.redis_url is None and is_sqlite(db.url), away=lambda: db.away),
+        names=NameCache(alone=settings.redis_url is None and is_sqlite(db.url), away=lambda: db.away),
         lanes=Lanes(),
         limits=Limits(
             vectors=settings.max_vectors,
@@ -63,7 +66,9 @@ def _shelf(settings: Settings) -> Shelf:
     """Where models may come from. Raises ValueError for a URL that no endpoint could have."""
     remote: dict[str, str | None] = {}
     for entry in _listed(settings.remote_urls):
-        url, _, key = entry.rpartition("=") if re.search(r"=[A-Za-z_]\w*$", entry) else (entry, "", "")
+        url, _, key = (
+            entry.rpartition("=") if re.search(r"=[A-Za-z_]\w*$", entry) else (entry, "", "")
+        )
         remote[normal_url(url)] = key or None
     return Shelf(settings.models_dir, tuple(_listed(settings.hub_models)), remote)
 

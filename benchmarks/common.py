@@ -18,7 +18,11 @@ import torch
 #: embeddings and texts that the repository does not contain; each script's help says which it reads
 DATA = Path(os.environ.get("ANCHORAGE_DATA", "../shared/data"))
 #: embeddings and anchors that benchmarks compute once
-CACHE = Path(os.environ.get("ANCHORAGE_BENCHMARK_CACHE", Path(tempfile.gettempdir()) / "anchorage-benchmarks"))
+CACHE = Path(
+    os.environ.get(
+        "ANCHORAGE_BENCHMARK_CACHE", Path(tempfile.gettempdir()) / "anchorage-benchmarks"
+    )
+)
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -30,8 +34,12 @@ def parser(about: str | None, results: Path) -> argparse.ArgumentParser:
     """A command line that shows a script's docstring as its help, with an option `json` for the
     report's path.
     """
-    made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--json", type=Path, default=results, metavar="PATH", help="where to write the report")
+    made = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument(
+        "--json", type=Path, default=results, metavar="PATH", help="where to write the report"
+    )
     return made
 
 
@@ -46,7 +54,9 @@ def write(path: Path, report: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def merged(sections: Mapping[str, Any], name: str, section: object, order: Sequence[str]) -> dict[str, Any]:
+def merged(
+    sections: Mapping[str, Any], name: str, section: object, order: Sequence[str]
+) -> dict[str, Any]:
     """`sections` with one of them replaced: those in `order` first, then any others."""
     new = {**sections, name: section}
     return {key: new[key] for key in (*order, *new) if key in new}

@@ -33,11 +33,11 @@ from rich.console import Console
 from torch import Tensor
 
 from app.demo.run import new_table
-from app.maths import methods
-from app.maths.confidence import Expected, expect, fit_confidence
-from app.maths.quality import unit
-from app.maths.space import fit_space
-from app.maths.translator import Translator, apply
+from app.maths.geometry.space import fit_space
+from app.maths.quality.confidence import Expected, expect, fit_confidence
+from app.maths.quality.metrics import unit
+from app.maths.translators import methods
+from app.maths.translators.translator import Translator, apply
 from benchmarks.common import RESULTS, Missing, merged, parser, read, rounded, write
 from benchmarks.quality.data import SHARED_ENCODERS, TASKS, Task, other_domain, split
 from research.definitions import ranks
@@ -58,7 +58,9 @@ Cell = dict[str, float]
 
 def main() -> None:
     arguments = parser(__doc__, RESULTS / "confidence.json")
-    arguments.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="measure only these tasks")
+    arguments.add_argument(
+        "--only", nargs="+", choices=NAMES, default=NAMES, help="measure only these tasks"
+    )
     options = arguments.parse_args()
     torch.set_num_threads(1)
     console = Console(stderr=True)
@@ -71,10 +73,17 @@ def main() -> None:
             console.print(f"[red]{name} is left out.[/red] {error}", highlight=False)
             continue
         others = other_domain(task)
-        measured = {str(anchors): _means(list(_cells(task, anchors, others))) for anchors in ANCHORS}
+        measured = {
+            str(anchors): _means(list(_cells(task, anchors, others))) for anchors in ANCHORS
+        }
         tasks = merged(tasks, name, measured, NAMES)
         console.print(f"{name}: {time.process_time() - began:.0f} s")
-    report = {"method": METHOD, "splits": SEEDS, "what": "means over pairs and splits", "tasks": tasks}
+    report = {
+        "method": METHOD,
+        "splits": SEEDS,
+        "what": "means over pairs and splits",
+        "tasks": tasks,
+    }
     write(options.json, rounded(report, 4))
     _print(tasks)
 
@@ -90,7 +99,14 @@ def _cells(task: Task, anchors: int, others: Mapping[str, Mapping[str, Tensor]])
             yield _cell(x[chosen], y[chosen], x[tested], y[tested], elsewhere, seed)
 
 
-def _cell(x: Tensor, y: Tensor, asked: Tensor, native: Tensor, elsewhere: Mapping[str, tuple[Tensor, Tensor]], seed: int) -> Cell:
+def _cell(
+    x: Tensor,
+    y: Tensor,
+    asked: Tensor,
+    native: Tensor,
+    elsewhere: Mapping[str, tuple[Tensor, Tensor]],
+    seed: int,
+) -> Cell:
     """Numbers of one pair: anchors (k, d_x) and (k, d_y), test items (n, d_x) and (n, d_y), and
     items of other tasks.
     """
@@ -111,7 +127,10 @@ def _cell(x: Tensor, y: Tensor, asked: Tensor, native: Tensor, elsewhere: Mappin
         "flagged": _share(usual.strange),
     }
     for level in LEVELS:
-        cell |= {f"{name}_{level}": value for name, value in _covered(expect(model, asked, level=level), found).items()}
+        cell |= {
+            f"{name}_{level}": value
+            for name, value in _covered(expect(model, asked, level=level), found).items()
+        }
     lost = ranks(translated - middle, native - middle) > 1
     cell["lost"] = _share(lost)
     if 0 < int(lost.sum()) < len(lost):
@@ -122,11 +141,18 @@ def _cell(x: Tensor, y: Tensor, asked: Tensor, native: Tensor, elsewhere: Mappin
         told = expect(model, theirs[rows])
         cell[f"auroc_{name}"] = _auroc(-told.p_value, -usual.p_value)
         cell[f"flagged_{name}"] = _share(told.strange)
-        cell[f"covered_{name}"] = _covered(told, _cosines(translator, theirs[rows], their_native[rows], middle)[0])["coverage"]
-    return cell | {f"flagged_{name}": _share(expect(model, each).strange) for name, each in _garbage(x, asked, draw).items()}
+        cell[f"covered_{name}"] = _covered(
+            told, _cosines(translator, theirs[rows], their_native[rows], middle)[0]
+        )["coverage"]
+    return cell | {
+        f"flagged_{name}": _share(expect(model, each).strange)
+        for name, each in _garbage(x, asked, draw).items()
+    }
 
 
-def _cosines(translator: Translator, asked: Tensor, native: Tensor, middle: Tensor) -> tuple[Tensor, Tensor]:
+def _cosines(
+    translator: Translator, asked: Tensor, native: Tensor, middle: Tensor
+) -> tuple[Tensor, Tensor]:
     """Measured cosines (n,), and the translations (n, d_y)."""
     translated = apply(translator, asked).vectors.double()
     return (unit(translated - middle) * unit(native - middle)).sum(dim=1), translated
@@ -143,12 +169,16 @@ def _garbage(x: Tensor, asked: Tensor, draw: torch.Generator) -> dict[str, Tenso
         "negated": -some,
         "mirrored": 2 * middle - some,
         "next to zero": 1e-4 * some,
-        "constant": x.abs().mean() * torch.linspace(0.1, 3, 10, dtype=torch.float64)[:, None].expand(-1, x.shape[1]),
+        "constant": x.abs().mean()
+        * torch.linspace(0.1, 3, 10, dtype=torch.float64)[:, None].expand(-1, x.shape[1]),
     }
 
 
 def _covered(told: Expected, found: Tensor) -> dict[str, float]:
-    return {"coverage": _share((told.low <= found) & (found <= told.high)), "width": float((told.high - told.low).mean())}
+    return {
+        "coverage": _share((told.low <= found) & (found <= told.high)),
+        "width": float((told.high - told.low).mean()),
+    }
 
 
 def _share(rows: Tensor) -> float:
@@ -158,7 +188,9 @@ def _share(rows: Tensor) -> float:
 def _auroc(higher: Tensor, lower: Tensor) -> float:
     """How often a number of the first exceeds one of the second; a tie counts half."""
     ordered = lower.sort().values
-    below = torch.searchsorted(ordered, higher, right=False) + torch.searchsorted(ordered, higher, right=True)
+    below = torch.searchsorted(ordered, higher, right=False) + torch.searchsorted(
+        ordered, higher, right=True
+    )
     return float(below.double().mean()) / (2 * len(lower))
 
 
@@ -172,12 +204,21 @@ def _means(cells: list[Cell]) -> Cell:
 
 def _print(tasks: Mapping[str, Mapping[str, Cell]]) -> None:
     console = Console()
-    columns = ("coverage 80/90/95 %", "width of 90 %", "correlation", "flagged", "AUROC of other domains", "AUROC of lost")
+    columns = (
+        "coverage 80/90/95 %",
+        "width of 90 %",
+        "correlation",
+        "flagged",
+        "AUROC of other domains",
+        "AUROC of lost",
+    )
     table = new_table("confidence", ("task", "anchors"), columns)
     for name, sized in tasks.items():
         for anchors, found in sized.items():
             domains = [
-                f"{key[6:]} {value:.3f}" for key, value in found.items() if key[6:] in SHARED_ENCODERS and key[:5] == "auroc"
+                f"{key[6:]} {value:.3f}"
+                for key, value in found.items()
+                if key[6:] in SHARED_ENCODERS and key[:5] == "auroc"
             ]
             table.add_row(
                 name,

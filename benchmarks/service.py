@@ -71,7 +71,11 @@ def serve(**settings: object) -> Iterator[Server]:
     with tempfile.TemporaryDirectory() as folder:
         command = [str(Path(sys.executable).with_name("anchorage")), "serve"]
         own = {"data_dir": folder, "log_format": "json", **settings}
-        with started(command, {f"ANCHORAGE_{name.upper()}": str(value) for name, value in own.items()}, Path(folder)) as server:
+        with started(
+            command,
+            {f"ANCHORAGE_{name.upper()}": str(value) for name, value in own.items()},
+            Path(folder),
+        ) as server:
             yield server
 
 
@@ -79,11 +83,17 @@ def serve(**settings: object) -> Iterator[Server]:
 def started(command: list[str], settings: Mapping[str, str], folder: Path) -> Iterator[Server]:
     """Run a command that listens on $ANCHORAGE_PORT."""
     port = free_port()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")
+    }
     log = folder / "log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command, env={**environment, **settings, "ANCHORAGE_PORT": str(port)}, stdout=out, stderr=out, start_new_session=True
+            command,
+            env={**environment, **settings, "ANCHORAGE_PORT": str(port)},
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
         )
     try:
         for _ in range(600):
@@ -99,7 +109,10 @@ def started(command: list[str], settings: Mapping[str, str], folder: Path) -> It
         yield Server(port, process)
     finally:
         if process.poll() is not None:
-            print(f"{command} had ended with {process.returncode}:\n{log.read_text()[-2000:]}", file=sys.stderr)
+            print(
+                f"{command} had ended with {process.returncode}:\n{log.read_text()[-2000:]}",
+                file=sys.stderr,
+            )
         process.send_signal(signal.SIGCONT)
         process.terminate()
         process.wait()
@@ -149,7 +162,9 @@ class Connection:
             start += self._piece()
         about, _, begun = start.partition(b"\r\n\r\n")
         lines = about.lower().split(b"\r\n")
-        size = next(int(line.partition(b":")[2]) for line in lines if line.startswith(b"content-length:"))
+        size = next(
+            int(line.partition(b":")[2]) for line in lines if line.startswith(b"content-length:")
+        )
         if size > len(self._data):
             self._data = np.empty(size, np.uint8)
         view = self._data.data[:size]
@@ -167,11 +182,18 @@ class Connection:
 
 
 def request_head(verb: str, path: str, media: str, length: int) -> bytes:
-    return (f"{verb} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {media}\r\nContent-Length: {length}\r\n\r\n").encode()
+    return (
+        f"{verb} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {media}\r\nContent-Length: {length}\r\n\r\n"
+    ).encode()
 
 
 def stream(
-    port: int, path: str, media: str, parts: Callable[[], Iterator[bytes]], length: int, read: Callable[[HTTPResponse], Found]
+    port: int,
+    path: str,
+    media: str,
+    parts: Callable[[], Iterator[bytes]],
+    length: int,
+    read: Callable[[HTTPResponse], Found],
 ) -> Found:
     """Send the parts of a body while reading the answer. Ends the benchmark if the status is an
     error.
@@ -223,7 +245,13 @@ def make_set(connection: Connection, name: str, anchors: Mapping[str, Matrix]) -
     the others.
     """
     (first, own), *others = anchors.items()
-    packed: dict[str, Any] = {"dtype": "float32", "shape": own.shape, "base64": base64.b64encode(own.tobytes()).decode()}
-    connection.ask("/anchor-sets", orjson.dumps({"name": name, "embeddings": {first: packed}}), JSON)
+    packed: dict[str, Any] = {
+        "dtype": "float32",
+        "shape": own.shape,
+        "base64": base64.b64encode(own.tobytes()).decode(),
+    }
+    connection.ask(
+        "/anchor-sets", orjson.dumps({"name": name, "embeddings": {first: packed}}), JSON
+    )
     for encoder, vectors in others:
         connection.ask(f"/anchor-sets/{name}/embeddings/{encoder}", npy(vectors), verb="PUT")

@@ -42,13 +42,13 @@ from torch import Tensor
 from app.demo.run import new_table
 from app.encoders.base import Shelf, Spec
 from app.encoders.text import load
-from app.maths.calibration import Calibration, calibrate, covered, expect
-from app.maths.decisions import agreement
-from app.maths.held_pairs import translate_held_out
-from app.maths.methods import fit, resolve
-from app.maths.quality import unit
-from app.maths.space import fit_space
-from app.maths.translator import apply
+from app.maths.geometry.space import fit_space
+from app.maths.quality.metrics import unit
+from app.maths.thresholds.calibration import Calibration, calibrate, covered, expect
+from app.maths.thresholds.decisions import agreement
+from app.maths.thresholds.score_pairs import translate_held_out
+from app.maths.translators.methods import fit, resolve
+from app.maths.translators.translator import apply
 from app.types import Scores
 from benchmarks.common import DATA, RESULTS, parser, write
 
@@ -87,10 +87,18 @@ def main() -> None:
         for source, target in zip(encoders, encoders[1:] + encoders[:1], strict=True):
             for seed in SEEDS:
                 one(data, source, target, seed, found, decided)
-        summary[name] = {scores.value: summarise(found[scores], decided[scores]) for scores in Scores}
+        summary[name] = {
+            scores.value: summarise(found[scores], decided[scores]) for scores in Scores
+        }
         print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
     show(summary)
-    report = {"about": __doc__.split("\n\n")[2], "anchors": ANCHORS, "others": OTHERS, "seeds": len(SEEDS), "summary": summary}
+    report = {
+        "about": __doc__.split("\n\n")[2],
+        "anchors": ANCHORS,
+        "others": OTHERS,
+        "seeds": len(SEEDS),
+        "summary": summary,
+    }
     write(options.json, report)
 
 
@@ -109,7 +117,11 @@ def one(
     items = translate_held_out(METHOD, x[anchors], y[anchors], options)
     assert items is not None
     translator = fit(METHOD, fit_space(x[anchors]), fit_space(y[anchors]), options)
-    translated, native, old_units = unit(apply(translator, x[others]).vectors), unit(y[others]), unit(x[others])
+    translated, native, old_units = (
+        unit(apply(translator, x[others]).vectors),
+        unit(y[others]),
+        unit(x[others]),
+    )
     i, j = torch.triu_indices(len(others), len(others), offset=1)
     old = (old_units @ old_units.T)[i, j].numpy()
     sides = {
@@ -132,7 +144,9 @@ def intervals(calibration: Calibration, old: np.ndarray, new: np.ndarray) -> dic
     assert ends is not None
     grid = np.linspace(*ends, POINTS)
     points = [(score, expect(calibration, score, level=LEVEL)) for score in grid.tolist()]
-    known = [(score, each.answer, *each.interval) for score, each in points if each.interval is not None]
+    known = [
+        (score, each.answer, *each.interval) for score, each in points if each.interval is not None
+    ]
     score, answer, low, high = (np.array(column) for column in zip(*known, strict=True))
     inside = (old >= ends[0]) & (old <= ends[1])
     old, new = old[inside], new[inside]
@@ -159,7 +173,10 @@ def decisions(calibration: Calibration, old: np.ndarray, new: np.ndarray) -> lis
         reached = old >= threshold
         if reached.sum() < OCCURS or reached.mean() > 0.99:
             continue
-        expected, agreed = expect(calibration, threshold, level=LEVEL), agreement(calibration, threshold)
+        expected, agreed = (
+            expect(calibration, threshold, level=LEVEL),
+            agreement(calibration, threshold),
+        )
         near = np.abs(old - threshold) < 0.01
         chosen = {
             "unchanged": threshold,
@@ -169,7 +186,9 @@ def decisions(calibration: Calibration, old: np.ndarray, new: np.ndarray) -> lis
         }
         row = {name: f1(new, reached, value) for name, value in chosen.items()}
         row["threshold"] = threshold
-        row["error"] = np.nan if expected.answer is None else abs(expected.answer - float(new[near].mean()))
+        row["error"] = (
+            np.nan if expected.answer is None else abs(expected.answer - float(new[near].mean()))
+        )
         row["estimated"] = np.nan if agreed is None else agreed.by_rate.f1
         rows.append(row)
     return rows
@@ -207,12 +226,27 @@ def summarise(found: list[dict[str, float]], decided: list[dict[str, float]]) ->
 
 def show(summary: dict[str, dict[str, dict[str, Any]]]) -> None:
     """Print one row for each data set and kind of score."""
-    figures = ("coverage", "of the top", "error", "mae", "unchanged", "F1 unchanged", "mapped", "by rate", "best", "answered")
+    figures = (
+        "coverage",
+        "of the top",
+        "error",
+        "mae",
+        "unchanged",
+        "F1 unchanged",
+        "mapped",
+        "by rate",
+        "best",
+        "answered",
+    )
     table = new_table("90 % interval, expected score, and decisions", ("data", "scores"), figures)
     for name, kinds in summary.items():
         for kind, row in kinds.items():
-            numbers = [row[key] for key in ("coverage", "coverage_top", "error", "mae", "mae_unchanged")]
-            cells = [f"{number:.3f}" for number in (*numbers, *(row["f1"][choice] for choice in CHOICES))]
+            numbers = [
+                row[key] for key in ("coverage", "coverage_top", "error", "mae", "mae_unchanged")
+            ]
+            cells = [
+                f"{number:.3f}" for number in (*numbers, *(row["f1"][choice] for choice in CHOICES))
+            ]
             table.add_row(name, kind, *cells, f"{row['answered']} of {row['thresholds']}")
     Console(width=150).print(table)
 
@@ -233,20 +267,26 @@ def split(unit_of: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 def banking() -> Data:
     """10,003 sentences by three encoders."""
     files = sorted((DATA / "encoders" / "emb").glob("banking77.*.npz"))
-    return alone({file.name.split(".")[1]: np.load(file, allow_pickle=False)["train"] for file in files})
+    return alone(
+        {file.name.split(".")[1]: np.load(file, allow_pickle=False)["train"] for file in files}
+    )
 
 
 def cifar() -> Data:
     """3,000 images by three ImageNet encoders."""
     names = ("mobilenet_v1_100", "mobilenet_v2_100_ptq", "squeezenet_v10")
     folder = DATA / "cifar10-embeddings"
-    return alone({name: np.load(folder / f"{name}.npz", allow_pickle=False)["train"] for name in names})
+    return alone(
+        {name: np.load(folder / f"{name}.npz", allow_pickle=False)["train"] for name in names}
+    )
 
 
 def alone(arrays: dict[str, np.ndarray]) -> Data:
     """Data in which every item is a unit of its own."""
     if not arrays:
-        sys.exit(f"There are no embeddings in {DATA}. Set ANCHORAGE_DATA; `--help` describes the data.")
+        sys.exit(
+            f"There are no embeddings in {DATA}. Set ANCHORAGE_DATA; `--help` describes the data."
+        )
     vectors = {name: torch.from_numpy(array.astype(np.float32)) for name, array in arrays.items()}
     return Data(vectors, torch.arange(len(next(iter(vectors.values())))))
 
@@ -272,7 +312,9 @@ def stsb() -> Data:
         encoder = load(Spec("sentence-transformers", model), shelf, "cpu")
         # sentence-transformers itself, because nothing else uses the machine
         plain = encoder._model  # type: ignore[attr-defined]
-        vectors[model] = torch.from_numpy(plain.encode(sentences, batch_size=64, show_progress_bar=False)).float()
+        vectors[model] = torch.from_numpy(
+            plain.encode(sentences, batch_size=64, show_progress_bar=False)
+        ).float()
     return Data(vectors, units)
 
 

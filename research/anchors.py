@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from app.maths.anchors import check_size, clusters
-from app.maths.inverse import farthest_points
-from app.maths.space import fit_space
+from app.maths.geometry.sampling import check_size, clusters
+from app.maths.geometry.space import fit_space
+from app.maths.translators.inverse import farthest_points
 
 
 def medoids(pool: Float[Tensor, "n d"], *, size: int, seed: int) -> list[int]:
@@ -23,7 +23,9 @@ def medoids(pool: Float[Tensor, "n d"], *, size: int, seed: int) -> list[int]:
     """
     check_size(size, pool.shape[0])
     points = fit_space(pool).unit
-    return sorted(set(torch.cdist(clusters(points, size=size, seed=seed), points).argmin(dim=1).tolist()))
+    return sorted(
+        set(torch.cdist(clusters(points, size=size, seed=seed), points).argmin(dim=1).tolist())
+    )
 
 
 def farthest(pool: Float[Tensor, "n d"], *, size: int, seed: int) -> list[int]:

@@ -13,10 +13,10 @@ from jaxtyping import Float32, Int64
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from app.maths.bootstrap import matching
-from app.maths.bootstrap.common import Grown, OnStep, Pools, State, Step, check_seeds, ignore
-from app.maths.bootstrap.matching import Beat, Best
-from app.maths.spectrum import rank_tolerance
+from app.maths.bootstrap import neighbours as matching
+from app.maths.bootstrap.neighbours import Beat, Best
+from app.maths.bootstrap.pools import Grown, OnStep, Pools, State, Step, check_seeds, ignore
+from app.maths.geometry.spectrum import rank_tolerance
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,12 @@ class Vecmap:
 
 
 def procrustes(
-    pools: Pools, seeds: list[tuple[int, int]], settings: Procrustes, *, state: State | None = None, on_step: OnStep = ignore
+    pools: Pools,
+    seeds: list[tuple[int, int]],
+    settings: Procrustes,
+    *,
+    state: State | None = None,
+    on_step: OnStep = ignore,
 ) -> Grown:
     """The rotation of the seeds, then the pairs that choose each other by CSLS, the best scores
     first.
@@ -56,7 +61,9 @@ def procrustes(
     One step, so `state` is never used. Deterministic; no estimate of confidence. Raises
     InvalidSeeds.
     """
-    check_seeds(seeds, source=len(pools.x), target=len(pools.y), size=min(len(pools.x), len(pools.y)))
+    check_seeds(
+        seeds, source=len(pools.x), target=len(pools.y), size=min(len(pools.x), len(pools.y))
+    )
     pools = _narrow(pools)
     dictionary = torch.tensor(seeds, device=pools.device)
     translated = normalize(pools.x @ _rotation(pools, dictionary))
@@ -71,7 +78,12 @@ def procrustes(
 
 
 def vecmap(
-    pools: Pools, seeds: list[tuple[int, int]], settings: Vecmap, *, state: State | None = None, on_step: OnStep = ignore
+    pools: Pools,
+    seeds: list[tuple[int, int]],
+    settings: Vecmap,
+    *,
+    state: State | None = None,
+    on_step: OnStep = ignore,
 ) -> Grown:
     """Self-learning by orthogonal maps with a stochastic dictionary, from the seeds. The seeds
     themselves may be dropped.
@@ -85,7 +97,9 @@ def vecmap(
     Raises InvalidSeeds. Source: Artetxe, Labaka and Agirre 2018, "A robust self-learning method",
     sections 3.3 and 3.4.
     """
-    check_seeds(seeds, source=len(pools.x), target=len(pools.y), size=min(len(pools.x), len(pools.y)))
+    check_seeds(
+        seeds, source=len(pools.x), target=len(pools.y), size=min(len(pools.x), len(pools.y))
+    )
     pools = _narrow(pools)
     k = min(settings.neighbours, len(pools.x), len(pools.y))
     stand = _Stand.start(pools, seeds, settings) if state is None else _Stand.told(pools, state)
@@ -97,11 +111,17 @@ def vecmap(
         translated = normalize(pools.x @ _rotation(pools, stand.dictionary))
         found, objective = _looked_at(pools, translated, k, stand, beat)
         stand = stand.next(found, objective, settings)
-        facts = {"objective": objective, "keep": stand.keep, "dictionary": float(len(stand.dictionary))}
+        facts = {
+            "objective": objective,
+            "keep": stand.keep,
+            "dictionary": float(len(stand.dictionary)),
+        }
         on_step(Step(stand.done, settings.most, facts, stand.state))
     translated = normalize(pools.x @ _rotation(pools, stand.dictionary))
     facts = {"objective": stand.best, "rounds": float(stand.done)}
-    return _mutual(pools, translated, seeds, k, facts, lambda: on_step(Step(stand.done, settings.most)))
+    return _mutual(
+        pools, translated, seeds, k, facts, lambda: on_step(Step(stand.done, settings.most))
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,42 +142,64 @@ class _Stand:
     @classmethod
     def start(cls, pools: Pools, seeds: list[tuple[int, int]], settings: Vecmap) -> _Stand:
         generator = torch.Generator(pools.device).manual_seed(settings.seed)
-        return cls(0, torch.tensor(seeds, device=pools.device), settings.keep, -torch.inf, 0, generator)
+        return cls(
+            0, torch.tensor(seeds, device=pools.device), settings.keep, -torch.inf, 0, generator
+        )
 
     @classmethod
     def told(cls, pools: Pools, state: State) -> _Stand:
         generator = torch.Generator(pools.device)
         generator.set_state(state["generator"])
         done, keep, best, stalled = state["numbers"].tolist()
-        return cls(int(done), state["dictionary"].to(pools.device), keep, best, int(stalled), generator)
+        return cls(
+            int(done), state["dictionary"].to(pools.device), keep, best, int(stalled), generator
+        )
 
     @property
     def state(self) -> State:
         numbers = torch.tensor([self.done, self.keep, self.best, self.stalled], dtype=torch.float64)
-        return {"numbers": numbers, "dictionary": self.dictionary.cpu(), "generator": self.generator.get_state()}
+        return {
+            "numbers": numbers,
+            "dictionary": self.dictionary.cpu(),
+            "generator": self.generator.get_state(),
+        }
 
     def over(self, settings: Vecmap) -> bool:
         """Whether the rounds that use all similarities have stalled, or there were
         enough rounds.
         """
-        return self.done >= settings.most or (self.keep >= 1.0 and self.stalled >= settings.patience)
+        return self.done >= settings.most or (
+            self.keep >= 1.0 and self.stalled >= settings.patience
+        )
 
     def next(self, found: Best, objective: float, settings: Vecmap) -> _Stand:
         """The state after a round."""
         better = objective > self.best + settings.tolerance
-        best, stalled, keep = (objective, 0, self.keep) if better else (self.best, self.stalled + 1, self.keep)
+        best, stalled, keep = (
+            (objective, 0, self.keep) if better else (self.best, self.stalled + 1, self.keep)
+        )
         if stalled >= settings.patience and keep < 1.0:
             keep, stalled = min(1.0, keep * settings.growth), 0
         # In tiny pools it may happen that no similarity is drawn.
         chosen = _dictionary(found)
-        return _Stand(self.done + 1, chosen if len(chosen) else self.dictionary, keep, best, stalled, self.generator)
+        return _Stand(
+            self.done + 1,
+            chosen if len(chosen) else self.dictionary,
+            keep,
+            best,
+            stalled,
+            self.generator,
+        )
 
 
 def _narrow(pools: Pools) -> Pools:
     """Pools of no more dimensions than items, with the same cosines, which an orthogonal map cannot
     tell apart.
     """
-    x, y = (torch.linalg.qr(pool.T.double()).R.T.float() if len(pool) < pool.shape[1] else pool for pool in (pools.x, pools.y))
+    x, y = (
+        torch.linalg.qr(pool.T.double()).R.T.float() if len(pool) < pool.shape[1] else pool
+        for pool in (pools.x, pools.y)
+    )
     return replace(pools, x=x, y=y)
 
 
@@ -174,7 +216,9 @@ def _rotation(pools: Pools, dictionary: Int64[Tensor, "p 2"]) -> Float32[Tensor,
     return rotation.float()
 
 
-def _looked_at(pools: Pools, translated: Float32[Tensor, "n dy"], k: int, stand: _Stand, beat: Beat) -> tuple[Best, float]:
+def _looked_at(
+    pools: Pools, translated: Float32[Tensor, "n dy"], k: int, stand: _Stand, beat: Beat
+) -> tuple[Best, float]:
     """Every item's best partner by CSLS among the drawn similarities, and the mean cosine to the
     nearest of all.
     """
@@ -222,7 +266,9 @@ def _dictionary(found: Best) -> Int64[Tensor, "p 2"]:
     """
     x = torch.arange(len(found.y_of_q), device=found.y_of_q.device)
     y = torch.arange(len(found.q_of_y), device=found.q_of_y.device)
-    chosen = torch.cat([torch.stack([x, found.y_of_q], dim=1), torch.stack([found.q_of_y, y], dim=1)])
+    chosen = torch.cat(
+        [torch.stack([x, found.y_of_q], dim=1), torch.stack([found.q_of_y, y], dim=1)]
+    )
     # An item without any drawn similarity has no best partner.
     return chosen[torch.cat([found.score_q, found.score_y]) > -torch.inf]
 
@@ -238,10 +284,21 @@ def _mutual(
     """The seeds, then the other pairs that choose each other by CSLS, the best scores first."""
     offset_x, offset_y = matching.hubness(translated, pools.y, k, memory=pools.memory, beat=beat)
     found = matching.mutual(
-        matching.best(translated, pools.y, offset_q=offset_x, offset_y=offset_y, memory=pools.memory, beat=beat)
+        matching.best(
+            translated,
+            pools.y,
+            offset_q=offset_x,
+            offset_y=offset_y,
+            memory=pools.memory,
+            beat=beat,
+        )
     )
     order = found.score.argsort(descending=True, stable=True)
     taken_x, taken_y = ({pair[side] for pair in seeds} for side in (0, 1))
     others = zip(found.i[order].tolist(), found.j[order].tolist(), strict=True)
     pairs = [*seeds, *((i, j) for i, j in others if i not in taken_x and j not in taken_y)]
-    return Grown(torch.tensor(pairs), torch.full((len(pairs),), torch.nan), {**facts, "pairs": float(len(pairs))})
+    return Grown(
+        torch.tensor(pairs),
+        torch.full((len(pairs),), torch.nan),
+        {**facts, "pairs": float(len(pairs))},
+    )

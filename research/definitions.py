@@ -8,10 +8,19 @@ import torch
 from jaxtyping import Float, Float32, Float64, Int16, Int64
 from torch import Tensor
 
-from app.maths.pair import Pair
-from app.maths.quality import NEIGHBOURS, Quality, overlap, per_item, shared, similarities, summary, unit
-from app.maths.quantise import largest_code, levels
-from app.maths.space import Space, check_vectors, normalise
+from app.maths.geometry.pair import Pair
+from app.maths.geometry.quantise import largest_code, levels
+from app.maths.geometry.space import Space, check_vectors, normalise
+from app.maths.quality.metrics import (
+    NEIGHBOURS,
+    Quality,
+    overlap,
+    per_item,
+    shared,
+    similarities,
+    summary,
+    unit,
+)
 
 
 def relative(vectors: Float[Tensor, "n d"], space: Space) -> Float64[Tensor, "n k"]:
@@ -30,7 +39,10 @@ def relative(vectors: Float[Tensor, "n d"], space: Space) -> Float64[Tensor, "n 
 
 def pair_of(source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"]) -> Pair:
     """A pair of unit anchors (k, d_x) and (k, d_y) as they are: about zero, of scale 1."""
-    sides = (Space(unit.new_zeros(unit.shape[1]), 1.0, unit, unit.norm(dim=1)) for unit in (source, target))
+    sides = (
+        Space(unit.new_zeros(unit.shape[1]), 1.0, unit, unit.norm(dim=1))
+        for unit in (source, target)
+    )
     return Pair(*sides)
 
 
@@ -80,7 +92,9 @@ def neighbours(
     return torch.cat(found)
 
 
-def recall(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"], k: int = NEIGHBOURS) -> float:
+def recall(
+    translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"], k: int = NEIGHBOURS
+) -> float:
     """recall@k: of the k items that a native query finds in the native index, the share that a
     translated query finds, too.
 

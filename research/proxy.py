@@ -36,9 +36,9 @@ from torch.nn.functional import cross_entropy, dropout, embedding_bag
 
 from app.demo.run import new_table
 from app.errors import DegenerateAnchors
-from app.maths import quality
-from app.maths.anchors import uniform
-from app.maths.space import fit_space
+from app.maths.geometry.sampling import uniform
+from app.maths.geometry.space import fit_space
+from app.maths.quality import metrics
 from benchmarks.common import DATA, parser, significant
 from research.common import RESULTS
 from research.definitions import relative
@@ -67,7 +67,11 @@ LOOKS = (0, 1, 2, 3, 5, 7, 10, 15, 20, 25, 30, 40, 50)
 FLOOR, GOOD = 0.5, 0.7
 
 SIMILARITIES = ("similarity", "plain_similarity", "cka")
-LABELS = {"similarity": "similarity", "plain_similarity": "similarity, not centred", "cka": "debiased CKA"}
+LABELS = {
+    "similarity": "similarity",
+    "plain_similarity": "similarity, not centred",
+    "cka": "debiased CKA",
+}
 
 PAPER = {
     "over time": 0.955,
@@ -133,13 +137,17 @@ class Network(nn.Module):
         self.act = torch.relu if setting.activation == "relu" else torch.tanh
         self.first = nn.Parameter(nn.init.xavier_uniform_(torch.empty(vocabulary, width)))
         self.inner = nn.ModuleList(nn.Linear(width, width) for _ in range(setting.depth - 1))
-        self.after = nn.ModuleList(nn.Linear(width, width) for _ in range(setting.depth if gin else 0))
+        self.after = nn.ModuleList(
+            nn.Linear(width, width) for _ in range(setting.depth if gin else 0)
+        )
         self.classifier = nn.Linear(width, CLASSES)
 
     def encode(self, graph: Graph) -> Tensor:
         """The nodes' vectors (n, width)."""
         shares = self._drop(graph.shares)
-        vectors = embedding_bag(graph.words, self.first, graph.starts, mode="sum", per_sample_weights=shares)
+        vectors = embedding_bag(
+            graph.words, self.first, graph.starts, mode="sum", per_sample_weights=shares
+        )
         for layer in range(self.setting.depth):
             if layer:
                 vectors = self.inner[layer - 1](self._drop(self.act(vectors)))
@@ -199,11 +207,17 @@ class Yardstick:
 def compared(reference: Tensor, vectors: Tensor, anchors: list[int]) -> tuple[float, float, float]:
     """Similarity, plain similarity and CKA of two models' vectors of the same nodes."""
     try:
-        centred = quality.cosine(*(relative(each, fit_space(each[anchors])) for each in (reference, vectors)))
+        centred = metrics.cosine(
+            *(relative(each, fit_space(each[anchors])) for each in (reference, vectors))
+        )
     except DegenerateAnchors:
         return 0.0, 0.0, 0.0
-    units = [quality.unit(each) for each in (reference, vectors)]
-    return centred, quality.cosine(*(each @ each[anchors].T for each in units)), quality.cka(reference, vectors)
+    units = [metrics.unit(each) for each in (reference, vectors)]
+    return (
+        centred,
+        metrics.cosine(*(each @ each[anchors].T for each in units)),
+        metrics.cka(reference, vectors),
+    )
 
 
 def settings(count: int) -> list[Setting]:
@@ -211,7 +225,10 @@ def settings(count: int) -> list[Setting]:
     sizes = [len(values) for values in GRID.values()]
     draw = torch.randperm(int(np.prod(sizes)), generator=torch.Generator().manual_seed(0))[:count]
     places = zip(*np.unravel_index(draw.numpy(), sizes), strict=True)
-    return [Setting(**{name: GRID[name][place] for name, place in zip(GRID, each, strict=True)}) for each in places]
+    return [
+        Setting(**{name: GRID[name][place] for name, place in zip(GRID, each, strict=True)})
+        for each in places
+    ]
 
 
 def yardstick() -> tuple[Yardstick, Look]:
@@ -235,7 +252,8 @@ def over_time(histories: Sequence[Sequence[Look]]) -> dict[str, Any]:
         each = [
             correlation([look.named(name) for look in looks], [look.validation for look in looks])
             for looks in histories
-            if len({look.named(name) for look in looks}) > 1 and len({look.validation for look in looks}) > 1
+            if len({look.named(name) for look in looks}) > 1
+            and len({look.validation for look in looks}) > 1
         ]
         found[name] = {"mean": mean(each), "std": stdev(each), "lowest": min(each)}
     return found
@@ -259,7 +277,10 @@ def curves(histories: Sequence[Sequence[Look]]) -> dict[str, dict[str, float]]:
     longest = [looks for looks in histories if looks[-1].epoch == max(LOOKS)]
     return {
         str(epoch): {"models": len(longest)}
-        | {name: mean(looks[place].named(name) for looks in longest) for name in (*SIMILARITIES, "validation", "test")}
+        | {
+            name: mean(looks[place].named(name) for looks in longest)
+            for name in (*SIMILARITIES, "validation", "test")
+        }
         for place, epoch in enumerate(LOOKS)
     }
 
@@ -287,30 +308,54 @@ def draw(histories: Sequence[Sequence[Look]], reference: Look, path: Path) -> No
     for panel, name in ((left, "similarity"), (middle, "cka")):
         for epochs, colour in zip(GRID["epochs"], ("#9ecae1", "#4292c6", "#08306b"), strict=True):
             ends = [looks[-1] for looks in histories if looks[-1].epoch == epochs]
-            panel.scatter([e.named(name) for e in ends], [e.test for e in ends], s=14, color=colour, label=f"{epochs} epochs")
-        panel.axhline(reference.test, color="0.6", linewidth=1, linestyle="--", label="the reference")
-        panel.set(xlabel=f"{LABELS[name]} to the reference", ylabel="test accuracy", title=f"{len(histories)} models")
+            panel.scatter(
+                [e.named(name) for e in ends],
+                [e.test for e in ends],
+                s=14,
+                color=colour,
+                label=f"{epochs} epochs",
+            )
+        panel.axhline(
+            reference.test, color="0.6", linewidth=1, linestyle="--", label="the reference"
+        )
+        panel.set(
+            xlabel=f"{LABELS[name]} to the reference",
+            ylabel="test accuracy",
+            title=f"{len(histories)} models",
+        )
         panel.legend(frameon=False, fontsize="small")
     kept = groups(histories)[f"validation from {FLOOR}"]
     points = curves(kept)
     for name in ("similarity", "cka", "validation"):
         line = [row[name] for row in points.values()]
-        right.plot(LOOKS, line, marker="o", markersize=3, label=LABELS.get(name, "validation accuracy"))
-    right.set(xlabel="epochs", title=f"mean of {points['0']['models']} models over time", ylim=(0, 1))
+        right.plot(
+            LOOKS, line, marker="o", markersize=3, label=LABELS.get(name, "validation accuracy")
+        )
+    right.set(
+        xlabel="epochs", title=f"mean of {points['0']['models']} models over time", ylim=(0, 1)
+    )
     right.legend(frameon=False, fontsize="small")
     figure.savefig(path, dpi=110)
 
 
 def show(report: Mapping[str, Any]) -> None:
     console = Console(width=max(110, Console().width))
-    for what, columns in (("over_time", ("mean", "std", "lowest")), ("across_models", ("validation", "test"))):
-        table = new_table(f"Pearson correlation, {what.replace('_', ' ')}", ("models", "measure"), columns)
+    for what, columns in (
+        ("over_time", ("mean", "std", "lowest")),
+        ("across_models", ("validation", "test")),
+    ):
+        table = new_table(
+            f"Pearson correlation, {what.replace('_', ' ')}", ("models", "measure"), columns
+        )
         for group, numbers in report[what].items():
             for name in SIMILARITIES:
                 cells = [f"{numbers[name][column]:.3f}" for column in columns]
                 table.add_row(f"{group} ({numbers['models']})", LABELS[name], *cells)
         console.print(table)
-    console.print(f"paper: {PAPER}\nreference: {report['reference']}\n{report['note']}\n{report['seconds']} s", highlight=False)
+    console.print(
+        f"paper: {PAPER}\nreference: {report['reference']}\n{report['note']}\n{report['seconds']} s",
+        highlight=False,
+    )
 
 
 def main() -> None:
@@ -319,7 +364,9 @@ def main() -> None:
     arguments.add_argument("--models", type=int, default=MODELS, help="how many models to train")
     options = arguments.parse_args()
     if not (DATA / "planetoid").is_dir():
-        sys.exit(f"No folder `planetoid` in {DATA}. Set ANCHORAGE_DATA; `--help` describes the data.")
+        sys.exit(
+            f"No folder `planetoid` in {DATA}. Set ANCHORAGE_DATA; `--help` describes the data."
+        )
     torch.set_num_threads(1)
     began = time.monotonic()
     stick, reference = yardstick()
@@ -332,12 +379,19 @@ def main() -> None:
         {
             "note": NOTE,
             "paper": PAPER,
-            "reference": {"setting": asdict(REFERENCE), "validation": reference.validation, "test": reference.test},
+            "reference": {
+                "setting": asdict(REFERENCE),
+                "validation": reference.validation,
+                "test": reference.test,
+            },
             "over_time": {name: over_time(group) for name, group in groups(histories).items()},
             "across_models": {name: across(group) for name, group in groups(histories).items()},
             "curves": curves(groups(histories)[f"validation from {FLOOR}"]),
             "seconds": round(time.monotonic() - began),
-            "models": [{**asdict(setting), "best": best(looks), **asdict(looks[-1])} for setting, looks in models.items()],
+            "models": [
+                {**asdict(setting), "best": best(looks), **asdict(looks[-1])}
+                for setting, looks in models.items()
+            ],
         }
     )
     path = options.json if options.models == MODELS else Path("proxy-quick.json")

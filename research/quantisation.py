@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from app.maths.quantise import largest_code
+from app.maths.geometry.quantise import largest_code
 
 
 def most_steps(distortion: float, *, bits: int) -> int:

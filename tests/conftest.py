@@ -92,7 +92,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.fixture(scope="session")
 def postgres_server() -> str:
     """A real PostgreSQL where databases may be made, as ANCHORAGE_TEST_POSTGRES names it; a laptop without one skips."""
-    url = os.environ.get("ANCHORAGE_TEST_POSTGRES", "postgresql+psycopg://postgres@127.0.0.1:5432/postgres")
+    url = os.environ.get(
+        "ANCHORAGE_TEST_POSTGRES", "postgresql+psycopg://postgres@127.0.0.1:5432/postgres"
+    )
     try:
         psycopg.connect(url.replace("+psycopg", ""), connect_timeout=3).close()
     except psycopg.OperationalError as error:
@@ -183,8 +185,12 @@ def redis_prefix(redis_url: str) -> Iterator[str]:
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[TestClient]:
     """The whole service, embedded: SQLite, blobs and worker below a temporary folder."""
-    settings = Settings(data_dir=tmp_path, max_body_bytes=4 * 1024 * 1024, max_vectors=2_000, max_pool=200)
-    with TestClient(create_app(settings), base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
+    settings = Settings(
+        data_dir=tmp_path, max_body_bytes=4 * 1024 * 1024, max_vectors=2_000, max_pool=200
+    )
+    with TestClient(
+        create_app(settings), base_url="http://127.0.0.1", raise_server_exceptions=False
+    ) as client:
         yield client
 
 
@@ -202,9 +208,14 @@ def embeddings() -> dict[str, np.ndarray]:
 def stocked(client: TestClient, embeddings: dict[str, np.ndarray]) -> TestClient:
     """A service with encoders `first` and `second`, and their 40 items as the anchor set `items`."""
     for name, vectors in embeddings.items():
-        answer = client.post("/encoders", json={"name": name, "kind": "external", "dim": vectors.shape[1]})
+        answer = client.post(
+            "/encoders", json={"name": name, "kind": "external", "dim": vectors.shape[1]}
+        )
         assert answer.status_code == 201, answer.text
-    body = {"name": "items", "embeddings": {name: vectors.tolist() for name, vectors in embeddings.items()}}
+    body = {
+        "name": "items",
+        "embeddings": {name: vectors.tolist() for name, vectors in embeddings.items()},
+    }
     answer = client.post("/anchor-sets", json=body)
     assert answer.status_code == 201, answer.text
     return client
@@ -217,7 +228,11 @@ def peak() -> Callable[[Callable[[], object]], int]:
     def measure(call: Callable[[], object]) -> int:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             kept = call()
-        events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+        events = [
+            event
+            for event in profiler.profiler.kineto_results.events()
+            if event.name() == "[memory]"
+        ]
         held, most = 0, 0
         for event in sorted(events, key=lambda event: event.start_ns()):
             held += event.nbytes()

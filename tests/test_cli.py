@@ -24,7 +24,7 @@ from app.cli import cli
 from app.demo.client import free_port
 from app.main import create_app
 from app.settings import Settings
-from app.storage.lock import exclusive
+from app.storage.folder_lock import exclusive
 
 BEYOND = "0.0.0.0"  # noqa: S104
 KEY = r"anc_[0-9a-f]{32}_[A-Za-z0-9_-]{43}"
@@ -42,7 +42,9 @@ def logs_as_they_were() -> Iterator[None]:
 
 def run(tmp_path: Path, *arguments: str, **settings: str) -> Result:
     given = {f"ANCHORAGE_{name.upper()}": value for name, value in settings.items()}
-    return CliRunner().invoke(cli, list(arguments), env={"ANCHORAGE_DATA_DIR": str(tmp_path), "COLUMNS": "200", **given})
+    return CliRunner().invoke(
+        cli, list(arguments), env={"ANCHORAGE_DATA_DIR": str(tmp_path), "COLUMNS": "200", **given}
+    )
 
 
 def said(text: str) -> str:
@@ -73,20 +75,32 @@ def serving(tmp_path: Path, **settings: str) -> Iterator[subprocess.Popen[str]]:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request: pytest.FixtureRequest) -> dict[str, str]:
     """The setting of an empty database."""
-    return {} if request.param == "sqlite" else {"database_url": request.getfixturevalue("postgres_url")}
+    return (
+        {}
+        if request.param == "sqlite"
+        else {"database_url": request.getfixturevalue("postgres_url")}
+    )
 
 
 # --- serve ---------------------------------------------------------------------------------------------------------------
 
 
-def test_beyond_loopback_without_a_key_the_server_refuses_and_says_what_to_do(tmp_path: Path) -> None:
+def test_beyond_loopback_without_a_key_the_server_refuses_and_says_what_to_do(
+    tmp_path: Path,
+) -> None:
     with serving(tmp_path, host=BEYOND, port="0") as process:
         _, text = process.communicate(timeout=120)
     assert process.returncode == 2
-    for wanted in (f"listening on {BEYOND}", "anchorage keys create --name first --scope admin", "ANCHORAGE_AUTH=none"):
+    for wanted in (
+        f"listening on {BEYOND}",
+        "anchorage keys create --name first --scope admin",
+        "ANCHORAGE_AUTH=none",
+    ):
         assert wanted in said(text)
     assert "Traceback" not in text
-    assert run(tmp_path, "keys", "create", "--name", "first", "--scope", "admin").exit_code == 0  # as it was told
+    assert (
+        run(tmp_path, "keys", "create", "--name", "first", "--scope", "admin").exit_code == 0
+    )  # as it was told
 
 
 def test_told_so_in_words_the_server_lets_everyone_in_and_warns(tmp_path: Path) -> None:
@@ -95,7 +109,11 @@ def test_told_so_in_words_the_server_lets_everyone_in_and_warns(tmp_path: Path) 
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline and process.poll() is None:
             try:
-                answer = httpx2.get(f"http://127.0.0.1:{port}/encoders", trust_env=False, headers={"Host": "any.example"})
+                answer = httpx2.get(
+                    f"http://127.0.0.1:{port}/encoders",
+                    trust_env=False,
+                    headers={"Host": "any.example"},
+                )
                 break
             except httpx2.TransportError:
                 time.sleep(0.1)
@@ -118,7 +136,9 @@ def test_told_so_in_words_the_server_lets_everyone_in_and_warns(tmp_path: Path) 
         ("lease_s", "soon"),
     ],
 )
-def test_a_setting_that_is_wrong_is_named_in_a_sentence(tmp_path: Path, name: str, value: str) -> None:
+def test_a_setting_that_is_wrong_is_named_in_a_sentence(
+    tmp_path: Path, name: str, value: str
+) -> None:
     text = refusal(tmp_path, "serve", **{name: value})
     assert name in text
     assert value in text
@@ -135,12 +155,18 @@ def test_a_port_that_is_none_is_refused_in_a_sentence(tmp_path: Path, port: str)
 
 
 def test_a_database_that_is_no_url_or_is_away_is_said_in_a_sentence(tmp_path: Path) -> None:
-    for url in ("nonsense", "mysql://localhost/x", f"postgresql://nobody@127.0.0.1:{free_port()}/none"):
+    for url in (
+        "nonsense",
+        "mysql://localhost/x",
+        f"postgresql://nobody@127.0.0.1:{free_port()}/none",
+    ):
         assert "the database cannot be used" in refusal(tmp_path, "migrate", database_url=url)
 
 
 @pytest.mark.parametrize("command", ["serve", "migrate", "worker"])
-def test_an_address_of_redis_that_is_none_is_said_in_a_sentence(tmp_path: Path, command: str) -> None:
+def test_an_address_of_redis_that_is_none_is_said_in_a_sentence(
+    tmp_path: Path, command: str
+) -> None:
     assert "redis" in refusal(tmp_path, command, redis_url="localhost:6379").lower()
 
 
@@ -155,12 +181,16 @@ def test_a_worker_of_a_sqlite_file_is_told_what_to_set(tmp_path: Path) -> None:
     assert "anchorage serve" in text
 
 
-def test_a_worker_is_told_to_migrate_first_and_which_devices_there_are(tmp_path: Path, redis_url: str) -> None:
+def test_a_worker_is_told_to_migrate_first_and_which_devices_there_are(
+    tmp_path: Path, redis_url: str
+) -> None:
     assert "device" in refusal(tmp_path, "worker", redis_url=redis_url, devices="tpu")
     assert "anchorage migrate" in refusal(tmp_path, "worker", redis_url=redis_url, devices="cpu")
 
 
-def test_the_schema_goes_back_for_an_older_version_and_forward_again(tmp_path: Path, database: dict[str, str]) -> None:
+def test_the_schema_goes_back_for_an_older_version_and_forward_again(
+    tmp_path: Path, database: dict[str, str]
+) -> None:
     run(tmp_path, "migrate", **database)
     assert "0006" in run(tmp_path, "downgrade", "0006", **database).output
     assert "is at revision 0006" in refusal(tmp_path, "keys", "list", **database)
@@ -177,20 +207,43 @@ def test_a_way_back_to_an_unknown_revision_is_refused(tmp_path) -> None:
 # --- keys and migrate ----------------------------------------------------------------------------------------------------
 
 
-def test_migrating_is_safe_at_any_time_and_the_first_key_is_shown_once(tmp_path: Path, database: dict[str, str]) -> None:
+def test_migrating_is_safe_at_any_time_and_the_first_key_is_shown_once(
+    tmp_path: Path, database: dict[str, str]
+) -> None:
     first, second, third, fourth = (
-        run(tmp_path, "migrate", *arguments, **database) for arguments in ([], ["--first-key"], ["--first-key"], [])
+        run(tmp_path, "migrate", *arguments, **database)
+        for arguments in ([], ["--first-key"], ["--first-key"], [])
     )
     assert [result.exit_code for result in (first, second, third, fourth)] == [0] * 4
-    assert [len(re.findall(KEY, result.output)) for result in (first, second, third, fourth)] == [0, 1, 0, 0]
+    assert [len(re.findall(KEY, result.output)) for result in (first, second, third, fourth)] == [
+        0,
+        1,
+        0,
+        0,
+    ]
     assert "read, write, admin" in said(run(tmp_path, "keys", "list", **database).stdout)
 
 
 def test_the_story_of_a_key(tmp_path: Path, database: dict[str, str]) -> None:
     run(tmp_path, "migrate", **database)
-    made = run(tmp_path, "keys", "create", "--name", "app", "--project", "search", "--scope", "write", "--days", "30", **database)
+    made = run(
+        tmp_path,
+        "keys",
+        "create",
+        "--name",
+        "app",
+        "--project",
+        "search",
+        "--scope",
+        "write",
+        "--days",
+        "30",
+        **database,
+    )
     assert made.exit_code == 0, made.output
-    assert re.fullmatch(KEY, made.stdout.strip()), "standard output holds the key alone, so that scripts can keep it"
+    assert re.fullmatch(KEY, made.stdout.strip()), (
+        "standard output holds the key alone, so that scripts can keep it"
+    )
     id_ = made.stdout.split("_")[1]
     listed = run(tmp_path, "keys", "list", **database).stdout
     for text in (id_, "search", "app", "write", "never", "works"):
@@ -198,7 +251,9 @@ def test_the_story_of_a_key(tmp_path: Path, database: dict[str, str]) -> None:
     assert made.stdout.strip().split("_", 2)[2] not in listed
     assert id_ not in run(tmp_path, "keys", "list", "--project", "other", **database).stdout
     assert "no API key 'x'" in refusal(tmp_path, "keys", "revoke", "x", **database)
-    assert "--grace" in refusal(tmp_path, "keys", "rotate", id_, "--grace", "99999999999999", **database)
+    assert "--grace" in refusal(
+        tmp_path, "keys", "rotate", id_, "--grace", "99999999999999", **database
+    )
     rotated = run(tmp_path, "keys", "rotate", id_, **database)
     assert re.fullmatch(KEY, rotated.stdout.strip())
     assert "expired" in run(tmp_path, "keys", "list", **database).stdout
@@ -226,18 +281,24 @@ def test_the_first_key_is_made_again_when_none_works_any_more(tmp_path: Path) ->
         (["--days", "0"], "--days"),
     ],
 )
-def test_a_key_that_cannot_be_made_is_refused_in_a_sentence(tmp_path: Path, arguments: list[str], reason: str) -> None:
+def test_a_key_that_cannot_be_made_is_refused_in_a_sentence(
+    tmp_path: Path, arguments: list[str], reason: str
+) -> None:
     run(tmp_path, "migrate")
     assert reason in refusal(tmp_path, "keys", "create", "--name", "x", *arguments)
     assert "works" not in run(tmp_path, "keys", "list").stdout
 
 
-def test_before_the_first_migration_the_keys_commands_say_so(tmp_path: Path, database: dict[str, str]) -> None:
+def test_before_the_first_migration_the_keys_commands_say_so(
+    tmp_path: Path, database: dict[str, str]
+) -> None:
     assert "anchorage migrate" in refusal(tmp_path, "keys", "create", "--name", "x", **database)
     assert "anchorage migrate" in refusal(tmp_path, "keys", "list", **database)
 
 
-def test_a_refused_command_leaves_no_connection_open(tmp_path: Path, postgres_server: str, postgres_url: str) -> None:
+def test_a_refused_command_leaves_no_connection_open(
+    tmp_path: Path, postgres_server: str, postgres_url: str
+) -> None:
     run(tmp_path, "migrate", database_url=postgres_url)
     result = run(tmp_path, "keys", "revoke", "0" * 32, database_url=postgres_url)
     with psycopg.connect(postgres_server.replace("+psycopg", "")) as connection:
@@ -256,7 +317,9 @@ def test_the_version_is_printed(tmp_path: Path) -> None:
 # --- settings ------------------------------------------------------------------------------------------------------------
 
 
-def test_secrets_may_come_as_files_and_the_environment_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_may_come_as_files_and_the_environment_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "anchorage_database_url").write_text("postgresql://user:word@db/anchorage\n")
     (tmp_path / "anchorage_redis_url").write_text("redis://:word@redis/0")
     monkeypatch.delenv("ANCHORAGE_DATABASE_URL", raising=False)
@@ -282,11 +345,15 @@ def test_a_database_of_a_newer_version_is_said_to_be_one(tmp_path: Path) -> None
 # --- backup and restore ---------------------------------------------------------------------------------------------------
 
 
-def test_what_was_backed_up_is_there_again_after_it_was_lost(tmp_path: Path, database: dict[str, str]) -> None:
+def test_what_was_backed_up_is_there_again_after_it_was_lost(
+    tmp_path: Path, database: dict[str, str]
+) -> None:
     home, folder = tmp_path / "home", str(tmp_path / "backup")
 
     def started() -> TestClient:
-        return TestClient(create_app(Settings(data_dir=home, **database)), base_url="http://127.0.0.1")
+        return TestClient(
+            create_app(Settings(data_dir=home, **database)), base_url="http://127.0.0.1"
+        )
 
     with started() as client:
         client.post("/encoders", json={"name": "a", "dim": 2})

@@ -32,8 +32,12 @@ def test_only_the_database_has_capabilities_and_only_it_starts_as_root():
 
 
 def test_every_setting_that_is_handed_on_exists():
-    handed = {name for service in COMPOSE["services"].values() for name in service.get("environment", {})}
-    ours = {name.removeprefix("ANCHORAGE_").lower() for name in handed if name.startswith("ANCHORAGE_")}
+    handed = {
+        name for service in COMPOSE["services"].values() for name in service.get("environment", {})
+    }
+    ours = {
+        name.removeprefix("ANCHORAGE_").lower() for name in handed if name.startswith("ANCHORAGE_")
+    }
     assert ours
     assert ours <= Settings.model_fields.keys()
 

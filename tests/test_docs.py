@@ -17,9 +17,11 @@ def subclasses(cls: type) -> set[type]:
 
 
 def test_every_setting_is_documented_with_its_default() -> None:
-    text = (ROOT / "docs" / "reference" / "settings.md").read_text()
+    text = (ROOT / "docs" / "settings.md").read_text()
     for name, field in Settings.model_fields.items():
-        row = next(line for line in text.splitlines() if line.startswith(f"| `ANCHORAGE_{name.upper()}`"))
+        row = next(
+            line for line in text.splitlines() if line.startswith(f"| `ANCHORAGE_{name.upper()}`")
+        )
         default = "" if field.default is None else str(field.default)
         assert f"| {default} |".replace("|  |", "| |") in row, row
         assert field.description is not None
@@ -32,7 +34,7 @@ def test_every_error_is_in_the_tree_and_has_a_code_of_its_own() -> None:
 
 
 def test_every_error_code_is_documented() -> None:
-    text = (ROOT / "docs" / "reference" / "errors.md").read_text()
+    text = (ROOT / "docs" / "errors.md").read_text()
     leaves = [cls for cls in subclasses(errors.AnchorageError) if not cls.__subclasses__()]
     assert [cls.code for cls in leaves if f"`{cls.code}`" not in text] == []
 
@@ -47,9 +49,16 @@ def test_the_readme_quotes_the_demo() -> None:
     text = (ROOT / "README.md").read_text()
     demo = json.loads((ROOT / "benchmarks" / "results" / "demo.json").read_text())
     for name, row in demo["mean"].items():
-        assert f"| {name} | " + " | ".join(f"{row[key]:.3f}" for key in ("cosine", "recall", "mrr")) + " |" in text
+        assert (
+            f"| {name} | "
+            + " | ".join(f"{row[key]:.3f}" for key in ("cosine", "recall", "mrr"))
+            + " |"
+            in text
+        )
     for name in ("recall", "cosine"):
-        farthest = max(abs(row[f"promised_{name}"] - row[f"measured_{name}"]) for row in demo["promises"])
+        farthest = max(
+            abs(row[f"promised_{name}"] - row[f"measured_{name}"]) for row in demo["promises"]
+        )
         assert f"{name} within {farthest:.3f}" in text
 
 
@@ -62,33 +71,45 @@ def test_every_link_in_the_documents_leads_somewhere() -> None:
 
 
 def test_the_operators_page_quotes_the_fault_table() -> None:
-    text = (ROOT / "docs" / "results" / "faults.md").read_text()
+    text = (ROOT / "docs" / "operations.md").read_text()
     faults = json.loads((ROOT / "benchmarks" / "results" / "faults.json").read_text())["faults"]
     counts = ("requests", "ok", "busy", "broken", "dropped", "lost", "twice", "wrong")
     for name, row in faults.items():
-        assert f"| {name} | {row['done']} | " + " | ".join(str(row[key]) for key in counts) + " |" in text
+        assert (
+            f"| {name} | {row['done']} | " + " | ".join(str(row[key]) for key in counts) + " |"
+            in text
+        )
 
 
 def test_the_page_on_evaluations_quotes_the_benchmark() -> None:
-    text = (ROOT / "docs" / "how-to" / "evaluate.md").read_text()
+    text = (ROOT / "docs" / "evaluate.md").read_text()
     results = json.loads((ROOT / "benchmarks" / "results" / "hubness.json").read_text())["results"]
     for name, searches in results.items():
         for search, kinds in searches.items():
             for kind, row in kinds.items():
-                figures = [f"{row[key]:.3f}" for key in ("mrr", "mrr_csls", "recall", "recall_csls")]
+                figures = [
+                    f"{row[key]:.3f}" for key in ("mrr", "mrr_csls", "recall", "recall_csls")
+                ]
                 figures += [f"{row[key]:.2f}" for key in ("skewness", "skewness_csls")]
                 assert f"| {name} | {search} | {kind} | " + " | ".join(figures) + " |" in text
 
 
 def test_the_page_on_thresholds_quotes_the_benchmark() -> None:
-    text = (ROOT / "docs" / "how-to" / "thresholds.md").read_text()
-    summary = json.loads((ROOT / "benchmarks" / "results" / "thresholds.json").read_text())["summary"]
+    text = (ROOT / "docs" / "thresholds.md").read_text()
+    summary = json.loads((ROOT / "benchmarks" / "results" / "thresholds.json").read_text())[
+        "summary"
+    ]
     choices = ("unchanged", "mapped", "by_rate", "best")
     for data, kinds in summary.items():
         for scores, row in kinds.items():
-            figures = [row[key] for key in ("coverage", "coverage_top", "error", "mae", "mae_unchanged")]
+            figures = [
+                row[key] for key in ("coverage", "coverage_top", "error", "mae", "mae_unchanged")
+            ]
             figures += [row["f1"][choice] for choice in choices]
-            assert f"| {data} | {scores} | " + " | ".join(f"{figure:.3f}" for figure in figures) + " |" in text
+            assert (
+                f"| {data} | {scores} | " + " | ".join(f"{figure:.3f}" for figure in figures) + " |"
+                in text
+            )
         for threshold, row in kinds["translated-native"]["by_threshold"].items():
             figures = [f"{row[choice]:.3f}" for choice in choices]
             assert f"| {data} | {threshold} | {row['runs']} | " + " | ".join(figures) + " |" in text

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.maths.quantise import bound, step
+from app.maths.geometry.quantise import bound, step
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "research" / "results"
@@ -52,7 +52,9 @@ def deviations(found: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[flo
 def test_strategies_by_translation(text, found):
     for data, sizes in found["translation"]["tables"].items():
         for size, rows in sizes.items():
-            cells = [shown(rows[name], "recall", "mrr") if name in rows else "-" for name in STRATEGIES]
+            cells = [
+                shown(rows[name], "recall", "mrr") if name in rows else "-" for name in STRATEGIES
+            ]
             expect(text, f"{data}, {size}", *cells)
     assert max(deviations(found["translation"]["tables"], ("recall", "mrr"))) <= 0.022
 
@@ -62,7 +64,8 @@ def test_the_papers_tables(text, found):
     measures = ("jaccard", "mrr", "cosine")
     for name, row in forth.items():
         paper = [
-            " / ".join(f"{each[name]['paper'][m]:.2f}" for m in measures) if "paper" in row else "-" for each in (forth, back)
+            " / ".join(f"{each[name]['paper'][m]:.2f}" for m in measures) if "paper" in row else "-"
+            for each in (forth, back)
         ]
         expect(text, name, shown(row, *measures), shown(back[name], *measures), *paper)
     words = found["tables"]["tables"]
@@ -77,7 +80,10 @@ def test_domains(text, found):
         for size, rows in sizes.items():
             cells = [shown(row, "translated recall", "translated mrr") for row in rows.values()]
             expect(text, f"{data}, {int(size):,}", *cells)
-    assert max(deviations(found["domains"]["tables"], ("translated recall", "translated mrr"))) <= 0.045
+    assert (
+        max(deviations(found["domains"]["tables"], ("translated recall", "translated mrr")))
+        <= 0.045
+    )
 
 
 def test_the_grid(text, found):
@@ -86,7 +92,11 @@ def test_the_grid(text, found):
         cells = [
             cell
             for each in (row, questions[name])
-            for cell in (shown(each, "mrr"), shown(each, "kept"), shown(each, "translated recall", "translated mrr"))
+            for cell in (
+                shown(each, "mrr"),
+                shown(each, "kept"),
+                shown(each, "translated recall", "translated mrr"),
+            )
         ]
         expect(text, name, f"{row['bytes']['mean']:g}", *cells)
     for name, row in clusters.items():
@@ -96,7 +106,10 @@ def test_the_grid(text, found):
 
 def test_the_guarantee_is_quoted_and_holds(text, found):
     for bits, row in found["quantised"]["guarantee"]["table"].items():
-        cells = [f"allowed {c['allowed']}, largest {c['largest']:.0f}, changed {c['changed']:.3f}" for c in row.values()]
+        cells = [
+            f"allowed {c['allowed']}, largest {c['largest']:.0f}, changed {c['changed']:.3f}"
+            for c in row.values()
+        ]
         expect(text, bits.partition(" ")[0], *cells)
         assert all(cell["largest"] <= cell["allowed"] for cell in row.values())
 
@@ -104,8 +117,12 @@ def test_the_guarantee_is_quoted_and_holds(text, found):
 def test_similarity_and_accuracy(text, models):
     for group, over_time in models["over_time"].items():
         measures = ("similarity", "cka")
-        over = [f"{over_time[name]['mean']:.3f} ± {over_time[name]['std']:.3f}" for name in measures]
+        over = [
+            f"{over_time[name]['mean']:.3f} ± {over_time[name]['std']:.3f}" for name in measures
+        ]
         across = models["across_models"][group]
-        ends = [f"{across[name]['validation']:.3f} / {across[name]['test']:.3f}" for name in measures]
+        ends = [
+            f"{across[name]['validation']:.3f} / {across[name]['test']:.3f}" for name in measures
+        ]
         expect(text, group.removeprefix("validation "), over_time["models"], *over, *ends)
     assert f"beside the paper's {models['paper']['over time']}" in text

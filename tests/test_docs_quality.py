@@ -42,7 +42,9 @@ def readme_rows(measure: str) -> list[str]:
         sizes = sorted({each["anchors"] for each in compared() if each["task"] == section["task"]})
         if section["anchors"] in sizes[-2:]:
             figures = [f"{section['rows'][method][measure]['mean']:.3f}" for method in SHOWN]
-            rows.append(f"| {section['task']}, {section['anchors']:,} | " + " | ".join(figures) + " |")
+            rows.append(
+                f"| {section['task']}, {section['anchors']:,} | " + " | ".join(figures) + " |"
+            )
     return rows
 
 
@@ -55,10 +57,21 @@ def compare_rows() -> list[str]:
     rows = []
     for section in compared():
         auto, choice = section["rows"]["auto"], section["choice"]
-        fixed = {name: row for name, row in section["rows"].items() if not name.startswith(("auto", "isotrieve", "latentis"))}
+        fixed = {
+            name: row
+            for name, row in section["rows"].items()
+            if not name.startswith(("auto", "isotrieve", "latentis"))
+        }
         best = max(fixed, key=lambda name: fixed[name]["recall"]["mean"])
-        peers = {name: row for name, row in section["rows"].items() if name.startswith(("isotrieve", "latentis", "least"))}
-        peer = max((name for name in peers if peers[name]["pairs"] == auto["pairs"]), key=lambda n: peers[n]["recall"]["mean"])
+        peers = {
+            name: row
+            for name, row in section["rows"].items()
+            if name.startswith(("isotrieve", "latentis", "least"))
+        }
+        peer = max(
+            (name for name in peers if peers[name]["pairs"] == auto["pairs"]),
+            key=lambda n: peers[n]["recall"]["mean"],
+        )
         rows.append(
             f"| {section['task']} | {section['anchors']:,} | {auto['recall']['mean']:.3f}{spread(auto['recall']['std'])} "
             f"| {auto['mrr']['mean']:.3f} | {auto['cosine']['mean']:.3f} "
@@ -81,7 +94,9 @@ def powers_rows() -> list[str]:
             )
             peaks.append(f"({a:g}, {b:g}) {value:.3f}")
         plain = heat["recall"][len(powers["encode"]) - 1]
-        steps = " ".join(f"{plain[powers['decode'].index(b)]:.3f}" for b in (0.0, 0.125, 0.25, 0.375, 0.5))
+        steps = " ".join(
+            f"{plain[powers['decode'].index(b)]:.3f}" for b in (0.0, 0.125, 0.25, 0.375, 0.5)
+        )
         rows.append(f"| {task} | {heat['anchors']} | " + " | ".join(peaks) + f" | {steps} |")
     return rows
 
@@ -92,7 +107,11 @@ def ridge_rows() -> list[str]:
     rows = []
     for task, heat in powers["tasks"].items():
         figures = [f"{value:.3f}" for value in heat["ridge"]["recall"]]
-        rows.append(f"| {task} | {heat['anchors']} | " + " | ".join(figures) + f" | {heat['recall'][-1][own]:.3f} |")
+        rows.append(
+            f"| {task} | {heat['anchors']} | "
+            + " | ".join(figures)
+            + f" | {heat['recall'][-1][own]:.3f} |"
+        )
     return rows
 
 
@@ -110,7 +129,8 @@ def choosing_rows() -> list[str]:
 def classes_rows() -> list[str]:
     tasks = sections()["classes"]["tasks"]
     return [
-        f"| {way} | " + " | ".join(f"{rows[way]:.3f}" for rows in tasks.values()) + " |" for way in next(iter(tasks.values()))
+        f"| {way} | " + " | ".join(f"{rows[way]:.3f}" for rows in tasks.values()) + " |"
+        for way in next(iter(tasks.values()))
     ]
 
 
@@ -121,7 +141,11 @@ def promise_rows() -> list[str]:
         for name in ("recall", "mrr", "cosine"):
             each = row["measures"][name]
             figures.append(f"{each['promised']:.3f} / {each['found']:.3f} ({each['absolute']:.3f})")
-        rows.append(f"| {row['task']} | {row['anchors']:,} | {row['anchors'] // 5} | " + " | ".join(figures) + " |")
+        rows.append(
+            f"| {row['task']} | {row['anchors']:,} | {row['anchors'] // 5} | "
+            + " | ".join(figures)
+            + " |"
+        )
     return rows
 
 
@@ -132,7 +156,10 @@ def promised_at_300() -> float:
 
 
 def shuffled_rows() -> list[str]:
-    return [f"| {name} | {row['shuffled']:.1%} | {row['true']:.1%} |" for name, row in sections()["shuffled"]["rows"].items()]
+    return [
+        f"| {name} | {row['shuffled']:.1%} | {row['true']:.1%} |"
+        for name, row in sections()["shuffled"]["rows"].items()
+    ]
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,19 @@ import numpy as np
 import pytest
 
 from app.demo.client import free_port
-from app.services.keys import create_key
+from app.services.access.api_keys import create_key
 from app.settings import Settings
 from app.types import Scope
 from app.wiring import make_services
 from tests.waiting import until
 
 ANCHORS = np.random.default_rng(1).normal(size=(12, 3))
-TRANSLATE = {"source": "first", "target": "second", "anchor_set": "items", "vectors": ANCHORS[:1].tolist()}
+TRANSLATE = {
+    "source": "first",
+    "target": "second",
+    "anchor_set": "items",
+    "vectors": ANCHORS[:1].tolist(),
+}
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -47,9 +52,14 @@ class Several:
         self.log = folder / "server.log"
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")}
+        clean = {
+            name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")
+        }
         given = {"data_dir": folder, "port": self.port, **settings}
-        environment = {**clean, **{f"ANCHORAGE_{name.upper()}": str(value) for name, value in given.items()}}
+        environment = {
+            **clean,
+            **{f"ANCHORAGE_{name.upper()}": str(value) for name, value in given.items()},
+        }
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "app.cli", "serve", "--workers", "2"],
@@ -62,8 +72,14 @@ class Several:
     @property
     def children(self) -> list[int]:
         """The processes that serve."""
-        pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [int(pid) for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes() and alive(int(pid))]
+        pids = (
+            Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        )
+        return [
+            int(pid)
+            for pid in pids
+            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes() and alive(int(pid))
+        ]
 
     def ready(self, started: int = 2) -> list[int]:
         """Wait until so many processes have started in all; returns the ids of those that serve."""
@@ -96,7 +112,15 @@ def several(tmp_path: Path, redis_url: str, redis_prefix: str) -> Iterator[Calla
     started = []
 
     def start(**settings: object) -> Several:
-        started.append(Several(tmp_path, redis_url=redis_url, redis_prefix=redis_prefix[:50], log_format="json", **settings))
+        started.append(
+            Several(
+                tmp_path,
+                redis_url=redis_url,
+                redis_prefix=redis_prefix[:50],
+                log_format="json",
+                **settings,
+            )
+        )
         return started[-1]
 
     yield start
@@ -109,18 +133,33 @@ def test_two_processes_are_one_service_and_finish_what_they_began_when_the_first
 ) -> None:
     services = make_services(Settings(data_dir=tmp_path))
     services.db.migrate()
-    own, strange = (create_key(services, name, name="k", scopes=list(Scope))[1] for name in ("own", "strange"))
+    own, strange = (
+        create_key(services, name, name="k", scopes=list(Scope))[1] for name in ("own", "strange")
+    )
     services.close()
     server = several(auth="keys")
 
-    def ask(method: str, path: str, body: object = None, key: str = own, **more: Any) -> httpx2.Response:
+    def ask(
+        method: str, path: str, body: object = None, key: str = own, **more: Any
+    ) -> httpx2.Response:
         """On a connection of its own."""
         headers = {"Authorization": f"Bearer {key}"}
-        return httpx2.request(method, server.url + path, json=body, headers=headers, trust_env=False, timeout=30, **more)
+        return httpx2.request(
+            method,
+            server.url + path,
+            json=body,
+            headers=headers,
+            trust_env=False,
+            timeout=30,
+            **more,
+        )
 
     def translations() -> float:
         pattern = r'^anchorage_request_seconds_count\{.*route="/translate",status="200".*\} (.+)$'
-        return sum(float(number) for number in re.findall(pattern, ask("GET", "/metrics").text, re.MULTILINE))
+        return sum(
+            float(number)
+            for number in re.findall(pattern, ask("GET", "/metrics").text, re.MULTILINE)
+        )
 
     children = server.ready()
     for name, dim in (("first", 3), ("second", 2)):
@@ -129,11 +168,16 @@ def test_two_processes_are_one_service_and_finish_what_they_began_when_the_first
     asked = 0
     for turn, pid in enumerate(children):
         embeddings = {"first": ANCHORS.tolist(), "second": (ANCHORS[:, :2] + 1000 * turn).tolist()}
-        assert ask("POST", "/anchor-sets", {"name": "items", "embeddings": embeddings}).status_code == 201
+        assert (
+            ask("POST", "/anchor-sets", {"name": "items", "embeddings": embeddings}).status_code
+            == 201
+        )
         for each in children:
             with server.only(each):
                 answers = [ask("POST", "/translate", TRANSLATE) for _ in range(3)]
-            assert [round(np.mean(answer.json()["vectors"]) / 1000) for answer in answers] == [turn] * 3
+            assert [round(np.mean(answer.json()["vectors"]) / 1000) for answer in answers] == [
+                turn
+            ] * 3
             asked += 3
         for each in children:
             with server.only(each):
@@ -143,8 +187,12 @@ def test_two_processes_are_one_service_and_finish_what_they_began_when_the_first
         for each in children:
             with server.only(each):
                 assert ask("POST", "/translate", TRANSLATE).json()["code"] == "anchor-set-not-found"
-    assert ask("POST", "/anchor-sets", {"name": "items", "embeddings": embeddings}).status_code == 201
-    fitted = ask("POST", "/translators", {key: TRANSLATE[key] for key in ("source", "target", "anchor_set")}).json()
+    assert (
+        ask("POST", "/anchor-sets", {"name": "items", "embeddings": embeddings}).status_code == 201
+    )
+    fitted = ask(
+        "POST", "/translators", {key: TRANSLATE[key] for key in ("source", "target", "anchor_set")}
+    ).json()
     for each in children * 2:
         with server.only(each):
             assert fitted["id"] in ask("GET", "/metrics").text
@@ -177,7 +225,9 @@ def test_two_processes_are_one_service_and_finish_what_they_began_when_the_first
     assert "Traceback" not in server.log.read_text()
 
 
-def test_told_to_end_while_they_start_all_of_them_end_and_nothing_is_left(several: Callable[..., Several]) -> None:
+def test_told_to_end_while_they_start_all_of_them_end_and_nothing_is_left(
+    several: Callable[..., Several],
+) -> None:
     server = several()
     children = until(lambda: len(server.children) == 2 and server.children)
     server.process.terminate()

@@ -22,7 +22,10 @@ def test_without_settings_everything_is_in_the_data_folder_and_this_process(tmp_
 
 def test_nothing_is_connected_before_it_is_needed(tmp_path):
     """An API whose PostgreSQL and Redis are still away starts, and says so when asked."""
-    away = {"database_url": "postgresql://nobody@127.0.0.1:1/nothing", "redis_url": "redis://127.0.0.1:1/0"}
+    away = {
+        "database_url": "postgresql://nobody@127.0.0.1:1/nothing",
+        "redis_url": "redis://127.0.0.1:1/0",
+    }
     settings = Settings(data_dir=tmp_path, **away)
     services = make_services(settings)
     assert not is_sqlite(services.db.url)
@@ -32,7 +35,9 @@ def test_nothing_is_connected_before_it_is_needed(tmp_path):
 
 
 def test_a_named_database_comes_before_the_data_folder(tmp_path):
-    db = make_database(Settings(data_dir=tmp_path, database_url=f"sqlite:///{tmp_path / 'other.db'}"))
+    db = make_database(
+        Settings(data_dir=tmp_path, database_url=f"sqlite:///{tmp_path / 'other.db'}")
+    )
     db.migrate()
     db.close()
     assert (tmp_path / "other.db").is_file()
@@ -40,9 +45,19 @@ def test_a_named_database_comes_before_the_data_folder(tmp_path):
 
 
 def test_limits_and_leases_are_the_settings(tmp_path):
-    services = make_services(Settings(data_dir=tmp_path, max_vectors=7, max_pool=6, max_jobs=5, max_project_jobs=4, lease_s=3))
+    services = make_services(
+        Settings(
+            data_dir=tmp_path, max_vectors=7, max_pool=6, max_jobs=5, max_project_jobs=4, lease_s=3
+        )
+    )
     limits = services.limits
-    assert (limits.vectors, limits.pool, limits.jobs, limits.project_jobs, services.lease_s) == (7, 6, 5, 4, 3)
+    assert (limits.vectors, limits.pool, limits.jobs, limits.project_jobs, services.lease_s) == (
+        7,
+        6,
+        5,
+        4,
+        3,
+    )
 
 
 @pytest.mark.parametrize("url", ["nonsense", "http://127.0.0.1"])

@@ -1,1 +1,1 @@
-"""HTTP: one file is one resource, its schemas and its routes."""
+"""The HTTP API."""

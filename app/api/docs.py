@@ -68,6 +68,11 @@ def install(app: FastAPI) -> None:
 
 def _guarded(page: Response) -> Response:
     """The page, with a policy that names its own scripts by their hashes."""
-    digests = [b64encode(hashlib.sha256(script).digest()).decode() for script in INLINE.findall(bytes(page.body))]
-    page.headers["Content-Security-Policy"] = POLICY.format(hashes=" ".join(f"'sha256-{digest}'" for digest in digests))
+    digests = [
+        b64encode(hashlib.sha256(script).digest()).decode()
+        for script in INLINE.findall(bytes(page.body))
+    ]
+    page.headers["Content-Security-Policy"] = POLICY.format(
+        hashes=" ".join(f"'sha256-{digest}'" for digest in digests)
+    )
     return page

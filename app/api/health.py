@@ -17,12 +17,12 @@ from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 
 from app import __version__
-from app.api import edge
-from app.api.deps import Reads, Svc
-from app.api.problems import documented
+from app.api.http import admission
+from app.api.http.deps import Reads, Svc
+from app.api.http.problems import documented
 from app.errors import DatabaseUnavailable
-from app.services import figures
 from app.services.context import Services
+from app.services.upkeep import database_metrics
 
 router = APIRouter(tags=["health"])
 log = logging.getLogger("anchorage")
@@ -80,10 +80,14 @@ async def readyz(request: Request, response: Response, services: Svc) -> Ready:
 
     async def ask(name: str, question: Callable[[], bool], thread: CapacityLimiter) -> None:
         with move_on_after(ANSWER_S):
-            answers[name] = await to_thread.run_sync(question, limiter=thread, abandon_on_cancel=True)
+            answers[name] = await to_thread.run_sync(
+                question, limiter=thread, abandon_on_cancel=True
+            )
 
     async with create_task_group() as asking:
-        asking.start_soon(ask, "database", partial(_database_answers, services), parts.database_thread)
+        asking.start_soon(
+            ask, "database", partial(_database_answers, services), parts.database_thread
+        )
         if parts.redis_answers is not None:
             asking.start_soon(ask, "redis", parts.redis_answers, parts.redis_thread)
     database = answers.get("database", False)
@@ -111,13 +115,17 @@ def _database_answers(services: Services) -> bool:
     return True
 
 
-@router.get("/metrics", responses={200: {"content": {"text/plain": {}}}, **documented()}, response_class=Response)
+@router.get(
+    "/metrics",
+    responses={200: {"content": {"text/plain": {}}}, **documented()},
+    response_class=Response,
+)
 def metrics(request: Request, services: Svc, project: Reads) -> Response:
     """For Prometheus. No label holds a name; of translators only the project's own are shown."""
-    edge.tell(request.app.state.admission)
+    admission.tell(request.app.state.admission)
     data = generate_latest(_counted())
     try:
-        data += generate_latest(figures.collect(services, project))
+        data += generate_latest(database_metrics.collect(services, project))
     except DatabaseUnavailable as error:
         log.warning("no figures from the database: %s", error.detail)
     return Response(data, headers={"Content-Type": CONTENT_TYPE_LATEST})

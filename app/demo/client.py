@@ -33,13 +33,28 @@ def server(data_dir: Path) -> Iterator[Client]:
     port = free_port()
     data_dir.mkdir(parents=True, exist_ok=True)
     log = data_dir / "server.log"
-    command = [sys.executable, "-m", "app.cli", "serve", "--port", str(port), "--data-dir", str(data_dir)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")}
+    command = [
+        sys.executable,
+        "-m",
+        "app.cli",
+        "serve",
+        "--port",
+        str(port),
+        "--data-dir",
+        str(data_dir),
+    ]
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")
+    }
     environment["ANCHORAGE_THREADS"] = str(THREADS)
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)  # noqa: S603
+        process = subprocess.Popen(  # noqa: S603 -- our own command
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment
+        )
     try:
-        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False) as http:
+        with httpx2.Client(
+            base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False
+        ) as http:
             wait_until_ready(http, process, log)
             yield Client(http)
     finally:
@@ -89,13 +104,19 @@ class Client:
     def post(self, path: str, **body: Any) -> dict[str, Any]:
         return self.make("POST", path, body)
 
-    def make(self, method: str, path: str, body: dict[str, Any], *, found_at: str | None = None) -> dict[str, Any]:
+    def make(
+        self, method: str, path: str, body: dict[str, Any], *, found_at: str | None = None
+    ) -> dict[str, Any]:
         """What the request makes, or what an earlier demo made of that name and is found there.
 
         Raises DemoError with the problem's detail.
         """
         answer = self.http.request(method, path, json=body)
-        if found_at is not None and answer.status_code == 409 and answer.json()["code"] in ("name-taken", "embeddings-exist"):
+        if (
+            found_at is not None
+            and answer.status_code == 409
+            and answer.json()["code"] in ("name-taken", "embeddings-exist")
+        ):
             answer = self.http.get(found_at)
         if answer.is_error:
             raise DemoError(f"{method} {path}: {answer.status_code} {answer.text}")
@@ -105,7 +126,11 @@ class Client:
 def packed(vectors: Tensor) -> dict[str, Any]:
     """A tensor as the wire's base64 object."""
     array = np.ascontiguousarray(vectors.numpy(), dtype="<f4")
-    return {"dtype": "float32", "shape": list(array.shape), "base64": base64.b64encode(array.data).decode()}
+    return {
+        "dtype": "float32",
+        "shape": list(array.shape),
+        "base64": base64.b64encode(array.data).decode(),
+    }
 
 
 def unpacked(value: dict[str, Any]) -> Tensor:

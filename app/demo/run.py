@@ -20,7 +20,7 @@ from torch import Tensor
 from app.demo import DemoError, picture
 from app.demo.client import THREADS, Client, packed, running, server, unpacked
 from app.demo.pack import Pack, load_pack
-from app.maths import quality
+from app.maths.quality import metrics
 
 #: the anchor set's name on the demo's server
 ANCHORS = "banking"
@@ -42,11 +42,18 @@ class Numbers:
 
     @classmethod
     def of(cls, moved: Tensor, native: Tensor) -> Numbers:
-        found = quality.summary(quality.per_item(moved, native))
+        found = metrics.summary(metrics.per_item(moved, native))
         return cls(found.cosine, found.recall, found.mrr)
 
 
-def demo(*, out: Path, json_path: Path | None, sentence: str, url: str | None = None, key: str | None = None) -> None:
+def demo(
+    *,
+    out: Path,
+    json_path: Path | None,
+    sentence: str,
+    url: str | None = None,
+    key: str | None = None,
+) -> None:
     """Run everything and print it; write the picture to `out` and the numbers to `json_path`. Raises DemoError.
 
     Against the service at `url`, with its API key, or against one started for the purpose.
@@ -62,7 +69,11 @@ def demo(*, out: Path, json_path: Path | None, sentence: str, url: str | None = 
     with tempfile.TemporaryDirectory(prefix="anchorage-demo-") as folder:
         service = server(Path(folder)) if url is None else running(url, key)
         with service as client:
-            where = "its data in a temporary folder" if url is None else "which keeps what the demo makes"
+            where = (
+                "its data in a temporary folder"
+                if url is None
+                else "which keeps what the demo makes"
+            )
             console.print(f"A real server is up at {client.url}, {where}.")
             table, promises, heads = _everything(client, pack, out, sentence, console)
     console.print(f"Done in {time.monotonic() - began:.0f} s.")
@@ -91,7 +102,9 @@ def register(client: Client, pack: Pack, console: Console) -> None:
     embeddings = {name: packed(vectors[pack.anchors]) for name, vectors in pack.vectors.items()}
     body = {"name": ANCHORS, "embeddings": embeddings}
     made = client.make("POST", "/anchor-sets", body, found_at=f"/anchor-sets/{ANCHORS}")
-    spaces = ", ".join(f"{space['encoder']} (rank {space['health']['rank']})" for space in made["spaces"])
+    spaces = ", ".join(
+        f"{space['encoder']} (rank {space['health']['rank']})" for space in made["spaces"]
+    )
     console.print(f"Registered {made['size']} parallel anchors in three spaces: {spaces}.")
 
 
@@ -104,7 +117,7 @@ def translate_all(
     kept, numbers = {}, {}
     for source, target in permutations(pack.vectors, 2):
         native = rest[target] - means[target]
-        nothing = quality.do_nothing(rest[source], native.shape[1]) - means[target]
+        nothing = metrics.do_nothing(rest[source], native.shape[1]) - means[target]
         numbers[source, target, NOTHING] = Numbers.of(nothing, native)
         for method in METHODS:
             moved = translate(client, source, target, rest[source], method) - means[target]
@@ -138,12 +151,18 @@ def table_of(numbers: dict[tuple[str, str, str], Numbers], count: int) -> Table:
     pairs = list(dict.fromkeys((source, target) for source, target, _ in numbers))
     for pair in pairs:
         add_section(table, " -> ".join(pair), {name: numbers[*pair, name] for name in ROWS})
-    add_section(table, f"mean of {len(pairs)} pairs", {name: mean_over_pairs(numbers, name) for name in ROWS})
+    add_section(
+        table,
+        f"mean of {len(pairs)} pairs",
+        {name: mean_over_pairs(numbers, name) for name in ROWS},
+    )
     return table
 
 
 def new_table(title: str, texts: tuple[str, ...], figures: tuple[str, ...]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     for column in texts:
         table.add_column(column, no_wrap=True)
     for column in figures:
@@ -154,12 +173,19 @@ def new_table(title: str, texts: tuple[str, ...], figures: tuple[str, ...]) -> T
 def add_section(table: Table, name: str, rows: dict[str, Numbers]) -> None:
     for method, row in rows.items():
         figures = [f"{value:.3f}" for value in (row.cosine, row.recall, row.mrr)]
-        table.add_row(name if method == ROWS[0] else "", method, *figures, end_section=method == ROWS[-1])
+        table.add_row(
+            name if method == ROWS[0] else "", method, *figures, end_section=method == ROWS[-1]
+        )
 
 
 def mean_over_pairs(numbers: dict[tuple[str, str, str], Numbers], method: str) -> Numbers:
     rows = [value for (_, _, name), value in numbers.items() if name == method]
-    return Numbers(*(sum(getattr(row, name) for row in rows) / len(rows) for name in ("cosine", "recall", "mrr")))
+    return Numbers(
+        *(
+            sum(getattr(row, name) for row in rows) / len(rows)
+            for name in ("cosine", "recall", "mrr")
+        )
+    )
 
 
 def compare_with_promises(
@@ -179,12 +205,21 @@ def compare_with_promises(
         native = pack.vectors[target][pack.rest] - pack.vectors[target][pack.anchors].mean(dim=0)
         size = promise["index"]
         starts = range(0, len(native) - size + 1, size)
-        measured = [Numbers.of(moved[start : start + size], native[start : start + size]) for start in starts]
+        measured = [
+            Numbers.of(moved[start : start + size], native[start : start + size])
+            for start in starts
+        ]
         row = {"source": source, "target": target, "method": made["method"]}
         for name in ("recall", "cosine"):
             found = sum(getattr(each, name) for each in measured) / len(measured)
-            row |= {f"promised_{name}": promise["measures"][name]["value"], f"measured_{name}": found}
-        figures = [f"{row[f'promised_{name}']:.3f} / {row[f'measured_{name}']:.3f}" for name in ("recall", "cosine")]
+            row |= {
+                f"promised_{name}": promise["measures"][name]["value"],
+                f"measured_{name}": found,
+            }
+        figures = [
+            f"{row[f'promised_{name}']:.3f} / {row[f'measured_{name}']:.3f}"
+            for name in ("recall", "cosine")
+        ]
         table.add_row(f"{source} -> {target}", made["method"], *figures)
         rows.append(row)
     console.print(table)
@@ -201,19 +236,38 @@ def stitch_all(client: Client, pack: Pack, console: Console) -> list[dict[str, A
     rows = []
     truth = pack.labels[pack.test]
     for target in pack.vectors:
-        weight, bias = train_head(pack.vectors[target][pack.train], pack.labels[pack.train], len(pack.classes))
+        weight, bias = train_head(
+            pack.vectors[target][pack.train], pack.labels[pack.train], len(pack.classes)
+        )
         name = f"intents-{target}"
-        body = {"name": name, "encoder": target, "classes": pack.classes, "weight": packed(weight), "bias": bias.tolist()}
+        body = {
+            "name": name,
+            "encoder": target,
+            "classes": pack.classes,
+            "weight": packed(weight),
+            "bias": bias.tolist(),
+        }
         client.make("POST", "/heads", body, found_at=f"/heads/{name}")
         native = accuracy(client, pack, target, target, truth)
         for source in pack.vectors:
             if source == target:
                 continue
             stitched = accuracy(client, pack, source, target, truth)
-            logits = quality.do_nothing(pack.vectors[source][pack.test], weight.shape[1]) @ weight.T + bias
+            logits = (
+                metrics.do_nothing(pack.vectors[source][pack.test], weight.shape[1]) @ weight.T
+                + bias
+            )
             untranslated = float((logits.argmax(dim=1) == truth).float().mean())
             table.add_row(target, source, f"{stitched:.3f}", f"{native:.3f}", f"{untranslated:.3f}")
-            rows.append({"head": target, "source": source, "stitched": stitched, "native": native, "untranslated": untranslated})
+            rows.append(
+                {
+                    "head": target,
+                    "source": source,
+                    "stitched": stitched,
+                    "native": native,
+                    "untranslated": untranslated,
+                }
+            )
     console.print(table)
     return rows
 
@@ -227,7 +281,10 @@ def train_head(vectors: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, T
 
     def loss() -> Tensor:
         optimiser.zero_grad()
-        value = torch.nn.functional.cross_entropy(head(vectors), labels) + 1e-4 * head.weight.square().sum()
+        value = (
+            torch.nn.functional.cross_entropy(head(vectors), labels)
+            + 1e-4 * head.weight.square().sum()
+        )
         value.backward()  # type: ignore[no-untyped-call]
         return value
 
@@ -237,15 +294,23 @@ def train_head(vectors: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, T
 
 def accuracy(client: Client, pack: Pack, source: str, target: str, truth: Tensor) -> float:
     """How often /stitch is right on the test sentences."""
-    body = {"encoder": source, "head": f"intents-{target}", "vectors": packed(pack.vectors[source][pack.test])}
+    body = {
+        "encoder": source,
+        "head": f"intents-{target}",
+        "vectors": packed(pack.vectors[source][pack.test]),
+    }
     if source != target:
         body["anchor_set"] = ANCHORS
     labels: list[str] = client.post("/stitch", encoding="base64", **body)["labels"]
-    right: list[bool] = [label == pack.classes[index] for label, index in zip(labels, truth.tolist(), strict=True)]
+    right: list[bool] = [
+        label == pack.classes[index] for label, index in zip(labels, truth.tolist(), strict=True)
+    ]
     return sum(right) / len(right)
 
 
-def draw(pack: Pack, translations: dict[tuple[str, str], Tensor], path: Path, console: Console) -> None:
+def draw(
+    pack: Pack, translations: dict[tuple[str, str], Tensor], path: Path, console: Console
+) -> None:
     """The picture, when matplotlib is there."""
     if find_spec("matplotlib") is None:
         console.print("No picture: pip install 'anchorage\\[demo]' brings matplotlib.")
@@ -257,7 +322,7 @@ def draw(pack: Pack, translations: dict[tuple[str, str], Tensor], path: Path, co
         path,
         native=native,
         translated=translations[source, target],
-        untranslated=quality.do_nothing(pack.vectors[source][pack.rest], native.shape[1]) - mean,
+        untranslated=metrics.do_nothing(pack.vectors[source][pack.rest], native.shape[1]) - mean,
         labels=pack.labels[pack.rest],
         title=f"{source} in the space of {target}",
     )
@@ -272,16 +337,26 @@ def search(client: Client, pack: Pack, sentence: str, console: Console) -> None:
     live = {"name": "live", "kind": "sentence-transformers", "model": "all-MiniLM-L6-v2"}
     client.make("POST", "/encoders", live, found_at="/encoders/live")
     inputs = {"inputs": pack.sentences[pack.anchors]}
-    client.make("PUT", f"/anchor-sets/{ANCHORS}/embeddings/live", inputs, found_at=f"/anchor-sets/{ANCHORS}")
-    answer = client.post(
-        "/translate", source="live", target="static-256", anchor_set=ANCHORS, inputs=[sentence], encoding="base64"
+    client.make(
+        "PUT", f"/anchor-sets/{ANCHORS}/embeddings/live", inputs, found_at=f"/anchor-sets/{ANCHORS}"
     )
-    index = quality.unit(pack.vectors["static-256"])
-    cosines = (index @ quality.unit(unpacked(answer["vectors"])).T).flatten()
-    console.print(f"\nEncoded by all-MiniLM-L6-v2, searched for in the index of static-256:\n  [bold]{sentence}[/bold]")
+    answer = client.post(
+        "/translate",
+        source="live",
+        target="static-256",
+        anchor_set=ANCHORS,
+        inputs=[sentence],
+        encoding="base64",
+    )
+    index = metrics.unit(pack.vectors["static-256"])
+    cosines = (index @ metrics.unit(unpacked(answer["vectors"])).T).flatten()
+    console.print(
+        f"\nEncoded by all-MiniLM-L6-v2, searched for in the index of static-256:\n  [bold]{sentence}[/bold]"
+    )
     for row in cosines.topk(3).indices.tolist():
         console.print(
-            f"  {cosines[row]:.3f}  {pack.sentences[row]}  [dim]{pack.classes[int(pack.labels[row])]}[/dim]", soft_wrap=True
+            f"  {cosines[row]:.3f}  {pack.sentences[row]}  [dim]{pack.classes[int(pack.labels[row])]}[/dim]",
+            soft_wrap=True,
         )
 
 
@@ -299,6 +374,13 @@ def write_numbers(
     ]
     means = {method: vars(mean_over_pairs(numbers, method)) for method in ROWS}
     about = "made by `anchorage demo --json`; vectors centred on the target's anchors; do nothing: padded or cut"
-    report = {"about": about, "anchors": 500, "mean": means, "pairs": rows, "promises": promises, "heads": heads}
+    report = {
+        "about": about,
+        "anchors": 500,
+        "mean": means,
+        "pairs": rows,
+        "promises": promises,
+        "heads": heads,
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n")

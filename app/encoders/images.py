@@ -48,7 +48,9 @@ class _File(BytesIO):
     def read(self, size: int | None = -1, /) -> bytes:
         self.reads += 1
         if self.reads > READS:
-            raise InvalidImage(f"the image's file has too many pieces: it takes more than {READS} reads")
+            raise InvalidImage(
+                f"the image's file has too many pieces: it takes more than {READS} reads"
+            )
         return super().read(size)
 
 
@@ -68,7 +70,9 @@ def open_image(data: bytes, limits: Limits, mode: Mode = "RGB") -> Image:
     try:
         from PIL import Image as pillow  # noqa: N813
     except ImportError as error:
-        raise EncoderUnavailable("Pillow is not installed on the server: pip install 'anchorage[vision]'") from error
+        raise EncoderUnavailable(
+            "Pillow is not installed on the server: pip install 'anchorage-server[vision]'"
+        ) from error
     try:
         image = pillow.open(_File(data), formats=FORMATS)
         _check_size(image, limits)
@@ -79,9 +83,13 @@ def open_image(data: bytes, limits: Limits, mode: Mode = "RGB") -> Image:
     except AnchorageError:
         raise
     except pillow.DecompressionBombError as error:
-        raise ImageTooLarge(f"the image has more than {limits.pixels} pixels", limit=limits.pixels) from error
+        raise ImageTooLarge(
+            f"the image has more than {limits.pixels} pixels", limit=limits.pixels
+        ) from error
     except Exception as error:  # whatever a broken file makes a decoder raise
-        raise InvalidImage("the input is no PNG, JPEG, WebP or GIF image, or a damaged one") from error
+        raise InvalidImage(
+            "the input is no PNG, JPEG, WebP or GIF image, or a damaged one"
+        ) from error
 
 
 def _check_size(image: Image, limits: Limits) -> None:
@@ -111,7 +119,9 @@ def _check_scans(data: bytes) -> None:
         scans += code == _SCAN
         if scans > SCANS:
             raise InvalidImage(f"the image has more than {SCANS} scans")
-        place = found.end() + (0 if code in _BARE else int.from_bytes(data[found.end() : found.end() + 2], "big"))
+        place = found.end() + (
+            0 if code in _BARE else int.from_bytes(data[found.end() : found.end() + 2], "big")
+        )
     raise InvalidImage(f"the image has more than {READS} segments")
 
 

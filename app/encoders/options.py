@@ -26,7 +26,9 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    normalise: bool | None = Field(None, description="bring vectors to unit length; default: as the model does")
+    normalise: bool | None = Field(
+        None, description="bring vectors to unit length; default: as the model does"
+    )
     dim: Dim | None = Field(None, description="keep only the first `dim` numbers of each vector")
 
     @model_validator(mode="before")
@@ -36,7 +38,9 @@ class Options(BaseModel):
         if isinstance(value, dict):
             for each in (value, value.get("prompts")):
                 if isinstance(each, dict) and len(each) > MOST_NAMES:
-                    raise PydanticCustomError("extra_forbidden", "no kind of encoder takes so many options")
+                    raise PydanticCustomError(
+                        "extra_forbidden", "no kind of encoder takes so many options"
+                    )
         return value
 
 
@@ -59,8 +63,12 @@ class ImageOptions(Options):
 class RemoteOptions(Options):
     """Options of an openai encoder, a model behind an endpoint."""
 
-    prompts: Prompts | None = Field(None, description="text put before each input, by its `input_type`; default: none")
-    url: Annotated[str, Field(max_length=500)] = Field(description="base URL, one that the operator allows")
+    prompts: Prompts | None = Field(
+        None, description="text put before each input, by its `input_type`; default: none"
+    )
+    url: Annotated[str, Field(max_length=500)] = Field(
+        description="base URL, one that the operator allows"
+    )
     api: Literal["openai", "tei"] = Field("openai", description="what the endpoint speaks")
     api_key_env: Annotated[str, Field(max_length=100)] | None = Field(
         None,
@@ -69,7 +77,9 @@ class RemoteOptions(Options):
     batch: Annotated[int, Field(ge=1, le=2_048)] | None = Field(
         None, description="inputs of one request; default: 64, and 32 for TEI"
     )
-    timeout_s: Annotated[float, Field(ge=1, le=300)] = Field(30.0, description="seconds for one request")
+    timeout_s: Annotated[float, Field(ge=1, le=300)] = Field(
+        30.0, description="seconds for one request"
+    )
 
 
 KINDS: dict[EncoderKind, type[Options]] = {

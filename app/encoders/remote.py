@@ -32,7 +32,13 @@ from torch import Tensor
 
 from app.encoders.base import EncoderModel, Identity, Input, Item, Shelf, Spec
 from app.encoders.options import RemoteOptions, read
-from app.errors import AnchorageError, EncoderFailed, EncoderUnavailable, InvalidInput, InvalidOption
+from app.errors import (
+    AnchorageError,
+    EncoderFailed,
+    EncoderUnavailable,
+    InvalidInput,
+    InvalidOption,
+)
 from app.types import InputRole, Modality, is_unicode
 
 log = logging.getLogger("anchorage.encoders")
@@ -66,7 +72,10 @@ KEEP_ALIVE_S = 30.0
 #: api -> inputs per request: TEI refuses more than 32 unless told otherwise
 BATCH = {"openai": 64, "tei": 32}
 
-_URL = re.compile(r"(https?)://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?((?:/[\w.~!$&'()*+,;=:@%-]*)*)", re.A | re.I)
+_URL = re.compile(
+    r"(https?)://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?((?:/[\w.~!$&'()*+,;=:@%-]*)*)",
+    re.A | re.I,
+)
 _PORTS = {"http": 80, "https": 443}
 
 #: when the request of this thread must have ended, by time.monotonic()
@@ -80,7 +89,9 @@ def normal_url(url: str) -> str:
     """
     match = _URL.fullmatch(url)
     if match is None:
-        raise ValueError("not of the form http(s)://host[:port]/path, without user, query and fragment")
+        raise ValueError(
+            "not of the form http(s)://host[:port]/path, without user, query and fragment"
+        )
     scheme, host, port, path = match[1].lower(), match[2].lower(), match[3], match[4].rstrip("/")
     if port is not None and not 1 <= int(port) <= 65_535:
         raise ValueError("no such port")
@@ -95,14 +106,20 @@ def load(spec: Spec, shelf: Shelf, device: str) -> EncoderModel:
         raise EncoderUnavailable("the model's name is no valid Unicode", field="model")
     try:
         tei = options.api == "tei"
-        dialect = _TEI(options.dim, bool(options.normalise)) if tei else _OpenAI(spec.model, options.dim)
+        dialect = (
+            _TEI(options.dim, bool(options.normalise)) if tei else _OpenAI(spec.model, options.dim)
+        )
         endpoint = _Endpoint(options, key_env, dialect)
         probe = _probe(endpoint)
     except (EncoderFailed, InvalidInput) as error:
-        raise EncoderUnavailable(f"model {spec.model[:200]!r} cannot be used: {error.detail}", field="model") from None
+        raise EncoderUnavailable(
+            f"model {spec.model[:200]!r} cannot be used: {error.detail}", field="model"
+        ) from None
     dim = probe.vectors.shape[1]
     if options.dim not in (None, dim):
-        raise EncoderUnavailable(f"the model gives vectors of {dim} dimensions, not {options.dim}", field="options.dim")
+        raise EncoderUnavailable(
+            f"the model gives vectors of {dim} dimensions, not {options.dim}", field="options.dim"
+        )
     unit = abs(float(probe.vectors.norm()) - 1) < 1e-3
     identity = Identity(
         model=f"{spec.model} at {options.url}",
@@ -124,7 +141,9 @@ class RemoteEncoder:
     remote = True
     pads = False
 
-    def __init__(self, identity: Identity, endpoint: _Endpoint, options: RemoteOptions, name: str | None) -> None:
+    def __init__(
+        self, identity: Identity, endpoint: _Endpoint, options: RemoteOptions, name: str | None
+    ) -> None:
         self.identity = identity
         self._endpoint = endpoint
         self._options = options
@@ -141,23 +160,36 @@ class RemoteEncoder:
         prompt = self.identity.prompts.get(role, "")
         texts = [f"{prompt}{given}" for given in inputs if isinstance(given, str)]
         if rows := [row for row, text in enumerate(texts) if not is_unicode(text)]:
-            raise InvalidInput("a text holds half of a surrogate pair: no valid Unicode", field="inputs", rows=rows)
+            raise InvalidInput(
+                "a text holds half of a surrogate pair: no valid Unicode", field="inputs", rows=rows
+            )
         return [_item(text) for text in texts]
 
     def run(self, items: Sequence[Item]) -> Tensor:
         """Vectors (n, dim) of the endpoint. Raises EncoderFailed, EncoderUnavailable, and InvalidInput for what it refuses."""
         batch = self._options.batch or BATCH[self._options.api]
-        pieces = [[item.features for item in items[start : start + batch]] for start in range(0, len(items), batch)]
+        pieces = [
+            [item.features for item in items[start : start + batch]]
+            for start in range(0, len(items), batch)
+        ]
         return torch.cat([torch.empty(0, self.dim), *(self._vectors(piece) for piece in pieces)])
 
     def _vectors(self, texts: list[str]) -> Tensor:
         answer = self._endpoint.embed(texts, self.dim)
         if answer.vectors.shape[1] != self.dim:
-            raise EncoderFailed(f"the endpoint's vectors have {answer.vectors.shape[1]} dimensions now, and had {self.dim}")
+            raise EncoderFailed(
+                f"the endpoint's vectors have {answer.vectors.shape[1]} dimensions now, and had {self.dim}"
+            )
         # Vectors of another model under the same identity would spoil whatever is fitted on them, silently.
         if answer.name != self._name:
-            raise EncoderFailed("the endpoint answers with another model than it had when this encoder was loaded")
-        return torch.nn.functional.normalize(answer.vectors) if self._options.normalise else answer.vectors
+            raise EncoderFailed(
+                "the endpoint answers with another model than it had when this encoder was loaded"
+            )
+        return (
+            torch.nn.functional.normalize(answer.vectors)
+            if self._options.normalise
+            else answer.vectors
+        )
 
 
 def _item(text: str) -> Item:
@@ -178,10 +210,13 @@ def _read_options(given: Mapping[str, Any], shelf: Shelf) -> tuple[RemoteOptions
     bound = {normal_url(allowed): key_env for allowed, key_env in shelf.remote.items()}
     if url not in bound:
         raise EncoderUnavailable(
-            "this server may not call that URL: the operator must add it to ANCHORAGE_REMOTE_URLS", field="options.url"
+            "this server may not call that URL: the operator must add it to ANCHORAGE_REMOTE_URLS",
+            field="options.url",
         )
     if options.api_key_env not in (None, bound[url]):
-        raise EncoderUnavailable("the operator has not bound this variable to that URL", field="options.api_key_env")
+        raise EncoderUnavailable(
+            "the operator has not bound this variable to that URL", field="options.api_key_env"
+        )
     return options.model_copy(update={"url": url}), bound[url]
 
 
@@ -205,7 +240,12 @@ class _OpenAI:
 
     def question(self, texts: Sequence[str]) -> dict[str, Any]:
         dimensions = {} if self.dim is None else {"dimensions": self.dim}
-        return {"model": self.model, "input": list(texts), "encoding_format": self.encoding, **dimensions}
+        return {
+            "model": self.model,
+            "input": list(texts),
+            "encoding_format": self.encoding,
+            **dimensions,
+        }
 
     def rows(self, answer: Any) -> list[Any]:
         """The vectors as sent, in the order of the texts. Raises EncoderFailed."""
@@ -213,9 +253,13 @@ class _OpenAI:
         if not isinstance(data, list) or not all(isinstance(entry, dict) for entry in data):
             raise EncoderFailed("the endpoint's answer holds no list of embeddings")
         places = [entry.get("index") for entry in data]
-        if not all(type(place) is int for place in places) or sorted(places) != list(range(len(data))):
+        if not all(type(place) is int for place in places) or sorted(places) != list(
+            range(len(data))
+        ):
             raise EncoderFailed("the endpoint's answer does not say which embedding is whose")
-        return [entry.get("embedding") for entry in sorted(data, key=lambda entry: int(entry["index"]))]
+        return [
+            entry.get("embedding") for entry in sorted(data, key=lambda entry: int(entry["index"]))
+        ]
 
     def name(self, answer: Any) -> str | None:
         return _label(answer.get("model"))
@@ -245,7 +289,9 @@ _Dialect = _OpenAI | _TEI
 
 def _label(value: Any) -> str | None:
     """A name that is fit to be stored and shown, or None."""
-    return value if isinstance(value, str) and 0 < len(value) <= 200 and value.isprintable() else None
+    return (
+        value if isinstance(value, str) and 0 < len(value) <= 200 and value.isprintable() else None
+    )
 
 
 def _probe(endpoint: _Endpoint) -> _Vectors:
@@ -276,10 +322,14 @@ def _matrix(rows: Sequence[Any], count: int) -> Tensor:
     vectors = [_vector(row) for row in rows]
     dim = len(vectors[0])
     if not 1 <= dim <= MAX_DIM or any(len(vector) != dim for vector in vectors):
-        raise EncoderFailed(f"the endpoint's embeddings are not all of one length from 1 to {MAX_DIM}")
+        raise EncoderFailed(
+            f"the endpoint's embeddings are not all of one length from 1 to {MAX_DIM}"
+        )
     matrix = np.stack(vectors)
     if not np.isfinite(matrix).all():
-        raise EncoderFailed("the endpoint's embeddings hold NaN, infinity or a value beyond float32")
+        raise EncoderFailed(
+            "the endpoint's embeddings hold NaN, infinity or a value beyond float32"
+        )
     return torch.from_numpy(matrix)
 
 
@@ -288,10 +338,14 @@ def _vector(row: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
         try:
             return np.frombuffer(base64.b64decode(row, validate=True), "<f4").astype(np.float32)
         except ValueError:
-            raise EncoderFailed("an embedding of the endpoint's is no base64 of float32 numbers") from None
+            raise EncoderFailed(
+                "an embedding of the endpoint's is no base64 of float32 numbers"
+            ) from None
     # By type, for bool is an int, and numpy would read digits out of strings.
     if not isinstance(row, list) or not set(map(type, row)) <= {int, float}:
-        raise EncoderFailed("an embedding of the endpoint's is neither base64 nor a list of numbers")
+        raise EncoderFailed(
+            "an embedding of the endpoint's is neither base64 nor a list of numbers"
+        )
     with np.errstate(over="ignore"):
         return np.array(row, np.float64).astype(np.float32)
 
@@ -322,9 +376,14 @@ class _Answer:
         if self.status is None:
             return EncoderFailed(self.happened, retry_after_s=5)
         if self.status in KEY_REFUSED:
-            return EncoderUnavailable(f"the endpoint refuses this server's key (status {self.status})", field="model")
+            return EncoderUnavailable(
+                f"the endpoint refuses this server's key (status {self.status})", field="model"
+            )
         if self.status in INPUT_REFUSED:
-            return InvalidInput(f"the endpoint refuses these inputs (status {self.status}); the log says why", field="inputs")
+            return InvalidInput(
+                f"the endpoint refuses these inputs (status {self.status}); the log says why",
+                field="inputs",
+            )
         said = f"the endpoint answered status {self.status}"
         if 300 <= self.status < 400:
             said += ", and redirects are not followed"
@@ -342,7 +401,9 @@ class _Endpoint:
         self._host = options.url.split("/")[2]
         self._pool = httpcore2.ConnectionPool(
             # Certificates are checked, against the system's authorities or those of SSL_CERT_FILE.
-            ssl_context=httpcore2.default_ssl_context() if options.url.startswith("https:") else None,
+            ssl_context=httpcore2.default_ssl_context()
+            if options.url.startswith("https:")
+            else None,
             max_connections=CONNECTIONS,
             keepalive_expiry=KEEP_ALIVE_S,
             network_backend=_Network(),
@@ -353,7 +414,9 @@ class _Endpoint:
         """Vectors of up to `dim` numbers, retried within the deadline. Raises what `load` and `run` raise."""
         dialect = self.dialect
         with _until(time.monotonic() + self._options.timeout_s):
-            body = self._patiently(dialect.path, orjson.dumps(dialect.question(texts)), _room(len(texts), dim))
+            body = self._patiently(
+                dialect.path, orjson.dumps(dialect.question(texts)), _room(len(texts), dim)
+            )
         answer = _json(body)
         return _Vectors(_matrix(dialect.rows(answer), len(texts)), dialect.name(answer))
 
@@ -367,7 +430,11 @@ class _Endpoint:
             info = _json(answer.body) if answer.status == 200 else None
         except EncoderFailed:
             return None
-        return _label(info.get("model_sha")) or _label(info.get("model_id")) if isinstance(info, dict) else None
+        return (
+            _label(info.get("model_sha")) or _label(info.get("model_id"))
+            if isinstance(info, dict)
+            else None
+        )
 
     def _patiently(self, path: str, content: bytes, limit: int) -> bytes:
         """The body of the first answer of status 200; waits as the endpoint asks while the deadline allows."""
@@ -388,7 +455,9 @@ class _Endpoint:
         timeouts = {"connect": CONNECT_S, "pool": max(_left_s(), 0.0)}
         url = f"{self._options.url}{path}"
         try:
-            with self._pool.stream(method, url, headers=headers, content=content, extensions={"timeout": timeouts}) as response:
+            with self._pool.stream(
+                method, url, headers=headers, content=content, extensions={"timeout": timeouts}
+            ) as response:
                 answer = _received(response, limit)
         except httpcore2.TimeoutException:
             answer = _Answer(None, happened="the endpoint did not answer in time")
@@ -398,10 +467,16 @@ class _Endpoint:
             raise
         except Exception as error:  # the libraries beneath raise more than their own errors: UnicodeError for a host
             answer = _Answer(
-                None, happened=f"the endpoint cannot be found, or breaks off, or speaks no HTTP: {type(error).__name__}"
+                None,
+                happened=f"the endpoint cannot be found, or breaks off, or speaks no HTTP: {type(error).__name__}",
             )
         if answer.status != 200:
-            log.warning("%s %s: %s", method, url, answer.happened or f"{answer.status} {_sentence(answer, key)}")
+            log.warning(
+                "%s %s: %s",
+                method,
+                url,
+                answer.happened or f"{answer.status} {_sentence(answer, key)}",
+            )
         return answer
 
     def _headers(self) -> tuple[dict[str | bytes, str | bytes], str]:
@@ -420,7 +495,8 @@ class _Endpoint:
         # Checked here, for the library's complaint about a bad header would show it.
         if not re.fullmatch(r"[!-~]+", key):
             raise EncoderUnavailable(
-                "the operator has not set the key of this endpoint, or it is no printable ASCII", field="model"
+                "the operator has not set the key of this endpoint, or it is no printable ASCII",
+                field="model",
             )
         return {**headers, "Authorization": f"Bearer {key}"}, key
 
@@ -435,7 +511,9 @@ def _received(response: httpcore2.Response, limit: int) -> _Answer:
         raise EncoderFailed("the endpoint compressed its answer, though asked not to")
     body = _read(response.iter_stream(), limit)
     if len(body) > limit:
-        raise EncoderFailed(f"the endpoint's answer is longer than {limit} bytes, far more than its vectors take")
+        raise EncoderFailed(
+            f"the endpoint's answer is longer than {limit} bytes, far more than its vectors take"
+        )
     return _Answer(200, body)
 
 
@@ -468,7 +546,9 @@ def _sentence(answer: _Answer, key: str) -> str:
     text = answer.body.decode(errors="replace")
     if key:
         text = text.replace(key, "(key)")
-    return "".join(character if character.isprintable() else " " for character in text[:ERROR_CHARACTERS])
+    return "".join(
+        character if character.isprintable() else " " for character in text[:ERROR_CHARACTERS]
+    )
 
 
 # Deadlines
@@ -503,7 +583,9 @@ class _Network(httpcore2.NetworkBackend):
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.NetworkStream:
         within_s = _within(httpcore2.ConnectTimeout, timeout)
-        return _Stream(self._backend.connect_tcp(host, port, within_s, local_address, socket_options))
+        return _Stream(
+            self._backend.connect_tcp(host, port, within_s, local_address, socket_options)
+        )
 
 
 class _Stream(httpcore2.NetworkStream):
@@ -518,13 +600,18 @@ class _Stream(httpcore2.NetworkStream):
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         # In parts, for a reader of a few bytes at a time would be given the time anew for each.
         for start in range(0, len(buffer), WRITE_BYTES):
-            self._stream.write(buffer[start : start + WRITE_BYTES], _within(httpcore2.WriteTimeout, timeout))
+            self._stream.write(
+                buffer[start : start + WRITE_BYTES], _within(httpcore2.WriteTimeout, timeout)
+            )
 
     def close(self) -> None:
         self._stream.close()
 
     def start_tls(
-        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
     ) -> httpcore2.NetworkStream:
         within_s = _within(httpcore2.ConnectTimeout, timeout)
         return _Stream(self._stream.start_tls(ssl_context, server_hostname, within_s))

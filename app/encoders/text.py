@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.encoders import packing
+from app.encoders import unpadded
 from app.encoders.base import EncoderModel, Identity, Input, Item, Shelf, Spec
+from app.encoders.model_files import find
 from app.encoders.options import TextOptions, read
-from app.encoders.shelf import find
 from app.encoders.torchvision_ops import make_importable
 from app.errors import EncoderUnavailable, InvalidInput, InvalidOption
 from app.types import InputRole, Modality, is_unicode
@@ -75,16 +75,18 @@ class SentenceEncoder:
         self.dim = identity.dim
         self.nbytes = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
         self._model = model
-        self._slow = threading.Lock()  # the library's own tokenizing is not safe to share between threads
+        self._slow = (
+            threading.Lock()
+        )  # the library's own tokenizing is not safe to share between threads
         self._tokens = _tokenizer(model)
         self._packs = False
         if self._tokens is not None and not self._agrees():
             self._tokens = None
-        if self._tokens is not None and packing.packable(model[0]):
+        if self._tokens is not None and unpadded.packable(model[0]):
             self._packs = True
             if not self._agrees():
                 self._packs = False
-                packing.unpack(model[0])
+                unpadded.unpack(model[0])
 
     @property
     def pads(self) -> bool:
@@ -98,10 +100,16 @@ class SentenceEncoder:
             wrong = [row for row, value in enumerate(inputs) if not isinstance(value, str)]
             raise InvalidInput("this encoder reads texts, not images", field="inputs", rows=wrong)
         if wrong := [row for row, text in enumerate(texts) if not is_unicode(text)]:
-            raise InvalidInput("a text holds half of a surrogate pair: no valid Unicode", field="inputs", rows=wrong)
+            raise InvalidInput(
+                "a text holds half of a surrogate pair: no valid Unicode",
+                field="inputs",
+                rows=wrong,
+            )
         items = self._items(texts, self.identity.prompts.get(role, ""))
         if wrong := [row for row, item in enumerate(items) if item.length == 0]:
-            raise InvalidInput("this encoder finds nothing to read in a text", field="inputs", rows=wrong)
+            raise InvalidInput(
+                "this encoder finds nothing to read in a text", field="inputs", rows=wrong
+            )
         return items
 
     def _items(self, texts: Sequence[str], prompt: str) -> list[Item]:
@@ -123,10 +131,21 @@ class SentenceEncoder:
         assert self._tokens is not None
         rows = [item.features for item in items]
         if self._packs:
-            with packing.packing(rows):
-                return _through(modules, packing.features(rows, getattr(self._model[0], "_flatten_position_offset", 0) or 0))
+            with unpadded.packing(rows):
+                return _through(
+                    modules,
+                    unpadded.features(
+                        rows, getattr(self._model[0], "_flatten_position_offset", 0) or 0
+                    ),
+                )
         tables = _padded(rows, self._tokens.pads)
-        return _through(modules, {name: torch.from_numpy(table).to(self._model.device) for name, table in tables.items()})
+        return _through(
+            modules,
+            {
+                name: torch.from_numpy(table).to(self._model.device)
+                for name, table in tables.items()
+            },
+        )
 
     def variants(self, inputs: Sequence[str]) -> Iterator[tuple[str, str, Tensor]]:
         """What the model would make of texts if it were used in another way: (cause, what it is, vectors in its own units)."""
@@ -138,10 +157,18 @@ class SentenceEncoder:
             return
         texts = [own + text for text in inputs]
         for mode, modules in self._poolings():
-            yield "pooling", f"{mode} pooling", self._vary(self._tokens(texts), partial(self._forward, modules))
+            yield (
+                "pooling",
+                f"{mode} pooling",
+                self._vary(self._tokens(texts), partial(self._forward, modules)),
+            )
         for most in LENGTHS:
             if most != self._tokens.most and most <= self._positions():
-                yield "truncation", f"texts cut to {most} tokens", self._vary(self._tokens.cut(most)(texts), self._run)
+                yield (
+                    "truncation",
+                    f"texts cut to {most} tokens",
+                    self._vary(self._tokens.cut(most)(texts), self._run),
+                )
 
     def _vary(self, items: Sequence[Item], run: Callable[[Sequence[Item]], Tensor]) -> Tensor:
         """Vectors of all dimensions, not normalised here."""
@@ -154,7 +181,9 @@ class SentenceEncoder:
         from sentence_transformers.sentence_transformer.modules import Pooling
 
         modules = list(self._model)
-        for place in [place for place, module in enumerate(modules) if isinstance(module, Pooling)][:1]:
+        for place in [place for place, module in enumerate(modules) if isinstance(module, Pooling)][
+            :1
+        ]:
             for mode in POOLINGS:
                 if mode != self.identity.pooling:
                     other = Pooling(modules[place].embedding_dimension, pooling_mode=mode)
@@ -162,19 +191,28 @@ class SentenceEncoder:
 
     def _positions(self) -> int:
         """The most tokens that the model can read, whatever its tokenizer cuts at."""
-        return int(getattr(self._model[0].config, "max_position_embeddings", None) or self._model.max_seq_length)
+        return int(
+            getattr(self._model[0].config, "max_position_embeddings", None)
+            or self._model.max_seq_length
+        )
 
     def _encode(self, items: Sequence[Item]) -> Tensor:
         """By the library's own encode, for each prompt in turn: some models leave the prompt out when they pool."""
         places: dict[str, list[int]] = {}
         for place, item in enumerate(items):
             places.setdefault(item.features[0], []).append(place)
-        made = torch.empty(len(items), int(self._model.get_embedding_dimension()), device=self._model.device)
+        made = torch.empty(
+            len(items), int(self._model.get_embedding_dimension()), device=self._model.device
+        )
         for prompt, rows in places.items():
             texts = [items[row].features[1] for row in rows]
             with self._slow:
                 vectors = self._model.encode(
-                    texts, prompt=prompt, batch_size=len(texts), convert_to_tensor=True, show_progress_bar=False
+                    texts,
+                    prompt=prompt,
+                    batch_size=len(texts),
+                    convert_to_tensor=True,
+                    show_progress_bar=False,
                 )
             made[rows] = vectors.float()
         return made
@@ -189,25 +227,35 @@ class SentenceEncoder:
             fast = self.run(tokens(PROBES))
             self._tokens = None
             slow = torch.cat([self.run([_untokenized("", text)]) for text in PROBES])
-        except Exception:  # a model of a kind that the faster path was not made for may raise anything
+        except (
+            Exception
+        ):  # a model of a kind that the faster path was not made for may raise anything
             return False
         finally:
             self._tokens = tokens
         loose = self.identity.dtype != "float32"
-        return torch.allclose(fast, slow, rtol=0, atol=float(slow.abs().max()) * (0.02 if loose else 1e-4))
+        return torch.allclose(
+            fast, slow, rtol=0, atol=float(slow.abs().max()) * (0.02 if loose else 1e-4)
+        )
 
 
 class _Tokens:
     """The model's tokenizer without its Python half, which keeps state between calls: threads may share this one."""
 
-    def __init__(self, tokenizer: Any, names: Sequence[str], pad: int, most: int | None, side: str) -> None:
+    def __init__(
+        self, tokenizer: Any, names: Sequence[str], pad: int, most: int | None, side: str
+    ) -> None:
         self.most = most
         self.pads = {"input_ids": pad, "attention_mask": 0, "token_type_ids": 0}
         self._tokenizer = _unlimited(tokenizer)
         if most is not None:
             self._tokenizer.enable_truncation(most, direction=side)
         self._side = side
-        self._attributes = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+        self._attributes = {
+            "input_ids": "ids",
+            "attention_mask": "attention_mask",
+            "token_type_ids": "type_ids",
+        }
         self._names = [name for name in self._attributes if name in names]
 
     def cut(self, most: int) -> _Tokens:
@@ -248,7 +296,11 @@ def _tokenizer(model: Any) -> _Tokens | None:
         return None
     most = int(model.max_seq_length)
     return _Tokens(
-        backend, wrapper.model_input_names, wrapper.pad_token_id, most if most < NO_LIMIT else None, wrapper.truncation_side
+        backend,
+        wrapper.model_input_names,
+        wrapper.pad_token_id,
+        most if most < NO_LIMIT else None,
+        wrapper.truncation_side,
     )
 
 
@@ -262,7 +314,9 @@ def _unlimited(tokenizer: Any) -> Any:
     return copy
 
 
-def _padded(rows: Sequence[Mapping[str, list[int]]], pads: Mapping[str, int]) -> dict[str, np.ndarray[Any, Any]]:
+def _padded(
+    rows: Sequence[Mapping[str, list[int]]], pads: Mapping[str, int]
+) -> dict[str, np.ndarray[Any, Any]]:
     length = max(len(row["input_ids"]) for row in rows)
     tables = {name: np.full((len(rows), length), pads[name], dtype=np.int64) for name in rows[0]}
     for place, row in enumerate(rows):
@@ -279,7 +333,8 @@ def load(spec: Spec, shelf: Shelf, device: str) -> EncoderModel:
     options = read(TextOptions, spec.options)
     if find_spec("sentence_transformers") is None:
         raise EncoderUnavailable(
-            "sentence-transformers is not installed on the server: pip install 'anchorage[text]'", field="kind"
+            "sentence-transformers is not installed on the server: pip install 'anchorage-server[text]'",
+            field="kind",
         )
     folder, revision = find(spec, shelf, packaged=_packaged(spec.model))
     _refuse_pickled(spec.model, folder)
@@ -294,10 +349,16 @@ def load(spec: Spec, shelf: Shelf, device: str) -> EncoderModel:
 
     def make() -> SentenceEncoder:
         model = SentenceTransformer(
-            str(folder), device=device, trust_remote_code=False, local_files_only=True, model_kwargs=kwargs
+            str(folder),
+            device=device,
+            trust_remote_code=False,
+            local_files_only=True,
+            model_kwargs=kwargs,
         ).eval()
         for module in model:
-            if "dtype" in kwargs and not hasattr(module, "auto_model"):  # which was loaded so, but for what needs full precision
+            if "dtype" in kwargs and not hasattr(
+                module, "auto_model"
+            ):  # which was loaded so, but for what needs full precision
                 module.to(kwargs["dtype"])
         encoder = SentenceEncoder(model, _identity(spec, model, revision, options))
         encoder.run(encoder.prepare(PROBES, InputRole.document))
@@ -310,7 +371,11 @@ def _refuse_pickled(model: str, folder: Path) -> None:
     """Raises EncoderUnavailable for weights that the library might unpickle: those of a module that has no others."""
     for path in folder.rglob("*"):
         read_instead = any((path.parent / name).is_file() for name in SAFE)
-        if path.suffix.lower() in PICKLED and not read_instead and not path.name.startswith("openvino_"):
+        if (
+            path.suffix.lower() in PICKLED
+            and not read_instead
+            and not path.name.startswith("openvino_")
+        ):
             raise EncoderUnavailable(
                 f"model {model!r} has pickled weights, {path.relative_to(folder).as_posix()!r}, and no safetensors beside them",
                 field="model",
@@ -330,7 +395,8 @@ def _guarded(model: str, step: Callable[[], SentenceEncoder]) -> SentenceEncoder
         raise
     except Exception as error:  # whatever a broken model makes any of four libraries raise
         raise EncoderUnavailable(
-            f"model {model!r} cannot be loaded: {type(error).__name__}; the server's log has the reason", field="model"
+            f"model {model!r} cannot be loaded: {type(error).__name__}; the server's log has the reason",
+            field="model",
         ) from error
 
 

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from app.encoders import images
 from app.encoders.base import Identity, Input, Item, Shelf, Spec
 from app.encoders.images import DEFAULT_LIMITS, Limits
+from app.encoders.model_files import find
 from app.encoders.options import ImageOptions, read
-from app.encoders.shelf import find
 from app.encoders.torchvision_ops import make_importable
 from app.errors import (
     AnchorageError,
@@ -46,7 +46,17 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 #: an image's cost is that of the tokens a vision transformer of 16 x 16 patches would make of it
 PATCH = 16
 #: arguments of a model that would make timm load something else, less strictly, or give something else than a classifier
-REFUSED_ARGUMENTS = frozenset({"checkpoint_path", "cache_dir", "features_only", "pruned", "scriptable", "exportable", "no_jit"})
+REFUSED_ARGUMENTS = frozenset(
+    {
+        "checkpoint_path",
+        "cache_dir",
+        "features_only",
+        "pruned",
+        "scriptable",
+        "exportable",
+        "no_jit",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -73,10 +83,19 @@ class VisionEncoder:
     pads = True
 
     def __init__(
-        self, model: nn.Module, preprocessing: Preprocessing, identity: Identity, *, device: str, limits: Limits = DEFAULT_LIMITS
+        self,
+        model: nn.Module,
+        preprocessing: Preprocessing,
+        identity: Identity,
+        *,
+        device: str,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.identity = identity
-        self.nbytes = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
+        self.nbytes = sum(
+            tensor.numel() * tensor.element_size()
+            for tensor in (*model.parameters(), *model.buffers())
+        )
         self._model: Callable[[Tensor], Tensor] = model
         self._preprocessing = preprocessing
         self._device = device
@@ -105,15 +124,24 @@ class VisionEncoder:
     def _item(self, data: bytes) -> Item:
         plan = self._preprocessing
         picture = images.open_image(data, self._limits, plan.mode)
-        if plan.scaled and plan.scaled**2 * max(picture.size) > self._limits.pixels * min(picture.size):
+        if plan.scaled and plan.scaled**2 * max(picture.size) > self._limits.pixels * min(
+            picture.size
+        ):
             # Its shorter side would be scaled up to the model's, and the longer one with it, beyond any memory.
-            raise ImageTooLarge(f"the image is too elongated: {picture.size[0]} x {picture.size[1]}", limit=self._limits.pixels)
+            raise ImageTooLarge(
+                f"the image is too elongated: {picture.size[0]} x {picture.size[1]}",
+                limit=self._limits.pixels,
+            )
         try:
             features = plan.transform(picture)
         except ValueError as error:  # a side that becomes less than a pixel
-            raise InvalidImage(f"the image cannot be resized: {picture.size[0]} x {picture.size[1]} pixels") from error
+            raise InvalidImage(
+                f"the image cannot be resized: {picture.size[0]} x {picture.size[1]} pixels"
+            ) from error
         _, height, width = plan.size
-        return Item(features, length=max(height, width), cost=max(1, height * width // PATCH**2), tokens=0)
+        return Item(
+            features, length=max(height, width), cost=max(1, height * width // PATCH**2), tokens=0
+        )
 
     def run(self, items: Sequence[Item]) -> Tensor:
         """Vectors (n, dim), float32, on the CPU. Raises EncoderFailed."""
@@ -122,15 +150,21 @@ class VisionEncoder:
         try:
             with torch.inference_mode():
                 batch = torch.stack([item.features for item in items])
-                vectors = self._model(batch.to(self._device, DTYPES[self.identity.dtype or "float32"]))
+                vectors = self._model(
+                    batch.to(self._device, DTYPES[self.identity.dtype or "float32"])
+                )
                 vectors = vectors.float()[:, : self.dim]
                 if self.identity.normalise:
                     vectors = nn.functional.normalize(vectors)
                 vectors = vectors.cpu()
         except RuntimeError as error:  # memory, or the device
-            raise EncoderFailed(f"model {self.identity.model!r} failed: {type(error).__name__}; see the server's log") from error
+            raise EncoderFailed(
+                f"model {self.identity.model!r} failed: {type(error).__name__}; see the server's log"
+            ) from error
         if not torch.isfinite(vectors).all():
-            raise EncoderFailed(f"model {self.identity.model!r} gave numbers that are not finite, in {self.identity.dtype}")
+            raise EncoderFailed(
+                f"model {self.identity.model!r} gave numbers that are not finite, in {self.identity.dtype}"
+            )
         return vectors.clone()  # an inference tensor could not be used in autograd later
 
 
@@ -138,11 +172,17 @@ def _of_all(wrong: Sequence[tuple[int, AnchorageError]]) -> AnchorageError:
     """One error of the first one's class, with the rows of all that are wrong in the same way."""
     first = wrong[0][1]
     rows = [row for row, error in wrong if type(error) is type(first)]
-    detail = first.detail if len(rows) == 1 else f"{len(rows)} images cannot be read; of the first: {first.detail}"
+    detail = (
+        first.detail
+        if len(rows) == 1
+        else f"{len(rows)} images cannot be read; of the first: {first.detail}"
+    )
     return type(first)(detail, field="inputs", rows=rows, limit=first.limit)
 
 
-def load(spec: Spec, shelf: Shelf, device: str, *, limits: Limits = DEFAULT_LIMITS) -> VisionEncoder:
+def load(
+    spec: Spec, shelf: Shelf, device: str, *, limits: Limits = DEFAULT_LIMITS
+) -> VisionEncoder:
     """Load by name. Never runs code that comes with a model, never unpickles weights.
 
     Raises EncoderUnavailable, and UnknownOption and InvalidOption for what `spec.options` holds.
@@ -151,7 +191,8 @@ def load(spec: Spec, shelf: Shelf, device: str, *, limits: Limits = DEFAULT_LIMI
     missing = [name for name in ("timm", "torchvision", "PIL") if find_spec(name) is None]
     if missing:
         raise EncoderUnavailable(
-            f"{', '.join(missing)} is not installed on the server: pip install 'anchorage[vision]'", field="kind"
+            f"{', '.join(missing)} is not installed on the server: pip install 'anchorage-server[vision]'",
+            field="kind",
         )
     path, revision = find(spec, shelf, pairs=True)
     try:
@@ -160,12 +201,17 @@ def load(spec: Spec, shelf: Shelf, device: str, *, limits: Limits = DEFAULT_LIMI
         full = _trial(model, preprocessing, device, DTYPES[options.dtype])
     except AnchorageError:
         raise
-    except Exception as error:  # whatever a broken checkpoint makes timm, safetensors or torch raise
+    except (
+        Exception
+    ) as error:  # whatever a broken checkpoint makes timm, safetensors or torch raise
         raise EncoderUnavailable(
-            f"model {spec.model!r} cannot be loaded: {type(error).__name__}; the server's log has the reason", field="model"
+            f"model {spec.model!r} cannot be loaded: {type(error).__name__}; the server's log has the reason",
+            field="model",
         ) from error
     if options.dim is not None and options.dim > full:
-        raise InvalidOption(f"the model's vectors have {full} dimensions, not {options.dim}", field="options.dim")
+        raise InvalidOption(
+            f"the model's vectors have {full} dimensions, not {options.dim}", field="options.dim"
+        )
     identity = Identity(
         model=spec.model,
         revision=revision,
@@ -199,9 +245,13 @@ def _check(name: Any, arguments: Any) -> None:
         raise EncoderUnavailable(f"timm has no model {name!r}", field="model")
     if not isinstance(arguments, dict):
         raise EncoderUnavailable("a model's arguments are a JSON object", field="model")
-    refused = sorted(key for key in arguments if key in REFUSED_ARGUMENTS or key.startswith("pretrained"))
+    refused = sorted(
+        key for key in arguments if key in REFUSED_ARGUMENTS or key.startswith("pretrained")
+    )
     if refused:
-        raise EncoderUnavailable(f"a model's arguments may not hold {', '.join(refused)}", field="model")
+        raise EncoderUnavailable(
+            f"a model's arguments may not hold {', '.join(refused)}", field="model"
+        )
 
 
 def _load_folder(folder: Path) -> tuple[Any, Preprocessing]:
@@ -209,13 +259,18 @@ def _load_folder(folder: Path) -> tuple[Any, Preprocessing]:
     config = _read(folder / "config.json")
     if not (folder / "model.safetensors").is_file():
         raise EncoderUnavailable(
-            "the model has no model.safetensors, and pickled weights (.bin, .pth) are not read", field="model"
+            "the model has no model.safetensors, and pickled weights (.bin, .pth) are not read",
+            field="model",
         )
     arguments = config.get("model_args", {})
     _check(config.get("architecture"), arguments)
     model = _timm().create_model(f"local-dir:{folder}", pretrained=True)
-    if model.num_classes != model.pretrained_cfg["num_classes"]:  # then timm asked no weight to be there
-        raise EncoderUnavailable("the model's config.json says two numbers of classes", field="model")
+    if (
+        model.num_classes != model.pretrained_cfg["num_classes"]
+    ):  # then timm asked no weight to be there
+        raise EncoderUnavailable(
+            "the model's config.json says two numbers of classes", field="model"
+        )
     model.reset_classifier(0)
     return model, _own_preprocessing(model)
 
@@ -231,12 +286,16 @@ def _own_preprocessing(model: nn.Module) -> Preprocessing:
         values = tuple(config[key])
         config[key] = values if len(values) == channels else (sum(values) / len(values),) * channels
     transform = data.create_transform(**config, is_training=False)
-    return Preprocessing(transform, (channels, height, width), scaled=int(max(height, width) / config["crop_pct"]))
+    return Preprocessing(
+        transform, (channels, height, width), scaled=int(max(height, width) / config["crop_pct"])
+    )
 
 
 def _of_known_channels(channels: Any) -> None:
     if channels not in (1, 3):
-        raise EncoderUnavailable(f"the model reads {channels} channels; images have 1 or 3", field="model")
+        raise EncoderUnavailable(
+            f"the model reads {channels} channels; images have 1 or 3", field="model"
+        )
 
 
 def _load_pair(weights: Path) -> tuple[Any, Preprocessing]:
@@ -256,8 +315,14 @@ def _plain_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
     of = _timm("torchvision.transforms")
     channels, side, padded = config["channels"], config["source_size"], config["zero_pad_to"]
     _of_known_channels(channels)
-    if config.get("pixels", "uint8 / 255") != "uint8 / 255" or (padded - side) % 2 or not 0 < side <= padded:
-        raise EncoderUnavailable("the model's preprocessing is none that the service knows", field="model")
+    if (
+        config.get("pixels", "uint8 / 255") != "uint8 / 255"
+        or (padded - side) % 2
+        or not 0 < side <= padded
+    ):
+        raise EncoderUnavailable(
+            "the model's preprocessing is none that the service knows", field="model"
+        )
     steps = [
         of.Resize((side, side), of.InterpolationMode.BICUBIC),
         of.Pad((padded - side) // 2),
@@ -267,7 +332,9 @@ def _plain_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
     return Preprocessing(of.Compose(steps), (channels, padded, padded))
 
 
-def _trial(model: Callable[[Tensor], Any], preprocessing: Preprocessing, device: str, dtype: torch.dtype) -> int:
+def _trial(
+    model: Callable[[Tensor], Any], preprocessing: Preprocessing, device: str, dtype: torch.dtype
+) -> int:
     """The dimension, seen by encoding a blank picture: a model that fails at all fails here, when it is loaded."""
     from PIL import Image
 

@@ -43,7 +43,11 @@ def answer(values: Float[Tensor, "n m"]) -> Float32[Tensor, "n m"]:
     """Values as float32, those beyond its range at its end. Raises InvalidHead for rows that hold NaN or infinity."""
     wrong = ~values.isfinite().all(dim=1)
     if bool(wrong.any()):
-        raise InvalidHead("the head answers NaN or infinity", field="head", rows=wrong.nonzero().flatten().tolist())
+        raise InvalidHead(
+            "the head answers NaN or infinity",
+            field="head",
+            rows=wrong.nonzero().flatten().tolist(),
+        )
     limit = torch.finfo(torch.float32).max
     return values.clamp(-limit, limit).float()
 
@@ -51,4 +55,8 @@ def answer(values: Float[Tensor, "n m"]) -> Float32[Tensor, "n m"]:
 def check_size(data: bytes, field: str) -> None:
     """Raises HeadTooLarge."""
     if len(data) > LARGEST_FILE:
-        raise HeadTooLarge(f"a head's file may have {LARGEST_FILE} bytes, got {len(data)}", field=field, limit=LARGEST_FILE)
+        raise HeadTooLarge(
+            f"a head's file may have {LARGEST_FILE} bytes, got {len(data)}",
+            field=field,
+            limit=LARGEST_FILE,
+        )

@@ -35,16 +35,21 @@ class LinearHead:
 
     def run(self, vectors: Float32[Tensor, "n d"]) -> Float32[Tensor, "n c"]:
         """Logits (n, c), computed in float64, where no product of float32 numbers overflows."""
-        return answer(torch.nn.functional.linear(vectors.double(), self.weight.double(), self.bias.double()))
+        return answer(
+            torch.nn.functional.linear(vectors.double(), self.weight.double(), self.bias.double())
+        )
 
 
-def linear_head(weight: Tensor, bias: Tensor | None, *, dim: int, classes: int | None = None) -> LinearHead:
+def linear_head(
+    weight: Tensor, bias: Tensor | None, *, dim: int, classes: int | None = None
+) -> LinearHead:
     """Check shapes and values; without `classes`, weight may have any number of rows. Raises InvalidHead."""
     if classes is None:
         classes = weight.shape[0] if weight.ndim == 2 and weight.shape[0] else 1
     if weight.ndim != 2 or list(weight.shape) != [classes, dim]:
         raise InvalidHead(
-            f"weight must have shape [{classes}, {dim}] (classes, dimension), got {list(weight.shape)}", field="weight"
+            f"weight must have shape [{classes}, {dim}] (classes, dimension), got {list(weight.shape)}",
+            field="weight",
         )
     bias = torch.zeros(classes) if bias is None else bias
     if list(bias.shape) != [classes]:
@@ -56,11 +61,16 @@ def read_safetensors(data: bytes) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of a safetensors file. Raises HeadTooLarge, and InvalidHead for anything else."""
     tensors = files.read(data)
     if "weight" not in tensors or not set(tensors) <= NAMES:
-        raise InvalidHead(f"expected tensors 'weight' and optionally 'bias', got {_few(tensors)}", field="safetensors")
+        raise InvalidHead(
+            f"expected tensors 'weight' and optionally 'bias', got {_few(tensors)}",
+            field="safetensors",
+        )
     return tensors["weight"], tensors.get("bias")
 
 
 def _few(tensors: dict[str, Tensor], most: int = 8) -> str:
     """The first names: a file may hold thousands."""
     names = sorted(tensors)
-    return str([name[:64] for name in names[:most]]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return str([name[:64] for name in names[:most]]) + (
+        f" and {len(names) - most} more" if len(names) > most else ""
+    )

@@ -55,14 +55,23 @@ class Mlp:
     nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.nbytes = sum(tensor.nbytes for tensors in self.parameters for tensor in tensors.values())
+        self.nbytes = sum(
+            tensor.nbytes for tensors in self.parameters for tensor in tensors.values()
+        )
 
     def tensors(self) -> dict[str, Tensor]:
-        return {f"{i}.{name}": tensor for i, tensors in enumerate(self.parameters) for name, tensor in tensors.items()}
+        return {
+            f"{i}.{name}": tensor
+            for i, tensors in enumerate(self.parameters)
+            for name, tensor in tensors.items()
+        }
 
     def run(self, vectors: Tensor) -> Tensor:
         """Answers (n, m) to vectors (n, d), computed in float64, some rows at a time."""
-        wide = [{name: tensor.double() for name, tensor in tensors.items()} for tensors in self.parameters]
+        wide = [
+            {name: tensor.double() for name, tensor in tensors.items()}
+            for tensors in self.parameters
+        ]
         answers = []
         for piece in torch.split(vectors, max(1, PIECE // self.widest)):
             values = piece.double()
@@ -81,7 +90,9 @@ def _apply(module: str, tensors: Parameters, x: Tensor) -> Tensor:
     if module == "layer_norm":
         return functional.layer_norm(x, x.shape[1:], weight, bias, EPS)
     if module == "batch_norm":
-        return functional.batch_norm(x, tensors["running_mean"], tensors["running_var"], weight, bias, eps=EPS)
+        return functional.batch_norm(
+            x, tensors["running_mean"], tensors["running_var"], weight, bias, eps=EPS
+        )
     return ACTIVATIONS[module](x) if module in ACTIVATIONS else x
 
 
@@ -92,17 +103,26 @@ def mlp(tensors: Mapping[str, Tensor], architecture: Sequence[str], *, dim: int)
     size = sum(tensor.numel() for tensor in tensors.values()) * 4
     if size > LARGEST_FILE:
         raise HeadTooLarge(
-            f"a head may take {LARGEST_FILE} bytes in float32, this takes {size}", field="safetensors", limit=LARGEST_FILE
+            f"a head may take {LARGEST_FILE} bytes in float32, this takes {size}",
+            field="safetensors",
+            limit=LARGEST_FILE,
         )
     width = widest = dim
     parameters: list[Parameters] = []
     for i, module in enumerate(architecture):
-        mine = {name: tensors[f"{i}.{name}"] for name in TENSORS.get(module, {}) if f"{i}.{name}" in tensors}
+        mine = {
+            name: tensors[f"{i}.{name}"]
+            for name in TENSORS.get(module, {})
+            if f"{i}.{name}" in tensors
+        }
         after = _width_after(i, module, mine, width)
         for name, tensor in mine.items():
             shape = [after, width] if (module, name) == ("linear", "weight") else [after]
             if list(tensor.shape) != shape:
-                raise InvalidHead(f"{i}.{name} must have shape {shape}, got {list(tensor.shape)}", field="safetensors")
+                raise InvalidHead(
+                    f"{i}.{name} must have shape {shape}, got {list(tensor.shape)}",
+                    field="safetensors",
+                )
             mine[name] = files.floats(tensor, f"{i}.{name}", "safetensors")
         if module == "batch_norm" and not bool((mine["running_var"] > 0).all()):
             raise InvalidHead(f"{i}.running_var must be positive", field="safetensors")
@@ -117,20 +137,31 @@ def _width_after(i: int, module: str, tensors: Parameters, width: int) -> int:
         return width
     weight = tensors["weight"]
     if weight.ndim != 2 or weight.shape[0] == 0:
-        raise InvalidHead(f"{i}.weight must have shape [outputs, {width}], got {list(weight.shape)}", field="safetensors")
+        raise InvalidHead(
+            f"{i}.weight must have shape [outputs, {width}], got {list(weight.shape)}",
+            field="safetensors",
+        )
     if weight.shape[0] > WIDEST:
-        raise HeadTooLarge(f"{i}.weight: a layer may be {WIDEST} wide, got {weight.shape[0]}", field="safetensors", limit=WIDEST)
+        raise HeadTooLarge(
+            f"{i}.weight: a layer may be {WIDEST} wide, got {weight.shape[0]}",
+            field="safetensors",
+            limit=WIDEST,
+        )
     return weight.shape[0]
 
 
 def _check_architecture(architecture: Sequence[str]) -> None:
     if len(architecture) > MOST_MODULES:
         raise HeadTooLarge(
-            f"an architecture may have {MOST_MODULES} modules, got {len(architecture)}", field="architecture", limit=MOST_MODULES
+            f"an architecture may have {MOST_MODULES} modules, got {len(architecture)}",
+            field="architecture",
+            limit=MOST_MODULES,
         )
     if unknown := [i for i, module in enumerate(architecture) if module not in MODULES]:
         raise InvalidHead(
-            f"no module is called {architecture[unknown[0]][:64]!r}: use {', '.join(MODULES)}", field="architecture", rows=unknown
+            f"no module is called {architecture[unknown[0]][:64]!r}: use {', '.join(MODULES)}",
+            field="architecture",
+            rows=unknown,
         )
     if "linear" not in architecture:
         raise InvalidHead("an architecture has at least one 'linear'", field="architecture")
@@ -138,16 +169,27 @@ def _check_architecture(architecture: Sequence[str]) -> None:
 
 def _check_names(tensors: Mapping[str, Tensor], architecture: Sequence[str]) -> None:
     """Every tensor has its module, and every module its tensors."""
-    known = {f"{i}.{name}": needed for i, module in enumerate(architecture) for name, needed in TENSORS.get(module, {}).items()}
-    ignored = {f"{i}.num_batches_tracked" for i, module in enumerate(architecture) if module == "batch_norm"}
+    known = {
+        f"{i}.{name}": needed
+        for i, module in enumerate(architecture)
+        for name, needed in TENSORS.get(module, {}).items()
+    }
+    ignored = {
+        f"{i}.num_batches_tracked"
+        for i, module in enumerate(architecture)
+        if module == "batch_norm"
+    }
     if missing := [name for name, needed in known.items() if needed and name not in tensors]:
         has = sorted(name[:64] for name in tensors)[:8]
         module = missing[0].split(".")[0]
         raise InvalidHead(
-            f"the file lacks {missing[0]!r}, which module {module} of the architecture needs; it has {has}", field="safetensors"
+            f"the file lacks {missing[0]!r}, which module {module} of the architecture needs; it has {has}",
+            field="safetensors",
         )
     if surplus := sorted(set(tensors) - set(known) - ignored):
-        raise InvalidHead(f"the architecture has no place for tensor {surplus[0][:64]!r}", field="safetensors")
+        raise InvalidHead(
+            f"the architecture has no place for tensor {surplus[0][:64]!r}", field="safetensors"
+        )
     for i, module in enumerate(architecture):
         if module == "linear":
             continue

@@ -9,8 +9,8 @@ from torch import Tensor
 from app.errors import InvalidHead
 from app.heads import linear, mlp
 from app.heads.base import HeadModel
-from app.heads.onnx import load_onnx, make_onnx
-from app.heads.onnx_process import OnnxRunner
+from app.heads.onnx.head import load_onnx, make_onnx
+from app.heads.onnx.process import OnnxRunner
 
 KINDS = ("linear", "mlp", "onnx")
 

@@ -1,1 +1,1 @@
-"""Pure functions on tensors: no IO, no logging, no globals. Fitting is float64, applying float32."""
+"""Pure functions on tensors, without IO, logging or global state. Fitting uses float64; applying uses float32."""

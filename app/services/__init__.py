@@ -1,1 +1,1 @@
-"""Use cases, shared by HTTP and worker: plain functions, their dependencies as arguments, no HTTP words."""
+"""Use cases that the API and the workers share. They know no HTTP."""

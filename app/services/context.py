@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import BoundedSemaphore
 
-from app.encoders.registry import EncoderPool
-from app.errors import Overloaded
-from app.heads.onnx_process import OnnxRunner
+from app.encoders.pool import EncoderPool
+from app.heads.onnx.process import OnnxRunner
 from app.services.lanes import Lanes
+from app.services.work_slots import WorkSlots
 from app.storage.blobs import BlobStore
 from app.storage.cache import Cache
 from app.storage.db import Database
-from app.storage.names import Names
+from app.storage.name_cache import NameCache
 
 #: a running job belongs to its worker for this long after the worker's last sign of life
 LEASE_S = 30.0
@@ -74,38 +74,13 @@ class Retention:
     translators_days: int = 90
 
 
-class Turns:
-    """Work that keeps all cores busy: so many at once, so many waiting, and no more."""
-
-    def __init__(self, what: str, at_once: int, waiting: int) -> None:
-        self._busy = f"the server is {what} as many as it can"
-        self._running = BoundedSemaphore(at_once)
-        self._places = BoundedSemaphore(at_once + waiting)
-
-    @contextmanager
-    def take(self, wait_s: float | None) -> Iterator[None]:
-        """A turn, after so long at most; None: however long it takes. Raises Overloaded."""
-        # A worker's threads are few, and may wait for as long as it takes.
-        if not self._places.acquire(blocking=wait_s is None):
-            raise Overloaded(self._busy, retry_after_s=5)
-        try:
-            if not self._running.acquire(timeout=wait_s):
-                raise Overloaded(self._busy, retry_after_s=5)
-            try:
-                yield
-            finally:
-                self._running.release()
-        finally:
-            self._places.release()
-
-
 @dataclass(frozen=True)
 class Services:
     db: Database
     blobs: BlobStore
     cache: Cache
     encoders: EncoderPool
-    names: Names
+    names: NameCache
     lanes: Lanes
     limits: Limits = field(default_factory=Limits)
     lease_s: float = LEASE_S
@@ -116,16 +91,30 @@ class Services:
     retention: Retention = field(default_factory=Retention)
     #: how long to wait for a turn at heavy work; None: for as long as it takes
     turn_wait_s: float | None = TURN_WAIT_S
-    _fits: Turns = field(default_factory=lambda: Turns("fitting translators,", FITS, FITS_WAITING))
-    _evaluations: Turns = field(default_factory=lambda: Turns("evaluating translations,", EVALUATIONS, EVALUATIONS_WAITING))
-    _loads: Turns = field(default_factory=lambda: Turns("loading encoders,", LOADS, LOADS_WAITING))
+    _fits: WorkSlots = field(
+        default_factory=lambda: WorkSlots("fitting translators,", FITS, FITS_WAITING)
+    )
+    _evaluations: WorkSlots = field(
+        default_factory=lambda: WorkSlots(
+            "evaluating translations,", EVALUATIONS, EVALUATIONS_WAITING
+        )
+    )
+    _loads: WorkSlots = field(
+        default_factory=lambda: WorkSlots("loading encoders,", LOADS, LOADS_WAITING)
+    )
     #: tries and runs ONNX heads in other processes
     onnx: OnnxRunner = field(default_factory=OnnxRunner)
     #: taken by whoever decodes images
     decoding: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(DECODINGS))
-    _settling: Turns = field(default_factory=lambda: Turns("waiting for deleted names,", SETTLING, 0))
-    _verifications: Turns = field(default_factory=lambda: Turns("verifying encoders,", 1, 2))
-    _encodings: Turns = field(default_factory=lambda: Turns("encoding inputs,", ENCODINGS, 0))
+    _settling: WorkSlots = field(
+        default_factory=lambda: WorkSlots("waiting for deleted names,", SETTLING, 0)
+    )
+    _verifications: WorkSlots = field(
+        default_factory=lambda: WorkSlots("verifying encoders,", 1, 2)
+    )
+    _encodings: WorkSlots = field(
+        default_factory=lambda: WorkSlots("encoding inputs,", ENCODINGS, 0)
+    )
 
     def close(self) -> None:
         """Give connections back. What comes after fails or connects anew."""
@@ -189,7 +178,11 @@ origin: ContextVar[Origin] = ContextVar("origin", default=Origin())  # noqa: B03
 
 #: takes room for an answer of so many bytes, which its request gives back; raises Overloaded and TooMuchAtOnce. Set by the HTTP
 #: edge: what a job makes goes to nobody who might not read it
-answer_bytes: ContextVar[Callable[[int], None]] = ContextVar("answer_bytes", default=lambda size: None)
+answer_bytes: ContextVar[Callable[[int], None]] = ContextVar(
+    "answer_bytes", default=lambda size: None
+)
 
 #: calls back when the client of this request leaves before its answer. Set by the HTTP edge
-on_departure: ContextVar[Callable[[Callable[[], object]], None]] = ContextVar("on_departure", default=lambda call: None)
+on_departure: ContextVar[Callable[[Callable[[], object]], None]] = ContextVar(
+    "on_departure", default=lambda call: None
+)

@@ -97,7 +97,9 @@ class Lanes:
             return
         with self._starting:
             while len(self._threads) < self._count:
-                thread = threading.Thread(target=self._lane, name=f"products-{len(self._threads)}", daemon=True)
+                thread = threading.Thread(
+                    target=self._lane, name=f"products-{len(self._threads)}", daemon=True
+                )
                 thread.start()
                 self._threads.append(thread)
 

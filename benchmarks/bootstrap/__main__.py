@@ -38,7 +38,9 @@ def main() -> None:
     """Measure, show and write the chosen sections, draw them, and fill the tables of the
     documentation.
     """
-    written = command(__doc__, SECTIONS, RESULTS / "bootstrap.json", {"about": last_paragraph(__doc__)})
+    written = command(
+        __doc__, SECTIONS, RESULTS / "bootstrap.json", {"about": last_paragraph(__doc__)}
+    )
     if written is not None:
         picture.draw(read(written), written.with_suffix(".png"))
 

@@ -55,7 +55,9 @@ def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
         for name, count in PLACES[method][:1] if quick else PLACES[method]:
             for number in range(1 if quick else min(draws or DRAWS, DRAWS)):
                 for variation in (AS_IT_IS, *variations):
-                    yield Cell((NAME, name, f"{method}, {variation}", count, number), measure, method)
+                    yield Cell(
+                        (NAME, name, f"{method}, {variation}", count, number), measure, method
+                    )
 
 
 def measure(name: str, varied: str, count: int, number: int) -> Measured:

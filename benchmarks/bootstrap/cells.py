@@ -45,23 +45,36 @@ def run(cells: Sequence[Cell], console: Console, *, jobs: int) -> dict[Key, Meas
     """Measure the cells, or take them from the store. Each has its seconds of one core beside its
     figures.
     """
-    found = {cell.key: known for cell in cells if not cell.fresh and (known := store.cell(cell.key)) is not None}
+    found = {
+        cell.key: known
+        for cell in cells
+        if not cell.fresh and (known := store.cell(cell.key)) is not None
+    }
     missing = [cell for cell in cells if cell.key not in found]
     if found:
         console.print(f"{len(found)} of {len(cells)} cells are known already.")
     for alone in (False, True):
-        found |= _measured([cell for cell in missing if cell.alone == alone], console, jobs=1 if alone else jobs, alone=alone)
+        found |= _measured(
+            [cell for cell in missing if cell.alone == alone],
+            console,
+            jobs=1 if alone else jobs,
+            alone=alone,
+        )
     return {cell.key: found[cell.key] for cell in cells if cell.key in found}
 
 
-def _measured(cells: Sequence[Cell], console: Console, *, jobs: int, alone: bool) -> dict[Key, Measured]:
+def _measured(
+    cells: Sequence[Cell], console: Console, *, jobs: int, alone: bool
+) -> dict[Key, Measured]:
     """Measure each in a worker process; print and leave out those that fail."""
     if not cells:
         return {}
     found: dict[Key, Measured] = {}
     columns = (*Progress.get_default_columns(), TimeElapsedColumn())
     with (
-        ProcessPoolExecutor(jobs, get_context("spawn"), _begin, max_tasks_per_child=1 if alone else None) as pool,
+        ProcessPoolExecutor(
+            jobs, get_context("spawn"), _begin, max_tasks_per_child=1 if alone else None
+        ) as pool,
         Progress(*columns, console=console, transient=True) as progress,
     ):
         bar = progress.add_task(str(cells[0].key[0]), total=len(cells))
@@ -76,7 +89,9 @@ def _measured(cells: Sequence[Cell], console: Console, *, jobs: int, alone: bool
                     found[cell.key] = future.result()
                     if not console.is_terminal:
                         # A progress bar is invisible there, so print a line for each.
-                        console.print(f"{name}: {found[cell.key]['seconds']:.1f} s", highlight=False)
+                        console.print(
+                            f"{name}: {found[cell.key]['seconds']:.1f} s", highlight=False
+                        )
                 progress.update(bar, advance=1, description=f"{cell.key[0]}: {cell.group}")
         except BaseException:
             pool.shutdown(cancel_futures=True)

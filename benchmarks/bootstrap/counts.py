@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from app.services.bootstrapping import FEWEST_JUDGED
+from app.services.anchors.bootstrap import FEWEST_JUDGED
 from benchmarks.bootstrap import growers
 from benchmarks.bootstrap.cells import Cell, Measured
 from benchmarks.bootstrap.draws import CASES, draw
@@ -36,18 +36,24 @@ SLOW_TEXTS = {"paper": 5, "soft-plan": 5}
 def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
     """By case and draw."""
     for name, case in CASES.items():
-        if quick and name.split(",")[0] in {other.split(",")[0] for other in list(CASES)[: list(CASES).index(name)]}:
+        if quick and name.split(",")[0] in {
+            other.split(",")[0] for other in list(CASES)[: list(CASES).index(name)]
+        }:
             continue
         for number in range(1 if quick else min(draws or DRAWS, HARD.get(name, DRAWS))):
             for method in growers.METHODS:
                 counts, most = (
-                    (COUNTS, SLOW_TEXTS.get(method, DRAWS)) if case.items is None else SLOW.get(method, (COUNTS, DRAWS))
+                    (COUNTS, SLOW_TEXTS.get(method, DRAWS))
+                    if case.items is None
+                    else SLOW.get(method, (COUNTS, DRAWS))
                 )
                 if number < most:
                     for count in [count for count in counts if count in QUICK] if quick else counts:
                         yield Cell((NAME, name, method, count, number), measure, method)
             if not quick and number < UNSEEDED_DRAWS:
-                yield Cell((NAME, name, "self-learning", UNSEEDED, number), measure, "self-learning")
+                yield Cell(
+                    (NAME, name, "self-learning", UNSEEDED, number), measure, "self-learning"
+                )
 
 
 def measure(name: str, method: str, count: int, number: int) -> Measured:
@@ -67,16 +73,22 @@ def judged(name: str, method: str, count: int, number: int, changes: growers.Cha
         "pairs": len(right),
         "right": int(right.sum()),
         "seeds_kept": int((~new).sum()),
-        "facts": {name: None if math.isnan(value) else value for name, value in found.facts.items()},
+        "facts": {
+            name: None if math.isnan(value) else value for name, value in found.facts.items()
+        },
     }
     if len(right) and not bool(confidence.isnan().any()):
         measured["expected"] = float(confidence.double().mean())
         measured["brier"] = float((confidence - right.float()).square().double().mean())
         # Of the pairs with such a confidence: how many there are, how many are right, how many
         # should be.
-        within = [(confidence >= low) & (confidence < high) for low, high in zip(LEVELS, (*LEVELS[1:], 2.0), strict=True)]
+        within = [
+            (confidence >= low) & (confidence < high)
+            for low, high in zip(LEVELS, (*LEVELS[1:], 2.0), strict=True)
+        ]
         measured["levels"] = [
-            [int(some.sum()), int((some & right).sum()), float(confidence[some].double().sum())] for some in within
+            [int(some.sum()), int((some & right).sum()), float(confidence[some].double().sum())]
+            for some in within
         ]
     if growers.SAID in found.facts:
         said = found.facts[growers.SAID]

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from app.maths.bootstrap.common import Pools, fit_pools
+from app.maths.bootstrap.pools import Pools, fit_pools
 from benchmarks.quality import data
 
 #: how many true anchors the paper's optimisation aims for, and is compared with
@@ -82,7 +82,11 @@ def draw(case: Case, number: int) -> Draw:
     task = data.TASKS[case.task]()
     generator = torch.Generator().manual_seed(number)
     order = torch.randperm(task.items, generator=generator)
-    pool, unseen = (order, order[:0]) if case.items is None else (order[: case.items], order[case.items :][:UNSEEN])
+    pool, unseen = (
+        (order, order[:0])
+        if case.items is None
+        else (order[: case.items], order[case.items :][:UNSEEN])
+    )
     mixed = torch.randperm(len(pool), generator=generator)
     x, y = task.encoders[case.source], task.encoders[case.target]
     labels = task.labels
@@ -107,7 +111,13 @@ CASES = {
         Case("CIFAR-10, V1 .75 -> .25", "cifar10", "mobilenet_v1_075", "mobilenet_v1_025"),
         Case("CIFAR-10, SqueezeNet -> V1 .75", "cifar10", "squeezenet_v10", "mobilenet_v1_075"),
         Case("CIFAR-10, V2 -> SqueezeNet", "cifar10", "mobilenet_v2_100_ptq", "squeezenet_v10"),
-        Case("texts, bge-large -> jina-v3", "text-embeddings", "BAAI_bge-large-en-v1.5", "jinaai_jina-embeddings-v3", None),
+        Case(
+            "texts, bge-large -> jina-v3",
+            "text-embeddings",
+            "BAAI_bge-large-en-v1.5",
+            "jinaai_jina-embeddings-v3",
+            None,
+        ),
         Case(
             "texts, Qwen3 -> mpnet",
             "text-embeddings",
@@ -128,4 +138,9 @@ ALL_WORDS = {
         Case("all words, googlenews -> fasttext", "words", "googlenews", "fasttext", None),
     )
 }
-OTHERS = {case.name: case for case in (Case("CIFAR-10, V1 1.0 -> SqueezeNet", "cifar10", "mobilenet_v1_100", "squeezenet_v10"),)}
+OTHERS = {
+    case.name: case
+    for case in (
+        Case("CIFAR-10, V1 1.0 -> SqueezeNet", "cifar10", "mobilenet_v1_100", "squeezenet_v10"),
+    )
+}

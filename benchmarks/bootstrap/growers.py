@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from app.maths.bootstrap import methods, paper, self_learning, soft_plan
-from app.maths.bootstrap.common import Grown, OnStep, Pools, ignore
+from app.maths.bootstrap.pools import Grown, OnStep, Pools, ignore
 from benchmarks.bootstrap import store
 from benchmarks.bootstrap.draws import GT, Case, draw
 from research import baselines
@@ -33,7 +33,11 @@ SAID = "said"
 def served(pools: Pools, seeds: Seeds, settings: methods.Settings, *, on_step: OnStep) -> Grown:
     """A method that the service offers, with the service's estimate of its share of right pairs."""
     found = methods.run(pools, seeds, settings, on_step=on_step)
-    told = {SAID: found.estimate.right, "agreement": found.estimate.agreement, "wrong_seeds": float(len(found.wrong_seeds))}
+    told = {
+        SAID: found.estimate.right,
+        "agreement": found.estimate.agreement,
+        "wrong_seeds": float(len(found.wrong_seeds)),
+    }
     return Grown(found.pairs, found.confidence, {**found.facts, **told})
 
 
@@ -52,7 +56,13 @@ METHODS: dict[str, tuple[Grow, Settings]] = {
 
 
 def grow(
-    method: str, pools: Pools, seeds: Seeds, number: int, *, changes: Changes = UNCHANGED, on_step: OnStep = ignore
+    method: str,
+    pools: Pools,
+    seeds: Seeds,
+    number: int,
+    *,
+    changes: Changes = UNCHANGED,
+    on_step: OnStep = ignore,
 ) -> Grown:
     """Grow with the named method. The draw's number seeds whatever it draws at random."""
     make, settings = METHODS[method]
@@ -68,7 +78,9 @@ def changed(settings: Any, changes: Changes) -> Any:
     return settings
 
 
-def grown(method: str, case: Case, count: int, number: int, changes: Changes = UNCHANGED) -> tuple[Grown, float]:
+def grown(
+    method: str, case: Case, count: int, number: int, changes: Changes = UNCHANGED
+) -> tuple[Grown, float]:
     """What a method makes of the first `count` seeds of a draw, and the seconds of one core that it
     took.
     """
@@ -79,7 +91,9 @@ def grown(method: str, case: Case, count: int, number: int, changes: Changes = U
         found = grow(method, drawn.pools, drawn.seeds(count), number, changes=changes)
         return found, time.process_time() - begun
 
-    return store.grown((method, case.name, count, number, json.dumps(changes, sort_keys=True)), made)
+    return store.grown(
+        (method, case.name, count, number, json.dumps(changes, sort_keys=True)), made
+    )
 
 
 def beside_seeds(found: Grown, seeds: Seeds) -> torch.Tensor:

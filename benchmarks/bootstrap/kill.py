@@ -70,7 +70,15 @@ def killed(case: str = CASE, count: int = COUNT, *, kills: int = KILLS, seed: in
     return {**found, "kills": kills, "at_steps": at, "same_bits": same, **told}
 
 
-def _kill(service: _Service, worker: Worker, job_id: str, steps: list[int], *, kills: int, draw: random.Random) -> list[int]:
+def _kill(
+    service: _Service,
+    worker: Worker,
+    job_id: str,
+    steps: list[int],
+    *,
+    kills: int,
+    draw: random.Random,
+) -> list[int]:
     """Kill the worker after some of the steps. Returns after which."""
     usable = steps[1 : max(kills + 1, int(SHARE * len(steps)))]
     return [
@@ -85,11 +93,17 @@ def _compared(undisturbed: dict[str, Any], disturbed: dict[str, Any]) -> dict[st
     """
     one, other = undisturbed["result"], disturbed["result"]
     seconds = {"undisturbed_s": _seconds(undisturbed), "killed_s": _seconds(disturbed)}
-    return {"pairs": one["pairs"], "same_result": {**one, "anchor_set": other["anchor_set"]} == other, **seconds}
+    return {
+        "pairs": one["pairs"],
+        "same_result": {**one, "anchor_set": other["anchor_set"]} == other,
+        **seconds,
+    }
 
 
 def _seconds(job: dict[str, Any]) -> float:
-    begun, ended = (np.datetime64(job[moment].removesuffix("Z")) for moment in ("created_at", "finished_at"))
+    begun, ended = (
+        np.datetime64(job[moment].removesuffix("Z")) for moment in ("created_at", "finished_at")
+    )
     return float((ended - begun) / np.timedelta64(1, "s"))
 
 
@@ -105,12 +119,19 @@ class _Service:
         np.save(file, rows.numpy())
         self._post("/encoders", json={"name": name, "dim": rows.shape[1]})
         headers = {"Content-Type": "application/x-npy"}
-        answer = self._http.put(f"/pools/{name}", params={"encoder": name}, content=file.getvalue(), headers=headers)
+        answer = self._http.put(
+            f"/pools/{name}", params={"encoder": name}, content=file.getvalue(), headers=headers
+        )
         answer.raise_for_status()
 
     def grow(self, name: str, seeds: list[tuple[int, int]]) -> str:
         """Start a bootstrap job. Returns its id."""
-        sides = {"source": "source", "target": "target", "source_pool": "source", "target_pool": "target"}
+        sides = {
+            "source": "source",
+            "target": "target",
+            "source_pool": "source",
+            "target_pool": "target",
+        }
         return str(self._post("/bootstrap", json={"name": name, "seeds": seeds, **sides})["id"])
 
     def job(self, job_id: str) -> dict[str, Any]:
@@ -140,14 +161,14 @@ class _Service:
             raise RuntimeError(f"the job was {job['state']} when its worker was killed")
         worker.start()
         # Wait until the worker has the job again, so that the next kill hits it at work.
-        wait_until(lambda: self.job(job_id)["started_at"] != job["started_at"], "the job taken up again")
+        wait_until(
+            lambda: self.job(job_id)["started_at"] != job["started_at"], "the job taken up again"
+        )
         return int(job["progress"]["done"])
 
     def bits(self, anchor_set: str) -> list[tuple[Any, ...]]:
         """The blobs of a set. They are named by their content, so equal names mean equal bits."""
-        query = (
-            "SELECT a.pairs, s.blob FROM anchor_sets a JOIN spaces s ON s.anchor_set_id = a.id WHERE a.name = %s ORDER BY s.blob"
-        )
+        query = "SELECT a.pairs, s.blob FROM anchor_sets a JOIN spaces s ON s.anchor_set_id = a.id WHERE a.name = %s ORDER BY s.blob"
         return self._made.postgres.rows(query, anchor_set)
 
     def _post(self, path: str, **body: Any) -> dict[str, Any]:

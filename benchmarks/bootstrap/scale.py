@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from app.maths.bootstrap.common import Grown, Step, fit_pools
+from app.maths.bootstrap.pools import Grown, Step, fit_pools
 from benchmarks.bootstrap import growers
 from benchmarks.bootstrap.cells import Cell, Measured
 from benchmarks.bootstrap.draws import Draw
@@ -96,7 +96,9 @@ def _draw(size: int) -> Draw:
     generator = torch.Generator().manual_seed(0)
     chosen = torch.randperm(len(texts), generator=generator)[:size]
     mixed = torch.randperm(size, generator=generator)
-    x, y = (torch.from_numpy(data.embedded(name, texts, of="sentences")) for name in (SOURCE, TARGET))
+    x, y = (
+        torch.from_numpy(data.embedded(name, texts, of="sentences")) for name in (SOURCE, TARGET)
+    )
     nothing = torch.empty(0)
     return Draw(x[chosen], y[chosen[mixed]], mixed.argsort(), nothing, nothing, None, None)
 
@@ -112,7 +114,9 @@ def sentences() -> list[str]:
             for name in sorted(file.namelist()):
                 if "README" not in name:
                     lines = file.read(name).decode("latin-1").splitlines()
-                    found |= dict.fromkeys(line.strip() for line in lines if SHORTEST <= len(line.split()) <= LONGEST)
+                    found |= dict.fromkeys(
+                        line.strip() for line in lines if SHORTEST <= len(line.split()) <= LONGEST
+                    )
     return list(found)[:LARGEST]
 
 

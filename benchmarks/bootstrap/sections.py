@@ -38,7 +38,9 @@ def last_paragraph(doc: str | None) -> str:
     return (doc or "").strip().split("\n\n")[-1].replace("\n", " ")
 
 
-def command(doc: str | None, sections: Mapping[str, Section], results: Path, head: Mapping[str, Any]) -> Path | None:
+def command(
+    doc: str | None, sections: Mapping[str, Section], results: Path, head: Mapping[str, Any]
+) -> Path | None:
     """Run the command line over these sections. Returns the path of the whole report, or None if
     there is nothing to draw.
 
@@ -58,7 +60,9 @@ def command(doc: str | None, sections: Mapping[str, Section], results: Path, hea
     for name in arguments.only:
         section = _measure(name, sections[name], console, arguments)
         if section is not None:
-            merged = common.merged(common.read(path).get("sections", {}), name, section, list(sections))
+            merged = common.merged(
+                common.read(path).get("sections", {}), name, section, list(sections)
+            )
             common.write(path, common.rounded({**head, "sections": merged}, 4))
     console.print(f"Written to {path}")
     if arguments.quick or not path.exists():
@@ -68,7 +72,9 @@ def command(doc: str | None, sections: Mapping[str, Section], results: Path, hea
     return path
 
 
-def _measure(name: str, section: Section, console: Console, arguments: argparse.Namespace) -> dict[str, Any] | None:
+def _measure(
+    name: str, section: Section, console: Console, arguments: argparse.Namespace
+) -> dict[str, Any] | None:
     """One section for the report, shown on the console; None if its data is missing."""
     try:
         wanted = list(section.module.cells(quick=arguments.quick, draws=arguments.draws))
@@ -86,14 +92,30 @@ def _measure(name: str, section: Section, console: Console, arguments: argparse.
     return {"note": section.module.__doc__, **summary, "seconds": spent, "version": store.version()}
 
 
-def _arguments(doc: str | None, sections: Mapping[str, Section], results: Path) -> argparse.Namespace:
+def _arguments(
+    doc: str | None, sections: Mapping[str, Section], results: Path
+) -> argparse.Namespace:
     parser = common.parser(doc, results)
-    parser.add_argument("--only", nargs="+", choices=list(sections), default=list(sections), help="measure only these sections")
-    parser.add_argument("--draws", type=int, help="draws of each cell at most; slow methods have fewer anyway")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=list(sections),
+        default=list(sections),
+        help="measure only these sections",
+    )
+    parser.add_argument(
+        "--draws", type=int, help="draws of each cell at most; slow methods have fewer anyway"
+    )
     parser.add_argument("--quick", action="store_true", help="one draw, few seeds and pairs")
-    parser.add_argument("--resume", action="store_true", help="keep what this version of the code measured before")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep what this version of the code measured before"
+    )
     parser.add_argument("--plan", action="store_true", help="only print what would be measured")
-    parser.add_argument("--page", action="store_true", help="only write the tables of the documentation, from the results")
+    parser.add_argument(
+        "--page",
+        action="store_true",
+        help="only write the tables of the documentation, from the results",
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes at once, each on one core")
     return parser.parse_args()
 
@@ -107,7 +129,11 @@ def _plan(console: Console, arguments: argparse.Namespace, sections: Mapping[str
     """Cells by section and method: how many there are, how many are known, and an estimate of the
     seconds to come.
     """
-    shown = new_table(f"version {store.version()}", ("section", "method"), ("cells", "known", "s each", "s to come"))
+    shown = new_table(
+        f"version {store.version()}",
+        ("section", "method"),
+        ("cells", "known", "s each", "s to come"),
+    )
     spent, whole = store.seconds(), 0.0
     for name in arguments.only:
         wanted = list(sections[name].module.cells(quick=arguments.quick, draws=arguments.draws))
@@ -125,7 +151,9 @@ def _plan(console: Console, arguments: argparse.Namespace, sections: Mapping[str
             )
             shown.add_row(name, group, *figures)
     console.print(shown)
-    console.print(f"About {whole / 60:.0f} minutes of one core to come, by what earlier versions took.")
+    console.print(
+        f"About {whole / 60:.0f} minutes of one core to come, by what earlier versions took."
+    )
 
 
 def _guess(cell: Cell, spent: Mapping[Key, float]) -> float | None:

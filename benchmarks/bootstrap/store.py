@@ -20,15 +20,27 @@ from typing import Any
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from app.maths.bootstrap.common import Grown
-from app.services import bootstrapping as service
+from app.maths.bootstrap.pools import Grown
+from app.services.anchors import bootstrap as service
 from benchmarks.common import CACHE
 
 ROOT = Path(__file__).parents[2]
 #: modules that growths depend on
-GROWING = [ROOT / "benchmarks/bootstrap/draws.py", ROOT / "benchmarks/bootstrap/growers.py", ROOT / "benchmarks/quality/data.py"]
+GROWING = [
+    ROOT / "benchmarks/bootstrap/draws.py",
+    ROOT / "benchmarks/bootstrap/growers.py",
+    ROOT / "benchmarks/quality/data.py",
+]
 #: modules of these folders that change no cell: they choose, show and store
-OTHERS = {"__init__.py", "__main__.py", "cells.py", "paper_tables.py", "sections.py", "store.py", "tables.py"}
+OTHERS = {
+    "__init__.py",
+    "__main__.py",
+    "cells.py",
+    "paper_tables.py",
+    "sections.py",
+    "store.py",
+    "tables.py",
+}
 
 #: names a cell or grown anchors: the section or method, then everything beside the code that they
 #: depend on
@@ -43,7 +55,12 @@ def version(kind: str = "cells") -> str:
     code = sorted(ROOT.glob("app/maths/**/*.py")) + GROWING
     if kind != "grown":
         folders = (ROOT / "benchmarks/bootstrap", ROOT / "research/bootstrap")
-        code += [path for folder in folders for path in sorted(folder.glob("*.py")) if path.name not in OTHERS]
+        code += [
+            path
+            for folder in folders
+            for path in sorted(folder.glob("*.py"))
+            if path.name not in OTHERS
+        ]
         code += [Path(service.__file__), ROOT / "research/stitching/head.py"]
     digest = hashlib.sha256()
     for path in code:
@@ -71,7 +88,9 @@ def cell(key: Key) -> dict[str, Any] | None:
 def seconds() -> dict[Key, float]:
     """What cells took, by the version that measured them last."""
     found = {}
-    for path in sorted((CACHE / "bootstrap" / "cells").glob("*/*.json"), key=lambda path: path.stat().st_mtime):
+    for path in sorted(
+        (CACHE / "bootstrap" / "cells").glob("*/*.json"), key=lambda path: path.stat().st_mtime
+    ):
         entry = json.loads(path.read_text(encoding="utf-8"))
         found[tuple(entry["key"])] = float(entry["cell"]["seconds"])
     return found
@@ -92,12 +111,18 @@ def grown(key: Key, grow: Callable[[], tuple[Grown, float]]) -> tuple[Grown, flo
         made, seconds = grow()
         partly = path.with_suffix(f".{os.getpid()}")
         told = json.dumps({"key": key, "seconds": seconds, "facts": made.facts})
-        save_file({"pairs": made.pairs.contiguous(), "confidence": made.confidence.contiguous()}, partly, {"told": told})
+        save_file(
+            {"pairs": made.pairs.contiguous(), "confidence": made.confidence.contiguous()},
+            partly,
+            {"told": told},
+        )
         partly.replace(path)
         return made, seconds
     with safe_open(path, "pt") as file:
         told = json.loads(file.metadata()["told"])
-        return Grown(file.get_tensor("pairs"), file.get_tensor("confidence"), told["facts"]), told["seconds"]
+        return Grown(file.get_tensor("pairs"), file.get_tensor("confidence"), told["facts"]), told[
+            "seconds"
+        ]
 
 
 def _folder(kind: str) -> Path:

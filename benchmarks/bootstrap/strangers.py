@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from app.maths.bootstrap.common import fit_pools
+from app.maths.bootstrap.pools import fit_pools
 from benchmarks.bootstrap import counts, growers
 from benchmarks.bootstrap.cells import Cell, Measured
 from benchmarks.bootstrap.draws import CASES, draw
@@ -103,12 +103,23 @@ def _mixed(x: Tensor, y: Tensor, kept: int, number: int) -> Pair:
 
 
 KINDS: dict[str, tuple[Callable[..., Pair], tuple[Any, ...]]] = {
-    **{f"{place}: {common:.0%} in common": (some_in_common, (place, common)) for place in PLACES for common in COMMON},
     **{
-        f"{one.split(' ->')[0]} / {other.split('-> ')[1]} of {other.split(',')[0]}": (foreign, (one, other))
+        f"{place}: {common:.0%} in common": (some_in_common, (place, common))
+        for place in PLACES
+        for common in COMMON
+    },
+    **{
+        f"{one.split(' ->')[0]} / {other.split('-> ')[1]} of {other.split(',')[0]}": (
+            foreign,
+            (one, other),
+        )
         for one, other in FOREIGN
     },
-    **{f"unrelated clouds, {d} directions, {n} items": (synthetic, (d, n, None)) for d in DIRECTIONS for n in SIZES},
+    **{
+        f"unrelated clouds, {d} directions, {n} items": (synthetic, (d, n, None))
+        for d in DIRECTIONS
+        for n in SIZES
+    },
     **{
         f"a cloud and its copy, {d} directions, noise {noise}": (synthetic, (d, ITEMS, noise))
         for d in DIRECTIONS

@@ -34,7 +34,9 @@ def measure(name: str, method: str, count: int, number: int) -> Measured:
     """One run in which the first fifth of the seeds have exchanged partners."""
     drawn = draw(CASES[name], number)
     seeds, wrong = drawn.seeds(count), count // SHARE
-    given = [(i, seeds[(row + 1) % wrong][1]) for row, (i, _) in enumerate(seeds[:wrong])] + seeds[wrong:]
+    given = [(i, seeds[(row + 1) % wrong][1]) for row, (i, _) in enumerate(seeds[:wrong])] + seeds[
+        wrong:
+    ]
     found = methods.run(drawn.pools, given, self_learning.Settings(seed=number))
     right = drawn.right(found.pairs)
     return {

@@ -46,7 +46,13 @@ from benchmarks.faults.attacks.attacks import ATTACKS
 from benchmarks.faults.attacks.scene import COLUMNS as ATTACK_COLUMNS
 from benchmarks.faults.attacks.scene import Outcome
 from benchmarks.faults.deployment import LEASE_S, end_on_sigterm
-from benchmarks.faults.outages import apis_killed, apis_rolled, disk_full, stores_lost, workers_killed
+from benchmarks.faults.outages import (
+    apis_killed,
+    apis_rolled,
+    disk_full,
+    stores_lost,
+    workers_killed,
+)
 from benchmarks.faults.row import NEVER, Row, Stage
 from benchmarks.faults.traffic import Tally
 
@@ -108,7 +114,10 @@ def main() -> None:
     if outcomes:
         show_attacks(outcomes, console)
     write(options.json, rows, outcomes)
-    sys.exit(not all(row.good for row in rows.values()) or not all(each.good for found in outcomes.values() for each in found))
+    sys.exit(
+        not all(row.good for row in rows.values())
+        or not all(each.good for found in outcomes.values() for each in found)
+    )
 
 
 def measure(name: str, folder: Path, console: Console) -> Row:
@@ -122,7 +131,9 @@ def measure(name: str, folder: Path, console: Console) -> Row:
         row = Row(done=f"not finished: {error}")
         row.tally.add("lost", f"the fault could not be done to its end: {error}")
     row.seconds = time.monotonic() - began
-    say(f"skipped: {row.skipped}" if row.skipped else f"done, {row.tally.compared} answers compared")
+    say(
+        f"skipped: {row.skipped}" if row.skipped else f"done, {row.tally.compared} answers compared"
+    )
     for fault in row.tally.faults:
         console.print(f"          {fault}", style="red", highlight=False)
     return row
@@ -141,7 +152,9 @@ def attack(name: str, folder: Path, console: Console) -> list[Outcome]:
 def saying(name: str, console: Console) -> Callable[[str], None]:
     """A function that prints a line of progress."""
     began = time.monotonic()
-    return lambda text: console.print(f"{time.monotonic() - began:6.1f} s  {name}: {text}", style="dim", highlight=False)
+    return lambda text: console.print(
+        f"{time.monotonic() - began:6.1f} s  {name}: {text}", style="dim", highlight=False
+    )
 
 
 def show_attacks(outcomes: dict[str, list[Outcome]], console: Console) -> None:
@@ -151,7 +164,9 @@ def show_attacks(outcomes: dict[str, list[Outcome]], console: Console) -> None:
         column.no_wrap = False
     for name, found in outcomes.items():
         for outcome in found:
-            table.add_row(name, outcome.what, *outcome.figures(), style="" if outcome.good else "bold red")
+            table.add_row(
+                name, outcome.what, *outcome.figures(), style="" if outcome.good else "bold red"
+            )
     console.print(table)
 
 
@@ -164,7 +179,9 @@ def show(rows: dict[str, Row], console: Console) -> None:
         if row.skipped:
             table.add_row(name, f"skipped: {row.skipped}")
         else:
-            table.add_row(name, row.done, *(_figure(field, getattr(row.tally, field)) for field in COLUMNS))
+            table.add_row(
+                name, row.done, *(_figure(field, getattr(row.tally, field)) for field in COLUMNS)
+            )
     console.print(table)
 
 
@@ -176,7 +193,10 @@ def write(path: Path, rows: dict[str, Row], outcomes: dict[str, list[Outcome]]) 
     """Write these rows into the report; the rows of other faults and attacks stay."""
     before = read(path)
     known = {**before.get("faults", {}), **{name: described(row) for name, row in rows.items()}}
-    attacked = {**before.get("attacks", {}), **{name: [each.described() for each in found] for name, found in outcomes.items()}}
+    attacked = {
+        **before.get("attacks", {}),
+        **{name: [each.described() for each in found] for name, found in outcomes.items()},
+    }
     report = {
         "about": __doc__.split("\n\n", 2)[2],
         "cores": os.cpu_count(),
@@ -191,7 +211,11 @@ def described(row: Row) -> dict[str, Any]:
     """A row for the report."""
     if row.skipped:
         return {"skipped": row.skipped}
-    counted = {item.name: getattr(row.tally, item.name) for item in fields(Tally) if not item.name.startswith("_")}
+    counted = {
+        item.name: getattr(row.tally, item.name)
+        for item in fields(Tally)
+        if not item.name.startswith("_")
+    }
     return {"done": row.done, "seconds": round(row.seconds, 1), **counted, **row.more}
 
 

@@ -29,7 +29,9 @@ LEASE_S = 3
 START_S = 180
 
 
-def wait_until(happened: Callable[[], object], what: str, timeout_s: float = START_S, pause_s: float = 0.05) -> None:
+def wait_until(
+    happened: Callable[[], object], what: str, timeout_s: float = START_S, pause_s: float = 0.05
+) -> None:
     """Wait until `happened()` is true. Raises TimeoutError, naming `what`."""
     deadline = time.monotonic() + timeout_s
     while not happened():
@@ -46,7 +48,9 @@ def dice(seed: int) -> random.Random:
 class Process:
     """A process that can be killed and started again. All its runs write to one log."""
 
-    def __init__(self, name: str, command: list[str], folder: Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, name: str, command: list[str], folder: Path, environment: dict[str, str] | None = None
+    ) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
         self._command = command
@@ -67,7 +71,9 @@ class Process:
     def start(self) -> None:
         """Start it."""
         with self.log.open("ab") as output:
-            self._process = subprocess.Popen(self._command, stdout=output, stderr=subprocess.STDOUT, env=self._environment)
+            self._process = subprocess.Popen(
+                self._command, stdout=output, stderr=subprocess.STDOUT, env=self._environment
+            )
 
     def signal(self, number: int) -> None:
         """Send it a signal."""
@@ -115,7 +121,18 @@ class RedisServer(Process):
     def __init__(self, folder: Path) -> None:
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
-        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(folder)]
+        options = [
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--dir",
+            str(folder),
+        ]
         super().__init__("redis", [binary("redis-server", "valkey-server"), *options], folder)
         self.client = redis.Redis.from_url(self.url)
 
@@ -130,7 +147,14 @@ class RedisServer(Process):
 class Api(Process):
     """`anchorage serve`."""
 
-    def __init__(self, number: int, folder: Path, environment: dict[str, str], *, prefix: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        number: int,
+        folder: Path,
+        environment: dict[str, str],
+        *,
+        prefix: tuple[str, ...] = (),
+    ) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         command = [*prefix, sys.executable, "-m", "app.cli", "serve", "--port", str(port)]
@@ -150,8 +174,14 @@ class Worker(Process):
     def __init__(self, number: int, folder: Path, environment: dict[str, str]) -> None:
         port = free_port()
         self.metrics_url = f"http://127.0.0.1:{port}/metrics"
-        environment = {**environment, "ANCHORAGE_WORKER_METRICS_PORT": str(port), "ANCHORAGE_DEVICES": "cpu"}
-        super().__init__(f"worker-{number}", [sys.executable, "-m", "app.cli", "worker"], folder, environment)
+        environment = {
+            **environment,
+            "ANCHORAGE_WORKER_METRICS_PORT": str(port),
+            "ANCHORAGE_DEVICES": "cpu",
+        }
+        super().__init__(
+            f"worker-{number}", [sys.executable, "-m", "app.cli", "worker"], folder, environment
+        )
 
     def ready(self) -> bool:
         """Whether the present run has logged that it takes jobs."""
@@ -186,7 +216,9 @@ class Deployment:
 
 
 @contextmanager
-def deployment(folder: Path, *, apis: int = 2, workers: int = 2, **settings: object) -> Iterator[Deployment]:
+def deployment(
+    folder: Path, *, apis: int = 2, workers: int = 2, **settings: object
+) -> Iterator[Deployment]:
     """Start a fresh deployment below `folder`, and end it afterwards; `settings` become ANCHORAGE_
     variables.
 
@@ -232,7 +264,11 @@ def _environment(made: Deployment, settings: dict[str, object]) -> dict[str, str
         "threads": 1,
         **settings,
     }
-    return {**kept, "OMP_NUM_THREADS": "1", **{f"ANCHORAGE_{name.upper()}": str(value) for name, value in wanted.items()}}
+    return {
+        **kept,
+        "OMP_NUM_THREADS": "1",
+        **{f"ANCHORAGE_{name.upper()}": str(value) for name, value in wanted.items()},
+    }
 
 
 def end_on_sigterm() -> None:

@@ -20,7 +20,10 @@ from benchmarks.common import Missing
 
 def binary(*names: str) -> str:
     """The path of the first of these programs that is installed. Raises Missing."""
-    folders = [os.environ.get("PATH", ""), *sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin")), reverse=True)]
+    folders = [
+        os.environ.get("PATH", ""),
+        *sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin")), reverse=True),
+    ]
     for name in names:
         if found := shutil.which(name, path=os.pathsep.join(folders)):
             return found
@@ -54,20 +57,37 @@ class Postgres:
         try:
             user = pwd.getpwnam("postgres")
         except KeyError:
-            raise Missing("there is no user postgres, and PostgreSQL refuses to run as root") from None
+            raise Missing(
+                "there is no user postgres, and PostgreSQL refuses to run as root"
+            ) from None
         os.chown(self._home, user.pw_uid, user.pw_gid)
         return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
 
     def _run(self, *command: str) -> None:
         log = self._home / "commands.log"
         with log.open("ab") as output:
-            done = subprocess.run(command, stdout=output, stderr=output, cwd=self._home, check=False, **self._identity)
+            done = subprocess.run(
+                command, stdout=output, stderr=output, cwd=self._home, check=False, **self._identity
+            )
         if done.returncode:
-            raise RuntimeError(f"{Path(command[0]).name} failed:\n" + "\n".join(log.read_text().splitlines()[-15:]))
+            raise RuntimeError(
+                f"{Path(command[0]).name} failed:\n" + "\n".join(log.read_text().splitlines()[-15:])
+            )
 
     def create(self) -> None:
         """Create the cluster and start it."""
-        self._run(self._initdb, "-D", str(self._home / "data"), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
+        self._run(
+            self._initdb,
+            "-D",
+            str(self._home / "data"),
+            "-U",
+            "postgres",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--no-sync",
+        )
         self.start()
 
     def start(self) -> None:

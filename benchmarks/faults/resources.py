@@ -95,7 +95,10 @@ def resident(pid: int) -> int:
 def cpu_seconds(pid: int) -> float:
     """CPU time of a process and its ended children; 0 if it has ended."""
     try:
-        return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15])) / _TICKS
+        return (
+            sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
+            / _TICKS
+        )
     except OSError:
         return 0.0
 

@@ -39,9 +39,9 @@ from torch import Tensor
 
 from app.demo.client import packed, unpacked
 from app.demo.run import new_table
-from app.maths import methods
-from app.maths.space import fit_space
-from app.maths.translator import apply
+from app.maths.geometry.space import fit_space
+from app.maths.translators import methods
+from app.maths.translators.translator import apply
 from benchmarks.common import RESULTS, Missing, parser
 from benchmarks.common import write as write_report
 from benchmarks.faults.deployment import Deployment, deployment, end_on_sigterm
@@ -141,7 +141,9 @@ def prepare(
         probes = vectors[source][ANCHORS:]
         names = {"source": source, "target": target, "anchor_set": "shared", "method": "graded"}
         bodies[source, target] = {**names, "vectors": packed(probes), "encoding": "base64"}
-        right[source, target] = apply(methods.fit("graded", spaces[source], spaces[target], options), probes).vectors
+        right[source, target] = apply(
+            methods.fit("graded", spaces[source], spaces[target], options), probes
+        ).vectors
     return bodies, right
 
 
@@ -170,7 +172,9 @@ async def all_pairs(
             found = {answer.json()["vectors"]["base64"] for answer in answers if answer.is_success}
             phase.distinct[pair] = found
             some = next(answer.json()["vectors"] for answer in answers if answer.is_success)
-            phase.largest_deviation = max(phase.largest_deviation, deviation(unpacked(some), right[pair]))
+            phase.largest_deviation = max(
+                phase.largest_deviation, deviation(unpacked(some), right[pair])
+            )
     phase.seconds = time.monotonic() - begun
     after = looked_up(made)
     phase.counts = {name: counts - before[name] for name, counts in after.items()}
@@ -180,8 +184,13 @@ async def all_pairs(
 async def fit_by_job(http: httpx2.AsyncClient, url: str, body: dict[str, Any]) -> None:
     """Have a worker fit this pair, and wait for it."""
     names = {name: body[name] for name in ("source", "target", "anchor_set", "method")}
-    answer = (await http.post(f"{url}/translators", json=names, headers={"Prefer": "respond-async"})).raise_for_status()
-    while (job := (await http.get(f"{url}/jobs/{answer.json()['id']}")).json())["state"] in ("queued", "running"):
+    answer = (
+        await http.post(f"{url}/translators", json=names, headers={"Prefer": "respond-async"})
+    ).raise_for_status()
+    while (job := (await http.get(f"{url}/jobs/{answer.json()['id']}")).json())["state"] in (
+        "queued",
+        "running",
+    ):
         await asyncio.sleep(0.1)
     assert job["state"] == "succeeded", job
 
@@ -221,16 +230,25 @@ def problems(cold: Phase, damaged: Phase) -> Iterator[str]:
     workers = [name for name in cold.counts if name.startswith("worker")]
     expected = {
         "cold: made": (cold.total("made"), len(PAIRS)),
-        "cold: made by workers": (sum(cold.counts[worker]["made"] for worker in workers), len(PAIRS) // 2),
+        "cold: made by workers": (
+            sum(cold.counts[worker]["made"] for worker in workers),
+            len(PAIRS) // 2,
+        ),
         "cold: read from Redis": (cold.total("redis"), len(PAIRS) * apis),
-        "cold: read by workers": (sum(cold.counts[worker]["redis"] for worker in workers), len(PAIRS) // 2),
+        "cold: read by workers": (
+            sum(cold.counts[worker]["redis"] for worker in workers),
+            len(PAIRS) // 2,
+        ),
         "cold: found in memory": (cold.total("memory"), requests - len(PAIRS) * apis),
         "cold: answers of 200": (cold.answers[200], requests),
         "damaged: made": (damaged.total("made"), 2),
         "damaged: read from Redis": (damaged.total("redis"), len(PAIRS) - 2),
         "damaged: corrupt entries counted": (min(damaged.total("corrupt"), 2), 2),
         "damaged: answers of 200": (damaged.answers[200], requests),
-        "different answers to one question": (sum(len(found) - 1 for found in damaged.distinct.values()), 0),
+        "different answers to one question": (
+            sum(len(found) - 1 for found in damaged.distinct.values()),
+            0,
+        ),
     }
     for what, (found, wanted) in expected.items():
         if found != wanted:
@@ -273,7 +291,10 @@ def write(path: Path, cold: Phase, damaged: Phase, wrong: list[str]) -> None:
 def described(phase: Phase) -> dict[str, Any]:
     """A phase for the report."""
     return {
-        "look_ups": {name: {outcome: counts[outcome] for outcome in OUTCOMES} for name, counts in phase.counts.items()},
+        "look_ups": {
+            name: {outcome: counts[outcome] for outcome in OUTCOMES}
+            for name, counts in phase.counts.items()
+        },
         "all": {outcome: phase.total(outcome) for outcome in OUTCOMES},
         "answers": {str(status): count for status, count in phase.answers.items()},
         "pairs_answered_alike": sum(len(found) == 1 for found in phase.distinct.values()),

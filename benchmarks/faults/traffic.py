@@ -69,7 +69,11 @@ class Tally:
         if answer.is_success:
             self.add("ok")
             return
-        code = answer.json().get("code", "") if "json" in answer.headers.get("content-type", "") else answer.text[:50]
+        code = (
+            answer.json().get("code", "")
+            if "json" in answer.headers.get("content-type", "")
+            else answer.text[:50]
+        )
         with self._lock:
             self.codes[f"{answer.status_code} {code}"] += 1
         if answer.status_code < 500:
@@ -129,7 +133,14 @@ class Balancer:
 class Client:
     """One client with its own connections. Use it from one thread."""
 
-    def __init__(self, balancer: Balancer, tally: Tally, *, apis_die: bool = False, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        balancer: Balancer,
+        tally: Tally,
+        *,
+        apis_die: bool = False,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self._balancer = balancer
         self._apis_die = apis_die
         self._patience_s = patience_s
@@ -137,7 +148,13 @@ class Client:
         self.tally = tally
 
     def send(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, key: str | None = None, expect: int = 200
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        key: str | None = None,
+        expect: int = 200,
     ) -> dict[str, Any] | None:
         """The answer that this request must get in the end, after all waits of Retry-After; None if
         it does not.
@@ -165,7 +182,9 @@ class Client:
         self.tally.add("dropped", f"{method} {path}: {last}")
         return None
 
-    def once(self, method: str, path: str, body: dict[str, Any] | None = None, *, key: str | None = None) -> httpx2.Response:
+    def once(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, key: str | None = None
+    ) -> httpx2.Response:
         """One try, counted. Asks the next API if it cannot connect; raises any other
         TransportError.
         """
@@ -193,7 +212,15 @@ Step = Callable[[Client], None]
 class Load:
     """Client threads that work through steps at a given pace."""
 
-    def __init__(self, steps: Iterable[Step], balancer: Balancer, tally: Tally, *, threads: int = 8, per_second: float) -> None:
+    def __init__(
+        self,
+        steps: Iterable[Step],
+        balancer: Balancer,
+        tally: Tally,
+        *,
+        threads: int = 8,
+        per_second: float,
+    ) -> None:
         self._steps = iter(steps)
         self._balancer = balancer
         self._tally = tally

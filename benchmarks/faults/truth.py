@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from app.demo.client import packed, unpacked
-from app.maths import methods
 from app.maths.bootstrap import paper
-from app.maths.bootstrap.common import fit_pools
-from app.maths.space import fit_space, normalise
-from app.maths.translator import apply
+from app.maths.bootstrap.pools import fit_pools
+from app.maths.geometry.space import fit_space, normalise
+from app.maths.translators import methods
+from app.maths.translators.translator import apply
 from benchmarks.faults.deployment import Deployment, dice, wait_until
 from benchmarks.faults.traffic import Client, Step, Tally
 
@@ -53,7 +53,9 @@ class Anchors:
         """`old` vectors in the space of `new`, by graded; without a ridge, graded
         chooses its own.
         """
-        options = methods.resolve("graded", {} if ridge is None else {"ridge": ridge}, anchors=len(self.old))
+        options = methods.resolve(
+            "graded", {} if ridge is None else {"ridge": ridge}, anchors=len(self.old)
+        )
         translator = methods.fit("graded", fit_space(self.old), fit_space(self.new), options)
         return apply(translator, vectors).vectors
 
@@ -76,7 +78,10 @@ def items(count: int, seed: int) -> Anchors:
     """
     generator = torch.Generator().manual_seed(seed)
     latent = torch.randn(count, 24, generator=generator)
-    old, new = (latent @ map_ + 0.02 * torch.randn(count, map_.shape[1], generator=generator) + 0.3 for map_ in _maps())
+    old, new = (
+        latent @ map_ + 0.02 * torch.randn(count, map_.shape[1], generator=generator) + 0.3
+        for map_ in _maps()
+    )
     return Anchors(old, new)
 
 
@@ -109,7 +114,9 @@ def growth(variant: int) -> Growth:
         "size": SIZE,
         "options": {"steps": STEPS},
     }
-    return Growth(body, found.pairs.tolist(), Anchors(pool.old[found.pairs[:, 0]], target[found.pairs[:, 1]]))
+    return Growth(
+        body, found.pairs.tolist(), Anchors(pool.old[found.pairs[:, 0]], target[found.pairs[:, 1]])
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +135,9 @@ class Creation:
     def try_once(self, client: Client) -> bool:
         """Send it once. Returns whether the answer is right; the API may be killed meanwhile."""
         try:
-            return client.once("POST", self.path, self.body, key=self.key).status_code == self.expect
+            return (
+                client.once("POST", self.path, self.body, key=self.key).status_code == self.expect
+            )
         except httpx2.TransportError:
             client.tally.add("requests")
             client.tally.add("cut")
@@ -159,7 +168,13 @@ class World:
     def warm(self) -> dict[str, Any]:
         """The request for the probes' translation that every API has answered."""
         names = {"source": "old", "target": "new", "anchor_set": "base"}
-        return {**names, "method": "graded", "options": {}, "vectors": packed(self.probes), "encoding": "base64"}
+        return {
+            **names,
+            "method": "graded",
+            "options": {},
+            "vectors": packed(self.probes),
+            "encoding": "base64",
+        }
 
     def stock(self, client: Client) -> None:
         """Create both encoders and the set `base`, and translate, so that the
@@ -172,25 +187,48 @@ class World:
             self.translate(client)
             self.relative(client)
 
-    def translate(self, client: Client, *, name: str = "base", ridge: float | None = None, right: Tensor | None = None) -> None:
+    def translate(
+        self,
+        client: Client,
+        *,
+        name: str = "base",
+        ridge: float | None = None,
+        right: Tensor | None = None,
+    ) -> None:
         """Request the probes' translation and compare it."""
-        body = {**self.warm, "anchor_set": name, "options": {} if ridge is None else {"ridge": ridge}}
+        body = {
+            **self.warm,
+            "anchor_set": name,
+            "options": {} if ridge is None else {"ridge": ridge},
+        }
         self._compare(client, "/translate", body, self.right if right is None else right)
 
     def relative(self, client: Client) -> None:
         """Request the probes' relative vectors and compare them."""
-        body = {"encoder": "old", "anchor_set": "base", "vectors": packed(self.probes), "encoding": "base64"}
+        body = {
+            "encoder": "old",
+            "anchor_set": "base",
+            "vectors": packed(self.probes),
+            "encoding": "base64",
+        }
         self._compare(client, "/relative", body, self.coordinates)
 
     def _compare(self, client: Client, path: str, body: dict[str, Any], right: Tensor) -> None:
         answer = client.send("POST", path, body)
         if answer is not None:
-            self.tally.deviates(f"{path} {body['anchor_set']}", deviation(unpacked(answer["vectors"]), right), ALLOWED)
+            self.tally.deviates(
+                f"{path} {body['anchor_set']}",
+                deviation(unpacked(answer["vectors"]), right),
+                ALLOWED,
+            )
 
     def set_of(self, name: str, anchors: Anchors) -> Creation:
         """The request that creates a set, whose content is recorded."""
         self.sets[name] = anchors
-        body = {"name": name, "embeddings": {"old": packed(anchors.old), "new": packed(anchors.new)}}
+        body = {
+            "name": name,
+            "embeddings": {"old": packed(anchors.old), "new": packed(anchors.new)},
+        }
         return Creation("/anchor-sets", body, f"key-{name}", 201)
 
     def job_of(self, name: str, variant: int) -> Creation:
@@ -236,7 +274,9 @@ class World:
             return lambda client: self.make_set(client, f"set-{number}", anchors)
         if kind == "bootstrap":
             return lambda client: self.grow(client, f"grown-{number}", number % VARIANTS)
-        path, expected = draw.choice([("/encoders/old", {"dim": DIMS["old"]}), ("/anchor-sets/base", {"size": ANCHORS})])
+        path, expected = draw.choice(
+            [("/encoders/old", {"dim": DIMS["old"]}), ("/anchor-sets/base", {"size": ANCHORS})]
+        )
         return lambda client: self.look(client, path, **expected)
 
     def finished(self, made: Deployment) -> int:
@@ -250,13 +290,21 @@ class World:
         begun = time.monotonic()
         unfinished = "SELECT count(*) FROM jobs WHERE finished_at IS NULL"
         with suppress(TimeoutError):  # jobs that have not ended by then count as lost
-            wait_until(lambda: made.postgres.number(unfinished) == 0, "jobs to end", timeout_s=timeout_s, pause_s=0.2)
+            wait_until(
+                lambda: made.postgres.number(unfinished) == 0,
+                "jobs to end",
+                timeout_s=timeout_s,
+                pause_s=0.2,
+            )
         waited = time.monotonic() - begun
         for name, grown in self.jobs.items():
             self._check_job(made, name, grown)
         for name in self.sets:
             self._check_set(made, name)
-        for name, anchors in {**self.sets, **{name: grown.anchors for name, grown in self.jobs.items()}}.items():
+        for name, anchors in {
+            **self.sets,
+            **{name: grown.anchors for name, grown in self.jobs.items()},
+        }.items():
             if made.postgres.number("SELECT count(*) FROM anchor_sets WHERE name = %s", name):
                 self.translate(client, name=name, right=anchors.translate(self.probes))
         return waited
@@ -265,7 +313,9 @@ class World:
         """Check that each key has one successful job with the right pairs, and one set and one
         audit row from it.
         """
-        rows = made.postgres.rows("SELECT id, state, result, error FROM jobs WHERE arguments ->> 'name' = %s", name)
+        rows = made.postgres.rows(
+            "SELECT id, state, result, error FROM jobs WHERE arguments ->> 'name' = %s", name
+        )
         if len(rows) != 1:
             self.tally.add("twice" if rows else "lost", f"{len(rows)} jobs for {name}")
             return
@@ -276,20 +326,30 @@ class World:
             self.tally.add("wrong", f"job {name} found other pairs")
         self._once(made, "job", job)
         self._once(made, "anchor-set", name)
-        by_it = made.postgres.number("SELECT count(*) FROM anchor_sets WHERE provenance ->> 'job' = %s", job)
+        by_it = made.postgres.number(
+            "SELECT count(*) FROM anchor_sets WHERE provenance ->> 'job' = %s", job
+        )
         if by_it != (state == "succeeded"):
-            self.tally.add("twice" if by_it > 1 else "lost", f"job {name} is {state} and made {by_it} sets")
+            self.tally.add(
+                "twice" if by_it > 1 else "lost", f"job {name} is {state} and made {by_it} sets"
+            )
 
     def _check_set(self, made: Deployment, name: str) -> None:
         """Check that the set has one row, is complete, and has one audit row."""
         rows = made.postgres.rows(
-            "SELECT count(*) FROM anchor_sets a JOIN spaces s ON s.anchor_set_id = a.id WHERE a.name = %s GROUP BY a.id", name
+            "SELECT count(*) FROM anchor_sets a JOIN spaces s ON s.anchor_set_id = a.id WHERE a.name = %s GROUP BY a.id",
+            name,
         )
         if rows != [(len(DIMS),)]:
-            self.tally.add("twice" if len(rows) > 1 else "lost", f"set {name} has the spaces {rows}")
+            self.tally.add(
+                "twice" if len(rows) > 1 else "lost", f"set {name} has the spaces {rows}"
+            )
         self._once(made, "anchor-set", name)
 
     def _once(self, made: Deployment, resource: str, name: str) -> None:
         query = "SELECT count(*) FROM audit WHERE action = 'create' AND resource = %s AND name = %s"
         if (count := made.postgres.number(query, resource, name)) != 1:
-            self.tally.add("twice" if count > 1 else "lost", f"{count} audit rows for the creation of {resource} {name}")
+            self.tally.add(
+                "twice" if count > 1 else "lost",
+                f"{count} audit rows for the creation of {resource} {name}",
+            )

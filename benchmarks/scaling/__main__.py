@@ -41,10 +41,16 @@ SECTIONS = ("fused", "fit", "reembedding", "n", "k", "d", "clients")
 def main() -> None:
     """Measure the chosen sections; print and write each as it is done."""
     arguments = parser(__doc__, RESULTS / "scaling.json")
-    arguments.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="measure only these sections")
-    arguments.add_argument("--quick", action="store_true", help="smaller and fewer; writes scaling-quick.json")
     arguments.add_argument(
-        "--redis", default="redis://127.0.0.1:6379/0", help="where `fit` stores a translator, under a prefix of its own"
+        "--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="measure only these sections"
+    )
+    arguments.add_argument(
+        "--quick", action="store_true", help="smaller and fewer; writes scaling-quick.json"
+    )
+    arguments.add_argument(
+        "--redis",
+        default="redis://127.0.0.1:6379/0",
+        help="where `fit` stores a translator, under a prefix of its own",
     )
     options = arguments.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that the servers end, too
@@ -82,7 +88,13 @@ def show(console: Console, name: str, section: Section, seconds: int) -> None:
 def write(path: Path, name: str, section: Section, seconds: int, *, quick: bool) -> None:
     """Write one section into the report, where the other sections stay, and draw them all."""
     new = {**section.as_json(), "seconds": seconds, "quick": quick}
-    write_report(path, {"machine": machine(), "sections": merged(read(path).get("sections", {}), name, new, SECTIONS)})
+    write_report(
+        path,
+        {
+            "machine": machine(),
+            "sections": merged(read(path).get("sections", {}), name, new, SECTIONS),
+        },
+    )
     draw(read(path)["sections"], path.with_suffix(".png"))
 
 

@@ -14,7 +14,18 @@ import orjson
 
 from benchmarks.scaling.data import embeddings
 from benchmarks.scaling.figures import Grid, Rounds, Row, Section, ratios
-from benchmarks.service import JSON, NPY, Connection, Server, make_set, npy, register, request_head, serve, started
+from benchmarks.service import (
+    JSON,
+    NPY,
+    Connection,
+    Server,
+    make_set,
+    npy,
+    register,
+    request_head,
+    serve,
+    started,
+)
 
 DIM, ANCHORS, MANY = 768, 1_000, 1_024
 CLIENTS, CLIENTS_OF_MANY = (1, 4, 16, 64, 256), (1, 4, 16)
@@ -46,7 +57,10 @@ def measure(quick: bool) -> Section:
     one = orjson.dumps({**names, "vectors": vectors[:1]}, option=orjson.OPT_SERIALIZE_NUMPY)
     request = request_head("POST", "/translate", JSON, len(one)) + one
     body = npy(vectors)
-    request_of_many = request_head("POST", "/translate?source=old&target=new&anchor_set=items", NPY, len(body)) + body
+    request_of_many = (
+        request_head("POST", "/translate?source=old&target=new&anchor_set=items", NPY, len(body))
+        + body
+    )
     with (
         tempfile.TemporaryDirectory() as folder,
         serve(max_in_flight=IN_FLIGHT) as ours,
@@ -66,8 +80,14 @@ def measure(quick: bool) -> Section:
                 with other.asleep():
                     found[name, number, data].append(_load(asked, number, data, seconds, warm_s))
     one_each = "one vector a request, JSON"
-    rates = Grid(f"More clients: {one_each}", "clients", {number: _rates(found, number, request) for number in clients})
-    latencies: dict[int | str, Row] = {number: _latencies(found, (OURS, EMPTY), number, request) for number in clients}
+    rates = Grid(
+        f"More clients: {one_each}",
+        "clients",
+        {number: _rates(found, number, request) for number in clients},
+    )
+    latencies: dict[int | str, Row] = {
+        number: _latencies(found, (OURS, EMPTY), number, request) for number in clients
+    }
     rates_of_many: dict[int | str, Row] = {}
     for number in many:
         runs = found[OURS, number, request_of_many]
@@ -78,8 +98,13 @@ def measure(quick: bool) -> Section:
         rates_of_many[number] |= _latencies(found, (OURS,), number, request_of_many)
     grids = [rates, Grid(f"Latencies: {one_each}", "clients", latencies)]
     grids.append(Grid(f"{MANY:,} vectors a request, npy", "clients", rates_of_many))
-    slopes = {f"{name}'s requests/s over clients": rates.slope(f"{name}, requests/s") for name in (OURS, EMPTY)}
-    slopes |= {f"{name}'s p50 over clients": grids[1].slope(f"{name}, p50 ms") for name in (OURS, EMPTY)}
+    slopes = {
+        f"{name}'s requests/s over clients": rates.slope(f"{name}, requests/s")
+        for name in (OURS, EMPTY)
+    }
+    slopes |= {
+        f"{name}'s p50 over clients": grids[1].slope(f"{name}, p50 ms") for name in (OURS, EMPTY)
+    }
     slopes["vectors/s over clients, npy"] = grids[2].slope("vectors/s")
     return Section(NOTE, grids, slopes)
 
@@ -106,10 +131,18 @@ def _core(runs: Sequence[dict[str, Any]]) -> float:
     return Rounds([run["client_core"] for run in runs]).median
 
 
-def _load(server: Server, clients: int, request: bytes, seconds: float, warm_s: float) -> dict[str, Any]:
+def _load(
+    server: Server, clients: int, request: bytes, seconds: float, warm_s: float
+) -> dict[str, Any]:
     """Run load.py, and return what it measured."""
     job = {"port": server.port, "clients": clients, "seconds": seconds, "warm_s": warm_s}
     command = [sys.executable, "-m", "benchmarks.scaling.load"]
-    answer = subprocess.run(command, input=orjson.dumps(job) + b"\n" + request, stdout=subprocess.PIPE, timeout=120, check=True)
+    answer = subprocess.run(
+        command,
+        input=orjson.dumps(job) + b"\n" + request,
+        stdout=subprocess.PIPE,
+        timeout=120,
+        check=True,
+    )
     found: dict[str, Any] = json.loads(answer.stdout)
     return found

@@ -25,7 +25,9 @@ def embeddings(rows: int, dims: Sequence[int]) -> list[Matrix]:
     with its own noise.
     """
     generator = torch.Generator().manual_seed(0)
-    centres = torch.randn(CLUSTERS, LATENTS, generator=generator)[torch.randint(CLUSTERS, (rows,), generator=generator)]
+    centres = torch.randn(CLUSTERS, LATENTS, generator=generator)[
+        torch.randint(CLUSTERS, (rows,), generator=generator)
+    ]
     spread = (1 + torch.arange(LATENTS) / 10) ** -0.9
     latent = (centres + torch.randn(rows, LATENTS, generator=generator)) * spread / 2**0.5
     found = []

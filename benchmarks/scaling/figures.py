@@ -36,7 +36,11 @@ class Rounds:
 
     def __str__(self) -> str:
         low, high = self.middle_half
-        return shown(self.median) if len(self.values) == 1 else f"{shown(self.median)} ({shown(low)} - {shown(high)})"
+        return (
+            shown(self.median)
+            if len(self.values) == 1
+            else f"{shown(self.median)} ({shown(low)} - {shown(high)})"
+        )
 
 
 Cell = Rounds | float | int | str
@@ -66,7 +70,11 @@ class Grid:
 
     def slope(self, column: str, *, above: float = 0) -> float:
         """Slope of the column's logarithm over that of the size, by least squares."""
-        points = [(size, _number(row[column])) for size, row in self.rows.items() if column in row and float(size) >= above]
+        points = [
+            (size, _number(row[column]))
+            for size, row in self.rows.items()
+            if column in row and float(size) >= above
+        ]
         sizes, numbers = np.log(np.array(points, float)).T
         return float(np.polyfit(sizes, numbers, 1)[0])
 
@@ -103,15 +111,21 @@ class Section:
         """For the report."""
         return {
             "note": self.note,
-            "tables": {grid.title: {name: _cells(row) for name, row in grid.rows.items()} for grid in self.grids},
+            "tables": {
+                grid.title: {name: _cells(row) for name, row in grid.rows.items()}
+                for grid in self.grids
+            },
             "slopes": {name: _rounded(value) for name, value in self.slopes.items()},
             "targets": {
-                each.what: {"value": _rounded(each.value), "target": each.bound, "met": each.met} for each in self.targets
+                each.what: {"value": _rounded(each.value), "target": each.bound, "met": each.met}
+                for each in self.targets
             },
         }
 
 
-def take_turns(contestants: Mapping[str, Callable[[], object]], rounds: int, *, warm: int = 2) -> dict[str, Rounds]:
+def take_turns(
+    contestants: Mapping[str, Callable[[], object]], rounds: int, *, warm: int = 2
+) -> dict[str, Rounds]:
     """Milliseconds of each contestant, all of them in every round. The first rounds are
     warm-ups.
     """
@@ -153,7 +167,11 @@ def _cells(row: Row) -> dict[str, Any]:
 def _as_json(cell: Cell) -> Any:
     if isinstance(cell, Rounds):
         low, high = cell.middle_half
-        return {"median": _rounded(cell.median), "middle_half": [_rounded(low), _rounded(high)], "rounds": len(cell.values)}
+        return {
+            "median": _rounded(cell.median),
+            "middle_half": [_rounded(low), _rounded(high)],
+            "rounds": len(cell.values),
+        }
     return _rounded(cell) if isinstance(cell, float) else cell
 
 
@@ -164,7 +182,12 @@ def _rounded(value: float) -> float:
 
 #: section -> its table, what grows, the column that is shown, and what that is
 PANELS: dict[str, tuple[str, str, tuple[str, ...], str]] = {
-    "n": ("More vectors", "vectors", ("one request, ms", "streamed npy, ms", "streamed Arrow, ms"), "ms"),
+    "n": (
+        "More vectors",
+        "vectors",
+        ("one request, ms", "streamed npy, ms", "streamed Arrow, ms"),
+        "ms",
+    ),
     "k": (
         "More anchors",
         "anchors",
@@ -174,10 +197,21 @@ PANELS: dict[str, tuple[str, str, tuple[str, ...], str]] = {
     "d": (
         "More dimensions",
         "dimensions",
-        ("fit graded, ms", "fit irp, ms", "fit procrustes, ms", "/translate, ms", "bare product, ms"),
+        (
+            "fit graded, ms",
+            "fit irp, ms",
+            "fit procrustes, ms",
+            "/translate, ms",
+            "bare product, ms",
+        ),
         "ms",
     ),
-    "clients": ("More clients", "clients", ("Anchorage, requests/s", "empty route, requests/s"), "requests/s"),
+    "clients": (
+        "More clients",
+        "clients",
+        ("Anchorage, requests/s", "empty route, requests/s"),
+        "requests/s",
+    ),
 }
 
 
@@ -196,9 +230,13 @@ def draw(sections: Mapping[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 8), layout="constrained")
-    for panel, (name, (start, grows, columns, unit)) in zip(figure.subplots(2, 2).flat, PANELS.items(), strict=True):
+    for panel, (name, (start, grows, columns, unit)) in zip(
+        figure.subplots(2, 2).flat, PANELS.items(), strict=True
+    ):
         tables = sections.get(name, {}).get("tables", {})
-        rows: dict[str, Any] = next((rows for title, rows in tables.items() if title.startswith(start)), {})
+        rows: dict[str, Any] = next(
+            (rows for title, rows in tables.items() if title.startswith(start)), {}
+        )
         for column in columns:
             points = [(int(size), row[column]) for size, row in rows.items() if column in row]
             if not points:

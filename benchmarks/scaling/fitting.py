@@ -18,11 +18,13 @@ import torch
 from redis import Redis
 from redis.exceptions import RedisError
 
-from app.maths import methods
-from app.maths.space import Space, fit_space
-from app.maths.spectrum import kept_svd
-from app.maths.translator import Translator, make_translator
-from app.services import spaces, translation
+from app.maths.geometry.space import Space, fit_space
+from app.maths.geometry.spectrum import kept_svd
+from app.maths.translators import methods
+from app.maths.translators.translator import Translator, make_translator
+from app.services.anchors import anchor_sets
+from app.services.encoders import encoders
+from app.services.translators import translators
 from app.settings import Settings
 from app.types import EncoderKind
 from app.wiring import make_services
@@ -35,7 +37,7 @@ RIDGES = np.logspace(-2, 2, 12)
 SECONDS, FETCH_MS = 1.5, 20.0
 
 #: the translator that two processes ask for
-REQUEST = translation.Request("a", "b", "items", "irp", {})
+REQUEST = translators.Request("a", "b", "items", "irp", {})
 
 NOTE = (
     "From float32 anchors to a translator, both spaces fitted anew each time, with all of torch's "
@@ -57,7 +59,9 @@ def fit_spaces(source: Matrix, target: Matrix) -> tuple[Space, Space]:
     return fit_space(torch.from_numpy(source)), fit_space(torch.from_numpy(target))
 
 
-def ridge_searched(source: Space, target: Space, ridges: Sequence[float] = tuple(RIDGES)) -> tuple[Translator, float]:
+def ridge_searched(
+    source: Space, target: Space, ridges: Sequence[float] = tuple(RIDGES)
+) -> tuple[Translator, float]:
     """Ridge regression, and the lambda with the least |Y - H Y|^2 / (k - trace H)^2 (Golub, Heath
     and Wahba 1979).
 
@@ -71,7 +75,9 @@ def ridge_searched(source: Space, target: Space, ridges: Sequence[float] = tuple
 
     def score(ridge: float) -> float:
         kept = values.square() / (values.square() + ridge)
-        return float((beyond + ((1 - kept).square() * energy).sum()) / (source.size - 1 - kept.sum()) ** 2)
+        return float(
+            (beyond + ((1 - kept).square() * energy).sum()) / (source.size - 1 - kept.sum()) ** 2
+        )
 
     best = min(ridges, key=score)
     matrix = right.T @ ((values / (values.square() + best))[:, None] * along)
@@ -93,7 +99,11 @@ def measure(quick: bool, redis_url: str) -> Section:
     )
     rows: dict[int | str, Row] = {name: {"ms": times} for name, times in found.items()}
     rows["ridge, searched"]["lambda"] = best
-    targets = [Target(f"{name}, s", rows_.median / 1e3, SECONDS, -1) for name, rows_ in found.items() if name != "spaces alone"]
+    targets = [
+        Target(f"{name}, s", rows_.median / 1e3, SECONDS, -1)
+        for name, rows_ in found.items()
+        if name != "spaces alone"
+    ]
     grids = [Grid(f"Fits: {ANCHORS:,} anchors, {DIM} -> {DIM}", "method", rows)]
     fetched = _through_redis(source, target, redis_url, 5 if quick else 30)
     if fetched is not None:
@@ -118,20 +128,26 @@ def _through_redis(source: Matrix, target: Matrix, redis_url: str, rounds: int) 
     """One process fits and stores a translator, another reads it; None without a Redis."""
     with tempfile.TemporaryDirectory() as folder:
         prefix = f"scaling-{Path(folder).name}"
-        settings = Settings(data_dir=Path(folder), redis_url=redis_url, redis_prefix=prefix, database_url=None)
+        settings = Settings(
+            data_dir=Path(folder), redis_url=redis_url, redis_prefix=prefix, database_url=None
+        )
         try:
             with _swept(redis_url, prefix) as client:
                 services = make_services(settings)
                 services.db.migrate()
                 for name in ("a", "b"):
-                    spaces.create_encoder(services, "default", name=name, kind=EncoderKind.external, dim=DIM)
+                    encoders.create_encoder(
+                        services, "default", name=name, kind=EncoderKind.external, dim=DIM
+                    )
                 made = {"a": torch.from_numpy(source), "b": torch.from_numpy(target)}
-                spaces.create_anchor_set(services, "default", name="items", embeddings=made)
-                pair = translation.pair(services, "default", REQUEST)
+                anchor_sets.create_anchor_set(services, "default", name="items", embeddings=made)
+                pair = translators.pair(services, "default", REQUEST)
                 started = time.perf_counter()
-                fitted = translation.fit(services, "default", *pair, REQUEST)
+                fitted = translators.fit(services, "default", *pair, REQUEST)
                 first = (time.perf_counter() - started) * 1e3
-                entry = max(client.strlen(key) for key in client.scan_iter(f"{prefix}:cache:translator:*"))
+                entry = max(
+                    client.strlen(key) for key in client.scan_iter(f"{prefix}:cache:translator:*")
+                )
                 services.close()
                 seconds = _second_process(folder, redis_url, prefix, rounds)
         except RedisError as error:
@@ -148,7 +164,15 @@ def _through_redis(source: Matrix, target: Matrix, redis_url: str, rounds: int) 
 
 
 def _second_process(folder: str, redis_url: str, prefix: str, rounds: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.scaling.fetch", folder, redis_url, prefix, str(rounds)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.scaling.fetch",
+        folder,
+        redis_url,
+        prefix,
+        str(rounds),
+    ]
     made = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=300)
     found: dict[str, Any] = json.loads(made.stdout)
     return found

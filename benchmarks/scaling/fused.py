@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from app.maths import methods
-from app.maths.inverse import subspaces
-from app.maths.space import Space, fit_space
-from app.maths.spectrum import pinv
-from app.maths.translator import Translator, apply
-from app.services import products
+from app.maths.geometry.space import Space, fit_space
+from app.maths.geometry.spectrum import pinv
+from app.maths.translators import methods
+from app.maths.translators.inverse import subspaces
+from app.maths.translators.translator import Translator, apply
 from app.services.context import Services
+from app.services.serving import products
 from app.settings import Settings
 from app.wiring import make_services
 from benchmarks.scaling.data import embeddings
@@ -31,8 +31,8 @@ FASTER, APART = 8.0, 1e-5
 NOTE = (
     "literal: for each subspace i the projection n(x) (P_i U_x)^T and its product with "
     "pinv(S_i^T), then the mean of the eight, its norm, s_y and m_y, in float32 torch, with n(x) "
-    "made once and the pseudo-inverses beforehand. fused: app.maths.translator.apply, on one "
-    "thread, beside the literal one on one thread. lanes: app.services.products.begin, beside the "
+    "made once and the pseudo-inverses beforehand. fused: app.maths.translators.translator.apply, on one "
+    "thread, beside the literal one on one thread. lanes: app.services.serving.products.begin, beside the "
     "literal one with all of torch's threads. At delta 0.6, the default, each subspace keeps few "
     "anchors, so the literal products are small ones; at delta 0 every subspace is all anchors, "
     "and the literal paper still does eight. apart: the largest |a - b| / |b - m_y| of any vector; "
@@ -54,7 +54,12 @@ class Literal:
 
     def rounded(self) -> Literal:
         """The same in float32."""
-        return replace(self, matrices=[(projection.float(), inverse.float()) for projection, inverse in self.matrices])
+        return replace(
+            self,
+            matrices=[
+                (projection.float(), inverse.float()) for projection, inverse in self.matrices
+            ],
+        )
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """Translate vectors (n, d_x), in the source's units."""
@@ -99,7 +104,9 @@ def measure(quick: bool) -> Section:
             turns |= {
                 f"literal, one thread, {case.name}": partial(_threaded, 1, case.literal, vectors),
                 f"fused, {case.name}": partial(_threaded, 1, apply, case.translator, vectors),
-                f"literal, all threads, {case.name}": partial(_threaded, cores, case.literal, vectors),
+                f"literal, all threads, {case.name}": partial(
+                    _threaded, cores, case.literal, vectors
+                ),
                 f"lanes, {case.name}": partial(_in_lanes, services, case.translator, vectors, out),
             }
         found = take_turns(turns, rounds)
@@ -123,9 +130,20 @@ def measure(quick: bool) -> Section:
                 "apart from exact": _apart(made, exact, y),
                 "apart from literal": _apart(made, by_paper, y),
             }
-            targets.append(Target(f"{ours}, {case.name}: times faster than literal", ratios(paper, own).median, FASTER, 1))
-        targets.append(Target(f"{case.name}: fused apart from literal", _apart(made, by_paper, y), APART, -1))
-        targets.append(Target(f"{case.name}: fused apart from exact", _apart(made, exact, y), APART, -1))
+            targets.append(
+                Target(
+                    f"{ours}, {case.name}: times faster than literal",
+                    ratios(paper, own).median,
+                    FASTER,
+                    1,
+                )
+            )
+        targets.append(
+            Target(f"{case.name}: fused apart from literal", _apart(made, by_paper, y), APART, -1)
+        )
+        targets.append(
+            Target(f"{case.name}: fused apart from exact", _apart(made, exact, y), APART, -1)
+        )
     title = f"irp, omega {OMEGA}, {ANCHORS} anchors, {DIM} -> {DIM}, {count:,} vectors"
     return Section(NOTE, [Grid(title, "", rows)], targets=targets)
 

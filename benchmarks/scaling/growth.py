@@ -12,11 +12,22 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from app.maths.translator import apply
+from app.maths.translators.translator import apply
 from benchmarks.scaling.data import Matrix, embeddings
 from benchmarks.scaling.figures import Grid, Rounds, Row, Section, Target, ratios, take_turns
 from benchmarks.scaling.fitting import fit
-from benchmarks.service import ARROW, NPY, Connection, Server, make_set, npy, read_npy, register, serve, stream
+from benchmarks.service import (
+    ARROW,
+    NPY,
+    Connection,
+    Server,
+    make_set,
+    npy,
+    read_npy,
+    register,
+    serve,
+    stream,
+)
 
 DIM, ANCHORS, BLOCK = 384, 1_000, 4_096
 WHOLE = (1, 10, 100, 1_000, 4_096, 16_384)
@@ -75,10 +86,16 @@ def in_vectors(quick: bool) -> Section:
             )
         for size in streamed:
             send = partial(_npy_stream, server.port, f"{path}&stream=true", vectors, size, expected)
-            rows[size], memory[f"{size:,}, streamed npy"] = _watched(server, "streamed npy", size, send, 2 if quick else 3)
+            rows[size], memory[f"{size:,}, streamed npy"] = _watched(
+                server, "streamed npy", size, send, 2 if quick else 3
+            )
         for size in arrow:
-            send = partial(_arrow_stream, server.port, f"{path}&stream=true", vectors, size, expected)
-            times, memory[f"{size:,}, streamed Arrow"] = _watched(server, "streamed Arrow", size, send, 2 if quick else 3)
+            send = partial(
+                _arrow_stream, server.port, f"{path}&stream=true", vectors, size, expected
+            )
+            times, memory[f"{size:,}, streamed Arrow"] = _watched(
+                server, "streamed Arrow", size, send, 2 if quick else 3
+            )
             rows[size] |= times
     grid = Grid("More vectors", "vectors", rows)
     peaks = [float(memory[f"{size:,}, streamed npy"]["peak"]) for size in streamed]  # type: ignore[arg-type]
@@ -89,7 +106,12 @@ def in_vectors(quick: bool) -> Section:
         {"time over vectors, from 1,000": slope},
         [
             Target("slope of time over vectors, from 1,000", slope, STEEPEST, -1),
-            Target(f"MiB that the peak at {streamed[-1]:,} is above that at {streamed[0]:,}", peaks[-1] - peaks[0], FLAT_MIB, -1),
+            Target(
+                f"MiB that the peak at {streamed[-1]:,} is above that at {streamed[0]:,}",
+                peaks[-1] - peaks[0],
+                FLAT_MIB,
+                -1,
+            ),
         ],
     )
 
@@ -109,9 +131,14 @@ def in_anchors(quick: bool) -> Section:
             make_set(connection, f"k{count}", {"old": source[:count], "new": target[:count]})
             path = f"/translate?source=old&target=new&anchor_set=k{count}"
             rows[count] = {"first /translate, ms": _once(partial(connection.ask, path, body))}
-            fits |= {f"fit {name}, ms|{count}": partial(fit, name, source[:count], target[:count]) for name in METHODS}
+            fits |= {
+                f"fit {name}, ms|{count}": partial(fit, name, source[:count], target[:count])
+                for name in METHODS
+            }
             asked[f"/translate, ms|{count}"] = partial(connection.ask, path, body)
-            asked[f"/relative, ms|{count}"] = partial(connection.ask, f"/relative?encoder=old&anchor_set=k{count}", body)
+            asked[f"/relative, ms|{count}"] = partial(
+                connection.ask, f"/relative?encoder=old&anchor_set=k{count}", body
+            )
         _fill(rows, _measured(fits, asked, quick))
     grid = Grid(f"More anchors: {BLOCK:,} vectors", "anchors", rows)
     return Section(NOTE_K, [grid], _slopes(grid, "anchors"))
@@ -130,10 +157,18 @@ def in_dimensions(quick: bool) -> Section:
             vectors, anchors = source[ANCHORS:], (source[:ANCHORS], target[:ANCHORS])
             register(connection, {f"old{dim}": dim, f"new{dim}": dim})
             make_set(connection, f"d{dim}", {f"old{dim}": anchors[0], f"new{dim}": anchors[1]})
-            ask = partial(connection.ask, f"/translate?source=old{dim}&target=new{dim}&anchor_set=d{dim}", npy(vectors))
+            ask = partial(
+                connection.ask,
+                f"/translate?source=old{dim}&target=new{dim}&anchor_set=d{dim}",
+                npy(vectors),
+            )
             rows[dim] = {"first /translate, ms": _once(ask)}
             _check(read_npy(ask()), vectors, anchors)
-            given, matrix, out = torch.from_numpy(vectors), torch.randn(dim, dim), torch.empty(BLOCK, dim)
+            given, matrix, out = (
+                torch.from_numpy(vectors),
+                torch.randn(dim, dim),
+                torch.empty(BLOCK, dim),
+            )
             fits |= {f"fit {name}, ms|{dim}": partial(fit, name, *anchors) for name in METHODS}
             asked[f"/translate, ms|{dim}"] = ask
             asked[f"bare product, ms|{dim}"] = partial(torch.mm, given, matrix, out=out)
@@ -147,7 +182,9 @@ def in_dimensions(quick: bool) -> Section:
     return Section(NOTE_D, [grid], _slopes(grid, "dimensions"))
 
 
-def _watched(server: Server, name: str, size: int, call: Callable[[], object], rounds: int) -> tuple[Row, Row]:
+def _watched(
+    server: Server, name: str, size: int, call: Callable[[], object], rounds: int
+) -> tuple[Row, Row]:
     """Times of the call once it is warm, and the server's memory from before the first call on."""
     server.forget_peak()
     before, _ = server.memory()
@@ -157,7 +194,10 @@ def _watched(server: Server, name: str, size: int, call: Callable[[], object], r
         started = time.perf_counter()
         call()
         times.append((time.perf_counter() - started) * 1e3)
-    took: Row = {f"{name}, ms": Rounds(times), f"{name}, us a vector": float(np.median(times)) / size * 1e3}
+    took: Row = {
+        f"{name}, ms": Rounds(times),
+        f"{name}, us a vector": float(np.median(times)) / size * 1e3,
+    }
     after, peak = server.memory()
     return took, {"before": before, "peak": peak, "after": after}
 
@@ -256,10 +296,14 @@ def _close(made: Matrix, expected: Matrix) -> None:
 def _check(made: Matrix, vectors: Matrix, anchors: tuple[Matrix, Matrix]) -> None:
     """Check that the server's translations are those of app.maths."""
     few = 64
-    _close(made[:few], apply(fit("graded", *anchors), torch.from_numpy(vectors[:few])).vectors.numpy())
+    _close(
+        made[:few], apply(fit("graded", *anchors), torch.from_numpy(vectors[:few])).vectors.numpy()
+    )
 
 
-def _measured(fits: dict[str, Callable[[], object]], asked: dict[str, Callable[[], object]], quick: bool) -> dict[str, Rounds]:
+def _measured(
+    fits: dict[str, Callable[[], object]], asked: dict[str, Callable[[], object]], quick: bool
+) -> dict[str, Rounds]:
     """Measure fits in fewer rounds, because they take long."""
     next(iter(fits.values()))()
     return take_turns(fits, 2 if quick else 3, warm=0) | take_turns(asked, 3 if quick else 11)
@@ -283,7 +327,9 @@ def _slopes(grid: Grid, what: str) -> dict[str, float]:
     what a request costs.
     """
     columns = [
-        column for column, cell in list(grid.rows.values())[-1].items() if isinstance(cell, Rounds) and column.endswith(", ms")
+        column
+        for column, cell in list(grid.rows.values())[-1].items()
+        if isinstance(cell, Rounds) and column.endswith(", ms")
     ]
     sizes = [float(size) for size in grid.rows]
     middle = sizes[len(sizes) // 2]
@@ -297,5 +343,8 @@ def _slopes(grid: Grid, what: str) -> dict[str, float]:
 
 def _slope(grid: Grid, columns: tuple[str, ...], *, above: float) -> float:
     """Slope of several columns as if they were one."""
-    merged = {size: {"ms": next(row[each] for each in columns if each in row)} for size, row in grid.rows.items()}
+    merged = {
+        size: {"ms": next(row[each] for each in columns if each in row)}
+        for size, row in grid.rows.items()
+    }
     return Grid("", "", merged).slope("ms", above=above)

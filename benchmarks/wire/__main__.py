@@ -54,7 +54,9 @@ console = Console(width=130)
 def main() -> None:
     """Measure one vector and many, print and write."""
     arguments = parser(__doc__, RESULTS / "wire.json")
-    arguments.add_argument("--rounds", type=int, default=45, help="of 4,096 vectors in every format")
+    arguments.add_argument(
+        "--rounds", type=int, default=45, help="of 4,096 vectors in every format"
+    )
     arguments.add_argument("--requests", type=int, default=6_000, help="of one vector")
     arguments.add_argument("--profile", action="store_true", help="sample the server with py-spy")
     options = arguments.parse_args()
@@ -142,7 +144,9 @@ def _server_time(headers: dict[str, str]) -> float:
     return float(parts["parse"]) + float(parts["answer"])
 
 
-def measure_one(service: Connection, empty: Connection, vectors: np.ndarray[Any, Any], requests: int) -> dict[str, list[float]]:
+def measure_one(
+    service: Connection, empty: Connection, vectors: np.ndarray[Any, Any], requests: int
+) -> dict[str, list[float]]:
     body = orjson.dumps({**NAMES, "vectors": vectors[:1]}, option=orjson.OPT_SERIALIZE_NUMPY)
     turns = {
         "one vector, JSON": (service, "/translate"),

@@ -36,7 +36,9 @@ def arrow_body(vectors: np.ndarray[Any, Any]) -> bytes:
 
 def read_npy(body: memoryview) -> np.ndarray[Any, Any]:
     size = int.from_bytes(body[8:10], "little") + 10
-    return np.frombuffer(body[size:], np.float16 if b"<f2" in bytes(body[:size]) else np.float32).reshape(-1, DIM)
+    return np.frombuffer(
+        body[size:], np.float16 if b"<f2" in bytes(body[:size]) else np.float32
+    ).reshape(-1, DIM)
 
 
 def read_arrow(body: memoryview) -> np.ndarray[Any, Any]:
@@ -45,7 +47,9 @@ def read_arrow(body: memoryview) -> np.ndarray[Any, Any]:
 
 
 def read_base64(body: memoryview) -> np.ndarray[Any, Any]:
-    return np.frombuffer(pybase64.b64decode(orjson.loads(body)["vectors"]["base64"]), np.float32).reshape(-1, DIM)
+    return np.frombuffer(
+        pybase64.b64decode(orjson.loads(body)["vectors"]["base64"]), np.float32
+    ).reshape(-1, DIM)
 
 
 #: name -> where to ask, the body, its media type, and how to read the answer

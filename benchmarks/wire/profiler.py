@@ -30,13 +30,29 @@ PARTS = (
 
 def profile(pid: int, load: Callable[[], None], seconds: int = 10) -> dict[str, float] | None:
     """Shares of the event loop's busy time, by what it was doing; None without py-spy."""
-    command = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
+    command = shutil.which("py-spy") or shutil.which(
+        "py-spy", path=str(Path(sys.executable).parent)
+    )
     if command is None:
         print("No profile: pip install py-spy", file=sys.stderr)
         return None
     with tempfile.NamedTemporaryFile() as file:
-        arguments = ["record", "--format", "raw", "--rate", "500", "--duration", str(seconds), "--output", file.name]
-        process = subprocess.Popen([command, *arguments, "--pid", str(pid)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        arguments = [
+            "record",
+            "--format",
+            "raw",
+            "--rate",
+            "500",
+            "--duration",
+            str(seconds),
+            "--output",
+            file.name,
+        ]
+        process = subprocess.Popen(
+            [command, *arguments, "--pid", str(pid)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         while process.poll() is None:
             load()
         stacks = Path(file.name).read_text().splitlines()

@@ -41,10 +41,18 @@ SECTIONS: dict[str, Callable[[], dict[str, Any]]] = {
 def main() -> None:
     """Measure the chosen sections; print and write each as it is done."""
     arguments = parser(__doc__, RESULTS / "anchor_strategies.json")
-    arguments.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="measure only these sections")
+    arguments.add_argument(
+        "--only",
+        nargs="+",
+        choices=SECTIONS,
+        default=list(SECTIONS),
+        help="measure only these sections",
+    )
     options = arguments.parse_args()
     if not (DATA / "encoders").is_dir():
-        sys.exit(f"No folder `encoders` in {DATA}. Set ANCHORAGE_DATA; `--help` describes the data.")
+        sys.exit(
+            f"No folder `encoders` in {DATA}. Set ANCHORAGE_DATA; `--help` describes the data."
+        )
     torch.set_num_threads(1)
     console = Console(width=max(140, Console().width))
     for name in SECTIONS:
@@ -59,7 +67,11 @@ def main() -> None:
 def show(console: Console, name: str, section: Mapping[str, Any]) -> None:
     for title, rows in _tables(section["tables"]):
         columns = [column for column in next(iter(rows.values())) if column != "paper"]
-        table = new_table(f"{name}: {title}", ("",), tuple(column.replace("translated ", "moved ") for column in columns))
+        table = new_table(
+            f"{name}: {title}",
+            ("",),
+            tuple(column.replace("translated ", "moved ") for column in columns),
+        )
         for row, numbers in rows.items():
             paper = numbers.get("paper", {})
             table.add_row(row, *(_shown(numbers[column], paper.get(column)) for column in columns))

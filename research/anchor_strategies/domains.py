@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from app.maths.anchors import uniform
-from app.maths.space import fit_space
+from app.maths.geometry.sampling import uniform
+from app.maths.geometry.space import fit_space
 from research.anchor_strategies.measure import Numbers, alike, over_seeds, relatives, translated
 from research.anchor_strategies.pools import POOL, TEXT_ENCODERS, Pools, texts
 
@@ -36,7 +36,10 @@ def measure() -> dict[str, Any]:
     banking, trec = texts("banking77", ITEMS), texts("trec", ITEMS)
     found = {
         f"{own.title} items": {
-            str(size): {name: over_seeds(partial(_pairs, own, other, size, share)) for name, share in SHARES.items()}
+            str(size): {
+                name: over_seeds(partial(_pairs, own, other, size, share))
+                for name, share in SHARES.items()
+            }
             for size in SIZES
         }
         for own, other in ((banking, trec), (trec, banking))
@@ -48,13 +51,23 @@ def _pairs(own: Pools, other: Pools, size: int, share: float, seed: int) -> list
     """Each ordered pair by the same anchors."""
     near, far = round(share * size), size - round(share * size)
     rows = {pools: torch.tensor(uniform(POOL, size=size, seed=seed)) for pools in (own, other)}
-    known = {name: torch.cat([own.pool[name][rows[own][:near]], other.pool[name][rows[other][:far]]]) for name in TEXT_ENCODERS}
-    return [_pair(own, known[source], known[target], source, target) for source, target in permutations(TEXT_ENCODERS, 2)]
+    known = {
+        name: torch.cat([own.pool[name][rows[own][:near]], other.pool[name][rows[other][:far]]])
+        for name in TEXT_ENCODERS
+    }
+    return [
+        _pair(own, known[source], known[target], source, target)
+        for source, target in permutations(TEXT_ENCODERS, 2)
+    ]
 
 
-def _pair(own: Pools, source_anchors: Tensor, target_anchors: Tensor, source: str, target: str) -> Numbers:
+def _pair(
+    own: Pools, source_anchors: Tensor, target_anchors: Tensor, source: str, target: str
+) -> Numbers:
     items = own.items[source], own.items[target]
     close = alike(*relatives((source_anchors, target_anchors), items))
     x, y = fit_space(source_anchors), fit_space(target_anchors)
     moved = translated(x, y, *items, own.pool[target].mean(dim=0))
-    return {f"relative {name}": value for name, value in close.items()} | {f"translated {n}": v for n, v in moved.items()}
+    return {f"relative {name}": value for name, value in close.items()} | {
+        f"translated {n}": v for n, v in moved.items()
+    }

@@ -10,12 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from app.maths import methods, quality, selection
-from app.maths.anchors import uniform
-from app.maths.quantise import step
-from app.maths.space import fit_space
-from app.maths.translator import decode
-from research.anchor_strategies.measure import GRADED, Numbers, averaged, cosines, found, over_seeds, relatives
+from app.maths.geometry.quantise import step
+from app.maths.geometry.sampling import uniform
+from app.maths.geometry.space import fit_space
+from app.maths.quality import metrics, selection
+from app.maths.translators import methods
+from app.maths.translators.translator import decode
+from research.anchor_strategies.measure import (
+    GRADED,
+    Numbers,
+    averaged,
+    cosines,
+    found,
+    over_seeds,
+    relatives,
+)
 from research.anchor_strategies.pools import SEEDS, Pools, texts, words
 from research.definitions import codes, jaccard, mrr, values
 from research.quantisation import most_steps
@@ -65,14 +74,25 @@ def measure() -> dict[str, Any]:
     """Measure grids on words and questions, clusters on words, and the guarantee."""
     pair, questions = words(ITEMS)[1], texts("banking77", ITEMS)
     tables = {
-        pools.title: {_name(bits): over_seeds(partial(_on_grid, pools, bits)) for bits in (None, *WIDTHS)}
+        pools.title: {
+            _name(bits): over_seeds(partial(_on_grid, pools, bits)) for bits in (None, *WIDTHS)
+        }
         for pools in (pair, questions)
     }
     tables[f"{pair.title}, clusters"] = {
-        NONE if share is None else f"t = {share}": over_seeds(partial(_clustered, pair, share)) for share in (None, *THRESHOLDS)
+        NONE if share is None else f"t = {share}": over_seeds(partial(_clustered, pair, share))
+        for share in (None, *THRESHOLDS)
     }
-    guarantee = {f"{bits} bits": {f"t = {turn}": _guarantee(questions, bits, turn) for turn in TURNS} for bits in (4, 6, 8)}
-    return {"note": NOTE, "paper": PAPER, "tables": tables, "guarantee": {"note": GUARANTEE_NOTE, "table": guarantee}}
+    guarantee = {
+        f"{bits} bits": {f"t = {turn}": _guarantee(questions, bits, turn) for turn in TURNS}
+        for bits in (4, 6, 8)
+    }
+    return {
+        "note": NOTE,
+        "paper": PAPER,
+        "tables": tables,
+        "guarantee": {"note": GUARANTEE_NOTE, "table": guarantee},
+    }
 
 
 def _name(bits: int | None) -> str:
@@ -89,9 +109,15 @@ def _on_grid(pools: Pools, bits: int | None, seed: int) -> list[Numbers]:
     for source, target in pools.pairs:
         known = _anchors(pools, source, target, seed)
         plain = relatives(known, (pools.items[source], pools.items[target]))
-        x, y = plain if bits is None else (values(codes(each, bits=bits), bits=bits).double() for each in plain)
+        x, y = (
+            plain
+            if bits is None
+            else (values(codes(each, bits=bits), bits=bits).double() for each in plain)
+        )
         decoder = methods.fit_decoder("graded", fit_space(known[1]), _decoding(ANCHORS))
-        moved = found(decode(decoder, x).vectors, pools.items[target], pools.pool[target].mean(dim=0))
+        moved = found(
+            decode(decoder, x).vectors, pools.items[target], pools.pool[target].mean(dim=0)
+        )
         kept = jaccard(x, plain[0], own_space=True)
         rows.append(
             _scored(x, y)
@@ -103,11 +129,19 @@ def _on_grid(pools: Pools, bits: int | None, seed: int) -> list[Numbers]:
 
 def _decoding(anchors: int) -> methods.Options:
     """Decode as the service decodes plain cosines."""
-    return methods.resolve("graded", {"decode_power": selection.decode_power(0), "ridge": GRADED["ridge"]}, anchors=anchors)
+    return methods.resolve(
+        "graded",
+        {"decode_power": selection.decode_power(0), "ridge": GRADED["ridge"]},
+        anchors=anchors,
+    )
 
 
 def _scored(x: Tensor, y: Tensor) -> Numbers:
-    return {"score": float((x - y).norm(dim=1).mean()), "mrr": mrr(x, y), "cosine": quality.cosine(x, y)}
+    return {
+        "score": float((x - y).norm(dim=1).mean()),
+        "mrr": mrr(x, y),
+        "cosine": metrics.cosine(x, y),
+    }
 
 
 def _clustered(pools: Pools, share: float | None, seed: int) -> list[Numbers]:
@@ -117,7 +151,10 @@ def _clustered(pools: Pools, share: float | None, seed: int) -> list[Numbers]:
     rows = []
     for source, target in pools.pairs:
         known = _anchors(pools, source, target, seed)
-        whole = [torch.cat([a, pools.items[name]]) for a, name in zip(known, (source, target), strict=True)]
+        whole = [
+            torch.cat([a, pools.items[name]])
+            for a, name in zip(known, (source, target), strict=True)
+        ]
         spaces = whole if share is None else [_centroids(each, share) for each in whole]
         x, y = (cosines(each[ANCHORS:], each[:ANCHORS]) for each in spaces)
         left = len(torch.unique(spaces[0][ANCHORS:], dim=0)) / ITEMS
@@ -132,7 +169,9 @@ def _centroids(vectors: Tensor, share: float) -> Tensor:
 
     distances = pdist(vectors.double().numpy())
     threshold = share * float(torch.from_numpy(distances).median())
-    labels = torch.from_numpy(fcluster(linkage(distances, "ward"), threshold, "distance")).long() - 1
+    labels = (
+        torch.from_numpy(fcluster(linkage(distances, "ward"), threshold, "distance")).long() - 1
+    )
     sums = torch.zeros(int(labels.max()) + 1, vectors.shape[1]).index_add_(0, labels, vectors)
     return (sums / torch.bincount(labels)[:, None])[labels]
 
@@ -140,7 +179,9 @@ def _centroids(vectors: Tensor, share: float) -> Tensor:
 def _guarantee(pools: Pools, bits: int, turn: float) -> Numbers:
     rows = [_distorted(pools, bits, turn, seed) for seed in SEEDS]
     largest = {name: max(row[name] for row in rows) for name in ("apart", "largest")}
-    return {"step": step(bits), "allowed": most_steps(2 * turn, bits=bits)} | averaged(rows) | largest
+    return (
+        {"step": step(bits), "allowed": most_steps(2 * turn, bits=bits)} | averaged(rows) | largest
+    )
 
 
 def _distorted(pools: Pools, bits: int, turn: float, seed: int) -> Numbers:
@@ -161,11 +202,11 @@ def _unit_pair(pools: Pools, seed: int) -> tuple[Tensor, Tensor]:
     """Items and anchors as directions from the anchors' mean."""
     known, _ = _anchors(pools, DISTORTED, DISTORTED, seed)
     space = fit_space(known)
-    return quality.unit(pools.items[DISTORTED].double() - space.mean), space.unit
+    return metrics.unit(pools.items[DISTORTED].double() - space.mean), space.unit
 
 
 def _turned(unit: Tensor, turn: float, generator: torch.Generator) -> Tensor:
     """Rows of length 1, each rotated by so many radians in a random direction."""
     toward = torch.randn(unit.shape, generator=generator, dtype=unit.dtype)
-    toward = quality.unit(toward - (toward * unit).sum(dim=1, keepdim=True) * unit)
+    toward = metrics.unit(toward - (toward * unit).sum(dim=1, keepdim=True) * unit)
     return unit * torch.tensor(turn).cos() + toward * torch.tensor(turn).sin()

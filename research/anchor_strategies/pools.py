@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.maths.anchors import uniform
+from app.maths.geometry.sampling import uniform
 from benchmarks.common import DATA
 from research.anchors import farthest, medoids
 
@@ -67,7 +67,12 @@ def choose(pools: Pools, strategy: str, source: str, *, size: int, seed: int) ->
     if strategy == "kmeans":
         return _medoids(pools, source, size, seed)
     assert pools.ranks is not None
-    frequent = ((pools.ranks >= SKIPPED) & (pools.ranks < SKIPPED + FREQUENT[strategy])).nonzero().flatten().tolist()
+    frequent = (
+        ((pools.ranks >= SKIPPED) & (pools.ranks < SKIPPED + FREQUENT[strategy]))
+        .nonzero()
+        .flatten()
+        .tolist()
+    )
     return [frequent[place] for place in uniform(len(frequent), size=size, seed=seed)]
 
 
@@ -91,7 +96,9 @@ def tensor(array: Any) -> Tensor:
     return torch.from_numpy(array).float()
 
 
-def split(title: str, vectors: Mapping[str, Tensor], items: int, ranks: Tensor | None = None) -> Pools:
+def split(
+    title: str, vectors: Mapping[str, Tensor], items: int, ranks: Tensor | None = None
+) -> Pools:
     """Some rows as items, and up to POOL others to choose from: the same draw every time."""
     rows = len(next(iter(vectors.values())))
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(0))
@@ -116,14 +123,18 @@ def words(items: int) -> tuple[Pools, Pools]:
     ours = {"fasttext": tensor(file["fasttext"]), "w2v": tensor(file["w2v"])}
     known = torch.from_numpy(file["googlenews_rows"]).long()
     news = {"googlenews": tensor(file["googlenews"]), "w2v": ours["w2v"][known]}
-    return split("fastText, word2vec", ours, items, ranks), split("GoogleNews, word2vec", news, items, ranks[known])
+    return split("fastText, word2vec", ours, items, ranks), split(
+        "GoogleNews, word2vec", news, items, ranks[known]
+    )
 
 
 @cache
 def cifar10(items: int) -> Pools:
     files = {name: archive(f"cifar10-embeddings/{name}.npz") for name in IMAGE_ENCODERS}
     pool = {name: tensor(file["train"]) for name, file in files.items()}
-    return Pools("CIFAR-10", pool, {name: tensor(file["test"][:items]) for name, file in files.items()})
+    return Pools(
+        "CIFAR-10", pool, {name: tensor(file["test"][:items]) for name, file in files.items()}
+    )
 
 
 @cache
@@ -133,7 +144,10 @@ def texts(name: str, items: int) -> Pools:
     """
     files = {encoder: archive(f"encoders/emb/{name}.{encoder}.npz") for encoder in TEXT_ENCODERS}
     sizes = {part: len(files[TEXT_ENCODERS[0]][part]) for part in ("train", "test")}
-    rows = {part: torch.randperm(size, generator=torch.Generator().manual_seed(0)) for part, size in sizes.items()}
+    rows = {
+        part: torch.randperm(size, generator=torch.Generator().manual_seed(0))
+        for part, size in sizes.items()
+    }
     return Pools(
         {"banking77": "Banking77", "trec": "TREC"}[name],
         {encoder: tensor(file["train"])[rows["train"][:POOL]] for encoder, file in files.items()},

@@ -9,8 +9,15 @@ from typing import Any
 
 import torch
 
-from app.maths.space import fit_space
-from research.anchor_strategies.measure import Numbers, alike, cosines, over_seeds, relatives, translated
+from app.maths.geometry.space import fit_space
+from research.anchor_strategies.measure import (
+    Numbers,
+    alike,
+    cosines,
+    over_seeds,
+    relatives,
+    translated,
+)
 from research.anchor_strategies.pools import Pools, choose, cifar10, texts, words
 
 SIZES = (100, 300)
@@ -72,13 +79,20 @@ TRANSLATION_NOTE = (
 def tables() -> dict[str, Any]:
     """By data and direction, the figures of each strategy beside the paper's."""
     found: dict[str, Any] = {}
-    for pools, size in (*((each, WORD_ANCHORS) for each in words(TABLE_ITEMS)), (cifar10(TABLE_ITEMS), IMAGE_ANCHORS)):
+    for pools, size in (
+        *((each, WORD_ANCHORS) for each in words(TABLE_ITEMS)),
+        (cifar10(TABLE_ITEMS), IMAGE_ANCHORS),
+    ):
         published = PAPER.get(pools.title, {})
         for source, target in pools.pairs:
             direction = f"{source} to {target}"
-            rows = {name: over_seeds(partial(_alike, pools, name, source, target, size)) for name in _rows(pools)}
+            rows = {
+                name: over_seeds(partial(_alike, pools, name, source, target, size))
+                for name in _rows(pools)
+            }
             found.setdefault(pools.title, {})[direction] = {
-                name: numbers | _paper(published.get(direction, {}).get(name)) for name, numbers in rows.items()
+                name: numbers | _paper(published.get(direction, {}).get(name))
+                for name, numbers in rows.items()
             }
     return {"note": TABLES_NOTE, "source": "Moschella et al. 2023, Tables 7 and 8", "tables": found}
 
@@ -88,7 +102,11 @@ def _rows(pools: Pools) -> tuple[str, ...]:
 
 
 def _paper(numbers: tuple[float, float, float] | None) -> dict[str, Any]:
-    return {} if numbers is None else {"paper": dict(zip(("jaccard", "mrr", "cosine"), numbers, strict=True))}
+    return (
+        {}
+        if numbers is None
+        else {"paper": dict(zip(("jaccard", "mrr", "cosine"), numbers, strict=True))}
+    )
 
 
 def _alike(pools: Pools, row: str, source: str, target: str, size: int, seed: int) -> list[Numbers]:
@@ -102,10 +120,18 @@ def _alike(pools: Pools, row: str, source: str, target: str, size: int, seed: in
 
 def translation() -> dict[str, Any]:
     """Measure by data, number of anchors and strategy."""
-    every = (*words(TRANSLATED_ITEMS), cifar10(TRANSLATED_ITEMS), texts("banking77", TRANSLATED_ITEMS))
+    every = (
+        *words(TRANSLATED_ITEMS),
+        cifar10(TRANSLATED_ITEMS),
+        texts("banking77", TRANSLATED_ITEMS),
+    )
     found = {
         pools.title: {
-            str(size): {name: over_seeds(partial(_translated, pools, name, size)) for name in pools.strategies} for size in SIZES
+            str(size): {
+                name: over_seeds(partial(_translated, pools, name, size))
+                for name in pools.strategies
+            }
+            for size in SIZES
         }
         for pools in every
     }
@@ -118,5 +144,9 @@ def _translated(pools: Pools, strategy: str, size: int, seed: int) -> list[Numbe
     for source, target in pools.pairs:
         anchors = torch.tensor(choose(pools, strategy, source, size=size, seed=seed))
         x, y = fit_space(pools.pool[source][anchors]), fit_space(pools.pool[target][anchors])
-        rows.append(translated(x, y, pools.items[source], pools.items[target], pools.pool[target].mean(dim=0)))
+        rows.append(
+            translated(
+                x, y, pools.items[source], pools.items[target], pools.pool[target].mean(dim=0)
+            )
+        )
     return rows

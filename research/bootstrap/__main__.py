@@ -30,7 +30,12 @@ SECTIONS = {
 def main() -> None:
     """Measure, show and write the chosen sections, beside what the paper prints."""
     paper = {"source": paper_tables.SOURCE, "tables": paper_tables.TABLES}
-    command(__doc__, SECTIONS, RESULTS / "bootstrap.json", {"about": last_paragraph(__doc__), "paper": paper})
+    command(
+        __doc__,
+        SECTIONS,
+        RESULTS / "bootstrap.json",
+        {"about": last_paragraph(__doc__), "paper": paper},
+    )
 
 
 if __name__ == "__main__":

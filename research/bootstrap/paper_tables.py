@@ -16,7 +16,9 @@ SOURCE = "Cannistraci et al. 2023, Bootstrapping Parallel Anchors for Relative R
 Retrieved = dict[str, tuple[float, float]]
 
 
-def _retrieved(jaccard: tuple[float, float], mrr: tuple[float, float], cosine: tuple[float, float]) -> Retrieved:
+def _retrieved(
+    jaccard: tuple[float, float], mrr: tuple[float, float], cosine: tuple[float, float]
+) -> Retrieved:
     return {"jaccard": jaccard, "mrr": mrr, "cosine": cosine}
 
 

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from app.maths import methods
-from app.maths.quality import NEIGHBOURS, overlap
-from app.maths.space import fit_space, row_norms, unit_rows
-from app.maths.translator import Translator, apply
+from app.maths.geometry.space import fit_space, row_norms, unit_rows
+from app.maths.quality.metrics import NEIGHBOURS, overlap
+from app.maths.translators import methods
+from app.maths.translators.translator import Translator, apply
 
 #: rows of the index's table of cosines that are computed at once
 ROWS = 1024
@@ -74,7 +74,9 @@ def retrieved(found: Coordinates, own: Tensor, k: int = NEIGHBOURS) -> Retrieved
     # A query's length does not matter, because only the order of what it finds counts.
     actual, target = _nearest(found.queries, index, k), _nearest(index[own], index, k)
     place = (actual == own[:, None]).double()
-    cosines = (found.queries * index[own]).sum(dim=1) / found.lengths.clamp_min(torch.finfo(torch.float32).tiny)
+    cosines = (found.queries * index[own]).sum(dim=1) / found.lengths.clamp_min(
+        torch.finfo(torch.float32).tiny
+    )
     return Retrieved(
         jaccard=float(overlap(actual, target).mean()),
         mrr=float((place / torch.arange(1, k + 1)).sum(dim=1).mean()),
@@ -82,7 +84,9 @@ def retrieved(found: Coordinates, own: Tensor, k: int = NEIGHBOURS) -> Retrieved
     )
 
 
-def translated(translator: Translator, queries: Tensor, index: Tensor, mean: Tensor, own: Tensor) -> Retrieved:
+def translated(
+    translator: Translator, queries: Tensor, index: Tensor, mean: Tensor, own: Tensor
+) -> Retrieved:
     """The same measures of translations: raw queries (q, d_x) translated into the raw index (m,
     d_y), both centred on `mean` (d_y,).
     """
@@ -104,4 +108,6 @@ def macro_f1(predicted: Tensor, labels: Tensor, classes: int) -> float:
 
 
 def _nearest(queries: Tensor, index: Tensor, k: int) -> Tensor:
-    return torch.cat([(rows @ index.T).topk(k, dim=1).indices for rows in torch.split(queries, ROWS)])
+    return torch.cat(
+        [(rows @ index.T).topk(k, dim=1).indices for rows in torch.split(queries, ROWS)]
+    )

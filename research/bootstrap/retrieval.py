@@ -49,13 +49,23 @@ SLOWEST = ("vecmap", "paper", "soft-plan")
 DRAWS, WORDS_DRAWS = 5, 2
 
 #: which pairs are the anchors, and who uses them
-BEST, EVERY, SOME_TRUE, ALL_TRUE, ALONE = f"best {GT}", "all", f"{GT} true", "all true", "seeds alone"
+BEST, EVERY, SOME_TRUE, ALL_TRUE, ALONE = (
+    f"best {GT}",
+    "all",
+    f"{GT} true",
+    "all true",
+    "seeds alone",
+)
 RELATIVE, GRADED = "relative", "graded"
 
 
 def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
     """By case and draw, so that neighbours share what they load."""
-    places = [next(iter(ALL_WORDS)), "CIFAR-10, V2 -> SqueezeNet", "Banking77, MiniLM -> static"] if quick else list(PLACES)
+    places = (
+        [next(iter(ALL_WORDS)), "CIFAR-10, V2 -> SqueezeNet", "Banking77, MiniLM -> static"]
+        if quick
+        else list(PLACES)
+    )
     for place in places:
         most = WORDS_DRAWS if place in ALL_WORDS else DRAWS
         for number in range(1 if quick else min(draws or most, most)):
@@ -70,7 +80,9 @@ def _asked(place: str, number: int, *, quick: bool) -> dict[str, tuple[int, ...]
     slow = {**SLOW_WORDS, "self-learning": LEARNT_WORDS[place]} if place in ALL_WORDS else SLOW
     for method in growers.METHODS:
         counts, most = slow.get(method, (COUNTS, DRAWS))
-        if number < most and not (place in ALL_WORDS and method in SLOWEST and (quick or place != next(iter(ALL_WORDS)))):
+        if number < most and not (
+            place in ALL_WORDS and method in SLOWEST and (quick or place != next(iter(ALL_WORDS)))
+        ):
             asked[method] = counts
     return asked
 
@@ -89,7 +101,9 @@ def measure(place: str, method: str, count: int, number: int) -> Measured:
     return told | {"rows": rows}
 
 
-def anchors(case: Case, method: str, drawn: Draw, count: int, number: int) -> tuple[dict[str, Tensor], Measured]:
+def anchors(
+    case: Case, method: str, drawn: Draw, count: int, number: int
+) -> tuple[dict[str, Tensor], Measured]:
     """The sets of pairs (p, 2) that a method stands for, by name, and facts of its run."""
     if method == TRUE:
         return {SOME_TRUE: drawn.true(GT), ALL_TRUE: drawn.true()}, {}
@@ -98,7 +112,9 @@ def anchors(case: Case, method: str, drawn: Draw, count: int, number: int) -> tu
     return _grown(method, case, drawn, count, number)
 
 
-def _grown(method: str, case: Case, drawn: Draw, count: int, number: int) -> tuple[dict[str, Tensor], Measured]:
+def _grown(
+    method: str, case: Case, drawn: Draw, count: int, number: int
+) -> tuple[dict[str, Tensor], Measured]:
     found, seconds = growers.grown(method, case, count, number)
     # A method that finds nothing to fit to still has the seeds.
     sets = {BEST: growers.most_confident(found, GT) if len(found.pairs) > 1 else drawn.true(count)}
@@ -125,12 +141,18 @@ def read(reader: str, drawn: Draw, pairs: Tensor) -> dict[str, dict[str, float]]
     return found
 
 
-def _by_relative(side: Draw, pairs: Tensor, queries: Tensor, index: Tensor, own: Tensor) -> Retrieved:
+def _by_relative(
+    side: Draw, pairs: Tensor, queries: Tensor, index: Tensor, own: Tensor
+) -> Retrieved:
     means = side.x.mean(dim=0), side.y.mean(dim=0)
     anchors_x, anchors_y = unit(side.x[pairs[:, 0]], means[0]), unit(side.y[pairs[:, 1]], means[1])
-    return retrieved(relative(unit(queries, means[0]), anchors_x, unit(index, means[1]), anchors_y), own)
+    return retrieved(
+        relative(unit(queries, means[0]), anchors_x, unit(index, means[1]), anchors_y), own
+    )
 
 
-def _by_translator(side: Draw, pairs: Tensor, queries: Tensor, index: Tensor, own: Tensor) -> Retrieved:
+def _by_translator(
+    side: Draw, pairs: Tensor, queries: Tensor, index: Tensor, own: Tensor
+) -> Retrieved:
     translator = graded(side.x[pairs[:, 0]], side.y[pairs[:, 1]])
     return translated(translator, queries, index, side.y.mean(dim=0), own)

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from app.maths.translator import apply
+from app.maths.translators.translator import apply
 from benchmarks.bootstrap import growers
 from benchmarks.bootstrap.cells import Cell, Measured
 from benchmarks.bootstrap.draws import Draw, draw
@@ -77,7 +77,9 @@ def _native(place: str, number: int, way: str) -> Head:
 def _trained(side: Draw, vectors: Tensor) -> Head:
     """A head trained on vectors of the target's pool."""
     labels = _labels(side.labels)
-    return train_head(vectors, labels[side.partner.argsort()], classes=int(labels.max()) + 1, strength=STRENGTH)
+    return train_head(
+        vectors, labels[side.partner.argsort()], classes=int(labels.max()) + 1, strength=STRENGTH
+    )
 
 
 def _by_relative(side: Draw, pairs: Tensor) -> dict[str, float]:

@@ -57,7 +57,9 @@ def _run(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
 def _figure(value: Mapping[str, float | None] | None) -> str:
     if value is None:
         return ""
-    return f"{value['mean']:.3f}" + ("" if value["std"] is None else f" ±{value['std']:.3f}".replace("0.", "."))
+    return f"{value['mean']:.3f}" + (
+        "" if value["std"] is None else f" ±{value['std']:.3f}".replace("0.", ".")
+    )
 
 
 def _paper(place: str, columns: list[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
@@ -67,5 +69,8 @@ def _paper(place: str, columns: list[tuple[str, str]]) -> Iterator[tuple[str, li
     for name, forth, back in page.printed(paper_tables.TABLES, place):
         of = {"forth": forth, "back": back}
         figures = (of[way][figure] if way in of else None for way, figure in columns)
-        shown = ["" if pair is None else f"{pair[0]:.2f} ±{pair[1]:.2f}".replace("±0.", "±.") for pair in figures]
+        shown = [
+            "" if pair is None else f"{pair[0]:.2f} ±{pair[1]:.2f}".replace("±0.", "±.")
+            for pair in figures
+        ]
         yield f"the paper: {name}", shown

@@ -54,7 +54,9 @@ Advance = Callable[[], None]
 def main() -> None:
     """Measure the chosen sections; print and write each as it is done."""
     arguments = parser(__doc__, RESULTS / "stitching.json")
-    arguments.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="measure only these sections")
+    arguments.add_argument(
+        "--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="measure only these sections"
+    )
     options = arguments.parse_args()
     torch.set_num_threads(1)
     console = Console(width=max(130, Console().width))
@@ -63,7 +65,10 @@ def main() -> None:
         write(options.json, name, section)
         for table in section["tables"].values():
             show(console, section, table)
-        console.print(f"{section['note']}\nPaper: {section['paper']['source']}. {section['seconds']} s.\n", highlight=False)
+        console.print(
+            f"{section['note']}\nPaper: {section['paper']['source']}. {section['seconds']} s.\n",
+            highlight=False,
+        )
     verdicts(options.json, console)
 
 
@@ -72,7 +77,9 @@ def timed(name: str, console: Console) -> dict[str, Any]:
     began = time.monotonic()
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task(name, total=None)
-        section = measured(name, lambda total: progress.update(bar, total=total), lambda: progress.advance(bar))
+        section = measured(
+            name, lambda total: progress.update(bar, total=total), lambda: progress.advance(bar)
+        )
     return section | {"seconds": round(time.monotonic() - began)}
 
 
@@ -85,10 +92,17 @@ def measured(name: str, expect: Callable[[int], None], advance: Advance) -> dict
     if name == "autoencoders":
         expect(4 * autoencoders.NETWORKS)
         tables = {
-            kind: summarise(f"{kind} on Fashion-MNIST, MSE x 1000", [cells], autoencoders.PAPER[kind], sign=-1)
+            kind: summarise(
+                f"{kind} on Fashion-MNIST, MSE x 1000", [cells], autoencoders.PAPER[kind], sign=-1
+            )
             for kind, cells in autoencoders.measure_all(advance).items()
         }
-        return {"title": "Autoencoders", "note": autoencoders.NOTE, "paper": autoencoders.PAPER, "tables": tables}
+        return {
+            "title": "Autoencoders",
+            "note": autoencoders.NOTE,
+            "paper": autoencoders.PAPER,
+            "tables": tables,
+        }
     return classified(TASKS[name](), expect, advance)
 
 
@@ -102,11 +116,22 @@ def classified(job: task.Task, expect: Callable[[int], None], advance: Advance) 
         for size in job.sizes:
             found[size].append(measure.measure(job, heads, size, seed, main=size == job.sizes[0]))
             advance()
-    tables = {str(size): summarise(f"{job.title}, {size:,} anchors", cells, job.paper) for size, cells in found.items()}
-    return {"title": job.title, "note": job.note, "paper": job.paper, "penalties": strengths, "tables": tables}
+    tables = {
+        str(size): summarise(f"{job.title}, {size:,} anchors", cells, job.paper)
+        for size, cells in found.items()
+    }
+    return {
+        "title": job.title,
+        "note": job.note,
+        "paper": job.paper,
+        "penalties": strengths,
+        "tables": tables,
+    }
 
 
-def summarise(title: str, seeds: list[Accuracies], paper: dict[str, Any], *, sign: int = 1) -> dict[str, Any]:
+def summarise(
+    title: str, seeds: list[Accuracies], paper: dict[str, Any], *, sign: int = 1
+) -> dict[str, Any]:
     """Means over pairs and seeds; `std` between seeds' means (where there are several), `std_pairs`
     between pairs' means.
 
@@ -117,14 +142,21 @@ def summarise(title: str, seeds: list[Accuracies], paper: dict[str, Any], *, sig
     for row in seeds[0][pairs[0]]:
         by_seed = [mean(cells[pair][row] for pair in pairs) for cells in seeds]
         by_pair = [mean(cells[pair][row] for cells in seeds) for pair in pairs]
-        rows[row] = {"mean": mean(by_seed), "std_pairs": stdev(by_pair)} | ({"std": stdev(by_seed)} if len(seeds) > 1 else {})
+        rows[row] = {"mean": mean(by_seed), "std_pairs": stdev(by_pair)} | (
+            {"std": stdev(by_seed)} if len(seeds) > 1 else {}
+        )
         lost = [cells[pair][NATIVE] - cells[pair][row] for cells in seeds for pair in pairs]
         rows[row]["gap"] = sign * mean(lost) if row != NATIVE else 0.0
 
     def best_of(*starts: str) -> str:
-        return min((row for row in rows if row.startswith(starts)), key=lambda row: rows[row]["gap"])
+        return min(
+            (row for row in rows if row.startswith(starts)), key=lambda row: rows[row]["gap"]
+        )
 
-    irp = min((row for row in rows if row.startswith("irp, ") and "kept" not in row), key=lambda row: rows[row]["gap"])
+    irp = min(
+        (row for row in rows if row.startswith("irp, ") and "kept" not in row),
+        key=lambda row: rows[row]["gap"],
+    )
     best = best_of("graded", "ridge", "procrustes", "irp-ridge")
     # If irp loses nothing there is no gap to close, and a ratio has no meaning.
     ratio = rows[best]["gap"] / rows[irp]["gap"] if rows[irp]["gap"] > 0 else None
@@ -137,7 +169,10 @@ def summarise(title: str, seeds: list[Accuracies], paper: dict[str, Any], *, sig
         "gap_ratio": ratio,
         "target_met": ratio is not None and ratio <= TARGET,
         "paper": {row: text for row, text in paper.items() if row != "source"},
-        "pairs": {f"{a} -> {b}": {row: mean(cells[a, b][row] for cells in seeds) for row in shown} for a, b in pairs},
+        "pairs": {
+            f"{a} -> {b}": {row: mean(cells[a, b][row] for cells in seeds) for row in shown}
+            for a, b in pairs
+        },
     }
 
 
@@ -145,23 +180,43 @@ def write(path: Path, name: str, section: dict[str, Any]) -> None:
     """Write one section into the report; the other sections stay."""
     sections = merged(read(path).get("sections", {}), name, section, SECTIONS)
     about = (__doc__ or "").split("\n\n")[2]
-    write_report(path, rounded({"about": about, "target": TARGET, "seeds": len(SEEDS), "sections": sections}, 5))
+    write_report(
+        path,
+        rounded({"about": about, "target": TARGET, "seeds": len(SEEDS), "sections": sections}, 5),
+    )
 
 
 def show(console: Console, section: dict[str, Any], table: dict[str, Any]) -> None:
     """Print one table."""
     errors = section["title"] == "Autoencoders"
     digits = 2 if errors else 3
-    figures = ("MSE x 1000" if errors else "accuracy", "± seeds", "± pairs", "gap", "gap / irp's", "paper's number")
+    figures = (
+        "MSE x 1000" if errors else "accuracy",
+        "± seeds",
+        "± pairs",
+        "gap",
+        "gap / irp's",
+        "paper's number",
+    )
     printed = new_table(table["title"], ("method",), figures)
     irp_gap = table["rows"][table["irp"]]["gap"]
     for row, numbers in table["rows"].items():
         gap = numbers["gap"]
-        spread = [f"{numbers[key]:.{digits}f}" if key in numbers else "" for key in ("std", "std_pairs")]
+        spread = [
+            f"{numbers[key]:.{digits}f}" if key in numbers else "" for key in ("std", "std_pairs")
+        ]
         ratio = "" if row == NATIVE or irp_gap <= 0 else f"{gap / irp_gap:.2f}"
         paper = table["paper"].get("irp" if row == table["irp"] else row, "")
         style = "bold" if row in (table["irp"], table["best"]) else None
-        printed.add_row(row, f"{numbers['mean']:.{digits}f}", *spread, f"{gap:.{digits}f}", ratio, str(paper), style=style)
+        printed.add_row(
+            row,
+            f"{numbers['mean']:.{digits}f}",
+            *spread,
+            f"{gap:.{digits}f}",
+            ratio,
+            str(paper),
+            style=style,
+        )
     console.print(printed)
     console.print(verdict(table), highlight=False)
 

@@ -15,11 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from app.maths.anchors import uniform
-from app.maths.methods import Options
-from app.maths.translator import apply
+from app.maths.geometry.sampling import uniform
+from app.maths.translators.methods import Options
+from app.maths.translators.translator import apply
 from benchmarks.common import DATA
-from research.stitching.measure import NATIVE, RELATIVE, RELATIVE_NATIVE, UNTRANSLATED, Accuracies, Fits
+from research.stitching.measure import (
+    NATIVE,
+    RELATIVE,
+    RELATIVE_NATIVE,
+    UNTRANSLATED,
+    Accuracies,
+    Fits,
+)
 
 NETWORKS, ANCHORS = 5, 500
 IMAGES, EPOCHS, BATCH, RATE = 20_000, 6, 250, 1e-3
@@ -45,13 +52,26 @@ VARIANTS: dict[str, tuple[str, Options]] = {
     "irp, delta 0.6, norms kept": ("irp", {"delta": 0.6, "keep_norms": True}),
     "procrustes, norms kept": ("procrustes", {"keep_norms": True}),
     "ridge, lambda .1, norms kept": ("ridge", {"ridge": 0.1, "keep_norms": True}),
-    "ridge, lambda .1, not renormalised, norms kept": ("ridge", {"ridge": 0.1, "renormalise": False, "keep_norms": True}),
+    "ridge, lambda .1, not renormalised, norms kept": (
+        "ridge",
+        {"ridge": 0.1, "renormalise": False, "keep_norms": True},
+    ),
     "graded (1, .25), lambda .3, norms kept": ("graded", {"ridge": 0.3, "keep_norms": True}),
 }
 
 PAPER: dict[str, Any] = {
-    "AE": {NATIVE: "1.57 ± .03", UNTRANSLATED: "120.54 ± 6.81", RELATIVE_NATIVE: "3.59 ± .04", RELATIVE: "6.37 ± .29"},
-    "VAE": {NATIVE: "4.38 ± .03", UNTRANSLATED: "118.96 ± 2.96", RELATIVE_NATIVE: "6.81 ± .06", RELATIVE: "24.03 ± 13.15"},
+    "AE": {
+        NATIVE: "1.57 ± .03",
+        UNTRANSLATED: "120.54 ± 6.81",
+        RELATIVE_NATIVE: "3.59 ± .04",
+        RELATIVE: "6.37 ± .29",
+    },
+    "VAE": {
+        NATIVE: "4.38 ± .03",
+        UNTRANSLATED: "118.96 ± 2.96",
+        RELATIVE_NATIVE: "6.81 ± .06",
+        RELATIVE: "24.03 ± 13.15",
+    },
     "source": "Moschella et al. 2023, Table 3, F-MNIST: convolutional, 500 latent dimensions and anchors; its unit is not stated",
 }
 NOTE = (
@@ -77,9 +97,13 @@ class Autoencoder(nn.Module):
         super().__init__()
         self.variational, self.anchors = variational, anchors
         outputs = 2 * LATENT if variational else LATENT
-        self.encoder = nn.Sequential(nn.Linear(PIXELS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, outputs))
+        self.encoder = nn.Sequential(
+            nn.Linear(PIXELS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, outputs)
+        )
         inputs = LATENT if anchors is None else len(anchors)
-        self.decoder = nn.Sequential(nn.Linear(inputs, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, PIXELS), nn.Sigmoid())
+        self.decoder = nn.Sequential(
+            nn.Linear(inputs, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, PIXELS), nn.Sigmoid()
+        )
 
     def encode(self, images: Tensor) -> Tensor:
         """The code (n, LATENT); for a VAE, the mean."""
@@ -102,7 +126,9 @@ class Autoencoder(nn.Module):
         codes, divergence = encoded[:, :LATENT], torch.zeros(())
         if self.variational:
             log_variance = encoded[:, LATENT:]
-            divergence = 0.5 * (codes.square() + log_variance.exp() - 1 - log_variance).sum(dim=1).mean()
+            divergence = (
+                0.5 * (codes.square() + log_variance.exp() - 1 - log_variance).sum(dim=1).mean()
+            )
             codes = codes + torch.randn_like(codes) * (0.5 * log_variance).exp()
         error: Tensor = self.decoder(self.coordinates(codes)) - images
         return error.square().sum(dim=1).mean() + divergence
@@ -141,9 +167,16 @@ def stitch_absolute(networks: list[Autoencoder], anchors: Tensor, test: Tensor) 
     for i, j in permutations(range(len(networks)), 2):
 
         def stitched(method: str, options: Options, i: int = i, j: int = j) -> float:
-            return error(networks[j], apply(fits.translator(method, options, str(i), str(j)), codes[i]).vectors, test)
+            return error(
+                networks[j],
+                apply(fits.translator(method, options, str(i), str(j)), codes[i]).vectors,
+                test,
+            )
 
-        row = {NATIVE: error(networks[j], codes[j], test), UNTRANSLATED: error(networks[j], codes[i], test)}
+        row = {
+            NATIVE: error(networks[j], codes[j], test),
+            UNTRANSLATED: error(networks[j], codes[i], test),
+        }
         row |= {name: stitched(*variant) for name, variant in VARIANTS.items()}
         found[str(i), str(j)] = row
     return found
@@ -172,7 +205,11 @@ def measure_all(advance: Callable[[], None]) -> dict[str, Accuracies]:
         for relative in (False, True):
             for seed in range(NETWORKS):
                 fixed = anchors if relative else None
-                networks[relative].append(trained(data, seed + NETWORKS * relative, variational=variational, anchors=fixed))
+                networks[relative].append(
+                    trained(
+                        data, seed + NETWORKS * relative, variational=variational, anchors=fixed
+                    )
+                )
                 advance()
         cells = stitch_absolute(networks[False], anchors, test)
         for pair, row in stitch_relative(networks[True], test).items():

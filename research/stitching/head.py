@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
-from app.maths.anchors import uniform
+from app.maths.geometry.sampling import uniform
 
 #: inverse strengths of the penalty to try, as in scikit-learn: sum of losses + |W|^2 / (2 C)
 STRENGTHS = (1.0, 10.0, 100.0)
@@ -49,7 +49,9 @@ def train_head(vectors: Tensor, labels: Tensor, *, classes: int, strength: float
     features = (vectors - mean) / scale
     weight = torch.zeros(classes, vectors.shape[1], requires_grad=True)
     bias = torch.zeros(classes, requires_grad=True)
-    optimiser = torch.optim.LBFGS([weight, bias], max_iter=ITERATIONS, line_search_fn="strong_wolfe", tolerance_grad=1e-6)
+    optimiser = torch.optim.LBFGS(
+        [weight, bias], max_iter=ITERATIONS, line_search_fn="strong_wolfe", tolerance_grad=1e-6
+    )
 
     def closure() -> float:
         optimiser.zero_grad()
@@ -77,7 +79,9 @@ def best_strength(vectors: Tensor, labels: Tensor, *, classes: int) -> float:
     return max(STRENGTHS, key=validated)
 
 
-def seeded_head(vectors: Tensor, labels: Tensor, *, classes: int, strength: float, seed: int) -> Head:
+def seeded_head(
+    vectors: Tensor, labels: Tensor, *, classes: int, strength: float, seed: int
+) -> Head:
     """A head trained on a seed's own 90 % of the training rows. The problem is convex, so the start
     does not matter.
     """

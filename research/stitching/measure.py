@@ -9,11 +9,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from app.maths import methods, quality
-from app.maths.anchors import uniform
-from app.maths.methods import METHODS, Options
-from app.maths.space import Space, fit_space
-from app.maths.translator import Translator, apply, make_translator
+from app.maths.geometry.sampling import uniform
+from app.maths.geometry.space import Space, fit_space
+from app.maths.quality import metrics
+from app.maths.translators import methods
+from app.maths.translators.methods import METHODS, Options
+from app.maths.translators.translator import Translator, apply, make_translator
 from research.definitions import relative
 from research.stitching.head import Head, best_strength, seeded_head
 from research.stitching.task import Side, Task
@@ -73,7 +74,9 @@ class Fits:
         shape = {name: bool(options[name]) for name in ("renormalise", "keep_norms")}
         return make_translator(x, y, encoder @ decoder, **shape)
 
-    def _once(self, make: Callable[[Space, Options], Tensor], name: str, options: Options, *, without: str) -> Tensor:
+    def _once(
+        self, make: Callable[[Space, Options], Tensor], name: str, options: Options, *, without: str
+    ) -> Tensor:
         key = (make, name, *sorted(item for item in options.items() if item[0] != without))
         if key not in self._kept:
             self._kept[key] = make(self.spaces[name], options)
@@ -91,13 +94,18 @@ def deltas(task: Task, size: int) -> list[float]:
 
 def strengths(task: Task) -> dict[str, float]:
     """Each encoder's penalty, chosen once on its training rows."""
-    return {name: best_strength(s.train, s.y_train, classes=task.classes) for name, s in task.sides.items()}
+    return {
+        name: best_strength(s.train, s.y_train, classes=task.classes)
+        for name, s in task.sides.items()
+    }
 
 
 def heads_of(task: Task, chosen: dict[str, float], seed: int) -> dict[str, Head]:
     """One head for each encoder, trained in its own space."""
     return {
-        name: seeded_head(s.train, s.y_train, classes=task.classes, strength=chosen[name], seed=seed)
+        name: seeded_head(
+            s.train, s.y_train, classes=task.classes, strength=chosen[name], seed=seed
+        )
         for name, s in task.sides.items()
     }
 
@@ -117,13 +125,22 @@ def measure(task: Task, heads: dict[str, Head], size: int, seed: int, *, main: b
     for source, target in task.pairs:
         side, head = task.sides[source], heads[target]
 
-        def stitched(method: str, options: Options, pair: tuple[str, str] = (source, target)) -> float:
-            vectors = apply(fits.translator(method, options, *pair), task.sides[pair[0]].test).vectors
+        def stitched(
+            method: str, options: Options, pair: tuple[str, str] = (source, target)
+        ) -> float:
+            vectors = apply(
+                fits.translator(method, options, *pair), task.sides[pair[0]].test
+            ).vectors
             return heads[pair[1]].accuracy(vectors, task.sides[pair[0]].y_test)
 
         accuracy = {NATIVE: head.accuracy(task.sides[target].test, task.sides[target].y_test)}
-        accuracy[UNTRANSLATED] = head.accuracy(quality.do_nothing(side.test, head.weight.shape[1]), side.y_test)
-        accuracy |= {f"irp, delta {delta}": stitched("irp", {"delta": delta, "seed": seed}) for delta in deltas(task, size)}
+        accuracy[UNTRANSLATED] = head.accuracy(
+            metrics.do_nothing(side.test, head.weight.shape[1]), side.y_test
+        )
+        accuracy |= {
+            f"irp, delta {delta}": stitched("irp", {"delta": delta, "seed": seed})
+            for delta in deltas(task, size)
+        }
         accuracy |= {name: stitched(*variant) for name, variant in VARIANTS.items()}
         tuned = tune(partial, head, (source, target), anchors[source][held], anchors[target][held])
         accuracy[TUNED] = stitched("graded", tuned)
@@ -134,7 +151,9 @@ def measure(task: Task, heads: dict[str, Head], size: int, seed: int, *, main: b
     return found
 
 
-def tune(partial: Fits, head: Head, pair: tuple[str, str], source: Tensor, target: Tensor) -> Options:
+def tune(
+    partial: Fits, head: Head, pair: tuple[str, str], source: Tensor, target: Tensor
+) -> Options:
     """The candidate with which the target's head agrees most on held-out anchors and their native
     vectors.
 
@@ -162,7 +181,11 @@ def relative_rows(task: Task, fits: Fits, seed: int) -> Accuracies:
     for target in {pair[1] for pair in task.pairs}:
         side: Side = task.sides[target]
         head = seeded_head(
-            coordinates(target, side.train), side.y_train, classes=task.classes, strength=RELATIVE_STRENGTH, seed=seed
+            coordinates(target, side.train),
+            side.y_train,
+            classes=task.classes,
+            strength=RELATIVE_STRENGTH,
+            seed=seed,
         )
         native = head.accuracy(coordinates(target, side.test), side.y_test)
         for source in (pair[0] for pair in task.pairs if pair[1] == target):

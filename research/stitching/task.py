@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.maths.anchors import uniform
+from app.maths.geometry.sampling import uniform
 from benchmarks.common import DATA
 
 TEXT_ENCODERS = ("minilm3-512", "minilm6-384", "static-256")
@@ -104,7 +104,9 @@ def irp_paper(delta: float, zero_shot: str, absolute: str, native: str) -> dict[
 def text_sides(name: str) -> dict[str, Side]:
     files = {encoder: archive(f"encoders/emb/{name}.{encoder}.npz") for encoder in TEXT_ENCODERS}
     return {
-        encoder: Side(tensor(f["train"]), labels(f["y_train"]), tensor(f["test"]), labels(f["y_test"]))
+        encoder: Side(
+            tensor(f["train"]), labels(f["y_train"]), tensor(f["test"]), labels(f["y_test"])
+        )
         for encoder, f in files.items()
     }
 
@@ -122,7 +124,9 @@ def trec() -> Task:
         "accuracy, and as a source it loses most. It and minilm3-512 were distilled from "
         "minilm6-384."
     )
-    return Task("TREC, 6 classes", sides, pairs, draw, (1000, 300, 3000), (0.3, 0.6, 0.7, 0.8), paper, note)
+    return Task(
+        "TREC, 6 classes", sides, pairs, draw, (1000, 300, 3000), (0.3, 0.6, 0.7, 0.8), paper, note
+    )
 
 
 def banking77() -> Task:
@@ -130,14 +134,18 @@ def banking77() -> Task:
     pairs, draw = same_items(sides)
     paper = {"source": "neither paper has Banking77"}
     note = "two of the three encoders were distilled from the third, minilm6-384."
-    return Task("Banking77, 77 intents", sides, pairs, draw, (1000, 300), (0.3, 0.6, 0.8), paper, note)
+    return Task(
+        "Banking77, 77 intents", sides, pairs, draw, (1000, 300), (0.3, 0.6, 0.8), paper, note
+    )
 
 
 def fmnist() -> Task:
     file = archive("encoders/emb/fmnist.npz")
     y_train, y_test = labels(file["y_train"]), labels(file["y_test"])
     sides = {
-        encoder: Side(tensor(file[f"{encoder}/train"]), y_train, tensor(file[f"{encoder}/test"]), y_test)
+        encoder: Side(
+            tensor(file[f"{encoder}/train"]), y_train, tensor(file[f"{encoder}/test"]), y_test
+        )
         for encoder in TIMM_ENCODERS
     }
     pairs, draw = same_items(sides)
@@ -150,7 +158,10 @@ def cifar10() -> Task:
     truth = archive("cifar10-embeddings/labels.npz")
     y_train, y_test = labels(truth["train_labels"]), labels(truth["test_labels"])
     files = {encoder: archive(f"cifar10-embeddings/{encoder}.npz") for encoder in IMAGE_ENCODERS}
-    sides = {encoder: Side(tensor(f["train"]), y_train, tensor(f["test"]), y_test) for encoder, f in files.items()}
+    sides = {
+        encoder: Side(tensor(f["train"]), y_train, tensor(f["test"]), y_test)
+        for encoder, f in files.items()
+    }
     pairs, draw = same_items(sides)
     paper = irp_paper(0.75, ".92 ± .05", ".11 ± .04", ".95 ± .03")
     note = "six small ImageNet encoders of 256 to 1,280 dimensions, 3,000 training images; the paper's are ViTs and CLIP."

@@ -24,10 +24,10 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from app.api.failed_keys import FailedKeys
-from app.api.protocol import BoundedHttp
+from app.api.http.failed_keys import FailedKeys
+from app.api.http.protocol import BoundedHttp
 from app.main import create_app
-from app.services.keys import create_key
+from app.services.access.api_keys import create_key
 from app.settings import Settings
 from app.storage.tables import Base
 from app.types import Scope
@@ -37,8 +37,15 @@ from app.wiring import make_services
 @pytest.fixture(scope="session")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """One service for all tests of the routes: starting and stopping one takes longer than most of them."""
-    settings = Settings(data_dir=tmp_path_factory.mktemp("api"), max_body_bytes=4 * 1024 * 1024, max_vectors=2_000, max_pool=200)
-    with TestClient(create_app(settings), base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
+    settings = Settings(
+        data_dir=tmp_path_factory.mktemp("api"),
+        max_body_bytes=4 * 1024 * 1024,
+        max_vectors=2_000,
+        max_pool=200,
+    )
+    with TestClient(
+        create_app(settings), base_url="http://127.0.0.1", raise_server_exceptions=False
+    ) as client:
         yield client
 
 
@@ -50,7 +57,9 @@ def client(running: TestClient) -> Iterator[TestClient]:
 
 
 @pytest.fixture(scope="module")
-def stock(running: TestClient, packed: Callable[..., dict[str, Any]]) -> Iterator[Callable[..., TestClient]]:
+def stock(
+    running: TestClient, packed: Callable[..., dict[str, Any]]
+) -> Iterator[Callable[..., TestClient]]:
     """Give the running service encoders, sets of the first rows of their vectors, and heads, for all tests of a module."""
     made: list[str] = []
 
@@ -60,12 +69,18 @@ def stock(running: TestClient, packed: Callable[..., dict[str, Any]]) -> Iterato
         made.append(f"{path}/{name}")
 
     def give(
-        vectors: dict[str, np.ndarray], sets: dict[str, int] | None = None, heads: dict[str, dict[str, Any]] | None = None
+        vectors: dict[str, np.ndarray],
+        sets: dict[str, int] | None = None,
+        heads: dict[str, dict[str, Any]] | None = None,
     ) -> TestClient:
         for name, rows in vectors.items():
             add("/encoders", name, dim=rows.shape[1])
         for name, size in (sets or {"items": None}).items():
-            add("/anchor-sets", name, embeddings={each: packed(rows[:size], "float64") for each, rows in vectors.items()})
+            add(
+                "/anchor-sets",
+                name,
+                embeddings={each: packed(rows[:size], "float64") for each, rows in vectors.items()},
+            )
         for name, head in (heads or {}).items():
             add("/heads", name, **head)
         return running
@@ -79,7 +94,9 @@ def stock(running: TestClient, packed: Callable[..., dict[str, Any]]) -> Iterato
 def running_with_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """The same, where callers need API keys."""
     settings = Settings(data_dir=tmp_path_factory.mktemp("keys"), auth="keys")
-    with TestClient(create_app(settings), base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
+    with TestClient(
+        create_app(settings), base_url="http://127.0.0.1", raise_server_exceptions=False
+    ) as client:
         yield client
 
 
@@ -112,7 +129,9 @@ def serve(data_dir: Path) -> Iterator[Callable[..., TestClient]]:
 
         def start(**settings: Any) -> TestClient:
             app = create_app(Settings(**{"data_dir": data_dir, **settings}))
-            return stack.enter_context(TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False))
+            return stack.enter_context(
+                TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
+            )
 
         yield start
 
@@ -143,7 +162,9 @@ def parallel() -> dict[str, np.ndarray]:
 
 
 def _listen(stack: ExitStack, app: FastAPI) -> tuple[str, int]:
-    server = uvicorn.Server(uvicorn.Config(app, http=BoundedHttp, log_config=None, access_log=False, ws="none"))
+    server = uvicorn.Server(
+        uvicorn.Config(app, http=BoundedHttp, log_config=None, access_log=False, ws="none")
+    )
     listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
@@ -197,7 +218,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def encoding(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[Encoding]:
     """The service that runs encoders. Nothing is cleaned up between tests: each gives names of its own (`fresh`)."""
-    app = create_app(Settings(data_dir=tmp_path_factory.mktemp("encoding"), models_dir=models, encode_cores=2, max_vectors=3_000))
+    app = create_app(
+        Settings(
+            data_dir=tmp_path_factory.mktemp("encoding"),
+            models_dir=models,
+            encode_cores=2,
+            max_vectors=3_000,
+        )
+    )
     with ExitStack() as stack:
         host, port = _listen(stack, app)
         url = f"http://{host}:{port}"
@@ -213,9 +241,16 @@ def encoding(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator
             answer = http.post("/encoders", json=encoder)
             assert answer.status_code == 201, answer.text
         own = np.random.default_rng(3).normal(size=(len(TEXTS), 5))
-        made = http.post("/anchor-sets", json={"name": "texts", "inputs": TEXTS, "encoders": ["minilm"]})
+        made = http.post(
+            "/anchor-sets", json={"name": "texts", "inputs": TEXTS, "encoders": ["minilm"]}
+        )
         assert made.status_code == 201, made.text
-        assert http.put("/anchor-sets/texts/embeddings/own", json={"vectors": own.tolist()}).status_code == 201
+        assert (
+            http.put(
+                "/anchor-sets/texts/embeddings/own", json={"vectors": own.tolist()}
+            ).status_code
+            == 201
+        )
         yield Encoding(url, app, http, models, TEXTS, own)
 
 
@@ -241,11 +276,22 @@ def make_toy(folder: Path) -> None:
     words = [*special, *ascii_lowercase, *(f"##{letter}" for letter in ascii_lowercase)]
     (raw / "vocab.txt").write_text("\n".join(words))
     torch.manual_seed(0)
-    shape = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
-    BertModel(BertConfig(vocab_size=len(words), max_position_embeddings=64, initializer_range=0.5, **shape)).save_pretrained(raw)
+    shape = {
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 48,
+    }
+    BertModel(
+        BertConfig(
+            vocab_size=len(words), max_position_embeddings=64, initializer_range=0.5, **shape
+        )
+    ).save_pretrained(raw)
     BertTokenizerFast(str(raw / "vocab.txt")).save_pretrained(raw)
     first = Transformer(str(raw), max_seq_length=32)
-    SentenceTransformer(modules=[first, Pooling(24, pooling_mode="mean")], device="cpu").save(str(folder))
+    SentenceTransformer(modules=[first, Pooling(24, pooling_mode="mean")], device="cpu").save(
+        str(folder)
+    )
 
 
 def make_eye(folder: Path) -> None:
@@ -254,7 +300,9 @@ def make_eye(folder: Path) -> None:
 
     torch.manual_seed(0)
     model = timm.create_model("resnet10t", channels=[8, 8, 16, 24], stem_width=8, num_classes=5)
-    timm.models.save_for_hf(model, folder, safe_serialization=True, data_config={"input_size": (3, 40, 40)})
+    timm.models.save_for_hf(
+        model, folder, safe_serialization=True, data_config={"input_size": (3, 40, 40)}
+    )
 
 
 @pytest.fixture(scope="session")
@@ -262,10 +310,16 @@ def new_key() -> Callable[..., str]:
     """Make an API key as `anchorage keys create` does, and return it."""
 
     def make(
-        client: TestClient, scope: str = "admin", project: str = "default", rate: str | None = None, until: datetime | None = None
+        client: TestClient,
+        scope: str = "admin",
+        project: str = "default",
+        rate: str | None = None,
+        until: datetime | None = None,
     ) -> str:
         services = client.app.state.services
-        _, key = create_key(services, project, name="test", scopes=[Scope(scope)], rate_limit=rate, expires_at=until)
+        _, key = create_key(
+            services, project, name="test", scopes=[Scope(scope)], rate_limit=rate, expires_at=until
+        )
         return key
 
     return make
@@ -278,7 +332,9 @@ def first_keys(tmp_path: Path) -> Callable[..., list[str]]:
     def make(*wanted: tuple[str, Scope]) -> list[str]:
         services = make_services(Settings(data_dir=tmp_path))
         services.db.migrate()
-        keys = [create_key(services, project, name="x", scopes=[scope])[1] for project, scope in wanted]
+        keys = [
+            create_key(services, project, name="x", scopes=[scope])[1] for project, scope in wanted
+        ]
         services.close()
         return keys
 
@@ -313,7 +369,12 @@ def refused() -> Callable[..., dict[str, Any]]:
     """Assert that an answer is a problem document of this status and code, at this field and these rows; returns it."""
 
     def check(
-        answer: Any, status: int, code: str, field: str | None = None, rows: list[int] | None = None, detail: str = ""
+        answer: Any,
+        status: int,
+        code: str,
+        field: str | None = None,
+        rows: list[int] | None = None,
+        detail: str = "",
     ) -> dict[str, Any]:
         assert answer.status_code == status, answer.text
         assert answer.headers["content-type"] == "application/problem+json"
@@ -359,7 +420,9 @@ def complaint() -> Callable[[Any], tuple[int, str]]:
                     assert set(body["error"]) == members["error"]
                     assert body["error"]["message"]
                     return answer.status_code, body["error"]["code"]
-                return answer.status_code, body["error_type"] if prefix == "/tei" else body["error"].partition(": ")[0]
+                return answer.status_code, body["error_type"] if prefix == "/tei" else body[
+                    "error"
+                ].partition(": ")[0]
         assert answer.headers["content-type"] == "application/problem+json"
         return answer.status_code, body["code"]
 
@@ -372,7 +435,11 @@ def packed() -> Callable[..., dict[str, Any]]:
 
     def pack(array: Any, dtype: str = "float32") -> dict[str, Any]:
         data = np.asarray(array, dtype=np.dtype(dtype).newbyteorder("<"))
-        return {"dtype": dtype, "shape": list(data.shape), "base64": base64.b64encode(data.tobytes()).decode()}
+        return {
+            "dtype": dtype,
+            "shape": list(data.shape),
+            "base64": base64.b64encode(data.tobytes()).decode(),
+        }
 
     return pack
 
@@ -382,7 +449,9 @@ def unpacked() -> Callable[..., np.ndarray]:
     """The array of a base64 object."""
 
     def unpack(value: dict[str, Any]) -> np.ndarray:
-        return np.frombuffer(base64.b64decode(value["base64"]), np.dtype(value["dtype"])).reshape(value["shape"])
+        return np.frombuffer(base64.b64decode(value["base64"]), np.dtype(value["dtype"])).reshape(
+            value["shape"]
+        )
 
     return unpack
 

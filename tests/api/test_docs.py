@@ -14,11 +14,15 @@ STATIC = "/static-offline-docs/swagger-ui-bundle.js"
 
 def rules(answer):
     """The directives of an answer's policy."""
-    found = (each.strip().partition(" ") for each in answer.headers["content-security-policy"].split(";"))
+    found = (
+        each.strip().partition(" ") for each in answer.headers["content-security-policy"].split(";")
+    )
     return {name: value.split() for name, _, value in found}
 
 
-@pytest.mark.parametrize("path", ["/docs", "/redoc", "/openapi.json", STATIC, "/static-offline-docs/none.js"])
+@pytest.mark.parametrize(
+    "path", ["/docs", "/redoc", "/openapi.json", STATIC, "/static-offline-docs/none.js"]
+)
 def test_no_page_frames_them_and_no_browser_guesses_what_they_are(client, path):
     answer = client.get(path)
     assert answer.headers["x-content-type-options"] == "nosniff"
@@ -42,7 +46,9 @@ def test_pages_run_their_own_scripts_and_no_others(client, path):
 
 
 def test_pages_know_the_prefix_that_the_service_is_mounted_under(client):
-    page = TestClient(client.app, base_url="http://127.0.0.1", root_path="/prefix").get("/docs").text
+    page = (
+        TestClient(client.app, base_url="http://127.0.0.1", root_path="/prefix").get("/docs").text
+    )
     assert "url: '/prefix/openapi.json'" in page
     assert f'src="/prefix{STATIC}"' in page
 

@@ -10,13 +10,22 @@ from app.demo.client import free_port
 def test_a_service_of_one_process_is_ready_with_its_worker(client):
     assert client.get("/livez").json()["status"] == "ok"
     answer = client.get("/readyz")
-    assert (answer.status_code, answer.json()) == (200, {"status": "ok", "database": True, "worker": True, "redis": None})
-    assert [client.head(path).status_code for path in ("/livez", "/readyz")] == [200, 200]  # some load balancers ask so
+    assert (answer.status_code, answer.json()) == (
+        200,
+        {"status": "ok", "database": True, "worker": True, "redis": None},
+    )
+    assert [client.head(path).status_code for path in ("/livez", "/readyz")] == [
+        200,
+        200,
+    ]  # some load balancers ask so
 
 
 def test_with_redis_the_worker_is_elsewhere(serve, redis_url, redis_prefix):
     answer = serve(redis_url=redis_url, redis_prefix=redis_prefix).get("/readyz")
-    assert (answer.status_code, answer.json()) == (200, {"status": "ok", "database": True, "worker": None, "redis": True})
+    assert (answer.status_code, answer.json()) == (
+        200,
+        {"status": "ok", "database": True, "worker": None, "redis": True},
+    )
 
 
 @pytest.fixture
@@ -26,11 +35,18 @@ def degraded(serve):
 
 def test_without_its_redis_a_service_is_degraded_and_still_answers(degraded):
     answer = degraded.get("/readyz")
-    assert (answer.status_code, answer.json()["status"], answer.json()["redis"]) == (200, "degraded", False)
+    assert (answer.status_code, answer.json()["status"], answer.json()["redis"]) == (
+        200,
+        "degraded",
+        False,
+    )
     for name, dim in (("first", 3), ("second", 2)):
         assert degraded.post("/encoders", json={"name": name, "dim": dim}).status_code == 201
     embeddings = {"first": [[1, 0, 0], [0, 1, 0], [0, 0, 1]], "second": [[1, 0], [0, 1], [1, 1]]}
-    assert degraded.post("/anchor-sets", json={"name": "s", "embeddings": embeddings}).status_code == 201
+    assert (
+        degraded.post("/anchor-sets", json={"name": "s", "embeddings": embeddings}).status_code
+        == 201
+    )
     body = {"source": "first", "target": "second", "anchor_set": "s", "vectors": [[1, 2, 3]]}
     assert degraded.post("/translate", json=body).status_code == 200
 
@@ -40,7 +56,14 @@ def test_a_job_is_written_down_while_redis_is_away(degraded):
         degraded.post("/encoders", json={"name": name, "dim": 2})
     pool = [[1, 0], [0, 1], [1, 1]]
     names = {"name": "grown", "source": "first", "target": "second"}
-    body = {**names, "source_pool": pool, "target_pool": pool, "seeds": [[0, 0], [1, 1]], "size": 2, "method": "paper"}
+    body = {
+        **names,
+        "source_pool": pool,
+        "target_pool": pool,
+        "seeds": [[0, 0], [1, 1]],
+        "size": 2,
+        "method": "paper",
+    }
     answer = degraded.post("/bootstrap", json=body)
     assert (answer.status_code, answer.json()["state"]) == (202, "queued")
     assert degraded.get(answer.headers["location"]).json()["state"] == "queued"
@@ -49,8 +72,14 @@ def test_a_job_is_written_down_while_redis_is_away(degraded):
 def test_a_stopping_server_says_so_and_closes_its_connections(serve):
     client = serve()
     assert "connection" not in client.get("/encoders").headers
-    client.app.state.admission.stopping = True  # as the handler of SIGTERM does: see e2e/test_rolling.py
+    client.app.state.admission.stopping = (
+        True  # as the handler of SIGTERM does: see e2e/test_rolling.py
+    )
     answer = client.get("/readyz")
-    assert (answer.status_code, answer.json()["status"], answer.headers["retry-after"]) == (503, "stopping", "1")
+    assert (answer.status_code, answer.json()["status"], answer.headers["retry-after"]) == (
+        503,
+        "stopping",
+        "1",
+    )
     answer = client.get("/encoders")
     assert (answer.status_code, answer.headers["connection"]) == (200, "close")

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from sqlalchemy import func, select
 
-from app.services.writes import CLAIM_S
+from app.services.access.idempotency import CLAIM_S
 from app.settings import Settings
 from app.storage import tables
 from app.wiring import make_wakeup
@@ -22,13 +22,18 @@ JSON = {"content-type": "application/json"}
 @pytest.fixture
 def client(serve, postgres_url, redis_url, redis_prefix, models):
     """An API process on PostgreSQL and Redis; nobody runs its jobs."""
-    return serve(database_url=postgres_url, redis_url=redis_url, redis_prefix=redis_prefix, models_dir=models)
+    return serve(
+        database_url=postgres_url, redis_url=redis_url, redis_prefix=redis_prefix, models_dir=models
+    )
 
 
 @pytest.fixture
 def worker(client, redis_url, redis_prefix):
     """A worker beside it."""
-    worker = Worker(client.app.state.services, make_wakeup(Settings(redis_url=redis_url, redis_prefix=redis_prefix)))
+    worker = Worker(
+        client.app.state.services,
+        make_wakeup(Settings(redis_url=redis_url, redis_prefix=redis_prefix)),
+    )
     worker.start()
     yield
     worker.stop()
@@ -47,12 +52,32 @@ def test_every_operation_succeeds_on_postgresql(stocked, worker, embeddings, fin
     pair = {"source": "first", "target": "second", "anchor_set": "items"}
     call("POST", "/encoders", {"name": "third", "dim": 8})
     call("GET", "/encoders/{name}", name="third")
-    call("PUT", "/anchor-sets/{name}/embeddings/{encoder}", {"vectors": first.tolist()}, name="items", encoder="third")
+    call(
+        "PUT",
+        "/anchor-sets/{name}/embeddings/{encoder}",
+        {"vectors": first.tolist()},
+        name="items",
+        encoder="third",
+    )
     call("POST", "/anchor-sets", {"name": "other", "embeddings": {"third": first[:5].tolist()}})
-    assert [row["name"] for row in call("GET", "/anchor-sets").json()["anchor_sets"]] == ["items", "other"]
-    assert call("GET", "/anchor-sets/{name}", name="items").json()["encoders"] == ["first", "second", "third"]
+    assert [row["name"] for row in call("GET", "/anchor-sets").json()["anchor_sets"]] == [
+        "items",
+        "other",
+    ]
+    assert call("GET", "/anchor-sets/{name}", name="items").json()["encoders"] == [
+        "first",
+        "second",
+        "third",
+    ]
     call("DELETE", "/anchor-sets/{name}", name="other")
-    assert call("POST", "/relative", {"encoder": "first", "anchor_set": "items", "vectors": first.tolist()}).json()["dim"] == 40
+    assert (
+        call(
+            "POST",
+            "/relative",
+            {"encoder": "first", "anchor_set": "items", "vectors": first.tolist()},
+        ).json()["dim"]
+        == 40
+    )
     translated = call("POST", "/translate", {**pair, "vectors": first.tolist()}).json()
     made = call("POST", "/translators", pair).json()
     assert call("GET", "/translators/{id}", id=translated["translator"]).json() == made
@@ -60,7 +85,12 @@ def test_every_operation_succeeds_on_postgresql(stocked, worker, embeddings, fin
     assert call("GET", "/translators/{id}/threshold?source=0.5", id=named).json()["source"] == 0.5
     call("GET", "/translators/{id}/calibration", id=named)
     contract = {"name": "items", "source": "first", "target": "second"}
-    call("PUT", "/anchor-sets/{name}/contracts/{source}/{target}", {"min_quality": {"cosine": 0.1}}, **contract)
+    call(
+        "PUT",
+        "/anchor-sets/{name}/contracts/{source}/{target}",
+        {"min_quality": {"cosine": 0.1}},
+        **contract,
+    )
     assert len(call("GET", "/anchor-sets/{name}/contracts", name="items").json()["contracts"]) == 1
     call("POST", "/translate", {**pair, "vectors": first.tolist()})
     call("DELETE", "/anchor-sets/{name}/contracts/{source}/{target}", **contract)
@@ -69,28 +99,67 @@ def test_every_operation_succeeds_on_postgresql(stocked, worker, embeddings, fin
     job = call("POST", "/evaluate", {**pair, **items}, {"Prefer": "respond-async"}).json()
     assert finished(stocked, job["id"])["state"] == "succeeded"
     call("GET", "/anchor-sets/{name}/report", name="items")
-    call("POST", "/anchor-sets/{name}/suggest", {"encoder": "first", "pool": first.tolist(), "count": 2}, name="items")
-    call("POST", "/anchor-sets/{name}/drift", {"encoder": "first", "vectors": first.tolist()}, name="items")
-    job = call("POST", "/translators", {**pair, "method": "ridge"}, {"Prefer": "respond-async"}).json()
+    call(
+        "POST",
+        "/anchor-sets/{name}/suggest",
+        {"encoder": "first", "pool": first.tolist(), "count": 2},
+        name="items",
+    )
+    call(
+        "POST",
+        "/anchor-sets/{name}/drift",
+        {"encoder": "first", "vectors": first.tolist()},
+        name="items",
+    )
+    job = call(
+        "POST", "/translators", {**pair, "method": "ridge"}, {"Prefer": "respond-async"}
+    ).json()
     assert finished(stocked, job["id"])["state"] == "succeeded"
-    call("POST", "/heads", {"name": "head", "encoder": "second", "classes": ["a", "b"], "weight": [[1.0] * 6, [0.0] * 6]})
+    call(
+        "POST",
+        "/heads",
+        {
+            "name": "head",
+            "encoder": "second",
+            "classes": ["a", "b"],
+            "weight": [[1.0] * 6, [0.0] * 6],
+        },
+    )
     call("GET", "/heads/{name}", name="head")
     body = {"encoder": "first", "head": "head", "anchor_set": "items", "vectors": first.tolist()}
     assert len(call("POST", "/stitch", body).json()["labels"]) == 40
-    pools = {"source_pool": first.tolist(), "target_pool": embeddings["second"].tolist(), "seeds": [[i, i] for i in range(8)]}
+    pools = {
+        "source_pool": first.tolist(),
+        "target_pool": embeddings["second"].tolist(),
+        "seeds": [[i, i] for i in range(8)],
+    }
     how = {"method": "paper", "min_right": 0, "size": 9, "options": {"steps": 5}}
     body = {"name": "grown", "source": "first", "target": "second", **pools, **how}
     job = call("POST", "/bootstrap", body).json()
     assert finished(stocked, job["id"])["state"] == "succeeded"
     assert call("GET", "/anchor-sets/{name}", name="grown").json()["provenance"]["job"] == job["id"]
-    assert call("GET", "/anchor-sets/{name}/pairs", name="grown").json()["pairs"][:8] == [[i, i] for i in range(8)]
+    assert call("GET", "/anchor-sets/{name}/pairs", name="grown").json()["pairs"][:8] == [
+        [i, i] for i in range(8)
+    ]
     call("PUT", "/pools/{name}", {"encoder": "first", "vectors": first[:30].tolist()}, name="x")
-    assert call("POST", "/pools/{name}/vectors", {"offset": 30, "vectors": first[30:].tolist()}, name="x").json()["items"] == 40
+    assert (
+        call(
+            "POST",
+            "/pools/{name}/vectors",
+            {"offset": 30, "vectors": first[30:].tolist()},
+            name="x",
+        ).json()["items"]
+        == 40
+    )
     named = call("POST", "/bootstrap", {**body, "name": "named", "source_pool": "x"}).json()
     assert finished(stocked, named["id"])["state"] == "succeeded"
-    both = [call("GET", "/anchor-sets/{name}/pairs", name=name).json() for name in ("grown", "named")]
+    both = [
+        call("GET", "/anchor-sets/{name}/pairs", name=name).json() for name in ("grown", "named")
+    ]
     assert both[0] == both[1]
-    assert call("GET", "/pools").json() == {"pools": [call("GET", "/pools/{name}", name="x").json()]}
+    assert call("GET", "/pools").json() == {
+        "pools": [call("GET", "/pools/{name}", name="x").json()]
+    }
     call("DELETE", "/pools/{name}", name="x")
     events = call("GET", "/jobs/{id}/events", id=job["id"]).text
     assert "event: end" in events
@@ -101,16 +170,32 @@ def test_every_operation_succeeds_on_postgresql(stocked, worker, embeddings, fin
     call("POST", "/encoders", {"name": "toy", "kind": "sentence-transformers", "model": "toy"})
     texts = ["a card", "the rate", "cash", "a loan", "my rent", "fees"]
     job = call(
-        "POST", "/anchor-sets", {"name": "texts", "inputs": texts, "encoders": ["toy"]}, {"Prefer": "respond-async"}
+        "POST",
+        "/anchor-sets",
+        {"name": "texts", "inputs": texts, "encoders": ["toy"]},
+        {"Prefer": "respond-async"},
     ).json()
     assert finished(stocked, job["id"])["state"] == "succeeded"
-    call("PUT", "/anchor-sets/{name}/embeddings/{encoder}", {"vectors": first[:6].tolist()}, name="texts", encoder="first")
+    call(
+        "PUT",
+        "/anchor-sets/{name}/embeddings/{encoder}",
+        {"vectors": first[:6].tolist()},
+        name="texts",
+        encoder="first",
+    )
     made = call("POST", "/v1/embeddings", {"model": "toy->first@texts", "input": texts}).json()
     assert len(made["data"][5]["embedding"]) == 8
-    assert {model["id"] for model in call("GET", "/v1/models").json()["data"]} == {"toy", "toy->first@texts"}
+    assert {model["id"] for model in call("GET", "/v1/models").json()["data"]} == {
+        "toy",
+        "toy->first@texts",
+    }
     call("GET", "/v1/models/{model}", model="toy")
-    own = call("POST", "/tei/{model}/embed", {"inputs": texts, "normalize": False}, model="toy").json()
-    assert call("POST", "/encoders/{name}/verify", {"inputs": texts, "vectors": own}, name="toy").json()["matches"]
+    own = call(
+        "POST", "/tei/{model}/embed", {"inputs": texts, "normalize": False}, model="toy"
+    ).json()
+    assert call(
+        "POST", "/encoders/{name}/verify", {"inputs": texts, "vectors": own}, name="toy"
+    ).json()["matches"]
     call("POST", "/tei/{model}", {"inputs": texts}, model="toy")
     call("GET", "/tei/{model}/info", model="toy")
     call("GET", "/tei/{model}/health", model="toy")
@@ -118,7 +203,9 @@ def test_every_operation_succeeds_on_postgresql(stocked, worker, embeddings, fin
     call("GET", "/v2/models/{model}", model="head")
     call("GET", "/v2/models/{model}/ready", model="first->head@items")
     tensor = {"name": "vectors", "shape": [40, 8], "datatype": "FP32", "data": first.tolist()}
-    assert call("POST", "/v2/models/{model}/infer", {"inputs": [tensor]}, model="first->head@items").json()["outputs"]
+    assert call(
+        "POST", "/v2/models/{model}/infer", {"inputs": [tensor]}, model="first->head@items"
+    ).json()["outputs"]
     call("DELETE", "/heads/{name}", name="head")
     assert call("GET", "/heads").json() == {"heads": []}
     key = call("POST", "/api-keys", {"name": "x", "expires_at": "2100-01-01T00:00:00+02:00"}).json()
@@ -130,10 +217,27 @@ def test_every_operation_succeeds_on_postgresql(stocked, worker, embeddings, fin
     assert len(call("GET", "/api-keys").json()["api_keys"]) == 2
     actions = Counter(row["action"] for row in call("GET", "/audit").json()["writes"])
     assert actions["create"] >= 10
-    assert (actions["rotate"], actions["revoke"], actions["cancel"], actions["embed"], actions["delete"]) == (1, 1, 1, 2, 4)
+    assert (
+        actions["rotate"],
+        actions["revoke"],
+        actions["cancel"],
+        actions["embed"],
+        actions["delete"],
+    ) == (1, 1, 1, 2, 4)
     assert actions["append"] == 1
-    call("DELETE", "/encoders/{name}", name=call("POST", "/encoders", {"name": "brief", "dim": 2}).json()["name"])
-    for path in ("/encoders", "/livez", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"):
+    call(
+        "DELETE",
+        "/encoders/{name}",
+        name=call("POST", "/encoders", {"name": "brief", "dim": 2}).json()["name"],
+    )
+    for path in (
+        "/encoders",
+        "/livez",
+        "/readyz",
+        "/metrics",
+        "/v2/health/live",
+        "/v2/health/ready",
+    ):
         call("GET", path)
     paths = stocked.get("/openapi.json").json()["paths"]
     assert done == {(verb.upper(), path) for path, verbs in paths.items() for verb in verbs}
@@ -141,9 +245,19 @@ def test_every_operation_succeeds_on_postgresql(stocked, worker, embeddings, fin
 
 def test_no_text_in_an_address_is_a_fault_of_the_service(stocked):
     for text in ("%00", "a%00b", "%ED%A0%80", "%F0%9F%A6%8A", "%27", "%5C", "%25"):
-        for path in (f"/encoders?after={text}", f"/heads?after={text}", f"/anchor-sets?after={text}"):
+        for path in (
+            f"/encoders?after={text}",
+            f"/heads?after={text}",
+            f"/anchor-sets?after={text}",
+        ):
             assert stocked.get(path).status_code in ((422,) if "%00" in text else (200, 422)), path
-        for path in (f"/encoders/{text}", f"/jobs/{text}", f"/jobs?state={text}", f"/audit?before={text}", f"/api-keys/{text}"):
+        for path in (
+            f"/encoders/{text}",
+            f"/jobs/{text}",
+            f"/jobs?state={text}",
+            f"/audit?before={text}",
+            f"/api-keys/{text}",
+        ):
             assert stocked.get(path).status_code in (404, 422), path
 
 
@@ -158,8 +272,14 @@ TEXTS = [
     ("/anchor-sets", '{"name": "x", "embeddings": {"%s": [[1, 2]]}}'),
     ("/anchor-sets", '{"name": "x", "inputs": ["a"], "encoders": ["%s"]}'),
     ("/heads", '{"name": "%s", "classes": ["a", "b"], ' + HEAD + "}"),
-    ("/translate", '{"source": "first", "target": "%s", "anchor_set": "items", "vectors": [[1, 2]]}'),
-    ("/translate", '{"source": "first", "target": "second", "anchor_set": "items", "inputs": ["%s"]}'),
+    (
+        "/translate",
+        '{"source": "first", "target": "%s", "anchor_set": "items", "vectors": [[1, 2]]}',
+    ),
+    (
+        "/translate",
+        '{"source": "first", "target": "second", "anchor_set": "items", "inputs": ["%s"]}',
+    ),
     ("/bootstrap", '{"name": "%s"}'),
     ("/v1/embeddings", '{"model": "toy", "input": ["x"], "input_type": "%s"}'),
     ("/tei/toy/embed", '{"inputs": ["x"], "prompt_name": "%s"}'),
@@ -187,31 +307,53 @@ def test_a_class_is_kept_as_it_was_sent_or_refused(stocked, label):
 
 def test_of_many_equal_requests_at_once_one_makes_something(stocked):
     pair = {"source": "first", "target": "second", "anchor_set": "items"}
-    wanted = [("/encoders", {"name": "new", "dim": 2}, tables.Encoder), ("/translators", pair, tables.Translator)]
-    wanted += [("/api-keys", {"name": "new"}, tables.ApiKey)]
+    wanted = [
+        ("/encoders", {"name": "new", "dim": 2}, tables.EncoderRow),
+        ("/translators", pair, tables.TranslatorRow),
+    ]
+    wanted += [("/api-keys", {"name": "new"}, tables.ApiKeyRow)]
     assert CLAIM_S > 30, "else a slow machine's second try could take the first one's claim over"
     for path, body, table in wanted:
         with stocked.app.state.services.db.transaction() as session:
             before = session.scalar(select(func.count()).select_from(table))
-        send = lambda _, path=path, body=body: stocked.post(path, json=body, headers={"Idempotency-Key": path})  # noqa: E731
+
+        def send(_: int, path: str = path, body: dict = body) -> object:
+            return stocked.post(path, json=body, headers={"Idempotency-Key": path})
+
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(send, range(16)))
         codes = {answer.json().get("code", "made") for answer in answers}
-        assert codes <= {"made", "request-in-progress", "resource-gone" if table is tables.ApiKey else "made"}
+        assert codes <= {
+            "made",
+            "request-in-progress",
+            "resource-gone" if table is tables.ApiKeyRow else "made",
+        }
         assert "made" in codes
         with stocked.app.state.services.db.transaction() as session:
             assert session.scalar(select(func.count()).select_from(table)) == before + 1
-            made = select(func.count()).where(tables.Audit.origin.is_not(None), tables.Audit.action == "create")
+            made = select(func.count()).where(
+                tables.AuditRow.origin.is_not(None), tables.AuditRow.action == "create"
+            )
             assert (
-                session.scalar(made.where(tables.Audit.resource == {"/encoders": "encoder"}.get(path, path[1:-1]))) == before + 1
+                session.scalar(
+                    made.where(
+                        tables.AuditRow.resource == {"/encoders": "encoder"}.get(path, path[1:-1])
+                    )
+                )
+                == before + 1
             )
 
 
 def test_without_keys_of_the_same_name_one_of_many_requests_wins(stocked):
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: stocked.post("/encoders", json={"name": "new", "dim": 2}), range(16)))
+        answers = list(
+            pool.map(lambda _: stocked.post("/encoders", json={"name": "new", "dim": 2}), range(16))
+        )
     assert Counter(answer.status_code for answer in answers) == {201: 1, 409: 15}
-    assert {answer.json()["code"] for answer in answers if answer.status_code == 409} <= {"name-taken", "conflict"}
+    assert {answer.json()["code"] for answer in answers if answer.status_code == 409} <= {
+        "name-taken",
+        "conflict",
+    }
 
 
 def test_two_processes_that_fit_one_translator_at_once_both_answer(
@@ -220,12 +362,27 @@ def test_two_processes_that_fit_one_translator_at_once_both_answer(
     other = serve(database_url=postgres_url, redis_url=redis_url, redis_prefix=redis_prefix)
     # FastAPI completes a route at its first request, and hides pydantic's warnings meanwhile in a way that two threads break
     assert other.post("/translate", json={}).status_code == 422
-    pair = {"source": "first", "target": "second", "anchor_set": "items", "method": "ridge", "vectors": [[0.5] * 8]}
+    pair = {
+        "source": "first",
+        "target": "second",
+        "anchor_set": "items",
+        "method": "ridge",
+        "vectors": [[0.5] * 8],
+    }
     with ThreadPoolExecutor(8) as pool:
         for ridge in range(1, 25):
             body = {**pair, "options": {"ridge": ridge}}
-            answers = list(pool.map(lambda place: (stocked, other)[place % 2].post("/translate", json=body), range(8)))  # noqa: B023
-            assert {answer.status_code for answer in answers} == {200}, [answer.text for answer in answers]
+            answers = list(
+                pool.map(
+                    lambda place, body=body: (stocked, other)[place % 2].post(
+                        "/translate", json=body
+                    ),
+                    range(8),
+                )
+            )
+            assert {answer.status_code for answer in answers} == {200}, [
+                answer.text for answer in answers
+            ]
             assert len({answer.json()["translator"] for answer in answers}) == 1
 
 
@@ -238,7 +395,10 @@ def away(postgres_server, postgres_url):
         def change(there):
             connection.execute(f'ALTER DATABASE "{name}" WITH ALLOW_CONNECTIONS {there}')
             if not there:
-                connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+                connection.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s",
+                    [name],
+                )
 
         yield change
 
@@ -251,9 +411,20 @@ def test_without_its_database_every_route_says_when_to_come_back(
     pair = {"source": "first", "target": "second", "anchor_set": "items"}
     calls = [
         ("GET", path, None)
-        for path in ("/encoders", "/encoders/first", "/anchor-sets", "/heads/x", "/jobs", "/audit", "/api-keys")
+        for path in (
+            "/encoders",
+            "/encoders/first",
+            "/anchor-sets",
+            "/heads/x",
+            "/jobs",
+            "/audit",
+            "/api-keys",
+        )
     ]
-    calls += [("GET", f"/jobs/{'0' * 32}/events", None), ("GET", f"/translators/tr_{'0' * 32}", None)]
+    calls += [
+        ("GET", f"/jobs/{'0' * 32}/events", None),
+        ("GET", f"/translators/tr_{'0' * 32}", None),
+    ]
     calls += [("DELETE", "/encoders/first", None), ("POST", f"/jobs/{'0' * 32}/cancel", None)]
     calls += [
         ("POST", "/encoders", {"name": "x", "dim": 2}),
@@ -264,10 +435,15 @@ def test_without_its_database_every_route_says_when_to_come_back(
     warm = {**pair, "vectors": [[0.5] * 8]}
     answer = stocked.post("/translate", json=warm).json()
     away(False)
-    assert stocked.post("/translate", json=warm).json() == answer  # what was asked for lately asks no database
+    assert (
+        stocked.post("/translate", json=warm).json() == answer
+    )  # what was asked for lately asks no database
     with ThreadPoolExecutor(len(calls) + 3) as pool:  # each waits a moment for the database
         headers = {"Idempotency-Key": "again"}
-        waiting = [pool.submit(stocked.request, verb, path, json=body, headers=headers) for verb, path, body in calls]
+        waiting = [
+            pool.submit(stocked.request, verb, path, json=body, headers=headers)
+            for verb, path, body in calls
+        ]
         ready, metrics, keyed = (
             pool.submit(stocked.get, "/readyz"),
             pool.submit(stocked.get, "/metrics"),
@@ -283,6 +459,8 @@ def test_without_its_database_every_route_says_when_to_come_back(
     away(True)
     assert stocked.get("/readyz").json()["status"] == "ok"
     for verb, path, body in calls:
-        answer = stocked.request(verb, path, json=body, headers={"Idempotency-Key": f"again {path}"})
+        answer = stocked.request(
+            verb, path, json=body, headers={"Idempotency-Key": f"again {path}"}
+        )
         assert answer.status_code < 500, answer.text
     assert locked.get("/encoders", headers=key).status_code == 200

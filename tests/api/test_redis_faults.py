@@ -20,11 +20,12 @@ import torch
 from starlette.testclient import TestClient
 
 from app.main import create_app
-from app.maths.methods import fit, resolve
-from app.maths.space import fit_space
-from app.maths.translator import apply
+from app.maths.geometry.space import fit_space
+from app.maths.translators.methods import fit, resolve
+from app.maths.translators.translator import apply
 from app.settings import Settings
-from app.storage import connect, names
+from app.storage import name_cache
+from app.storage import redis as connect
 
 GREETING = b"%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n"
 
@@ -84,7 +85,9 @@ NONSENSE = {
     "an error that is no text": say(b"-\xff\xfe\r\n"),
     "OOM": say(b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"),
     "READONLY": say(b"-READONLY You can't write against a read only replica.\r\n"),
-    "MISCONF": say(b"-MISCONF Redis is configured to save RDB snapshots, but it's unable to persist to disk.\r\n"),
+    "MISCONF": say(
+        b"-MISCONF Redis is configured to save RDB snapshots, but it's unable to persist to disk.\r\n"
+    ),
     "LOADING": say(b"-LOADING Redis is loading the dataset in memory\r\n"),
     "NOAUTH": say(b"-NOAUTH Authentication required.\r\n"),
     "MOVED": say(b"-MOVED 1 127.0.0.1:1\r\n"),
@@ -123,7 +126,9 @@ class _Session(socketserver.BaseRequestHandler):
                 if self.server.nonsense is None:
                     real.sendall(data)
                 elif self.server.polite and (b"HELLO" in data or b"CLIENT" in data):
-                    self.request.sendall(GREETING * data.count(b"HELLO") + b"+OK\r\n" * data.count(b"CLIENT"))
+                    self.request.sendall(
+                        GREETING * data.count(b"HELLO") + b"+OK\r\n" * data.count(b"CLIENT")
+                    )
                 else:
                     self.server.nonsense(self.request)
 
@@ -152,8 +157,16 @@ def service(gateway, migrated_sqlite: Path, tmp_path_factory) -> Iterator[TestCl
     folder = tmp_path_factory.mktemp("faults")
     shutil.copy(migrated_sqlite, folder / "anchorage.db")
     prefix = f"test-faults-{folder.name}"
-    settings = Settings(data_dir=folder, redis_url=gateway.url, redis_prefix=prefix, rate_limit="1000000/minute", threads=1)
-    with TestClient(create_app(settings), base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
+    settings = Settings(
+        data_dir=folder,
+        redis_url=gateway.url,
+        redis_prefix=prefix,
+        rate_limit="1000000/minute",
+        threads=1,
+    )
+    with TestClient(
+        create_app(settings), base_url="http://127.0.0.1", raise_server_exceptions=False
+    ) as client:
         for name, dim in (("first", 3), ("second", 2)):
             assert client.post("/encoders", json={"name": name, "dim": dim}).status_code == 201
         yield client
@@ -166,9 +179,9 @@ def service(gateway, migrated_sqlite: Path, tmp_path_factory) -> Iterator[TestCl
 def soon() -> Iterator[None]:
     """Redis is given up, and asked again, and a deletion is answered, sooner than in operation."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connect, "ANSWER_S", 0.3)
+        patch.setattr(connect, "REDIS_READ_S", 0.3)
         patch.setattr(connect, "AWAY_S", 0.5)
-        patch.setattr(names, "SETTLE_S", 0.0)
+        patch.setattr(name_cache, "SETTLE_S", 0.0)
         yield
 
 
@@ -184,29 +197,47 @@ def cold_translation(service: TestClient) -> str:
     version = next(VERSIONS)
     name, targets = f"set-{version}", ANCHORS[:, :2] + version
     embeddings = {"first": ANCHORS.tolist(), "second": targets.tolist()}
-    assert service.post("/anchor-sets", json={"name": name, "embeddings": embeddings}).status_code == 201
-    body = {"source": "first", "target": "second", "anchor_set": name, "vectors": QUERY.tolist(), "method": "graded"}
+    assert (
+        service.post("/anchor-sets", json={"name": name, "embeddings": embeddings}).status_code
+        == 201
+    )
+    body = {
+        "source": "first",
+        "target": "second",
+        "anchor_set": name,
+        "vectors": QUERY.tolist(),
+        "method": "graded",
+    }
     answer = service.post("/translate", json=body)
     assert answer.status_code == 200, answer.text
     spaces = [fit_space(torch.tensor(each, dtype=torch.float32)) for each in (ANCHORS, targets)]
-    right = apply(fit("graded", *spaces, resolve("graded", {}, anchors=12)), torch.tensor(QUERY, dtype=torch.float32))
+    right = apply(
+        fit("graded", *spaces, resolve("graded", {}, anchors=12)),
+        torch.tensor(QUERY, dtype=torch.float32),
+    )
     assert np.allclose(answer.json()["vectors"], right.vectors.numpy(), atol=1e-4)
     assert service.delete(f"/anchor-sets/{name}").status_code == 204
     return name
 
 
 @pytest.mark.parametrize("kind", NONSENSE)
-def test_whatever_redis_answers_the_service_answers_right_and_says_degraded_until_redis_is_back(service, gateway, kind):
+def test_whatever_redis_answers_the_service_answers_right_and_says_degraded_until_redis_is_back(
+    service, gateway, kind
+):
     until_ready(service)
     try:
         for gateway.polite in (True, False):
             gateway.nonsense = NONSENSE[kind]
             begun = time.monotonic()
             answer = service.get("/readyz")
-            assert (answer.status_code, answer.json()["status"], answer.json()["redis"]) == (200, "degraded", False)
+            assert (answer.status_code, answer.json()["status"], answer.json()["redis"]) == (
+                200,
+                "degraded",
+                False,
+            )
             assert time.monotonic() - begun < 2
             cold_translation(service)
-            assert time.monotonic() - begun < 2 * connect.PATIENCE_S + 5
+            assert time.monotonic() - begun < 2 * connect.REDIS_CALL_S + 5
     finally:
         gateway.nonsense = None
     until_ready(service)

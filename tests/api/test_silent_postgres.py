@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import httpx2
 import pytest
 
-from app.services import keys
+from app.services.access import api_keys
 from app.settings import Settings
 from app.types import Scope
 from app.wiring import make_services
@@ -36,7 +36,7 @@ class Service:
 
 def make_key(database_url: str, tmp_path) -> str:
     services = make_services(Settings(data_dir=tmp_path / "keys", database_url=database_url))
-    _, key = keys.create_key(services, "default", name="k", scopes=[Scope.write])
+    _, key = api_keys.create_key(services, "default", name="k", scopes=[Scope.write])
     services.close()
     return key
 
@@ -47,10 +47,23 @@ def service(own_postgres, listen, tmp_path, parallel) -> Iterator[Service]:
     headers = {"authorization": f"Bearer {make_key(own_postgres.url, tmp_path)}"}
     with httpx2.Client(base_url=f"http://{host}:{port}", timeout=60, trust_env=False) as http:
         for name, vectors in parallel.items():
-            assert http.post("/encoders", json={"name": name, "dim": vectors.shape[1]}, headers=headers).status_code == 201
-        body = {"name": "items", "embeddings": {name: vectors.tolist() for name, vectors in parallel.items()}}
+            assert (
+                http.post(
+                    "/encoders", json={"name": name, "dim": vectors.shape[1]}, headers=headers
+                ).status_code
+                == 201
+            )
+        body = {
+            "name": "items",
+            "embeddings": {name: vectors.tolist() for name, vectors in parallel.items()},
+        }
         assert http.post("/anchor-sets", json=body, headers=headers).status_code == 201
-        body = {"source": "first", "target": "second", "anchor_set": "items", "vectors": parallel["first"][:2].tolist()}
+        body = {
+            "source": "first",
+            "target": "second",
+            "anchor_set": "items",
+            "vectors": parallel["first"][:2].tolist(),
+        }
         service = Service(http, body, headers)
         assert service.translate().status_code == 200
         yield service
@@ -63,7 +76,9 @@ def timed(ask: Callable[[], httpx2.Response]) -> tuple[float, httpx2.Response]:
     return time.monotonic() - begun, answer
 
 
-def test_whoever_needs_a_silent_postgresql_is_refused_soon_and_whoever_does_not_is_served(service, own_postgres):
+def test_whoever_needs_a_silent_postgresql_is_refused_soon_and_whoever_does_not_is_served(
+    service, own_postgres
+):
     expected = service.translate().json()
     own_postgres.freeze()
     frozen_at = time.monotonic()
@@ -77,7 +92,9 @@ def test_whoever_needs_a_silent_postgresql_is_refused_soon_and_whoever_does_not_
         took_s, answer = ready.result()
         assert (answer.status_code, answer.json()["database"]) == (503, False)
         assert took_s < 2
-    while time.monotonic() - frozen_at < 2 * keys.TRUST_S + 1:  # the key and the names are older than is trusted otherwise
+    while (
+        time.monotonic() - frozen_at < 2 * api_keys.TRUST_S + 1
+    ):  # the key and the names are older than is trusted otherwise
         for path in ("/readyz", "/encoders"):
             took_s, answer = timed(lambda path=path: service.get(path))
             assert (answer.status_code, took_s < 2) == (503, True)
@@ -95,9 +112,13 @@ def test_whoever_needs_a_silent_postgresql_is_refused_soon_and_whoever_does_not_
     assert service.translate().json() == expected
 
 
-def test_a_key_outlasts_the_silence_for_the_stated_time_and_no_longer(service, own_postgres, monkeypatch):
-    monkeypatch.setattr(keys, "AWAY_TRUST_S", 4.0)
-    time.sleep(keys.TRUST_S)  # so that it is looked up again, and trusted for four seconds from now
+def test_a_key_outlasts_the_silence_for_the_stated_time_and_no_longer(
+    service, own_postgres, monkeypatch
+):
+    monkeypatch.setattr(api_keys, "AWAY_TRUST_S", 4.0)
+    time.sleep(
+        api_keys.TRUST_S
+    )  # so that it is looked up again, and trusted for four seconds from now
     assert service.get("/encoders").status_code == 200
     own_postgres.freeze()
     assert service.get("/readyz").status_code == 503

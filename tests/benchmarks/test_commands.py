@@ -24,7 +24,9 @@ FILES = {
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 COMMANDS = [
-    name for name, path in FILES.items() if name not in PROCESSES and '\nif __name__ == "__main__":\n' in path.read_text()
+    name
+    for name, path in FILES.items()
+    if name not in PROCESSES and '\nif __name__ == "__main__":\n' in path.read_text()
 ]
 
 

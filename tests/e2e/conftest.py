@@ -32,7 +32,9 @@ class Process:
         return self._process.pid
 
     def start(self, *, environment: dict[str, str] | None = None) -> Process:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")}
+        clean = {
+            name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")
+        }
         given = {f"ANCHORAGE_{name.upper()}": str(value) for name, value in self._settings.items()}
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(

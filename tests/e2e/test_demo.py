@@ -11,7 +11,16 @@ from app.demo.pack import load_pack
 
 
 def test_the_demo_runs_and_translation_beats_doing_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "app.cli", "demo", "--out", str(tmp_path), "--json", str(tmp_path / "numbers.json")]
+    command = [
+        sys.executable,
+        "-m",
+        "app.cli",
+        "demo",
+        "--out",
+        str(tmp_path),
+        "--json",
+        str(tmp_path / "numbers.json"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     numbers = json.loads((tmp_path / "numbers.json").read_text())
@@ -21,7 +30,10 @@ def test_the_demo_runs_and_translation_beats_doing_nothing(tmp_path: Path) -> No
         assert numbers["mean"][method]["mrr"] > nothing["mrr"] + 0.5
     assert all(head["stitched"] > head["native"] - 0.1 for head in numbers["heads"])
     for name in ("recall", "cosine"):
-        assert all(abs(row[f"promised_{name}"] - row[f"measured_{name}"]) < 0.03 for row in numbers["promises"])
+        assert all(
+            abs(row[f"promised_{name}"] - row[f"measured_{name}"]) < 0.03
+            for row in numbers["promises"]
+        )
     assert (tmp_path / "map.png").stat().st_size > 10_000
 
 

@@ -17,7 +17,7 @@ from schemathesis import checks
 from schemathesis.specs.openapi import checks as openapi_checks
 
 from app.demo.client import Client
-from app.services.keys import create_key
+from app.services.access.api_keys import create_key
 from app.settings import Settings
 from app.types import Scope
 from app.wiring import make_services
@@ -35,14 +35,22 @@ CHECKS = [
 
 ENCODERS = {"first": 3, "second": 2}
 #: body fields that name something, and names that exist, so that half of the requests get past the door
-KNOWN = {"source": "first", "target": "second", "anchor_set": "items", "head": "head", "encoder": "first"}
+KNOWN = {
+    "source": "first",
+    "target": "second",
+    "anchor_set": "items",
+    "head": "head",
+    "encoder": "first",
+}
 KNOWN |= {"source_pool": "items", "target_pool": "others", "offset": 4}
 #: the same of paths; what is below /v2 are heads
 PATHS = {"name": "items", "encoder": "second", "model": "minilm"}
 
 
 @pytest.fixture
-def stocked(process, postgres_url: str, redis_url: str, redis_prefix: str, tmp_path: Path) -> tuple[str, dict[str, str]]:
+def stocked(
+    process, postgres_url: str, redis_url: str, redis_prefix: str, tmp_path: Path
+) -> tuple[str, dict[str, str]]:
     """The URL of a server on PostgreSQL and Redis that has some of everything, and the header with a key for it."""
     places = {"database_url": postgres_url, "redis_url": redis_url, "redis_prefix": redis_prefix}
     services = make_services(Settings(data_dir=tmp_path / "data", **places))
@@ -56,11 +64,24 @@ def stocked(process, postgres_url: str, redis_url: str, redis_prefix: str, tmp_p
         client = Client(http)
         for name, dim in ENCODERS.items():
             client.post("/encoders", name=name, kind="external", dim=dim)
-        client.post("/anchor-sets", name="items", embeddings={"first": first, "second": [row[:2] for row in first]})
-        for name, encoder, rows in (("items", "first", first), ("others", "second", [row[:2] for row in first])):
-            http.put(f"/pools/{name}", json={"encoder": encoder, "vectors": rows}).raise_for_status()
-        client.post("/encoders", name="minilm", kind="sentence-transformers", model="all-MiniLM-L6-v2")
-        client.post("/heads", name="head", encoder="second", classes=["no", "yes"], weight=[[1, 0], [0, 1]])
+        client.post(
+            "/anchor-sets",
+            name="items",
+            embeddings={"first": first, "second": [row[:2] for row in first]},
+        )
+        for name, encoder, rows in (
+            ("items", "first", first),
+            ("others", "second", [row[:2] for row in first]),
+        ):
+            http.put(
+                f"/pools/{name}", json={"encoder": encoder, "vectors": rows}
+            ).raise_for_status()
+        client.post(
+            "/encoders", name="minilm", kind="sentence-transformers", model="all-MiniLM-L6-v2"
+        )
+        client.post(
+            "/heads", name="head", encoder="second", classes=["no", "yes"], weight=[[1, 0], [0, 1]]
+        )
     return server.url, headers
 
 
@@ -85,20 +106,36 @@ def test_no_request_breaks_the_service(stocked: tuple[str, dict[str, str]]) -> N
         most = EXAMPLES if operation.method.upper() in {"POST", "PUT"} else FEWER
 
         @given(case=operation.as_strategy())
-        @settings(max_examples=most, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
+        @settings(
+            max_examples=most,
+            suppress_health_check=list(HealthCheck),
+            derandomize=True,
+            database=None,
+        )
         def check(case: Any) -> None:
             if case.method.upper() in {"POST", "PUT"}:
                 case.body = steer(case.body)
             if case.method.upper() != "DELETE" and len(repr(case.path_parameters)) % 2:
-                known = {**PATHS, "model": "first->head@items"} if case.path.startswith("/v2") else PATHS
+                known = (
+                    {**PATHS, "model": "first->head@items"}
+                    if case.path.startswith("/v2")
+                    else PATHS
+                )
                 names = case.path_parameters or {}
-                case.path_parameters = {**names, **{field: name for field, name in known.items() if field in names}}
+                case.path_parameters = {
+                    **names,
+                    **{field: name for field, name in known.items() if field in names},
+                }
             response = case.call(headers=headers)
             sent[response.status_code] += 1
             case.validate_response(response, checks=CHECKS)
 
         check()
-    print(f"{sent.total()} requests to {len(operations)} operations, answered {dict(sorted(sent.items()))}")
+    print(
+        f"{sent.total()} requests to {len(operations)} operations, answered {dict(sorted(sent.items()))}"
+    )
     assert sent.total() >= 2_000
-    assert sent[200] + sent[201] > 100, "hardly a request got past the door: the test no longer reaches the service"
+    assert sent[200] + sent[201] > 100, (
+        "hardly a request got past the door: the test no longer reaches the service"
+    )
     assert sent[401] == 0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from app.services.keys import create_key
+from app.services.access.api_keys import create_key
 from app.settings import Settings
 from app.types import Scope
 from app.wiring import make_services
@@ -47,20 +47,31 @@ def collector():
 
 
 def resident_bytes(pid):
-    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
+    line = next(
+        line
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("VmRSS")
+    )
     return int(line.split()[1]) * 1024
 
 
-def test_far_above_its_limits_a_server_answers_everyone_in_constant_memory_and_is_traced(process, collector, tmp_path):
+def test_far_above_its_limits_a_server_answers_everyone_in_constant_memory_and_is_traced(
+    process, collector, tmp_path
+):
     settings = Settings(data_dir=tmp_path / "data")
     services = make_services(settings)
     services.db.migrate()
-    free = [create_key(services, project, name="test", scopes=list(Scope))[1] for project in ("a", "b", "c")]
+    free = [
+        create_key(services, project, name="test", scopes=list(Scope))[1]
+        for project in ("a", "b", "c")
+    ]
     limited = create_key(services, "a", name="test", scopes=list(Scope), rate_limit="3/day")[1]
     services.db.close()
     url, posted = collector
     server = process(auth="keys", max_in_flight=8, max_in_flight_bytes=2_000_000)
-    server.start(environment={"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_BSP_SCHEDULE_DELAY": "100"}).ready()
+    server.start(
+        environment={"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
+    ).ready()
 
     def headers(key):
         return {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
@@ -75,10 +86,23 @@ def test_far_above_its_limits_a_server_answers_everyone_in_constant_memory_and_i
     body = {"name": "items", "embeddings": {"first": anchors, "second": anchors}}
     for key in free:
         for name in ("first", "second"):
-            assert send(connection, "/encoders", json.dumps({"name": name, "dim": 64}), key)[0].status == 201
+            assert (
+                send(connection, "/encoders", json.dumps({"name": name, "dim": 64}), key)[0].status
+                == 201
+            )
         assert send(connection, "/anchor-sets", json.dumps(body), key)[0].status == 201
-    vectors = {"dtype": "float32", "shape": [600, 64], "base64": base64.b64encode(bytes(600 * 64 * 4)).decode()}
-    body = {"source": "first", "target": "second", "anchor_set": "items", "vectors": vectors, "encoding": "base64"}
+    vectors = {
+        "dtype": "float32",
+        "shape": [600, 64],
+        "base64": base64.b64encode(bytes(600 * 64 * 4)).decode(),
+    }
+    body = {
+        "source": "first",
+        "target": "second",
+        "anchor_set": "items",
+        "vectors": vectors,
+        "encoding": "base64",
+    }
     data = json.dumps(body).encode()
     assert send(connection, "/translate", data)[0].status == 200
 
@@ -90,12 +114,16 @@ def test_far_above_its_limits_a_server_answers_everyone_in_constant_memory_and_i
     def client(number):
         mine = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
         for place in range(REQUESTS):
-            answer, text = send(mine, "/translate", data, limited if number % 4 == 0 else free[number % 3])
+            answer, text = send(
+                mine, "/translate", data, limited if number % 4 == 0 else free[number % 3]
+            )
             memory = resident_bytes(server.pid)
             with lock:
                 seen[answer.status] += 1
                 thirds[place * 3 // REQUESTS].append(memory)
-                if answer.status != 200 and (answer.status not in (429, 503) or int(answer.headers["Retry-After"]) < 1):
+                if answer.status != 200 and (
+                    answer.status not in (429, 503) or int(answer.headers["Retry-After"]) < 1
+                ):
                     wrong.append((answer.status, text[:300]))
             if answer.status != 200:
                 time.sleep(0.02)  # far less than Retry-After says, and enough for some to be let in
@@ -106,7 +134,9 @@ def test_far_above_its_limits_a_server_answers_everyone_in_constant_memory_and_i
         thread.start()
     for thread in threads:
         thread.join()
-    print(f"{dict(seen)}, resident at most {[max(third) // 2**20 for third in thirds]} MiB in each third")
+    print(
+        f"{dict(seen)}, resident at most {[max(third) // 2**20 for third in thirds]} MiB in each third"
+    )
     assert wrong == []
     assert seen.total() == CLIENTS * REQUESTS
     assert min(seen[200], seen[429], seen[503]) > 0, seen

@@ -29,7 +29,9 @@ def test_a_body_declared_too_large_is_refused_before_it_is_sent(live: Client) ->
     assert "67108864" in answer
 
 
-def test_a_client_that_goes_away_is_no_fault_of_the_service(live: Client, live_folder: Path) -> None:
+def test_a_client_that_goes_away_is_no_fault_of_the_service(
+    live: Client, live_folder: Path
+) -> None:
     host, port = live.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         head = f"POST /translate HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
@@ -42,14 +44,27 @@ def test_a_client_that_goes_away_is_no_fault_of_the_service(live: Client, live_f
     assert "incident" not in log
 
 
-def test_a_terminated_server_ends_its_streams_hands_its_job_back_and_keeps_its_data(process) -> None:
+def test_a_terminated_server_ends_its_streams_hands_its_job_back_and_keeps_its_data(
+    process,
+) -> None:
     server = process().start().ready()
     with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as http:
         for name in ("first", "second"):
             assert http.post("/encoders", json={"name": name, "dim": 2}).status_code == 201
         pool = [[float(i % 7), float(i % 11)] for i in range(200)]
-        body = {"name": "grown", "source": "first", "target": "second", "source_pool": pool, "target_pool": pool}
-        body |= {"method": "paper", "seeds": [[0, 0], [1, 1]], "size": 200, "options": {"steps": 2000, "sinkhorn_steps": 100}}
+        body = {
+            "name": "grown",
+            "source": "first",
+            "target": "second",
+            "source_pool": pool,
+            "target_pool": pool,
+        }
+        body |= {
+            "method": "paper",
+            "seeds": [[0, 0], [1, 1]],
+            "size": 200,
+            "options": {"steps": 2000, "sinkhorn_steps": 100},
+        }
         job = http.post("/bootstrap", json=body).json()["id"]
         until(lambda: http.get(f"/jobs/{job}").json()["state"] == "running")
         with http.stream("GET", f"/jobs/{job}/events") as stream:
@@ -62,15 +77,31 @@ def test_a_terminated_server_ends_its_streams_hands_its_job_back_and_keeps_its_d
         assert server.url in log
         server.start().ready()
         assert http.get("/encoders/first").json()["dim"] == 2
-        row = until(lambda: [row for row in [http.get(f"/jobs/{job}").json()] if row["state"] == "running"])[0]
+        row = until(
+            lambda: [row for row in [http.get(f"/jobs/{job}").json()] if row["state"] == "running"]
+        )[0]
         assert row["attempts"] == 1  # a try that was handed back does not count
         assert http.post(f"/jobs/{job}/cancel").status_code == 202
 
 
-def test_a_second_server_on_the_same_folder_or_port_is_refused_in_a_line(live: Client, live_folder: Path, tmp_path: Path) -> None:
+def test_a_second_server_on_the_same_folder_or_port_is_refused_in_a_line(
+    live: Client, live_folder: Path, tmp_path: Path
+) -> None:
     port = live.url.rpartition(":")[2].rstrip("/")
-    for data_dir, its_port, reason in ((live_folder, "0", "another process serves"), (tmp_path, port, "Address already in use")):
-        command = [sys.executable, "-m", "app.cli", "serve", "--port", its_port, "--data-dir", str(data_dir)]
+    for data_dir, its_port, reason in (
+        (live_folder, "0", "another process serves"),
+        (tmp_path, port, "Address already in use"),
+    ):
+        command = [
+            sys.executable,
+            "-m",
+            "app.cli",
+            "serve",
+            "--port",
+            its_port,
+            "--data-dir",
+            str(data_dir),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode != 0
         assert reason in " ".join(done.stderr.split()).replace(" │ │ ", " ")

@@ -20,7 +20,9 @@ Image = pytest.importorskip("PIL.Image")
 LIMITS = Limits()
 RNG = np.random.default_rng(0)
 #: smooth enough for lossy formats, and different in each corner
-PIXELS = np.stack(np.broadcast_arrays(np.arange(64) * 3, np.arange(48)[:, None] * 5, 90), axis=2).astype(np.uint8)
+PIXELS = np.stack(
+    np.broadcast_arrays(np.arange(64) * 3, np.arange(48)[:, None] * 5, 90), axis=2
+).astype(np.uint8)
 PICTURE = Image.fromarray(PIXELS)
 
 
@@ -31,12 +33,25 @@ def encoded(picture, kind="PNG", **options) -> bytes:
 
 
 def chunk(name: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+    return (
+        struct.pack(">I", len(content))
+        + name
+        + content
+        + struct.pack(">I", zlib.crc32(name + content))
+    )
 
 
-def png(width: int, height: int, *, extra: bytes = b"", colour: int = 0, body: bytes = b"\0" * 1000) -> bytes:
+def png(
+    width: int, height: int, *, extra: bytes = b"", colour: int = 0, body: bytes = b"\0" * 1000
+) -> bytes:
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + extra + chunk(b"IDAT", zlib.compress(body)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + header
+        + extra
+        + chunk(b"IDAT", zlib.compress(body))
+        + chunk(b"IEND", b"")
+    )
 
 
 def pixels(data: bytes, mode="RGB") -> np.ndarray:
@@ -69,7 +84,9 @@ def test_the_pixels_are_those_of_the_picture(kind, options, tolerance):
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
 def test_an_animation_is_its_first_frame(kind):
     first = PICTURE.quantize(64) if kind == "GIF" else PICTURE
-    options = {"disposal": 2, "loop": 0, "comment": b"c" * 600} if kind == "GIF" else {"lossless": True}
+    options = (
+        {"disposal": 2, "loop": 0, "comment": b"c" * 600} if kind == "GIF" else {"lossless": True}
+    )
     data = encoded(first, kind, save_all=True, append_images=[first.rotate(90)] * 3, **options)
     assert (pixels(data) == np.asarray(first.convert("RGB"))).all()
 
@@ -86,7 +103,12 @@ def test_what_is_transparent_is_white():
         assert np.abs(pixels(encoded(picture, kind, **options)) - expected).max() <= 1
     two = picture.convert("LA")
     assert (
-        np.abs(pixels(encoded(two), "L") - np.asarray(two.convert("L")) * weight[..., 0] - 255 * (1 - weight[..., 0])).max() <= 1
+        np.abs(
+            pixels(encoded(two), "L")
+            - np.asarray(two.convert("L")) * weight[..., 0]
+            - 255 * (1 - weight[..., 0])
+        ).max()
+        <= 1
     )
 
 
@@ -122,13 +144,21 @@ def test_photographs_stand_upright(kind, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     data = encoded(PICTURE, kind, exif=exif, quality=95, lossless=True)
-    expected = np.asarray(ImageOps.exif_transpose(Image.open(BytesIO(data))).convert("RGB")).astype(int)
+    expected = np.asarray(ImageOps.exif_transpose(Image.open(BytesIO(data))).convert("RGB")).astype(
+        int
+    )
     assert expected.shape == ((48, 64, 3) if orientation < 5 else (64, 48, 3))
     assert (pixels(data) == expected).all()
 
 
 @pytest.mark.parametrize(
-    "exif", [b"Exif\0\0", b"Exif\0\0MM\0*\0\0\xff\xff", b"Exif\0\0garbage of some length", b"Exif\0\0II*\0\x08\0\0\0\xff\xff"]
+    "exif",
+    [
+        b"Exif\0\0",
+        b"Exif\0\0MM\0*\0\0\xff\xff",
+        b"Exif\0\0garbage of some length",
+        b"Exif\0\0II*\0\x08\0\0\0\xff\xff",
+    ],
 )
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 def test_exif_that_cannot_be_read_is_passed_over(exif):
@@ -138,7 +168,14 @@ def test_exif_that_cannot_be_read_is_passed_over(exif):
 # --- what is refused ------------------------------------------------------------------------------------------------------
 
 
-NO_IMAGES = [b"", b"\0", b"text", b"cposix\nsystem\n(Vfalse\ntR.", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%PDF-1.7\n"]
+NO_IMAGES = [
+    b"",
+    b"\0",
+    b"text",
+    b"cposix\nsystem\n(Vfalse\ntR.",
+    b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+    b"%PDF-1.7\n",
+]
 NO_IMAGES += [b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", b"RIFF\0\0\0\0WAVEfmt "]
 NO_IMAGES += [encoded(PICTURE, kind) for kind in ("TIFF", "BMP", "ICO", "PPM")]
 
@@ -234,7 +271,9 @@ def test_bombs_take_no_memory_and_leave_the_log_alone(tmp_path):
         png(9, 9, body=b"\0" * 90, extra=chunk(b"iCCP", b"a\0\0" + hidden)),
         png(9, 9, body=b"\0" * 90, extra=chunk(b"eXIf", many_tags())),
     ]
-    (tmp_path / "bombs").write_bytes(b"".join(struct.pack("<I", len(bomb)) + bomb for bomb in bombs))
+    (tmp_path / "bombs").write_bytes(
+        b"".join(struct.pack("<I", len(bomb)) + bomb for bomb in bombs)
+    )
     script = """
 import resource, struct, sys
 from app.encoders.images import Limits, open_image
@@ -270,7 +309,15 @@ def test_limits_are_of_the_file_and_of_the_pixels():
 
 
 @pytest.mark.parametrize(
-    "data", [png(0, 5), png(5, 0), jpeg_of(0, 5), jpeg_of(5, 0), gif_of((0, 0), (0, 0)), gif_of((9, 9), (0, 9))]
+    "data",
+    [
+        png(0, 5),
+        png(5, 0),
+        jpeg_of(0, 5),
+        jpeg_of(5, 0),
+        gif_of((0, 0), (0, 0)),
+        gif_of((9, 9), (0, 9)),
+    ],
 )
 def test_an_image_without_pixels_is_refused(data):
     with pytest.raises(InvalidImage):
@@ -293,7 +340,9 @@ def in_pieces() -> dict[str, bytes]:
         "gif extensions": gif[:start] + b"\x21\xfe\0" * many + gif[start:],
         "gif blocks": gif[:start] + b"\x21\xfe" + b"\1c" * many + b"\0" + gif[start:],
         "jpeg segments": jpeg[:2] + b"\xff\xec\0\2" * many + jpeg[2:],
-        "jpeg scans": GOOD["progressive"][:scan] + GOOD["progressive"][scan:-2] * 1000 + b"\xff\xd9",
+        "jpeg scans": GOOD["progressive"][:scan]
+        + GOOD["progressive"][scan:-2] * 1000
+        + b"\xff\xd9",
     }
 
 

@@ -64,5 +64,8 @@ def test_a_million_unknown_options_cost_no_second(where):
 
 def test_what_the_client_does_not_say_is_not_stored():
     given = {"url": "http://x", "dim": None, "batch": 7}
-    assert read(RemoteOptions, given).model_dump(exclude_unset=True, exclude_none=True) == {"url": "http://x", "batch": 7}
+    assert read(RemoteOptions, given).model_dump(exclude_unset=True, exclude_none=True) == {
+        "url": "http://x",
+        "batch": 7,
+    }
     assert read(RemoteOptions, given).timeout_s == 30

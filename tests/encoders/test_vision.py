@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from app.encoders import vision
 from app.encoders.base import Shelf, Spec
 from app.encoders.images import Limits
-from app.encoders.shelf import digest, find
+from app.encoders.model_files import digest, find
 from app.encoders.torchvision_ops import make_importable
 from app.errors import (
     EncoderFailed,
@@ -37,7 +37,9 @@ from timm.data import create_transform, resolve_model_data_config  # noqa: E402
 
 ROLE = InputRole.document
 RNG = np.random.default_rng(0)
-PICTURES = [Image.fromarray(RNG.integers(0, 256, (side, 50, 3), dtype=np.uint8)) for side in (40, 50, 90)]
+PICTURES = [
+    Image.fromarray(RNG.integers(0, 256, (side, 50, 3), dtype=np.uint8)) for side in (40, 50, 90)
+]
 
 
 def png(picture) -> bytes:
@@ -56,8 +58,18 @@ VIT = {"img_size": 32, "embed_dim": 24, "num_heads": 2}
 TINY = {
     "resnet": ("resnet10t", {**SMALL, "num_classes": 5}, {"input_size": (3, 40, 40)}, "avg"),
     "grey": ("resnet10t", {**SMALL, "in_chans": 1}, DATA, "avg"),
-    "vit": ("vit_tiny_patch16_224", {**VIT, "patch_size": 8, "depth": 2, "num_classes": 7}, None, "token"),
-    "no-classifier": ("convnext_atto", {"depths": [1, 1, 1, 1], "dims": [8, 8, 16, 16], "num_classes": 0}, SQUASHED, "avg"),
+    "vit": (
+        "vit_tiny_patch16_224",
+        {**VIT, "patch_size": 8, "depth": 2, "num_classes": 7},
+        None,
+        "token",
+    ),
+    "no-classifier": (
+        "convnext_atto",
+        {"depths": [1, 1, 1, 1], "dims": [8, 8, 16, 16], "num_classes": 0},
+        SQUASHED,
+        "avg",
+    ),
     "distilled": ("deit_tiny_distilled_patch16_224", {**VIT, "depth": 1}, None, "token"),
 }
 
@@ -77,7 +89,14 @@ def folder(tmp_path_factory) -> Path:
 PAIR = {
     "timm_model": "resnet10t",
     "create_model_kwargs": {"in_chans": 1, **SMALL},
-    "preprocessing": {"channels": 1, "pixels": "uint8 / 255", "source_size": 28, "zero_pad_to": 32, "mean": 0.25, "std": 0.5},
+    "preprocessing": {
+        "channels": 1,
+        "pixels": "uint8 / 255",
+        "source_size": 28,
+        "zero_pad_to": 32,
+        "mean": 0.25,
+        "std": 0.5,
+    },
 }
 
 
@@ -96,8 +115,12 @@ def mine(folder, tmp_path):
     def write(config=None, weights=None, *, source="vit", name="model.safetensors"):
         (tmp_path / "mine").mkdir()
         config = (folder / source / "config.json").read_text() if config is None else config
-        (tmp_path / "mine" / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
-        weights = (folder / source / "model.safetensors").read_bytes() if weights is None else weights
+        (tmp_path / "mine" / "config.json").write_text(
+            config if isinstance(config, str) else json.dumps(config)
+        )
+        weights = (
+            (folder / source / "model.safetensors").read_bytes() if weights is None else weights
+        )
         (tmp_path / "mine" / name).write_bytes(weights)
         return tmp_path
 
@@ -127,7 +150,11 @@ def test_vectors_are_what_the_models_own_classifier_reads(folder, name):
         expected = own.forward_head(own.forward_features(batch), pre_logits=True)
     encoder = load(folder, name)
     vectors = encode(encoder, IMAGES)
-    assert (vectors.dtype, vectors.device.type, vectors.shape) == (torch.float32, "cpu", (3, encoder.dim))
+    assert (vectors.dtype, vectors.device.type, vectors.shape) == (
+        torch.float32,
+        "cpu",
+        (3, encoder.dim),
+    )
     torch.testing.assert_close(vectors, expected, atol=1e-5, rtol=1e-5)
     assert (vectors[0] - vectors[1]).abs().max() > 1e-3
     assert encoder.identity.pooling == pooling
@@ -150,7 +177,9 @@ def test_a_pair_is_preprocessed_as_it_says(folder):
         padded = torch.nn.functional.pad(torch.from_numpy(grey.copy()) / 255, (2, 2, 2, 2))
         expected = model(((padded - 0.25) / 0.5)[None, None])
     encoder = load(folder, "pair")
-    torch.testing.assert_close(encode(encoder, [png(Image.fromarray(grey))]), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        encode(encoder, [png(Image.fromarray(grey))]), expected, atol=1e-5, rtol=1e-5
+    )
     assert encoder.prepare(IMAGES, ROLE)[2].features.shape == (1, 32, 32)
 
 
@@ -190,7 +219,12 @@ def test_options_change_the_vectors_and_the_identity(folder):
     assert (short.dim, short.identity.dim, short.identity.normalise) == (10, 10, True)
     assert half.identity.dtype == "bfloat16"
     assert len({encoder.identity.fingerprint for encoder in (plain, short, half)}) == 3
-    assert (plain.modality, plain.remote, plain.identity.prompts, plain.identity.model) == (Modality.image, False, {}, "vit")
+    assert (plain.modality, plain.remote, plain.identity.prompts, plain.identity.model) == (
+        Modality.image,
+        False,
+        {},
+        "vit",
+    )
     assert load(folder, "vit").identity == plain.identity
 
 
@@ -208,7 +242,10 @@ def test_the_revision_is_that_of_the_files(folder, mine):
     pinned = Spec("timm", "mine", revision)
     assert vision.load(pinned, Shelf(folder=root), "cpu").identity.revision == revision
     weights = load_file(root / "mine" / "model.safetensors")
-    save_file({name: tensor + 1e-3 for name, tensor in weights.items()}, root / "mine" / "model.safetensors")
+    save_file(
+        {name: tensor + 1e-3 for name, tensor in weights.items()},
+        root / "mine" / "model.safetensors",
+    )
     assert load(root, "mine").identity.revision != revision
     with pytest.raises(EncoderUnavailable, match="revision") as caught:
         vision.load(pinned, Shelf(folder=root), "cpu")
@@ -267,7 +304,21 @@ def refused(folder, name, **shelf) -> EncoderUnavailable:
 
 
 @pytest.mark.parametrize(
-    "name", ["none", "a/b", "../out", "inner/../../out", "", ".", "/", "out", "lost", "loop", "\0", "x" * 5000]
+    "name",
+    [
+        "none",
+        "a/b",
+        "../out",
+        "inner/../../out",
+        "",
+        ".",
+        "/",
+        "out",
+        "lost",
+        "loop",
+        "\0",
+        "x" * 5000,
+    ],
 )
 def test_a_model_that_is_not_below_the_folder_is_refused_with_what_to_do(folder, tmp_path, name):
     shelf = tmp_path / "shelf"
@@ -335,7 +386,13 @@ def test_a_config_that_does_not_fit_is_refused(folder, mine, path, value):
     assert refused(mine(changed(config_of(folder), path, value)), "mine").field == "model"
 
 
-OTHERS = {"checkpoint_path": "x", "cache_dir": "x", "features_only": True, "pretrained_strict": False, "pretrained": True}
+OTHERS = {
+    "checkpoint_path": "x",
+    "cache_dir": "x",
+    "features_only": True,
+    "pretrained_strict": False,
+    "pretrained": True,
+}
 
 
 @pytest.mark.parametrize("argument", OTHERS)
@@ -360,7 +417,9 @@ def test_arguments_that_would_load_something_else_are_refused(folder, mine, argu
     ],
 )
 def test_a_pair_that_does_not_fit_is_refused(folder, tmp_path, path, value):
-    (tmp_path / "mine.json").write_text(json.dumps(changed(json.loads(json.dumps(PAIR)), path, value)))
+    (tmp_path / "mine.json").write_text(
+        json.dumps(changed(json.loads(json.dumps(PAIR)), path, value))
+    )
     (tmp_path / "mine.safetensors").write_bytes((folder / "pair.safetensors").read_bytes())
     assert refused(tmp_path, "mine").field == "model"
 
@@ -398,7 +457,9 @@ def cached(folder, tmp_path, monkeypatch) -> Path:
 
 def test_a_model_fetched_before_is_found_without_a_network(cached, folder):
     for revision in (None, "main", COMMIT):
-        encoder = vision.load(Spec("timm", "timm/tiny", revision), Shelf(hub=("other/*", "timm/*")), "cpu")
+        encoder = vision.load(
+            Spec("timm", "timm/tiny", revision), Shelf(hub=("other/*", "timm/*")), "cpu"
+        )
         assert encoder.identity.revision == COMMIT
     assert torch.equal(encode(encoder, IMAGES), encode(load(folder, "vit"), IMAGES))
 
@@ -411,7 +472,10 @@ def test_a_folder_wins_over_the_hub(cached, folder):
     own = cached / "timm" / "tiny"
     own.mkdir(parents=True)
     (own / "config.json").write_text("{}")
-    assert find(Spec("timm", "timm/tiny"), shelf) == (own.resolve(), digest([own / "config.json"], own))
+    assert find(Spec("timm", "timm/tiny"), shelf) == (
+        own.resolve(),
+        digest([own / "config.json"], own),
+    )
 
 
 @pytest.mark.parametrize(
@@ -427,7 +491,9 @@ def test_a_folder_wins_over_the_hub(cached, folder):
         ("-/-", None, ("*",)),
     ],
 )
-def test_what_the_operator_does_not_allow_or_nobody_fetched_is_refused(cached, model, revision, hub):
+def test_what_the_operator_does_not_allow_or_nobody_fetched_is_refused(
+    cached, model, revision, hub
+):
     with pytest.raises(EncoderUnavailable):
         vision.load(Spec("timm", model, revision), Shelf(hub=hub), "cpu")
 
@@ -448,5 +514,7 @@ make_importable()
 import torchvision.transforms, timm
 assert timm.is_model("resnet10t")
 """
-    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (0, "")

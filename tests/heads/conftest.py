@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.heads.onnx_process import OnnxRunner
+from app.heads.onnx.process import OnnxRunner
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,11 @@ from app.heads.image import png
 def test_an_image_is_read_again_as_it_was_written(channels):
     values = torch.arange(4 * 5 * channels).reshape(4, 5, channels).float() / 255
     with Image.open(BytesIO(png(values, 0.0, 1.0))) as image:
-        assert (image.format, image.size, image.mode) == ("PNG", (5, 4), "L" if channels == 1 else "RGB")
+        assert (image.format, image.size, image.mode) == (
+            "PNG",
+            (5, 4),
+            "L" if channels == 1 else "RGB",
+        )
         pixels = np.asarray(image).reshape(4, 5, channels)
     assert pixels.flatten().tolist() == list(range(20 * channels))
 
@@ -47,5 +51,5 @@ def test_what_is_no_image_is_refused(values, low, high, says):
 
 def test_without_pillow_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(InvalidHead, match=r"anchorage\[vision\]"):
+    with pytest.raises(InvalidHead, match=r"anchorage-server\[vision\]"):
         png(torch.zeros(2, 2, 3), 0.0, 1.0)

@@ -14,10 +14,13 @@ from app.errors import InvalidHead
 from app.heads import registry
 from app.heads.base import probabilities
 from app.heads.linear import LinearHead, linear_head, read_safetensors
-from app.heads.onnx_process import OnnxRunner
+from app.heads.onnx.process import OnnxRunner
 
 RUNNER = OnnxRunner()  # which no head of this kind asks
-make, load = partial(registry.make, runner=RUNNER, owner=""), partial(registry.load, runner=RUNNER, owner="")
+make, load = (
+    partial(registry.make, runner=RUNNER, owner=""),
+    partial(registry.load, runner=RUNNER, owner=""),
+)
 
 WEIGHT = torch.tensor([[1.0, -2.0, 0.5], [0.25, 0.0, 3.0]])
 BIAS = torch.tensor([0.5, -1.0])
@@ -31,11 +34,15 @@ def test_logits_are_those_of_torchs_own_linear_layer(n, d, c, seed):
     head = linear_head(layer.weight.detach(), layer.bias.detach(), dim=d)
     assert (head.dim, head.outputs, head.nbytes) == (d, c, 4 * (c * d + c))
     torch.testing.assert_close(head.run(vectors), layer(vectors).detach())
-    torch.testing.assert_close(probabilities(head.run(vectors)), layer(vectors).softmax(dim=1).detach())
+    torch.testing.assert_close(
+        probabilities(head.run(vectors)), layer(vectors).softmax(dim=1).detach()
+    )
 
 
 def test_large_logits_do_not_overflow():
-    scores = probabilities(LinearHead(WEIGHT * 1e4, BIAS).run(torch.tensor([[1e3, 0.0, 0.0], [-1e3, 0.0, 0.0]])))
+    scores = probabilities(
+        LinearHead(WEIGHT * 1e4, BIAS).run(torch.tensor([[1e3, 0.0, 0.0], [-1e3, 0.0, 0.0]]))
+    )
     torch.testing.assert_close(scores, torch.eye(2))
 
 
@@ -101,7 +108,9 @@ def test_a_clients_file_makes_a_head_of_as_many_outputs_as_it_has_rows():
     assert torch.equal(head.run(torch.eye(3)), WEIGHT.T + BIAS)
 
 
-@pytest.mark.parametrize("tensors", [{"weight": WEIGHT.T}, {"weight": WEIGHT[:0]}, {"weight": WEIGHT, "bias": BIAS[:1]}])
+@pytest.mark.parametrize(
+    "tensors", [{"weight": WEIGHT.T}, {"weight": WEIGHT[:0]}, {"weight": WEIGHT, "bias": BIAS[:1]}]
+)
 def test_a_clients_file_that_does_not_fit_is_refused(tensors):
     with pytest.raises(InvalidHead, match="must have shape"):
         make("linear", save({name: tensor.contiguous() for name, tensor in tensors.items()}), dim=3)

@@ -16,15 +16,31 @@ from torch import nn
 
 from app.errors import AnchorageError, HeadTooLarge, InvalidHead
 from app.heads import mlp, registry
-from app.heads.onnx_process import OnnxRunner
+from app.heads.onnx.process import OnnxRunner
 
 RUNNER = OnnxRunner()  # which no head of this kind asks
-make, load = partial(registry.make, runner=RUNNER, owner=""), partial(registry.load, runner=RUNNER, owner="")
+make, load = (
+    partial(registry.make, runner=RUNNER, owner=""),
+    partial(registry.load, runner=RUNNER, owner=""),
+)
 
 SIMPLE = ["linear", "relu", "dropout", "linear"]
 
-CURVES = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "elu": nn.ELU}
-MODULES = {**CURVES, "leaky_relu": nn.LeakyReLU, "softplus": nn.Softplus, "dropout": nn.Dropout, "identity": nn.Identity}
+CURVES = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "elu": nn.ELU,
+}
+MODULES = {
+    **CURVES,
+    "leaky_relu": nn.LeakyReLU,
+    "softplus": nn.Softplus,
+    "dropout": nn.Dropout,
+    "identity": nn.Identity,
+}
 NORMS = {"layer_norm": nn.LayerNorm, "batch_norm": nn.BatchNorm1d}
 
 
@@ -42,13 +58,20 @@ def sequential(architecture: list[str], widths: list[int], seed: int = 0) -> nn.
     network = nn.Sequential(*modules)
     for name, tensor in network.state_dict().items():
         if tensor.ndim == 1 and tensor.is_floating_point():
-            tensor.copy_(torch.rand(tensor.shape) + 0.5 if name.endswith("var") else torch.randn(tensor.shape))
+            tensor.copy_(
+                torch.rand(tensor.shape) + 0.5
+                if name.endswith("var")
+                else torch.randn(tensor.shape)
+            )
     return network.eval()
 
 
 def file(network: nn.Module, **changes: torch.Tensor | None) -> bytes:
     """What a PyTorch user saves, with tensors added, replaced or left out."""
-    tensors = {**network.state_dict(), **{name[1:].replace("_", ".", 1): tensor for name, tensor in changes.items()}}
+    tensors = {
+        **network.state_dict(),
+        **{name[1:].replace("_", ".", 1): tensor for name, tensor in changes.items()},
+    }
     return save({name: tensor for name, tensor in tensors.items() if tensor is not None})
 
 
@@ -57,7 +80,11 @@ def networks(draw: st.DrawFn) -> tuple[list[str], list[int], int]:
     architecture = draw(st.lists(st.sampled_from(mlp.MODULES), min_size=1, max_size=10))
     architecture.insert(draw(st.integers(0, len(architecture))), "linear")
     widths = draw(
-        st.lists(st.integers(1, 20), min_size=1 + architecture.count("linear"), max_size=1 + architecture.count("linear"))
+        st.lists(
+            st.integers(1, 20),
+            min_size=1 + architecture.count("linear"),
+            max_size=1 + architecture.count("linear"),
+        )
     )
     return architecture, widths, draw(st.integers(0, 99))
 
@@ -101,15 +128,21 @@ def test_tensors_make_the_same_head_again():
 def test_every_float_is_read(dtype):
     network = sequential(SIMPLE, [4, 8, 2]).to(dtype)
     head = make("mlp", file(network), SIMPLE, dim=4)
-    torch.testing.assert_close(head.run(torch.eye(4)), network.double()(torch.eye(4).double()).float().detach())
+    torch.testing.assert_close(
+        head.run(torch.eye(4)), network.double()(torch.eye(4).double()).float().detach()
+    )
 
 
 def test_layers_may_lack_what_torch_lets_them_lack():
     network = nn.Sequential(
-        nn.Linear(3, 5, bias=False), nn.LayerNorm(5, elementwise_affine=False), nn.BatchNorm1d(5, affine=False)
+        nn.Linear(3, 5, bias=False),
+        nn.LayerNorm(5, elementwise_affine=False),
+        nn.BatchNorm1d(5, affine=False),
     )
     head = make("mlp", file(network.eval()), ["linear", "layer_norm", "batch_norm"], dim=3)
-    torch.testing.assert_close(head.run(torch.eye(3)), network(torch.eye(3)).detach(), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(
+        head.run(torch.eye(3)), network(torch.eye(3)).detach(), atol=1e-6, rtol=1e-6
+    )
 
 
 def test_overflow_is_refused_and_names_its_rows():
@@ -136,14 +169,26 @@ X = torch.ones
         (SIMPLE, {"_0_weight": X(8, 5)}, r"0.weight must have shape \[8, 4\], got \[8, 5\]"),
         (SIMPLE, {"_0_weight": X(8)}, r"0.weight must have shape \[outputs, 4\]"),
         (SIMPLE, {"_0_weight": X(0, 4)}, r"0.weight must have shape \[outputs, 4\]"),
-        (SIMPLE, {"_0_weight": X(9, 4), "_0_bias": X(9)}, r"3.weight must have shape \[2, 9\], got \[2, 8\]"),
+        (
+            SIMPLE,
+            {"_0_weight": X(9, 4), "_0_bias": X(9)},
+            r"3.weight must have shape \[2, 9\], got \[2, 8\]",
+        ),
         (SIMPLE, {"_3_bias": X(3)}, r"3.bias must have shape \[2\], got \[3\]"),
         (SIMPLE, {"_3_bias": X(2).long()}, "3.bias must hold floats"),
         (SIMPLE, {"_3_bias": X(2) * torch.nan}, "3.bias holds NaN"),
         (SIMPLE, {"_0_weight": X(8, 4).double() * 1e39}, "beyond float32"),
         ([*SIMPLE, "batch_norm"], {}, "lacks '4.running_mean'"),
-        ([*SIMPLE, "batch_norm"], {"_4_running_mean": X(2), "_4_running_var": X(2) * 0}, "4.running_var must be positive"),
-        ([*SIMPLE, "batch_norm"], {"_4_running_mean": X(2), "_4_running_var": X(3)}, r"4.running_var must have shape \[2\]"),
+        (
+            [*SIMPLE, "batch_norm"],
+            {"_4_running_mean": X(2), "_4_running_var": X(2) * 0},
+            "4.running_var must be positive",
+        ),
+        (
+            [*SIMPLE, "batch_norm"],
+            {"_4_running_mean": X(2), "_4_running_var": X(3)},
+            r"4.running_var must have shape \[2\]",
+        ),
         ([*SIMPLE, "layer_norm"], {"_4_bias": X(2)}, "'4.bias' without '4.weight'"),
     ],
 )
@@ -194,7 +239,9 @@ def test_a_pickle_is_never_opened(tmp_path):
             make("mlp", pickle.dumps(Trap(tmp_path / "sprung"), protocol), SIMPLE, dim=4)
     for new in (True, False):
         saved = BytesIO()
-        torch.save({"0.weight": Trap(tmp_path / "sprung")}, saved, _use_new_zipfile_serialization=new)
+        torch.save(
+            {"0.weight": Trap(tmp_path / "sprung")}, saved, _use_new_zipfile_serialization=new
+        )
         with pytest.raises(InvalidHead, match=r"not a safetensors file: a pickle.*save_file"):
             make("mlp", saved.getvalue(), SIMPLE, dim=4)
     assert not (tmp_path / "sprung").exists()
@@ -203,7 +250,10 @@ def test_a_pickle_is_never_opened(tmp_path):
 FILE = file(sequential([*SIMPLE, "batch_norm"], [4, 8, 2]))
 
 
-@given(st.lists(st.tuples(st.integers(0, len(FILE) - 1), st.integers(0, 255)), min_size=1, max_size=8), st.integers(0, len(FILE)))
+@given(
+    st.lists(st.tuples(st.integers(0, len(FILE) - 1), st.integers(0, 255)), min_size=1, max_size=8),
+    st.integers(0, len(FILE)),
+)
 @settings(max_examples=200, deadline=None)
 def test_a_file_with_wrong_bytes_is_refused_or_read_never_worse(changes, cut):
     data = bytearray(FILE)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.errors import DegenerateAnchors, InvalidOption
-from app.maths.space import fit_space
+from app.maths.geometry.space import fit_space
 from research.anchors import medoids
 
 seeds = st.integers(0, 2**31)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from app.errors import InvalidSeeds
-from app.maths.bootstrap.common import Grown, Pools, State, Step, fit_pools
+from app.maths.bootstrap.pools import Grown, Pools, State, Step, fit_pools
 from research.baselines import Procrustes, Vecmap, procrustes, vecmap
 
 Seeds = list[tuple[int, int]]
@@ -43,12 +43,18 @@ def naive_csls(q: Tensor, y: Tensor, k: int) -> list[list[float]]:
     cosines = [[float(a @ b) for b in y.double()] for a in q.double()]
     near_q = [sum(sorted(row)[-k:]) / k for row in cosines]
     near_y = [sum(sorted(column)[-k:]) / k for column in zip(*cosines, strict=True)]
-    return [[2 * cosine - near_q[i] - near_y[j] for j, cosine in enumerate(row)] for i, row in enumerate(cosines)]
+    return [
+        [2 * cosine - near_q[i] - near_y[j] for j, cosine in enumerate(row)]
+        for i, row in enumerate(cosines)
+    ]
 
 
 def polar(pools: Pools, seeds: Seeds) -> Tensor:
     """The nearest orthogonal map of as many seeds as there are dimensions, or more."""
-    x, y = (pool[[pair[side] for pair in seeds]].double() for side, pool in enumerate((pools.x, pools.y)))
+    x, y = (
+        pool[[pair[side] for pair in seeds]].double()
+        for side, pool in enumerate((pools.x, pools.y))
+    )
     left, _, right_ = torch.linalg.svd(x.T @ y)
     return left @ right_
 
@@ -70,7 +76,9 @@ def test_procrustes_takes_the_pairs_that_choose_each_other_by_a_naive_csls_the_b
     chosen = [(i, j) for i, j in enumerate(y_of_x) if x_of_y[j] == i and i >= 20 and j not in taken]
     wanted = sorted(chosen, key=lambda pair: -scores[pair[0]][pair[1]])
     assert 5 < len(wanted) < 40
-    assert procrustes(pools, seeds, Procrustes()).pairs.tolist() == [list(pair) for pair in [*seeds, *wanted]]
+    assert procrustes(pools, seeds, Procrustes()).pairs.tolist() == [
+        list(pair) for pair in [*seeds, *wanted]
+    ]
 
 
 def test_a_round_that_looks_at_everything_takes_everybodys_best_partner_from_both_sides():
@@ -78,9 +86,17 @@ def test_a_round_that_looks_at_everything_takes_everybodys_best_partner_from_bot
     seeds = list(enumerate(partner))[:20]
     scores = naive_csls(normalize(pools.x.double() @ polar(pools, seeds)), pools.y, 10)
     forth = [[i, row.index(max(row))] for i, row in enumerate(scores)]
-    back = [[column.index(max(column)), j] for j, column in enumerate(map(list, zip(*scores, strict=True)))]
+    back = [
+        [column.index(max(column)), j]
+        for j, column in enumerate(map(list, zip(*scores, strict=True)))
+    ]
     states: list[State] = []
-    vecmap(pools, seeds, Vecmap(keep=1.0, most=1), on_step=lambda step: states.append(step.state) if step.state else None)
+    vecmap(
+        pools,
+        seeds,
+        Vecmap(keep=1.0, most=1),
+        on_step=lambda step: states.append(step.state) if step.state else None,
+    )
     assert len(states) == 1
     assert states[0]["dictionary"].tolist() == [*forth, *back]
 
@@ -96,7 +112,10 @@ def test_a_round_that_looks_at_a_share_sees_about_that_share_of_the_best_partner
     )
     dictionary = states[0]["dictionary"].tolist()
     # All that is looked at from one side is looked at from the other: a true pair is found from both or from neither.
-    forth, back = ({(i, j) for i, j in half if partner[i] == j} for half in (dictionary[:400], dictionary[400:]))
+    forth, back = (
+        {(i, j) for i, j in half if partner[i] == j}
+        for half in (dictionary[:400], dictionary[400:])
+    )
     assert forth == back
     assert 0.15 < len(forth) / 400 < 0.35
 
@@ -175,17 +194,26 @@ GROW: list[Callable[[Pools, Seeds], Grown]] = [
 @given(seed=st.integers(0, 2**31), count=st.integers(2, 6))
 def test_seeds_come_first_whatever_is_found_and_no_item_is_taken_twice_on_a_side(grow, seed, count):
     pools = fit_pools(normal(seed, 15, 4), normal(seed + 1, 12, 5))
-    seeds = list(zip(torch.randperm(15)[:count].tolist(), torch.randperm(12)[:count].tolist(), strict=True))
+    seeds = list(
+        zip(torch.randperm(15)[:count].tolist(), torch.randperm(12)[:count].tolist(), strict=True)
+    )
     found = grow(pools, seeds)
     pairs = [tuple(pair) for pair in found.pairs.tolist()]
     assert pairs[:count] == seeds
-    assert len({i for i, _ in pairs}) == len({j for _, j in pairs}) == len(pairs) == len(found.confidence)
+    assert (
+        len({i for i, _ in pairs})
+        == len({j for _, j in pairs})
+        == len(pairs)
+        == len(found.confidence)
+    )
     assert all(0 <= i < 15 and 0 <= j < 12 for i, j in pairs)
     assert bool(found.confidence.isnan().all())
 
 
 @pytest.mark.parametrize("grow", GROW, ids=["procrustes", "vecmap"])
-@pytest.mark.parametrize("seeds", [[], [(0, 0)], [(0, 0), (1, 12)], [(0, 0), (0, 1)], [(0, 1), (1, 1)]])
+@pytest.mark.parametrize(
+    "seeds", [[], [(0, 0)], [(0, 0), (1, 12)], [(0, 0), (0, 1)], [(0, 1), (1, 1)]]
+)
 def test_too_few_seeds_or_wrong_ones_are_refused(grow, seeds):
     with pytest.raises(InvalidSeeds):
         grow(fit_pools(normal(1, 15, 4), normal(2, 12, 5)), seeds)

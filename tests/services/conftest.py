@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.services import spaces
+from app.services.anchors import anchor_sets
 from app.services.context import Services
 from app.settings import Settings
 from app.wiring import make_services
@@ -46,8 +46,11 @@ def stock() -> Callable[[Services], Services]:
         for name, dim in (("a", 3), ("b", 2)):
             create_encoder(services, name, dim)
         draw = torch.Generator().manual_seed(0)
-        embeddings = {"a": torch.randn(12, 3, generator=draw), "b": torch.randn(12, 2, generator=draw)}
-        spaces.create_anchor_set(services, PROJECT, name="s", embeddings=embeddings)
+        embeddings = {
+            "a": torch.randn(12, 3, generator=draw),
+            "b": torch.randn(12, 2, generator=draw),
+        }
+        anchor_sets.create_anchor_set(services, PROJECT, name="s", embeddings=embeddings)
         return services
 
     return stock

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from app.services import jobs, spaces
 from app.services.context import Services
-from app.services.leases import Leases
+from app.services.encoders import encoders
+from app.services.jobs import queue
+from app.services.jobs.leases import Leases
 from app.settings import Settings
 from app.storage import tables
 from app.storage.blobs import ORPHAN_AGE_S
@@ -27,8 +28,10 @@ def some(k: int, d: int, seed: int = 0) -> Tensor:
     return torch.randn(k, d, generator=torch.Generator().manual_seed(seed + d))
 
 
-def create_encoder(services: Services, name: str, dim: int, project: str = PROJECT) -> tables.Encoder:
-    return spaces.create_encoder(services, project, name=name, kind=EncoderKind.external, dim=dim)
+def create_encoder(
+    services: Services, name: str, dim: int, project: str = PROJECT
+) -> tables.EncoderRow:
+    return encoders.create_encoder(services, project, name=name, kind=EncoderKind.external, dim=dim)
 
 
 def again(services: Services, row: Any) -> Any:
@@ -45,16 +48,19 @@ def alter(services: Services, row: Any, **values: Any) -> None:
             setattr(found, name, value)
 
 
-def run(services: Services, job: tables.Job, **more: Any) -> tables.Job:
+def run(services: Services, job: tables.JobRow, **more: Any) -> tables.JobRow:
     """A worker's turn with the job, which is the only one."""
-    jobs.run_next(services, RUNNERS, Leases(services), **more)
-    row: tables.Job = again(services, job)
+    queue.run_next(services, RUNNERS, Leases(services), **more)
+    row: tables.JobRow = again(services, job)
     return row
 
 
 def another_process(services: Services, **settings: Any) -> Services:
     """The same deployment as another process sees it: the same database and blobs, its own memory."""
-    places = {"data_dir": services.blobs.root.parent, "database_url": services.db.url.render_as_string(hide_password=False)}
+    places = {
+        "data_dir": services.blobs.root.parent,
+        "database_url": services.db.url.render_as_string(hide_password=False),
+    }
     return make_services(Settings(**{**places, **settings}))
 
 

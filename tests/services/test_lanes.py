@@ -126,7 +126,10 @@ def test_equal_tasks_advance_together(count):
     lanes, order = Lanes(count), []
     gate = threading.Event()
     blocking = [lanes.submit(lambda start, stop: gate.wait(SOON_S), 1, 1) for _ in range(count)]
-    tasks = [lanes.submit(lambda start, stop, number=number: order.append(number), 100, 1) for number in range(4)]
+    tasks = [
+        lanes.submit(lambda start, stop, number=number: order.append(number), 100, 1)
+        for number in range(4)
+    ]
     gate.set()
     wait([*tasks, *blocking], SOON_S)
     assert [order.count(number) for number in range(4)] == [100] * 4
@@ -192,10 +195,14 @@ def test_a_lane_has_one_of_torchs_threads_and_all_others_keep_theirs():
     try:
         torch.set_num_threads(2)
         assert Lanes()._count == 2
-        lanes.submit(lambda start, stop: found.append(torch.get_num_threads()), 20, 1).result(SOON_S)
+        lanes.submit(lambda start, stop: found.append(torch.get_num_threads()), 20, 1).result(
+            SOON_S
+        )
         assert set(found) == {1}
         later, deadline = 0, time.monotonic() + SOON_S
-        while later != 2 and time.monotonic() < deadline:  # the other lane may still be about to restore what it found
+        while (
+            later != 2 and time.monotonic() < deadline
+        ):  # the other lane may still be about to restore what it found
             thread = ThreadPoolExecutor(1)
             later = thread.submit(torch.get_num_threads).result()
             thread.shutdown()

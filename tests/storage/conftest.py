@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from app.storage.connect import redis_client
 from app.storage.db import Database, sqlite_url
+from app.storage.redis import redis_client
 from tests.storage.helpers import delete_all
 
 
@@ -77,7 +77,17 @@ class RedisServer:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self.folder)],
+            [
+                "redis-server",
+                "--port",
+                str(self.port),
+                "--bind",
+                "127.0.0.1",
+                "--save",
+                "",
+                "--dir",
+                str(self.folder),
+            ],
             stdout=subprocess.DEVNULL,
         )
         with redis.Redis.from_url(self.url) as client:

@@ -27,7 +27,9 @@ def delete_all(db: Database) -> None:
 
 def end_connections(db: Database) -> None:
     """End every connection to the database."""
-    with psycopg.connect(db.url.set(drivername="postgresql").render_as_string(False), autocommit=True) as connection:
+    with psycopg.connect(
+        db.url.set(drivername="postgresql").render_as_string(False), autocommit=True
+    ) as connection:
         others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
         connection.execute(f"{others} AND pid <> pg_backend_pid()")
 
@@ -39,7 +41,10 @@ def closed(db: Database) -> Iterator[None]:
     with psycopg.connect(admin, autocommit=True) as connection:
         connection.execute(f'ALTER DATABASE "{db.url.database}" ALLOW_CONNECTIONS false')
         try:
-            connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (db.url.database,))
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s",
+                (db.url.database,),
+            )
             yield
         finally:
             connection.execute(f'ALTER DATABASE "{db.url.database}" ALLOW_CONNECTIONS true')

@@ -35,10 +35,15 @@ def aged(path: Path, seconds: float) -> Path:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int64])
 def test_tensors_come_back_bit_for_bit(blobs, dtype):
-    tensors = {"weight": torch.arange(12).reshape(3, 4).to(dtype), "bias": torch.arange(3).to(dtype)}
+    tensors = {
+        "weight": torch.arange(12).reshape(3, 4).to(dtype),
+        "bias": torch.arange(3).to(dtype),
+    }
     back = blobs.get(blobs.put(tensors))
     assert back.keys() == tensors.keys()
-    assert all(back[name].dtype == dtype and torch.equal(back[name], tensors[name]) for name in tensors)
+    assert all(
+        back[name].dtype == dtype and torch.equal(back[name], tensors[name]) for name in tensors
+    )
 
 
 def test_a_tensor_is_copied_to_where_it_will_stay(blobs):
@@ -46,7 +51,9 @@ def test_a_tensor_is_copied_to_where_it_will_stay(blobs):
     whole = torch.zeros(5, 4)
     assert blobs.shape(digest, "a") == [3, 4]
     blobs.copy(digest, "a", to=whole[1:4])
-    assert torch.equal(whole, torch.cat([torch.zeros(1, 4), torch.arange(12.0).reshape(3, 4), torch.zeros(1, 4)]))
+    assert torch.equal(
+        whole, torch.cat([torch.zeros(1, 4), torch.arange(12.0).reshape(3, 4), torch.zeros(1, 4)])
+    )
 
 
 def test_a_view_is_stored_as_what_it_shows(blobs):
@@ -61,13 +68,23 @@ def test_equal_content_is_one_file_named_by_the_hash_of_its_bytes_and_other_cont
     (path,) = files(blobs)
     assert path == blobs.root / first[:2] / first
     assert hashlib.sha256(path.read_bytes()).hexdigest() == first
-    others = {blobs.put({"a": torch.ones(4)}), blobs.put({"b": torch.ones(3)}), blobs.put({"a": torch.ones(3).double()})}
+    others = {
+        blobs.put({"a": torch.ones(4)}),
+        blobs.put({"b": torch.ones(3)}),
+        blobs.put({"a": torch.ones(3).double()}),
+    }
     assert first not in others
     assert len(files(blobs)) == 4
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda data: data[:-1], lambda data: data + b"\0", lambda data: data[:-1] + b"\7", lambda data: b""]
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: data + b"\0",
+        lambda data: data[:-1] + b"\7",
+        lambda data: b"",
+    ],
 )
 def test_a_damaged_file_is_not_read(blobs, damage):
     digest = blobs.put({"a": torch.ones(3)})
@@ -90,13 +107,19 @@ def test_writing_the_content_again_heals_a_damaged_file(blobs):
 
 def test_a_missing_file_is_an_error_that_waiting_does_not_mend_and_names_its_owner(blobs):
     blobs.put({"a": torch.ones(3)})
-    calls = (blobs.get, lambda name: blobs.shape(name, "a"), lambda name: blobs.copy(name, "a", to=torch.zeros(3)))
+    calls = (
+        blobs.get,
+        lambda name: blobs.shape(name, "a"),
+        lambda name: blobs.copy(name, "a", to=torch.zeros(3)),
+    )
     for call in (*calls, lambda name: blobs.touch([name])):
         with pytest.raises(BlobMissing) as caught:
             call("0" * 64)
         assert caught.value.retry_after_s is None
-        assert "0" * 64 not in caught.value.detail  # what a file is called is the operator's to know
-    with pytest.raises(BlobMissing, match=r"of anchor set 's' is missing .* restore a backup"):
+        assert (
+            "0" * 64 not in caught.value.detail
+        )  # what a file is called is the operator's to know
+    with pytest.raises(BlobMissing, match=r"of anchor set 's' is missing.* restore a backup"):
         blobs.get("0" * 64, of="anchor set 's'")
 
 
@@ -171,7 +194,9 @@ with BlobStore(Path(sys.argv[1])).unswept():
 def test_nothing_is_swept_while_another_process_holds_the_files_even_if_it_is_killed(blobs):
     digest = blobs.put({"a": torch.ones(2)})
     aged(blobs.root / digest[:2] / digest, 2 * ORPHAN_AGE_S)
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(blobs.root)], stdout=subprocess.PIPE) as holder:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(blobs.root)], stdout=subprocess.PIPE
+    ) as holder:
         assert holder.stdout.readline() == b"held\n"
         assert blobs.sweep(set()) == 0
         with blobs.unswept():  # several backups at once

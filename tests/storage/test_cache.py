@@ -65,7 +65,11 @@ def test_a_large_value_pushes_out_as_many_as_it_needs():
 def test_a_value_above_the_limit_is_served_but_not_kept():
     cache, nothing, made = MemoryCache(30), MemoryCache(0), []
     load(cache, "a", made=made)
-    assert load(cache, "huge", size=31, made=made) == load(cache, "huge", size=31, made=made) == "value of huge"
+    assert (
+        load(cache, "huge", size=31, made=made)
+        == load(cache, "huge", size=31, made=made)
+        == "value of huge"
+    )
     load(cache, "a", made=made)
     assert made == ["a", "huge", "huge"]
     for _ in range(2):
@@ -104,7 +108,9 @@ def test_making_one_key_does_not_hold_up_another():
         assert slow.result() is True
 
 
-@pytest.mark.parametrize(("make", "size"), [(lambda: 1 / 0, lambda _: 10), (lambda: 1, lambda value: value // 0)])
+@pytest.mark.parametrize(
+    ("make", "size"), [(lambda: 1 / 0, lambda _: 10), (lambda: 1, lambda value: value // 0)]
+)
 def test_what_fails_or_has_no_size_is_not_kept_and_the_next_one_may_make_it(make, size):
     cache = MemoryCache(100)
     with pytest.raises(ZeroDivisionError):

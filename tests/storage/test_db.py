@@ -11,8 +11,9 @@ from sqlalchemy import select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.errors import Conflict, DatabaseUnavailable, InvalidRequest
-from app.storage import registry, tables
+from app.storage import tables
 from app.storage.db import Database, sqlite_url
+from app.storage.queries import resources
 from tests.storage.helpers import closed, end_connections
 
 
@@ -21,13 +22,17 @@ def db(empty: Database) -> Database:
     return empty
 
 
-def encoder(name="e", **more) -> tables.Encoder:
-    return tables.Encoder(**{"name": name, "kind": "external", "dim": 2, "modality": "text", **more})
+def encoder(name="e", **more) -> tables.EncoderRow:
+    return tables.EncoderRow(
+        **{"name": name, "kind": "external", "dim": 2, "modality": "text", **more}
+    )
 
 
 def names(db) -> list[str]:
     with db.transaction() as session:
-        return list(session.scalars(select(tables.Encoder.name).order_by(tables.Encoder.name)))
+        return list(
+            session.scalars(select(tables.EncoderRow.name).order_by(tables.EncoderRow.name))
+        )
 
 
 def test_a_transaction_commits_at_its_end_and_its_rows_stay_readable(db):
@@ -55,7 +60,7 @@ def test_any_exception_takes_everything_back(db):
 def test_a_broken_constraint_is_a_conflict_and_leaves_nothing(db):
     with db.transaction() as session:
         session.add(encoder("taken"))
-    with pytest.raises(Conflict, match="try again"), db.transaction() as session:
+    with pytest.raises(Conflict, match="Try again"), db.transaction() as session:
         session.add_all([encoder("new"), encoder("taken")])
     assert names(db) == ["taken"]
 
@@ -68,13 +73,23 @@ def test_a_name_is_taken_within_its_project_only(db):
 
 def test_foreign_keys_are_kept(db):
     with pytest.raises(Conflict), db.transaction() as session:
-        session.add(tables.Head(name="h", kind="linear", dim=2, classes=["a"], outputs=1, blob="0" * 64, encoder_id="0" * 32))
+        session.add(
+            tables.HeadRow(
+                name="h",
+                kind="linear",
+                dim=2,
+                classes=["a"],
+                outputs=1,
+                blob="0" * 64,
+                encoder_id="0" * 32,
+            )
+        )
 
 
 def test_writers_at_the_same_moment_wait_for_each_other(db):
     def write(number):
         with db.transaction() as session:
-            session.scalars(select(tables.Encoder)).all()  # a reader that becomes a writer
+            session.scalars(select(tables.EncoderRow)).all()  # a reader that becomes a writer
             session.add(encoder(f"e{number}"))
 
     with ThreadPoolExecutor(8) as pool:
@@ -83,13 +98,20 @@ def test_writers_at_the_same_moment_wait_for_each_other(db):
 
 
 def test_moments_come_back_aware_and_in_utc(db):
-    before, elsewhere = datetime.now(UTC), datetime(2026, 1, 1, 12, tzinfo=timezone(timedelta(hours=5)))
+    before, elsewhere = (
+        datetime.now(UTC),
+        datetime(2026, 1, 1, 12, tzinfo=timezone(timedelta(hours=5))),
+    )
     with db.transaction() as session:
         session.add_all([encoder("a"), encoder("b", created_at=elsewhere)])
-        session.add(tables.Job(kind="bootstrap", state="queued", arguments={}))
+        session.add(tables.JobRow(kind="bootstrap", state="queued", arguments={}))
     with db.transaction() as session:
-        own, given = session.scalars(select(tables.Encoder.created_at).order_by(tables.Encoder.name))
-        assert session.scalars(select(tables.Job)).one().started_at is None  # a missing one stays missing
+        own, given = session.scalars(
+            select(tables.EncoderRow.created_at).order_by(tables.EncoderRow.name)
+        )
+        assert (
+            session.scalars(select(tables.JobRow)).one().started_at is None
+        )  # a missing one stays missing
     assert own.utcoffset() == given.utcoffset() == timedelta(0)
     assert before <= own <= datetime.now(UTC)
     assert given == elsewhere
@@ -101,7 +123,9 @@ def test_ping_raises_when_there_is_no_database(tmp_path):
         db.ping()
 
 
-@pytest.mark.parametrize("folder", ["plain", "a b", "é", "a#b", "a@b:c", "a%20b", "100%", "a?b", "a?mode=memory"])
+@pytest.mark.parametrize(
+    "folder", ["plain", "a b", "é", "a#b", "a@b:c", "a%20b", "100%", "a?b", "a?mode=memory"]
+)
 def test_the_data_folder_may_have_any_name(tmp_path, folder):
     (tmp_path / folder).mkdir()
     db = Database(sqlite_url(tmp_path / folder / "anchorage.db"))
@@ -132,13 +156,17 @@ def test_moments_of_a_postgresql_in_another_zone_come_back_in_utc(postgres):
         session.add(encoder())
         session.flush()
         session.expire_all()
-        assert session.scalars(select(tables.Encoder)).one().created_at.utcoffset() == timedelta(0)
+        assert session.scalars(select(tables.EncoderRow)).one().created_at.utcoffset() == timedelta(
+            0
+        )
 
 
 # --- what a database cannot hold ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row", [{"name": "a\0b"}, {"name": "x" * 101}, {"dim": 2**40}, {"options": {"x": float("nan")}}])
+@pytest.mark.parametrize(
+    "row", [{"name": "a\0b"}, {"name": "x" * 101}, {"dim": 2**40}, {"options": {"x": float("nan")}}]
+)
 def test_what_postgresql_cannot_hold_is_an_invalid_request_and_leaves_nothing(postgres, row):
     with pytest.raises(InvalidRequest), postgres.transaction() as session:
         session.add_all([encoder("good"), encoder(**row)])
@@ -147,7 +175,7 @@ def test_what_postgresql_cannot_hold_is_an_invalid_request_and_leaves_nothing(po
 
 def test_a_name_that_postgresql_cannot_hold_is_not_found_either(postgres):
     with pytest.raises(InvalidRequest), postgres.transaction() as session:
-        registry.by_name(session, tables.Encoder, "default", "a\0b")
+        resources.by_name(session, tables.EncoderRow, "default", "a\0b")
 
 
 # --- a database that goes away --------------------------------------------------------------------------------------------
@@ -161,7 +189,7 @@ def test_connections_lost_between_transactions_are_nobodys_concern(postgres):
     assert names(postgres) == ["e0", "e1", "e2"]
 
 
-def add_and_lose(postgres: Database, row: tables.Encoder, *more: tables.Encoder) -> None:
+def add_and_lose(postgres: Database, row: tables.EncoderRow, *more: tables.EncoderRow) -> None:
     """Add a row in a transaction whose connection is lost before it adds more and commits."""
     with postgres.transaction() as session:
         session.add(row)
@@ -172,7 +200,9 @@ def add_and_lose(postgres: Database, row: tables.Encoder, *more: tables.Encoder)
 
 
 @pytest.mark.parametrize("more", [[], ["second"]], ids=["at its commit", "before it"])
-def test_a_connection_lost_within_a_transaction_is_said_and_nothing_of_it_is_committed(postgres, more):
+def test_a_connection_lost_within_a_transaction_is_said_and_nothing_of_it_is_committed(
+    postgres, more
+):
     with pytest.raises(DatabaseUnavailable) as caught:
         add_and_lose(postgres, encoder("first"), *(encoder(name) for name in more))
     assert caught.value.retry_after_s > 0
@@ -210,7 +240,9 @@ def test_a_server_that_comes_back_in_time_is_waited_for(postgres):
         assert waited
 
 
-def test_a_transaction_whose_process_is_frozen_does_not_hold_its_rows_for_ever(migrated_postgres, monkeypatch):
+def test_a_transaction_whose_process_is_frozen_does_not_hold_its_rows_for_ever(
+    migrated_postgres, monkeypatch
+):
     """PostgreSQL ends the silent one, and the waiting one goes on; its own wait is bounded too, and may end first."""
     monkeypatch.setattr("app.storage.db.STALLED_MS", 500)
     frozen, other = Database(migrated_postgres), Database(migrated_postgres)

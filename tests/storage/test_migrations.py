@@ -36,7 +36,9 @@ def look(url: str, function: Callable[[Connection], Any]) -> Any:
 
 
 def difference(connection: Connection) -> list[Any]:
-    context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+    context = MigrationContext.configure(
+        connection, opts={"compare_type": True, "compare_server_default": True}
+    )
     return list(compare_metadata(context, tables.Base.metadata))
 
 
@@ -47,7 +49,9 @@ def names(connection: Connection) -> list[str]:
 def test_the_newest_schema_is_what_the_tables_say(database_url):
     command.upgrade(alembic_config(database_url), "head")
     assert look(database_url, difference) == []
-    assert {table.name for table in tables.Base.metadata.sorted_tables} <= set(look(database_url, names))
+    assert {table.name for table in tables.Base.metadata.sorted_tables} <= set(
+        look(database_url, names)
+    )
 
 
 def test_every_constraint_and_index_has_the_name_the_tables_give_it(database_url):
@@ -64,7 +68,9 @@ def test_every_constraint_and_index_has_the_name_the_tables_give_it(database_url
         }
 
     found = look(database_url, constraints)
-    indices = look(database_url, lambda c: {t: {i["name"] for i in inspect(c).get_indexes(t)} for t in found})
+    indices = look(
+        database_url, lambda c: {t: {i["name"] for i in inspect(c).get_indexes(t)} for t in found}
+    )
     for table in tables.Base.metadata.sorted_tables:
         assert len(found[table.name]) == len(table.constraints), table.name
         assert None not in found[table.name]
@@ -76,14 +82,20 @@ def test_each_step_down_and_up_again_ends_at_the_same_schema_with_the_same_jobs(
     command.upgrade(config, "head")
     before, db = look(database_url, names), Database(database_url)
     with db.transaction() as session:
-        session.add(tables.Job(id="a", kind="bootstrap", state="queued", arguments={"x": 1}, lease="b" * 32))
+        session.add(
+            tables.JobRow(
+                id="a", kind="bootstrap", state="queued", arguments={"x": 1}, lease="b" * 32
+            )
+        )
     db.close()
     for revision in ScriptDirectory.from_config(config).walk_revisions():
         command.downgrade(config, str(revision.down_revision or "base"))
         if revision.down_revision is None:
             assert look(database_url, names) == ["alembic_version"]
         else:
-            assert look(database_url, lambda c: c.execute(text("SELECT id, state FROM jobs")).all()) == [("a", "queued")]
+            assert look(
+                database_url, lambda c: c.execute(text("SELECT id, state FROM jobs")).all()
+            ) == [("a", "queued")]
         command.upgrade(config, "head")
         assert look(database_url, difference) == []
         assert look(database_url, names) == before
@@ -104,13 +116,15 @@ HEADS = {
 }
 
 
-def test_a_relative_head_of_before_goes_on_reading_vectors_of_the_ridge_that_it_was_trained_with(database_url):
+def test_a_relative_head_of_before_goes_on_reading_vectors_of_the_ridge_that_it_was_trained_with(
+    database_url,
+):
     command.upgrade(alembic_config(database_url), "0003")
     look(database_url, put_old_heads)
     db = Database(database_url)
     db.migrate()
     with db.transaction() as session:
-        settings = {row.name: row.settings for row in session.scalars(select(tables.Head))}
+        settings = {row.name: row.settings for row in session.scalars(select(tables.HeadRow))}
     db.close()
     assert {name: each.get("ridge") for name, each in settings.items()} == {
         "native": None,
@@ -137,7 +151,7 @@ def test_jobs_of_the_first_version_are_taken_along_in_every_state(database_url):
     db = Database(database_url)
     db.migrate()
     with db.transaction() as session:
-        rows = {row.id: row for row in session.scalars(select(tables.Job))}
+        rows = {row.id: row for row in session.scalars(select(tables.JobRow))}
     db.close()
     states = {job_id: row.state for job_id, row in rows.items()}
     # No lease holds the running one: its worker is one of before.
@@ -153,10 +167,10 @@ def test_jobs_of_the_first_version_are_taken_along_in_every_state(database_url):
 
 def test_migrating_twice_changes_nothing_and_keeps_rows(empty):
     with empty.transaction() as session:
-        session.add(tables.Encoder(name="e", kind="external", dim=2, modality="text"))
+        session.add(tables.EncoderRow(name="e", kind="external", dim=2, modality="text"))
     empty.migrate()
     with empty.transaction() as session:
-        assert session.scalars(select(tables.Encoder.name)).all() == ["e"]
+        assert session.scalars(select(tables.EncoderRow.name)).all() == ["e"]
 
 
 def test_of_two_migrations_at_the_same_moment_one_waits_for_the_other(postgres_url):
@@ -165,7 +179,12 @@ def test_of_two_migrations_at_the_same_moment_one_waits_for_the_other(postgres_u
     with psycopg.connect(postgres_url.replace("+psycopg", "")) as gate:
         gate.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
         both = [
-            subprocess.Popen([sys.executable, "-c", script, postgres_url], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                [sys.executable, "-c", script, postgres_url],
+                cwd=ROOT,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
             for _ in range(2)
         ]
         waiting = (

@@ -40,7 +40,9 @@ def seconds_until_refused(call, *arguments) -> float:
     return time.monotonic() - begun
 
 
-def test_a_transaction_that_begins_in_silence_fails_soon_and_the_next_ones_at_once(db, own_postgres):
+def test_a_transaction_that_begins_in_silence_fails_soon_and_the_next_ones_at_once(
+    db, own_postgres
+):
     ask(db)
     own_postgres.freeze()
     assert seconds_until_refused(ask, db) < CHECKOUT_S + SLACK_S
@@ -54,7 +56,9 @@ def test_a_transaction_that_begins_in_silence_fails_soon_and_the_next_ones_at_on
 
 
 @pytest.mark.parametrize("end", ["SELECT 2", "COMMIT"])
-def test_a_transaction_that_silence_meets_half_way_ends_within_the_deadline_of_a_statement(db, own_postgres, end):
+def test_a_transaction_that_silence_meets_half_way_ends_within_the_deadline_of_a_statement(
+    db, own_postgres, end
+):
     def begin_and_freeze() -> None:
         with db.transaction() as session:
             session.execute(text("SELECT 1"))
@@ -66,9 +70,13 @@ def test_a_transaction_that_silence_meets_half_way_ends_within_the_deadline_of_a
     assert STATEMENT_S - 0.5 < seconds_until_refused(begin_and_freeze) < STATEMENT_S + SLACK_S
 
 
-def test_a_silent_server_takes_no_new_connection_for_longer_than_the_connection_timeout(db, own_postgres):
+def test_a_silent_server_takes_no_new_connection_for_longer_than_the_connection_timeout(
+    db, own_postgres
+):
     own_postgres.freeze()
-    assert seconds_until_refused(ask, db) < 3 + SLACK_S  # the pool is empty: libpq's connect_timeout
+    assert (
+        seconds_until_refused(ask, db) < 3 + SLACK_S
+    )  # the pool is empty: libpq's connect_timeout
     assert seconds_until_refused(ask, db) < 1.0
 
 
@@ -110,7 +118,9 @@ def test_every_wait_of_the_driver_passes_through_the_bounded_one(own_postgres, m
     waits = []
     plain = psycopg.Connection.wait
     monkeypatch.setattr(
-        psycopg.Connection, "wait", lambda self, *given, **more: waits.append(self) or plain(self, *given, **more)
+        psycopg.Connection,
+        "wait",
+        lambda self, *given, **more: waits.append(self) or plain(self, *given, **more),
     )
     db = Database(own_postgres.url)
     with db.engine.connect() as connection:

@@ -13,7 +13,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from app.storage import wakeup
-from app.storage.connect import redis_client
+from app.storage.redis import redis_client
 from app.storage.wakeup import LocalWakeup, RedisWakeup
 
 #: far longer than a wake-up takes, and than `notify` may take
@@ -82,7 +82,9 @@ def test_after_an_outage_workers_are_woken_again(connect, redis_server):
     assert wakes(api, worker)
 
 
-@pytest.mark.parametrize("command", ["CONFIG SET maxmemory 1", "REPLICAOF 127.0.0.1 1"], ids=["full", "read-only"])
+@pytest.mark.parametrize(
+    "command", ["CONFIG SET maxmemory 1", "REPLICAOF 127.0.0.1 1"], ids=["full", "read-only"]
+)
 def test_a_redis_that_refuses_writes_wakes_workers(connect, redis_server, command):
     with Redis.from_url(redis_server.url) as client:
         client.execute_command(*command.split())
@@ -149,7 +151,16 @@ def test_a_redis_that_is_not_there_or_frozen_delays_nobody(connect, redis_server
         redis_server.thaw()
 
 
-NONSENSE = [b":abc\r\n", b"+OK\r\n", b"-ERR no\r\n", b"*1\r\n:1\r\n", b"$-1\r\n", b"nonsense\r\n", b"*-5\r\n", b"\0" * 99]
+NONSENSE = [
+    b":abc\r\n",
+    b"+OK\r\n",
+    b"-ERR no\r\n",
+    b"*1\r\n:1\r\n",
+    b"$-1\r\n",
+    b"nonsense\r\n",
+    b"*-5\r\n",
+    b"\0" * 99,
+]
 
 
 @pytest.mark.parametrize("words", NONSENSE, ids=range(len(NONSENSE)))

@@ -13,8 +13,10 @@ import pytest
 import torch
 
 from app.errors import NameTaken
-from app.services import bootstrapping, pools, spaces
+from app.services.anchors import bootstrap as bootstrapping
+from app.services.anchors import pools
 from app.services.context import Services
+from app.services.encoders import encoders
 from app.settings import Settings
 from app.storage import tables
 from app.types import EncoderKind
@@ -64,19 +66,21 @@ class Deployment:
     def _encoders(self, **dims: int) -> None:
         for name, dim in dims.items():
             with suppress(NameTaken):
-                spaces.create_encoder(self.services, PROJECT, name=name, kind=EncoderKind.external, dim=dim)
+                encoders.create_encoder(
+                    self.services, PROJECT, name=name, kind=EncoderKind.external, dim=dim
+                )
 
-    def row(self, job_id: str) -> tables.Job:
+    def row(self, job_id: str) -> tables.JobRow:
         with self.services.db.transaction() as session:
-            return session.get_one(tables.Job, job_id)
+            return session.get_one(tables.JobRow, job_id)
 
     def alter(self, job_id: str, **values: Any) -> None:
         with self.services.db.transaction() as session:
-            row = session.get_one(tables.Job, job_id)
+            row = session.get_one(tables.JobRow, job_id)
             for name, value in values.items():
                 setattr(row, name, value)
 
-    def wait(self, job_id: str, true: Callable[[tables.Job], Any]) -> tables.Job:
+    def wait(self, job_id: str, true: Callable[[tables.JobRow], Any]) -> tables.JobRow:
         """The job's row once it is so: generous, because machines are busy."""
         deadline = time.monotonic() + 120
         while not true(row := self.row(job_id)):
@@ -100,11 +104,17 @@ def deployed(settings: Settings) -> Iterator[Deployment]:
 
 
 @pytest.fixture
-def deployment(postgres_url: str, redis_url: str, redis_prefix: str, tmp_path: Path) -> Iterator[Deployment]:
+def deployment(
+    postgres_url: str, redis_url: str, redis_prefix: str, tmp_path: Path
+) -> Iterator[Deployment]:
     by_redis = {"redis_url": redis_url, "redis_prefix": redis_prefix}
-    yield from deployed(Settings(data_dir=tmp_path, database_url=postgres_url, lease_s=2, devices="cpu", **by_redis))
+    yield from deployed(
+        Settings(data_dir=tmp_path, database_url=postgres_url, lease_s=2, devices="cpu", **by_redis)
+    )
 
 
 @pytest.fixture
 def without_redis(postgres_url: str, tmp_path: Path) -> Iterator[Deployment]:
-    yield from deployed(Settings(data_dir=tmp_path, database_url=postgres_url, lease_s=2, devices="cpu"))
+    yield from deployed(
+        Settings(data_dir=tmp_path, database_url=postgres_url, lease_s=2, devices="cpu")
+    )

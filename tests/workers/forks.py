@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from app.services import jobs
 from app.services.context import Services
+from app.services.jobs import queue
 from app.settings import Settings
 from app.storage import tables
 from workers.processes import work
@@ -24,12 +24,16 @@ from workers.runners import RUNNERS
 STEPS_OF_A_TRY = 20
 
 
-def iterate(services: Services, job: tables.Job, progress: jobs.Progress) -> jobs.Done:
+def iterate(services: Services, job: tables.JobRow, progress: queue.Progress) -> queue.Done:
     """A chaotic sequence with random draws: a step left out or done twice changes every number of its end."""
     hold, total = Path(job.arguments["hold"]), job.arguments["steps"]
     weights = torch.randn(50, 50, generator=torch.Generator().manual_seed(0))
     draws = torch.Generator().manual_seed(1)
-    state = progress.resume() or {"x": torch.zeros(50), "draws": draws.get_state(), "step": torch.tensor(0)}
+    state = progress.resume() or {
+        "x": torch.zeros(50),
+        "draws": draws.get_state(),
+        "step": torch.tensor(0),
+    }
     x, begun = state["x"], int(state["step"])
     draws.set_state(state["draws"])
     for step in range(begun + 1, total + 1):
@@ -41,10 +45,10 @@ def iterate(services: Services, job: tables.Job, progress: jobs.Progress) -> job
         progress(step, total, {"length": float(x.norm())})
         if hold.exists():
             time.sleep(0.005)  # somewhere here it is killed
-    return jobs.Done({"x": x.tolist(), "begun": begun})
+    return queue.Done({"x": x.tolist(), "begun": begun})
 
 
-def die(services: Services, job: tables.Job, progress: jobs.Progress) -> jobs.Done:
+def die(services: Services, job: tables.JobRow, progress: queue.Progress) -> queue.Done:
     """Ends the thread that runs it."""
     sys.exit()
 
@@ -52,7 +56,7 @@ def die(services: Services, job: tables.Job, progress: jobs.Progress) -> jobs.Do
 def main() -> None:
     """Fork until the input ends."""
     RUNNERS.update(iterate=iterate, die=die)
-    jobs.CHECKPOINT_EVERY_S, jobs.CHECKPOINT_SHARE = 0.0, 0.5
+    queue.CHECKPOINT_EVERY_S, queue.CHECKPOINT_SHARE = 0.0, 0.5
     settings = Settings()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     for _ in sys.stdin:

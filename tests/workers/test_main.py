@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from app.main import create_app
 from app.maths.bootstrap.paper import Settings as Bootstrap
-from app.services import jobs
+from app.services.jobs import queue
 from app.settings import Settings
 from app.storage import blobs, tables
 from app.wiring import make_services
@@ -34,7 +34,7 @@ def write_jobs(settings: Settings, *rows: dict) -> list[str]:
     ids = []
     with services.db.transaction() as session:
         for name, dim in (("a", 4), ("b", 3)):
-            session.add(tables.Encoder(name=name, kind="external", dim=dim, modality="text"))
+            session.add(tables.EncoderRow(name=name, kind="external", dim=dim, modality="text"))
         for number, row in enumerate(rows):
             arguments = {
                 "name": f"s{number}",
@@ -44,7 +44,9 @@ def write_jobs(settings: Settings, *rows: dict) -> list[str]:
                 "settings": asdict(Bootstrap(size=6, steps=5)),
                 "blobs": blobs,
             }
-            job = tables.Job(**{"kind": "bootstrap", "arguments": arguments, "progress": {}, **row})
+            job = tables.JobRow(
+                **{"kind": "bootstrap", "arguments": arguments, "progress": {}, **row}
+            )
             session.add(job)
             session.flush()
             ids.append(job.id)
@@ -52,10 +54,10 @@ def write_jobs(settings: Settings, *rows: dict) -> list[str]:
     return ids
 
 
-def ended(client: TestClient, job_id: str) -> tables.Job:
-    def row() -> tables.Job | None:
+def ended(client: TestClient, job_id: str) -> tables.JobRow:
+    def row() -> tables.JobRow | None:
         with client.app.state.services.db.transaction() as session:
-            found = session.get_one(tables.Job, job_id)
+            found = session.get_one(tables.JobRow, job_id)
         return found if found.finished_at is not None else None
 
     return until(row)
@@ -68,7 +70,7 @@ def settings(tmp_path):
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(jobs, "BACKOFF_S", 0.01)
+    monkeypatch.setattr(queue, "BACKOFF_S", 0.01)
     monkeypatch.setattr(blobs, "RETRY_S", 0)
 
 
@@ -76,15 +78,27 @@ def serve(settings: Settings) -> TestClient:
     return TestClient(create_app(settings), base_url="http://127.0.0.1")
 
 
-def test_what_an_earlier_process_left_is_taken_up_and_what_nobody_can_run_does_not_end_the_worker(settings):
+def test_what_an_earlier_process_left_is_taken_up_and_what_nobody_can_run_does_not_end_the_worker(
+    settings,
+):
     queued, lost, strange = write_jobs(
-        settings, {"state": "queued"}, {**LOST, "attempts": 1}, {"state": "queued", "kind": "unheard-of"}
+        settings,
+        {"state": "queued"},
+        {**LOST, "attempts": 1},
+        {"state": "queued", "kind": "unheard-of"},
     )
     with serve(settings) as client:
         for place, job_id in enumerate((queued, lost)):
             job = ended(client, job_id)
-            assert (job.state, job.attempts) == ("succeeded", 1)  # a second try that got further than any before counts anew
+            assert (job.state, job.attempts) == (
+                "succeeded",
+                1,
+            )  # a second try that got further than any before counts anew
             assert client.get(f"/anchor-sets/s{place}").json()["provenance"]["job"] == job_id
         job = ended(client, strange)
-        assert (job.state, job.error["code"], job.attempts) == ("failed", "internal", jobs.ATTEMPTS)
+        assert (job.state, job.error["code"], job.attempts) == (
+            "failed",
+            "internal",
+            queue.ATTEMPTS,
+        )
         assert client.get("/readyz").json()["worker"] is True

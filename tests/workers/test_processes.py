@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.services import jobs
+from app.services.jobs import queue
 from app.settings import Settings
 from app.storage import tables
 from app.types import JobState
@@ -28,7 +28,11 @@ ROOT = Path(__file__).parents[2]
 def environment(deployment) -> dict[str, str]:
     """What tells a process the deployment's settings."""
     names = ("data_dir", "database_url", "redis_url", "redis_prefix")
-    given = {**{name: str(getattr(deployment.settings, name)) for name in names}, "lease_s": "2", "threads": "1"}
+    given = {
+        **{name: str(getattr(deployment.settings, name)) for name in names},
+        "lease_s": "2",
+        "threads": "1",
+    }
     return {**os.environ, **{f"ANCHORAGE_{name.upper()}": value for name, value in given.items()}}
 
 
@@ -98,25 +102,38 @@ def running(row) -> bool:
 
 def shorten(deployment, job_id: str) -> None:
     arguments = deployment.row(job_id).arguments
-    deployment.alter(job_id, arguments={**arguments, "settings": {**arguments["settings"], "steps": 3}})
+    deployment.alter(
+        job_id, arguments={**arguments, "settings": {**arguments["settings"], "steps": 3}}
+    )
 
 
 def children(process: subprocess.Popen[str]) -> set[int]:
     """The worker processes that this one watches."""
     try:
         found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        return {int(child) for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()}
+        return {
+            int(child)
+            for child in found
+            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
+        }
     except FileNotFoundError:  # one ended meanwhile
         return set()
 
 
 def used(pid: int) -> int:
     """Clock ticks that a process has computed."""
-    return sum(int(field) for field in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13])
+    return sum(
+        int(field)
+        for field in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    )
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="asks Linux which processes there are")
-def test_a_killed_process_is_replaced_its_job_finished_by_another_and_a_stop_hands_back(deployment, start):
+@pytest.mark.skipif(
+    not Path("/proc/self/task").is_dir(), reason="asks Linux which processes there are"
+)
+def test_a_killed_process_is_replaced_its_job_finished_by_another_and_a_stop_hands_back(
+    deployment, start
+):
     process = start("cpu,cpu")
     taking = 0
     while taking < 2:  # each process says so
@@ -146,37 +163,43 @@ def test_a_killed_process_is_replaced_its_job_finished_by_another_and_a_stop_han
     assert not any(Path(f"/proc/{child}").exists() for child in left)
 
 
-def test_a_job_whose_worker_is_killed_again_and_again_ends_with_the_same_bits_as_an_undisturbed_one(deployment, fork, tmp_path):
+def test_a_job_whose_worker_is_killed_again_and_again_ends_with_the_same_bits_as_an_undisturbed_one(
+    deployment, fork, tmp_path
+):
     hold = tmp_path / "hold"
     worker = fork()
     arguments = {"steps": 300, "hold": str(hold)}
-    undisturbed = jobs.submit(deployment.services, "default", "iterate", arguments).id
+    undisturbed = queue.submit(deployment.services, "default", "iterate", arguments).id
     expected = deployment.wait(undisturbed, lambda row: row.finished_at is not None).result
     assert expected["begun"] == 0
 
     hold.touch()
-    job_id, furthest = jobs.submit(deployment.services, "default", "iterate", arguments).id, 0
-    for number in range(jobs.ATTEMPTS + 1):
+    job_id, furthest = queue.submit(deployment.services, "default", "iterate", arguments).id, 0
+    for number in range(queue.ATTEMPTS + 1):
         row = deployment.wait(job_id, lambda row, before=furthest: row.furthest > before)
         time.sleep(0.03 * number)  # each somewhere else: between steps, in a write, while it waits
         kill(worker)
         furthest = deployment.row(job_id).furthest
         assert deployment.row(job_id).state == JobState.running
-        deployment.alter(job_id, lease_until=tables.now() - timedelta(seconds=1))  # no need to wait for it
+        deployment.alter(
+            job_id, lease_until=tables.now() - timedelta(seconds=1)
+        )  # no need to wait for it
         worker = fork()
     hold.unlink()
     row = deployment.wait(job_id, lambda row: row.finished_at is not None)
     assert (row.state, row.attempts, row.checkpoint) == (JobState.succeeded, 1, None)
-    assert row.result["begun"] >= furthest > jobs.ATTEMPTS
+    assert row.result["begun"] >= furthest > queue.ATTEMPTS
     assert row.result["x"] == expected["x"]
     assert row.progress == {"done": 300, "total": 300, "length": row.progress["length"]}
-    assert len(list((deployment.settings.data_dir / "blobs").glob("??/*"))) <= 2 + jobs.ATTEMPTS + 1
+    assert (
+        len(list((deployment.settings.data_dir / "blobs").glob("??/*"))) <= 2 + queue.ATTEMPTS + 1
+    )
 
 
 def test_a_process_one_of_whose_threads_has_died_ends(deployment, fork):
     """Whoever watches it starts another one."""
     worker = fork()
-    job_id = jobs.submit(deployment.services, "default", "die", {}).id
+    job_id = queue.submit(deployment.services, "default", "die", {}).id
     deployment.wait(job_id, lambda row: row.attempts == 1)
     until(lambda: not Path(f"/proc/{worker}").exists())
 
@@ -192,7 +215,19 @@ def test_devices_are_named_one_by_one_and_auto_means_every_cuda_device_or_else_t
     assert devices(" cpu , cpu,") == ["cpu", "cpu"]
 
 
-NONE = ["", " , ", "gpu", "mps", "meta", "cuda:100", "cpu,gpu", "cuda:x", "cuda:-1", "cpu:x", "cuda:"]
+NONE = [
+    "",
+    " , ",
+    "gpu",
+    "mps",
+    "meta",
+    "cuda:100",
+    "cpu,gpu",
+    "cuda:x",
+    "cuda:-1",
+    "cpu:x",
+    "cuda:",
+]
 
 
 @pytest.mark.parametrize("wish", NONE)

@@ -13,9 +13,10 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import event, select
 
-from app.services import jobs
-from app.services.jobs import Done
-from app.storage import registry, tables
+from app.services.jobs import queue
+from app.services.jobs.queue import Done
+from app.storage import tables
+from app.storage.queries import access, resources
 from app.types import JobState
 from app.wiring import make_wakeup
 from tests.waiting import until
@@ -25,20 +26,20 @@ from workers.runners import RUNNERS
 PROJECT = "default"
 
 
-def encoder(name: str) -> tables.Encoder:
-    return tables.Encoder(project=PROJECT, name=name, kind="external", dim=2, modality="text")
+def encoder(name: str) -> tables.EncoderRow:
+    return tables.EncoderRow(project=PROJECT, name=name, kind="external", dim=2, modality="text")
 
 
 def encoders(deployment) -> list[str]:
     with deployment.services.db.transaction() as session:
-        return list(session.scalars(select(tables.Encoder.name)))
+        return list(session.scalars(select(tables.EncoderRow.name)))
 
 
 def submit(deployment, kind: str) -> str:
-    return jobs.submit(deployment.services, PROJECT, kind, {}).id
+    return queue.submit(deployment.services, PROJECT, kind, {}).id
 
 
-def ended(deployment, job_id: str) -> tables.Job:
+def ended(deployment, job_id: str) -> tables.JobRow:
     return deployment.wait(job_id, lambda row: row.finished_at is not None)
 
 
@@ -58,9 +59,9 @@ def test_twenty_jobs_of_two_workers_all_succeed_once(deployment):
         row = ended(deployment, job_id)
         assert (row.state, row.attempts, row.result["anchor_set"]) == (JobState.succeeded, 1, name)
     with deployment.services.db.transaction() as session:
-        sets = registry.page(session, tables.AnchorSet, PROJECT, after="", limit=99)
+        sets = resources.page(session, tables.AnchorSetRow, PROJECT, after="", limit=99)
         assert {row.name: row.provenance["job"] for row in sets} == ids
-        noted = registry.audit(session, PROJECT, before=None, limit=99)
+        noted = access.audit(session, PROJECT, before=None, limit=99)
         assert sum(row.resource == "anchor-set" for row in noted) == 20
 
 
@@ -80,7 +81,7 @@ def test_a_job_longer_than_a_lease_runs_once(deployment, monkeypatch):
 
 
 def test_a_queued_job_wakes_an_idle_worker_of_another_process(deployment, quick, monkeypatch):
-    monkeypatch.setattr(worker_main, "POLL_S", 3600)
+    monkeypatch.setattr(worker_main, "IDLE_POLL_S", 3600)
     deployment.worker().start()
     for _ in range(30):  # at first, nobody may be listening yet
         job_id = submit(deployment, quick)
@@ -100,12 +101,14 @@ def broken_redis(request: pytest.FixtureRequest) -> Iterator[str]:
         yield f"redis://127.0.0.1:{port}/0"
 
 
-def test_jobs_are_run_while_redis_is_away_and_a_submission_does_not_wait_for_it(without_redis, quick, broken_redis):
+def test_jobs_are_run_while_redis_is_away_and_a_submission_does_not_wait_for_it(
+    without_redis, quick, broken_redis
+):
     api = make_wakeup(without_redis.settings.model_copy(update={"redis_url": broken_redis}))
     services = replace(without_redis.services, notify_workers=api.notify)
     without_redis.worker(redis_url=broken_redis).start()
     begun = time.monotonic()
-    ids = [jobs.submit(services, PROJECT, quick, {}).id for _ in range(5)]
+    ids = [queue.submit(services, PROJECT, quick, {}).id for _ in range(5)]
     submitted_s = time.monotonic() - begun
     for job_id in ids:
         assert ended(without_redis, job_id).attempts == 1
@@ -118,7 +121,11 @@ def test_an_idle_thread_looks_for_a_job_twice_a_second(without_redis):
     looks: list[float] = []
 
     def note(connection, cursor, statement, *_) -> None:
-        if "FOR UPDATE SKIP LOCKED" in statement and "FROM jobs" in statement and "lease_until <" in statement:
+        if (
+            "FOR UPDATE SKIP LOCKED" in statement
+            and "FROM jobs" in statement
+            and "lease_until <" in statement
+        ):
             looks.append(time.monotonic())
 
     event.listen(worker.services.db.engine, "before_cursor_execute", note)
@@ -143,15 +150,19 @@ def test_a_worker_one_of_whose_threads_has_died_says_so(without_redis, monkeypat
 
 def test_a_worker_deletes_old_rows(without_redis):
     old = tables.now() - timedelta(days=31)
-    row = tables.Job(project=PROJECT, kind="k", state="succeeded", arguments={}, finished_at=old)
+    row = tables.JobRow(project=PROJECT, kind="k", state="succeeded", arguments={}, finished_at=old)
     with without_redis.services.db.transaction() as session:
         session.add(row)
     without_redis.worker().start()
-    with without_redis.services.db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        until(lambda: connection.scalar(select(tables.Job.id)) is None)
+    with without_redis.services.db.engine.connect().execution_options(
+        isolation_level="AUTOCOMMIT"
+    ) as connection:
+        until(lambda: connection.scalar(select(tables.JobRow.id)) is None)
 
 
-def test_a_stop_hands_back_even_what_is_in_a_long_step_and_its_late_end_has_no_effect(deployment, monkeypatch):
+def test_a_stop_hands_back_even_what_is_in_a_long_step_and_its_late_end_has_no_effect(
+    deployment, monkeypatch
+):
     monkeypatch.setattr(worker_main, "STOP_TIMEOUT_S", 0.2)
     begun, go_on, over = threading.Event(), threading.Event(), threading.Event()
 

@@ -1,1 +1,1 @@
-"""Anchors from a few seed pairs: every method takes two pools and seeds, and gives pairs (common.py)."""
+"""Anchors from a few seed pairs. Every method takes two pools and seeds, and returns pairs."""

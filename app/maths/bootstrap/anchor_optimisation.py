@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from torch.optim.adam import adam
 
-from app.maths.bootstrap.common import Grown, OnStep, Pools, State, Step, check_seeds
-from app.maths.bootstrap.matching import Beat, product, products, silent
+from app.maths.bootstrap.neighbours import Beat, product, products, silent
+from app.maths.bootstrap.pools import Grown, OnStep, Pools, State, Step, check_seeds
 
 #: rows of relative vectors that are compared at once
 ROWS = 8192
@@ -118,7 +118,9 @@ class Anchors:
         self.done = int(state["step"])
         self.partner = state["partner"].to(device)
         self.carried = state["carried"].to(device) if "carried" in state else None
-        self.facts = {name: float(state[name]) for name in ("loss", "agreement") if not state[name].isnan()}
+        self.facts = {
+            name: float(state[name]) for name in ("loss", "agreement") if not state[name].isnan()
+        }
 
 
 @torch.no_grad()
@@ -155,25 +157,40 @@ def optimise(
     return _rounded(pools, rows, seeds, anchors, beat)
 
 
-def _start(pools: Pools, seeds: list[tuple[int, int]], descent: Descent) -> tuple[list[int], Anchors]:
+def _start(
+    pools: Pools, seeds: list[tuple[int, int]], descent: Descent
+) -> tuple[list[int], Anchors]:
     """Rows of the source anchors, seeds first and the others drawn; and the target anchors: the seeds', then random ones."""
     generator = torch.Generator().manual_seed(descent.seed)
     taken = {i for i, _ in seeds}
-    others = [i for i in torch.randperm(len(pools.x), generator=generator).tolist() if i not in taken]
+    others = [
+        i for i in torch.randperm(len(pools.x), generator=generator).tolist() if i not in taken
+    ]
     rows = ([i for i, _ in seeds] + others)[: descent.size]
     # Drawn on the CPU, whatever the device: equal seeds start alike everywhere.
-    drawn = normalize(torch.randn(descent.size - len(seeds), pools.y.shape[1], generator=generator)).to(pools.device)
+    drawn = normalize(
+        torch.randn(descent.size - len(seeds), pools.y.shape[1], generator=generator)
+    ).to(pools.device)
     known = pools.y[[j for _, j in seeds]]
-    frozen, free = (known, drawn) if descent.freeze_seeds else (known[:0], torch.cat([known, drawn]))
+    frozen, free = (
+        (known, drawn) if descent.freeze_seeds else (known[:0], torch.cat([known, drawn]))
+    )
     return rows, Anchors(frozen, free, torch.zeros_like(free), torch.zeros_like(free))
 
 
 def _step(
-    pools: Pools, relative_x: Float32[Tensor, "n size"], anchors: Anchors, correspond: Correspondence, rate: float, beat: Beat
+    pools: Pools,
+    relative_x: Float32[Tensor, "n size"],
+    anchors: Anchors,
+    correspond: Correspondence,
+    rate: float,
+    beat: Beat,
 ) -> None:
     """One step of Algorithm 1: lines 4 to 8."""
     relative_y = product(pools.y, torch.cat([anchors.frozen, anchors.free]).T, beat=beat)
-    wanted = correspond(Relative(relative_x, relative_y, anchors.done, anchors.carried, pools.memory, beat))
+    wanted = correspond(
+        Relative(relative_x, relative_y, anchors.done, anchors.carried, pools.memory, beat)
+    )
     loss, gradient = mean_squares(pools.y, relative_y, wanted, beat=beat)
     _descend(anchors, gradient[len(anchors.frozen) :], rate)
     facts = {"loss": loss}
@@ -205,7 +222,11 @@ def _descend(anchors: Anchors, gradient: Float32[Tensor, "g d"], rate: float) ->
 
 
 def mean_squares(
-    y: Float32[Tensor, "m d"], relative_y: Float32[Tensor, "m size"], wanted: Wanted, *, beat: Beat = silent
+    y: Float32[Tensor, "m d"],
+    relative_y: Float32[Tensor, "m size"],
+    wanted: Wanted,
+    *,
+    beat: Beat = silent,
 ) -> tuple[float, Float32[Tensor, "size d"]]:
     """The mean of (relative - wanted)^2 over rows and anchors, and its gradient to the anchors (size, d)."""
     total, gradient = 0.0, y.new_zeros(relative_y.shape[1], y.shape[1])
@@ -217,13 +238,21 @@ def mean_squares(
     return total / wanted.relative.numel(), gradient.mul_(2 / wanted.relative.numel())
 
 
-def _rounded(pools: Pools, rows: list[int], seeds: list[tuple[int, int]], anchors: Anchors, beat: Beat) -> Grown:
+def _rounded(
+    pools: Pools, rows: list[int], seeds: list[tuple[int, int]], anchors: Anchors, beat: Beat
+) -> Grown:
     """Each free anchor as its nearest item; the nearest claim to an item wins, and a frozen seed's item is taken."""
     frozen = len(anchors.frozen)
-    cosines, nearest = torch.empty(len(anchors.free)), torch.empty(len(anchors.free), dtype=torch.int64)
+    cosines, nearest = (
+        torch.empty(len(anchors.free)),
+        torch.empty(len(anchors.free), dtype=torch.int64),
+    )
     for piece, block in products(anchors.free, pools.y, memory=pools.memory, beat=beat):
         largest = block.max(dim=1)
-        cosines[piece], nearest[piece] = largest.values.clamp(-1.0, 1.0).cpu(), largest.indices.cpu()
+        cosines[piece], nearest[piece] = (
+            largest.values.clamp(-1.0, 1.0).cpu(),
+            largest.indices.cpu(),
+        )
     pairs, nearness = seeds[:frozen], list[float]()
     taken = {j for _, j in pairs}
     for index in cosines.argsort(descending=True, stable=True).tolist():
@@ -236,4 +265,8 @@ def _rounded(pools: Pools, rows: list[int], seeds: list[tuple[int, int]], anchor
     if nearness:
         facts["nearness"] = sum(nearness) / len(nearness)
     given = set(seeds)
-    return Grown(torch.tensor(sorted(pairs, key=lambda pair: pair not in given)), torch.full((len(pairs),), torch.nan), facts)
+    return Grown(
+        torch.tensor(sorted(pairs, key=lambda pair: pair not in given)),
+        torch.full((len(pairs),), torch.nan),
+        facts,
+    )

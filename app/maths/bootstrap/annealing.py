@@ -19,8 +19,8 @@ from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from app.maths.bootstrap.matching import PIECE, Beat, product, products, silent
-from app.maths.bootstrap.plan import CACHED, NOTHING
+from app.maths.bootstrap.neighbours import PIECE, Beat, product, products, silent
+from app.maths.bootstrap.sinkhorn import CACHED, NOTHING
 
 #: leading directions of a pool that are kept
 MOST_DIMENSIONS = 256
@@ -102,7 +102,9 @@ class Plan:
     done: int = 0
 
 
-def directions(unit: Float32[Tensor, "n d"], rows: Int64[Tensor, " k"] | None = None, *, beat: Beat = silent) -> Directions:
+def directions(
+    unit: Float32[Tensor, "n d"], rows: Int64[Tensor, " k"] | None = None, *, beat: Beat = silent
+) -> Directions:
     """The leading principal directions of centred unit rows (n, d), at most MOST_DIMENSIONS; by subspace iteration if d is large.
 
     rows  whose coordinates are wanted, all if None; the directions are those of the whole pool
@@ -118,7 +120,9 @@ def directions(unit: Float32[Tensor, "n d"], rows: Int64[Tensor, " k"] | None = 
         variance, vectors = torch.linalg.eigh(covariance)
     else:
         generator = torch.Generator().manual_seed(0)
-        basis = torch.randn(d, MOST_DIMENSIONS + OVERSAMPLING, generator=generator, dtype=torch.float64).to(unit.device)
+        basis = torch.randn(
+            d, MOST_DIMENSIONS + OVERSAMPLING, generator=generator, dtype=torch.float64
+        ).to(unit.device)
         for _ in range(ITERATIONS):
             beat()
             basis = torch.linalg.qr(covariance @ basis).Q
@@ -154,13 +158,19 @@ def advance(
     q = mapped(x, plan.overlap, schedule.flattening)
     beat()
     tau = temperature(q, y, plan.potential, perplexity(schedule, plan.done, len(y)), beat=beat)
-    overlap, mass, fit = known.clone(), torch.zeros(len(y), dtype=torch.float64, device=y.device), 0.0
+    overlap, mass, fit = (
+        known.clone(),
+        torch.zeros(len(y), dtype=torch.float64, device=y.device),
+        0.0,
+    )
     # Potential and temperature ride along in the product: two passes less over the table.
     left = torch.cat([q / tau, torch.ones_like(q[:, :1])], dim=1)
     right = torch.cat([y, plan.potential[:, None] / tau], dim=1)
     for piece, logits in products(left, right, memory=memory, beat=beat):
         start = piece.start
-        for block in torch.split(logits, max(1, CACHED // len(y)) if y.device.type == "cpu" else len(logits)):
+        for block in torch.split(
+            logits, max(1, CACHED // len(y)) if y.device.type == "cpu" else len(logits)
+        ):
             rows = slice(start, start + len(block))
             weights = block.sub_(block.amax(dim=1, keepdim=True)).clamp_(min=NOTHING).exp_()
             share = weights.sum(dim=1).reciprocal()
@@ -169,11 +179,15 @@ def advance(
             overlap.addmm_(x[rows].T, partners)
             fit += float((partners * q[rows]).sum(dtype=torch.float64))
             start = rows.stop
-    change = (mass * (len(y) / len(x))).clamp_min(1e-30).log_().clamp_(-LARGEST_CHANGE, LARGEST_CHANGE)
+    change = (
+        (mass * (len(y) / len(x))).clamp_min(1e-30).log_().clamp_(-LARGEST_CHANGE, LARGEST_CHANGE)
+    )
     return Plan(overlap, plan.potential - tau * change.float(), fit / len(x), plan.done + 1)
 
 
-def mapped(x: Float32[Tensor, "n rx"], overlap: Float32[Tensor, "rx ry"], flattening: float) -> Float32[Tensor, "n ry"]:
+def mapped(
+    x: Float32[Tensor, "n rx"], overlap: Float32[Tensor, "rx ry"], flattening: float
+) -> Float32[Tensor, "n ry"]:
     """Unit rows of x U s^flattening V^T, with U s V^T the overlap."""
     left, singular, right = torch.linalg.svd(overlap.double(), full_matrices=False)
     scale = (singular / singular[0].clamp_min(torch.finfo(torch.float64).tiny)).pow(flattening)
@@ -187,7 +201,12 @@ def perplexity(schedule: Schedule, done: int, target: int) -> float:
 
 
 def temperature(
-    q: Float32[Tensor, "n r"], y: Float32[Tensor, "m r"], potential: Float32[Tensor, " m"], wanted: float, *, beat: Beat
+    q: Float32[Tensor, "n r"],
+    y: Float32[Tensor, "m r"],
+    potential: Float32[Tensor, " m"],
+    wanted: float,
+    *,
+    beat: Beat,
 ) -> float:
     """Tau in [COLDEST, HOTTEST] where the perplexity exp(mean entropy) of the plan is as wanted: bisection on SAMPLE rows."""
     some = min(len(q), max(LEAST_SAMPLE, min(SAMPLE, CELLS // len(y))))

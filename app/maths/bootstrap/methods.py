@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from app.maths.bootstrap import annealing, honesty, paper, self_learning, soft_plan
-from app.maths.bootstrap.common import Grown, OnStep, Pools, State, Step, ignore
+from app.maths.bootstrap import annealing, paper, self_learning, soft_plan
+from app.maths.bootstrap import estimate as honesty
+from app.maths.bootstrap.pools import Grown, OnStep, Pools, State, Step, ignore
 
 Settings = self_learning.Settings | soft_plan.Settings | paper.Settings
 
@@ -43,12 +44,24 @@ class Outcome:
 
 
 def run(
-    pools: Pools, seeds: list[tuple[int, int]], settings: Settings, *, state: State | None = None, on_step: OnStep = ignore
+    pools: Pools,
+    seeds: list[tuple[int, int]],
+    settings: Settings,
+    *,
+    state: State | None = None,
+    on_step: OnStep = ignore,
 ) -> Outcome:
     """Grow anchors by the method that the settings belong to. State, determinism, errors: as the method's own."""
     if isinstance(settings, self_learning.Settings):
         learnt = self_learning.learn(pools, seeds, settings, state=state, on_step=on_step)
-        return Outcome(learnt.pairs, learnt.confidence, learnt.estimate, learnt.wrong_seeds, learnt.ask, learnt.facts)
+        return Outcome(
+            learnt.pairs,
+            learnt.confidence,
+            learnt.estimate,
+            learnt.wrong_seeds,
+            learnt.ask,
+            learnt.facts,
+        )
     optimise = soft_plan.grow if isinstance(settings, soft_plan.Settings) else paper.grow
     grown = optimise(pools, seeds, settings, state=state, on_step=on_step)  # type: ignore[arg-type]
     return judge(pools, seeds, grown, seed=settings.seed, on_step=on_step, total=settings.steps)
@@ -56,7 +69,13 @@ def run(
 
 @torch.no_grad()
 def judge(
-    pools: Pools, seeds: list[tuple[int, int]], grown: Grown, *, seed: int, on_step: OnStep = ignore, total: int = 0
+    pools: Pools,
+    seeds: list[tuple[int, int]],
+    grown: Grown,
+    *,
+    seed: int,
+    on_step: OnStep = ignore,
+    total: int = 0,
 ) -> Outcome:
     """What held-out maps say of pairs that came without an estimate.
 
@@ -72,7 +91,9 @@ def judge(
     rounds = []
     for repeat in range(honesty.REPEATS):
         half = honesty.halves(len(pairs), repeat, seed).to(pairs.device)
-        rounds.append(honesty.confirm(x.along, y.along, pairs, known, half, memory=pools.memory, beat=beat))
+        rounds.append(
+            honesty.confirm(x.along, y.along, pairs, known, half, memory=pools.memory, beat=beat)
+        )
     votes = honesty.Votes.counted(pairs, *zip(*rounds, strict=True))
     told = honesty.estimate(votes, votes.confirmed, agreed=math.nan, chance=None)
     # Who has found nothing cannot say who is wrong.

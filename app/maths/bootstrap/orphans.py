@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from app.maths.bootstrap.honesty import REPEATS, halves, wilson_upper
-from app.maths.bootstrap.matching import Beat
-from app.maths.bootstrap.refining import paired, rematch
+from app.maths.bootstrap.estimate import REPEATS, halves, wilson_upper
+from app.maths.bootstrap.neighbours import Beat
+from app.maths.bootstrap.refinement import paired, rematch
 
 #: one in so many pairs is made an orphan, on each side; how many orphans suffice; trials at most, and of a doubtful answer
 PARTS, ENOUGH, TRIALS, MOST_TRIALS = 8, 200, 3, 16

@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 
 from app.maths.bootstrap.anchor_optimisation import Descent, Relative, Wanted, optimise
-from app.maths.bootstrap.common import Grown, OnStep, Pools, State, ignore
-from app.maths.bootstrap.plan import column_argmax, sinkhorn, source_potential
+from app.maths.bootstrap.pools import Grown, OnStep, Pools, State, ignore
+from app.maths.bootstrap.sinkhorn import column_argmax, sinkhorn, source_potential
 
 #: columns: every y is compared with the x that has the most mass in its column of the plan; rows: every x with its y
 Argmax = Literal["columns", "rows"]
@@ -39,10 +39,17 @@ class Settings:
 
 
 def grow(
-    pools: Pools, seeds: list[tuple[int, int]], settings: Settings, *, state: State | None = None, on_step: OnStep = ignore
+    pools: Pools,
+    seeds: list[tuple[int, int]],
+    settings: Settings,
+    *,
+    state: State | None = None,
+    on_step: OnStep = ignore,
 ) -> Grown:
     """Algorithm 1: pairs without an estimate of confidence. State, determinism, errors: as `anchor_optimisation.optimise`."""
-    descent = Descent(settings.size, settings.steps, settings.learning_rate, settings.freeze_seeds, settings.seed)
+    descent = Descent(
+        settings.size, settings.steps, settings.learning_rate, settings.freeze_seeds, settings.seed
+    )
 
     def correspond(relative: Relative) -> Wanted:
         by = _by_columns if settings.argmax == "columns" else _by_rows

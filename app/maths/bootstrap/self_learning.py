@@ -19,10 +19,11 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from app.maths.bootstrap import honesty, orphans
+from app.maths.bootstrap import estimate as honesty
+from app.maths.bootstrap import orphans
 from app.maths.bootstrap.annealing import directions
-from app.maths.bootstrap.common import OnStep, Pools, State, Step, check_pairs, ignore
-from app.maths.bootstrap.course import Course, Settings, steps
+from app.maths.bootstrap.attempts import Course, Settings, steps
+from app.maths.bootstrap.pools import OnStep, Pools, State, Step, check_pairs, ignore
 
 __all__ = ["ASKED", "FEWEST", "Learnt", "Settings", "learn"]
 
@@ -63,7 +64,12 @@ class Learnt:
     def facts(self) -> dict[str, float]:
         """Numbers of the whole run."""
         told = self.estimate
-        return {"right": told.right, "agreement": told.agreement, "confirmed": told.confirmed, "attempts": float(self.attempts)}
+        return {
+            "right": told.right,
+            "agreement": told.agreement,
+            "confirmed": told.confirmed,
+            "attempts": float(self.attempts),
+        }
 
 
 @torch.no_grad()
@@ -91,10 +97,17 @@ def learn(
 
     known = given(seeds)
     rows = _some(len(pools.x), settings.rows, known[:, 0], settings.seed)
-    taking_part = torch.stack([torch.searchsorted(rows, known[:, 0].contiguous()), known[:, 1]], dim=1)
+    taking_part = torch.stack(
+        [torch.searchsorted(rows, known[:, 0].contiguous()), known[:, 1]], dim=1
+    )
     some = None if len(rows) == len(pools.x) else rows.to(pools.device)
     x, y = directions(pools.x, some, beat=beat), directions(pools.y, beat=beat)
-    run = _Run(Course(x, y, taking_part.to(pools.device), settings, pools.memory, report), rows, state or {}, report)
+    run = _Run(
+        Course(x, y, taking_part.to(pools.device), settings, pools.memory, report),
+        rows,
+        state or {},
+        report,
+    )
     learnt = _learnt(run, seeds, run.worth())
     report(Step(total, total, run.course.facts))
     return learnt
@@ -118,7 +131,9 @@ class _Run:
     def worth(self) -> float:
         """Run both courses; what the first one's answer is worth, in [0, 1]."""
         if self.state:
-            self.course.restore({name: held for name, held in self.state.items() if "." not in name})
+            self.course.restore(
+                {name: held for name, held in self.state.items() if "." not in name}
+            )
         self.course.run()
         agreed, outcome = self.course.agreed, self.course.outcome
         worth = honesty.worth(agreed, outcome)
@@ -130,7 +145,9 @@ class _Run:
 
     def try_orphans(self, pairs: Int64[Tensor, "p 2"], given: float) -> orphans.Tried:
         """Those made of pairs (p, 2) of all rows, a share `given` of the smaller pool; a trial is a step."""
-        own = torch.stack([torch.searchsorted(self.rows, pairs[:, 0].contiguous()), pairs[:, 1]], dim=1)
+        own = torch.stack(
+            [torch.searchsorted(self.rows, pairs[:, 0].contiguous()), pairs[:, 1]], dim=1
+        )
         own, course, settings = own.to(self.course.seeds.device), self.course, self.course.settings
         done = _courses_steps(settings)
         held = self._held(self.state, ORPHANS)
@@ -142,9 +159,19 @@ class _Run:
             def beat(trials: int = tried.trials) -> None:
                 self.report(Step(done + trials, done, course.facts))
 
-            tried = orphans.trial(course.x.along, course.y.along, own, tried, seed=settings.seed, memory=course.memory, beat=beat)
+            tried = orphans.trial(
+                course.x.along,
+                course.y.along,
+                own,
+                tried,
+                seed=settings.seed,
+                memory=course.memory,
+                beat=beat,
+            )
             counts = torch.tensor([tried.trials, tried.made, tried.found])
-            self.report(Step(done + tried.trials, done, course.facts, {**before, f"{ORPHANS}tried": counts}))
+            self.report(
+                Step(done + tried.trials, done, course.facts, {**before, f"{ORPHANS}tried": counts})
+            )
         return tried
 
     def _chance(self) -> Course:
@@ -161,16 +188,28 @@ class _Run:
 
         generator = torch.Generator().manual_seed(settings.seed)
         count = min(CHANCE_SEEDS, course.smaller)
-        drawn = [torch.randperm(len(side.along), generator=generator)[:count] for side in (course.x, course.y)]
+        drawn = [
+            torch.randperm(len(side.along), generator=generator)[:count]
+            for side in (course.x, course.y)
+        ]
         scrambled = course.y.scrambled(settings.seed, beat=beat)
-        other = Course(course.x, scrambled, torch.stack(drawn, dim=1).to(course.seeds), settings, course.memory, on_step)
+        other = Course(
+            course.x,
+            scrambled,
+            torch.stack(drawn, dim=1).to(course.seeds),
+            settings,
+            course.memory,
+            on_step,
+        )
         if held := self._held(self.state, CHANCE):
             other.restore(held)
         return other
 
     @staticmethod
     def _held(state: State, part: str) -> State:
-        return {name.removeprefix(part): held for name, held in state.items() if name.startswith(part)}
+        return {
+            name.removeprefix(part): held for name, held in state.items() if name.startswith(part)
+        }
 
 
 def _named(part: str, state: State) -> State:
@@ -184,7 +223,9 @@ def _courses_steps(settings: Settings) -> int:
 
 def _chance_settings(settings: Settings) -> Settings:
     fewer = min(CHANCE_REFINEMENTS, settings.refinements)
-    return replace(settings, attempts=1, rounds=min(CHANCE_ROUNDS, settings.rounds), refinements=fewer)
+    return replace(
+        settings, attempts=1, rounds=min(CHANCE_ROUNDS, settings.rounds), refinements=fewer
+    )
 
 
 def _learnt(run: _Run, seeds: list[tuple[int, int]], worth: float) -> Learnt:
@@ -196,20 +237,34 @@ def _learnt(run: _Run, seeds: list[tuple[int, int]], worth: float) -> Learnt:
     sure, size = honesty.confidence(votes, worth), course.settings.size
     # Of the pairs that are given, which are the most confident.
     best = sure[accepted].sort(descending=True).values[:size]
-    told = honesty.estimate(votes, best, agreed=course.agreed, chance=run.chance.outcome if run.chance else None)
+    told = honesty.estimate(
+        votes, best, agreed=course.agreed, chance=run.chance.outcome if run.chance else None
+    )
     # Who has found nothing cannot say who is wrong.
-    wrong = honesty.wrong_seeds(votes, given(seeds)) if len(best) and float(best.mean()) > LIKELY else []
+    wrong = (
+        honesty.wrong_seeds(votes, given(seeds))
+        if len(best) and float(best.mean()) > LIKELY
+        else []
+    )
     if not wrong and not worth:
         told = replace(told, seeds_confirmed=math.nan)
     believed = [row for row in range(len(seeds)) if row not in set(wrong)]
-    pairs, certainty = _with_believed(votes.pairs[accepted], sure[accepted], [seeds[row] for row in believed], told.right)
+    pairs, certainty = _with_believed(
+        votes.pairs[accepted], sure[accepted], [seeds[row] for row in believed], told.right
+    )
     told, share = _less_orphans(run, pairs, told)
-    certain = torch.searchsorted(rows, votes.pairs[accepted & (sure * share > LIKELY), 0].contiguous())
+    certain = torch.searchsorted(
+        rows, votes.pairs[accepted & (sure * share > LIKELY), 0].contiguous()
+    )
     ask = rows[honesty.ask(course.x, course.seeds[believed, 0].cpu(), certain, ASKED)]
-    return Learnt(pairs[:size], (certainty * share)[:size], told, wrong, ask, len(course.partners), votes)
+    return Learnt(
+        pairs[:size], (certainty * share)[:size], told, wrong, ask, len(course.partners), votes
+    )
 
 
-def _less_orphans(run: _Run, pairs: Int64[Tensor, "p 2"], told: honesty.Estimate) -> tuple[honesty.Estimate, float]:
+def _less_orphans(
+    run: _Run, pairs: Int64[Tensor, "p 2"], told: honesty.Estimate
+) -> tuple[honesty.Estimate, float]:
     """The estimate, and what is left of every confidence, after those pairs whose items probably have no partner at all."""
     if not told.right:
         return told, 1.0
@@ -230,7 +285,9 @@ def _with_believed(
     others = ~(torch.isin(pairs[:, 0], known[:, 0]) | torch.isin(pairs[:, 1], known[:, 1]))
     order = sure[others].argsort(descending=True, stable=True)
     kept = torch.cat([known, pairs[others][order]])
-    return kept, torch.cat([torch.full((len(known),), max(right, 0.0)), sure[others][order]]).float()
+    return kept, torch.cat(
+        [torch.full((len(known),), max(right, 0.0)), sure[others][order]]
+    ).float()
 
 
 def given(seeds: list[tuple[int, int]]) -> Int64[Tensor, "s 2"]:

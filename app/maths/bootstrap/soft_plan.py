@@ -15,8 +15,8 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from app.maths.bootstrap.anchor_optimisation import Descent, Relative, Wanted, optimise
-from app.maths.bootstrap.common import Grown, OnStep, Pools, State, ignore
-from app.maths.bootstrap.plan import barycentre, sinkhorn
+from app.maths.bootstrap.pools import Grown, OnStep, Pools, State, ignore
+from app.maths.bootstrap.sinkhorn import barycentre, sinkhorn
 
 #: rows of either side that the mean cost is taken of
 SAMPLE = 512
@@ -41,15 +41,30 @@ class Settings:
 
 
 def grow(
-    pools: Pools, seeds: list[tuple[int, int]], settings: Settings, *, state: State | None = None, on_step: OnStep = ignore
+    pools: Pools,
+    seeds: list[tuple[int, int]],
+    settings: Settings,
+    *,
+    state: State | None = None,
+    on_step: OnStep = ignore,
 ) -> Grown:
     """Pairs without an estimate of confidence. State, determinism, errors: as `anchor_optimisation.optimise`."""
-    descent = Descent(settings.size, settings.steps, settings.learning_rate, freeze_seeds=True, seed=settings.seed)
+    descent = Descent(
+        settings.size, settings.steps, settings.learning_rate, freeze_seeds=True, seed=settings.seed
+    )
 
     def correspond(relative: Relative) -> Wanted:
         x, y, memory, beat = relative.x, relative.y, relative.memory, relative.beat
         epsilon = share(settings, relative.step) * mean_cost(x, y)
-        u, v = sinkhorn(x, y, epsilon=epsilon, steps=settings.sinkhorn_steps, start=relative.carried, memory=memory, beat=beat)
+        u, v = sinkhorn(
+            x,
+            y,
+            epsilon=epsilon,
+            steps=settings.sinkhorn_steps,
+            start=relative.carried,
+            memory=memory,
+            beat=beat,
+        )
         means, partner = barycentre(x, y, u, epsilon=epsilon, memory=memory, beat=beat)
         return Wanted(torch.arange(len(y), device=y.device), means, partner, carried=v)
 
@@ -59,10 +74,14 @@ def grow(
 def share(settings: Settings, step: int) -> float:
     """Epsilon of a step as a share of the mean cost: first (last / first)^(step / (steps - 1))."""
     progress = step / max(1, settings.steps - 1)
-    return float(settings.first_epsilon * (settings.last_epsilon / settings.first_epsilon) ** progress)
+    return float(
+        settings.first_epsilon * (settings.last_epsilon / settings.first_epsilon) ** progress
+    )
 
 
 def mean_cost(x: Float32[Tensor, "n k"], y: Float32[Tensor, "m k"]) -> float:
     """Mean of |x_i - y_j| over at most SAMPLE rows of either side, evenly spread; above 0, whatever they are."""
-    some_x, some_y = (rows[torch.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).long()] for rows in (x, y))
+    some_x, some_y = (
+        rows[torch.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).long()] for rows in (x, y)
+    )
     return max(float(torch.cdist(some_x, some_y).mean()), torch.finfo(torch.float32).eps)

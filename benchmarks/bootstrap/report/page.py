@@ -22,7 +22,10 @@ Report = dict[str, Any]
 #: numbers of seeds, as in counts.py
 COUNTS = ("0", "3", "5", "10", "15", "25", "50")
 #: the paper's rows that stand beside a place: what they measure, and its tables, each with a remark
-WORDS = ("about 20,000 words of other models", {"1 and 4": "", "5": ", FastText's anchors optimised"})
+WORDS = (
+    "about 20,000 words of other models",
+    {"1 and 4": "", "5": ", FastText's anchors optimised"},
+)
 IMAGES = ("CIFAR-10 by two ViTs, forth from ViT-base to ViT-small", {"7": ""})
 PRINTED = {
     "all words, w2v -> fasttext": WORDS,
@@ -51,7 +54,11 @@ def filled(text: str, report: Report) -> str:
 
     def block(match: re.Match[str]) -> str:
         name = match["name"]
-        return f"<!-- {name} -->\n{BLOCKS[name](report).strip()}\n<!-- /{name} -->" if name in BLOCKS else match[0]
+        return (
+            f"<!-- {name} -->\n{BLOCKS[name](report).strip()}\n<!-- /{name} -->"
+            if name in BLOCKS
+            else match[0]
+        )
 
     return BLOCK.sub(block, text)
 
@@ -107,11 +114,31 @@ def _ablation(report: Report) -> str:
 
 
 def _varied(method: str, cases: dict[str, Any]) -> str:
-    places = [place for place, rows in cases.items() if any(name.startswith(f"{method}, ") for name in rows)]
-    names = dict.fromkeys(name for place in places for name in cases[place] if name.startswith(f"{method}, "))
-    seeds = (next(iter(rows)) for place in places for name, rows in cases[place].items() if name == f"{method}, as it is")
-    columns = ("variation", *(f"{place}, {count} seeds" for place, count in zip(places, seeds, strict=True)))
-    return table(columns, ((name, *(_counted(next(iter(cases[place][name].values()))) for place in places)) for name in names))
+    places = [
+        place
+        for place, rows in cases.items()
+        if any(name.startswith(f"{method}, ") for name in rows)
+    ]
+    names = dict.fromkeys(
+        name for place in places for name in cases[place] if name.startswith(f"{method}, ")
+    )
+    seeds = (
+        next(iter(rows))
+        for place in places
+        for name, rows in cases[place].items()
+        if name == f"{method}, as it is"
+    )
+    columns = (
+        "variation",
+        *(f"{place}, {count} seeds" for place, count in zip(places, seeds, strict=True)),
+    )
+    return table(
+        columns,
+        (
+            (name, *(_counted(next(iter(cases[place][name].values()))) for place in places))
+            for name in names
+        ),
+    )
 
 
 # --- does the estimate know it ---
@@ -136,7 +163,15 @@ def _told(report: Report) -> str:
 
 
 def _honesty(report: Report) -> str:
-    columns = ("runs", "good", "called good", "called what it is", "bad called good", "good called bad", "error of the share")
+    columns = (
+        "runs",
+        "good",
+        "called good",
+        "called what it is",
+        "bad called good",
+        "good called bad",
+        "error of the share",
+    )
     return table(
         ("section", "method", *columns),
         (
@@ -168,7 +203,8 @@ def _levels(report: Report) -> str:
 def _more(report: Report) -> str:
     more = report["sections"]["counts"]["more"].items()
     return table(
-        ("seeds", "refused", "good with more"), ((count, told["refused"], told["good_with_more"]) for count, told in more)
+        ("seeds", "refused", "good with more"),
+        ((count, told["refused"], told["good_with_more"]) for count, told in more),
     )
 
 
@@ -186,14 +222,30 @@ def _strangers(report: Report) -> str:
     return table(
         ("pools", "pairs", "right", "estimated", "draws mostly right", "draws called good"),
         (
-            (kind, f"{told['pairs']:,.0f}", f"{told['share']:.2f}", f"{told['said_share']:.2f}", told["good"], told["said_good"])
+            (
+                kind,
+                f"{told['pairs']:,.0f}",
+                f"{told['share']:.2f}",
+                f"{told['said_share']:.2f}",
+                told["good"],
+                told["said_good"],
+            )
             for kind, told in report["sections"]["strangers"]["kinds"].items()
         ),
     )
 
 
 def _swapped(report: Report) -> str:
-    columns = ("pools", "draws", "wrong seeds", "named", "right ones accused", "pairs", "right", "estimated")
+    columns = (
+        "pools",
+        "draws",
+        "wrong seeds",
+        "named",
+        "right ones accused",
+        "pairs",
+        "right",
+        "estimated",
+    )
     return table(
         columns,
         (
@@ -220,15 +272,23 @@ def _figure(value: dict[str, float | None] | None) -> str:
 def _retrieval(report: Report) -> str:
     places = report["sections"]["retrieval"]["places"]
     titled = (
-        f"## {place}: relative vectors that find each other\n\n{_placed(rows, RETRIEVED)}" for place, rows in places.items()
+        f"## {place}: relative vectors that find each other\n\n{_placed(rows, RETRIEVED)}"
+        for place, rows in places.items()
     )
-    return "\n\n".join(text + _printed(report, place) for text, place in zip(titled, places, strict=True))
+    return "\n\n".join(
+        text + _printed(report, place) for text, place in zip(titled, places, strict=True)
+    )
 
 
 def _stitching(report: Report) -> str:
     places = report["sections"]["stitching"]["places"].items()
-    read = [f"## {place}: a head reads the other encoder\n\n{_placed(rows, STITCHED)}" for place, rows in places]
-    return "\n\n".join([*read, f"## A head reads the other encoder, in the paper\n\n{_printed_stitching(report)}"])
+    read = [
+        f"## {place}: a head reads the other encoder\n\n{_placed(rows, STITCHED)}"
+        for place, rows in places
+    ]
+    return "\n\n".join(
+        [*read, f"## A head reads the other encoder, in the paper\n\n{_printed_stitching(report)}"]
+    )
 
 
 def _placed(rows: dict[str, Any], figures: dict[str, str]) -> str:
@@ -257,7 +317,10 @@ def _printed(report: Report, place: str) -> str:
     if not rows:
         return ""
     columns = (f"{arrow} {title}" for arrow in "→←" for title in RETRIEVED.values())
-    told = ((name, *(_as_printed(way[figure]) for way in ways for figure in RETRIEVED)) for name, *ways in rows)
+    told = (
+        (name, *(_as_printed(way[figure]) for way in ways for figure in RETRIEVED))
+        for name, *ways in rows
+    )
     items, numbers = PRINTED[place]
     heading = f"\n\nWhat the paper prints ({_tables(*numbers)}; {items}, five seeds):\n\n"
     return heading + table(("anchors, seeds", *columns), told)
@@ -276,7 +339,9 @@ def printed(tables: dict[str, Any], place: str) -> Iterator[tuple[str, Any, Any]
 
 def _printed_stitching(report: Report) -> str:
     rows = report["paper"]["tables"]["2 and 6"]["rows"].items()
-    heading = f"{_tables('2 and 6')}; five stars of Amazon reviews, weighted F1 and MAE, five seeds:\n\n"
+    heading = (
+        f"{_tables('2 and 6')}; five stars of Amazon reviews, weighted F1 and MAE, five seeds:\n\n"
+    )
     return heading + table(
         ("stitched", "anchors, seeds", "F1", "MAE"),
         (
@@ -304,8 +369,16 @@ def _scale(report: Report) -> str:
     def rows() -> Iterator[Sequence[object]]:
         for name, run in report["sections"]["scale"]["runs"].items():
             method, _, size = name.rpartition(", ")
-            whole = f"{run['run_seconds']:,.0f}" if run["finished"] else f"(about {run['step_seconds'] * run['of']:,.0f})"
-            right = f"{run['right'] / max(1, run['pairs']):.3f} of {run['pairs']:,}" if run["finished"] else ""
+            whole = (
+                f"{run['run_seconds']:,.0f}"
+                if run["finished"]
+                else f"(about {run['step_seconds'] * run['of']:,.0f})"
+            )
+            right = (
+                f"{run['right'] / max(1, run['pairs']):.3f} of {run['pairs']:,}"
+                if run["finished"]
+                else ""
+            )
             each = "" if run["step_seconds"] is None else f"{run['step_seconds']:.2f}"
             yield method, f"{int(size):,}", each, whole, f"{run['above_bytes'] / 2**20:,.0f}", right
 
@@ -313,7 +386,15 @@ def _scale(report: Report) -> str:
 
 
 def _kill(report: Report) -> str:
-    columns = ("run", "killed after steps", "same bits", "pairs", "right", "s undisturbed", "s killed")
+    columns = (
+        "run",
+        "killed after steps",
+        "same bits",
+        "pairs",
+        "right",
+        "s undisturbed",
+        "s killed",
+    )
     return table(
         columns,
         (

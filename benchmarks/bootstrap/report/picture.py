@@ -33,14 +33,28 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
     for axis, (case, methods) in zip(axes, cases.items(), strict=False):
         for method, (colour, style, marker) in LINES.items():
             if method in methods:
-                points = sorted((int(count), row["share"]["mean"]) for count, row in methods[method].items() if int(count))
-                (handles[method],) = axis.plot(*zip(*points, strict=True), color=colour, linestyle=style, marker=marker, ms=4)
-        axis.set(xscale="log", title=case, xlabel="seeds", ylabel="share of right pairs", ylim=(-0.03, 1.03))
+                points = sorted(
+                    (int(count), row["share"]["mean"])
+                    for count, row in methods[method].items()
+                    if int(count)
+                )
+                (handles[method],) = axis.plot(
+                    *zip(*points, strict=True), color=colour, linestyle=style, marker=marker, ms=4
+                )
+        axis.set(
+            xscale="log",
+            title=case,
+            xlabel="seeds",
+            ylabel="share of right pairs",
+            ylim=(-0.03, 1.03),
+        )
         axis.title.set_fontsize(9)
         axis.set_xticks([3, 5, 10, 15, 25, 50], ["3", "5", "10", "15", "25", "50"])
         axis.minorticks_off()
         axis.grid(alpha=0.3)
     for axis in list(figure.axes)[len(cases) :]:
         axis.axis("off")
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=len(LINES), fontsize=8)
+    figure.legend(
+        handles.values(), handles, loc="outside lower center", ncols=len(LINES), fontsize=8
+    )
     figure.savefig(path, dpi=110)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from statistics import mean, stdev
 from typing import Any
 
-from app.maths.bootstrap.honesty import more_seeds
+from app.maths.bootstrap.estimate import more_seeds
 from benchmarks.bootstrap import counts
 from benchmarks.bootstrap.cells import Found, Measured
 from benchmarks.bootstrap.store import Key
@@ -22,11 +22,19 @@ def of_rows(found: Found) -> Section:
     for (place, method, count), many in _groups(found, lambda key: key[1:4]):
         for name in dict.fromkeys(row for cell in many for row in cell["rows"]):
             having = [cell for cell in many if name in cell["rows"]]
-            row: dict[str, Any] = {"method": method, "seeds": count, "read": name, "draws": len(having)}
+            row: dict[str, Any] = {
+                "method": method,
+                "seeds": count,
+                "read": name,
+                "draws": len(having),
+            }
             row |= _means(having, "pairs", "right", "grow_seconds")
             for way in having[0]["rows"][name]:
                 first = having[0]["rows"][name][way]
-                row[way] = {figure: _spread(cell["rows"][name][way][figure] for cell in having) for figure in first}
+                row[way] = {
+                    figure: _spread(cell["rows"][name][way][figure] for cell in having)
+                    for figure in first
+                }
             places.setdefault(str(place), {})[f"{method}, {count}, {name}"] = row
     return {"places": places}
 
@@ -50,7 +58,12 @@ def of_counts(found: Found) -> Section:
             row["said_good"] = sum(cell["said_good"] for cell in many)
             row["said_right"] = sum(cell["said_good"] == counts.good(cell) for cell in many)
         cases.setdefault(str(case), {}).setdefault(str(method), {})[str(count)] = row
-    return {"cases": cases, "levels": _levels(found), "honesty": _honesty(found), "more": _more(found)}
+    return {
+        "cases": cases,
+        "levels": _levels(found),
+        "honesty": _honesty(found),
+        "more": _more(found),
+    }
 
 
 def of_strangers(found: Found) -> Section:
@@ -108,7 +121,11 @@ def seconds(found: Found) -> dict[str, dict[str, float]]:
     method = {"scale": 1, "kill": 1}
     groups = _groups(found, lambda key: (key[method.get(str(key[0]), 2)],))
     return {
-        str(name): {"cells": len(many), "each": mean(cell["seconds"] for cell in many), "all": sum(c["seconds"] for c in many)}
+        str(name): {
+            "cells": len(many),
+            "each": mean(cell["seconds"] for cell in many),
+            "all": sum(c["seconds"] for c in many),
+        }
         for (name,), many in groups
     }
 
@@ -135,7 +152,9 @@ def _levels(found: Found) -> dict[str, dict[str, dict[str, float]]]:
     told: dict[str, dict[str, dict[str, float]]] = {}
     for (method,), many in _groups(having, lambda key: (key[2],)):
         for place, level in enumerate(counts.LEVELS):
-            pairs, right, expected = (sum(cell["levels"][place][figure] for cell in many) for figure in range(3))
+            pairs, right, expected = (
+                sum(cell["levels"][place][figure] for cell in many) for figure in range(3)
+            )
             if pairs:
                 told.setdefault(str(method), {})[str(level)] = {
                     "pairs": pairs,
@@ -157,7 +176,9 @@ def _honesty(found: Found) -> dict[str, dict[str, float]]:
             "right": mean(float(cell["said_good"] == counts.good(cell)) for cell in many),
             "bad_called_good": sum(cell["said_good"] and not counts.good(cell) for cell in many),
             "good_called_bad": sum(counts.good(cell) and not cell["said_good"] for cell in many),
-            "share_error": mean(abs(cell["said_share"] - cell["right"] / max(1, cell["pairs"])) for cell in many),
+            "share_error": mean(
+                abs(cell["said_share"] - cell["right"] / max(1, cell["pairs"])) for cell in many
+            ),
         }
     return told
 

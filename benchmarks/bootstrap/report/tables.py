@@ -15,7 +15,9 @@ def of_counts(section: Section) -> Iterator[Table]:
     """The share that is right (and how many pairs), and how many runs were good, by method and
     number of seeds.
     """
-    asked = dict.fromkeys(count for rows in section["cases"].values() for row in rows.values() for count in row)
+    asked = dict.fromkeys(
+        count for rows in section["cases"].values() for row in rows.values() for count in row
+    )
     order = sorted(asked, key=int)
     shown = new_table(
         "share of accepted pairs that are right (pairs accepted; runs mostly right, of draws)",
@@ -28,14 +30,26 @@ def of_counts(section: Section) -> Iterator[Table]:
             shown.add_row("" if place else case, method, *cells, end_section=place == len(rows) - 1)
     yield shown
     if section["levels"]:
-        shown = new_table("confidence in single pairs", ("method", "from"), ("pairs", "right", "mean confidence"))
+        shown = new_table(
+            "confidence in single pairs", ("method", "from"), ("pairs", "right", "mean confidence")
+        )
         for method, levels in section["levels"].items():
             for level, told in levels.items():
-                shown.add_row(method, level, f"{told['pairs']:,}", f"{told['right']:.3f}", f"{told['expected']:.3f}")
+                shown.add_row(
+                    method,
+                    level,
+                    f"{told['pairs']:,}",
+                    f"{told['right']:.3f}",
+                    f"{told['expected']:.3f}",
+                )
         yield shown
     yield from _honesty(section)
     if section["more"]:
-        shown = new_table("as many seeds again, five at least", ("seeds that were refused",), ("runs", "good with them"))
+        shown = new_table(
+            "as many seeds again, five at least",
+            ("seeds that were refused",),
+            ("runs", "good with them"),
+        )
         for count, told in section["more"].items():
             shown.add_row(count, str(told["refused"]), str(told["good_with_more"]))
         yield shown
@@ -54,7 +68,16 @@ def of_strangers(section: Section) -> Iterator[Table]:
 
 def of_swapped(section: Section) -> Iterator[Table]:
     """Which wrong seeds were reported."""
-    columns = ("draws", "wrong seeds", "named", "right ones accused", "pairs", "right", "estimated", "mostly right")
+    columns = (
+        "draws",
+        "wrong seeds",
+        "named",
+        "right ones accused",
+        "pairs",
+        "right",
+        "estimated",
+        "mostly right",
+    )
     shown = new_table("one seed in five is wrong", ("pools",), columns)
     for place, told in section["places"].items():
         counted = (str(told[name]) for name in ("draws", "wrong", "named", "accused"))
@@ -65,19 +88,46 @@ def of_swapped(section: Section) -> Iterator[Table]:
 
 def of_more_seeds(section: Section) -> Iterator[Table]:
     """What suggested seeds are worth."""
-    shown = new_table("ten seeds more: runs that are mostly right", ("pools",), ("refused runs", "asked for", "at random"))
+    shown = new_table(
+        "ten seeds more: runs that are mostly right",
+        ("pools",),
+        ("refused runs", "asked for", "at random"),
+    )
     for place, told in section["places"].items():
-        shown.add_row(place, str(told["refused"]), *(str(told[way]["good"]) for way in ("asked for", "at random")))
+        shown.add_row(
+            place,
+            str(told["refused"]),
+            *(str(told[way]["good"]) for way in ("asked for", "at random")),
+        )
     yield shown
 
 
 def _honesty(section: Section) -> Iterator[Table]:
     if section["honesty"]:
-        columns = ("runs", "good", "called good", "called what it is", "bad called good", "good called bad", "error of the share")
+        columns = (
+            "runs",
+            "good",
+            "called good",
+            "called what it is",
+            "bad called good",
+            "good called bad",
+            "error of the share",
+        )
         shown = new_table("is it known which runs failed?", ("method",), columns)
         for method, told in section["honesty"].items():
-            numbers = (told["runs"], told["good"], told["said_good"], f"{told['right']:.3f}", told["bad_called_good"])
-            shown.add_row(method, *map(str, numbers), str(told["good_called_bad"]), f"{told['share_error']:.3f}")
+            numbers = (
+                told["runs"],
+                told["good"],
+                told["said_good"],
+                f"{told['right']:.3f}",
+                told["bad_called_good"],
+            )
+            shown.add_row(
+                method,
+                *map(str, numbers),
+                str(told["good_called_bad"]),
+                f"{told['share_error']:.3f}",
+            )
         yield shown
 
 
@@ -90,7 +140,9 @@ def of_scale(section: Section) -> Iterator[Table]:
     for name, run in section["runs"].items():
         method, _, size = name.rpartition(", ")
         each = run["step_seconds"]
-        whole = f"{run['run_seconds']:.0f}" if run["finished"] else f"(about {each * run['of']:,.0f})"
+        whole = (
+            f"{run['run_seconds']:.0f}" if run["finished"] else f"(about {each * run['of']:,.0f})"
+        )
         share = f"{run['right'] / max(1, run['pairs']):.3f}" if run["finished"] else ""
         shown.add_row(
             method,
@@ -107,10 +159,21 @@ def of_scale(section: Section) -> Iterator[Table]:
 
 def of_kill(section: Section) -> Iterator[Table]:
     """Both runs, and whether they are the same."""
-    columns = ("pairs", "right", "killed after steps", "the same bits", "the same result", "s undisturbed", "s killed")
+    columns = (
+        "pairs",
+        "right",
+        "killed after steps",
+        "the same bits",
+        "the same result",
+        "s undisturbed",
+        "s killed",
+    )
     shown = new_table("kill -9", ("run",), columns)
     for name, run in section["runs"].items():
-        steps, times = ", ".join(map(str, run["at_steps"])), (f"{run[of]:.0f}" for of in ("undisturbed_s", "killed_s"))
+        steps, times = (
+            ", ".join(map(str, run["at_steps"])),
+            (f"{run[of]:.0f}" for of in ("undisturbed_s", "killed_s")),
+        )
         same = ("yes" if run[of] else "NO" for of in ("same_bits", "same_result"))
         shown.add_row(name, f"{run['pairs']:,}", f"{run['right']:.3f}", steps, *same, *times)
     yield shown

@@ -21,7 +21,17 @@ import httpx2
 from benchmarks.faults.attacks import hostile
 from benchmarks.faults.attacks.bystander import TRANSLATE, percentile
 from benchmarks.faults.attacks.nonsense import ANSWERS, Nonsense
-from benchmarks.faults.attacks.scene import DIMS, QUIET_S, Outcome, Scene, call, embeddings, scene, sent, translation
+from benchmarks.faults.attacks.scene import (
+    DIMS,
+    QUIET_S,
+    Outcome,
+    Scene,
+    call,
+    embeddings,
+    scene,
+    sent,
+    translation,
+)
 from benchmarks.faults.row import Stage
 
 #: how many of the same body are sent at once
@@ -59,7 +69,9 @@ def worst_bodies(stage: Stage) -> list[Outcome]:
         for kind in hostile.BODIES:
             body = hostile.write_body(found.made.folder / "body", kind)
             for keys in (found.reads[:1], found.reads):
-                outcomes.append(_posted(found, kind, "/translate", "application/json", body, keys=keys))
+                outcomes.append(
+                    _posted(found, kind, "/translate", "application/json", body, keys=keys)
+                )
     return outcomes
 
 
@@ -91,30 +103,50 @@ def wrong_keys(stage: Stage) -> list[Outcome]:
     """Keys that do not exist, 500 a second from another address, and how much that slows a
     well-behaved client.
     """
-    with scene(stage, "keys") as found, found.attacked("wrong keys, 500 a second") as (outcome, asking):
+    with (
+        scene(stage, "keys") as found,
+        found.attacked("wrong keys, 500 a second") as (outcome, asking),
+    ):
         before = asking.since(time.monotonic() - QUIET_S, TRANSLATE)
         began = time.monotonic()
         with ThreadPoolExecutor(WRONG_CLIENTS) as pool:
             share = WRONG_PER_SECOND / WRONG_CLIENTS
-            trying = [pool.submit(hostile.wrong_keys, found.api.url, share, began + WRONG_S) for _ in range(WRONG_CLIENTS)]
+            trying = [
+                pool.submit(hostile.wrong_keys, found.api.url, share, began + WRONG_S)
+                for _ in range(WRONG_CLIENTS)
+            ]
             for each in trying:
                 outcome.statuses.update(each.result())
         during = asking.since(began, TRANSLATE)
         for moment, values in (("before", before), ("during", during)):
             for share in (0.5, 0.99):
-                outcome.more[f"p{share * 100:.0f}_{moment}_ms"] = round(percentile(values, share) * 1000, 1)
-        p50, p99 = ([outcome.more[f"p{share}_{moment}_ms"] for moment in ("before", "during")] for share in (50, 99))
+                outcome.more[f"p{share * 100:.0f}_{moment}_ms"] = round(
+                    percentile(values, share) * 1000, 1
+                )
+        p50, p99 = (
+            [outcome.more[f"p{share}_{moment}_ms"] for moment in ("before", "during")]
+            for share in (50, 99)
+        )
         outcome.what += f"; others' p50 {p50[0]} -> {p50[1]} ms, p99 {p99[0]} -> {p99[1]} ms"
     return [outcome]
 
 
 def onnx_uploads(stage: Stage) -> list[Outcome]:
     """Small ONNX heads, 40 at once."""
-    with scene(stage, "onnx") as found, found.attacked("small ONNX heads, 40 at once") as (outcome, _):
+    with (
+        scene(stage, "onnx") as found,
+        found.attacked("small ONNX heads, 40 at once") as (outcome, _),
+    ):
         file = base64.b64encode(hostile.small_head(DIMS["new"])).decode()
 
         def upload(number: int) -> str:
-            body = {"name": f"h{number}", "kind": "onnx", "encoder": "new", "classes": ["a", "b", "c"], "onnx": file}
+            body = {
+                "name": f"h{number}",
+                "kind": "onnx",
+                "encoder": "new",
+                "classes": ["a", "b", "c"],
+                "onnx": file,
+            }
             return call(found.api.url, found.writes, "POST", "/heads", body)
 
         with ThreadPoolExecutor(UPLOADS) as pool:
@@ -127,8 +159,14 @@ def redis_nonsense(stage: Stage) -> list[Outcome]:
     """Something else answers on Redis's port. Once Redis is back, everything must be as fast as
     before.
     """
-    with scene(stage, "nonsense") as found, found.attacked("other answers than Redis's", allowed_s=2.0) as (outcome, asking):
-        redis, client = found.made.redis, httpx2.Client(base_url=found.api.url, timeout=60, trust_env=False)
+    with (
+        scene(stage, "nonsense") as found,
+        found.attacked("other answers than Redis's", allowed_s=2.0) as (outcome, asking),
+    ):
+        redis, client = (
+            found.made.redis,
+            httpx2.Client(base_url=found.api.url, timeout=60, trust_env=False),
+        )
         client.headers["Authorization"] = f"Bearer {found.good}"
         before = percentile(asking.since(time.monotonic() - QUIET_S, TRANSLATE), 0.5)
         redis.kill()
@@ -139,7 +177,10 @@ def redis_nonsense(stage: Stage) -> list[Outcome]:
                 body = {"name": f"set-{number}", "embeddings": embeddings(number)}
                 outcome.statuses[sent(client, "POST", "/anchor-sets", body)] += 1
                 while time.monotonic() < until:
-                    request = {**translation(), "anchor_set": f"set-{number}" if number % 2 else "base"}
+                    request = {
+                        **translation(),
+                        "anchor_set": f"set-{number}" if number % 2 else "base",
+                    }
                     outcome.statuses[sent(client, "POST", "/translate", request)] += 1
                     outcome.statuses[sent(client, "GET", "/encoders/old")] += 1
                     ready[str(client.get("/readyz").json().get("status"))] += 1
@@ -182,7 +223,9 @@ def _posted(
     named = f"{at_once} x {what}, {'1 key' if len(keys) == 1 else f'{len(keys)} keys'}"
     with found.attacked(named) as (outcome, _), ThreadPoolExecutor(at_once) as pool:
         tries = [
-            pool.submit(hostile.send_file, found.api.url, path, keys[number % len(keys)], media, body)
+            pool.submit(
+                hostile.send_file, found.api.url, path, keys[number % len(keys)], media, body
+            )
             for number in range(at_once)
         ]
         outcome.statuses.update(each.result() for each in tries)

@@ -46,9 +46,13 @@ class Bystander:
         self.answers: list[Answer] = []
         self._open: dict[str, float] = {}
         command = [sys.executable, "-S", __file__]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"url": url, "key": key, "body": body, "pause_s": PAUSE_S}))
+        self._process.stdin.write(
+            json.dumps({"url": url, "key": key, "body": body, "pause_s": PAUSE_S})
+        )
         self._process.stdin.close()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -57,7 +61,9 @@ class Bystander:
         """How long each request of a kind took that ended after `moment`. A request without an
         answer counts with its age.
         """
-        took = [answer.seconds for answer in self.answers if answer.kind == kind and answer.at >= moment]
+        took = [
+            answer.seconds for answer in self.answers if answer.kind == kind and answer.at >= moment
+        ]
         began = self._open.get(kind)
         return took if began is None else [*took, time.monotonic() - began]
 
@@ -101,7 +107,10 @@ def _main() -> None:
     about = json.loads(sys.stdin.read())
     address = about["url"].removeprefix("http://")
     threads = [
-        threading.Thread(target=_ask, args=(LIVEZ, address, "GET", "/livez", b"", {"Connection": "close"}, about["pause_s"])),
+        threading.Thread(
+            target=_ask,
+            args=(LIVEZ, address, "GET", "/livez", b"", {"Connection": "close"}, about["pause_s"]),
+        ),
         threading.Thread(
             target=_ask,
             args=(
@@ -119,7 +128,15 @@ def _main() -> None:
         thread.start()
 
 
-def _ask(kind: str, address: str, method: str, path: str, body: bytes, headers: dict[str, str], pause_s: float) -> None:
+def _ask(
+    kind: str,
+    address: str,
+    method: str,
+    path: str,
+    body: bytes,
+    headers: dict[str, str],
+    pause_s: float,
+) -> None:
     """Send the same request again and again, each time until it is answered with 200."""
     connection = http.client.HTTPConnection(address, timeout=PATIENCE_S)
     while True:
@@ -134,7 +151,13 @@ def _ask(kind: str, address: str, method: str, path: str, body: bytes, headers: 
         time.sleep(pause_s)
 
 
-def _once(connection: http.client.HTTPConnection, method: str, path: str, body: bytes, headers: dict[str, str]) -> bool:
+def _once(
+    connection: http.client.HTTPConnection,
+    method: str,
+    path: str,
+    body: bytes,
+    headers: dict[str, str],
+) -> bool:
     try:
         connection.request(method, path, body or None, headers)
         answer = connection.getresponse()

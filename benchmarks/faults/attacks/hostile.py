@@ -30,12 +30,16 @@ ANSWER_S = 300
 #: fields that a translation needs beside its vectors, so that the body is not refused early
 FIELDS = b'{"source":"old","target":"new","anchor_set":"base","method":"graded","vectors":'
 
-DIGITS = np.frombuffer(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-+", np.uint8)
+DIGITS = np.frombuffer(
+    b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-+", np.uint8
+)
 
 VIEWS, VIEWED_BYTES = 16_384, 50 * 10**6
 
 
-def _filled(file: IO[bytes], unit: bytes, end: bytes, *, start: bytes = b"[", size: int = BODY_BYTES) -> None:
+def _filled(
+    file: IO[bytes], unit: bytes, end: bytes, *, start: bytes = b"[", size: int = BODY_BYTES
+) -> None:
     """Write a body of about `size` bytes: `start`, `unit` repeated, then `end`."""
     block = unit * (2**20 // len(unit))
     count = (size - len(FIELDS) - len(end)) // len(block)
@@ -73,8 +77,12 @@ def _floats(file: IO[bytes]) -> None:
 
 #: by their names in the table
 BODIES: dict[str, Callable[[IO[bytes]], None]] = {
-    "257, repeated, then an escape and NaN": lambda file: _filled(file, b"257,", b'"\\u0041",NaN]}'),
-    "7 million keys, an escape and NaN": lambda file: _keys(file, b',"____":1', 7_000_000, b',"\\u0041":NaN}'),
+    "257, repeated, then an escape and NaN": lambda file: _filled(
+        file, b"257,", b'"\\u0041",NaN]}'
+    ),
+    "7 million keys, an escape and NaN": lambda file: _keys(
+        file, b',"____":1', 7_000_000, b',"\\u0041":NaN}'
+    ),
     "4.4 million longer keys": lambda file: _keys(file, b',"k00000____":1', 4_400_000, b"}"),
     "[], repeated": lambda file: _filled(file, b"[],", b"[]]}"),
     "{}, repeated": lambda file: _filled(file, b"{},", b"{}]}"),
@@ -83,7 +91,9 @@ BODIES: dict[str, Callable[[IO[bytes]], None]] = {
     "40 MB of rows with one NaN": _floats,
     "integers of 10,000 digits": lambda file: _filled(file, b"1" * 10_000 + b",", b"1]}"),
     "floats of 10,000 digits": lambda file: _filled(file, b"0." + b"7" * 9_998 + b",", b"1]}"),
-    "one string of escapes": lambda file: _filled(file, b"\\u00e9", b'"]}', start=b'["', size=60 * 10**6),
+    "one string of escapes": lambda file: _filled(
+        file, b"\\u00e9", b'"]}', start=b'["', size=60 * 10**6
+    ),
     "33 million zeros in one list": lambda file: _filled(file, b"0,", b"0]}"),
 }
 
@@ -123,7 +133,11 @@ def small_head(dim: int) -> bytes:
 
 def head(method: str, path: str, headers: dict[str, str]) -> bytes:
     """The head of a request."""
-    lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", *(f"{name}: {value}" for name, value in headers.items())]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "Host: 127.0.0.1",
+        *(f"{name}: {value}" for name, value in headers.items()),
+    ]
     return "\r\n".join([*lines, "", ""]).encode()
 
 
@@ -138,7 +152,11 @@ def send_file(url: str, path: str, key: str, media: str, body: Path) -> str:
     """POST a file without loading it. Returns the status of the answer, or how the connection
     ended.
     """
-    headers = {"Authorization": f"Bearer {key}", "Content-Type": media, "Content-Length": str(body.stat().st_size)}
+    headers = {
+        "Authorization": f"Bearer {key}",
+        "Content-Type": media,
+        "Content-Length": str(body.stat().st_size),
+    }
     try:
         with connect(url) as connection, body.open("rb") as file:
             connection.sendall(head("POST", path, {**headers, "Connection": "close"}))
@@ -196,13 +214,19 @@ def wrong_keys(url: str, per_second: float, until: float) -> Counter[str]:
     """
     statuses: Counter[str] = Counter()
     parts = urlsplit(url)
-    connection = HTTPConnection(parts.hostname or "", parts.port, timeout=10, source_address=("127.0.0.2", 0))
+    connection = HTTPConnection(
+        parts.hostname or "", parts.port, timeout=10, source_address=("127.0.0.2", 0)
+    )
     due = time.monotonic()
     while time.monotonic() < until:
         due += 1 / per_second
         time.sleep(max(0.0, due - time.monotonic()))
         try:
-            connection.request("GET", "/encoders", headers={"Authorization": f"Bearer anc_{os.urandom(16).hex()}_{'x' * 43}"})
+            connection.request(
+                "GET",
+                "/encoders",
+                headers={"Authorization": f"Bearer anc_{os.urandom(16).hex()}_{'x' * 43}"},
+            )
             # Read the whole answer, even if head and body arrive apart: the next one begins where
             # it ends.
             answer = connection.getresponse()

@@ -31,7 +31,16 @@ LIVEZ_S = 1.0
 DIMS = {"old": 48, "new": 32}
 
 #: columns of the table, after the attack's name and its request
-COLUMNS = ("answers", "/livez, s", "/translate, s", "refused", "CPU, s", "MiB", "processes", "not as it must be")
+COLUMNS = (
+    "answers",
+    "/livez, s",
+    "/translate, s",
+    "refused",
+    "CPU, s",
+    "MiB",
+    "processes",
+    "not as it must be",
+)
 
 
 @dataclass
@@ -67,7 +76,9 @@ class Outcome:
 
     def figures(self) -> list[str]:
         """The cells of the table."""
-        answers = ", ".join(f"{count} x {status}" for status, count in sorted(self.statuses.items()))
+        answers = ", ".join(
+            f"{count} x {status}" for status, count in sorted(self.statuses.items())
+        )
         livez = f"{self.livez_s:.2f} (< {self.allowed_s:g})"
         return [
             answers,
@@ -83,7 +94,10 @@ class Outcome:
     def described(self) -> dict[str, Any]:
         """For the report."""
         own = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: round(value, 3) if isinstance(value, float) else value for name, value in own.items()}
+        return {
+            name: round(value, 3) if isinstance(value, float) else value
+            for name, value in own.items()
+        }
 
 
 @dataclass
@@ -100,10 +114,15 @@ class Scene:
     writes: str = ""
 
     @contextmanager
-    def attacked(self, what: str, *, allowed_s: float = LIVEZ_S) -> Iterator[tuple[Outcome, Bystander]]:
+    def attacked(
+        self, what: str, *, allowed_s: float = LIVEZ_S
+    ) -> Iterator[tuple[Outcome, Bystander]]:
         """Measure what happens inside the block. Starts the API again if it was killed."""
         outcome = Outcome(what, allowed_s)
-        with bystander(self.api.url, self.good, translation()) as asking, watching(self.api.pid) as watch:
+        with (
+            bystander(self.api.url, self.good, translation()) as asking,
+            watching(self.api.pid) as watch,
+        ):
             wait_until(lambda: len(asking.answers) > 4, "the well-behaved client to get answers")
             began = time.monotonic()
             time.sleep(QUIET_S)
@@ -124,7 +143,9 @@ class Scene:
         outcome.must(outcome.livez_s < allowed_s, "/livez late")
         outcome.must(not outcome.statuses["500"], "a 500")
         outcome.more["memory_limited"] = self.group is not None
-        self.stage.say(f"{what}: /livez {outcome.livez_s:.2f} s, {outcome.peak_mib} MiB, {dict(outcome.statuses)}")
+        self.stage.say(
+            f"{what}: /livez {outcome.livez_s:.2f} s, {outcome.peak_mib} MiB, {dict(outcome.statuses)}"
+        )
         if outcome.killed:
             self.revive()
 
@@ -136,7 +157,9 @@ class Scene:
 
 
 @contextmanager
-def scene(stage: Stage, name: str, *, prefix: tuple[str, ...] = (), **settings: object) -> Iterator[Scene]:
+def scene(
+    stage: Stage, name: str, *, prefix: tuple[str, ...] = (), **settings: object
+) -> Iterator[Scene]:
     """A fresh API that requires keys, with three projects of the same content."""
     with (
         memory_limit(name) as group,
@@ -158,14 +181,28 @@ def scene(stage: Stage, name: str, *, prefix: tuple[str, ...] = (), **settings: 
 
 def _first_key(made: Deployment, project: str) -> str:
     """The first key of a project, created on the command line as an operator does."""
-    command = [sys.executable, "-m", "app.cli", "keys", "create", "--name", project, "--project", project, "--scope", "admin"]
+    command = [
+        sys.executable,
+        "-m",
+        "app.cli",
+        "keys",
+        "create",
+        "--name",
+        project,
+        "--project",
+        project,
+        "--scope",
+        "admin",
+    ]
     done = subprocess.run(command, env=made.environment, capture_output=True, text=True, check=True)
     return next(word for word in done.stdout.split() if word.startswith("anc_"))
 
 
 def _key(url: str, admin: str, scope: str) -> str:
     body = {"name": scope, "scopes": [scope]}
-    answer = httpx2.post(f"{url}/api-keys", json=body, headers={"Authorization": f"Bearer {admin}"}, trust_env=False)
+    answer = httpx2.post(
+        f"{url}/api-keys", json=body, headers={"Authorization": f"Bearer {admin}"}, trust_env=False
+    )
     return str(answer.raise_for_status().json()["key"])
 
 
@@ -203,4 +240,10 @@ def embeddings(seed: int) -> dict[str, Any]:
 def translation() -> dict[str, Any]:
     generator = torch.Generator().manual_seed(99)
     vectors = packed(torch.randn(4, DIMS["old"], generator=generator))
-    return {"source": "old", "target": "new", "anchor_set": "base", "method": "graded", "vectors": vectors}
+    return {
+        "source": "old",
+        "target": "new",
+        "anchor_set": "base",
+        "method": "graded",
+        "vectors": vectors,
+    }

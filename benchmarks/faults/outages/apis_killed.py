@@ -38,7 +38,9 @@ def killed(stage: Stage) -> Row:
         for api in made.apis:
             api.wait_ready()
         kept = made.postgres.number(KEPT)
-        stage.say("every creation again under its key: those whose try was lost are free after a minute")
+        stage.say(
+            "every creation again under its key: those whose try was lost are free after a minute"
+        )
         _each_in_a_thread(lambda creation: creation.send(_client(made, world)), [*held, *cut])
         world.settle(made, client)
     lost_answers = len(cut) - answered
@@ -46,7 +48,12 @@ def killed(stage: Stage) -> Row:
         f"SIGKILL between blob and commit, between commit and answer, and {KILLS} times during "
         f"{len(cut)} creations: {lost_answers} cut, {kept - answered} of them after their commit"
     )
-    row.more = {"kills": KILLS + 2, "creations": len(cut), "cut": lost_answers, "cut_after_commit": kept - answered}
+    row.more = {
+        "kills": KILLS + 2,
+        "creations": len(cut),
+        "cut": lost_answers,
+        "cut_after_commit": kept - answered,
+    }
     return row
 
 
@@ -58,7 +65,10 @@ def _before_commit(made: Deployment, world: World, client: Client) -> Creation:
     creation = world.set_of(name, items(40, 41))
     with _sets_locked(made):
         trying = _begin(api, world, creation)
-        wait_until(lambda: sum(len(path.name) == 64 for path in made.blobs - blobs) == 2, "both blobs to be written")
+        wait_until(
+            lambda: sum(len(path.name) == 64 for path in made.blobs - blobs) == 2,
+            "both blobs to be written",
+        )
         wait_until(lambda: _waiting_for_lock(made), "the insert to wait for the lock")
         api.kill()
     trying.join()
@@ -91,7 +101,9 @@ def _after_commit(made: Deployment, world: World) -> Creation:
         _standby(made, "")
     trying.join()
     wait_until(lambda: not made.postgres.number(waiting), "the commit to be seen")
-    if (rows := made.postgres.number("SELECT count(*) FROM anchor_sets WHERE name = %s", name)) != 1:
+    if (
+        rows := made.postgres.number("SELECT count(*) FROM anchor_sets WHERE name = %s", name)
+    ) != 1:
         world.tally.add("lost", f"{rows} rows of a set whose commit was on disk")
     api.start()
     return creation
@@ -116,12 +128,18 @@ def _at_random(stage: Stage, made: Deployment, world: World) -> tuple[list[Creat
         api.start()
         cut += creations
         answered += sum(answers)
-        stage.say(f"{kill + 1} of {KILLS} kills, {answered} of {len(cut)} creations answered before them")
+        stage.say(
+            f"{kill + 1} of {KILLS} kills, {answered} of {len(cut)} creations answered before them"
+        )
     return cut, answered
 
 
 def _creation(world: World, name: str, number: int) -> Creation:
-    return world.job_of(name, number % VARIANTS) if number % 2 else world.set_of(name, items(40, len(world.sets)))
+    return (
+        world.job_of(name, number % VARIANTS)
+        if number % 2
+        else world.set_of(name, items(40, len(world.sets)))
+    )
 
 
 def _usual_s(api: Api, world: World, kill: int) -> float:
@@ -134,7 +152,9 @@ def _usual_s(api: Api, world: World, kill: int) -> float:
     return time.perf_counter() - begun
 
 
-def _begin(api: Api, world: World, creation: Creation, tell: Callable[[bool], None] = lambda answered: None) -> threading.Thread:
+def _begin(
+    api: Api, world: World, creation: Creation, tell: Callable[[bool], None] = lambda answered: None
+) -> threading.Thread:
     """One try, in a thread, at an API that will be killed."""
 
     def attempt() -> None:
@@ -169,9 +189,13 @@ def _sets_locked(made: Deployment) -> Iterator[None]:
 
 
 def _waiting_for_lock(made: Deployment) -> int:
-    return made.postgres.number("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'anchor_sets'::regclass")
+    return made.postgres.number(
+        "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'anchor_sets'::regclass"
+    )
 
 
 def _standby(made: Deployment, name: str) -> None:
     """Let commits wait for a standby of this name; an empty name lets them wait for none."""
-    made.postgres.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'", "SELECT pg_reload_conf()")
+    made.postgres.execute(
+        f"ALTER SYSTEM SET synchronous_standby_names = '{name}'", "SELECT pg_reload_conf()"
+    )

@@ -25,7 +25,9 @@ def rolled(stage: Stage) -> Row:
         world, balancer = World(row.tally), Balancer(made.urls)
         client = Client(balancer, row.tally)
         world.stock(client)
-        load = Load(world.mix(MOST_REQUESTS), balancer, row.tally, threads=CLIENTS, per_second=PER_SECOND)
+        load = Load(
+            world.mix(MOST_REQUESTS), balancer, row.tally, threads=CLIENTS, per_second=PER_SECOND
+        )
         ends: list[float] = []
         with balancer.watching():
             load.start()
@@ -36,11 +38,17 @@ def rolled(stage: Stage) -> Row:
                 ends.append(time.monotonic() - begun)
                 api.start()
                 api.wait_ready()
-                stage.say(f"{api.name} restarted after {ends[-1]:.1f} s; {load.begun} requests begun")
+                stage.say(
+                    f"{api.name} restarted after {ends[-1]:.1f} s; {load.begun} requests begun"
+                )
             load.wait_for(load.begun + PER_SECOND)
             load.stop()
             load.join()
         world.settle(made, client)
     row.done = f"2 APIs stopped by SIGTERM and started again {len(ends)} times, under {PER_SECOND} requests a second"
-    row.more = {"restarts": len(ends), "requests_begun": load.begun, "slowest_stop_s": round(max(ends), 2)}
+    row.more = {
+        "restarts": len(ends),
+        "requests_begun": load.begun,
+        "slowest_stop_s": round(max(ends), 2),
+    }
     return row

@@ -51,16 +51,24 @@ def _fill_and_free(stage: Stage, made: Deployment, row: Row, filler: Path) -> No
     before = made.blobs
     _fill(filler)
     made.workers[0].signal(signal.SIGCONT)
-    creating = [threading.Thread(target=_create, args=(made, world, number), daemon=True) for number in range(CREATIONS)]
+    creating = [
+        threading.Thread(target=_create, args=(made, world, number), daemon=True)
+        for number in range(CREATIONS)
+    ]
     for thread in creating:
         thread.start()
-    wait_until(lambda: row.tally.codes[refused] + row.tally.broken >= CREATIONS, "the creations to be refused")
+    wait_until(
+        lambda: row.tally.codes[refused] + row.tally.broken >= CREATIONS,
+        "the creations to be refused",
+    )
     stage.say(f"the disk is full: {row.tally.codes[refused]} creations refused")
     _nothing_is_left(made, world, before | {filler})
     for number in range(TRANSLATIONS):
         ridge = None if number % 2 else 2.0 + number
         world.translate(client, ridge=ridge, right=world.base.translate(world.probes, ridge))
-    tried = "SELECT count(*) FROM jobs WHERE attempts >= 2 AND error ->> 'code' = 'storage-unavailable'"
+    tried = (
+        "SELECT count(*) FROM jobs WHERE attempts >= 2 AND error ->> 'code' = 'storage-unavailable'"
+    )
     wait_until(lambda: made.postgres.number(tried), "the job to be tried again")
     filler.unlink()
     stage.say("its space is free again: the clients come back as Retry-After said")

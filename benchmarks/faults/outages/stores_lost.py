@@ -59,9 +59,7 @@ def redis_lost(stage: Stage) -> Row:
             stage.say(f"Redis lost {number + 1} of {REDIS_LOSSES} times")
 
         _during_requests(made, row, REDIS_LOSSES, lose)
-    row.done = (
-        f"{REQUESTS} requests, {row.more['jobs']} jobs, Redis killed and emptied {REDIS_LOSSES} times, {REDIS_AWAY_S} s each"
-    )
+    row.done = f"{REQUESTS} requests, {row.more['jobs']} jobs, Redis killed and emptied {REDIS_LOSSES} times, {REDIS_AWAY_S} s each"
     row.more.update(requests_of_the_mix=REQUESTS, losses=REDIS_LOSSES, away_s=REDIS_AWAY_S)
     return row
 
@@ -109,7 +107,11 @@ def postgres_silent(stage: Stage) -> Row:
             made.postgres.thaw()
             for probe in probes:
                 probe.end()
-            wait_until(lambda: all(api.ready() for api in made.apis), "the APIs to be ready again", timeout_s=30)
+            wait_until(
+                lambda: all(api.ready() for api in made.apis),
+                "the APIs to be ready again",
+                timeout_s=30,
+            )
             stage.say("PostgreSQL answers again, and so do the APIs")
 
         _during_requests(made, row, 1, silence)
@@ -142,9 +144,14 @@ class Probe(threading.Thread):
         with httpx2.Client(base_url=self._url, timeout=120, trust_env=False) as http:
             while not self._ended.wait(PROBE_EVERY_S):
                 self._time("/readyz", lambda: http.get("/readyz"))
-                answer = self._time("/translate", lambda: http.post("/translate", json=self._world.warm))
+                answer = self._time(
+                    "/translate", lambda: http.post("/translate", json=self._world.warm)
+                )
                 if answer.status_code != 200:
-                    self._world.tally.add("dropped", f"a warm translation was answered {answer.status_code} {answer.text[:200]}")
+                    self._world.tally.add(
+                        "dropped",
+                        f"a warm translation was answered {answer.status_code} {answer.text[:200]}",
+                    )
 
     def end(self) -> None:
         """Wait until the last probe is answered."""
@@ -173,9 +180,14 @@ def commits_lost(stage: Stage) -> Row:
             holder.execute("SELECT pg_advisory_lock(1)")
             world.grow(client, f"grown-{number}", number)
             creation = world.set_of(f"held-{number}", items(40, 700 + number))
-            creating = threading.Thread(target=creation.send, args=(Client(Balancer(made.urls), row.tally),), daemon=True)
+            creating = threading.Thread(
+                target=creation.send, args=(Client(Balancer(made.urls), row.tally),), daemon=True
+            )
             creating.start()
-            wait_until(lambda: made.postgres.number(HELD) == 2, "a job and a creation to be at their commit")
+            wait_until(
+                lambda: made.postgres.number(HELD) == 2,
+                "a job and a creation to be at their commit",
+            )
             made.postgres.restart("immediate")
             holder.close()
             creating.join()
@@ -187,7 +199,9 @@ def commits_lost(stage: Stage) -> Row:
     return row
 
 
-def _during_requests(made: Deployment, row: Row, faults: int, fault: Callable[[int, World, Client], None]) -> None:
+def _during_requests(
+    made: Deployment, row: Row, faults: int, fault: Callable[[int, World, Client], None]
+) -> None:
     """Spread the fault evenly over the requests, then check what must be there."""
     world, balancer = World(row.tally), Balancer(made.urls)
     client = Client(balancer, row.tally)

@@ -55,12 +55,16 @@ def paused(stage: Stage) -> Row:
         for pause in range(PAUSES):
             for worker in made.workers:
                 world.grow(client, f"{worker.name}-{pause}", pause % VARIANTS)
-            wait_until(lambda: _running(made) == len(made.workers), "both workers to work", pause_s=0.005)
+            wait_until(
+                lambda: _running(made) == len(made.workers), "both workers to work", pause_s=0.005
+            )
             victim = draw.choice(made.workers)
             victim.signal(signal.SIGSTOP)
             try:
                 wait_until(
-                    lambda: world.finished(made) == len(world.jobs), "the other worker to do both jobs", timeout_s=TAKEN_UP_S
+                    lambda: world.finished(made) == len(world.jobs),
+                    "the other worker to do both jobs",
+                    timeout_s=TAKEN_UP_S,
                 )
             except TimeoutError as error:
                 row.tally.add("lost", str(error))
@@ -70,16 +74,16 @@ def paused(stage: Stage) -> Row:
             stage.say(f"{pause + 1} of {PAUSES} stops, {_late_ends(made)} late ends refused")
         world.settle(made, client)
         late = _late_ends(made)
-    row.done = (
-        f"{len(world.jobs)} jobs, 2 workers, {PAUSES} SIGSTOPs until the other worker did the job: {late} late ends refused"
-    )
+    row.done = f"{len(world.jobs)} jobs, 2 workers, {PAUSES} SIGSTOPs until the other worker did the job: {late} late ends refused"
     row.more = {"jobs": len(world.jobs), "stops": PAUSES, "late_ends_refused": late}
     return row
 
 
 def _leases(made: Deployment, state: str) -> set[str]:
     """The leases of the jobs in that state. Each try has a lease of its own."""
-    return {lease for (lease,) in made.postgres.rows("SELECT lease FROM jobs WHERE state = %s", state)}
+    return {
+        lease for (lease,) in made.postgres.rows("SELECT lease FROM jobs WHERE state = %s", state)
+    }
 
 
 def _some_late(made: Deployment, count: int) -> bool:

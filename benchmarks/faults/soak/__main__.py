@@ -76,7 +76,9 @@ def soak(folder: Path, seconds: float, console: Console) -> dict[str, Any]:
         samples = Samples(made)
         samples.take()
         ended = threading.Event()
-        threads = [threading.Thread(target=work, args=(book, ended), daemon=True) for work in _work(book)]
+        threads = [
+            threading.Thread(target=work, args=(book, ended), daemon=True) for work in _work(book)
+        ]
         for thread in threads:
             thread.start()
         _sample_until(time.monotonic() + seconds, samples, book, console)
@@ -101,7 +103,9 @@ def _sample_until(end: float, samples: Samples, book: Book, console: Console) ->
         sample = samples.take()
         if time.monotonic() - last_said >= 60:
             last_said = time.monotonic()
-            console.print(f"{sample.at:6.0f} s  {book.said()}  {sample.said()}", style="dim", highlight=False)
+            console.print(
+                f"{sample.at:6.0f} s  {book.said()}  {sample.said()}", style="dim", highlight=False
+            )
 
 
 def _settle(made: Deployment, timeout_s: float = 180) -> int:
@@ -112,7 +116,9 @@ def _settle(made: Deployment, timeout_s: float = 180) -> int:
     return made.postgres.number(unfinished)
 
 
-def _report(made: Deployment, book: Book, samples: Samples, seconds: float, stuck: int, unfinished: int) -> dict[str, Any]:
+def _report(
+    made: Deployment, book: Book, samples: Samples, seconds: float, stuck: int, unfinished: int
+) -> dict[str, Any]:
     processes: list[Process] = [*made.apis, *made.workers]
     first, last = samples.all[0], samples.all[-1]
     return {
@@ -153,12 +159,25 @@ def _from_to(first: Sample, last: Sample, name: str) -> dict[str, list[int]]:
 
 def show(report: dict[str, Any], console: Console) -> None:
     """Print a summary of the report."""
-    console.print(f"{report['requests']:,} requests, {report['compared']:,} translations compared, statuses {report['statuses']}")
+    console.print(
+        f"{report['requests']:,} requests, {report['compared']:,} translations compared, statuses {report['statuses']}"
+    )
     console.print(f"{report['versions']:,} versions of {SETS} sets; jobs {report['jobs']}")
-    table = new_table("Processes", ("process",), ("RSS first", "RSS last, MiB", "slope, MiB/h", "files first", "files last"))
+    table = new_table(
+        "Processes",
+        ("process",),
+        ("RSS first", "RSS last, MiB", "slope, MiB/h", "files first", "files last"),
+    )
     for name, each in report["processes"].items():
         rss, files = each["rss_mib"], each["files"]
-        table.add_row(name, str(rss[0]), str(rss[-1]), f"{each['slope_mib_per_hour']:.1f}", str(files[0]), str(files[-1]))
+        table.add_row(
+            name,
+            str(rss[0]),
+            str(rss[-1]),
+            f"{each['slope_mib_per_hour']:.1f}",
+            str(files[0]),
+            str(files[-1]),
+        )
     console.print(table)
     table = new_table("Rows", ("table",), ("before", "after"))
     for name, (before, after) in {**report["rows"], "blobs (files)": report["blobs"]}.items():

@@ -90,7 +90,9 @@ class Book:
             for each in self._versions[name]:
                 each.deleted_at = min(each.deleted_at, now)
             # Forget versions deleted so long ago that no open request may use them.
-            self._versions[name] = [each for each in self._versions[name] if each.deleted_at >= now - 2 * ANSWER_S]
+            self._versions[name] = [
+                each for each in self._versions[name] if each.deleted_at >= now - 2 * ANSWER_S
+            ]
 
     def gone(self, name: str) -> list[Version]:
         """All recorded versions of a set, deleted or not."""
@@ -119,12 +121,21 @@ class Book:
         if any(deviation(got, each.right) <= ALLOWED for each in self.may_be(name, sent_at)):
             return
         if any(deviation(got, each.right) <= ALLOWED for each in self.gone(name)):
-            self.fault("stale", f"{name}: by a version that was deleted before the request was sent")
+            self.fault(
+                "stale", f"{name}: by a version that was deleted before the request was sent"
+            )
         elif any(deviation(got, right) <= ALLOWED for _, right in self.contents):
             self.fault("stale", f"{name}: by a version deleted long ago")
         else:
-            kind = "mixture" if any(deviation(got, right) < 1e-4 for right in self._mixtures()) else "wrong"
-            self.fault(kind, f"{name}: {min(deviation(got, right) for _, right in self.contents):.2g} from the nearest version")
+            kind = (
+                "mixture"
+                if any(deviation(got, right) < 1e-4 for right in self._mixtures())
+                else "wrong"
+            )
+            self.fault(
+                kind,
+                f"{name}: {min(deviation(got, right) for _, right in self.contents):.2g} from the nearest version",
+            )
 
     def _mixtures(self) -> Iterator[Tensor]:
         """Translations from the `old` anchors of one content to the `new` anchors of another."""
@@ -144,7 +155,9 @@ class Client:
         self._book = book
         self._http = httpx2.Client(timeout=ANSWER_S, trust_env=False)
 
-    def send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx2.Response | None:
+    def send(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> httpx2.Response | None:
         """The answer of either API; None, and a count, if the connection broke."""
         try:
             answer = self._http.request(method, self.draw.choice(self._book.urls) + path, json=body)
@@ -172,7 +185,10 @@ class Remaker:
         client = Client(book)
         while not ended.is_set():
             anchors, right = client.draw.choice(book.contents)
-            body = {"name": self._name, "embeddings": {"old": packed(anchors.old), "new": packed(anchors.new)}}
+            body = {
+                "name": self._name,
+                "embeddings": {"old": packed(anchors.old), "new": packed(anchors.new)},
+            }
             book.begin(self._name, Version(right))
             client.send("POST", "/anchor-sets", body)
             ended.wait(client.draw.uniform(*LIFE_S))
@@ -185,7 +201,13 @@ class Remaker:
 
 def translation(book: Book, name: str) -> dict[str, Any]:
     """The body of a translation by a set."""
-    body = {"source": "old", "target": "new", "anchor_set": name, "method": "graded", "options": {"ridge": 1.0}}
+    body = {
+        "source": "old",
+        "target": "new",
+        "anchor_set": name,
+        "method": "graded",
+        "options": {"ridge": 1.0},
+    }
     return {**body, "vectors": packed(book.probes), "encoding": "base64"}
 
 
@@ -219,7 +241,11 @@ def cancel_jobs(book: Book, ended: threading.Event) -> None:
         deadline = time.monotonic() + ANSWER_S
         while time.monotonic() < deadline and not ended.wait(0.2):
             found = client.send("GET", f"/jobs/{job}")
-            if found is not None and found.status_code == 200 and found.json()["finished_at"] is not None:
+            if (
+                found is not None
+                and found.status_code == 200
+                and found.json()["finished_at"] is not None
+            ):
                 break
         client.send("DELETE", f"/anchor-sets/{name}")
     client.close()
@@ -232,12 +258,19 @@ def hang_up(book: Book, ended: threading.Event) -> None:
     draw = dice(threading.get_native_id())
     while not ended.wait(0.1):
         body = json.dumps(translation(book, draw.choice(book.names))).encode()
-        lines = ("POST /translate HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json", f"Content-Length: {len(body)}")
+        lines = (
+            "POST /translate HTTP/1.1",
+            "Host: 127.0.0.1",
+            "Content-Type: application/json",
+            f"Content-Length: {len(body)}",
+        )
         head = "\r\n".join([*lines, "", ""]).encode()
         whole = head + body
         parts = urlsplit(draw.choice(book.urls))
         try:
-            with socket.create_connection((parts.hostname or "", parts.port or 0), ANSWER_S) as connection:
+            with socket.create_connection(
+                (parts.hostname or "", parts.port or 0), ANSWER_S
+            ) as connection:
                 cut = draw.choice((len(head) // 2, len(head) + len(body) // 2, len(whole)))
                 connection.sendall(whole[:cut])
                 if cut == len(whole) and draw.random() < 0.5:

@@ -53,7 +53,9 @@ class Samples:
         trees = {process.name: tree(process.pid) for process in self._processes}
         sample = Sample(
             at=time.monotonic() - self._began,
-            rss_mib={name: round(sum(map(resident, pids)) / 2**20, 1) for name, pids in trees.items()},
+            rss_mib={
+                name: round(sum(map(resident, pids)) / 2**20, 1) for name, pids in trees.items()
+            },
             files={name: sum(map(open_files, pids)) for name, pids in trees.items()},
             rows={str(name): self._rows(str(name)) for (name,) in self._made.postgres.rows(TABLES)},
             blobs=len(self._made.blobs),
@@ -70,7 +72,13 @@ class Samples:
         shown = [*self.all[:: max(1, len(self.all) // SHOWN)], self.all[-1]]
         slope = 0.0
         if len(warm) > 2:
-            slope = float(np.polyfit([sample.at / 3600 for sample in warm], [sample.rss_mib[name] for sample in warm], 1)[0])
+            slope = float(
+                np.polyfit(
+                    [sample.at / 3600 for sample in warm],
+                    [sample.rss_mib[name] for sample in warm],
+                    1,
+                )[0]
+            )
         return {
             "slope_mib_per_hour": round(slope, 1),
             "rss_mib": [sample.rss_mib[name] for sample in shown],

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from app.maths.bootstrap.common import Pools, State, Step, fit_pools
+from app.maths.bootstrap.pools import Pools, State, Step, fit_pools
 
 #: bytes: more than any table of these tests takes
 WHOLE = 10**9

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from app.errors import InvalidSeeds
 from app.maths.bootstrap import paper, soft_plan
 from app.maths.bootstrap.anchor_optimisation import Wanted, mean_squares
-from app.maths.bootstrap.common import Grown, Pools, State, Step, fit_pools
+from app.maths.bootstrap.pools import Grown, Pools, State, Step, fit_pools
 from tests.maths.bootstrap.clouds import normal, rotated, states
 
 Grow = Callable[..., Grown]
@@ -22,7 +22,10 @@ Grow = Callable[..., Grown]
 #: (pools, seeds, size=, steps=, seed=, state=, on_step=) -> Grown
 METHODS: dict[str, Callable[..., tuple[Grow, object]]] = {
     "columns": lambda **chosen: (paper.grow, paper.Settings(**chosen)),
-    "rows": lambda **chosen: (paper.grow, paper.Settings(**chosen, argmax="rows", sinkhorn_steps=2)),
+    "rows": lambda **chosen: (
+        paper.grow,
+        paper.Settings(**chosen, argmax="rows", sinkhorn_steps=2),
+    ),
     "seeds-not-frozen": lambda **chosen: (paper.grow, paper.Settings(**chosen, freeze_seeds=False)),
     "soft-plan": lambda **chosen: (soft_plan.grow, soft_plan.Settings(**chosen)),
 }
@@ -59,7 +62,9 @@ def test_finds_the_partners_across_a_rotation(method):
 @given(stopped=st.integers(1, 11), seed=st.integers(0, 2**31))
 @settings(max_examples=10)
 def test_going_on_from_any_step_is_bitwise_as_if_nothing_had_happened(method, stopped, seed):
-    pools = Pools(*(torch.nn.functional.normalize(normal(seed + side, 40 + side, 6)) for side in (0, 1)))
+    pools = Pools(
+        *(torch.nn.functional.normalize(normal(seed + side, 40 + side, 6)) for side in (0, 1))
+    )
     seeds = [(0, 3), (5, 1), (9, 9)]
     chosen = {"size": 12, "steps": 12, "seed": seed}
     first: list[Step] = []
@@ -109,7 +114,9 @@ def test_equal_seeds_draw_equal_anchors_and_another_draws_others(method):
 @settings(max_examples=25)
 def test_no_item_is_taken_twice_on_a_side(method, seed, count, size):
     pools = Pools(*(torch.nn.functional.normalize(normal(seed + n, n, n - 8)) for n in (15, 12)))
-    seeds = list(zip(torch.randperm(15)[:count].tolist(), torch.randperm(12)[:count].tolist(), strict=True))
+    seeds = list(
+        zip(torch.randperm(15)[:count].tolist(), torch.randperm(12)[:count].tolist(), strict=True)
+    )
     found = grow(method, pools, seeds, size=size, steps=5, seed=seed)
     pairs = [tuple(pair) for pair in found.pairs.tolist()]
     assert len(pairs) == len(found.confidence) <= size
@@ -125,7 +132,9 @@ def test_no_item_is_taken_twice_on_a_side(method, seed, count, size):
 def test_the_loss_falls(method):
     pools, partner = rotated(150)
     steps: list[Step] = []
-    grow(method, pools, [(i, partner[i]) for i in range(20)], size=40, steps=60, on_step=steps.append)
+    grow(
+        method, pools, [(i, partner[i]) for i in range(20)], size=40, steps=60, on_step=steps.append
+    )
     losses = [step.facts["loss"] for step in steps if step.state is not None]
     assert losses[-1] < 0.5 * losses[0]
 
@@ -156,8 +165,12 @@ def test_on_step_hears_of_every_step_and_between_and_what_it_raises_ends_the_wor
 
 @every_method
 def test_memory_bounds_what_is_held_of_the_tables_that_grow_with_both_pools(method, peak):
-    pools = Pools(*(torch.nn.functional.normalize(normal(n, n, 8)) for n in (1_500, 1_400)), memory=2**18)
-    linear = 40 * 1_500 * 10 * 4  # relative vectors and copies of them: they grow with n and with m, not with both
+    pools = Pools(
+        *(torch.nn.functional.normalize(normal(n, n, 8)) for n in (1_500, 1_400)), memory=2**18
+    )
+    linear = (
+        40 * 1_500 * 10 * 4
+    )  # relative vectors and copies of them: they grow with n and with m, not with both
     assert linear + pools.memory < 4 * 1_500 * 1_400 / 2
     seeds = [(0, 0), (1, 1)]
     assert peak(partial(grow, method, pools, seeds, size=10, steps=2)) < linear + pools.memory
@@ -166,12 +179,23 @@ def test_memory_bounds_what_is_held_of_the_tables_that_grow_with_both_pools(meth
 @every_method
 def test_wrong_seeds_are_refused(method):
     pools = fit_pools(normal(12, 10, 4), normal(13, 8, 4))
-    for seeds, size in (([], 5), ([(0, 0)], 5), ([(0, 0), (1, 1), (2, 2)], 2), ([(0, 0), (1, 1)], 9), ([(0, 8), (1, 1)], 5)):
+    for seeds, size in (
+        ([], 5),
+        ([(0, 0)], 5),
+        ([(0, 0), (1, 1), (2, 2)], 2),
+        ([(0, 0), (1, 1)], 9),
+        ([(0, 8), (1, 1)], 5),
+    ):
         with pytest.raises(InvalidSeeds):
             grow(method, pools, seeds, size=size)
 
 
-@given(seed=st.integers(0, 2**31), m=st.integers(1, 30), size=st.integers(1, 8), rows=st.integers(1, 40))
+@given(
+    seed=st.integers(0, 2**31),
+    m=st.integers(1, 30),
+    size=st.integers(1, 8),
+    rows=st.integers(1, 40),
+)
 def test_the_gradient_is_autograds(seed, m, size, rows):
     y, anchors = normal(seed, m, 5), normal(seed + 1, size, 5).requires_grad_()
     chosen = torch.randint(m, (rows,), generator=torch.Generator().manual_seed(seed))

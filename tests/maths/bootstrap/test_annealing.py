@@ -14,9 +14,19 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from app.maths.bootstrap import annealing
-from app.maths.bootstrap.annealing import Directions, Plan, Schedule, advance, directions, mapped, perplexity, start, temperature
-from app.maths.bootstrap.common import fit_pools
-from app.maths.bootstrap.matching import silent
+from app.maths.bootstrap.annealing import (
+    Directions,
+    Plan,
+    Schedule,
+    advance,
+    directions,
+    mapped,
+    perplexity,
+    start,
+    temperature,
+)
+from app.maths.bootstrap.neighbours import silent
+from app.maths.bootstrap.pools import fit_pools
 from tests.maths.bootstrap.clouds import WHOLE, interrupt, normal, rotation, unit
 
 seeds = st.integers(0, 2**31)
@@ -46,7 +56,9 @@ def surprise(plan: Tensor) -> float:
 # one round
 
 
-@given(seed=seeds, n=st.integers(2, 40), m=st.integers(2, 40), memory=memories, done=st.integers(0, 9))
+@given(
+    seed=seeds, n=st.integers(2, 40), m=st.integers(2, 40), memory=memories, done=st.integers(0, 9)
+)
 def test_a_round_is_the_one_of_the_whole_plan_whatever_the_memory(seed, n, m, memory, done):
     x, y, known = unit(seed, n, 6), unit(seed + 1, m, 5), normal(seed + 2, 6, 5)
     schedule = Schedule(breadth=0.5, sharpness=1.5, rounds=10, flattening=0.5)
@@ -56,23 +68,39 @@ def test_a_round_is_the_one_of_the_whole_plan_whatever_the_memory(seed, n, m, me
     is_that_of_the_whole_plan(found, x, y, known, stands, schedule)
 
 
-def is_that_of_the_whole_plan(found: Plan, x: Tensor, y: Tensor, known: Tensor, stands: Plan, schedule: Schedule) -> None:
+def is_that_of_the_whole_plan(
+    found: Plan, x: Tensor, y: Tensor, known: Tensor, stands: Plan, schedule: Schedule
+) -> None:
     """`found` comes after `stands`, by the table of all cosines in float64."""
     n, m = len(x), len(y)
     u, s, v = torch.linalg.svd(stands.overlap.double(), full_matrices=False)
     q = normalize(x.double() @ (u * s.sqrt()) @ v)
-    tau = temperature(mapped(x, stands.overlap, 0.5), y, stands.potential, perplexity(schedule, stands.done, m), beat=silent)
+    tau = temperature(
+        mapped(x, stands.overlap, 0.5),
+        y,
+        stands.potential,
+        perplexity(schedule, stands.done, m),
+        beat=silent,
+    )
     plan = entropic(q, y, stands.potential, tau)
     near = {"rtol": 0.0, "atol": 2e-6 * n / min(1.0, tau)}
-    torch.testing.assert_close(found.overlap.double(), x.double().T @ plan @ y.double() + known.double(), **near)
+    torch.testing.assert_close(
+        found.overlap.double(), x.double().T @ plan @ y.double() + known.double(), **near
+    )
     torch.testing.assert_close(
         found.potential.double(),
         stands.potential.double()
-        - tau * (plan.sum(dim=0) * m / n).clamp_min(1e-30).log().clamp(-annealing.LARGEST_CHANGE, annealing.LARGEST_CHANGE),
+        - tau
+        * (plan.sum(dim=0) * m / n)
+        .clamp_min(1e-30)
+        .log()
+        .clamp(-annealing.LARGEST_CHANGE, annealing.LARGEST_CHANGE),
         rtol=0,
         atol=1e-4,
     )
-    assert found.fit == pytest.approx(float((q * (plan @ y.double())).sum(dim=1).mean()), abs=near["atol"])
+    assert found.fit == pytest.approx(
+        float((q * (plan @ y.double())).sum(dim=1).mean()), abs=near["atol"]
+    )
     assert found.done == stands.done + 1
 
 
@@ -90,18 +118,33 @@ def test_a_round_knows_no_axes_of_the_target(seed, n, m):
     x, y, turn = unit(seed, n, 6), unit(seed + 1, m, 5), rotation(seed + 2, 5)
     overlap, known = normal(seed + 3, 6, 5), normal(seed + 4, 6, 5)
     as_it_is = advance(x, y, known, start(overlap, target=m), Schedule(), memory=WHOLE, beat=silent)
-    turned = advance(x, y @ turn, known @ turn, start(overlap @ turn, target=m), Schedule(), memory=WHOLE, beat=silent)
+    turned = advance(
+        x,
+        y @ turn,
+        known @ turn,
+        start(overlap @ turn, target=m),
+        Schedule(),
+        memory=WHOLE,
+        beat=silent,
+    )
     torch.testing.assert_close(turned.overlap, as_it_is.overlap @ turn, rtol=0, atol=1e-3)
     torch.testing.assert_close(turned.potential, as_it_is.potential, rtol=0, atol=1e-3)
 
 
 @given(seed=seeds, n=st.integers(3, 60), m=st.integers(3, 60))
 def test_a_round_knows_no_order_of_either_pool(seed, n, m):
-    x, y, overlap, known = unit(seed, n, 6), unit(seed + 1, m, 5), normal(seed + 3, 6, 5), normal(seed + 4, 6, 5)
+    x, y, overlap, known = (
+        unit(seed, n, 6),
+        unit(seed + 1, m, 5),
+        normal(seed + 3, 6, 5),
+        normal(seed + 4, 6, 5),
+    )
     generator = torch.Generator().manual_seed(seed)
     rows, columns = torch.randperm(n, generator=generator), torch.randperm(m, generator=generator)
     as_it_is = advance(x, y, known, start(overlap, target=m), Schedule(), memory=WHOLE, beat=silent)
-    mixed = advance(x[rows], y[columns], known, start(overlap, target=m), Schedule(), memory=WHOLE, beat=silent)
+    mixed = advance(
+        x[rows], y[columns], known, start(overlap, target=m), Schedule(), memory=WHOLE, beat=silent
+    )
     torch.testing.assert_close(mixed.overlap, as_it_is.overlap, rtol=0, atol=1e-3)
     torch.testing.assert_close(mixed.potential, as_it_is.potential[columns], rtol=0, atol=1e-3)
 
@@ -116,18 +159,34 @@ def test_the_potentials_become_those_by_which_all_targets_are_wanted_alike():
     q = mapped(x, known, 1.0)
     plan = entropic(q, y, stands.potential, temperature(q, y, stands.potential, 8.0, beat=silent))
     torch.testing.assert_close(plan.sum(dim=1), torch.ones(80).double())
-    torch.testing.assert_close(plan.sum(dim=0), torch.full((60,), 80 / 60).double(), rtol=0.01, atol=0)
+    torch.testing.assert_close(
+        plan.sum(dim=0), torch.full((60,), 80 / 60).double(), rtol=0.01, atol=0
+    )
 
 
 def test_what_the_beat_raises_ends_a_round_and_it_is_called_before_every_piece():
     x, y = unit(1, 30, 4), unit(2, 20, 4)
     beats: list[None] = []
     advance(
-        x, y, torch.zeros(4, 4), start(torch.eye(4), target=20), Schedule(), memory=3 * 20 * 4, beat=lambda: beats.append(None)
+        x,
+        y,
+        torch.zeros(4, 4),
+        start(torch.eye(4), target=20),
+        Schedule(),
+        memory=3 * 20 * 4,
+        beat=lambda: beats.append(None),
     )
     assert len(beats) == 10 + 1 + annealing.HALVINGS
     with pytest.raises(KeyboardInterrupt):
-        advance(x, y, torch.zeros(4, 4), start(torch.eye(4), target=20), Schedule(), memory=WHOLE, beat=interrupt)
+        advance(
+            x,
+            y,
+            torch.zeros(4, 4),
+            start(torch.eye(4), target=20),
+            Schedule(),
+            memory=WHOLE,
+            beat=interrupt,
+        )
 
 
 def test_a_round_changes_nothing_that_it_is_given():
@@ -135,20 +194,30 @@ def test_a_round_changes_nothing_that_it_is_given():
     stands = start(known, target=20)
     before = [tensor.clone() for tensor in (x, y, known, stands.overlap, stands.potential)]
     advance(x, y, known, stands, Schedule(), memory=WHOLE, beat=silent)
-    assert all(torch.equal(*both) for both in zip(before, (x, y, known, stands.overlap, stands.potential), strict=True))
+    assert all(
+        torch.equal(*both)
+        for both in zip(before, (x, y, known, stands.overlap, stands.potential), strict=True)
+    )
 
 
 # the temperature and its schedule
 
 
 @given(seed=seeds, n=st.integers(1, 80), m=st.integers(2, 80), share=st.floats(0.0, 1.0))
-def test_the_rows_have_the_wanted_perplexity_or_the_nearest_that_the_range_allows(seed, n, m, share):
+def test_the_rows_have_the_wanted_perplexity_or_the_nearest_that_the_range_allows(
+    seed, n, m, share
+):
     q, y, potential = unit(seed, n, 5), unit(seed + 1, m, 5), 0.1 * normal(seed + 2, m)
     wanted = 1 + share * (m - 1)
     tau = temperature(q, y, potential, wanted, beat=silent)
-    coldest, hottest = (surprise(entropic(q, y, potential, limit)) for limit in (annealing.COLDEST, annealing.HOTTEST))
+    coldest, hottest = (
+        surprise(entropic(q, y, potential, limit))
+        for limit in (annealing.COLDEST, annealing.HOTTEST)
+    )
     assert annealing.COLDEST <= tau <= annealing.HOTTEST
-    assert surprise(entropic(q, y, potential, tau)) == pytest.approx(min(max(wanted, coldest), hottest), rel=0.01)
+    assert surprise(entropic(q, y, potential, tau)) == pytest.approx(
+        min(max(wanted, coldest), hottest), rel=0.01
+    )
 
 
 def test_of_many_rows_a_sample_suffices():
@@ -157,12 +226,21 @@ def test_of_many_rows_a_sample_suffices():
     assert surprise(entropic(q, y, torch.zeros(300), tau)) == pytest.approx(20.0, rel=0.1)
 
 
-@given(breadth=st.floats(0.01, 1.0), sharpness=st.floats(1.0, 5.0), rounds=st.integers(2, 80), target=st.integers(1, 10**6))
-def test_the_perplexity_falls_geometrically_from_the_breadth_to_the_sharpness(breadth, sharpness, rounds, target):
+@given(
+    breadth=st.floats(0.01, 1.0),
+    sharpness=st.floats(1.0, 5.0),
+    rounds=st.integers(2, 80),
+    target=st.integers(1, 10**6),
+)
+def test_the_perplexity_falls_geometrically_from_the_breadth_to_the_sharpness(
+    breadth, sharpness, rounds, target
+):
     schedule = Schedule(breadth=breadth, sharpness=sharpness, rounds=rounds)
     asked = [perplexity(schedule, done, target) for done in range(rounds)]
     assert asked[0] == pytest.approx(max(breadth * target, sharpness))
-    assert perplexity(Schedule(breadth=breadth, sharpness=sharpness, rounds=1), 0, target) == pytest.approx(asked[0])
+    assert perplexity(
+        Schedule(breadth=breadth, sharpness=sharpness, rounds=1), 0, target
+    ) == pytest.approx(asked[0])
     assert asked[-1] == pytest.approx(sharpness)
     ratios = [later / earlier for earlier, later in pairwise(asked)]
     assert max(ratios) <= 1 + 1e-9
@@ -174,7 +252,9 @@ def test_of_a_large_target_fewer_rows_suffice(peak: Callable[[Callable[[], objec
     found: list[float] = []
     held = peak(lambda: found.append(temperature(q, y, torch.zeros(100_000), 500.0, beat=silent)))
     assert held < 6 * 4 * annealing.LEAST_SAMPLE * 100_000
-    assert surprise(entropic(q[::10], y, torch.zeros(100_000), found[0])) == pytest.approx(500.0, rel=0.2)
+    assert surprise(entropic(q[::10], y, torch.zeros(100_000), found[0])) == pytest.approx(
+        500.0, rel=0.2
+    )
 
 
 # the map
@@ -194,7 +274,9 @@ def test_flattening_goes_from_the_nearest_orthogonal_map_to_the_overlap_itself()
     flat = mapped(torch.eye(5), overlap, 0.0)
     torch.testing.assert_close(flat @ flat.T, torch.eye(5), rtol=0, atol=1e-5)
     # Of all orthogonal maps the nearest is the one with the largest inner product: the sum of the singular values.
-    assert float((flat * overlap).sum()) == pytest.approx(float(torch.linalg.svdvals(overlap).sum()), rel=1e-5)
+    assert float((flat * overlap).sum()) == pytest.approx(
+        float(torch.linalg.svdvals(overlap).sum()), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("flattening", [0.5, 1.0])
@@ -203,7 +285,9 @@ def test_where_nothing_is_known_all_are_alike_and_nothing_is_nan(flattening):
     assert mapped(x, torch.zeros(5, 4), flattening).abs().max() == 0
     nothing, schedule = torch.zeros(5, 4), Schedule(flattening=flattening)
     found = advance(x, y, nothing, start(nothing, target=30), schedule, memory=WHOLE, beat=silent)
-    torch.testing.assert_close(found.overlap, x.sum(dim=0)[:, None] * y.mean(dim=0), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        found.overlap, x.sum(dim=0)[:, None] * y.mean(dim=0), rtol=0, atol=1e-5
+    )
     torch.testing.assert_close(found.potential, torch.zeros(30), rtol=0, atol=1e-5)
 
 
@@ -222,7 +306,9 @@ def alike(found: Tensor, expected: Tensor, *, atol: float) -> None:
     torch.testing.assert_close(found.double() * signs, expected.double(), rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize(("n", "d", "decay"), [(500, 12, 0.5), (400, 300, 0.6), (700, annealing.SMALL + 60, 0.7)])
+@pytest.mark.parametrize(
+    ("n", "d", "decay"), [(500, 12, 0.5), (400, 300, 0.6), (700, annealing.SMALL + 60, 0.7)]
+)
 def test_directions_are_the_eigenvectors_of_the_covariance(n, d, decay):
     rows = pool(1, n, d, decay=decay)
     found, (variance, vectors) = directions(rows), exact(rows)
@@ -234,7 +320,9 @@ def test_directions_are_the_eigenvectors_of_the_covariance(n, d, decay):
     # One by one where their variances lie well apart; all together everywhere.
     alike(found.along[:, :8], rows.double() @ vectors[:, :8], atol=2e-4)
     table = (rows.double() @ vectors[:, :kept]) @ (rows.double() @ vectors[:, :kept]).T
-    torch.testing.assert_close(found.along.double() @ found.along.double().T, table, rtol=0, atol=5e-3)
+    torch.testing.assert_close(
+        found.along.double() @ found.along.double().T, table, rtol=0, atol=5e-3
+    )
 
 
 @pytest.mark.parametrize("d", [60, annealing.SMALL + 16])
@@ -247,7 +335,9 @@ def test_of_few_rows_all_that_they_span_is_kept_and_no_more(d):
 
 @pytest.mark.parametrize("more", [5, annealing.SMALL])
 def test_directions_without_variance_are_left_out(more):
-    raw = torch.cat([normal(1, 300, 10), torch.full((300, more), 3.0)], dim=1) @ rotation(2, 10 + more)
+    raw = torch.cat([normal(1, 300, 10), torch.full((300, more), 3.0)], dim=1) @ rotation(
+        2, 10 + more
+    )
     found = directions(fit_pools(raw, raw).x)
     assert found.along.shape == (300, 10)
     assert bool((found.variance > 0).all())

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from app.maths.bootstrap import paper, self_learning, soft_plan
-from app.maths.bootstrap.common import Grown, Pools, Step, fit_pools
 from app.maths.bootstrap.methods import DEFAULT, SETTINGS, Outcome, Settings, judge, run
+from app.maths.bootstrap.pools import Grown, Pools, Step, fit_pools
 from tests.maths.bootstrap.clouds import normal, states
 
 #: of each method, small
@@ -57,7 +57,9 @@ def test_every_method_tells_what_an_outcome_tells(settings):
     assert found.confidence.shape == (len(found.pairs),)
     assert bool(((found.confidence >= 0) & (found.confidence <= 1)).all())
     assert 0 <= found.estimate.right <= 1
-    assert not set(found.ask.tolist()) & {i for row, (i, _) in enumerate(true[:8]) if row not in found.wrong_seeds}
+    assert not set(found.ask.tolist()) & {
+        i for row, (i, _) in enumerate(true[:8]) if row not in found.wrong_seeds
+    }
     assert found.facts
     done = [step.done for step in steps]
     assert done == sorted(done)
@@ -101,7 +103,9 @@ def test_true_pairs_are_believed_with_seeds_and_without(seed, count):
     pools, true = world(seed)
     told = judged(pools, true[:count], true)
     assert told.estimate.right > 0.9
-    assert told.estimate.seeds_confirmed == 1.0 if count else math.isnan(told.estimate.seeds_confirmed)
+    assert (
+        told.estimate.seeds_confirmed == 1.0 if count else math.isnan(told.estimate.seeds_confirmed)
+    )
     assert math.isnan(told.estimate.agreement)
     assert told.wrong_seeds == []
     assert told.pairs.tolist() == [[i, j] for i, j in true]

@@ -12,10 +12,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.maths.bootstrap import orphans
-from app.maths.bootstrap.honesty import REPEATS
-from app.maths.bootstrap.matching import silent
-from app.maths.bootstrap.orphans import DOUBTFUL, ENOUGH, FOUND, MOST_TRIALS, PARTS, TRIALS, Tried, trial, with_partner
-from app.maths.bootstrap.refining import rematch
+from app.maths.bootstrap.estimate import REPEATS
+from app.maths.bootstrap.neighbours import silent
+from app.maths.bootstrap.orphans import (
+    DOUBTFUL,
+    ENOUGH,
+    FOUND,
+    MOST_TRIALS,
+    PARTS,
+    TRIALS,
+    Tried,
+    trial,
+    with_partner,
+)
+from app.maths.bootstrap.refinement import rematch
 from tests.maths.bootstrap.clouds import WHOLE, every, interrupt, normal, views
 
 shares = st.floats(0, 1)
@@ -32,7 +42,9 @@ def test_the_share_with_a_partner_is_what_the_shares_add_up_to(given_share, pair
 
 
 @given(given_share=st.floats(0.01, 1), paired=shares, more=shares)
-def test_the_more_orphans_are_paired_and_the_fewer_pairs_are_given_the_less_is_right(given_share, paired, more):
+def test_the_more_orphans_are_paired_and_the_fewer_pairs_are_given_the_less_is_right(
+    given_share, paired, more
+):
     told = with_partner(given_share, paired)
     assert told >= with_partner(given_share, max(paired, more)) - 1e-9
     assert told <= with_partner(max(given_share, more), paired) + 1e-9
@@ -56,7 +68,10 @@ def test_orphans_find_their_partners_twin_and_seldom_others():
     x, y = views(1, 200, 8)
     few = orphaned(x, y, every(200))
     assert few < 0.2
-    twins = torch.cat([x, x + 0.01 * normal(5, 200, 8)]), torch.cat([y, y + 0.01 * normal(6, 200, 8)])
+    twins = (
+        torch.cat([x, x + 0.01 * normal(5, 200, 8)]),
+        torch.cat([y, y + 0.01 * normal(6, 200, 8)]),
+    )
     assert orphaned(*twins, every(200)) > few + 0.15
 
 
@@ -73,11 +88,15 @@ def test_of_pools_of_different_sizes_the_smaller_ones_orphans_count():
     # An orphan of the smaller pool has three hundred others to choose from, one of the larger hardly any.
     few, many = x[:100], y
     assert orphaned(few, many, every(100)) > 0.3
-    assert orphaned(y, x[:100], every(100)) == pytest.approx(orphaned(few, many, every(100)), abs=0.15)
+    assert orphaned(y, x[:100], every(100)) == pytest.approx(
+        orphaned(few, many, every(100)), abs=0.15
+    )
     assert orphaned(x[:100], y[:100], every(100)) < 0.3
 
 
-def test_an_orphan_counts_only_if_maps_that_are_learnt_from_half_of_the_pairs_claim_its_pair_too(monkeypatch):
+def test_an_orphan_counts_only_if_maps_that_are_learnt_from_half_of_the_pairs_claim_its_pair_too(
+    monkeypatch,
+):
     x, y = views(1, 120, 4)
     claimed = trial(x, y, every(120), Tried(), seed=0, memory=WHOLE, beat=silent).found
     assert claimed > 0
@@ -106,8 +125,16 @@ def test_what_the_beat_raises_ends_the_orphans():
 counts = st.integers(0, 10**6)
 
 
-@given(pairs=counts, trials=st.integers(0, 20), made=counts, share=shares, given_share=st.floats(0.01, 1))
-def test_trials_end_with_enough_orphans_but_where_most_pairs_may_be_wrong_later(pairs, trials, made, share, given_share):
+@given(
+    pairs=counts,
+    trials=st.integers(0, 20),
+    made=counts,
+    share=shares,
+    given_share=st.floats(0.01, 1),
+)
+def test_trials_end_with_enough_orphans_but_where_most_pairs_may_be_wrong_later(
+    pairs, trials, made, share, given_share
+):
     tried = Tried(trials, made, round(share * made))
     wants = tried.wants(pairs, given_share)
     if pairs < PARTS or trials >= MOST_TRIALS:
@@ -119,7 +146,9 @@ def test_trials_end_with_enough_orphans_but_where_most_pairs_may_be_wrong_later(
 
 
 @given(pairs=st.integers(1, 10**6), made=counts, share=shares, given_share=st.floats(0.01, 1))
-def test_a_doubtful_answer_is_told_at_its_worst_and_any_other_as_it_is(pairs, made, share, given_share):
+def test_a_doubtful_answer_is_told_at_its_worst_and_any_other_as_it_is(
+    pairs, made, share, given_share
+):
     tried = Tried(3, made, round(share * made))
     right, likely = tried.right(pairs, given_share), with_partner(given_share, tried.share)
     assert 0 <= right <= likely
@@ -127,7 +156,9 @@ def test_a_doubtful_answer_is_told_at_its_worst_and_any_other_as_it_is(pairs, ma
         assert right == likely
     elif 0 < tried.share < 0.95 and likely > 0:
         assert right < likely
-        assert right <= Tried(3, made * 10, tried.found * 10).right(pairs * 10, given_share) + 1e-9  # of more, more is known
+        assert (
+            right <= Tried(3, made * 10, tried.found * 10).right(pairs * 10, given_share) + 1e-9
+        )  # of more, more is known
 
 
 def test_trials_differ_and_add_up(monkeypatch):
@@ -144,7 +175,12 @@ def test_trials_differ_and_add_up(monkeypatch):
     second = trial(x, y, every(100), first, seed=0, memory=WHOLE, beat=silent)
     again = trial(x, y, every(100), Tried(trials=1), seed=0, memory=WHOLE, beat=silent)
     other = trial(x, y, every(100), Tried(trials=1), seed=1, memory=WHOLE, beat=silent)
-    assert (first.trials, second.trials, first.made, second.made) == (1, 2, 100 // PARTS, 2 * (100 // PARTS))
+    assert (first.trials, second.trials, first.made, second.made) == (
+        1,
+        2,
+        100 // PARTS,
+        2 * (100 // PARTS),
+    )
     assert second.found == first.found + again.found
     assert made[1] == made[2]
     assert made[0] != made[1] != made[3]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from app.errors import InvalidSeeds
-from app.maths.bootstrap.common import Pools, Step, check_seeds, fit_pools
 from app.maths.bootstrap.paper import Settings, grow
+from app.maths.bootstrap.pools import Pools, Step, check_seeds, fit_pools
 from tests.maths.bootstrap.clouds import normal, rotated, states
 
 
@@ -22,11 +22,18 @@ def partners(x: Tensor, y: Tensor, settings: Settings) -> Tensor:
         u = -epsilon * (torch.logsumexp((v - cost) / epsilon, dim=1) + math.log(len(x)))
         v = -epsilon * (torch.logsumexp((u[:, None] - cost) / epsilon, dim=0) + math.log(len(y)))
     along, other = (0, u) if settings.argmax == "columns" else (1, v)
-    mass, alike = (u[:, None] + v - cost) / epsilon, 16 * 2**-23 * float(other.abs().max()) / epsilon
-    return cost.masked_fill(mass < mass.amax(dim=along, keepdim=True) - alike, torch.inf).argmin(dim=along)
+    mass, alike = (
+        (u[:, None] + v - cost) / epsilon,
+        16 * 2**-23 * float(other.abs().max()) / epsilon,
+    )
+    return cost.masked_fill(mass < mass.amax(dim=along, keepdim=True) - alike, torch.inf).argmin(
+        dim=along
+    )
 
 
-def as_written(pools: Pools, rows: list[int], start: Tensor, frozen: Tensor, settings: Settings) -> Tensor:
+def as_written(
+    pools: Pools, rows: list[int], start: Tensor, frozen: Tensor, settings: Settings
+) -> Tensor:
     """The loop on whole tables, its gradient by autograd: the target anchors that move, after the last step."""
     free = start.clone().requires_grad_()
     adam = torch.optim.Adam([free], lr=settings.learning_rate)
@@ -53,7 +60,13 @@ def test_the_streamed_loop_is_the_dense_one(epsilon, sinkhorn_steps, argmax, fre
     pools = fit_pools(normal(1, 60, 8), normal(2, 50, 7))
     seeds = [(4, 7), (1, 30), (50, 2), (9, 9)]
     chosen = Settings(
-        12, steps=8, epsilon=epsilon, sinkhorn_steps=sinkhorn_steps, argmax=argmax, freeze_seeds=freeze_seeds, seed=3
+        12,
+        steps=8,
+        epsilon=epsilon,
+        sinkhorn_steps=sinkhorn_steps,
+        argmax=argmax,
+        freeze_seeds=freeze_seeds,
+        seed=3,
     )
     # What is drawn, drawn again: source rows, then the unknown anchors.
     generator = torch.Generator().manual_seed(3)
@@ -68,7 +81,9 @@ def test_the_streamed_loop_is_the_dense_one(epsilon, sinkhorn_steps, argmax, fre
     torch.testing.assert_close(states(steps)[-1]["free"], expected, atol=1e-4, rtol=0)
     torch.testing.assert_close(expected.norm(dim=1), torch.ones(len(expected)))
     nearest = (expected @ pools.y.T).argmax(dim=1).tolist()
-    claims = dict(zip(rows[len(frozen) :], nearest, strict=True)) | (dict(seeds) if freeze_seeds else {})
+    claims = dict(zip(rows[len(frozen) :], nearest, strict=True)) | (
+        dict(seeds) if freeze_seeds else {}
+    )
     assert all(claims[i] == j for i, j in found.pairs.tolist())
     assert {j for _, j in found.pairs.tolist()} == set(claims.values())
 
@@ -112,7 +127,9 @@ def test_seeds_that_already_fill_the_size_come_back_as_they_are():
         ([(0, 0), (1, 1), (2, 1)], 5, "seeds", [2]),
     ],
 )
-def test_too_few_too_many_outside_or_repeated_seeds_are_refused_naming_the_rows(seeds, size, field, rows):
+def test_too_few_too_many_outside_or_repeated_seeds_are_refused_naming_the_rows(
+    seeds, size, field, rows
+):
     with pytest.raises(InvalidSeeds) as caught:
         check_seeds(seeds, source=10, target=8, size=size)
     assert caught.value.field == field

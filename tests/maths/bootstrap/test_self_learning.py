@@ -14,13 +14,13 @@ from torch import Tensor
 from app.demo.pack import load_pack
 from app.errors import InvalidSeeds
 from app.maths.bootstrap.annealing import directions
-from app.maths.bootstrap.common import Pools, State, Step, fit_pools
-from app.maths.bootstrap.course import VARIANTS
-from app.maths.bootstrap.matching import silent
+from app.maths.bootstrap.attempts import VARIANTS
+from app.maths.bootstrap.neighbours import silent
 from app.maths.bootstrap.orphans import MOST_TRIALS, TRIALS
-from app.maths.bootstrap.refining import paired, rematch
+from app.maths.bootstrap.pools import Pools, State, Step, fit_pools
+from app.maths.bootstrap.refinement import paired, rematch
 from app.maths.bootstrap.self_learning import ASKED, FEWEST, LEAST_LEFT, Learnt, Settings, learn
-from app.maths.bootstrap.unsupervised import Centroids
+from app.maths.bootstrap.unseeded_start import Centroids
 from tests.maths.bootstrap.clouds import normal, states
 
 Seeds = list[tuple[int, int]]
@@ -50,12 +50,22 @@ class Views:
 
 
 def views(
-    seed: int, *, common: int = 300, only_x: int = 0, only_y: int = 0, dx: int = 24, dy: int = 24, noise: float = 0.2
+    seed: int,
+    *,
+    common: int = 300,
+    only_x: int = 0,
+    only_y: int = 0,
+    dx: int = 24,
+    dy: int = 24,
+    noise: float = 0.2,
 ) -> Views:
     """Noisy rotations of one cloud of 24 directions that vary less and less, each in an order of its own."""
     spread, n, m = torch.arange(1, 25) ** -0.5, common + only_x, common + only_y
     items = normal(seed, common + only_x + only_y, 24) * spread
-    left, right = (torch.linalg.qr(normal(seed + k, max(d, 24), max(d, 24))).Q[:24, :d] for k, d in ((1, dx), (2, dy)))
+    left, right = (
+        torch.linalg.qr(normal(seed + k, max(d, 24), max(d, 24))).Q[:24, :d]
+        for k, d in ((1, dx), (2, dy))
+    )
     of_y = torch.cat([torch.arange(common), torch.arange(n, n + only_y)])
     x = (items[:n] + noise * spread * normal(seed + 3, n, 24)) @ left
     y = (items[of_y] + noise * spread * normal(seed + 4, m, 24)) @ right
@@ -79,7 +89,11 @@ def same(one: Learnt, other: Learnt) -> bool:
 
     def parts(found: Learnt) -> tuple[list[Tensor], object]:
         votes = (found.votes.pairs, found.votes.confirmed, found.votes.seed_rank)
-        return [found.pairs, found.confidence, found.ask, *votes], (repr(found.estimate), found.wrong_seeds, found.attempts)
+        return [found.pairs, found.confidence, found.ask, *votes], (
+            repr(found.estimate),
+            found.wrong_seeds,
+            found.attempts,
+        )
 
     (tensors, plain), (others, other_plain) = parts(one), parts(other)
     return all(map(torch.equal, tensors, others)) and plain == other_plain
@@ -87,7 +101,10 @@ def same(one: Learnt, other: Learnt) -> bool:
 
 def told_well(learnt: Learnt, pools: Pools, seeds: Seeds, settings: Settings) -> Learnt:
     """What holds of every answer, right or wrong."""
-    pairs, believed = learnt.pairs, [pair for row, pair in enumerate(seeds) if row not in learnt.wrong_seeds]
+    pairs, believed = (
+        learnt.pairs,
+        [pair for row, pair in enumerate(seeds) if row not in learnt.wrong_seeds],
+    )
     n, m, size = len(pools.x), len(pools.y), settings.size or 10**9
     assert pairs.shape == (len(pairs), 2)
     assert len(pairs) <= min(n, m, size)
@@ -128,7 +145,14 @@ def learnt_of(pools: Pools, seeds: Seeds, settings: Settings | None = None) -> L
         {"only_x": 100},
         {"common": 250, "only_x": 50, "only_y": 50},
     ],
-    ids=["alike", "wider target", "narrower target", "larger target", "larger source", "partly the same"],
+    ids=[
+        "alike",
+        "wider target",
+        "narrower target",
+        "larger target",
+        "larger source",
+        "partly the same",
+    ],
 )
 def test_a_few_seeds_find_the_hidden_order(shape, count):
     world = views(1, **shape)
@@ -166,15 +190,23 @@ def test_of_a_large_pool_some_rows_take_part_and_the_seeds_do():
     found = learnt_of(world.pools, seeds, Settings(rows=250))
     assert 240 <= len(found.pairs) <= 250
     assert world.right(found.pairs) > 0.97
-    assert len(learnt_of(world.pools, world.seeds(30), Settings(rows=10, attempts=1)).votes.pairs) <= 30
+    assert (
+        len(learnt_of(world.pools, world.seeds(30), Settings(rows=10, attempts=1)).votes.pairs)
+        <= 30
+    )
 
 
 def test_pools_in_another_order_and_on_other_axes_find_the_same_pairs():
-    order, turn = torch.randperm(300, generator=torch.Generator().manual_seed(9)), torch.linalg.qr(normal(5, 24, 24)).Q
+    order, turn = (
+        torch.randperm(300, generator=torch.Generator().manual_seed(9)),
+        torch.linalg.qr(normal(5, 24, 24)).Q,
+    )
     seeds = ALIKE.seeds(4)
     found = learnt_of(ALIKE.pools, seeds)
     back = order.argsort()
-    moved = learnt_of(fit_pools(ALIKE.x @ turn, ALIKE.y[order] @ turn.T), [(i, int(back[j])) for i, j in seeds])
+    moved = learnt_of(
+        fit_pools(ALIKE.x @ turn, ALIKE.y[order] @ turn.T), [(i, int(back[j])) for i, j in seeds]
+    )
     there = {(i, j) for i, j in found.pairs.tolist()}
     assert len(there & {(i, int(order[j])) for i, j in moved.pairs.tolist()}) > 0.97 * len(there)
 
@@ -188,7 +220,8 @@ def test_the_units_of_an_encoder_do_not_matter(power):
 
 def test_constant_directions_and_a_shift_do_not_matter():
     wide = fit_pools(
-        torch.cat([ALIKE.x, torch.full((300, 7), 9.0)], dim=1), torch.cat([torch.ones(300, 400), ALIKE.y], dim=1) + 1
+        torch.cat([ALIKE.x, torch.full((300, 7), 9.0)], dim=1),
+        torch.cat([torch.ones(300, 400), ALIKE.y], dim=1) + 1,
     )
     found = learnt_of(wide, ALIKE.seeds(4))
     assert len(found.pairs) > 290
@@ -197,14 +230,20 @@ def test_constant_directions_and_a_shift_do_not_matter():
 
 def test_the_memory_does_not_matter():
     world, settings = views(1, common=100), Settings(rounds=20)
-    found, narrow = (learnt_of(replace(world.pools, memory=memory), world.seeds(6), settings) for memory in (10**9, 2_000))
+    found, narrow = (
+        learnt_of(replace(world.pools, memory=memory), world.seeds(6), settings)
+        for memory in (10**9, 2_000)
+    )
     assert world.right(found.pairs) > 0.97
     assert {*map(tuple, narrow.pairs.tolist())} == {*map(tuple, found.pairs.tolist())}
 
 
 def test_no_table_of_both_pools_is_held(peak: Callable[[Callable[[], object]], int]):
     world = views(2, common=1_500)
-    pools, settings = replace(world.pools, memory=10**6), Settings(rounds=2, attempts=1, refinements=1, confirmations=1)
+    pools, settings = (
+        replace(world.pools, memory=10**6),
+        Settings(rounds=2, attempts=1, refinements=1, confirmations=1),
+    )
     assert peak(lambda: learn(pools, world.seeds(9), settings)) < 1_500 * 1_500 * 4
 
 
@@ -221,7 +260,9 @@ def test_pools_that_have_nothing_to_do_with_each_other_are_not_believed(seed, co
 
 
 def test_what_chance_confirms_is_told_where_there_is_something_to_doubt():
-    dense, wide = (learnt_of(unrelated(1, 300, 300, d), [(i, i) for i in range(3)]).estimate for d in (6, 64))
+    dense, wide = (
+        learnt_of(unrelated(1, 300, 300, d), [(i, i) for i in range(3)]).estimate for d in (6, 64)
+    )
     assert dense.confirmed > 0.6
     assert dense.by_chance > 0.6
     assert math.isnan(wide.by_chance)
@@ -284,7 +325,11 @@ def test_one_in_five_seeds_that_is_swapped_is_named_and_set_right(seed):
 def test_rows_without_a_certain_partner_are_asked_for():
     world = views(1, common=280, only_x=20)
     found = learnt_of(world.pools, world.seeds(5))
-    certain = {i for (i, _), sure in zip(found.pairs.tolist(), found.confidence.tolist(), strict=True) if sure > 0.5}
+    certain = {
+        i
+        for (i, _), sure in zip(found.pairs.tolist(), found.confidence.tolist(), strict=True)
+        if sure > 0.5
+    }
     assert len(found.ask) == ASKED
     assert not certain & set(found.ask.tolist())
     # Nor when fewer pairs are wanted than are certain.
@@ -293,14 +338,18 @@ def test_rows_without_a_certain_partner_are_asked_for():
 
 def test_the_estimate_is_of_the_pairs_that_are_given():
     world = views(1, common=280, only_x=20, only_y=20, noise=0.5)
-    every, best = (learnt_of(world.pools, world.seeds(5), Settings(size=size)) for size in (None, 20))
+    every, best = (
+        learnt_of(world.pools, world.seeds(5), Settings(size=size)) for size in (None, 20)
+    )
     assert every.confidence[5:].min() < every.confidence[5:].max()
     assert best.estimate.right > every.estimate.right
     assert best.estimate.right == pytest.approx(float(every.confidence[5:].max()), abs=1e-6)
 
 
 @pytest.mark.parametrize(("settings", "attempts"), [({"agreed": 0.0}, 2), ({"attempts": 1}, 1)])
-def test_two_attempts_are_made_even_if_nobody_has_to_agree_and_a_single_one_may_be_confirmed(settings, attempts):
+def test_two_attempts_are_made_even_if_nobody_has_to_agree_and_a_single_one_may_be_confirmed(
+    settings, attempts
+):
     found = learnt_of(ALIKE.pools, ALIKE.seeds(5), Settings(**settings))
     assert found.attempts == attempts
     assert (found.estimate.agreement == 0.0) == (attempts == 1)
@@ -321,7 +370,9 @@ def test_what_nobody_confirms_is_not_believed_and_no_seed_is_called_wrong():
     assert found.wrong_seeds == []
 
 
-@pytest.mark.parametrize("short", [{"rounds": 1}, {"refinements": 0}, {"agreed": 1.0}, {"seed": 2**63 - 1}])
+@pytest.mark.parametrize(
+    "short", [{"rounds": 1}, {"refinements": 0}, {"agreed": 1.0}, {"seed": 2**63 - 1}]
+)
 def test_settings_at_their_ends_are_no_trouble(short):
     assert ALIKE.right(learnt_of(ALIKE.pools, ALIKE.seeds(5), Settings(**short)).pairs) > 0.9
 
@@ -334,23 +385,40 @@ def test_it_begins_with_what_two_attempts_have_in_common():
     settings = replace(LONG, refinements=0)
     found, steps = observed(world.pools, world.seeds(4), settings)
     partners = states(steps)[-1]["partners"]
-    common = [torch.where(one == other, one, -1) for k, one in enumerate(partners) for other in partners[:k]]
-    assert found.votes.pairs.tolist() in [[[i, j] for i, j in enumerate(both.tolist()) if j >= 0] for both in common]
+    common = [
+        torch.where(one == other, one, -1)
+        for k, one in enumerate(partners)
+        for other in partners[:k]
+    ]
+    assert found.votes.pairs.tolist() in [
+        [[i, j] for i, j in enumerate(both.tolist()) if j >= 0] for both in common
+    ]
 
 
 def test_it_begins_with_the_seeds_in_place_of_what_contradicts_them():
     seeds, pools = SMALL.seeds(6), SMALL.pools
     claims = torch.full((80,), -1)
     claims[0], claims[70] = (seeds[0][1] + 1) % 80, seeds[1][1]
-    state = {"refined": torch.tensor(0), "stability": torch.tensor(0.0).double(), "partners": claims[None]}
+    state = {
+        "refined": torch.tensor(0),
+        "stability": torch.tensor(0.0).double(),
+        "partners": claims[None],
+    }
     found = learn(pools, seeds, Settings(attempts=1, refinements=1), state=state)
     x, y = directions(pools.x).along, directions(pools.y).along
-    assert torch.equal(found.votes.pairs, paired(rematch(x, y, torch.tensor(seeds), memory=pools.memory, beat=silent)))
+    assert torch.equal(
+        found.votes.pairs,
+        paired(rematch(x, y, torch.tensor(seeds), memory=pools.memory, beat=silent)),
+    )
 
 
 def test_attempts_that_have_nothing_in_common_leave_nothing():
     rows = torch.arange(60)
-    state = {"refined": torch.tensor(0), "stability": torch.tensor(0.0).double(), "partners": torch.stack([rows, rows.flip(0)])}
+    state = {
+        "refined": torch.tensor(0),
+        "stability": torch.tensor(0.0).double(),
+        "partners": torch.stack([rows, rows.flip(0)]),
+    }
     found, steps = observed(unrelated(3, 60, 60), [], Settings(attempts=2, refinements=0), state)
     assert found.votes.pairs.shape == (0, 2)
     assert found.pairs.shape == (0, 2)
@@ -365,7 +433,9 @@ def test_attempts_that_have_nothing_in_common_leave_nothing():
 @pytest.mark.parametrize("d", [1, 2, 24])
 def test_the_smallest_pools(d, count):
     rows = normal(d, FEWEST, d)
-    learnt_of(fit_pools(rows, rows @ torch.linalg.qr(normal(2, d, d)).Q), [(i, i) for i in range(count)])
+    learnt_of(
+        fit_pools(rows, rows @ torch.linalg.qr(normal(2, d, d)).Q), [(i, i) for i in range(count)]
+    )
 
 
 @pytest.mark.parametrize("count", [0, 2])
@@ -385,7 +455,9 @@ def test_pools_of_a_few_rows_over_and_over(different, count):
 
 
 def test_items_that_are_there_twice_find_a_partner_once_and_the_others_theirs():
-    twice = fit_pools(torch.cat([ALIKE.x, ALIKE.x[:60]]), torch.cat([ALIKE.y, ALIKE.y[ALIKE.partner[:60]]]))
+    twice = fit_pools(
+        torch.cat([ALIKE.x, ALIKE.x[:60]]), torch.cat([ALIKE.y, ALIKE.y[ALIKE.partner[:60]]])
+    )
     found = learnt_of(twice, ALIKE.seeds(300)[100:104])
     single = found.pairs[(found.pairs[:, 0] >= 60) & (found.pairs[:, 0] < 300)]
     assert len(single) > 230
@@ -395,7 +467,10 @@ def test_items_that_are_there_twice_find_a_partner_once_and_the_others_theirs():
 @pytest.mark.parametrize("seed", [4, 5, 8, 11])
 def test_of_twins_one_is_paired_where_a_seed_names_the_others_partner(seed):
     world, spread = views(seed, common=100, noise=0.15), 0.1 * torch.arange(1, 25) ** -0.5
-    twin_x, twin_y = world.x + spread * normal(seed + 8, 100, 24), world.y + spread * normal(seed + 9, 100, 24)
+    twin_x, twin_y = (
+        world.x + spread * normal(seed + 8, 100, 24),
+        world.y + spread * normal(seed + 9, 100, 24),
+    )
     # A third of the seeds name the wrong twin: some are near enough to be believed, while the right one is confirmed.
     seeds = [(i, j + 100 * (i >= 20)) for i, j in world.seeds(30)]
     found = learnt_of(fit_pools(torch.cat([world.x, twin_x]), torch.cat([world.y, twin_y])), seeds)
@@ -427,7 +502,12 @@ def test_as_many_seeds_as_items(shift):
 
 @pytest.mark.parametrize(
     ("seeds", "rows"),
-    [([(0, 300)], [0]), ([(1, 1), (-1, 0)], [1]), ([(0, 0), (1, 1), (0, 2)], [2]), ([(0, 0), (1, 0)], [1])],
+    [
+        ([(0, 300)], [0]),
+        ([(1, 1), (-1, 0)], [1]),
+        ([(0, 0), (1, 1), (0, 2)], [2]),
+        ([(0, 0), (1, 0)], [1]),
+    ],
 )
 def test_seeds_that_cannot_be_are_refused(seeds, rows):
     with pytest.raises(InvalidSeeds) as raised:
@@ -439,10 +519,19 @@ def test_seeds_that_cannot_be_are_refused(seeds, rows):
 
 
 #: every kind of attempt, and no agreement to end them
-LONG = Settings(rounds=3, attempts=len(VARIANTS) + 2, agreed=2.0, stable=2.0, refinements=2, centroids=Centroids(8, starts=2))
+LONG = Settings(
+    rounds=3,
+    attempts=len(VARIANTS) + 2,
+    agreed=2.0,
+    stable=2.0,
+    refinements=2,
+    centroids=Centroids(8, starts=2),
+)
 
 
-def observed(pools: Pools, seeds: Seeds, settings: Settings, state: State | None = None) -> tuple[Learnt, list[Step]]:
+def observed(
+    pools: Pools, seeds: Seeds, settings: Settings, state: State | None = None
+) -> tuple[Learnt, list[Step]]:
     steps: list[Step] = []
     return learn(pools, seeds, settings, state=state, on_step=steps.append), steps
 
@@ -509,7 +598,9 @@ def test_checkpoints_are_tensors_of_their_own_that_can_be_written_and_ruined():
     assert same(learn(pools, seeds, LONG, on_step=ruin), learn(pools, seeds, LONG))
 
 
-@pytest.mark.parametrize("settings", [LONG, Settings(), Settings(attempts=1, refinements=0, confirmations=0)])
+@pytest.mark.parametrize(
+    "settings", [LONG, Settings(), Settings(attempts=1, refinements=0, confirmations=0)]
+)
 @pytest.mark.parametrize("count", [0, 4])
 def test_progress_never_falls_and_ends_at_its_total_or_before(settings, count):
     found, steps = observed(NOISY.pools, NOISY.seeds(count), settings)
@@ -573,6 +664,8 @@ def test_signs_of_life_come_between_the_pieces_of_a_step():
 
 def test_equal_runs_are_bitwise_equal_and_other_seeds_draw_otherwise():
     world = views(1, common=80, noise=0.6)
-    one, again, other = (learn(world.pools, world.seeds(4), replace(LONG, seed=seed)) for seed in (1, 1, 2))
+    one, again, other = (
+        learn(world.pools, world.seeds(4), replace(LONG, seed=seed)) for seed in (1, 1, 2)
+    )
     assert same(one, again)
     assert not same(one, other)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.maths.bootstrap import paper
-from app.maths.bootstrap.common import Grown, Pools, fit_pools
+from app.maths.bootstrap.pools import Grown, Pools, fit_pools
 from app.maths.bootstrap.soft_plan import Settings, grow, mean_cost, share
 from tests.maths.bootstrap.clouds import normal
 
@@ -22,7 +22,10 @@ def noisy(seed: int) -> tuple[Pools, list[int]]:
     partner[i] is the row of item i in the second pool.
     """
     spread = torch.arange(1, 65) ** -0.5
-    source, (rotation, _) = normal(seed, 400, 64) * spread, torch.linalg.qr(normal(seed + 1, 64, 64))
+    source, (rotation, _) = (
+        normal(seed, 400, 64) * spread,
+        torch.linalg.qr(normal(seed + 1, 64, 64)),
+    )
     partner = torch.randperm(400, generator=torch.Generator().manual_seed(7))
     target = torch.empty(400, 64)
     target[partner] = (source + 0.5 * spread * normal(seed + 3, 400, 64)) @ rotation
@@ -33,7 +36,11 @@ def noisy(seed: int) -> tuple[Pools, list[int]]:
 def test_epsilon_falls_geometrically_from_the_first_share_to_the_last(steps, first, last):
     settings = Settings(size=10, steps=steps, first_epsilon=first, last_epsilon=last)
     shares = [share(settings, step) for step in range(steps)]
-    assert shares[0] == share(Settings(size=10, steps=1, first_epsilon=first), 0) == pytest.approx(first)
+    assert (
+        shares[0]
+        == share(Settings(size=10, steps=1, first_epsilon=first), 0)
+        == pytest.approx(first)
+    )
     assert shares[-1] == pytest.approx(last)
     ratios = [math.log(later / earlier) for earlier, later in pairwise(shares)]
     assert ratios == pytest.approx([math.log(last / first) / (steps - 1)] * (steps - 1), abs=1e-9)

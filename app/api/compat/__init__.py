@@ -1,0 +1,1 @@
+"""Routes in other services' protocols: OpenAI, text-embeddings-inference and Open Inference."""

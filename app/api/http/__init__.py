@@ -1,0 +1,1 @@
+"""What every request passes: admission, bodies, dependencies, errors and answers."""

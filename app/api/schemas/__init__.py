@@ -1,0 +1,1 @@
+"""Models and fields that several resources share."""

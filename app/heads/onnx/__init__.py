@@ -1,0 +1,1 @@
+"""Heads in ONNX files, which run in processes of their own."""

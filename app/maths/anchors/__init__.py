@@ -1,0 +1,1 @@
+"""What the anchors are worth: health, coverage, mismatches and drift."""

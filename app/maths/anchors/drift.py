@@ -1,0 +1,254 @@
+"""Whether an encoder still makes the vectors that it made: the same items, embedded then and now.
+
+From the simplest to the worst: the same but for rounding; other lengths; another orientation, which a rotation explains; another
+space. Row i of `old` (k, d) and of `new` (k, d') is one item, each in the encoder's own units of its day.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Float64
+from torch import Tensor
+
+from app.errors import DegenerateAnchors
+from app.maths.anchors.mismatch import relatedness, within_span
+from app.maths.geometry.sampling import uniform
+from app.maths.geometry.space import fit_space, row_norms
+from app.maths.quality.crossfit import FEWEST, cross_fit
+from app.maths.quality.metrics import cosine, do_nothing, unit
+from app.maths.translators.methods import resolve
+
+Verdict = Literal["unchanged", "partly-changed", "rescaled", "rotated", "changed"]
+Rounding = Literal["none", "float32", "half"]
+
+#: |new - old| / |old| of one item: what batches of other sizes, and what half precision, make of the same vector. Half precision
+#: rounds to 3e-4 (float16) or 2e-3 (bfloat16), a model that computes in it to about 1e-2
+SAME, HALF = 1e-4, 2e-2
+
+#: mean held-out cosine from which on a rotation explains the new vectors
+ROTATED = 0.99
+
+#: rows shorter than this share of the mean length count as that long: half precision rounds them to nothing
+SHORT = 1e-3
+
+#: multiplications k^2 d up to which rows are compared with each other, and their number: a table of all of them is 32 MiB.
+#: Of more rows, so many are drawn
+WORK, MOST_ROWS = 2**27, 2048
+
+#: with fewer distinct rows than this a rotation is not told from chance: unrelated vectors of 4,096 dimensions have cosines
+#: within HALF of each other, too (measured on normal ones: 11 of 400 pairs at five rows at most, 2 at six, none at eight)
+FEWEST_TURNED = 8
+
+#: from so many dimensions on, translators are fitted to vectors in a basis of their own rows: a matrix of all of them takes
+#: seconds. It is the same translator, but for the graded method's ridge, which knows the dimension
+WIDE = 4096
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Every one of `rows` items translated old -> new by a fit on the others: mean cosines, centred on the new vectors' mean.
+
+    rotation    by the nearest rotation
+    translator  by the graded method, with its mrr and recall, as `crossfit.summary` has them
+    nothing     old vectors taken for new ones as they are, cut or padded
+    """
+
+    rows: int
+    rotation: float
+    translator: float
+    mrr: float
+    recall: float
+    nothing: float
+
+
+@dataclass(frozen=True, eq=False)
+class Drift:
+    """What has become of k vectors.
+
+    rounding    of an unchanged one: none (the same bits), float32 or half; None otherwise
+    deviations  (k,) |new - old| / |old|, and cosines (k,); None where the dimensions differ
+    changed     (k,) which rows are not what they were: of `rescaled` none; all where the verdict is `rotated` or `changed`
+    scale       median of |new| / |old|; None where half of the old ones are zero
+    held_out    None where it is not needed, below FEWEST distinct rows, or where all vectors are one
+    z           `mismatch.relatedness` of old and new, for `changed` alone
+    moved       every new vector is another row's old one: the same in another order
+    """
+
+    verdict: Verdict
+    rounding: Rounding | None
+    deviations: Float64[Tensor, " k"] | None
+    cosines: Float64[Tensor, " k"] | None
+    changed: Bool[Tensor, " k"]
+    scale: float | None
+    held_out: HeldOut | None = None
+    z: float | None = None
+    moved: bool = False
+
+
+def compare(old: Float[Tensor, "k d"], new: Float[Tensor, "k e"], *, seed: int = 0) -> Drift:
+    """What has become of the vectors; `seed` draws the rows that are compared with each other where they are many.
+
+    A row is what it was when |new - old| <= b |old|, b being SAME where half of the rows are that near, HALF elsewhere: whoever
+    rounds does so everywhere. `unchanged`: every row is; `partly-changed`: half of them or more; `rescaled`: the same of
+    new / |new| and old / |old|; `rotated`: `_turned`; `changed`: none of these.
+    """
+    old, new = old.double(), new.double()
+    size = len(old)
+    nobody, all_ = torch.zeros(size, dtype=torch.bool), torch.ones(size, dtype=torch.bool)
+    scale = _scale(old, new)
+    apart = alike = None
+    if old.shape[1] == new.shape[1]:
+        apart, alike = deviations(old, new), cosines(old, new)
+        differ, bound = _outside(apart)
+        if not bool(differ.any()):
+            rounding: Rounding = (
+                "none" if torch.equal(old, new) else "float32" if bound == SAME else "half"
+            )
+            return Drift("unchanged", rounding, apart, alike, nobody, scale)
+        if _few(differ):
+            return Drift("partly-changed", None, apart, alike, differ, scale)
+        turned, _ = _outside(deviations(unit(old), unit(new)))
+        if not bool(turned.any()):
+            return Drift("rescaled", None, apart, alike, nobody, scale)
+        if _few(turned):
+            return Drift("partly-changed", None, apart, alike, turned, scale)
+    rows = _drawn(old, new, seed)
+    held_out = _held_out(old[rows], new[rows])
+    if _turned(old[rows], new[rows], held_out):
+        return Drift("rotated", None, apart, alike, all_, scale, held_out)
+    moved, z = _moved(old[rows], new[rows]), _relatedness(old[rows], new[rows])
+    return Drift("changed", None, apart, alike, all_, scale, held_out, z, moved)
+
+
+def deviations(old: Float[Tensor, "k d"], new: Float[Tensor, "k d"]) -> Float64[Tensor, " k"]:
+    """|new - old| / |old| of each row."""
+    old, new = old.double(), new.double()
+    lengths = row_norms(old)
+    least = max(SHORT * float(lengths.mean()), torch.finfo(torch.float32).tiny)
+    return row_norms(new - old) / lengths.clamp_min(least)
+
+
+def cosines(old: Float[Tensor, "k d"], new: Float[Tensor, "k d"]) -> Float64[Tensor, " k"]:
+    """Of each row, about the origin; 1 of two zero rows, 0 of one."""
+    old, new = old.double(), new.double()
+    both_zero = (row_norms(old) == 0) & (row_norms(new) == 0)
+    return torch.where(both_zero, 1.0, (unit(old) * unit(new)).sum(dim=1).clamp(-1.0, 1.0))
+
+
+def reordered(old: Float[Tensor, "k d"], new: Float[Tensor, "k d"]) -> float:
+    """The largest deviation of a row from the one that is nearest to it in direction on the other side, of both sides.
+
+    Both ways: one vector sent many times has its like among the old ones, but these do not have theirs.
+    """
+    old, new = old.double(), new.double()
+    alike = unit(old) @ unit(new).T
+    apart = (deviations(old[alike.argmax(dim=0)], new), deviations(new[alike.argmax(dim=1)], old))
+    return max(float(each.max()) for each in apart)
+
+
+def likeness(old: Float[Tensor, "k d"], new: Float[Tensor, "k e"]) -> float:
+    """Correlation of the cosines between different rows, centred, of either side: no rotation changes it. 0 below three rows."""
+    tables = [unit(each.double() - each.double().mean(dim=0)) for each in (old, new)]
+    above = torch.triu_indices(len(old), len(old), offset=1)
+    if above.shape[1] < 2:
+        return 0.0
+    return float(
+        torch.corrcoef(torch.stack([(each @ each.T)[above[0], above[1]] for each in tables]))[
+            0, 1
+        ].nan_to_num()
+    )
+
+
+def _outside(deviations: Float64[Tensor, " k"]) -> tuple[Bool[Tensor, " k"], float]:
+    """Which rows deviate by more than their bound, and the bound."""
+    bound = SAME if float((deviations <= SAME).double().mean()) >= 0.5 else HALF
+    return deviations > bound, bound
+
+
+def _few(rows: Bool[Tensor, " k"]) -> bool:
+    return float(rows.double().mean()) <= 0.5
+
+
+def _scale(old: Float64[Tensor, "k d"], new: Float64[Tensor, "k e"]) -> float | None:
+    lengths = row_norms(old)
+    if float(lengths.median()) == 0.0:
+        return None
+    known = lengths > 0
+    return float((row_norms(new)[known] / lengths[known]).median())
+
+
+def _drawn(old: Float64[Tensor, "k d"], new: Float64[Tensor, "k e"], seed: int) -> Tensor:
+    """All rows, or as many as WORK and MOST_ROWS allow, in their order."""
+    most = min(MOST_ROWS, int((WORK / max(old.shape[1], new.shape[1])) ** 0.5))
+    return torch.tensor(sorted(uniform(len(old), size=min(most, len(old)), seed=seed)))
+
+
+def _held_out(old: Float64[Tensor, "m d"], new: Float64[Tensor, "m e"]) -> HeldOut | None:
+    if len(old) < FEWEST:
+        return None
+    x, y = (within_span(each) if each.shape[1] >= WIDE else each for each in (old, new))
+    rotation, translator = (
+        cross_fit(name, x, y, resolve(name, {}, anchors=len(x)))
+        for name in ("procrustes", "graded")
+    )
+    if rotation is None or translator is None:
+        return None
+    found = translator.translated
+    return HeldOut(
+        found.n,
+        rotation.translated.cosine,
+        found.cosine,
+        found.mrr,
+        found.recall,
+        _nothing(old, new),
+    )
+
+
+def _nothing(old: Float64[Tensor, "m d"], new: Float64[Tensor, "m e"]) -> float:
+    """The mean cosine of old vectors as they are, cut or padded, to the new ones, centred on the mean of these."""
+    mean = new.mean(dim=0)
+    return cosine(do_nothing(old, new.shape[1]) - mean, new - mean)
+
+
+def _turned(
+    old: Float64[Tensor, "m d"], new: Float64[Tensor, "m e"], held_out: HeldOut | None
+) -> bool:
+    """Whether a rotation, with one scale and one shift, explains the new vectors, and nothing less does.
+
+    Either rows that a rotation was not fitted to land where they should (ROTATED), or, where there are too few rows to fit one,
+    all cosines between rows, centred, are what they were: |U U^T - U' U'^T| <= HALF |U U^T|. Below FEWEST_TURNED distinct rows
+    that says nothing.
+    """
+    if (_nothing(old, new) if held_out is None else held_out.nothing) >= ROTATED:
+        return False
+    if held_out is not None and held_out.rotation >= ROTATED:
+        return True
+    if (
+        held_out is None
+        and min(len(torch.unique(each, dim=0)) for each in (old, new)) < FEWEST_TURNED
+    ):
+        return False
+    try:
+        x, y = fit_space(old).unit, fit_space(new).unit
+    except DegenerateAnchors:
+        return False
+    before, now = x @ x.T, y @ y.T
+    return float((before - now).norm()) <= HALF * float(before.norm())
+
+
+def _moved(old: Float64[Tensor, "m d"], new: Float64[Tensor, "m e"]) -> bool:
+    """Whether the directions are the same in another order: each row's nearest is another's, and so both ways."""
+    return old.shape[1] == new.shape[1] and reordered(unit(old), unit(new)) <= HALF
+
+
+def _relatedness(old: Float64[Tensor, "m d"], new: Float64[Tensor, "m e"]) -> float | None:
+    if len(old) < FEWEST:
+        return None
+    try:
+        x, y = fit_space(old).unit, fit_space(new).unit
+    except DegenerateAnchors:
+        return None
+    return relatedness(x, y)

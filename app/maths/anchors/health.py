@@ -1,0 +1,71 @@
+"""What one encoder's anchors look like: rank, condition, rows that add nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from app.maths.geometry.space import Space
+from app.maths.geometry.spectrum import rank_and_condition
+from app.types import repeats
+
+#: two anchors whose |cos| is above 1 - this are one direction
+COLLINEAR = 1e-6
+
+#: how many rows a list in the report names
+LISTED = 20
+
+CHUNK = 1024
+
+
+@dataclass(frozen=True)
+class Health:
+    """rank        of the unit anchors; at most min(k - 1, d) by centring
+    condition   largest over smallest kept singular value
+    at_mean     rows equal to the mean: they have no direction and help nothing
+    duplicates  rows equal to an earlier row
+    collinear   rows on the line of an earlier row through the mean, duplicates left out
+    Lists are cut at LISTED rows; the counts are whole.
+    """
+
+    rank: int
+    condition: float
+    at_mean: list[int]
+    at_mean_count: int
+    duplicates: list[int]
+    duplicate_count: int
+    collinear: list[int]
+    collinear_count: int
+
+
+def examine(anchors: Float64[Tensor, "k d"], space: Space) -> Health:
+    """Health of raw anchors (k, d), the encoder's own units, and the space fitted to them."""
+    rank, condition = rank_and_condition(space.unit)
+    at_mean = (space.unit.abs().amax(dim=1) == 0).nonzero().flatten().tolist()
+    _, groups = torch.unique(anchors, dim=0, return_inverse=True)
+    duplicates = repeats(groups.tolist())
+    lines = sorted(set(_on_earlier_line(space.unit)) - set(duplicates))
+    return Health(
+        rank=rank,
+        condition=condition,
+        at_mean=at_mean[:LISTED],
+        at_mean_count=len(at_mean),
+        duplicates=duplicates[:LISTED],
+        duplicate_count=len(duplicates),
+        collinear=lines[:LISTED],
+        collinear_count=len(lines),
+    )
+
+
+def _on_earlier_line(unit: Float64[Tensor, "k d"]) -> list[int]:
+    """Rows with |cos| to an earlier row above 1 - COLLINEAR."""
+    found = []
+    for start in range(0, unit.shape[0], CHUNK):
+        block = unit[start : start + CHUNK]
+        cosines = (block @ unit[: start + block.shape[0]].T).abs()
+        earlier = cosines.tril(diagonal=start - 1) > 1 - COLLINEAR
+        found += (earlier.any(dim=1).nonzero().flatten() + start).tolist()
+    return found

@@ -1,0 +1,1 @@
+"""Spaces, their spectra, pairs of spaces, and which rows to sample."""

@@ -1,0 +1,1 @@
+"""How good a translation is: metrics, estimates, intervals, promises and confidence."""

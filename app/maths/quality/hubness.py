@@ -1,0 +1,64 @@
+"""Hubs, rows of an index that turn up in far too many lists of neighbours, and a correction that moves them away.
+
+CSLS(x, y) = 2 cos(x, y) - r_T(x) - r_S(y): r_T(x) is the mean cosine of a query x to the rows of the index nearest to it, r_S(y)
+that of a row y to the queries nearest to it. A row that is near to every query is no sign of kinship, and loses by r_S; r_T is
+the same for all rows, so it changes no query's order. The correction needs many queries at once: r_S is what they say together.
+Sources: Conneau, Lample et al. 2018, "Word Translation Without Parallel Data", section 2.3; hubs: Radovanovic et al. 2010.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from app.maths.quality.metrics import Blocks, similarities
+
+#: makes blocks of cosines of unit queries (n, d) to a unit index (m, d), as `similarities` does
+Similarities = Callable[[Float64[Tensor, "n d"], Float64[Tensor, "m d"]], Blocks]
+
+
+def csls(
+    queries: Float64[Tensor, "n d"],
+    index: Float64[Tensor, "m d"],
+    neighbours: int,
+    *,
+    cosines: Similarities = similarities,
+) -> Blocks:
+    """CSLS of unit queries (n, d) to a unit index (m, d), in blocks, each in [-4, 4].
+
+    neighbours  in 1..min(n, m): over how many both means are taken; an item that is on both sides counts like any other
+    cosines     makes the blocks: all that the index says of the queries first, then all that they say of it
+    """
+    far = local_similarity(index, queries, neighbours, cosines=cosines)
+    for start, block in cosines(queries, index):
+        near = block.topk(neighbours, dim=1).values.mean(dim=1)
+        yield start, block.mul_(2).sub_(near[:, None]).sub_(far)
+
+
+def local_similarity(
+    rows: Float64[Tensor, "m d"],
+    others: Float64[Tensor, "n d"],
+    neighbours: int,
+    *,
+    cosines: Similarities = similarities,
+) -> Float64[Tensor, " m"]:
+    """The mean cosine of each unit row (m, d) to the `neighbours` in 1..n unit others (n, d) nearest to it, in [-1, 1]."""
+    return torch.cat(
+        [block.topk(neighbours, dim=1).values.mean(dim=1) for _, block in cosines(rows, others)]
+    )
+
+
+def skewness(near: Int64[Tensor, "n k"], size: int) -> float:
+    """How hubby an index is: the skewness of N_k over its rows, N_k(y) counting the lists (n, k) that row y is in.
+
+    size  m, the rows of the index
+    E (N_k - mu)^3 / sigma^3: 0 where all rows are found equally often, above 1 where few are found by very many; dimensionless.
+    Sparse lists are skew by themselves: N_k of random lists has 1 / sqrt(n k / m). Source: Radovanovic et al. 2010, equation 1.
+    """
+    found = torch.bincount(near.flatten(), minlength=size).double()
+    deviation = found - found.mean()
+    variance = deviation.square().mean()
+    return float(deviation.pow(3).mean() / variance**1.5) if variance > 0 else 0.0

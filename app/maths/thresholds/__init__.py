@@ -1,0 +1,1 @@
+"""Score thresholds: which score of one encoder corresponds to one of another."""

@@ -1,0 +1,109 @@
+"""How well "the new score reaches t'" repeats "the old score reaches t", for several ways to choose t'.
+
+Measured on pairs of anchors whose items took no part in choosing t': for each `Group` of pairs, t' is chosen from its others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float64, Int64
+from torch import Tensor
+
+from app.maths.thresholds.calibration import FEW, Calibration, Group, by_rate, expect
+from app.maths.thresholds.score_pairs import Rows
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """A threshold of the other score, and the decisions by it beside those by the given threshold.
+
+    precision  of the pairs that reach it, the share that reaches the given one; None where no pair reaches it
+    recall     of the pairs that reach the given one, the share that reaches it
+    f1         their harmonic mean
+    """
+
+    threshold: float
+    precision: float | None
+    recall: float
+    f1: float
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """unchanged  the given threshold kept as it is
+    mapped     the expected other score; None where that is not known
+    by_rate    the threshold that as many pairs reach
+    best       the threshold with the highest F1
+    """
+
+    unchanged: Decisions
+    mapped: Decisions | None
+    by_rate: Decisions
+    best: Decisions
+
+
+def agreement(calibration: Calibration, threshold: float) -> Agreement | None:
+    """Decisions by thresholds of the other score, beside those by `threshold` of the given one; None with fewer than FEW pairs on
+    either side of it.
+    """
+    rows = calibration.rows
+    reached = rows.given >= threshold
+    if min(int(rows.fresh[reached].sum()), int(rows.fresh[~reached].sum())) < FEW:
+        return None
+    at = torch.tensor([threshold], dtype=torch.float64)
+    everything = torch.arange(len(rows.given))
+    mapped = expect(calibration, threshold, level=0.5).answer
+
+    def measured(chosen: float, choose: Callable[[Group], float]) -> Decisions:
+        accepted = torch.zeros_like(reached)
+        for group in calibration.groups:
+            accepted[group.own] = rows.answer[group.own] >= choose(group)
+        return _compare(chosen, accepted, reached, rows.weight)
+
+    return Agreement(
+        unchanged=measured(threshold, lambda group: threshold),
+        mapped=None if mapped is None else measured(mapped, lambda group: float(group.map.at(at))),
+        by_rate=measured(
+            by_rate(rows, threshold, everything, calibration.by_answer),
+            lambda group: by_rate(rows, threshold, group.others, group.by_answer),
+        ),
+        best=measured(
+            best(rows, reached, calibration.by_answer),
+            lambda group: best(rows, reached, group.by_answer),
+        ),
+    )
+
+
+def best(rows: Rows, reached: Bool[Tensor, " n"], by_answer: Int64[Tensor, " m"]) -> float:
+    """The threshold of the answers with the highest F1 for the rows `reached`, among rows (m,) given in the order of the answer.
+
+    F1 = 2 both / (accepted + reached), over weights; of equals the highest threshold; halfway between two scores.
+    """
+    order = by_answer.flip(0)
+    scores, weight = rows.answer[order], rows.weight[order]
+    wanted = torch.where(reached[order], weight, 0.0)
+    f1 = 2 * wanted.cumsum(0) / (weight.cumsum(0) + wanted.sum())
+    lower = torch.cat([scores[1:], torch.tensor([-1.0], dtype=torch.float64)])
+    f1[:-1][scores[:-1] == scores[1:]] = -1.0  # no threshold parts equals
+    last = int(f1.argmax())
+    return float(scores[last] + lower[last]) / 2
+
+
+def _compare(
+    threshold: float,
+    accepted: Bool[Tensor, " n"],
+    reached: Bool[Tensor, " n"],
+    weight: Float64[Tensor, " n"],
+) -> Decisions:
+    both, of_accepted, of_reached = (
+        float(weight[part].sum()) for part in (accepted & reached, accepted, reached)
+    )
+    return Decisions(
+        threshold=threshold,
+        precision=both / of_accepted if of_accepted else None,
+        recall=both / of_reached,
+        f1=2 * both / (of_accepted + of_reached),
+    )

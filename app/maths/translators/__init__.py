@@ -1,0 +1,1 @@
+"""Translators: how each method fits one, and how to apply it."""

@@ -1,0 +1,85 @@
+"""What the service counts, for Prometheus. No label holds a name that a client gave: one project must not learn another's."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_LONG_SECONDS = (0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 14_400)
+_BATCH = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536)
+
+REQUEST_SECONDS = Histogram(
+    "anchorage_request_seconds",
+    "Time from the first byte asked to the last answered.",
+    ["method", "route", "status"],
+    buckets=_SECONDS,
+)
+IN_FLIGHT = Gauge(
+    "anchorage_requests_in_flight", "Requests being answered now.", multiprocess_mode="livesum"
+)
+IN_FLIGHT_BYTES = Gauge(
+    "anchorage_request_bytes_in_flight",
+    "Declared body bytes of the requests being answered now.",
+    multiprocess_mode="livesum",
+)
+REFUSED = Counter(
+    "anchorage_refused_total", "Requests refused, by the code of their problem document.", ["code"]
+)
+BATCH_VECTORS = Histogram(
+    "anchorage_batch_vectors", "Vectors in one request.", ["operation"], buckets=_BATCH
+)
+CACHE = Counter(
+    "anchorage_cache_total",
+    "Look-ups of what can be recomputed: found in memory or in Redis, or made; corrupt and away are Redis's faults.",
+    ["kind", "outcome"],
+)
+
+
+@lru_cache(maxsize=256)
+def cache_outcome(kind: str, outcome: str) -> Counter:
+    """The counter of one kind and outcome: looked up by its labels once."""
+    return CACHE.labels(kind, outcome)
+
+
+CACHE_BYTES = Gauge(
+    "anchorage_cache_bytes", "Bytes in the in-process cache.", multiprocess_mode="livesum"
+)
+JOB_SECONDS = Histogram(
+    "anchorage_job_seconds", "One try of a job.", ["kind", "outcome"], buckets=_LONG_SECONDS
+)
+CARETAKER = Gauge(
+    "anchorage_worker_seen_timestamp_seconds",
+    "When this process last renewed its leases.",
+    multiprocess_mode="livemax",
+)
+REQUEUED_JOBS = Counter(
+    "anchorage_jobs_requeued_total", "Jobs taken up again because their worker was lost."
+)
+ENCODE_WAITING = Gauge(
+    "anchorage_encode_waiting_inputs", "Inputs that wait for a batch.", multiprocess_mode="livesum"
+)
+ENCODE_BATCH = Histogram(
+    "anchorage_encode_batch_inputs", "Inputs in one batch of a model.", buckets=_BATCH
+)
+ENCODE_TOKENS = Counter(
+    "anchorage_encode_tokens_total", "Tokens of batches: read, and padding.", ["kind"]
+)
+ENCODE_WAIT_SECONDS = Histogram(
+    "anchorage_encode_wait_seconds", "From a request's inputs to their batch.", buckets=_SECONDS
+)
+ENCODE_DROPPED = Counter(
+    "anchorage_encode_dropped_total", "Inputs never encoded, as their client had left."
+)
+MODELS = Gauge(
+    "anchorage_models_loaded", "Encoders' models in memory.", multiprocess_mode="livesum"
+)
+MODEL_BYTES = Gauge(
+    "anchorage_model_bytes", "Memory that loaded models take.", multiprocess_mode="livesum"
+)
+MODEL_LOADS = Counter(
+    "anchorage_model_loads_total", "Models: loaded, refused, or unloaded for others.", ["outcome"]
+)

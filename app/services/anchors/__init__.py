@@ -1,0 +1,1 @@
+"""Anchor sets: their embeddings, reports, drift, pools and bootstraps."""

@@ -1,0 +1,252 @@
+"""Anchor sets from inputs: the items are encoded here, by one or more encoders, and kept, so that more encoders may follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from app.encoders.base import Input
+from app.errors import AnchorCountMismatch, EmptyVectors, InputsNotStored, InvalidRequest
+from app.services.anchors import anchor_sets
+from app.services.context import Services
+from app.services.encoders.encoding import Inputs, encode, readable, spec_of
+from app.services.jobs.queue import Done, Progress, submit
+from app.storage import tables
+from app.storage.queries import resources
+from app.types import InputRole, JobKind
+
+#: most encoders of one request
+MOST_ENCODERS = 64
+
+
+def create_from_inputs(
+    services: Services,
+    project: str,
+    *,
+    name: str,
+    inputs: Inputs,
+    encoders: Sequence[str],
+    keep: bool,
+) -> tables.AnchorSetRow:
+    """A new set, its items encoded now. Raises as `request_set`, and the errors of encoding."""
+    rows, inputs = _encoders(services, project, name, inputs, encoders)
+    made = _encode_set(services, project, name, inputs, rows, keep, lambda done, total: None)
+    with services.db.transaction() as session:
+        anchor_sets.add_anchor_set(session, made)
+    return made
+
+
+def request_set(
+    services: Services,
+    project: str,
+    *,
+    name: str,
+    inputs: Inputs,
+    encoders: Sequence[str],
+    keep: bool,
+) -> tables.JobRow:
+    """The job that makes a new set, once everything is checked that can be. Raises NameTaken, EncoderNotFound, InvalidRequest,
+    EncoderNeedsVectors, and the errors of inputs that nobody could read.
+    """
+    _, inputs = _encoders(services, project, name, inputs, encoders)
+    arguments = {"anchor_set": name, "new": True, "encoders": list(encoders), "keep": keep}
+    return _submit(services, project, arguments, inputs)
+
+
+def add_encoded(
+    services: Services, project: str, *, anchor_set: str, encoder: str, inputs: Inputs | None
+) -> tables.AnchorSetRow:
+    """An encoder's embeddings of a set, of the inputs or else of those that the set has kept, encoded now.
+
+    Raises the not-found errors, EmbeddingsExist, InputsNotStored, AnchorCountMismatch, and the errors of encoding.
+    """
+    set_row, encoder_row, ready = _addition(services, project, anchor_set, encoder, inputs)
+    vectors = encode(services, encoder_row, ready.values, role=ready.role).vectors
+    return anchor_sets.add_embeddings(
+        services,
+        project,
+        anchor_set=set_row.name,
+        encoder=encoder,
+        vectors=vectors,
+        field="inputs",
+        made_by=encoder_row.id,
+    )
+
+
+def request_addition(
+    services: Services, project: str, *, anchor_set: str, encoder: str, inputs: Inputs | None
+) -> tables.JobRow:
+    """The job that adds an encoder's embeddings to a set. Raises as `add_encoded`, as far as can be known before."""
+    _, _, ready = _addition(services, project, anchor_set, encoder, inputs)
+    return _submit(
+        services, project, {"anchor_set": anchor_set, "new": False, "encoders": [encoder]}, ready
+    )
+
+
+def run_embed(services: Services, job: tables.JobRow, progress: Progress) -> Done:
+    """The job itself; on success the set exists, or has the new embeddings."""
+    arguments = job.arguments
+    inputs = read_inputs(services, arguments["blobs"]["inputs"], of="this job")
+
+    if arguments["new"]:
+        rows, inputs = _encoders(
+            services, job.project, arguments["anchor_set"], inputs, arguments["encoders"]
+        )
+        made = _encode_set(
+            services,
+            job.project,
+            arguments["anchor_set"],
+            inputs,
+            rows,
+            arguments["keep"],
+            progress,
+        )
+        return Done(
+            _result(made, arguments), keep=lambda session: anchor_sets.add_anchor_set(session, made)
+        )
+    [encoder] = arguments["encoders"]
+    set_row, encoder_row = anchor_sets.set_and_encoder(
+        services, job.project, anchor_set=arguments["anchor_set"], encoder=encoder
+    )
+    total = len(inputs.values)
+    vectors = encode(
+        services,
+        encoder_row,
+        inputs.values,
+        role=inputs.role,
+        on_progress=lambda done: progress(done, total),
+    ).vectors
+    space = anchor_sets.build_space(
+        services, job.project, encoder_row, vectors, size=set_row.size, field="inputs"
+    )
+    return Done(
+        _result(set_row, arguments),
+        keep=lambda session: anchor_sets.add_space(session, set_row, space),
+    )
+
+
+def write_inputs(services: Services, inputs: Inputs) -> str:
+    """Keep inputs as a blob, and return its content hash."""
+    files = [value.encode() if isinstance(value, str) else value for value in inputs.values]
+    joined = bytearray(b"".join(files))
+    return services.blobs.put(
+        {
+            "bytes": torch.frombuffer(joined, dtype=torch.uint8)
+            if joined
+            else torch.empty(0, dtype=torch.uint8),
+            "ends": torch.tensor([len(file) for file in files]).cumsum(0),
+            "are_text": torch.tensor([isinstance(value, str) for value in inputs.values]),
+            "are_queries": torch.tensor(inputs.role is InputRole.query),
+        }
+    )
+
+
+def read_inputs(services: Services, blob: str, *, of: str) -> Inputs:
+    """The inputs of a blob, and what they are to a search. Raises BlobMissing, naming its owner `of`, and StorageUnavailable."""
+    kept = services.blobs.get(blob, of=of)
+    joined, ends = kept["bytes"].numpy().tobytes(), [0, *kept["ends"].tolist()]
+    files = [joined[start:end] for start, end in pairwise(ends)]
+    values: list[Input] = [
+        file.decode() if text else file
+        for file, text in zip(files, kept["are_text"].tolist(), strict=True)
+    ]
+    return Inputs(values, InputRole.query if bool(kept["are_queries"]) else InputRole.document)
+
+
+def _encoders(
+    services: Services, project: str, name: str, inputs: Inputs, encoders: Sequence[str]
+) -> tuple[list[tables.EncoderRow], Inputs]:
+    """The encoders' rows, and the inputs as they read them."""
+    if not encoders or len(set(encoders)) < len(encoders) or len(encoders) > MOST_ENCODERS:
+        raise InvalidRequest(
+            f"expected 1 to {MOST_ENCODERS} encoders, and each once", field="encoders"
+        )
+    if not inputs.values:
+        raise EmptyVectors("expected at least one input", field="inputs")
+    with services.db.transaction() as session:
+        resources.require_free(session, tables.AnchorSetRow, project, name)
+        rows = [
+            resources.by_name(session, tables.EncoderRow, project, each, field="encoders")
+            for each in encoders
+        ]
+    values = inputs.values
+    for row in rows:
+        spec_of(row)
+        values = readable(row, values, limits=services.limits, field="inputs")
+    return rows, Inputs(values, inputs.role)
+
+
+def _encode_set(
+    services: Services,
+    project: str,
+    name: str,
+    inputs: Inputs,
+    encoders: Sequence[tables.EncoderRow],
+    keep: bool,
+    tell: Callable[[int, int], None],
+) -> tables.AnchorSetRow:
+    """The row of the new set, not yet in any session; tells how many inputs of all encoders are done."""
+    count = len(inputs.values)
+    embeddings: dict[str, Tensor] = {}
+    for place, row in enumerate(encoders):
+        before = place * count
+        done = encode(
+            services,
+            row,
+            inputs.values,
+            role=inputs.role,
+            on_progress=lambda done, before=before: tell(before + done, count * len(encoders)),  # type: ignore[misc]
+        )
+        embeddings[row.name] = done.vectors
+    kept = write_inputs(services, inputs) if keep else None
+    made_by = {row.name: row.id for row in encoders}
+    return anchor_sets.build_anchor_set(
+        services, project, name=name, embeddings=embeddings, inputs=kept, made_by=made_by
+    )
+
+
+def _addition(
+    services: Services, project: str, anchor_set: str, encoder: str, inputs: Inputs | None
+) -> tuple[tables.AnchorSetRow, tables.EncoderRow, Inputs]:
+    set_row, encoder_row = anchor_sets.set_and_encoder(
+        services, project, anchor_set=anchor_set, encoder=encoder
+    )
+    if inputs is None:
+        if set_row.inputs is None:
+            raise InputsNotStored(
+                f"anchor set {anchor_set!r} keeps no inputs: send vectors or inputs, in the order of its items",
+                field="inputs",
+            )
+        inputs = read_inputs(services, set_row.inputs, of=f"anchor set {set_row.name!r}")
+    if len(inputs.values) != set_row.size:
+        raise AnchorCountMismatch(
+            f"the set has {set_row.size} anchors, these are {len(inputs.values)}", field="inputs"
+        )
+    spec_of(encoder_row)
+    return (
+        set_row,
+        encoder_row,
+        Inputs(
+            readable(encoder_row, inputs.values, limits=services.limits, field="inputs"),
+            inputs.role,
+        ),
+    )
+
+
+def _submit(
+    services: Services, project: str, arguments: dict[str, Any], inputs: Inputs
+) -> tables.JobRow:
+    return submit(
+        services,
+        project,
+        JobKind.embed,
+        {**arguments, "blobs": {"inputs": write_inputs(services, inputs)}},
+    )
+
+
+def _result(row: tables.AnchorSetRow, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"anchor_set": row.name, "size": row.size, "encoders": arguments["encoders"]}

@@ -1,0 +1,1 @@
+"""Encoders: registering, verifying and running them."""

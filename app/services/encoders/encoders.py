@@ -1,0 +1,85 @@
+"""Registers and deletes encoders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from app.errors import (
+    InvalidRequest,
+)
+from app.services.access.audit import record_audit
+from app.services.context import Services
+from app.services.encoders.encoding import load_anew, spec_of
+from app.services.name_lookup import refuse_in_use, require_free
+from app.storage import tables
+from app.storage.queries import resources
+from app.types import EncoderKind, Modality
+
+
+def create_encoder(
+    services: Services,
+    project: str,
+    *,
+    name: str,
+    kind: EncoderKind,
+    dim: int | None = None,
+    model: str | None = None,
+    revision: str | None = None,
+    modality: Modality | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> tables.EncoderRow:
+    """Register an encoder; one the service runs is loaded now, so that a wrong name shows at once.
+
+    Raises NameTaken, InvalidRequest, and as the model's loader.
+    """
+    require_free(services, tables.EncoderRow, project, name)
+    row = tables.EncoderRow(
+        project=project,
+        name=name,
+        kind=kind,
+        dim=dim,
+        model=model,
+        revision=revision,
+        options=dict(options or {}),
+    )
+    if kind is EncoderKind.external:
+        if dim is None or model is not None or revision is not None or options:
+            raise InvalidRequest(
+                "an external encoder has a dim, and no model, revision or options", field="dim"
+            )
+        row.modality = modality or Modality.text
+    else:
+        _describe_model(services, row, dim, modality)
+    with services.db.transaction() as session:
+        resources.require_free(session, tables.EncoderRow, project, name)
+        session.add(row)
+        record_audit(session, project, "create", "encoder", name, row)
+    return row
+
+
+def _describe_model(
+    services: Services, row: tables.EncoderRow, dim: int | None, modality: Modality | None
+) -> None:
+    """Load the model, and write down what it is. Raises InvalidRequest for what it is said to be and is not."""
+    if dim is not None or row.model is None:
+        raise InvalidRequest(
+            f"an encoder of kind {row.kind} has a model, which tells its dim", field="model"
+        )
+    services.encoders.forget(
+        spec_of(row)
+    )  # its files may be others than when another encoder was registered
+    model = load_anew(services, spec_of(row))
+    if modality not in (None, model.modality):
+        raise InvalidRequest(f"this model reads {model.modality}, not {modality}", field="modality")
+    row.dim, row.modality, row.identity = model.dim, model.modality, model.identity.members
+
+
+def delete_encoder(services: Services, project: str, name: str) -> None:
+    """Raises EncoderNotFound, InUse."""
+    with services.db.transaction() as session:
+        row = resources.by_name(session, tables.EncoderRow, project, name)
+        refuse_in_use(f"encoder {name!r}", resources.users_of_encoder(session, row))
+        resources.remove(session, row)
+        record_audit(session, project, "delete", "encoder", name)
+    services.names.forget()

@@ -1,0 +1,1 @@
+"""Heads, and their answers to another encoder's vectors."""

@@ -1,0 +1,1 @@
+"""Jobs: submitting, running and leasing them."""

@@ -1,0 +1,1 @@
+"""The serving path: plans and the matrix products they run."""

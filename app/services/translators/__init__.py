@@ -1,0 +1,1 @@
+"""Translators: fitting, reports, contracts, evaluation, thresholds and confidence."""

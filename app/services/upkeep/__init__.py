@@ -1,0 +1,1 @@
+"""Backups, retention, cache codecs and database metrics."""

@@ -1,0 +1,13 @@
+"""Deletes blobs that no row names."""
+
+from __future__ import annotations
+
+from app.services.context import Services
+from app.storage.queries import resources
+
+
+def sweep_blobs(services: Services) -> int:
+    """Delete the blobs that crashed or deleted requests left behind; returns how many."""
+    with services.db.transaction() as session:
+        named = resources.named_blobs(session)
+    return services.blobs.sweep(named)

@@ -1,0 +1,1 @@
+"""SQL queries, as functions that take a session."""

@@ -1,0 +1,327 @@
+"""Queries of resources: encoders, anchor sets, pools, heads, translators, contracts and jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+from sqlalchemy import delete, exists, func, select, update
+from sqlalchemy.orm import Session, contains_eager, defer, undefer
+from sqlalchemy.sql.base import ExecutableOption as ORMOption
+
+from app.errors import (
+    AnchorSetNotFound,
+    AnchorsNotEmbedded,
+    ContractNotFound,
+    EncoderNotFound,
+    HeadNotFound,
+    JobNotFound,
+    NameTaken,
+    PoolNotFound,
+    TranslatorNotFound,
+)
+from app.storage.queries import jobs as job_queries
+from app.storage.queries.statements import changed_rows
+from app.storage.tables import (
+    AnchorSetRow,
+    AuditRow,
+    ContractRow,
+    EncoderRow,
+    HeadRow,
+    JobRow,
+    PoolRow,
+    SpaceRow,
+    TranslatorRow,
+)
+from app.types import JobState
+
+Named = TypeVar("Named", EncoderRow, AnchorSetRow, HeadRow, PoolRow)
+
+_NOT_FOUND = {
+    EncoderRow: EncoderNotFound,
+    AnchorSetRow: AnchorSetNotFound,
+    HeadRow: HeadNotFound,
+    PoolRow: PoolNotFound,
+}
+_NOUN = {EncoderRow: "encoder", AnchorSetRow: "anchor set", HeadRow: "head", PoolRow: "pool"}
+
+
+def by_name(
+    session: Session,
+    table: type[Named],
+    project: str,
+    name: str,
+    *,
+    field: str = "name",
+    options: Sequence[ORMOption] = (),
+) -> Named:
+    """Return the row of that name. Raises the not-found error of its kind, which names `field`."""
+    row = session.scalar(
+        select(table).where(table.project == project, table.name == name).options(*options)
+    )
+    if row is None:
+        raise _NOT_FOUND[table](f"There is no {_NOUN[table]} named {name!r}.", field=field)
+    return row
+
+
+def require_free(session: Session, table: type[Named], project: str, name: str) -> None:
+    """Raises NameTaken when the name is in use."""
+    if session.scalar(select(exists().where(table.project == project, table.name == name))):
+        raise NameTaken(
+            f"{_article(_NOUN[table])} named {name!r} exists. Choose another name or delete it.",
+            field="name",
+        )
+
+
+def deleted_at(
+    session: Session, table: type[Named], project: str, name: str, *, since: datetime
+) -> datetime | None:
+    """Return when a row of that name was last deleted after `since`, or None."""
+    deletions = (
+        AuditRow.project == project,
+        AuditRow.resource == _NOUN[table].replace(" ", "-"),
+        AuditRow.action == "delete",
+    )
+    return session.scalar(
+        select(func.max(AuditRow.created_at)).where(
+            *deletions, AuditRow.name == name, AuditRow.created_at > since
+        )
+    )
+
+
+def remove(session: Session, row: EncoderRow | AnchorSetRow | HeadRow | PoolRow) -> None:
+    """Delete a row and all rows that belong to it. Raises the not-found error if it is gone."""
+    table = type(row)
+    if changed_rows(session, delete(table).where(table.id == row.id)) == 0:
+        raise _NOT_FOUND[table](f"There is no {_NOUN[table]} named {row.name!r}.", field="name")
+
+
+def page(
+    session: Session, table: type[Named], project: str, *, after: str, limit: int
+) -> Sequence[Named]:
+    """Return rows in the order of their names, after the name `after`."""
+    query = (
+        select(table)
+        .where(table.project == project, table.name > after)
+        .order_by(table.name)
+        .limit(limit)
+    )
+    return session.scalars(query).all()
+
+
+def space(session: Session, anchor_set: AnchorSetRow, encoder: EncoderRow) -> SpaceRow:
+    """Return the encoder's embeddings of the set. Raises AnchorsNotEmbedded."""
+    row = session.scalar(
+        select(SpaceRow).where(
+            SpaceRow.anchor_set_id == anchor_set.id, SpaceRow.encoder_id == encoder.id
+        )
+    )
+    if row is None:
+        raise AnchorsNotEmbedded(
+            f"Anchor set {anchor_set.name!r} has no embeddings by encoder {encoder.name!r}. "
+            f"Add them with POST /anchor-sets/{anchor_set.name}/embeddings.",
+            field="anchor_set",
+        )
+    return row
+
+
+def spaces_of(
+    session: Session, project: str, anchor_set: str, encoders: Collection[str]
+) -> dict[str, SpaceRow]:
+    """Return the embeddings of a set by these encoders, keyed by the encoders' names.
+
+    One statement reads them all, so that they belong to one version of the set. Missing ones are
+    left out. The row of the set must not load its `spaces`.
+    """
+    query = (
+        select(SpaceRow)
+        .join(SpaceRow.anchor_set)
+        .join(SpaceRow.encoder)
+        .where(
+            AnchorSetRow.project == project,
+            AnchorSetRow.name == anchor_set,
+            EncoderRow.name.in_(encoders),
+        )
+        .options(
+            contains_eager(SpaceRow.anchor_set).raiseload(AnchorSetRow.spaces),
+            contains_eager(SpaceRow.encoder),
+        )
+    )
+    return {row.encoder.name: row for row in session.scalars(query)}
+
+
+def encoders_but(session: Session, project: str, kind: str) -> Sequence[EncoderRow]:
+    """Return the encoders of every kind but `kind`, in the order of their names."""
+    return session.scalars(
+        select(EncoderRow)
+        .where(EncoderRow.project == project, EncoderRow.kind != kind)
+        .order_by(EncoderRow.name)
+    ).all()
+
+
+def spaces(session: Session, project: str) -> Sequence[SpaceRow]:
+    """Return all spaces of a project in the order of their sets' names."""
+    query = (
+        select(SpaceRow)
+        .join(AnchorSetRow)
+        .where(SpaceRow.project == project)
+        .order_by(AnchorSetRow.name, SpaceRow.created_at)
+    )
+    return session.scalars(query).all()
+
+
+def users_of_encoder(session: Session, encoder: EncoderRow) -> list[str]:
+    """Return what uses the encoder: 'anchor set a', 'head b', 'pool c'."""
+    sets = session.scalars(
+        select(AnchorSetRow.name).join(SpaceRow).where(SpaceRow.encoder_id == encoder.id)
+    ).all()
+    heads = session.scalars(select(HeadRow.name).where(HeadRow.encoder_id == encoder.id)).all()
+    pools = session.scalars(select(PoolRow.name).where(PoolRow.encoder_id == encoder.id)).all()
+    users = {"anchor set": sets, "head": heads, "pool": pools}
+    return [f"{noun} {name!r}" for noun, names in users.items() for name in names]
+
+
+def users_of_anchor_set(session: Session, anchor_set: AnchorSetRow) -> list[str]:
+    heads = session.scalars(
+        select(HeadRow.name).where(HeadRow.anchor_set_id == anchor_set.id)
+    ).all()
+    return [f"head {name!r}" for name in heads]
+
+
+def whole_pool(session: Session, project: str, name: str, *, field: str = "name") -> PoolRow:
+    """Return a pool with its pieces. Raises PoolNotFound, which names `field`."""
+    return by_name(session, PoolRow, project, name, field=field, options=[undefer(PoolRow.pieces)])
+
+
+def extend_pool(session: Session, pool: PoolRow, piece: dict[str, Any]) -> bool:
+    """Add a piece to a pool that was read with its pieces.
+
+    Returns False, and adds nothing, if another request has added a piece since.
+    """
+    unchanged = (PoolRow.id == pool.id, PoolRow.items == pool.items)
+    grown = {"pieces": [*pool.pieces, piece], "items": pool.items + piece["rows"]}
+    return changed_rows(session, update(PoolRow).where(*unchanged).values(grown)) == 1
+
+
+def translator(
+    session: Session,
+    project: str,
+    content: str,
+    *,
+    between: tuple[str, str] | None = None,
+    change: bool = False,
+) -> TranslatorRow:
+    """Return the translator of that id, by default the oldest. Raises TranslatorNotFound.
+
+    between  row ids of its two spaces: anchor sets with equal embeddings have translators of one id
+    change   lock the row until the transaction ends
+    """
+    ours = (
+        []
+        if between is None
+        else [TranslatorRow.source_id == between[0], TranslatorRow.target_id == between[1]]
+    )
+    wanted = select(TranslatorRow).where(
+        TranslatorRow.project == project, TranslatorRow.content == content, *ours
+    )
+    oldest = wanted.order_by(TranslatorRow.created_at).limit(1)
+    row = session.scalar(oldest.with_for_update(of=TranslatorRow) if change else oldest)
+    if row is None:
+        raise TranslatorNotFound(f"There is no translator {content!r}.", field="id")
+    return row
+
+
+def touch_translator(session: Session, row: TranslatorRow, *, now: datetime) -> bool:
+    """Record the use of a translator. Returns whether it has a row between these two spaces."""
+    between = (TranslatorRow.source_id == row.source_id, TranslatorRow.target_id == row.target_id)
+    ours = (TranslatorRow.project == row.project, TranslatorRow.content == row.content, *between)
+    return changed_rows(session, update(TranslatorRow).where(*ours).values(used_at=now)) > 0
+
+
+def contract(session: Session, source_id: str, target_id: str) -> ContractRow | None:
+    """Return the contract between two spaces (their row ids), or None."""
+    return session.scalar(
+        select(ContractRow).where(
+            ContractRow.source_id == source_id, ContractRow.target_id == target_id
+        )
+    )
+
+
+def require_contract(session: Session, source: SpaceRow, target: SpaceRow) -> ContractRow:
+    """Return the contract between two spaces. Raises ContractNotFound."""
+    row = contract(session, source.id, target.id)
+    if row is None:
+        raise ContractNotFound(
+            f"There is no contract for {source.encoder.name} -> {target.encoder.name}.",
+            field="source",
+        )
+    return row
+
+
+def contracts(session: Session, anchor_set: AnchorSetRow) -> Sequence[ContractRow]:
+    """Return the contracts of an anchor set, the oldest first."""
+    within = select(SpaceRow.id).where(SpaceRow.anchor_set_id == anchor_set.id)
+    return session.scalars(
+        select(ContractRow)
+        .where(ContractRow.source_id.in_(within))
+        .order_by(ContractRow.created_at)
+    ).all()
+
+
+def job(session: Session, project: str, job_id: str) -> JobRow:
+    """Return the job. Raises JobNotFound."""
+    row = session.scalar(select(JobRow).where(JobRow.project == project, JobRow.id == job_id))
+    if row is None:
+        raise JobNotFound(f"There is no job {job_id!r}.", field="id")
+    return row
+
+
+def newest_reports(session: Session, project: str, *, limit: int) -> Sequence[TranslatorRow]:
+    """Return the project's translators, the newest first."""
+    query = (
+        select(TranslatorRow)
+        .where(TranslatorRow.project == project)
+        .order_by(TranslatorRow.created_at.desc())
+        .limit(limit)
+    )
+    return session.scalars(query).all()
+
+
+def jobs(
+    session: Session, project: str, *, state: JobState | None, before: datetime | None, limit: int
+) -> Sequence[JobRow]:
+    """Return jobs created before a moment, the newest first, without arguments and results."""
+    query = (
+        select(JobRow)
+        .where(JobRow.project == project)
+        .order_by(JobRow.created_at.desc(), JobRow.id)
+        .limit(limit)
+    )
+    if state is not None:
+        query = query.where(JobRow.state == state)
+    if before is not None:
+        query = query.where(JobRow.created_at < before)
+    return session.scalars(query.options(defer(JobRow.arguments), defer(JobRow.result))).all()
+
+
+def named_blobs(session: Session) -> set[str]:
+    """Return every content hash that a row names."""
+    named = set(session.scalars(select(SpaceRow.blob))) | set(session.scalars(select(HeadRow.blob)))
+    named |= set(
+        session.scalars(select(AnchorSetRow.inputs).where(AnchorSetRow.inputs.is_not(None)))
+    )
+    named |= set(session.scalars(select(AnchorSetRow.pairs).where(AnchorSetRow.pairs.is_not(None))))
+    named |= {
+        piece["blob"] for pieces in session.scalars(select(PoolRow.pieces)) for piece in pieces
+    }
+    for row in job_queries.unfinished(session):
+        for held in row.arguments.get("blobs", {}).values():
+            named |= {held} if isinstance(held, str) else set(held)
+        if row.checkpoint is not None:
+            named.add(row.checkpoint)
+    return named
+
+
+def _article(noun: str) -> str:
+    return f"An {noun}" if noun[0] in "aeiou" else f"A {noun}"

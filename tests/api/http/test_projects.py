@@ -1,0 +1,284 @@
+"""Every resource belongs to a project: another project's key can neither see nor guess it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+RNG = np.random.default_rng(4)
+SHAPES = {"first": RNG.normal(size=(12, 3)).tolist(), "second": RNG.normal(size=(12, 2)).tolist()}
+
+
+class Project:
+    """A project's key, and a resource of every kind, all names with its prefix."""
+
+    def __init__(self, client, key, headers, prefix):
+        self.client, self.key, self.headers = client, key, headers
+        self.names = {
+            kind: f"{prefix}-{kind}"
+            for kind in ("first", "second", "set", "pool", "head", "job", "label")
+        }
+
+    def call(self, verb, path, body=None, **headers):
+        return self.client.request(verb, path, json=body, headers={**self.headers, **headers})
+
+    def make(self, **headers):
+        """Make everything; the ids join the names."""
+        name = self.names
+        for kind, rows in SHAPES.items():
+            assert (
+                self.call(
+                    "POST", "/encoders", {"name": name[kind], "dim": len(rows[0])}
+                ).status_code
+                == 201
+            )
+        body = {
+            "name": name["set"],
+            "embeddings": {name[kind]: rows for kind, rows in SHAPES.items()},
+        }
+        assert self.call("POST", "/anchor-sets", body, **headers).status_code == 201
+        body = {
+            "name": name["head"],
+            "encoder": name["second"],
+            "classes": [name["label"], "no"],
+            "weight": [[1, 0], [0, 1]],
+        }
+        assert self.call("POST", "/heads", body).status_code == 201
+        pool = {"encoder": name["first"], "vectors": SHAPES["first"]}
+        assert self.call("PUT", f"/pools/{name['pool']}", pool).status_code == 201
+        pair = {"source": name["first"], "target": name["second"], "anchor_set": name["set"]}
+        name["translator"] = self.call("POST", "/translators", pair).json()["id"]
+        pools = {
+            "source_pool": SHAPES["first"],
+            "target_pool": SHAPES["second"],
+            "seeds": [[0, 0], [1, 1]],
+            "size": 2,
+        }
+        body = {
+            "name": name["job"],
+            "source": name["first"],
+            "target": name["second"],
+            "method": "paper",
+            **pools,
+        }
+        name["id"] = self.call("POST", "/bootstrap", body).json()["id"]
+        name["key"] = self.key.split("_")[1]
+
+
+#: what nobody has: names like those of a project, and ids of the same form
+NOWHERE = {
+    **{kind: f"gone-{kind}" for kind in ("first", "second", "set", "pool", "head", "job")},
+    "translator": "tr_" + "5" * 32,
+    "id": "6" * 32,
+    "key": "7" * 32,
+}
+
+
+@pytest.fixture
+def two(locked, new_key, bearing, finished):
+    """Projects a, which has everything, and b, which has two encoders of its own and a set between them."""
+    a, b = (
+        Project(locked, key, bearing(key), prefix)
+        for prefix, key in (
+            ("mine", new_key(locked, project="a")),
+            ("yours", new_key(locked, project="b")),
+        )
+    )
+    a.make()
+    for kind, rows in SHAPES.items():
+        assert (
+            b.call("POST", "/encoders", {"name": f"yours-{kind}", "dim": len(rows[0])}).status_code
+            == 201
+        )
+    body = {
+        "name": "yours-set",
+        "embeddings": {f"yours-{kind}": rows for kind, rows in SHAPES.items()},
+    }
+    assert b.call("POST", "/anchor-sets", body).status_code == 201
+    return a, b
+
+
+def foreign(name):
+    """Every way to name a resource: verb, path, body."""
+    own = {"encoder": "yours-first", "anchor_set": "yours-set"}
+    pair = {"source": "yours-first", "target": "yours-second", "anchor_set": "yours-set"}
+    vectors = {"vectors": [[1, 2, 3]]}
+    pools = {
+        "source_pool": SHAPES["first"],
+        "target_pool": SHAPES["second"],
+        "seeds": [[0, 0], [1, 1]],
+        "size": 2,
+    }
+    head = {"name": "new", "classes": ["x", "y"], "weight": [[1, 0], [0, 1]]}
+    yield from (
+        (verb, f"/{path}")
+        for verb in ("GET", "DELETE")
+        for path in (f"encoders/{name['first']}", f"heads/{name['head']}")
+    )
+    yield from ((verb, f"/anchor-sets/{name['set']}") for verb in ("GET", "DELETE"))
+    yield from (
+        ("GET", f"/translators/{name['translator']}{what}")
+        for what in ("", "/threshold?source=0.3", "/calibration")
+    )
+    yield from ((verb, f"/pools/{name['pool']}") for verb in ("GET", "DELETE"))
+    yield "POST", f"/pools/{name['pool']}/vectors", {"offset": 12, "vectors": SHAPES["first"]}
+    yield "PUT", "/pools/new", {"encoder": name["first"], "vectors": SHAPES["first"]}
+    yield from (("GET", f"/jobs/{name['id']}{end}") for end in ("", "/events"))
+    yield "POST", f"/jobs/{name['id']}/cancel"
+    yield from ((verb, f"/api-keys/{name['key']}") for verb in ("GET", "DELETE"))
+    yield "POST", f"/api-keys/{name['key']}/rotate", {}
+    yield "PUT", f"/anchor-sets/yours-set/embeddings/{name['first']}", {"vectors": SHAPES["first"]}
+    yield "PUT", f"/anchor-sets/{name['set']}/embeddings/yours-first", {"vectors": SHAPES["first"]}
+    yield "POST", "/anchor-sets", {"name": "new", "embeddings": {name["first"]: SHAPES["first"]}}
+    yield "POST", "/anchor-sets", {"name": "new", "inputs": ["x"], "encoders": [name["first"]]}
+    for path in ("/translate", "/translators"):
+        more = vectors if path == "/translate" else {}
+        for field, kind in (("source", "first"), ("target", "second"), ("anchor_set", "set")):
+            yield "POST", path, {**pair, **more, field: name[kind]}
+    yield (
+        "POST",
+        "/translate",
+        {"target": name["second"], "anchor_set": "yours-set", "relative": [[0.5] * 12]},
+    )
+    for field, kind in (("encoder", "first"), ("anchor_set", "set")):
+        yield "POST", "/relative", {**own, **vectors, field: name[kind]}
+        yield "POST", "/heads", {**head, field: name[kind]}
+        yield "POST", "/stitch", {**own, **vectors, "head": name["head"], field: name[kind]}
+    yield "POST", "/stitch", {**own, **vectors, "head": name["head"]}
+    for field, kind in (("source", "first"), ("target", "second")):
+        body = {"name": "new", "source": "yours-first", "target": "yours-second", **pools}
+        yield "POST", "/bootstrap", {**body, field: name[kind]}
+        yield "POST", "/bootstrap", {**body, f"{field}_pool": name["pool"]}
+
+
+def test_what_another_project_has_is_what_nobody_has(two):
+    a, b = two
+    calls = list(zip(foreign(a.names), foreign(NOWHERE), strict=True))
+    for theirs, nobodys in calls:
+        answers = []
+        for names, request in ((a.names, theirs), (NOWHERE, nobodys)):
+            answer = b.call(*request)
+            text = answer.text.replace(answer.headers["x-request-id"], "<request>")
+            for kind in NOWHERE:
+                text = text.replace(names[kind], f"<{kind}>")
+            answers.append(
+                (
+                    answer.status_code,
+                    text,
+                    {name for name in answer.headers if name != "content-length"},
+                )
+            )
+        assert answers[0] == answers[1], theirs
+        assert answers[0][0] == 404, theirs
+    assert len(calls) > 30
+    for path in (
+        f"/encoders/{a.names['first']}",
+        f"/heads/{a.names['head']}",
+        f"/anchor-sets/{a.names['set']}",
+    ):
+        assert a.call("GET", path).status_code == 200
+    assert a.call("GET", f"/jobs/{a.names['id']}").json()["cancel_requested"] is False
+
+
+def test_lists_show_what_the_project_has_itself(two):
+    a, b = two
+    for path in ("/encoders", "/anchor-sets", "/pools", "/heads", "/jobs", "/api-keys", "/audit"):
+        theirs = b.call("GET", path).text
+        assert not [name for name in a.names.values() if name in theirs], path
+    assert b.call("GET", "/heads").json() == {"heads": []}
+    assert b.call("GET", "/jobs").json() == {"jobs": []}
+    assert [row["id"] for row in b.call("GET", "/api-keys").json()["api_keys"]] == [
+        b.key.split("_")[1]
+    ]
+    assert [row["name"] for row in b.call("GET", "/encoders").json()["encoders"]] == [
+        "yours-first",
+        "yours-second",
+    ]
+    assert a.names["first"] in a.call("GET", "/audit").text
+
+
+def test_two_projects_may_use_the_same_names_and_one_does_not_touch_the_others(two):
+    a, b = two
+    b.names = {**a.names}
+    b.make()
+    assert (
+        b.names["translator"] == a.names["translator"]
+    )  # a content hash: equal anchors, equal translators
+    assert (
+        b.call("GET", f"/translators/{b.names['translator']}").json()["source"] == b.names["first"]
+    )
+    before = a.call("GET", "/anchor-sets").text, a.call("GET", "/heads").text
+    for path in (f"/heads/{b.names['head']}", f"/anchor-sets/{b.names['set']}"):
+        assert b.call("DELETE", path).status_code == 204
+    assert (a.call("GET", "/anchor-sets").text, a.call("GET", "/heads").text) == before
+    body = {
+        "source": a.names["first"],
+        "target": a.names["second"],
+        "anchor_set": a.names["set"],
+        "vectors": [[1, 2, 3]],
+    }
+    assert a.call("POST", "/translate", body).status_code == 200
+    assert b.call("POST", "/translate", body).status_code == 404
+
+
+def test_an_idempotency_key_is_its_projects_own(two):
+    a, b = two
+    key = {"Idempotency-Key": "same"}
+    theirs = a.call("POST", "/encoders", {"name": "x", "dim": 2}, **key)
+    other = b.call("POST", "/encoders", {"name": "y", "dim": 5}, **key)
+    assert (theirs.status_code, other.status_code) == (201, 201)
+    assert b.call("POST", "/encoders", {"name": "y", "dim": 5}, **key).json() == other.json()
+    assert b.call("GET", "/encoders/x").status_code == 404
+
+
+def test_metrics_hold_no_name_that_a_client_gave(two):
+    a, b = two
+    names = [*a.names.values(), "yours-first", "yours-set"]
+    a.call(
+        "POST",
+        "/translate",
+        {"source": a.names["first"], "target": a.names["second"], "anchor_set": a.names["set"]},
+    )
+    a.call(
+        "GET", "/mine-nothing", **{"X-Request-ID": "mine-request", "Idempotency-Key": "mine-repeat"}
+    )
+    a.call("GET", "/encoders/mine-nothing?after=mine-query")
+    text = b.call("GET", "/metrics").text
+    assert (
+        a.names["translator"] not in text
+    )  # also an id that the service made is its project's own
+    assert a.names["translator"] in a.call("GET", "/metrics").text
+    names.remove(a.names["translator"])
+    assert [name for name in [*names, "mine-", "yours-"] if name in text] == []
+
+
+def test_projects_may_be_called_like_what_is_remembered(serve, models, new_key, bearing):
+    """Two of the keys under which rows are remembered were once the same for different projects."""
+    client = serve(auth="keys", models_dir=models)
+    owners = ("encoders", "encoder", "anchor_sets", "heads")
+    headers = {owner: bearing(new_key(client, project=owner)) for owner in owners}
+    body = {"name": "x", "kind": "sentence-transformers", "model": "toy"}
+    assert client.post("/encoders", json=body, headers=headers["encoders"]).status_code == 201
+    for owner in owners[1:]:
+        assert (
+            client.post(
+                "/encoders", json={"name": "x", "dim": 3}, headers=headers[owner]
+            ).status_code
+            == 201
+        )
+        head = {
+            "name": "encoder",
+            "encoder": "x",
+            "classes": [owner, "no"],
+            "weight": [[9, 0, 0], [0, 9, 0]],
+        }
+        assert client.post("/heads", json=head, headers=headers[owner]).status_code == 201
+    for _ in range(2):
+        answer = client.post(
+            "/v1/embeddings", json={"model": "x", "input": "cash"}, headers=headers["encoders"]
+        )
+        assert len(answer.json()["data"][0]["embedding"]) == 24
+        for owner in owners[1:]:
+            body = {"encoder": "x", "head": "encoder", "vectors": [[1, 0, 0]]}
+            answer = client.post("/stitch", json=body, headers=headers[owner])
+            assert (answer.status_code, answer.json()["labels"]) == (200, [owner])

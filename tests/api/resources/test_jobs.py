@@ -1,0 +1,91 @@
+"""/jobs."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+
+@pytest.fixture
+def endless(stocked, endless_bootstrap):
+    """Queue a bootstrap that takes far longer than a test."""
+
+    def post(name="b"):
+        answer = stocked.post("/bootstrap", json={**endless_bootstrap, "name": name})
+        assert answer.status_code == 202, answer.text
+        return answer.json()["id"]
+
+    return post
+
+
+def running(client, job_id):
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        job = client.get(f"/jobs/{job_id}").json()
+        if job["state"] == "running" and job["progress"].get("done"):
+            return job
+        time.sleep(0.02)
+    raise AssertionError(job)
+
+
+def test_a_running_job_tells_its_progress_and_stops_when_asked(endless, stocked, refused, finished):
+    job_id = endless()
+    job = running(stocked, job_id)
+    assert 0 < job["progress"]["done"] < job["progress"]["total"] == 2000
+    assert job["progress"]["loss"] > 0
+    assert (job["attempts"], job["cancel_requested"], job["finished_at"]) == (1, False, None)
+    answer = stocked.post(f"/jobs/{job_id}/cancel")
+    assert (answer.status_code, answer.json()["cancel_requested"]) == (202, True)
+    job = finished(stocked, job_id)
+    assert (job["state"], job["result"], job["error"]) == ("cancelled", None, None)
+    assert job["created_at"] <= job["started_at"] <= job["finished_at"]
+    refused(stocked.get("/anchor-sets/b"), 404, "anchor-set-not-found", "name")
+    refused(stocked.post(f"/jobs/{job_id}/cancel"), 409, "job-finished", detail="cancelled")
+
+
+def test_a_waiting_job_is_cancelled_at_once_and_never_runs(endless, stocked, finished):
+    first, second = endless("b1"), endless("b2")
+    running(stocked, first)
+    answer = stocked.post(f"/jobs/{second}/cancel")
+    assert (answer.status_code, answer.json()["state"]) == (202, "cancelled")
+    stocked.post(f"/jobs/{first}/cancel")
+    finished(stocked, first)
+    third = endless("b3")
+    running(stocked, third)  # so the worker has passed the second
+    stocked.post(f"/jobs/{third}/cancel")
+    finished(stocked, third)
+    job = stocked.get(f"/jobs/{second}").json()
+    assert (job["state"], job["attempts"], job["started_at"]) == ("cancelled", 0, None)
+    assert stocked.get("/anchor-sets").json()["anchor_sets"][0]["name"] == "items"
+    assert len(stocked.get("/anchor-sets").json()["anchor_sets"]) == 1
+
+
+def test_an_unknown_or_malformed_id_is_refused(client, refused):
+    unknown = "0" * 32
+    refused(client.get(f"/jobs/{unknown}"), 404, "job-not-found", "id", detail=unknown)
+    refused(client.post(f"/jobs/{unknown}/cancel"), 404, "job-not-found", "id")
+    for id_ in ("1", "0" * 31, "0" * 33, "G" * 32, "A" * 32):
+        refused(client.get(f"/jobs/{id_}"), 422, "invalid-request", "id")
+        refused(client.post(f"/jobs/{id_}/cancel"), 422, "invalid-request", "id")
+
+
+def test_jobs_are_listed_newest_first_by_state_and_in_pages_without_their_results(
+    stocked, endless, finished
+):
+    ids = [endless(f"b{place}") for place in range(3)]
+    for job_id in ids:
+        stocked.post(f"/jobs/{job_id}/cancel")
+        finished(stocked, job_id)
+
+    def listed(**query):
+        return [job["id"] for job in stocked.get("/jobs", params=query).json()["jobs"]]
+
+    assert listed() == ids[::-1]
+    assert listed(state="cancelled", limit=2) == ids[:0:-1]
+    assert listed(state="succeeded") == []
+    first = stocked.get("/jobs", params={"limit": 2}).json()["jobs"]
+    rest = stocked.get("/jobs", params={"before": first[-1]["created_at"]}).json()["jobs"]
+    assert [job["id"] for job in (*first, *rest)] == ids[::-1]
+    assert all("result" not in job for job in (*first, *rest))
+    assert "result" in stocked.get(f"/jobs/{ids[0]}").json()

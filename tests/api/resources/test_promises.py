@@ -1,0 +1,339 @@
+"""What auto chose and why, what a translator promises, and requests and contracts that ask for more."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from sqlalchemy import select
+
+from app.demo.pack import load_pack
+from app.maths.translators.methods import METHODS
+from app.storage.tables import TranslatorRow
+
+MEASURES = ("cosine", "mrr", "recall", "recall_1", "jaccard_target", "jaccard_own")
+PAIR = {"source": "a", "target": "b", "anchor_set": "real"}
+VECTORS = [[0.1] * 8]
+
+
+@pytest.fixture
+def real(client):
+    """Two real encoders' vectors of 120 sentences, and the same with the second one's rows in another order."""
+    vectors = [each[:120].numpy() for each in load_pack().vectors.values()][:2]
+    for name, rows in zip("ab", vectors, strict=True):
+        assert (
+            client.post("/encoders", json={"name": name, "dim": rows.shape[1]}).status_code == 201
+        )
+    shuffled = vectors[1][np.random.default_rng(0).permutation(120)]
+    for name, target in (("real", vectors[1]), ("shuffled", shuffled)):
+        body = {"name": name, "embeddings": {"a": vectors[0].tolist(), "b": target.tolist()}}
+        assert client.post("/anchor-sets", json=body).status_code == 201
+    client.vectors = vectors[0][:3].tolist()
+    return client
+
+
+def translate(client, **more):
+    return client.post("/translate", json={**PAIR, "vectors": client.vectors, **more})
+
+
+def promised(client, **more):
+    answer = client.post("/translators", json={**PAIR, **more})
+    assert answer.status_code == 201, answer.text
+    return answer.json()["report"]["promise"]
+
+
+# --- choices -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_translator_that_auto_chose_says_why_and_what_else_there_was(real):
+    made = translate(real).json()
+    told = real.get(f"/translators/{made['translator']}").json()
+    choice = told["choices"]["retrieval"]
+    assert (choice["anchors"], choice["folds"], choice["prefer"]) == (120, 5, "retrieval")
+    assert "usual" in choice["reason"]
+    assert len(choice["candidates"]) > 40
+    assert [each["score"] for each in choice["candidates"]] == sorted(
+        (c["score"] for c in choice["candidates"]), reverse=True
+    )
+    given = {
+        name: value for name, value in made["options"].items() if name in ("decode_power", "ridge")
+    }
+    assert (made["method"], given) in [
+        (each["method"], each["options"]) for each in choice["candidates"]
+    ]
+    assert 0 < choice["found"]["recall"] <= 1
+
+
+def test_a_translator_that_was_named_has_no_choices_until_auto_chooses_it(real):
+    chosen = translate(real).json()
+    real.delete("/anchor-sets/shuffled")
+    named = translate(real, method="procrustes").json()
+    assert real.get(f"/translators/{named['translator']}").json()["choices"] == {}
+    assert set(real.get(f"/translators/{chosen['translator']}").json()["choices"]) == {"retrieval"}
+
+
+def test_each_use_leaves_its_reason_with_the_translator_it_chose(real):
+    ids = {
+        use: translate(real, prefer=use).json()["translator"]
+        for use in ("retrieval", "cosine", "classification")
+    }
+    for use, id_ in ids.items():
+        assert use in real.get(f"/translators/{id_}").json()["choices"]
+
+
+def test_the_shape_of_auto_is_the_clients_and_every_other_option_is_refused(real, refused):
+    assert translate(real, options={"renormalise": False}).json()["options"]["renormalise"] is False
+    for option in ("ridge", "delta", "centre", "decode_power"):
+        value = False if option == "centre" else 0.5
+        refused(
+            translate(real, options={option: value}), 422, "unknown-option", f"options.{option}"
+        )
+    refused(translate(real, prefer="speed"), 422, "invalid-request", "prefer")
+    refused(translate(real, prefer="cosine", method="ridge"), 422, "invalid-request", "prefer")
+
+
+def test_a_report_of_another_version_is_measured_anew(real):
+    """Processes of the version before write theirs until they are replaced."""
+    made = real.post("/translators", json=PAIR).json()
+    with real.app.state.services.db.transaction() as session:
+        row = session.scalars(
+            select(TranslatorRow).where(TranslatorRow.content == made["id"])
+        ).one()
+        row.report = {"anchors": 120, "held_out": None, "cka": 0.5}
+    assert real.get(f"/translators/{made['id']}").json() == made
+
+
+def test_many_first_requests_with_a_minimum_measure_once(real):
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda _: translate(real, min_quality={"recall": 0.1}), range(12)))
+    assert [answer.status_code for answer in answers] == [200] * 12
+    assert len({answer.json()["translator"] for answer in answers}) == 1
+
+
+def test_spaces_of_any_magnitude_have_choices(client):
+    rows = np.random.default_rng(3).normal(size=(40, 5))
+    for name in "ab":
+        client.post("/encoders", json={"name": name, "dim": 5})
+    client.post(
+        "/anchor-sets",
+        json={"name": "real", "embeddings": {"a": rows.tolist(), "b": (rows * 1e25).tolist()}},
+    )
+    made = client.post("/translators", json=PAIR)
+    assert made.status_code == 201, made.text
+    assert all(0 < each["mrr"] <= 1 for each in made.json()["choices"]["retrieval"]["candidates"])
+
+
+# --- promises ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_promise_has_every_measure_with_its_interval_beside_doing_nothing_and_native(real):
+    report = real.post("/translators", json=PAIR).json()["report"]
+    promise = report["promise"]
+    assert (promise["anchors"], promise["index"], promise["neighbours"]) == (120, 24, 10)
+    assert set(promise["measures"]) == set(MEASURES)
+    for name in MEASURES:
+        each = promise["measures"][name]
+        assert 0 <= each["low"] <= each["value"] <= each["high"] <= 1
+        assert each["low"] < each["high"]
+        found = report["held_out"]["translated"]
+        low, high = found["intervals"][name]
+        assert low <= found[name] <= high
+        assert report["held_out"]["native"][name] == pytest.approx(1)
+    for name in (
+        "recall",
+        "mrr",
+        "cosine",
+    ):  # the served fit has a fifth more anchors than the held-out ones
+        assert promise["measures"][name]["value"] > report["held_out"]["translated"][name]
+    assert (
+        promise["measures"]["recall"]["low"]
+        > report["held_out"]["do_nothing"]["intervals"]["recall"][1]
+    )
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_a_minimum_that_is_promised_is_served_and_one_that_is_not_is_refused_with_what_was_found(
+    real, refused, measure
+):
+    promise = promised(real)
+    value = promise["measures"][measure]["value"]
+    assert translate(real, min_quality={measure: value - 1e-6}).status_code == 200
+    answer = translate(real, min_quality={measure: min(1.0, value + 1e-6)})
+    refused(answer, 422, "quality-below-minimum", "min_quality", detail=measure)
+    assert answer.json()["found"] == promise
+    made = real.post("/translators", json={**PAIR, "min_quality": {measure: 1.0}})
+    refused(made, 422, "quality-below-minimum", "min_quality")
+
+
+def test_the_first_of_several_minima_that_is_not_reached_is_named(real, refused):
+    answer = translate(real, min_quality={"cosine": 0.01, "mrr": 1.0})
+    refused(answer, 422, "quality-below-minimum", "min_quality", detail="mrr")
+
+
+def test_of_too_few_anchors_nothing_is_promised(client, refused):
+    for name in "ab":
+        client.post("/encoders", json={"name": name, "dim": 3})
+    rows = np.random.default_rng(1).normal(size=(6, 3)).tolist()
+    client.post("/anchor-sets", json={"name": "real", "embeddings": {"a": rows, "b": rows}})
+    answer = client.post("/translate", json={**PAIR, "vectors": rows, "min_quality": {"recall": 0}})
+    refused(answer, 422, "quality-below-minimum", "min_quality")
+    assert "found" not in answer.json()
+
+
+def test_relative_vectors_have_no_promise_to_keep(real, refused):
+    body = {
+        "target": "b",
+        "anchor_set": "real",
+        "relative": [[0.1] * 120],
+        "min_quality": {"recall": 0.1},
+    }
+    refused(real.post("/translate", json=body), 422, "invalid-option", "min_quality")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"recall": 1.1}, {"recall": -0.1}, {"recall": "high"}, {"speed": 0.5}, 0.7]
+)
+def test_a_minimum_that_is_none_is_refused(real, wrong):
+    answer = translate(real, min_quality=wrong)
+    assert answer.status_code == 422
+    assert answer.json()["field"].startswith("min_quality")
+
+
+def test_a_job_that_misses_its_minimum_fails_and_says_what_was_found(real, finished):
+    answer = real.post(
+        "/translators",
+        json={**PAIR, "min_quality": {"recall": 1.0}},
+        headers={"Prefer": "respond-async"},
+    )
+    assert answer.status_code == 202
+    job = finished(real, answer.json()["id"])
+    assert (job["state"], job["error"]["code"]) == ("failed", "quality-below-minimum")
+
+
+# --- what else a report says -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["auto", *METHODS])
+def test_shuffled_anchors_are_reported_useless_by_every_method_and_true_ones_related(
+    real, refused, method
+):
+    true, shuffled = (
+        real.post("/translators", json={**PAIR, "anchor_set": name, "method": method}).json()[
+            "report"
+        ]
+        for name in ("real", "shuffled")
+    )
+    assert (true["evidence"]["verdict"], shuffled["evidence"]["verdict"]) == ("related", "useless")
+    assert true["evidence"]["cosine"]["z"] > 10 > 4 > abs(shuffled["evidence"]["cosine"]["z"])
+    assert shuffled["evidence"]["skill"] < 0.1 < true["evidence"]["skill"]
+    chance = 10 / 23  # of 23 others, 10 neighbours
+    assert shuffled["promise"]["measures"]["recall"]["value"] < chance + 0.1
+    answer = translate(real, anchor_set="shuffled", method=method, min_quality={"mrr": 0.5})
+    refused(answer, 422, "quality-below-minimum", "min_quality")
+
+
+def test_a_report_says_what_more_anchors_would_add_and_which_hurt(client):
+    first, second, *_ = (
+        vectors[:300].numpy().astype(float).round(6) for vectors in load_pack().vectors.values()
+    )
+    second = second.copy()
+    second[[10, 200]] = second[[200, 10]]  # two sentences in each other's place
+    for name, rows in (("a", first), ("b", second)):
+        client.post("/encoders", json={"name": name, "dim": rows.shape[1]})
+    made = client.post(
+        "/anchor-sets",
+        json={"name": "real", "embeddings": {"a": first.tolist(), "b": second.tolist()}},
+    )
+    assert made.status_code == 201, made.text
+    answer = client.post("/translators", json={**PAIR, "method": "graded"})
+    assert answer.status_code == 201, answer.text
+    report = answer.json()["report"]
+    hurting = report["influence"]["hurting"]
+    assert {10, 200} <= {each["row"] for each in hurting}
+    assert len(hurting) <= 4
+    assert all(each["gain"] > 0 for each in hurting)
+    learning = report["learning"]
+    assert learning["anchors"] == sorted(learning["anchors"])
+    assert (learning["index"], learning["neighbours"], len(learning["anchors"])) == (60, 10, 4)
+    assert learning["measures"]["recall"] == sorted(learning["measures"]["recall"])
+    gains = {more["anchors"]: more["gain"]["recall"] for more in learning["more"]}
+    assert list(gains) == [50, 100, 200]
+    assert 0 < gains[50]["value"] < gains[200]["value"] < 0.2
+    assert all(each["low"] <= each["value"] <= each["high"] for each in gains.values())
+
+
+def test_copies_are_counted_once_and_told(client):
+    for name in "ab":
+        client.post("/encoders", json={"name": name, "dim": 5})
+    rows = np.random.default_rng(2).normal(size=(30, 5))
+    rows[20:] = rows[:10]
+    client.post(
+        "/anchor-sets",
+        json={"name": "real", "embeddings": {"a": rows.tolist(), "b": rows.tolist()}},
+    )
+    report = client.post("/translators", json=PAIR).json()["report"]
+    assert (report["anchors"], report["distinct"], report["source"]["duplicates"]) == (30, 20, 10)
+    assert report["learning"] is None  # below 25
+
+
+# --- contracts -----------------------------------------------------------------------------------------------------------
+
+
+CONTRACT = "/anchor-sets/real/contracts/a/b"
+
+
+def test_a_contract_holds_for_every_route_that_its_pair_serves_until_it_ends(real, refused):
+    assert (
+        translate(real).status_code == 200
+    )  # ready to serve, and still held to what is agreed later
+    agreed = real.put(CONTRACT, json={"min_quality": {"recall": 1.0}})
+    assert agreed.status_code == 200
+    assert real.get("/anchor-sets/real/contracts").json() == {"contracts": [agreed.json()]}
+    refused(translate(real), 422, "quality-below-minimum", "anchor_set")
+    refused(translate(real, method="procrustes"), 422, "quality-below-minimum", "anchor_set")
+    assert (
+        real.post("/translators", json=PAIR).status_code == 201
+    )  # to see what it promises is free
+    back = {
+        "source": "b",
+        "target": "a",
+        "vectors": [[0.1] * real.get("/encoders/b").json()["dim"]],
+    }
+    assert translate(real, **back).status_code == 200  # the other way nothing was agreed
+    easy = real.put(CONTRACT, json={"min_quality": {"recall": 0.01}})
+    assert easy.json()["created_at"] == agreed.json()["created_at"]
+    assert translate(real).status_code == 200
+    refused(
+        translate(real, min_quality={"recall": 1.0}), 422, "quality-below-minimum", "min_quality"
+    )
+    assert real.put(CONTRACT, json={"min_quality": {"recall": 1.0}}).status_code == 200
+    refused(translate(real), 422, "quality-below-minimum", "anchor_set")
+    assert real.delete(CONTRACT).status_code == 204
+    assert translate(real).status_code == 200
+    refused(real.delete(CONTRACT), 404, "contract-not-found", "source")
+
+
+def test_a_contract_goes_with_its_set(real):
+    assert real.put(CONTRACT, json={"min_quality": {"recall": 1.0}}).status_code == 200
+    assert real.delete("/anchor-sets/real").status_code == 204
+    assert real.get("/anchor-sets/real/contracts").status_code == 404
+
+
+def test_a_contract_about_nothing_is_refused(real, refused):
+    refused(real.put(CONTRACT, json={"min_quality": {}}), 422, "missing-field", "min_quality")
+    refused(real.put(CONTRACT, json={}), 422, "missing-field", "min_quality")
+    refused(
+        real.put(CONTRACT, json={"min_quality": {"recall": 2}}),
+        422,
+        "invalid-request",
+        "min_quality.recall",
+    )
+    nowhere = real.put("/anchor-sets/no/contracts/a/b", json={"min_quality": {"mrr": 1}})
+    refused(nowhere, 404, "anchor-set-not-found", "anchor_set")
+    refused(
+        real.put("/anchor-sets/real/contracts/a/no", json={"min_quality": {"mrr": 1}}),
+        404,
+        "encoder-not-found",
+        "target",
+    )

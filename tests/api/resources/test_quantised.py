@@ -1,0 +1,268 @@
+"""/relative with `bits`: cosines on a grid, in every form of answer, and what /translate makes of them."""
+
+from __future__ import annotations
+
+import io
+import json
+from base64 import b64decode
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import ipc
+from starlette.testclient import TestClient
+
+from app.maths.geometry.quantise import keeps_levels
+
+JSON, NPY, ARROW = "application/json", "application/x-npy", "application/vnd.apache.arrow.stream"
+NAMES = {"encoder": "first", "anchor_set": "items"}
+VECTORS = np.random.default_rng(5).normal(size=(50, 8)).astype(np.float32)
+#: by what a cosine itself may differ between one form of request and another
+ROUNDING = 1e-6
+BITS = pytest.mark.parametrize("bits", [2, 3, 8, 16])
+
+
+@pytest.fixture(scope="module")
+def service(stock: Callable[..., TestClient], parallel: dict[str, np.ndarray]) -> TestClient:
+    """The running service with two encoders, for all tests here."""
+    return stock(parallel)
+
+
+def as_npy(rows: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, rows)
+    return file.getvalue()
+
+
+def as_arrow(rows: np.ndarray) -> bytes:
+    sink = pa.BufferOutputStream()
+    table = pa.table(
+        {"vector": pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])}
+    )
+    with ipc.new_stream(sink, table.schema) as writer:
+        for each in table.to_batches(max_chunksize=20):
+            writer.write_batch(each)
+    return sink.getvalue().to_pybytes()
+
+
+def ask(service: TestClient, **more: Any) -> Any:
+    return service.post("/relative", json={**NAMES, "vectors": VECTORS.tolist(), **more})
+
+
+def send(
+    service: TestClient, media: str, rows: np.ndarray = VECTORS, accept: str = "*/*", **more: Any
+) -> Any:
+    body = as_npy(rows) if media == NPY else as_arrow(rows)
+    return service.post(
+        "/relative",
+        params={**NAMES, **more},
+        content=body,
+        headers={"content-type": media, "accept": accept},
+    )
+
+
+def read(answer: Any) -> tuple[np.ndarray, Any]:
+    """The matrix of an answer in whichever form, and what it says of the grid."""
+    assert answer.status_code == 200, answer.text
+    media = answer.headers["content-type"]
+    if media == NPY:
+        return np.load(io.BytesIO(answer.content)), json.loads(
+            answer.headers["anchorage-quantised"]
+        )
+    if media == ARROW:
+        with ipc.open_stream(answer.content) as reader:
+            said, column = (
+                reader.schema.metadata[b"anchorage.quantised"],
+                reader.read_all().column("vector").combine_chunks(),
+            )
+        assert json.loads(answer.headers["anchorage-quantised"]) == json.loads(said)
+        return column.flatten().to_numpy().reshape(len(column), -1), json.loads(said)
+    value = answer.json()["vectors"]
+    if isinstance(value, dict):
+        return np.frombuffer(b64decode(value["base64"]), value["dtype"]).reshape(
+            value["shape"]
+        ), answer.json()["quantised"]
+    return np.array(value, np.float32), answer.json()["quantised"]
+
+
+def plain(service: TestClient, rows: np.ndarray = VECTORS) -> np.ndarray:
+    return np.load(io.BytesIO(send(service, NPY, rows).content))
+
+
+# --- every form ----------------------------------------------------------------------------------------------------------
+
+
+FORMS = {
+    "lists": lambda service, **more: ask(service, **more),
+    "base64": lambda service, **more: ask(service, encoding="base64", **more),
+    "npy": lambda service, **more: send(service, NPY, **more),
+    "arrow": lambda service, **more: send(service, ARROW, **more),
+    "npy, from JSON": lambda service, **more: service.post(
+        "/relative", json={**NAMES, "vectors": VECTORS.tolist(), **more}, headers={"accept": NPY}
+    ),
+    "lists, from npy": lambda service, **more: send(service, NPY, accept=JSON, **more),
+    "npy, streamed": lambda service, **more: send(service, NPY, stream="true", **more),
+    "arrow, streamed": lambda service, **more: send(service, ARROW, stream="true", **more),
+}
+EACH = pytest.mark.parametrize("form", FORMS)
+
+
+@EACH
+@BITS
+def test_every_form_answers_the_levels_and_says_step_and_bound(service, form, bits):
+    found, said = read(FORMS[form](service, bits=bits))
+    most = 2 ** (bits - 1) - 1
+    assert (said["bits"], said["step"]) == (bits, 1 / most)
+    assert found.dtype == np.float32
+    assert np.array_equal(found, (np.round(found.astype(float) * most) / most).astype(np.float32))
+    assert (
+        np.abs(found.astype(float) - plain(service).clip(-1, 1)).max() <= said["bound"] + ROUNDING
+    )
+    assert said["bound"] < 0.51 * said["step"]
+    exact = read(ask(service, bits=bits))[0]
+    # The products of other forms may round otherwise; a code then moves by one, where a cosine lies at a border.
+    assert np.abs(found - exact).max() <= 1.01 / most
+    assert (found == exact).mean() > 0.99
+
+
+@EACH
+@pytest.mark.parametrize("bits", [4, 12])
+def test_float16_answers_keep_levels_apart_and_the_bound_includes_their_rounding(
+    service, form, bits
+):
+    found, said = read(FORMS[form](service, bits=bits, dtype="float16"))
+    most = 2 ** (bits - 1) - 1
+    codes = np.round(found.astype(float) * most)
+    wide = read(FORMS[form](service, bits=bits))[0]
+    assert np.array_equal(codes, np.round(wide.astype(float) * most))
+    assert (
+        np.abs(found.astype(float) - plain(service).clip(-1, 1)).max() <= said["bound"] + ROUNDING
+    )
+
+
+@EACH
+def test_without_bits_nothing_is_said_and_nothing_rounded(service, form):
+    answer = FORMS[form](service)
+    assert answer.status_code == 200
+    assert "anchorage-quantised" not in answer.headers
+    if answer.headers["content-type"] == JSON:
+        assert "quantised" not in answer.json()
+    assert ask(service, bits=None).json() == ask(service).json()
+
+
+def test_widths_are_remembered_apart(service):
+    """What serves a request is found by its names when warm: another width is another name."""
+    for _ in range(2):
+        found = {bits: read(ask(service, bits=bits))[0] for bits in (3, 8, 5)}
+        assert all(len(np.unique(rows)) <= 2**bits - 1 for bits, rows in found.items())
+        assert len(np.unique(plain(service))) > 500
+
+
+def test_many_rows_are_put_on_the_same_grid_as_few(service):
+    """Two thousand rows of forty numbers, the most that this service takes, by the threads that share large products."""
+    rows = np.random.default_rng(8).normal(size=(2000, 8)).astype(np.float32)
+    found, said = read(send(service, NPY, rows, bits=6))
+    assert (
+        np.abs(found.astype(float) - plain(service, rows).clip(-1, 1)).max()
+        <= said["bound"] + ROUNDING
+    )
+    assert len(np.unique(found)) <= 63
+
+
+def test_a_vector_at_the_mean_stays_zero_and_flagged(service, parallel):
+    mean = parallel["first"].mean(axis=0)
+    answer = ask(service, vectors=[[0.0] * 8, mean.tolist()], bits=2)
+    assert answer.json()["flags"] == [{"row": 1, "code": "equals-anchor-mean"}]
+    assert answer.json()["vectors"][1] == [0.0] * 40
+    assert "-0.0" not in ask(service, bits=2).text
+
+
+def test_inputs_are_put_on_the_grid_too(encoding):
+    body = {"encoder": "minilm", "anchor_set": "texts", "inputs": encoding.texts[:3]}
+    wide = encoding.http.post("/relative", json=body).json()["vectors"]
+    answer = encoding.http.post("/relative", json={**body, "bits": 7}).json()
+    assert (
+        np.abs(np.array(answer["vectors"]) - np.array(wide).clip(-1, 1)).max()
+        <= answer["quantised"]["bound"] + ROUNDING
+    )
+
+
+def test_anchors_keep_cosine_one_to_themselves_in_every_space(service, parallel):
+    for name in ("first", "second"):
+        answer = service.post(
+            "/relative",
+            json={**NAMES, "encoder": name, "vectors": parallel[name].tolist(), "bits": 8},
+        )
+        assert np.diag(np.array(answer.json()["vectors"])).tolist() == [1.0] * 40
+
+
+# --- decoding ------------------------------------------------------------------------------------------------------------
+
+
+def test_two_bits_decode_to_no_number_that_is_none(service):
+    """The coarsest grid makes rows of zeros of vectors that no anchor is near; they are flagged as what they look like."""
+    rows = read(ask(service, bits=2))[0]
+    body = {"target": "second", "anchor_set": "items", "relative": rows.tolist()}
+    answer = service.post("/translate", json=body).json()
+    assert np.isfinite(np.array(answer["vectors"])).all()
+    flagged = {flag["row"] for flag in answer["flags"]}
+    assert flagged >= set(np.flatnonzero(~rows.any(axis=1)).tolist())
+
+
+# --- what is wrong -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", [-1, 0, 1, 17, 2**70, 8.0, 8.5, "8", True, [8], {"bits": 8}])
+def test_bits_that_are_no_width_are_refused(service, refused, bits):
+    refused(ask(service, bits=bits), 422, "invalid-request", "bits")
+
+
+@pytest.mark.parametrize("bits", ["1", "17", "8.5", "many", "", "true", "[8]"])
+@pytest.mark.parametrize("stream", ["false", "true"])
+def test_bits_in_a_query_string_that_are_no_width_are_refused(service, refused, bits, stream):
+    refused(send(service, NPY, bits=bits, stream=stream), 422, "invalid-request", "bits")
+
+
+@pytest.mark.parametrize("stream", ["false", "true"])
+@pytest.mark.parametrize("power", [0.5, 1])
+def test_coordinates_of_another_power_have_no_grid(service, refused, power, stream):
+    refused(ask(service, bits=8, encode_power=power), 422, "invalid-option", "bits")
+    refused(
+        send(service, NPY, bits=8, encode_power=power, stream=stream), 422, "invalid-option", "bits"
+    )
+
+
+@pytest.mark.parametrize("stream", ["false", "true"])
+def test_a_ridge_that_would_do_nothing_is_refused_of_a_stream_too(service, refused, stream):
+    refused(send(service, NPY, ridge=1, stream=stream), 422, "unknown-option", "ridge")
+
+
+@pytest.mark.parametrize("bits", range(2, 17))
+def test_more_bits_than_float16_holds_are_refused(service, refused, bits):
+    answer = ask(service, bits=bits, dtype="float16")
+    if keeps_levels(bits, "float16"):
+        assert answer.status_code == 200
+    else:
+        refused(answer, 422, "invalid-option", "bits", detail="float16")
+    assert keeps_levels(bits, "float16") == (bits <= 12)
+
+
+def test_bits_are_no_field_of_translate(service, refused):
+    body = {
+        "source": "first",
+        "target": "second",
+        "anchor_set": "items",
+        "vectors": VECTORS.tolist(),
+        "bits": 8,
+    }
+    refused(service.post("/translate", json=body), 422, "unknown-field", "bits")
+
+
+def test_wrong_vectors_are_refused_as_they_are_without_bits(service, refused):
+    wrong = VECTORS.copy()
+    wrong[7, 2] = np.nan
+    refused(send(service, NPY, wrong, bits=8), 422, "non-finite", "vectors", [7])
+    refused(send(service, NPY, wrong, bits=8, stream="true"), 422, "non-finite", "vectors", [7])
+    refused(ask(service, vectors=[[1.0] * 7], bits=8), 422, "dimension-mismatch", "vectors")

@@ -1,0 +1,108 @@
+"""/relative."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from app.maths.geometry.space import fit_space
+from app.maths.geometry.spectrum import usual_ridge
+
+
+@pytest.fixture
+def ask(stocked, embeddings):
+    def post(**more):
+        body = {
+            "encoder": "first",
+            "anchor_set": "items",
+            "vectors": embeddings["first"][:3].tolist(),
+            **more,
+        }
+        return stocked.post(
+            "/relative", json={key: value for key, value in body.items() if value is not ...}
+        )
+
+    return post
+
+
+def cosines(vectors, anchors):
+    mean = anchors.mean(axis=0)
+    unit = (anchors - mean) / np.linalg.norm(anchors - mean, axis=1, keepdims=True)
+    centred = vectors - mean
+    return centred / np.linalg.norm(centred, axis=1, keepdims=True) @ unit.T
+
+
+def test_relative_vectors_are_the_centred_cosines_to_the_anchors(ask, embeddings):
+    vectors = np.random.default_rng(0).normal(size=(7, 8))
+    answer = ask(vectors=vectors.tolist())
+    assert answer.status_code == 200
+    assert (answer.json()["count"], answer.json()["dim"], answer.json()["flags"]) == (7, 40, [])
+    np.testing.assert_allclose(
+        answer.json()["vectors"], cosines(vectors, embeddings["first"]), atol=1e-5
+    )
+
+
+def test_a_vector_equal_to_the_mean_has_no_direction_and_is_flagged(ask, embeddings, packed):
+    anchors = embeddings["first"].astype("float32").astype("float64")
+    answer = ask(vectors=[[0.0] * 8, anchors.mean(axis=0).tolist()]).json()
+    assert answer["flags"] == [{"row": 1, "code": "equals-anchor-mean"}]
+    assert answer["vectors"][1] == [0.0] * 40
+
+
+def test_a_power_whitens_with_the_usual_ridge_of_the_anchors_unless_told(ask, embeddings):
+    plain, whitened = ask().json()["vectors"], ask(encode_power=1).json()["vectors"]
+    assert not np.allclose(plain, whitened, atol=1e-3)
+    usual = usual_ridge(fit_space(torch.tensor(embeddings["first"]).float()).spectrum, dim=8)
+    np.testing.assert_allclose(
+        ask(encode_power=1, ridge=usual).json()["vectors"], whitened, rtol=1e-5, atol=1e-6
+    )
+    assert ask(encode_power=1, ridge=0).json()["vectors"] != whitened
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "field"),
+    [
+        *(
+            ({"encode_power": power}, "invalid-option", "encode_power")
+            for power in (-0.1, 1.5, 1e300)
+        ),
+        *(
+            ({"encode_power": 0.5, "ridge": ridge}, "invalid-option", "ridge")
+            for ridge in (-1, -1e-9)
+        ),
+        *(
+            ({field: value}, "invalid-request", field)
+            for field in ("encode_power", "ridge")
+            for value in ("1", True, [1])
+        ),
+        ({"ridge": 1}, "unknown-option", "ridge"),  # it would do nothing
+    ],
+    ids=str,
+)
+def test_a_wrong_power_or_ridge_is_refused(ask, refused, options, code, field):
+    refused(ask(**options), 422, code, field)
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code", "field"),
+    [
+        ({"encoder": "nobody"}, 404, "encoder-not-found", "encoder"),
+        ({"anchor_set": "nothing"}, 404, "anchor-set-not-found", "anchor_set"),
+        ({"encoder": ...}, 422, "missing-field", "encoder"),
+        ({"encoder": "a b"}, 422, "invalid-request", "encoder"),
+        ({"vectors": ...}, 422, "not-exactly-one", "vectors"),
+        ({"inputs": ["x"]}, 422, "not-exactly-one", "vectors"),
+        ({"vectors": ..., "inputs": ["x"]}, 422, "encoder-needs-vectors", "inputs"),
+        ({"vectors": ..., "inputs": []}, 422, "empty-vectors", "inputs"),
+        ({"method": "irp"}, 422, "unknown-field", "method"),
+    ],
+    ids=str,
+)
+def test_wrong_requests(ask, refused, change, status, code, field):
+    refused(ask(**change), status, code, field)
+
+
+def test_an_encoder_that_did_not_embed_the_set_is_a_conflict(ask, stocked, refused):
+    stocked.post("/encoders", json={"name": "third", "dim": 8})
+    refused(ask(encoder="third"), 409, "anchors-not-embedded", "anchor_set", detail="'third'")

@@ -1,0 +1,353 @@
+"""/heads and /stitch."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save
+
+RNG = np.random.default_rng(5)
+WEIGHT = RNG.normal(size=(3, 6)).tolist()
+BIAS = [0.5, -0.5, 0.0]
+CLASSES = ["cat", "dog", "owl"]
+
+
+def file_of(**tensors) -> str:
+    return base64.b64encode(
+        save({name: torch.as_tensor(value).contiguous() for name, value in tensors.items()})
+    ).decode()
+
+
+def raw_file(header: dict, data: bytes) -> str:
+    text = json.dumps(header).encode()
+    return base64.b64encode(len(text).to_bytes(8, "little") + text + data).decode()
+
+
+def softmax(logits):
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+@pytest.fixture
+def make(stocked):
+    """POST /heads of a head of `second`; a change of ... leaves a field out."""
+
+    def post(**more):
+        body = {
+            "name": "h",
+            "encoder": "second",
+            "classes": CLASSES,
+            "weight": WEIGHT,
+            "bias": BIAS,
+            **more,
+        }
+        return stocked.post(
+            "/heads", json={key: value for key, value in body.items() if value is not ...}
+        )
+
+    return post
+
+
+@pytest.fixture
+def ask(stocked, make, embeddings):
+    """POST /stitch of three vectors of `first` to the head of `second`."""
+    assert make().status_code == 201
+
+    def post(**more):
+        body = {
+            "encoder": "first",
+            "head": "h",
+            "anchor_set": "items",
+            "vectors": embeddings["first"][:3].tolist(),
+            **more,
+        }
+        return stocked.post(
+            "/stitch", json={key: value for key, value in body.items() if value is not ...}
+        )
+
+    return post
+
+
+# --- heads ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_head_is_created_listed_read_and_deleted(make, stocked, refused):
+    answer = make()
+    assert answer.status_code == 201
+    assert answer.headers["location"] == "/heads/h"
+    head = answer.json()
+    assert [head[key] for key in ("name", "kind", "encoder", "anchor_set", "dim")] == [
+        "h",
+        "linear",
+        "second",
+        None,
+        6,
+    ]
+    assert head["classes"] == CLASSES
+    assert stocked.get("/heads/h").json() == head
+    assert stocked.get("/heads").json() == {"heads": [head]}
+    assert stocked.delete("/heads/h").status_code == 204
+    refused(stocked.get("/heads/h"), 404, "head-not-found", "name", detail="'h'")
+    refused(stocked.delete("/heads/h"), 404, "head-not-found", "name")
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code", "field"),
+    [
+        ({"name": "a b"}, 422, "invalid-request", "name"),
+        ({"name": ...}, 422, "missing-field", "name"),
+        ({"encoder": "nobody"}, 404, "encoder-not-found", "encoder"),
+        ({"encoder": ..., "anchor_set": "nothing"}, 404, "anchor-set-not-found", "anchor_set"),
+        ({"encoder": ...}, 422, "not-exactly-one", "encoder"),
+        ({"anchor_set": "items"}, 422, "not-exactly-one", "encoder"),
+        ({"weight": ...}, 422, "not-exactly-one", "weight"),
+        ({"safetensors": file_of(weight=torch.ones(3, 6))}, 422, "not-exactly-one", "weight"),
+        (
+            {"weight": ..., "safetensors": file_of(weight=torch.ones(3, 6))},
+            422,
+            "not-exactly-one",
+            "bias",
+        ),
+        ({"weight": [[1.0] * 6] * 2}, 422, "invalid-head", "weight"),
+        ({"weight": []}, 422, "empty-vectors", "weight"),
+        ({"bias": [1.0, 2.0]}, 422, "invalid-head", "bias"),
+        ({"bias": {"dtype": "float32"}}, 422, "bad-shape", "bias"),
+        ({"classes": ["cat", "dog", "cat"]}, 422, "invalid-head", "classes"),
+        ({"classes": ["cat"]}, 422, "invalid-request", "classes"),
+        ({"classes": ["cat", "dog", 3]}, 422, "invalid-request", "classes.2"),
+        ({"classes": ["cat", "dog", "x" * 201]}, 422, "invalid-request", "classes.2"),
+        ({"classes": "cat"}, 422, "invalid-request", "classes"),
+        ({"kind": "mlp"}, 422, "invalid-head", "kind"),
+        ({"kind": "onnx"}, 422, "invalid-head", "kind"),
+        ({"kind": "forest"}, 422, "invalid-request", "kind"),
+        ({"colour": "red"}, 422, "unknown-field", "colour"),
+        ({"architecture": ["linear"]}, 422, "invalid-head", "architecture"),
+        ({"output": {"kind": "numbers"}}, 422, "not-exactly-one", "classes"),
+        ({"classes": ...}, 422, "not-exactly-one", "classes"),
+        ({"probabilities": 1}, 422, "invalid-request", "probabilities"),
+        ({"scale": 0.0}, 422, "invalid-request", "scale"),
+        ({"encode_power": 0.5}, 422, "invalid-head", "encode_power"),
+        ({"ridge": 0.5}, 422, "invalid-head", "encode_power"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_wrong_head_is_refused_and_leaves_nothing(
+    make, stocked, refused, change, status, code, field
+):
+    rows = [2] if "classes" in change and code == "invalid-head" else None
+    refused(make(**change), status, code, field, rows)
+    assert stocked.get("/heads").json() == {"heads": []}
+    assert stocked.delete("/anchor-sets/items").status_code == 204
+
+
+@pytest.mark.parametrize("wrong", ["1", None, True, [1], {}])
+def test_a_bias_of_anything_but_numbers_is_refused_by_place(make, stocked, refused, wrong):
+    refused(make(bias=[0.5, wrong, 0.5]), 422, "bad-dtype", "bias", [1])
+    refused(stocked.get("/heads/h"), 404, "head-not-found", "name")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_nan_and_infinity_in_a_head_are_refused(make, stocked, refused, packed, value):
+    weight = np.full((3, 6), 0.5, np.float32)
+    weight[1, 1] = value
+    body = {
+        "name": "h",
+        "encoder": "second",
+        "classes": CLASSES,
+        "weight": packed(weight),
+        "bias": BIAS,
+    }
+    refused(stocked.post("/heads", json=body), 422, "invalid-head", "weight")
+    refused(stocked.get("/heads/h"), 404, "head-not-found", "name")
+
+
+BAD_FILES = {
+    "garbage": base64.b64encode(b"garbage" * 20).decode(),
+    "a pickle": base64.b64encode(b"\x80\x04\x95" + b"c__builtin__\neval\n" * 4).decode(),
+    "a header longer than the file": base64.b64encode(
+        (2**60).to_bytes(8, "little") + b"{}"
+    ).decode(),
+    "a header that is not JSON": raw_file({}, b"")[:-4] + "AAAA",
+    "a tensor without data": raw_file(
+        {"weight": {"dtype": "F32", "shape": [3, 6], "data_offsets": [0, 72]}}, b""
+    ),
+    "offsets that contradict the shape": raw_file(
+        {"weight": {"dtype": "F32", "shape": [3, 7], "data_offsets": [0, 72]}}, b"\0" * 72
+    ),
+    "negative offsets": raw_file(
+        {"weight": {"dtype": "F32", "shape": [3, 6], "data_offsets": [-72, 0]}}, b"\0" * 72
+    ),
+    "a shape that overflows": raw_file(
+        {"weight": {"dtype": "F32", "shape": [2**63, 2], "data_offsets": [0, 0]}}, b""
+    ),
+    "an unknown dtype": raw_file(
+        {"weight": {"dtype": "X9", "shape": [3, 6], "data_offsets": [0, 72]}}, b"\0" * 72
+    ),
+    "four-bit floats": raw_file(
+        {"weight": {"dtype": "F4", "shape": [4, 6], "data_offsets": [0, 12]}}, b"\0" * 12
+    ),
+    "six-bit floats": raw_file(
+        {"weight": {"dtype": "F6_E2M3", "shape": [4, 6], "data_offsets": [0, 18]}}, b"\0" * 18
+    ),
+    "a transposed weight": file_of(weight=torch.ones(6, 3)),
+    "infinity in half precision": file_of(
+        weight=torch.full((3, 6), torch.inf, dtype=torch.float16)
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD_FILES)
+def test_a_wrong_safetensors_file_is_refused_and_leaves_nothing(make, stocked, refused, what):
+    answer = make(weight=..., bias=..., safetensors=BAD_FILES[what])
+    assert answer.status_code == 422, answer.text
+    field = answer.json()["field"]
+    assert field in ("safetensors", "weight", "bias")
+    refused(answer, 422, "invalid-head", field)
+    assert stocked.get("/heads").json() == {"heads": []}
+
+
+@pytest.mark.parametrize("text", ["not base64!", "é", "AAA", "AAAA\n"])
+def test_a_file_that_is_not_base64_is_refused(make, stocked, refused, text):
+    refused(make(weight=..., bias=..., safetensors=text), 422, "bad-base64", "safetensors")
+    assert stocked.get("/heads").json() == {"heads": []}
+
+
+# --- stitch --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_native_head_reads_vectors_as_they_are(stocked, make, embeddings):
+    make()
+    vectors = embeddings["second"][:5]
+    body = stocked.post(
+        "/stitch", json={"encoder": "second", "head": "h", "vectors": vectors.tolist()}
+    ).json()
+    expected = softmax(vectors @ np.array(WEIGHT).T + BIAS)
+    np.testing.assert_allclose(body["scores"], expected, atol=1e-5)
+    assert body["labels"] == [CLASSES[row] for row in expected.argmax(axis=1)]
+    assert (body["classes"], body["method"], body["translator"], body["flags"]) == (
+        CLASSES,
+        None,
+        None,
+        [],
+    )
+
+
+def test_a_head_of_another_encoder_reads_translated_vectors(ask, stocked, embeddings, unpacked):
+    body = ask(method="irp", options={"seed": 3}).json()
+    request = {
+        "source": "first",
+        "target": "second",
+        "anchor_set": "items",
+        "method": "irp",
+        "options": {"seed": 3},
+    }
+    translated = stocked.post(
+        "/translate", json={**request, "vectors": embeddings["first"][:3].tolist()}
+    ).json()
+    assert (body["method"], body["translator"]) == ("irp", translated["translator"])
+    packed = ask(method="irp", options={"seed": 3}, encoding="base64").json()["scores"]
+    assert np.array_equal(unpacked(packed), np.array(body["scores"], np.float32))
+    expected = softmax(np.array(translated["vectors"]) @ np.array(WEIGHT).T + BIAS)
+    np.testing.assert_allclose(body["scores"], expected, atol=1e-5)
+    assert stocked.get(f"/translators/{body['translator']}").status_code == 200
+
+
+def test_a_vector_equal_to_the_mean_is_flagged(ask, embeddings):
+    mean = embeddings["first"].astype("float32").astype("float64").mean(axis=0).tolist()
+    assert ask(vectors=[[1.0] * 8, mean]).json()["flags"] == [
+        {"row": 1, "code": "equals-anchor-mean"}
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_safetensors_head_equals_the_same_head_in_json(make, ask, dtype):
+    weight, bias = torch.tensor(WEIGHT).to(dtype), torch.tensor(BIAS).to(dtype)
+    assert (
+        make(
+            name="file", weight=..., bias=..., safetensors=file_of(weight=weight, bias=bias)
+        ).status_code
+        == 201
+    )
+    assert (
+        make(name="json", weight=weight.double().tolist(), bias=bias.double().tolist()).status_code
+        == 201
+    )
+    assert ask(head="file").json() == ask(head="json").json()
+
+
+def test_a_head_without_bias_has_a_bias_of_zero(make, ask):
+    make(name="none", bias=...)
+    make(name="zero", bias=[0, 0, 0])
+    make(name="file", weight=..., bias=..., safetensors=file_of(weight=torch.tensor(WEIGHT)))
+    assert ask(head="none").json() == ask(head="zero").json() == ask(head="file").json()
+
+
+def test_a_weight_in_base64_equals_the_list(make, ask, packed):
+    make(name="packed", weight=packed(WEIGHT, "float64"))
+    assert ask(head="packed").json() == ask().json()
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code", "field"),
+    [
+        ({"head": "nothing"}, 404, "head-not-found", "head"),
+        ({"encoder": "nobody"}, 404, "encoder-not-found", "encoder"),
+        ({"anchor_set": "nothing"}, 404, "anchor-set-not-found", "anchor_set"),
+        ({"anchor_set": ...}, 422, "missing-field", "anchor_set"),
+        ({"vectors": ...}, 422, "not-exactly-one", "vectors"),
+        ({"inputs": ["x"]}, 422, "not-exactly-one", "vectors"),
+        ({"vectors": ..., "inputs": ["x"]}, 422, "encoder-needs-vectors", "inputs"),
+        ({"vectors": [[1.0] * 6]}, 422, "dimension-mismatch", "vectors"),
+        ({"method": "magic"}, 422, "invalid-request", "method"),
+        ({"method": "irp", "options": {"omega": 41}}, 422, "invalid-option", "options.omega"),
+        ({"method": "procrustes", "options": {"ridge": 1}}, 422, "unknown-option", "options.ridge"),
+        ({"options": {"surplus": 1}}, 422, "unknown-field", "options.surplus"),
+        ({"surplus": 1}, 422, "unknown-field", "surplus"),
+        (
+            {"encoder": "second", "vectors": [[1.0] * 6], "method": "irp"},
+            422,
+            "invalid-head",
+            "method",
+        ),
+        (
+            {"encoder": "second", "vectors": [[1.0] * 6], "options": {"ridge": 1}},
+            422,
+            "invalid-head",
+            "method",
+        ),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_wrong_requests(ask, refused, change, status, code, field):
+    refused(ask(**change), status, code, field)
+
+
+def test_a_relative_head_takes_no_method_and_no_other_set(make, ask, stocked, embeddings, refused):
+    make(name="r", encoder=..., anchor_set="items", weight=RNG.normal(size=(3, 40)).tolist())
+    refused(ask(head="r", method="irp"), 422, "invalid-head", "method")
+    refused(ask(head="r", options={"ridge": 1}), 422, "invalid-head", "method")
+    stocked.post(
+        "/anchor-sets",
+        json={"name": "other", "embeddings": {"first": embeddings["first"].tolist()}},
+    )
+    refused(ask(head="r", anchor_set="other"), 422, "invalid-head", "anchor_set", detail="'items'")
+
+
+def test_spaces_that_are_missing_are_a_conflict(make, ask, stocked, refused):
+    stocked.post("/encoders", json={"name": "third", "dim": 8})
+    refused(ask(encoder="third"), 409, "anchors-not-embedded", "anchor_set")
+    make(name="r", encoder=..., anchor_set="items", weight=RNG.normal(size=(3, 40)).tolist())
+    refused(
+        ask(encoder="third", head="r", anchor_set=...), 409, "anchors-not-embedded", "anchor_set"
+    )
+
+
+def test_a_head_made_again_with_other_weights_serves_the_new_ones(make, ask, stocked):
+    before = ask().json()["scores"]
+    stocked.delete("/heads/h")
+    make(weight=(-np.array(WEIGHT)).tolist())
+    assert ask().json()["scores"] != before

@@ -1,0 +1,487 @@
+"""/translate and /translators."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from app.main import create_app
+from app.settings import Settings
+
+SHAPE = {"renormalise": True, "keep_norms": False}
+METHODS = {
+    "irp": {"delta": 0.6, "omega": 8, "seed": 0, **SHAPE},
+    "irp-ridge": {"ridge": 1.0, **SHAPE},
+    "graded": {"encode_power": 1.0, "decode_power": 0.25, "ridge": None, "centre": True, **SHAPE},
+    "procrustes": {"centre": True, **SHAPE},
+    "ridge": {"ridge": None, "centre": True, **SHAPE},
+    "toward-procrustes": {"ridge": None, "centre": True, **SHAPE},
+    "reduced-rank": {"ridge": None, "rank": None, "centre": True, **SHAPE},
+    "canonical": {
+        "ridge": None,
+        "correlation_power": 0.5,
+        "dewhiten": 0.5,
+        "centre": True,
+        **SHAPE,
+    },
+    "affine": {"ridge": None},
+}
+PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
+
+
+@pytest.fixture
+def ask(stocked, embeddings):
+    """POST /translate of three vectors; a change of ... leaves a field out."""
+
+    def post(path="/translate", **more):
+        body = {**PAIR, "vectors": embeddings["first"][:3].tolist(), **more}
+        return stocked.post(
+            path, json={key: value for key, value in body.items() if value is not ...}
+        )
+
+    return post
+
+
+def cosines(rows, truth, native):
+    """The cosines of these rows with the true ones, both centred by what is native there."""
+    mean = native.mean(axis=0)
+    ours, truth = np.array(rows) - mean, truth - mean
+    return (ours * truth).sum(axis=1) / np.linalg.norm(ours, axis=1) / np.linalg.norm(truth, axis=1)
+
+
+def relative(client, vectors, **more):
+    answer = client.post(
+        "/relative", json={"encoder": "first", "anchor_set": "items", "vectors": vectors, **more}
+    )
+    assert answer.status_code == 200, answer.text
+    return answer.json()["vectors"]
+
+
+# --- good ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_translates_near_the_truth_and_says_what_it_did(ask, embeddings, method):
+    answer = ask(vectors=embeddings["first"].tolist(), method=method)
+    assert answer.status_code == 200
+    body = answer.json()
+    assert (body["count"], body["dim"], body["method"], body["options"]) == (
+        40,
+        6,
+        method,
+        METHODS[method],
+    )
+    assert (len(body["vectors"]), len(body["vectors"][0]), body["flags"]) == (40, 6, [])
+    assert body["translator"].startswith("tr_")
+    assert (
+        cosines(body["vectors"], embeddings["second"], embeddings["second"]).mean() > 0.8
+    )  # random directions: 0
+
+
+def test_auto_says_which_method_and_options_it_used_and_equals_them(ask):
+    auto = ask().json()
+    assert auto["method"] in METHODS
+    assert (
+        auto
+        == ask(method="auto").json()
+        == ask(method=auto["method"], options=auto["options"]).json()
+    )
+
+
+def test_options_are_echoed_and_change_the_translator(ask):
+    options = {"delta": 0, "omega": 3, "seed": 11, "renormalise": False, "keep_norms": True}
+    changed = ask(method="irp", options=options).json()
+    assert changed["options"] == options
+    assert changed["translator"] != ask(method="irp").json()["translator"]
+
+
+def test_translating_back_and_forth_comes_near_the_start(ask, embeddings):
+    there = ask(source="second", target="first", vectors=embeddings["second"].tolist()).json()
+    assert there["dim"] == 8
+    back = ask(vectors=there["vectors"]).json()["vectors"]
+    assert cosines(back, embeddings["second"], embeddings["second"]).mean() > 0.8
+
+
+def test_a_space_translates_into_itself(ask, embeddings):
+    answer = ask(target="first", method="procrustes", vectors=embeddings["first"].tolist()).json()
+    mean = embeddings["first"].mean(axis=0)
+    ours, truth = np.array(answer["vectors"]) - mean, embeddings["first"] - mean
+    np.testing.assert_allclose(
+        ours / np.linalg.norm(ours, axis=1, keepdims=True),
+        truth / np.linalg.norm(truth, axis=1, keepdims=True),
+        atol=1e-4,
+    )
+
+
+# --- relative vectors ----------------------------------------------------------------------------------------------------
+
+
+def test_relative_vectors_of_power_one_decode_to_what_graded_translates(ask, stocked, embeddings):
+    vectors = np.random.default_rng(1).normal(size=(9, 8)).tolist()
+    coordinates = relative(stocked, vectors, encode_power=1)
+    decoded = ask(vectors=..., relative=coordinates, method="graded", relative_power=1).json()
+    direct = ask(vectors=vectors, method="graded", options={"encode_power": 1}).json()
+    np.testing.assert_allclose(decoded["vectors"], direct["vectors"], rtol=1e-5, atol=1e-5)
+    assert decoded["translator"] is None
+    assert decoded["method"] == "graded"
+
+
+@pytest.mark.parametrize("method", ["irp", "irp-ridge"])
+def test_plain_cosines_decode_to_what_the_inverses_translate(ask, stocked, embeddings, method):
+    vectors = np.random.default_rng(2).normal(size=(9, 8)).tolist()
+    decoded = ask(vectors=..., relative=relative(stocked, vectors), method=method).json()
+    np.testing.assert_allclose(
+        decoded["vectors"],
+        ask(vectors=vectors, method=method).json()["vectors"],
+        rtol=1e-4,
+        atol=1e-4,
+    )
+    assert decoded["options"] == {
+        name: value
+        for name, value in METHODS[method].items()
+        if name not in ("keep_norms", "centre")
+    }
+
+
+def test_relative_vectors_have_no_norms_to_keep(ask, stocked, refused):
+    coordinates = relative(stocked, np.random.default_rng(2).normal(size=(2, 8)).tolist())
+    answer = ask(vectors=..., relative=coordinates, options={"keep_norms": True})
+    refused(answer, 422, "unknown-option", "options.keep_norms")
+
+
+@pytest.mark.parametrize("power", [0, 0.25, 0.5, 1])
+def test_auto_decodes_relative_vectors_of_any_power_near_the_truth(ask, stocked, embeddings, power):
+    coordinates = relative(stocked, embeddings["first"].tolist(), encode_power=power)
+    answer = ask(vectors=..., relative=coordinates, relative_power=power).json()
+    assert "encode_power" not in answer["options"]
+    again = ask(
+        vectors=...,
+        relative=coordinates,
+        relative_power=power,
+        method=answer["method"],
+        options=answer["options"],
+    ).json()
+    assert again == answer
+    assert cosines(answer["vectors"], embeddings["second"], embeddings["second"]).mean() > 0.8
+
+
+def test_relative_vectors_need_no_source_and_everything_else_does(
+    ask, stocked, embeddings, refused
+):
+    coordinates = relative(stocked, embeddings["first"][:3].tolist())
+    assert (
+        ask(vectors=..., relative=coordinates, source=...).json()
+        == ask(vectors=..., relative=coordinates).json()
+    )
+    refused(
+        ask(vectors=..., relative=coordinates, source="nobody"), 404, "encoder-not-found", "source"
+    )
+    refused(ask(source=...), 422, "missing-field", "source")
+    refused(ask(vectors=..., inputs=["x"], source=...), 422, "missing-field", "source")
+    refused(ask(relative_power=0), 422, "not-exactly-one", "relative_power")
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "field"),
+    [
+        ({"relative": [[0.5] * 39]}, "dimension-mismatch", "relative"),
+        ({"relative": []}, "empty-vectors", "relative"),
+        ({"relative": [0.5] * 2}, "bad-shape", "relative"),
+        ({"method": "procrustes"}, "method-not-independent", "method"),
+        ({"method": "irp", "relative_power": 1}, "invalid-option", "relative_power"),
+        ({"method": "irp-ridge", "relative_power": 0.5}, "invalid-option", "relative_power"),
+        ({"relative_power": 1.5}, "invalid-request", "relative_power"),
+        ({"relative_power": -0.5}, "invalid-request", "relative_power"),
+        ({"relative_power": "1"}, "invalid-request", "relative_power"),
+        (
+            {"method": "graded", "options": {"encode_power": 1}},
+            "unknown-option",
+            "options.encode_power",
+        ),
+        ({"vectors": [[0.5] * 8]}, "not-exactly-one", "relative"),
+        ({"inputs": ["x"]}, "not-exactly-one", "relative"),
+    ],
+    ids=str,
+)
+def test_relative_vectors_that_cannot_be_decoded_are_refused(ask, refused, change, code, field):
+    answer = ask(**{"vectors": ..., "relative": [[0.5] * 40], **change})
+    rows = [0, 1] if code == "bad-shape" else None
+    refused(answer, 422, code, field, rows)
+
+
+def test_relative_vectors_that_are_not_finite_are_refused_by_row(ask, refused, packed):
+    array = np.full((3, 40), 0.5)
+    array[1, 3] = np.nan
+    refused(ask(vectors=..., relative=packed(array)), 422, "non-finite", "relative", [1])
+
+
+# --- bad requests --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code", "field"),
+    [
+        ({"source": "nobody"}, 404, "encoder-not-found", "source"),
+        ({"target": "nobody"}, 404, "encoder-not-found", "target"),
+        ({"anchor_set": "nothing"}, 404, "anchor-set-not-found", "anchor_set"),
+        ({"source": "a b"}, 422, "invalid-request", "source"),
+        ({"target": ...}, 422, "missing-field", "target"),
+        ({"method": "magic"}, 422, "invalid-request", "method"),
+        ({"options": []}, 422, "invalid-request", "options"),
+        ({"options": {"surplus": 1}}, 422, "unknown-field", "options.surplus"),
+        ({"surplus": 1}, 422, "unknown-field", "surplus"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("path", ["/translate", "/translators"])
+def test_wrong_requests(ask, refused, path, change, status, code, field):
+    answer = ask(path, **change) if path == "/translate" else ask(path, vectors=..., **change)
+    refused(answer, status, code, field)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "field"),
+    [
+        ({"vectors": ...}, "not-exactly-one", "vectors"),
+        ({"inputs": ["x"]}, "not-exactly-one", "inputs"),
+        ({"vectors": ..., "inputs": ["x"]}, "encoder-needs-vectors", "inputs"),
+        ({"vectors": [[1.0] * 6]}, "dimension-mismatch", "vectors"),
+        ({"encoding": "arrow"}, "invalid-request", "encoding"),
+    ],
+    ids=str,
+)
+def test_wrong_vectors(ask, refused, change, code, field):
+    refused(ask(**change), 422, code, field)
+
+
+def test_a_translator_takes_no_vectors(ask, refused):
+    refused(ask("/translators"), 422, "unknown-field", "vectors")
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_an_encoder_that_did_not_embed_the_set_is_a_conflict(ask, stocked, refused, side):
+    stocked.post("/encoders", json={"name": "third", "dim": 8})
+    refused(ask(**{side: "third"}), 409, "anchors-not-embedded", "anchor_set", detail="'third'")
+    refused(
+        ask("/translators", vectors=..., **{side: "third"}),
+        409,
+        "anchors-not-embedded",
+        "anchor_set",
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "field"),
+    [
+        ("irp", {"delta": -0.1}, "options.delta"),
+        ("irp", {"delta": 1.1}, "options.delta"),
+        ("irp", {"delta": "0.5"}, "options.delta"),
+        ("irp", {"delta": True}, "options.delta"),
+        ("irp", {"omega": 0}, "options.omega"),
+        ("irp", {"omega": 65_537}, "options.omega"),
+        ("irp", {"omega": 2.0}, "options.omega"),
+        ("irp", {"seed": -1}, "options.seed"),
+        ("irp", {"seed": 2**63}, "options.seed"),
+        ("irp-ridge", {"ridge": -1}, "options.ridge"),
+        ("graded", {"ridge": [1]}, "options.ridge"),
+        ("ridge", {"ridge": -1e-300}, "options.ridge"),
+        ("graded", {"encode_power": 1.01}, "options.encode_power"),
+        ("graded", {"decode_power": -0.01}, "options.decode_power"),
+        ("graded", {"renormalise": 1}, "options.renormalise"),
+    ],
+    ids=str,
+)
+def test_an_option_out_of_range_or_of_another_type_is_refused(ask, refused, method, options, field):
+    refused(ask(method=method, options=options), 422, "invalid-request", field)
+
+
+def test_more_subspaces_than_anchors_are_refused(ask, refused):
+    assert ask(method="irp", options={"omega": 40}).status_code == 200
+    refused(
+        ask(method="irp", options={"omega": 41}),
+        422,
+        "invalid-option",
+        "options.omega",
+        detail="40",
+    )
+
+
+ENDS = {
+    "irp": ({"delta": 0}, {"delta": 1}, {"seed": 2**63 - 1}, {"omega": 1}),
+    "graded": (
+        {"ridge": 0},
+        {"ridge": 1e6},
+        {"encode_power": 0, "decode_power": 0},
+        {"decode_power": 1, "ridge": 0},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [(method, each) for method, ends in ENDS.items() for each in ends],
+    ids=str,
+)
+def test_the_ends_of_the_ranges_give_finite_numbers(ask, method, options):
+    answer = ask(method=method, options=options)
+    assert answer.status_code == 200
+    assert np.isfinite(np.array(answer.json()["vectors"], dtype=float)).all()
+
+
+@pytest.mark.parametrize(
+    ("method", "option"),
+    [
+        (method, option)
+        for method in METHODS
+        for option in ("delta", "ridge", "encode_power")
+        if option not in METHODS[method]
+    ],
+)
+def test_an_option_the_method_does_not_take_is_refused(ask, refused, method, option):
+    refused(
+        ask(method=method, options={option: 0.5}),
+        422,
+        "unknown-option",
+        f"options.{option}",
+        detail=method,
+    )
+
+
+# --- translators ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_report_of_a_translator(ask, method):
+    answer = ask("/translators", vectors=..., method=method)
+    assert answer.status_code == 201
+    made = answer.json()
+    assert answer.headers["location"] == f"/translators/{made['id']}"
+    assert {key: made[key] for key in PAIR} == PAIR
+    assert (made["method"], made["options"]) == (method, METHODS[method])
+    report = made["report"]
+    assert report["anchors"] == 40
+    assert (report["source"]["encoder"], report["source"]["dim"], report["source"]["rank"]) == (
+        "first",
+        8,
+        8,
+    )
+    assert (report["target"]["encoder"], report["target"]["dim"], report["target"]["rank"]) == (
+        "second",
+        6,
+        6,
+    )
+    assert report["source"]["condition"] >= 1
+    assert 0.5 < report["cka"] <= 1
+    held_out = report["held_out"]
+    assert held_out["folds"] == 5
+    for quality in (held_out["translated"], held_out["do_nothing"]):
+        assert (quality["n"], quality["k"], quality["index"]) == (40, 3, 8)
+        assert all(
+            -1 <= quality[name] <= 1
+            for name in ("cosine", "mrr", "recall", "jaccard_target", "jaccard_own")
+        )
+    assert held_out["translated"]["cosine"] > held_out["do_nothing"]["cosine"] + 0.3
+
+
+def test_the_id_of_a_translation_can_be_asked_about(ask, stocked):
+    id_ = ask(method="irp").json()["translator"]
+    first = stocked.get(f"/translators/{id_}")
+    assert first.status_code == 200
+    assert first.json()["id"] == id_
+    assert first.json()["report"]["held_out"]["folds"] == 5
+    assert stocked.get(f"/translators/{id_}").json() == first.json()
+    assert ask("/translators", vectors=..., method="irp").json() == first.json()
+
+
+def test_the_same_recipe_has_the_same_id_and_another_recipe_another(ask):
+    ids = [
+        ask(method="irp", options=options).json()["translator"]
+        for options in ({}, {"seed": 0}, {"delta": 0.6, "omega": 8})
+    ]
+    assert len(set(ids)) == 1
+    others = {ask(method=method).json()["translator"] for method in METHODS}
+    assert len(others) == len(METHODS)
+    assert (
+        ask(source="second", target="first", vectors=[[1.0] * 6]).json()["translator"] not in others
+    )
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_a_few_anchors_have_no_held_out_numbers_and_fewer_no_cka(stocked, size):
+    vectors = {"first": np.eye(8)[:size].tolist(), "second": np.eye(6)[:size].tolist()}
+    stocked.post("/anchor-sets", json={"name": "few", "embeddings": vectors})
+    report = stocked.post("/translators", json={**PAIR, "anchor_set": "few"}).json()["report"]
+    assert (report["anchors"], report["held_out"]) == (size, None)
+    assert (report["cka"] is None) == (size < 5)
+
+
+@pytest.mark.parametrize("what", ["", "/threshold?source=0.5", "/calibration"])
+def test_an_unknown_or_malformed_id_is_refused(client, refused, what):
+    refused(client.get(f"/translators/tr_{'0' * 32}{what}"), 404, "translator-not-found", "id")
+    for id_ in ("x", "tr_", "tr_" + "0" * 31, "tr_" + "g" * 32, "tr_" + "A" * 32):
+        refused(client.get(f"/translators/{id_}{what}"), 422, "invalid-request", "id")
+
+
+def test_a_deleted_set_takes_its_translators_along(ask, stocked, refused):
+    id_ = ask().json()["translator"]
+    stocked.delete("/anchor-sets/items")
+    refused(stocked.get(f"/translators/{id_}"), 404, "translator-not-found", "id")
+    refused(ask(), 404, "anchor-set-not-found", "anchor_set")
+
+
+@pytest.mark.parametrize("sign", [1, -1], ids=["the same vectors", "others"])
+def test_a_set_made_again_serves_the_translator_of_its_vectors_and_no_other(
+    ask, stocked, embeddings, sign
+):
+    old = ask().json()
+    stocked.delete("/anchor-sets/items")
+    vectors = {
+        "first": embeddings["first"].tolist(),
+        "second": (sign * embeddings["second"]).tolist(),
+    }
+    stocked.post("/anchor-sets", json={"name": "items", "embeddings": vectors})
+    new = ask().json()
+    assert (new == old) == (new["translator"] == old["translator"]) == (sign == 1)
+    np.testing.assert_allclose(
+        new["vectors"], sign * np.array(old["vectors"]), rtol=1e-4, atol=1e-4
+    )
+    assert stocked.get(f"/translators/{new['translator']}").json()["id"] == new["translator"]
+
+
+def test_two_sets_of_the_same_vectors_share_an_id_and_either_may_go(ask, stocked, embeddings):
+    body = {
+        "name": "twin",
+        "embeddings": {name: vectors.tolist() for name, vectors in embeddings.items()},
+    }
+    stocked.post("/anchor-sets", json=body)
+    id_ = ask().json()["translator"]
+    assert ask(anchor_set="twin").json()["translator"] == id_
+    for name in ("items", "twin"):
+        report = ask("/translators", vectors=..., anchor_set=name).json()
+        assert (report["id"], report["anchor_set"]) == (id_, name)
+    stocked.delete("/anchor-sets/items")
+    assert stocked.get(f"/translators/{id_}").json()["anchor_set"] == "twin"
+
+
+def test_everything_is_there_after_a_restart(tmp_path, embeddings):
+    settings = Settings(data_dir=tmp_path / "a b" / "c")
+    request = {**PAIR, "vectors": embeddings["first"].tolist()}
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
+        for name, vectors in embeddings.items():
+            client.post("/encoders", json={"name": name, "dim": vectors.shape[1]})
+        body = {
+            "name": "items",
+            "embeddings": {name: vectors.tolist() for name, vectors in embeddings.items()},
+        }
+        before_set = client.post("/anchor-sets", json=body).json()
+        unasked = client.post("/translate", json=request).json()
+        reported = client.post("/translators", json={**PAIR, "method": "irp"}).json()
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
+        assert client.get("/anchor-sets/items").json() == before_set
+        assert (
+            client.get(f"/translators/{unasked['translator']}").json()["id"]
+            == unasked["translator"]
+        )
+        assert client.get(f"/translators/{reported['id']}").json() == reported
+        assert client.post("/translate", json=request).json() == unasked

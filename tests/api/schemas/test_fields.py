@@ -1,0 +1,469 @@
+"""The wire: every form a body or its vectors can take, good or bad. /relative stands for all routes with vectors."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from starlette.requests import Request
+from starlette.testclient import TestClient
+
+from app.api.http.bodies import departures
+from app.main import create_app
+from app.services.context import Limits, on_departure
+from app.settings import Settings
+
+JSON = {"content-type": "application/json"}
+ROW = [0.5, 1.5, -0.25, 2.0, 0.125, -1.0, 0.75, 3.0]
+
+
+def ask(client, vectors, **more):
+    return client.post(
+        "/relative", json={"encoder": "first", "anchor_set": "items", "vectors": vectors, **more}
+    )
+
+
+def ask_raw(client, vectors: str):
+    body = '{"encoder": "first", "anchor_set": "items", "vectors": ' + vectors + "}"
+    return client.post("/relative", content=body, headers=JSON)
+
+
+# --- good ----------------------------------------------------------------------------------------------------------------
+
+
+def test_float_lists_and_base64_answer_the_same_numbers_bit_for_bit(stocked, embeddings, unpacked):
+    vectors = embeddings["first"].tolist()
+    listed = ask(stocked, vectors).json()["vectors"]
+    packed = unpacked(ask(stocked, vectors, encoding="base64").json()["vectors"])
+    assert packed.dtype == np.float32
+    assert packed.shape == (40, 40)
+    assert np.array_equal(np.array(listed, dtype=np.float32), packed)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_base64_of_any_dtype_means_the_same_as_the_list_of_its_numbers(
+    stocked, packed, embeddings, dtype
+):
+    array = embeddings["first"][:5].astype(dtype)
+    from_base64 = ask(stocked, packed(array, dtype))
+    assert from_base64.status_code == 200, from_base64.text
+    assert from_base64.json() == ask(stocked, array.astype("float64").tolist()).json()
+
+
+def test_float16_whose_squares_overflow_keeps_its_direction(stocked, packed):
+    array = np.array([[60_000, -60_000, 60_000, 0, 0, 0, 0, 0]])
+    assert ask(stocked, packed(array, "float16")).json() == ask(stocked, array.tolist()).json()
+
+
+@pytest.mark.parametrize("magnitude", [1e30, 1e-30, 1e-44])
+def test_the_largest_and_the_smallest_accepted_magnitudes_give_finite_numbers(
+    stocked, packed, unpacked, magnitude
+):
+    answer = ask(stocked, packed([[magnitude, *[0.0] * 7]], "float64"), encoding="base64")
+    numbers = unpacked(answer.json()["vectors"])
+    assert np.isfinite(numbers).all()
+    assert np.abs(numbers).max() > 0.01
+
+
+def test_whole_numbers_and_exponents_are_numbers(stocked):
+    assert (
+        ask_raw(stocked, "[[1, 2, -3, 4e0, 0, 0.0, 1E1, -0.0]]").json()
+        == ask(stocked, [[1, 2, -3, 4, 0, 0, 10, 0]]).json()
+    )
+
+
+def test_a_content_type_may_carry_parameters(stocked):
+    body = b'{"name": "x", "dim": 2}'
+    answer = stocked.post(
+        "/encoders", content=body, headers={"content-type": "Application/JSON; charset=utf-8"}
+    )
+    assert answer.status_code == 201
+
+
+def test_a_large_body_is_parsed_as_a_small_one_is(stocked, embeddings):
+    vectors = np.tile(embeddings["first"], (40, 1)).tolist()  # above 64 KiB: parsed in a thread
+    answer = ask(stocked, vectors).json()
+    assert answer["count"] == 1600
+    assert answer["vectors"][:40] == ask(stocked, embeddings["first"].tolist()).json()["vectors"]
+
+
+# --- vectors that are no vectors -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("vectors", "code", "rows"),
+    [
+        ([], "empty-vectors", None),
+        ([[]], "empty-vectors", None),
+        ([ROW, ROW[:7], ROW], "ragged-rows", [1]),
+        ([ROW, [], ROW], "ragged-rows", [1]),
+        ([ROW[:6]], "dimension-mismatch", None),
+        (ROW, "bad-shape", list(range(8))),
+        ([ROW, 1.0, ROW], "bad-shape", [1]),
+        ([ROW, None], "bad-shape", [1]),
+        ([[True, *ROW[1:]]], "bad-dtype", [0]),
+        ([ROW, ["1.5", *ROW[1:]]], "bad-dtype", [1]),
+        ([ROW, ROW, [None, *ROW[1:]]], "bad-dtype", [2]),
+        ([ROW, [[1.0], *ROW[1:]]], "bad-dtype", [1]),
+        ([[[]] * 8], "bad-dtype", [0]),
+        ("a string", "bad-shape", None),
+        (7, "bad-shape", None),
+        ({"dtype": "float32"}, "bad-shape", None),
+    ],
+)
+def test_lists_that_are_no_vectors_are_refused_by_row(stocked, refused, vectors, code, rows):
+    refused(ask(stocked, vectors), 422, code, "vectors", rows)
+
+
+@pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "9" * 400])
+def test_numbers_that_json_does_not_have_are_refused_where_they_stand(stocked, refused, literal):
+    refused(
+        ask_raw(stocked, f"[[1, 2, 3, {literal}, 5, 6, 7, 8]]"),
+        400,
+        "malformed-json",
+        detail="char ",
+    )
+
+
+@pytest.mark.parametrize("literal", ["1e39", "-1e39", "1e300", "1.3e30", "9" * 40])
+def test_numbers_too_large_for_float32_are_refused_by_row(stocked, refused, literal):
+    good = "[1, 2, 3, 4, 5, 6, 7, 8]"
+    refused(
+        ask_raw(stocked, f"[{good}, [1, 2, 3, {literal}, 5, 6, 7, 8]]"),
+        422,
+        "value-out-of-range",
+        "vectors",
+        [1],
+    )
+
+
+def test_only_the_first_twenty_rows_at_fault_are_named(stocked, refused):
+    problem = refused(
+        ask(stocked, [ROW] * 5 + [[*ROW[:7], None]] * 30),
+        422,
+        "bad-dtype",
+        "vectors",
+        list(range(5, 25)),
+    )
+    assert problem["row_count"] == 30
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "field"),
+    [
+        ({"base64": "AAAA"}, "bad-base64", "vectors.base64"),
+        ({"base64": ""}, "bad-base64", "vectors.base64"),
+        ({"base64": "not base64!"}, "bad-base64", "vectors.base64"),
+        ({"base64": "é" * 44}, "bad-base64", "vectors.base64"),
+        ({"base64": None}, "bad-base64", "vectors.base64"),
+        ({"dtype": "float16"}, "bad-base64", "vectors.base64"),
+        ({"dtype": "int8"}, "bad-dtype", "vectors.dtype"),
+        ({"dtype": "bfloat16"}, "bad-dtype", "vectors.dtype"),
+        ({"dtype": ["float32"]}, "bad-dtype", "vectors.dtype"),
+        ({"shape": [1, 8, 1]}, "bad-shape", "vectors.shape"),
+        ({"shape": [1, 8.0]}, "bad-shape", "vectors.shape"),
+        ({"shape": [True, 8]}, "bad-shape", "vectors.shape"),
+        ({"shape": [-1, -8]}, "bad-shape", "vectors.shape"),
+        ({"shape": "1x8"}, "bad-shape", "vectors.shape"),
+        ({"shape": [2, 8]}, "bad-base64", "vectors.base64"),
+        ({"shape": [2**62, 2**62]}, "bad-base64", "vectors.base64"),
+        ({"shape": [0, 8], "base64": ""}, "empty-vectors", "vectors"),
+        ({"shape": [8, 0], "base64": ""}, "empty-vectors", "vectors"),
+        ({"shape": [8, 1]}, "dimension-mismatch", "vectors"),
+        ({"order": "F"}, "bad-shape", "vectors"),
+    ],
+)
+def test_base64_that_is_no_vectors_is_refused_at_its_member(
+    stocked, refused, packed, change, code, field
+):
+    assert ask(stocked, packed([ROW])).status_code == 200
+    refused(ask(stocked, {**packed([ROW]), **change}), 422, code, field)
+
+
+@pytest.mark.parametrize("member", ["dtype", "shape", "base64"])
+def test_base64_lacking_a_member_is_refused(stocked, refused, packed, member):
+    refused(
+        ask(stocked, {key: value for key, value in packed([ROW]).items() if key != member}),
+        422,
+        "bad-shape",
+        "vectors",
+    )
+
+
+FLOATS = ("float16", "float32", "float64")
+NO_NUMBERS = [
+    (dtype, value, "non-finite") for dtype in FLOATS for value in (math.nan, math.inf, -math.inf)
+]
+TOO_LARGE = [
+    (dtype, value, "value-out-of-range")
+    for dtype, value in (("float32", 3e38), ("float64", 1e39), ("float64", -1e300))
+]
+
+
+@pytest.mark.parametrize(("dtype", "value", "code"), NO_NUMBERS + TOO_LARGE)
+def test_base64_of_numbers_beyond_the_range_is_refused_by_row(
+    stocked, refused, packed, dtype, value, code
+):
+    refused(ask(stocked, packed([ROW, [value, *ROW[1:]], ROW], dtype)), 422, code, "vectors", [1])
+
+
+# --- bodies --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b" ",
+        b"{",
+        b'{"name": }',
+        b'{"name": "x", "dim": 2,}',
+        b"{'name': 'x'}",
+        b'{"name": "x"} {"name": "y"}',
+        b"name=x",
+        b"\xff\xfe\xfd",
+        b'{"name": "\xff"}',
+        b'{"name": "x", "model": "\\ud800"}',
+        b'{"na\\ud800me": "x"}',
+        b'{"name": "x", "dim": NaN, "model": "\\udfff"}',
+        b'{"name": "x", "dim": nan}',
+        b"[" * 100_000,
+        b"[" * 100_000 + b"]" * 100_000,
+        b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+        b"\x00" * 100,
+    ],
+    ids=lambda body: repr(body[:24]),
+)
+def test_a_body_that_is_not_json_is_a_problem_of_its_own(client, refused, body):
+    refused(client.post("/encoders", content=body, headers=JSON), 400, "malformed-json")
+    assert client.get("/encoders").json() == {"encoders": []}
+
+
+@pytest.mark.parametrize("body", [b"[]", b"7", b'"x"', b"true", b'[{"name": "x", "dim": 2}]'])
+def test_json_that_is_no_object_is_refused(client, refused, body):
+    refused(client.post("/encoders", content=body, headers=JSON), 422, "invalid-request", "body")
+
+
+def test_deep_but_legal_nesting_in_a_vectors_field_is_refused(stocked, refused):
+    refused(ask_raw(stocked, "[" * 500 + "1" + "]" * 500), 422, "bad-dtype", "vectors", [0])
+
+
+@pytest.mark.parametrize(
+    "media",
+    [
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/mixed; boundary=x",
+        "application/x-npy",
+        "*/*",
+        "",
+    ],
+)
+def test_another_content_type_is_refused(client, refused, media):
+    answer = client.post(
+        "/encoders", content=b'{"name": "x", "dim": 2}', headers={"content-type": media}
+    )
+    refused(answer, 415, "unsupported-media-type", detail="application/json")
+    refused(client.get("/encoders/x"), 404, "encoder-not-found", "name")
+
+
+def test_no_content_type_is_refused(client, refused):
+    answer = client.post("/encoders", content=b'{"name": "x", "dim": 2}')
+    refused(answer, 415, "unsupported-media-type", detail="no content type")
+
+
+@pytest.mark.parametrize(
+    "path", ["/translate", "/encoders", "/anchor-sets", "/v1/embeddings", "/tei/x/embed"]
+)
+@pytest.mark.parametrize("where", ["", "options", "embeddings"])
+def test_a_field_whose_name_is_megabytes_long_is_not_echoed(client, path, where):
+    long = {"k" * 2**20: 1}
+    answer = client.post(path, json={where: long} if where else long)
+    assert 400 <= answer.status_code < 500
+    assert len(answer.content) < 2_000
+
+
+ROUTES = [
+    ("POST", "/encoders"),
+    ("POST", "/anchor-sets"),
+    ("PUT", "/anchor-sets/items/embeddings/first"),
+    ("POST", "/relative"),
+    ("POST", "/translate"),
+    ("POST", "/translators"),
+    ("POST", "/heads"),
+    ("POST", "/stitch"),
+    ("POST", "/bootstrap"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_every_route_with_a_body_reads_it_by_the_same_rules(stocked, refused, method, path):
+    refused(
+        stocked.request(method, path, content=b"{}", headers={"content-type": "text/csv"}),
+        415,
+        "unsupported-media-type",
+    )
+    refused(stocked.request(method, path, content=b"{", headers=JSON), 400, "malformed-json")
+    refused(
+        stocked.request(method, path, content=b" " * (5 * 1024 * 1024), headers=JSON),
+        413,
+        "body-too-large",
+    )
+    refused(stocked.request(method, path, json=[]), 422, "invalid-request", "body")
+    answer = stocked.request(method, path, json={"surplus": 1})
+    assert answer.status_code == 422
+    assert "surplus" in {error["field"] for error in answer.json()["errors"]}
+
+
+# --- limits --------------------------------------------------------------------------------------------------------------
+
+
+def call(
+    client, headers: dict[str, str], chunks: list[bytes]
+) -> tuple[int, dict[str, str], bytes, int]:
+    """One bare ASGI call of POST /encoders; the last number says how many chunks the service took."""
+    taken = 0
+    sent = []
+
+    async def receive():
+        nonlocal taken
+        taken += 1
+        more = taken < len(chunks)
+        return {"type": "http.request", "body": chunks[taken - 1], "more_body": more}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": "/encoders",
+        "raw_path": b"/encoders",
+        "query_string": b"",
+        "root_path": "",
+        "headers": [
+            (name.encode(), value.encode())
+            for name, value in {"host": "127.0.0.1", **headers}.items()
+        ],
+        "client": ("test", 1),
+        "server": ("test", 80),
+    }
+    client.portal.call(client.app, scope, receive, send)
+    head = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return (
+        sent[0]["status"],
+        head,
+        b"".join(message.get("body", b"") for message in sent[1:]),
+        taken,
+    )
+
+
+LIMIT = 4 * 1024 * 1024
+
+
+def test_a_body_declared_above_the_limit_is_refused_unread(client):
+    status, head, body, taken = call(
+        client, {**JSON, "content-length": str(LIMIT + 1)}, [b" " * (LIMIT + 1)]
+    )
+    assert (status, taken) == (413, 0)
+    assert head["content-type"] == "application/problem+json"
+    assert b'"code":"body-too-large"' in body
+    assert f'"limit":{LIMIT}'.encode() in body
+
+
+@pytest.mark.parametrize(
+    "length",
+    [{"transfer-encoding": "chunked"}, *({"content-length": lie} for lie in ("1", "-1", "x", ""))],
+)
+def test_a_body_of_no_true_length_is_read_no_further_than_the_limit(client, length):
+    status, head, body, taken = call(client, {**JSON, **length}, [b" " * (1024 * 1024)] * 100)
+    assert (status, taken) == (413, 5)
+    assert head["content-type"] == "application/problem+json"
+    assert b'"code":"body-too-large"' in body
+
+
+def test_a_body_of_exactly_the_limit_is_read(client):
+    body = b'{"name": "x", "dim": 2}'.ljust(LIMIT)
+    assert client.post("/encoders", content=body, headers=JSON).status_code == 201
+
+
+def test_too_many_vectors_are_refused_and_the_limit_named(stocked, refused, packed):
+    assert ask(stocked, packed(np.ones((2000, 8)), "float16"), encoding="base64").status_code == 200
+    problem = refused(
+        ask(stocked, packed(np.ones((2001, 8)), "float16")),
+        413,
+        "too-many-vectors",
+        "vectors",
+        detail="2001",
+    )
+    assert problem["limit"] == 2000
+
+
+def test_base64_with_line_breaks_is_refused_and_not_repaired(stocked, refused):
+    text = base64.encodebytes(np.ones((5, 8), "<f4").tobytes()).decode()
+    refused(
+        ask(stocked, {"dtype": "float32", "shape": [5, 8], "base64": text}),
+        422,
+        "bad-base64",
+        "vectors.base64",
+    )
+
+
+def test_long_text_among_numbers_is_refused_without_a_table_as_wide(stocked, refused):
+    """Numpy would make every cell as wide as the longest text: gigabytes from half a megabyte."""
+    vectors = [[0.5] * 8] * 900 + [["a" * 500_000] + [0.5] * 7]
+    body = {"encoder": "first", "anchor_set": "items", "vectors": vectors}
+    refused(stocked.post("/relative", json=body), 422, "bad-dtype", "vectors", [900])
+
+
+def test_an_answer_of_too_many_numbers_is_refused_naming_how_many_vectors_fit(tmp_path, refused):
+    app = create_app(Settings(data_dir=tmp_path))
+    app.state.services = replace(app.state.services, limits=Limits(numbers=100))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        for name, dim in (("small", 2), ("wide", 60)):
+            client.post("/encoders", json={"name": name, "dim": dim})
+        anchors = {"small": [[0, 1], [1, 0]], "wide": [[0] * 60, [1] * 60]}
+        assert (
+            client.post("/anchor-sets", json={"name": "s", "embeddings": anchors}).status_code
+            == 201
+        )
+        body = {"source": "small", "target": "wide", "anchor_set": "s", "vectors": [[0, 1], [1, 0]]}
+        problem = refused(client.post("/translate", json=body), 413, "too-many-vectors", "vectors")
+        assert problem["limit"] == 1
+        classes = [str(label) for label in range(60)]
+        head = {"name": "many", "encoder": "small", "classes": classes, "weight": [[0, 1]] * 60}
+        assert client.post("/heads", json=head).status_code == 201
+        ask = {"encoder": "small", "head": "many", "vectors": [[0, 1], [1, 0]]}
+        assert (
+            refused(client.post("/stitch", json=ask), 413, "too-many-vectors", "vectors")["limit"]
+            == 1
+        )
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_who_begins_to_listen_after_the_client_has_left_hears_of_it(early):
+    """A piece of a request's inputs may be queued when all pieces before are done, and the client gone."""
+    heard = []
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    async def serve():
+        with departures(Request({"type": "http", "headers": []}, receive)):
+            listen = on_departure.get()
+            if early:
+                listen(lambda: heard.append("first"))
+                await asyncio.sleep(0.01)
+                assert heard == ["first"]
+            await asyncio.to_thread(listen, lambda: heard.append("second"))
+            await asyncio.sleep(0.01)
+        assert "second" in heard
+
+    asyncio.run(serve())

@@ -1,0 +1,573 @@
+"""Batches of many requests: whole answers whatever comes together, within the budget, fairly, and nothing left over."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import time
+import weakref
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import REGISTRY
+
+from app.encoders.base import Identity, Item
+from app.encoders.batcher import CLOSENESS, Batcher
+from app.errors import EncoderFailed, InvalidInput, Overloaded, TooMuchAtOnce
+from app.types import Modality
+
+LONG_S = 30.0
+
+
+class Squares:
+    """A small encoder: the vector of number x is (x, x^2). It keeps its batches, and runs while its gate is open."""
+
+    identity = Identity("squares", None, {}, None, False, 2, "float32")
+    modality = Modality.text
+    nbytes = 0
+    dim = 2
+    pads = True
+
+    def __init__(self, *, remote: bool = False) -> None:
+        self.remote = remote
+        self.batches: list[list[Item]] = []
+        self.entered = threading.Semaphore(0)
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def prepare(self, inputs, role):
+        return [item(float(text)) for text in inputs]
+
+    def run(self, items):
+        self.batches.append(list(items))
+        self.entered.release()
+        assert self.gate.wait(LONG_S)
+        return self.vectors(items)
+
+    def vectors(self, items):
+        return squares([item.features for item in items])
+
+
+class Failing(Squares):
+    """Raises what an input holds, when it is an error."""
+
+    def vectors(self, items):
+        for each in items:
+            if isinstance(each.features, BaseException):
+                raise each.features
+        return super().vectors(items)
+
+
+def squares(numbers):
+    numbers = torch.tensor(numbers, dtype=torch.float32).reshape(-1, 1)
+    return torch.cat([numbers, numbers**2], dim=1)
+
+
+def item(number, length=1, cost=None):
+    return Item(number, length, length if cost is None else cost, length)
+
+
+def metric(name, **labels):
+    families = REGISTRY.restricted_registry([f"anchorage_{name}"]).collect()
+    return next(
+        (
+            sample.value
+            for family in families
+            for sample in family.samples
+            if sample.labels == labels
+        ),
+        0.0,
+    )
+
+
+@contextmanager
+def lanes(count=1, budget=32, most=10**6, each=None):
+    """A batcher that must account for nothing when all is done."""
+    waiting = metric("encode_waiting_inputs")
+    batcher = Batcher(lanes=count, threads=None, budget=budget, most=most, each=each)
+    try:
+        yield batcher
+        assert (batcher._cost, batcher._costs, batcher._queues) == (0, {}, {})
+        assert metric("encode_waiting_inputs") == waiting
+    finally:
+        batcher.close()
+
+
+@contextmanager
+def held(batcher, count=1):
+    """Lanes that are busy until the end of this block: what is submitted in it waits together."""
+    plug = Squares()
+    plug.gate.clear()
+    works = []
+    try:
+        for _ in range(count):
+            works.append(batcher.submit(plug, [item(0)], "plug", patient=True))
+            assert plug.entered.acquire(timeout=LONG_S)
+        yield
+    finally:
+        plug.gate.set()
+        for work in works:
+            work.future.result(LONG_S)
+
+
+def result(work):
+    return work.future.result(LONG_S)
+
+
+def together(*requests, count=1, **options):
+    """Works of requests (model, items, owner) that wait together, after all have ended; the lanes have these options."""
+    with lanes(count, **options) as batcher:
+        with held(batcher, count):
+            works = [batcher.submit(*request) for request in requests]
+        for work in works:
+            work.future.exception(LONG_S)
+    return works
+
+
+def test_an_idle_lane_takes_a_single_input_at_once():
+    model = Squares()
+    model.gate.clear()
+    with lanes(budget=10**6) as batcher:
+        work = batcher.submit(model, [item(3)], "a")
+        assert model.entered.acquire(
+            timeout=LONG_S
+        )  # while nothing else comes that could end a wait for more
+        model.gate.set()
+        torch.testing.assert_close(result(work), squares([3]))
+        assert len(model.batches) == 1
+
+
+def test_requests_that_wait_together_share_a_batch():
+    model = Squares()
+    for n, work in enumerate(
+        together(*((model, [item(n, length=4)], f"owner {n}") for n in range(8)))
+    ):
+        torch.testing.assert_close(result(work), squares([n]))
+    assert [len(batch) for batch in model.batches] == [8]
+
+
+def test_short_inputs_are_not_padded_to_the_length_of_long_ones():
+    model = Squares()
+    [work] = together((model, [item(n, length=n) for n in range(1, 101)], "a"), budget=1000)
+    torch.testing.assert_close(result(work), squares(range(1, 101)))
+    for batch in model.batches:
+        lengths = [each.length for each in batch]
+        assert min(lengths) >= CLOSENESS[-1] * max(lengths)
+    assert [batch[0].length for batch in model.batches] == sorted(
+        (batch[0].length for batch in model.batches), reverse=True
+    )
+
+
+def test_many_small_inputs_behind_a_busy_lane_are_one_batch_and_few_are_spread_over_lanes():
+    model = Squares()
+    for work in together(*((model, [item(n)], "a") for n in range(64)), count=4, budget=64):
+        result(work)
+    assert sum(map(len, model.batches)) == 64
+    # The first lanes to look leave a share for each idle one, and no less than half a budget is worth a batch.
+    assert max(map(len, model.batches)) in (32, 64)
+
+
+@pytest.mark.parametrize(
+    ("budget", "items", "batches"),
+    [
+        (10, [item(1, length=500), item(2, length=400)], [1, 1]),
+        (100, [item(n, length=224, cost=20) for n in range(10)], [5, 5]),
+    ],
+    ids=["an input above the budget runs alone", "cost counts where length says something else"],
+)
+def test_a_batch_is_limited_by_cost(budget, items, batches):
+    model = Squares()
+    [work] = together((model, items, "a"), budget=budget)
+    torch.testing.assert_close(result(work), squares([each.features for each in items]))
+    assert [len(batch) for batch in model.batches] == batches
+
+
+def test_inputs_that_cost_nothing_and_no_inputs_at_all():
+    model = Squares()
+    with lanes() as batcher:
+        nothing = batcher.submit(model, [], "a")
+        assert nothing.future.result(0).shape == (0, 2)
+        free = batcher.submit(model, [item(n, length=0) for n in range(3)], "a")
+        torch.testing.assert_close(result(free), squares(range(3)))
+
+
+drawn_works = st.lists(
+    st.tuples(
+        st.integers(0, 3),  # owner
+        st.integers(0, 1),  # model
+        st.lists(st.integers(0, 40), max_size=12),  # lengths
+        st.sampled_from(["kept", "kept", "cancelled while waiting", "cancelled while running"]),
+        st.booleans(),  # patient
+    ),
+    max_size=12,
+)
+
+
+@given(drawn_works, st.integers(1, 3), st.integers(1, 64))
+def test_whatever_comes_together_every_work_gets_its_own_rows_in_order(drawn, count, budget):
+    models = [Squares(), Squares()]
+    number = iter(range(10**6))
+    works = []
+    with lanes(count, budget) as batcher:
+        with held(batcher, count):
+            for owner, model, lengths, fate, patient in drawn:
+                items = [item(next(number), length) for length in lengths]
+                works.append(
+                    (
+                        batcher.submit(models[model], items, f"owner {owner}", patient=patient),
+                        items,
+                        fate,
+                    )
+                )
+            for work, _, fate in works:
+                if fate == "cancelled while waiting":
+                    work.future.cancel()
+        for work, _, fate in works:
+            if fate == "cancelled while running":
+                work.future.cancel()
+        for work, items, fate in works:
+            if fate == "kept" or not work.future.cancelled():
+                torch.testing.assert_close(result(work), squares([each.features for each in items]))
+    ran = [each.features for model in models for batch in model.batches for each in batch]
+    assert len(ran) == len(set(ran))
+    for work, items, fate in works:
+        if fate == "cancelled while waiting" and items:
+            assert work.future.cancelled()
+            assert not {each.features for each in items} & set(ran)
+    for batch in (batch for model in models for batch in model.batches):
+        assert len(batch) == 1 or len(batch) * max(each.cost for each in batch) <= budget
+
+
+# --- fairness ------------------------------------------------------------------------------------------------------------
+
+
+def order(model):
+    """Which batch each input was in."""
+    return {each.features: place for place, batch in enumerate(model.batches) for each in batch}
+
+
+@pytest.mark.parametrize(
+    ("length", "owner"), [(1, "single"), (8, "single"), (40, "single"), (2, "many")]
+)
+def test_one_input_does_not_wait_for_a_thousand_of_another_owner_or_its_own(length, owner):
+    model = Squares()
+    many = [item(n, length=8) for n in range(1000)]
+    for work in together((model, many, "many"), (model, [item(5000, length=length)], owner)):
+        result(work)
+    assert len(model.batches) > 200
+    assert order(model)[5000] <= 1
+
+
+def test_one_long_input_does_not_starve_among_many_short_ones_of_others():
+    model = Squares()
+    short = [(model, [item(100 * o + n) for n in range(100)], f"owner {o}") for o in range(5)]
+    for work in together(*short, (model, [item(5000, length=30)], "long")):
+        result(work)
+    assert order(model)[5000] <= 5
+
+
+@pytest.mark.parametrize("pads", [True, False])
+def test_owners_share_a_batch_evenly(pads):
+    model = Squares()
+    model.pads = pads
+    for work in together(
+        *((model, [item(100 * o + n) for n in range(90)], f"owner {o}") for o in range(3)),
+        budget=30,
+    ):
+        result(work)
+    first = [int(each.features) // 100 for each in model.batches[0]]
+    assert all(
+        9 <= first.count(owner) <= 11 for owner in range(3)
+    )  # who leads the batch may have one more
+
+
+def test_a_model_with_little_work_does_not_wait_for_a_busy_one():
+    busy, quiet = Squares(), Squares()
+    happened = []
+    for model, name in ((busy, "busy"), (quiet, "quiet")):
+        model.vectors = lambda items, name=name: (
+            happened.append(name) or squares([each.features for each in items])
+        )
+    for work in together(
+        (busy, [item(n, length=8) for n in range(100)], "a"), (quiet, [item(1)], "a")
+    ):
+        result(work)
+    assert happened.index("quiet") <= 1
+
+
+# --- limits --------------------------------------------------------------------------------------------------------------
+
+
+def test_too_much_of_one_owner_is_refused_while_others_are_served():
+    model = Squares()
+    with lanes(most=100) as batcher:
+        with held(batcher):
+            first = batcher.submit(model, [item(1, length=50)], "greedy")
+            with pytest.raises(TooMuchAtOnce) as caught:
+                batcher.submit(model, [item(9)], "greedy")
+            assert 1 <= caught.value.retry_after_s <= 60
+            others = [batcher.submit(model, [item(2, length=49)], "modest")]
+            others.append(
+                batcher.submit(model, [item(3, length=1)], "third")
+            )  # who has nothing waiting is let in longer
+            with pytest.raises(Overloaded) as full:
+                batcher.submit(model, [item(9)], "modest")
+            assert 1 <= full.value.retry_after_s <= 60
+            others.append(batcher.submit(model, [item(4, length=100)], "fourth"))
+            with pytest.raises(Overloaded):
+                batcher.submit(model, [item(9)], "fifth")
+            first.future.cancel()
+            others.append(batcher.submit(model, [item(5)], "fifth"))
+        for work in others:
+            result(work)
+        assert sorted(order(model)) == [2, 3, 4, 5]
+
+
+def test_a_jobs_work_is_never_refused_and_makes_it_nobody_elses():
+    model = Squares()
+    with lanes(most=100) as batcher:
+        with held(batcher):
+            job = [
+                batcher.submit(
+                    model, [item(n, length=90) for n in range(10)], "job 1", patient=True
+                )
+                for _ in range(3)
+            ]
+            single = batcher.submit(model, [item(1)], "key")
+        result(single)
+        for work in job:
+            result(work)
+
+
+# --- ends --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_works_inputs_are_dropped_and_counted():
+    model = Squares()
+    dropped = metric("encode_dropped_total")
+    with lanes() as batcher:
+        with held(batcher):
+            gone = batcher.submit(model, [item(n) for n in range(5)], "a")
+            kept = batcher.submit(model, [item(100)], "a")
+            assert gone.future.cancel()
+        torch.testing.assert_close(result(kept), squares([100]))
+        assert sorted(order(model)) == [100]
+        assert metric("encode_dropped_total") == dropped + 5
+
+
+def test_a_work_cancelled_while_it_runs_loses_the_rest_and_spoils_nothing():
+    model = Squares()
+    with lanes(budget=4) as batcher:
+        model.gate.clear()
+        work = batcher.submit(model, [item(n) for n in range(10)], "a")
+        assert model.entered.acquire(timeout=LONG_S)
+        assert work.future.cancel()
+        other = batcher.submit(model, [item(50)], "b")
+        model.gate.set()
+        torch.testing.assert_close(result(other), squares([50]))
+        assert len(order(model)) <= 4 + 1
+    with pytest.raises(CancelledError):
+        work.future.result(0)
+
+
+def test_a_bad_input_fails_its_own_request_alone():
+    model = Failing()
+    good = [(model, [item(n), item(n + 0.5)], f"owner {n}") for n in range(3)]
+    *works, bad = together(*good, (model, [item(1), item(InvalidInput("no", rows=[1]))], "bad"))
+    for n, work in enumerate(works):
+        torch.testing.assert_close(result(work), squares([n, n + 0.5]))
+    with pytest.raises(InvalidInput):
+        result(bad)
+
+
+def test_a_work_fails_as_a_whole_and_the_rest_of_it_is_dropped():
+    model = Failing()
+    with lanes(budget=2) as batcher:
+        with held(batcher):
+            work = batcher.submit(
+                model, [item(RuntimeError(), length=3), *(item(n) for n in range(50))], "a"
+            )
+        with pytest.raises(EncoderFailed):
+            result(work)
+        result(batcher.submit(model, [item(1)], "a"))
+    assert len(order(model)) <= 1 + 2 + 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("path/to/secret"),
+        ValueError(),
+        MemoryError(),
+        SystemExit(1),
+        KeyboardInterrupt(),
+    ],
+)
+def test_whatever_a_model_raises_a_request_fails_plainly_and_the_lane_goes_on(error):
+    model = Failing()
+    with lanes() as batcher:
+        with pytest.raises(EncoderFailed, match=type(error).__name__) as caught:
+            result(batcher.submit(model, [item(error)], "a"))
+        assert "secret" not in caught.value.detail
+        torch.testing.assert_close(result(batcher.submit(model, [item(2)], "a")), squares([2]))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda vectors: vectors[:1],
+        lambda vectors: vectors[:, :1],
+        lambda vectors: torch.cat([vectors, vectors]),
+        lambda vectors: vectors[:0],
+        lambda vectors: vectors.reshape(-1),
+        lambda vectors: vectors.tolist(),
+        lambda vectors: None,
+    ],
+)
+def test_an_answer_of_another_shape_is_no_answer(wrong):
+    model = Squares()
+    model.vectors = lambda items: wrong(squares([each.features for each in items]))
+    for work in together(*((model, [item(1), item(2), item(3)], owner) for owner in ("a", "b"))):
+        with pytest.raises(EncoderFailed):
+            result(work)
+
+
+def test_rows_given_twice_do_not_complete_a_work():
+    """A model that fails together and not alone: parts that were answered must not count again."""
+    model = Squares()
+    own = model.vectors
+    model.vectors = lambda items: own(items)[:2] if len(items) > 2 else own(items)
+    requests = [(model, [item(10 * o + n) for n in range(4)], f"owner {o}") for o in range(2)]
+    for o, work in enumerate(together(*requests, budget=4)):
+        torch.testing.assert_close(result(work), squares([10 * o + n for n in range(4)]))
+
+
+def test_an_endpoint_that_is_away_is_asked_once_for_all():
+    model = Failing(remote=True)
+    works = together(*((model, [item(EncoderFailed("away"))], f"owner {n}") for n in range(5)))
+    errors = [work.future.exception(0) for work in works]
+    assert {type(error) for error in errors} == {EncoderFailed}
+    assert len({id(error) for error in errors}) == 5  # each names its own field later
+    assert len(model.batches) == 1
+
+
+def test_closing_lets_the_running_batch_end_and_fails_what_waits():
+    model = Squares()
+    model.gate.clear()
+    with lanes() as batcher:
+        running = batcher.submit(model, [item(1)], "a")
+        assert model.entered.acquire(timeout=LONG_S)
+        waiting = batcher.submit(model, [item(2)], "a")
+        batcher.close()
+        with pytest.raises(EncoderFailed, match="stops"):
+            waiting.future.result(0)
+        with pytest.raises(EncoderFailed, match="stops"):
+            batcher.submit(model, [item(3)], "a")
+        model.gate.set()
+        torch.testing.assert_close(result(running), squares([1]))
+        for lane in batcher._lanes:
+            lane.join(LONG_S)
+            assert not lane.is_alive()
+
+
+def test_closing_waits_for_lanes_that_compute():
+    """A process that exits while torch computes in another thread aborts."""
+    model = Squares()
+    model.gate.clear()
+    batcher = Batcher(lanes=2, threads=1, budget=8, most=100)
+    work = batcher.submit(model, [item(1)], "a")
+    assert model.entered.acquire(timeout=LONG_S)
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(batcher.close)
+        with pytest.raises(TimeoutError):
+            closing.result(0.05)
+        model.gate.set()
+        closing.result(LONG_S)
+    assert not any(lane.is_alive() for lane in batcher._lanes)
+    torch.testing.assert_close(work.future.result(0), squares([1]))
+
+
+def test_an_idle_lane_keeps_nothing_of_what_it_ran():
+    model = Squares()
+    gone = weakref.ref(model)
+    with lanes() as batcher:
+        work = batcher.submit(model, [item(1)], "a")
+        result(work)
+        del work, model
+        deadline = time.monotonic() + LONG_S
+        while gone() is not None and time.monotonic() < deadline:
+            gc.collect()
+            time.sleep(0.001)
+        assert gone() is None
+
+
+def test_lanes_have_their_own_number_of_threads_and_leave_the_process_its():
+    seen = []
+    model = Squares()
+    model.vectors = lambda items: (
+        seen.append(torch.get_num_threads()) or squares([each.features for each in items])
+    )
+    before = torch.get_num_threads()
+    batcher = Batcher(lanes=2, threads=before + 2, budget=8, most=100)
+    try:
+        result(batcher.submit(model, [item(1)], "a"))
+        with ThreadPoolExecutor(1) as pool:  # a thread that starts later
+            assert pool.submit(torch.get_num_threads).result() == before
+    finally:
+        batcher.close()
+    assert seen == [before + 2]
+    assert torch.get_num_threads() == before
+
+
+def test_nothing_is_lost_when_clients_come_leave_and_fail_at_once():
+    models = [Failing(), Failing()]
+
+    def client(seed):
+        chance = random.Random(seed)
+        for _ in range(40):
+            numbers = [chance.randrange(1000) for _ in range(chance.randrange(1, 9))]
+            items = [item(number, length=1 + number % 20) for number in numbers]
+            if chance.random() < 0.2:
+                items[0] = item(RuntimeError(), length=chance.randrange(1, 20))
+            work = batcher.submit(
+                models[seed % 2], items, f"owner {seed % 3}", patient=seed % 4 == 0
+            )
+            if chance.random() < 0.3 and work.future.cancel():
+                continue
+            if isinstance(items[0].features, RuntimeError):
+                assert isinstance(work.future.exception(LONG_S), EncoderFailed)
+            else:
+                torch.testing.assert_close(result(work), squares(numbers))
+
+    with lanes(count=3, budget=40) as batcher, ThreadPoolExecutor(8) as pool:
+        list(pool.map(client, range(8)))
+
+
+def test_a_slow_model_takes_no_more_lanes_than_it_may_and_goes_on_when_one_is_free():
+    slow, quick = Squares(), Squares()
+    slow.gate.clear()
+    with lanes(count=3, budget=2, each=2) as batcher:
+        works = [batcher.submit(slow, [item(n), item(n)], "a") for n in range(5)]
+        assert all(slow.entered.acquire(timeout=LONG_S) for _ in range(2))
+        torch.testing.assert_close(result(batcher.submit(quick, [item(7)], "b")), squares([7]))
+        assert len(slow.batches) == 2
+        slow.gate.set()
+        for n, work in enumerate(works):
+            torch.testing.assert_close(result(work), squares([n, n]))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "batches"),
+    [([10] * 10 + [6] * 20, [[10] * 10, [6] * 16, [6] * 4]), ([10, 8, 8, 3], [[10, 8, 8], [3]])],
+)
+def test_texts_of_about_one_length_share_a_batch_and_others_only_while_it_is_small(
+    lengths, batches
+):
+    model = Squares()
+    together((model, [item(n, length=length) for n, length in enumerate(lengths)], "a"), budget=100)
+    assert [[each.length for each in batch] for batch in model.batches] == batches

@@ -1,0 +1,235 @@
+"""Models in memory: each loaded once, the least recently used unloaded first, all of it counted."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from prometheus_client import REGISTRY
+
+from app.encoders import pool as registry
+from app.encoders.base import Identity, Item, Spec
+from app.encoders.pool import EncoderPool
+from app.errors import EncoderFailed, EncoderNeedsVectors, EncoderUnavailable
+from app.types import InputRole, Modality
+
+LONG_S = 30.0
+
+
+class Ones:
+    """A small encoder of as many bytes as its name says."""
+
+    modality = Modality.text
+    remote = False
+    dim = 2
+
+    pads = True
+
+    def __init__(self, name: str) -> None:
+        self.identity = Identity(name, None, {}, None, False, 2, "float32")
+        self.nbytes = int(name.rpartition("-")[2])
+        self.itself = self  # as modules and their parts hold each other
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def prepare(self, inputs, role):
+        return [Item(text, 1, 1, 1) for text in inputs]
+
+    def run(self, items):
+        assert self.gate.wait(LONG_S)
+        return torch.ones(len(items), 2)
+
+
+class Loader:
+    """Makes models by name, and keeps the names; those called bad cannot be made."""
+
+    def __init__(self) -> None:
+        self.loads: list[str] = []
+        self.started = threading.Semaphore(0)
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __call__(self, spec, shelf, device):
+        self.loads.append(spec.model)
+        self.started.release()
+        assert self.gate.wait(LONG_S)
+        if spec.model.startswith("bad"):
+            raise EncoderUnavailable("no such model", field="model")
+        return Ones(spec.model)
+
+
+@pytest.fixture
+def loader(monkeypatch):
+    loader = Loader()
+    monkeypatch.setitem(registry.LOADERS, "ones", loader)
+    return loader
+
+
+@pytest.fixture
+def pool(loader):
+    pool = EncoderPool(limit_bytes=100, cores=1)
+    yield pool
+    pool.close()
+
+
+def spec(model, **options):
+    return Spec("ones", model, options=options)
+
+
+def metric(name, **labels):
+    families = REGISTRY.restricted_registry([f"anchorage_{name}"]).collect()
+    return next(
+        (
+            sample.value
+            for family in families
+            for sample in family.samples
+            if sample.labels == labels
+        ),
+        0.0,
+    )
+
+
+def test_an_external_encoder_cannot_encode(pool):
+    with pytest.raises(EncoderNeedsVectors, match="send vectors") as caught:
+        pool.get(Spec("external", ""))
+    assert caught.value.field == "inputs"
+
+
+def test_specifications_that_are_equal_share_a_model_and_others_do_not(pool, loader):
+    first = pool.get(spec("m-0", dim=3, dtype="float32"))
+    assert pool.get(spec("m-0", dtype="float32", dim=3)) is first
+    assert pool.loaded(spec("m-0", dtype="float32", dim=3)) is first
+    assert pool.get(spec("m-0", dim=4)) is not first
+    assert pool.get(Spec("ones", "m-0", "a-revision")) is not first
+    assert pool.loaded(spec("m-0")) is None
+    assert loader.loads == ["m-0"] * 3
+
+
+def test_a_model_that_many_want_at_once_is_loaded_once(pool, loader):
+    loader.gate.clear()
+    with ThreadPoolExecutor(8) as threads:
+        wanted = [threads.submit(pool.get, spec("m-0")) for _ in range(8)]
+        assert loader.started.acquire(timeout=LONG_S)
+        loader.gate.set()
+        models = [each.result(LONG_S) for each in wanted]
+    assert loader.loads == ["m-0"]
+    assert all(model is models[0] for model in models)
+
+
+def test_different_models_load_at_once(pool, loader):
+    loader.gate.clear()
+    with ThreadPoolExecutor(2) as threads:
+        wanted = [threads.submit(pool.get, spec(name)) for name in ("m-0", "n-0")]
+        for _ in wanted:
+            assert loader.started.acquire(timeout=LONG_S)  # both have begun, and neither has ended
+        loader.gate.set()
+        assert [each.result(LONG_S).identity.model for each in wanted] == ["m-0", "n-0"]
+
+
+def test_a_loaded_model_is_found_while_another_loads(pool, loader):
+    first = pool.get(spec("m-0"))
+    assert loader.started.acquire(timeout=LONG_S)
+    loader.gate.clear()
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(pool.get, spec("n-0"))
+        assert loader.started.acquire(timeout=LONG_S)
+        assert pool.get(spec("m-0")) is first
+        loader.gate.set()
+
+
+def test_all_who_wait_for_a_model_that_fails_are_told_and_the_next_one_tries_again(pool, loader):
+    loader.gate.clear()
+    refused = metric("model_loads_total", outcome="refused")
+    with ThreadPoolExecutor(4) as threads:
+        wanted = [threads.submit(pool.get, spec("bad-1")) for _ in range(4)]
+        assert loader.started.acquire(timeout=LONG_S)
+        loader.gate.set()
+        errors = [each.exception(LONG_S) for each in wanted]
+    assert {type(error) for error in errors} == {EncoderUnavailable}
+    assert {(error.detail, error.field) for error in errors} == {("no such model", "model")}
+    assert len({id(error) for error in errors}) == 4
+    assert metric("model_loads_total", outcome="refused") == refused + len(loader.loads)
+    before = len(loader.loads)
+    with pytest.raises(EncoderUnavailable):
+        pool.get(spec("bad-1"))
+    assert len(loader.loads) == before + 1
+    assert pool._loading == {}
+    assert pool.get(spec("m-0")).identity.model == "m-0"
+
+
+def test_a_loader_that_breaks_keeps_nobody_waiting(pool, loader, monkeypatch):
+    def broken(spec, shelf, device):
+        raise ZeroDivisionError
+
+    monkeypatch.setitem(registry.LOADERS, "ones", broken)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            pool.get(spec("m-0"))
+    monkeypatch.setitem(registry.LOADERS, "ones", loader)
+    assert pool.get(spec("m-0")).nbytes == 0
+
+
+def test_the_least_recently_used_model_is_unloaded_when_bytes_run_out(pool, loader):
+    unloaded = metric("model_loads_total", outcome="unloaded")
+    loaded = metric("model_loads_total", outcome="loaded")
+    for name in ("a-40", "b-40"):
+        pool.get(spec(name))
+    assert (metric("models_loaded"), metric("model_bytes")) == (2, 80)
+    pool.get(spec("a-40"))
+    pool.get(spec("c-30"))
+    assert pool.loaded(spec("b-40")) is None
+    assert pool.loaded(spec("a-40")) is not None
+    assert (metric("models_loaded"), metric("model_bytes")) == (2, 70)
+    pool.get(spec("d-100"))  # exactly the limit: all others go
+    assert [name for name in ("a-40", "b-40", "c-30") if pool.loaded(spec(name))] == []
+    assert (metric("models_loaded"), metric("model_bytes")) == (1, 100)
+    assert metric("model_loads_total", outcome="unloaded") == unloaded + 3
+    assert metric("model_loads_total", outcome="loaded") == loaded + 4
+
+
+def test_a_model_above_the_limit_is_refused_and_unloads_none(pool):
+    kept = pool.get(spec("m-90"))
+    loaded = metric("model_loads_total", outcome="loaded")
+    with pytest.raises(EncoderUnavailable, match=r"101 bytes.*ANCHORAGE_MODEL_BYTES") as caught:
+        pool.get(spec("m-101"))
+    assert caught.value.field == "model"
+    assert pool.loaded(spec("m-90")) is kept
+    assert metric("model_loads_total", outcome="loaded") == loaded
+
+
+def test_models_that_take_no_memory_are_not_kept_without_end(pool, monkeypatch):
+    monkeypatch.setattr(registry, "MOST_MODELS", 3)
+    for number in range(5):
+        pool.get(spec(f"remote{number}-0"))
+    assert [number for number in range(5) if pool.loaded(spec(f"remote{number}-0"))] == [2, 3, 4]
+
+
+def test_a_model_unloaded_while_it_is_used_finishes_and_then_goes(pool):
+    model = pool.get(spec("m-60"))
+    model.gate.clear()
+    work = pool.submit(model, model.prepare(["x", "y"], InputRole.document), "a")
+    pool.get(spec("n-60"))
+    assert pool.loaded(spec("m-60")) is None
+    late = pool.submit(
+        model, model.prepare(["z"], InputRole.document), "a"
+    )  # by a request that found it before
+    model.gate.set()
+    assert torch.equal(work.future.result(LONG_S), torch.ones(2, 2))
+    assert torch.equal(late.future.result(LONG_S), torch.ones(1, 2))
+    gone = weakref.ref(model)
+    del model, work, late
+    pool.close()  # its lane lets go of the last batch when it ends, at the latest
+    for lane in pool._compute._lanes:
+        lane.join(LONG_S)
+    pool.get(spec("o-1"))
+    assert gone() is None
+
+
+def test_a_closed_pool_takes_no_more(pool):
+    model = pool.get(spec("m-0"))
+    pool.close()
+    with pytest.raises(EncoderFailed, match="stops"):
+        pool.submit(model, model.prepare(["x"], InputRole.document), "a")

@@ -1,0 +1,235 @@
+"""What an anchor set covers, and which items would cover more."""
+
+from __future__ import annotations
+
+import math
+from statistics import mean
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from app.demo.pack import load_pack
+from app.maths.anchors import coverage
+from app.maths.anchors.coverage import (
+    RIDGE,
+    cover,
+    effective_ranks,
+    leverages,
+    nearest_cosines,
+    new_items,
+    suggest,
+    unreached_by_others,
+)
+from app.maths.geometry.sampling import uniform
+from app.maths.geometry.space import fit_space, normalise
+from app.maths.quality import metrics
+from app.maths.translators import methods
+from app.maths.translators.translator import apply
+from research.definitions import recall
+from tests.maths.clouds import normal, unit_rows
+
+seeds = st.integers(0, 2**31)
+shapes = st.sampled_from([(6, 9), (9, 9), (20, 9), (30, 3)])
+
+
+def unreached(unit: Tensor, rows: Tensor, ridge: float = RIDGE) -> Tensor:
+    """What the module says, word by word: r v^T (U^T U + r I)^-1 v."""
+    inverse = torch.linalg.inv(unit.T @ unit + ridge * torch.eye(unit.shape[1], dtype=unit.dtype))
+    return ridge * ((rows @ inverse) * rows).sum(dim=1)
+
+
+# --- what is covered -----------------------------------------------------------------------------------------------------
+
+
+@given(seed=seeds, shape=shapes, ridge=st.sampled_from([0.1, 1.0, 10.0]))
+def test_each_anchor_left_out_in_closed_form_is_what_a_fit_without_it_says(seed, shape, ridge):
+    unit = unit_rows(seed, *shape)
+    found = unreached_by_others(unit, ridge=ridge)
+    for row in range(len(unit)):
+        others = torch.cat([unit[:row], unit[row + 1 :]])
+        assert float(found[row]) == pytest.approx(
+            float(unreached(others, unit[row : row + 1], ridge)), abs=1e-9
+        )
+    assert bool(((found >= 0) & (found <= 1)).all())
+
+
+@given(seed=seeds, shape=shapes)
+def test_leverages_are_the_same_from_either_side_and_add_up_to_the_effective_degrees_of_freedom(
+    seed, shape
+):
+    unit = unit_rows(seed, *shape)
+    squares = torch.linalg.svdvals(unit).square()
+    found = leverages(unit)
+    assert float(found.sum()) == pytest.approx(float((squares / (squares + RIDGE)).sum()))
+    assert torch.allclose(RIDGE * found, unreached(unit, unit))
+    assert float(found.max()) <= 1 / (1 + RIDGE) + 1e-12
+
+
+def test_coverage_does_not_change_with_the_basis_nor_with_the_order():
+    unit, (rotation, _) = unit_rows(1, 30, 12), torch.linalg.qr(normal(2, 12, 12))
+    before, after = cover(unit), cover((unit @ rotation)[torch.randperm(30)])
+    assert vars(after) == pytest.approx(vars(before))
+
+
+def test_orthogonal_anchors_cover_nothing_of_each_other_and_their_effective_rank_is_their_number():
+    found = cover(torch.eye(5, 8, dtype=torch.float64))
+    assert (found.left_out, found.isolated, found.nearest) == (pytest.approx(0), 5, 0)
+    assert (found.effective_rank, found.participation) == (pytest.approx(5), pytest.approx(5))
+
+
+def test_many_copies_of_one_direction_cover_it_and_have_effective_rank_one():
+    found = cover(torch.eye(1, 8, dtype=torch.float64).repeat(100, 1))
+    assert found.left_out == pytest.approx(99 / 100)  # 1 - 1 / (99 + 1)
+    assert (found.effective_rank, found.participation, found.isolated) == (
+        pytest.approx(1),
+        pytest.approx(1),
+        0,
+    )
+
+
+def test_effective_ranks_are_those_of_the_singular_values():
+    unit = unit_rows(3, 40, 7) * torch.tensor([1.0, 1, 1, 5, 5, 0.1, 0.01])
+    squares = torch.linalg.svdvals(unit).square()
+    shares = squares / squares.sum()
+    assert effective_ranks(unit) == pytest.approx(
+        (math.exp(-float((shares * shares.log()).sum())), 1 / float(shares.square().sum()))
+    )
+
+
+def test_anchors_at_the_mean_do_not_count():
+    unit = unit_rows(4, 10, 5)
+    assert cover(torch.cat([unit, torch.zeros(3, 5, dtype=torch.float64)])) == cover(unit)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1000])
+def test_nearest_cosines_leave_the_row_itself_out_whatever_the_chunk(monkeypatch, chunk):
+    monkeypatch.setattr(coverage, "CHUNK", chunk)
+    unit = torch.tensor([[1.0, 0], [0, 1], [0.6, 0.8], [-1, 0]], dtype=torch.float64)
+    assert nearest_cosines(unit).tolist() == pytest.approx([0.6, 0.8, 0.8, 0.0])
+    assert nearest_cosines(unit[:1]).tolist() == [-1.0]
+
+
+def test_more_real_anchors_cover_more():
+    vectors = load_pack().vectors["minilm6-384"]
+    found = [cover(fit_space(vectors[:size]).unit).left_out for size in (30, 100, 300, 1000)]
+    assert found == sorted(found)
+    assert found[0] < 0.4
+    assert found[-1] > 0.75
+
+
+# --- suggestions ---------------------------------------------------------------------------------------------------------
+
+
+def naive(unit: Tensor, pool: Tensor, count: int, open_: Tensor) -> list[int]:
+    """Greedy by trying every item: which of them leaves the pool the least unreached?"""
+    chosen: list[int] = []
+    for _ in range(count):
+        candidates = [row for row in range(len(pool)) if bool(open_[row]) and row not in chosen]
+        if not candidates:
+            break
+        left = [
+            float(unreached(torch.cat([unit, pool[[*chosen, row]]]), pool).sum())
+            for row in candidates
+        ]
+        chosen.append(candidates[left.index(min(left))])
+    return chosen
+
+
+@given(seed=seeds, shape=st.sampled_from([(4, 15, 6), (20, 12, 6), (3, 4, 30), (1, 10, 10)]))
+def test_fast_updates_choose_what_trying_every_item_chooses(seed, shape):
+    k, n, d = shape
+    unit, pool = unit_rows(seed, k, d), unit_rows(seed + 1, n, d)
+    open_ = torch.rand(n, generator=torch.Generator().manual_seed(seed)) > 0.2
+    found = suggest(unit, pool, count=6, open_=open_)
+    assert found.rows == naive(unit, pool, 6, open_)[: len(found.rows)]
+    assert len(found.rows) == min(6, int(open_.sum()))
+
+
+@given(seed=seeds)
+def test_gains_are_the_coverage_that_the_items_add(seed):
+    unit, pool = unit_rows(seed, 5, 8), unit_rows(seed + 1, 40, 8)
+    found = suggest(unit, pool, count=10)
+    assert found.before == pytest.approx(1 - float(unreached(unit, pool).mean()))
+    for done in range(11):
+        reached = 1 - float(unreached(torch.cat([unit, pool[found.rows[:done]]]), pool).mean())
+        assert found.before + sum(found.gains[:done]) == pytest.approx(reached)
+    assert found.after == pytest.approx(found.before + sum(found.gains))
+    assert min(found.gains) > 0
+
+
+def test_the_whole_pool_may_be_asked_for_and_rows_that_may_not_be_chosen_never_are():
+    unit, pool = unit_rows(8, 5, 4), unit_rows(9, 10, 4)
+    assert sorted(suggest(unit, pool, count=99).rows) == list(range(10))
+    assert suggest(unit, pool, count=5, open_=torch.zeros(10, dtype=torch.bool)).rows == []
+
+
+def test_items_without_a_direction_are_not_suggested_and_do_not_count():
+    unit, pool = unit_rows(10, 5, 4), unit_rows(11, 10, 4)
+    more = torch.cat([torch.zeros(2, 4, dtype=torch.float64), pool])
+    found, without = suggest(unit, more, count=20), suggest(unit, pool, count=20)
+    assert found.rows == [row + 2 for row in without.rows]
+    assert (found.before, found.after) == (
+        pytest.approx(without.before),
+        pytest.approx(without.after),
+    )
+    nothing = suggest(unit, torch.zeros(3, 4, dtype=torch.float64), count=3)
+    assert (nothing.rows, nothing.before) == ([], 1.0)
+
+
+def test_an_item_in_an_uncovered_heavy_direction_comes_first():
+    unit = torch.eye(8, dtype=torch.float64)[:3].repeat(10, 1)
+    pool = torch.eye(8, dtype=torch.float64)[[0, 1, 5, 5, 5, 6]]
+    found = suggest(unit, pool, count=2, open_=new_items(unit, pool))
+    assert found.rows == [2, 5]
+
+
+def test_new_items_are_neither_anchors_nor_repeated():
+    anchors, pool = normal(12, 3, 4).float(), normal(13, 4, 4).float()
+    pool = torch.cat([pool, anchors[1:2], pool[2:3]])
+    assert new_items(anchors, pool).tolist() == [True, True, True, True, False, False]
+
+
+def test_a_wide_pool_is_reduced_to_its_span_and_nothing_changes():
+    unit, pool = unit_rows(14, 4, 6), unit_rows(15, 9, 6)
+    embedding, _ = torch.linalg.qr(normal(16, 200, 6))
+    narrow, wide = (
+        suggest(unit, pool, count=5),
+        suggest(unit @ embedding.T, pool @ embedding.T, count=5),
+    )
+    assert wide.rows == narrow.rows
+    assert wide.gains == pytest.approx(narrow.gains)
+
+
+def test_suggested_anchors_translate_real_sentences_better_than_random_ones():
+    """100 anchors and 50 more out of 700, held-out sentences, three seeds, two directions: cosine and recall on average."""
+    pack = load_pack()
+    x, y = pack.vectors["minilm6-384"], pack.vectors["static-256"]
+    cosines: dict[str, list[float]] = {"suggested": [], "random": []}
+    recalls: dict[str, list[float]] = {"suggested": [], "random": []}
+    for seed in range(3):
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+        known, pool, held = order[:100], order[100:800], order[800:1500]
+        for source, target in ((x, y), (y, x)):
+            space = fit_space(source[known])
+            directions, _ = normalise(source[pool].double(), space.mean)
+            choices = {
+                "suggested": suggest(space.unit, directions, count=50).rows,
+                "random": uniform(len(pool), size=50, seed=seed),
+            }
+            for name, rows in choices.items():
+                anchors = torch.cat([known, pool[torch.tensor(rows)]])
+                a, b = fit_space(source[anchors]), fit_space(target[anchors])
+                translator = methods.fit(
+                    "graded", a, b, methods.resolve("graded", {}, anchors=len(anchors))
+                )
+                made, native = (
+                    apply(translator, source[held]).vectors - b.mean,
+                    target[held] - b.mean,
+                )
+                cosines[name].append(metrics.cosine(made, native))
+                recalls[name].append(recall(made, native))
+    assert mean(cosines["suggested"]) > mean(cosines["random"]) + 0.005
+    assert mean(recalls["suggested"]) > mean(recalls["random"])

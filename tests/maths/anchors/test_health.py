@@ -1,0 +1,72 @@
+"""The report on a space names the rows that add nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from app.maths.anchors import health
+from app.maths.anchors.health import LISTED, examine
+from app.maths.geometry.space import fit_space
+from tests.maths.clouds import normal
+
+
+def test_healthy_anchors_have_full_rank_and_no_row_to_name():
+    anchors = normal(0, 20, 6)
+    found = examine(anchors, fit_space(anchors))
+    assert found.rank == 6
+    assert 1.0 <= found.condition < 10
+    assert (found.at_mean, found.duplicates, found.collinear) == ([], [], [])
+    assert (found.at_mean_count, found.duplicate_count, found.collinear_count) == (0, 0, 0)
+
+
+def test_a_row_equal_to_an_earlier_one_is_a_duplicate_and_not_listed_as_collinear_too():
+    anchors = normal(3, 10, 6)
+    anchors[7] = anchors[2]
+    anchors[9] = anchors[2]
+    found = examine(anchors, fit_space(anchors))
+    assert (found.duplicates, found.duplicate_count) == ([7, 9], 2)
+    assert (found.collinear, found.collinear_count) == ([], 0)
+
+
+def test_rows_on_one_line_through_the_mean_are_collinear_antipodal_ones_included():
+    half = normal(4, 4, 6)
+    anchors = torch.cat([half, -half, 3 * half[:1], -3 * half[:1]])
+    found = examine(anchors, fit_space(anchors))
+    assert (found.collinear, found.collinear_count) == ([4, 5, 6, 7, 8, 9], 6)
+    assert found.duplicates == []
+    assert found.rank == 4
+
+
+def test_near_collinear_rows_are_found_below_the_threshold_and_not_above():
+    half = normal(5, 4, 6)
+    anchors = torch.cat([half, -half])
+    anchors[0] += 1e-5 * normal(6, 6)
+    assert 4 in examine(anchors, fit_space(anchors)).collinear
+    anchors[0] += 0.1 * normal(7, 6)
+    assert 4 not in examine(anchors, fit_space(anchors)).collinear
+
+
+def test_a_row_equal_to_the_mean_is_named_and_is_not_collinear():
+    half = normal(8, 4, 6)
+    anchors = torch.cat([half, torch.zeros(1, 6, dtype=torch.float64), -half])
+    found = examine(anchors, fit_space(anchors))
+    assert (found.at_mean, found.at_mean_count) == ([4], 1)
+    assert 4 not in found.collinear
+
+
+def test_lists_are_cut_and_counts_are_whole():
+    anchors = normal(9, 5, 3).repeat(10, 1)
+    found = examine(anchors, fit_space(anchors))
+    assert found.duplicates == list(range(5, 5 + LISTED))
+    assert found.duplicate_count == 45
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7])
+def test_the_report_does_not_depend_on_the_chunk(monkeypatch, chunk):
+    half = normal(10, 6, 5)
+    anchors = torch.cat([half, 2 * half, -half, -2 * half[:4], -2 * half[4:]])
+    whole = examine(anchors, fit_space(anchors))
+    assert whole.collinear_count == 18
+    monkeypatch.setattr(health, "CHUNK", chunk)
+    assert examine(anchors, fit_space(anchors)) == whole

@@ -1,0 +1,235 @@
+"""The entropic plan, streamed, against the whole of it in float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from app.maths.bootstrap.neighbours import MEMORY
+from app.maths.bootstrap.sinkhorn import barycentre, column_argmax, sinkhorn, softmin
+from tests.maths.bootstrap.clouds import interrupt, normal, order
+
+sizes = st.integers(1, 30)
+seeds = st.integers(0, 2**31)
+epsilons = st.sampled_from([1e-4, 1e-3, 1e-2, 0.1, 1.0])
+#: bytes: from less than one row of the table to more than all of it
+memories = st.sampled_from([1, 200, 1000, 10**6])
+
+
+def cost(x: Tensor, y: Tensor) -> Tensor:
+    return torch.cdist(x.double(), y.double(), compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def naive_potentials(x: Tensor, y: Tensor, epsilon: float, steps: int) -> tuple[Tensor, Tensor]:
+    """The iterations of Cuturi 2013 in the log domain, on the whole table, in float64."""
+    m_ij, v = cost(x, y), torch.zeros(len(y)).double()
+    for _ in range(steps):
+        u = -epsilon * (torch.logsumexp((v - m_ij) / epsilon, dim=1) + math.log(len(x)))
+        v = -epsilon * (torch.logsumexp((u[:, None] - m_ij) / epsilon, dim=0) + math.log(len(y)))
+    return u, v
+
+
+def mass(x: Tensor, y: Tensor, u: Tensor, v: Tensor, epsilon: float) -> Tensor:
+    return ((u[:, None] + v - cost(x, y)) / epsilon).exp()
+
+
+@given(seed=seeds, n=sizes, m=sizes, epsilon=epsilons, steps=st.integers(1, 4), memory=memories)
+def test_potentials_of_float64_are_those_of_the_whole_table(seed, n, m, epsilon, steps, memory):
+    x, y = normal(seed, n, 4).double(), normal(seed + 1, m, 4).double()
+    u, v = sinkhorn(x, y, epsilon=epsilon, steps=steps, memory=memory)
+    naive_u, naive_v = naive_potentials(x, y, epsilon, steps)
+    torch.testing.assert_close(u, naive_u, atol=1e-9, rtol=0)
+    torch.testing.assert_close(v, naive_v, atol=1e-9, rtol=0)
+
+
+@given(seed=seeds, n=sizes, m=sizes, epsilon=epsilons, steps=st.integers(1, 4), memory=memories)
+def test_potentials_of_float32_err_by_little_beside_the_papers_epsilon(
+    seed, n, m, epsilon, steps, memory
+):
+    x, y = normal(seed, n, 4), normal(seed + 1, m, 4)
+    u, v = sinkhorn(x, y, epsilon=epsilon, steps=steps, memory=memory)
+    naive_u, naive_v = naive_potentials(x, y, epsilon, steps)
+    assert u.dtype == v.dtype == torch.float64
+    torch.testing.assert_close(u, naive_u, atol=2e-5, rtol=0)
+    torch.testing.assert_close(v, naive_v, atol=2e-5, rtol=0)
+
+
+@given(seed=seeds, shift=st.sampled_from([0.0, 10.0, 100.0]))
+def test_what_the_sets_have_in_common_costs_no_precision(seed, shift):
+    x, y = normal(seed, 20, 4), normal(seed + 1, 15, 4)
+    # Shifted by what float32 adds without rounding, or the shifted sets would not be the same sets.
+    x, y = (x * 2**10).round() / 2**10, (y * 2**10).round() / 2**10
+    near, far = (sinkhorn(x + moved, y + moved, epsilon=1e-3, steps=2) for moved in (0.0, shift))
+    torch.testing.assert_close(near[0], far[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(near[1], far[1], atol=1e-5, rtol=0)
+
+
+@given(seed=seeds, n=sizes, m=sizes, epsilon=epsilons, steps=st.integers(1, 3))
+def test_columns_have_their_mass_after_any_step(seed, n, m, epsilon, steps):
+    x, y = normal(seed, n, 4).double(), normal(seed + 1, m, 4).double()
+    u, v = sinkhorn(x, y, epsilon=epsilon, steps=steps)
+    torch.testing.assert_close(
+        mass(x, y, u, v, epsilon).sum(dim=0), torch.full((m,), 1 / m).double()
+    )
+
+
+@given(seed=seeds, n=sizes, m=sizes)
+@settings(max_examples=20)
+def test_rows_have_their_mass_too_once_it_has_converged(seed, n, m):
+    x, y = normal(seed, n, 4).double(), normal(seed + 1, m, 4).double()
+    u, v = sinkhorn(x, y, epsilon=1.0, steps=50)
+    torch.testing.assert_close(
+        mass(x, y, u, v, 1.0).sum(dim=1), torch.full((n,), 1 / n).double(), atol=1e-5, rtol=1e-5
+    )
+
+
+@given(
+    seed=seeds, n=sizes, m=sizes, epsilon=epsilons, first=st.integers(1, 3), then=st.integers(1, 3)
+)
+def test_going_on_from_potentials_is_as_good_as_not_having_stopped(
+    seed, n, m, epsilon, first, then
+):
+    x, y = normal(seed, n, 4), normal(seed + 1, m, 4)
+    u, v = sinkhorn(x, y, epsilon=epsilon, steps=first + then)
+    _, stopped = sinkhorn(x, y, epsilon=epsilon, steps=first)
+    later_u, later_v = sinkhorn(x, y, epsilon=epsilon, steps=then, start=stopped)
+    assert torch.equal(later_u, u)
+    assert torch.equal(later_v, v)
+
+
+@given(seed=seeds, n=sizes, m=sizes, epsilon=epsilons)
+def test_rows_in_another_order_have_the_same_potentials_in_that_order(seed, n, m, epsilon):
+    x, y = normal(seed, n, 4).double(), normal(seed + 1, m, 4).double()
+    moved_x, moved_y = order(seed, n), order(seed + 1, m)
+    u, v = sinkhorn(x, y, epsilon=epsilon, steps=3)
+    other_u, other_v = sinkhorn(x[moved_x], y[moved_y], epsilon=epsilon, steps=3)
+    torch.testing.assert_close(other_u, u[moved_x], atol=1e-9, rtol=0)
+    torch.testing.assert_close(other_v, v[moved_y], atol=1e-9, rtol=0)
+
+
+@given(seed=seeds, n=sizes, m=sizes)
+@settings(max_examples=20)
+def test_the_plan_of_y_and_x_is_that_of_x_and_y_transposed_once_it_has_converged(seed, n, m):
+    x, y = normal(seed, n, 3).double(), normal(seed + 1, m, 3).double()
+    u, v = sinkhorn(x, y, epsilon=1.0, steps=50)
+    back_u, back_v = sinkhorn(y, x, epsilon=1.0, steps=50)
+    torch.testing.assert_close(
+        mass(x, y, u, v, 1.0), mass(y, x, back_u, back_v, 1.0).T, atol=1e-6, rtol=1e-5
+    )
+
+
+@given(seed=seeds, n=sizes, m=sizes, epsilon=epsilons, memory=memories)
+def test_column_argmax_has_the_most_mass_of_its_column(seed, n, m, epsilon, memory):
+    x, y = normal(seed, n, 4), normal(seed + 1, m, 4)
+    u, _ = naive_potentials(x, y, epsilon, 2)
+    found = column_argmax(x, y, u, epsilon=epsilon, memory=memory)
+    kept = u[:, None] - cost(x, y)
+    # The most, or what float32 does not tell from it.
+    torch.testing.assert_close(kept[found, torch.arange(m)], kept.amax(dim=0), atol=2e-5, rtol=0)
+
+
+@given(seed=seeds, n=sizes, m=sizes, epsilon=epsilons, memory=memories)
+def test_barycentre_is_the_mean_of_x_under_each_column_of_the_plan(seed, n, m, epsilon, memory):
+    x, y = normal(seed, n, 4).double(), normal(seed + 1, m, 4).double()
+    u, _ = naive_potentials(x, y, epsilon, 2)
+    means, largest = barycentre(x, y, u, epsilon=epsilon, memory=memory)
+    weights = torch.softmax((u[:, None] - cost(x, y)) / epsilon, dim=0)
+    torch.testing.assert_close(means, weights.T @ x, atol=1e-9, rtol=0)
+    torch.testing.assert_close(weights[largest, torch.arange(m)], weights.amax(dim=0))
+
+
+@given(seed=seeds, epsilon=st.sampled_from([1e-3, 1e-2, 0.1]))
+def test_barycentre_of_float32_is_near_that_of_float64(seed, epsilon):
+    x, y = normal(seed, 20, 4), normal(seed + 1, 30, 4)
+    u, _ = naive_potentials(x, y, epsilon, 2)
+    means, _ = barycentre(x, y, u, epsilon=epsilon)
+    exact, _ = barycentre(x.double(), y.double(), u, epsilon=epsilon)
+    torch.testing.assert_close(means.double(), exact, atol=0.02, rtol=0)
+
+
+def test_a_permutation_is_undone_at_the_papers_epsilon():
+    x, moved = normal(3, 200, 8), order(4, 200)
+    y = x[moved]
+    u, v = sinkhorn(x, y, epsilon=1e-4, steps=1)
+    assert torch.equal(column_argmax(x, y, u, epsilon=1e-4), moved)
+    assert torch.equal(column_argmax(y, x, v, epsilon=1e-4)[moved], torch.arange(200))
+
+
+def test_of_rows_with_equal_mass_the_nearest_wins():
+    # Both x have no other y near, so each sends it all its mass; the farther one comes first.
+    x = torch.tensor([[1.3], [0.9], [-5.0]])
+    y = torch.tensor([[1.0], [-4.0]])
+    u, v = sinkhorn(x, y, epsilon=1e-4, steps=1)
+    plan = mass(x, y, u, v, 1e-4)
+    assert float(plan[0, 0]) == pytest.approx(float(plan[1, 0]), rel=0.05)
+    assert column_argmax(x, y, u, epsilon=1e-4).tolist() == [1, 2]
+
+
+def test_mass_that_is_larger_wins_over_what_is_nearer():
+    # Row 0 is nearer to y_0, and nearer still to y_1, where its mass goes.
+    x = torch.tensor([[0.0], [-1.5]])
+    y = torch.tensor([[-0.7], [0.1]])
+    u, _ = sinkhorn(x, y, epsilon=1e-2, steps=1)
+    assert column_argmax(x, y, u, epsilon=1e-2).tolist() == [1, 0]
+
+
+def test_of_equal_rows_the_lowest_wins():
+    x = torch.tensor([[0.0], [1.0], [0.0], [1.0]])
+    y = torch.tensor([[1.0], [0.0]])
+    assert column_argmax(x, y, torch.zeros(4).double(), epsilon=1e-4).tolist() == [1, 0]
+
+
+def test_sets_of_one_row_and_of_equal_rows_have_a_plan():
+    one, many = torch.ones(1, 3), torch.ones(5, 3)
+    for x, y in ((one, one), (one, many), (many, one), (many, many)):
+        u, v = sinkhorn(x, y, epsilon=1e-4, steps=2)
+        assert bool(u.isfinite().all() and v.isfinite().all())
+        assert torch.equal(
+            column_argmax(x, y, u, epsilon=1e-4), torch.zeros(len(y), dtype=torch.int64)
+        )
+
+
+def test_the_size_of_the_pieces_changes_little_and_equal_calls_give_equal_bytes():
+    x, y = normal(5, 500, 20), normal(6, 600, 20)
+    u, again, small = (
+        softmin(x, y, torch.zeros(600).double(), epsilon=1e-4, memory=b)
+        for b in (MEMORY, MEMORY, 2**16)
+    )
+    assert torch.equal(u, again)
+    torch.testing.assert_close(u, small, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("memory", [2**18, 2**20])
+def test_memory_bounds_what_is_held_of_the_plan(peak, memory):
+    x, y = normal(7, 2_000, 8), normal(8, 1_500, 8)
+    ends = (
+        4 * (x.nbytes + y.nbytes) + 200_000
+    )  # copies of both sides, and answers: they grow with n and with m, not with both
+    assert 10 * memory < 4 * 2_000 * 1_500
+    u, _ = sinkhorn(x, y, epsilon=0.1, steps=1)
+    assert peak(lambda: sinkhorn(x, y, epsilon=0.1, steps=1, memory=memory)) < memory + ends
+    assert peak(lambda: column_argmax(x, y, u, epsilon=0.1, memory=memory)) < memory + ends
+    assert peak(lambda: barycentre(x, y, u, epsilon=0.1, memory=memory)) < memory + ends
+
+
+def test_beat_is_called_before_every_piece_and_what_it_raises_ends_the_work():
+    x, y = normal(9, 100, 4), normal(10, 50, 4)
+    beats: list[int] = []
+    softmin(
+        x,
+        y,
+        torch.zeros(50).double(),
+        epsilon=0.1,
+        memory=10 * 4 * 50,
+        beat=lambda: beats.append(1),
+    )
+    assert len(beats) >= 10
+    with pytest.raises(KeyboardInterrupt):
+        sinkhorn(x, y, epsilon=0.1, steps=1, beat=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        barycentre(x, y, torch.zeros(100).double(), epsilon=0.1, beat=interrupt)

@@ -1,0 +1,171 @@
+"""A space is what its definition says, and refuses what no formula can use."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import DegenerateAnchors, DimensionMismatch, EmptyVectors, NonFinite, OutOfRange
+from app.maths.geometry.space import (
+    LARGEST,
+    check_vectors,
+    fit_space,
+    normalise,
+    row_norms,
+    unit_rows,
+)
+from research.definitions import relative
+from tests.maths.clouds import normal
+
+seeds = st.integers(0, 2**31)
+
+
+def test_mean_scale_and_unit_anchors_are_those_of_the_definition():
+    anchors = normal(0, 7, 5) * 3 + 2
+    space = fit_space(anchors)
+    raw = anchors.numpy()
+    mean = sum(raw) / 7
+    norms = [np.sqrt(sum((row - mean) ** 2)) for row in raw]
+    np.testing.assert_allclose(space.mean.numpy(), mean, rtol=1e-12)
+    assert space.scale == pytest.approx(sum(norms) / 7, rel=1e-12)
+    np.testing.assert_allclose(
+        space.unit.numpy(),
+        [(row - mean) / norm for row, norm in zip(raw, norms, strict=True)],
+        rtol=1e-12,
+    )
+    assert (space.size, space.dim) == (7, 5)
+
+
+def test_relative_vectors_are_the_cosines_to_the_anchors_around_their_mean():
+    anchors, vectors = normal(1, 6, 4) + 1, normal(2, 3, 4)
+    found = relative(vectors, fit_space(anchors)).numpy()
+    a, x = anchors.numpy(), vectors.numpy()
+    mean = a.mean(axis=0)
+    for i in range(3):
+        for j in range(6):
+            u, v = x[i] - mean, a[j] - mean
+            assert found[i, j] == pytest.approx(
+                float(u @ v / np.linalg.norm(u) / np.linalg.norm(v)), abs=1e-12
+            )
+
+
+@given(seed=seeds, log_scale=st.floats(-3, 3), shift=st.floats(-10, 10))
+def test_relative_vectors_are_invariant_to_rotation_positive_scaling_and_translation(
+    seed, log_scale, shift
+):
+    anchors, vectors = normal(seed, 9, 5), normal(seed + 1, 4, 5)
+    rotation, _ = torch.linalg.qr(normal(seed + 2, 5, 5))
+    offset = shift * normal(seed + 3, 5)
+    scale = 10.0**log_scale
+    moved = relative(
+        scale * (vectors @ rotation + offset), fit_space(scale * (anchors @ rotation + offset))
+    )
+    torch.testing.assert_close(moved, relative(vectors, fit_space(anchors)), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_nan_and_infinity_are_refused_in_every_dtype_naming_the_rows(bad, dtype):
+    vectors = torch.ones(6, 3, dtype=dtype)
+    vectors[1, 0] = bad
+    vectors[4, 2] = bad
+    with pytest.raises(NonFinite) as caught:
+        check_vectors(vectors)
+    assert caught.value.rows == [1, 4]
+
+
+def test_anchors_and_queries_with_nan_are_refused_naming_the_rows():
+    anchors = normal(3, 5, 4)
+    space = fit_space(anchors)
+    anchors[2, 1] = torch.nan
+    with pytest.raises(NonFinite) as caught:
+        fit_space(anchors)
+    assert caught.value.rows == [2]
+    with pytest.raises(NonFinite) as caught:
+        relative(anchors, space)
+    assert caught.value.rows == [2]
+
+
+def test_magnitudes_above_the_largest_are_refused_naming_the_rows_and_the_largest_itself_is_not():
+    vectors = torch.ones(3, 2, dtype=torch.float64)
+    vectors[1, 1] = -LARGEST
+    check_vectors(vectors)
+    vectors[2, 0] = 2 * LARGEST
+    with pytest.raises(OutOfRange) as caught:
+        check_vectors(vectors)
+    assert caught.value.rows == [2]
+
+
+def test_no_vectors_no_numbers_and_a_wrong_dimension_are_refused():
+    with pytest.raises(EmptyVectors):
+        check_vectors(torch.zeros(0, 3))
+    with pytest.raises(EmptyVectors):
+        check_vectors(torch.zeros(3, 0))
+    with pytest.raises(DimensionMismatch):
+        check_vectors(torch.zeros(3, 4), dim=5)
+    with pytest.raises(DimensionMismatch):
+        relative(torch.zeros(3, 4), fit_space(normal(4, 5, 3)))
+
+
+@pytest.mark.parametrize(
+    "anchors",
+    [normal(5, 1, 8), normal(6, 1, 8).expand(9, 8), torch.zeros(4, 3), torch.full((7, 3), 0.1)],
+)
+def test_one_anchor_and_anchors_that_are_all_the_same_are_degenerate(anchors):
+    with pytest.raises(DegenerateAnchors):
+        fit_space(anchors)
+
+
+def test_a_zero_anchor_among_balanced_ones_has_no_direction():
+    half = normal(7, 10, 6)
+    space = fit_space(torch.cat([half, -half, torch.zeros(1, 6, dtype=torch.float64)]))
+    assert not space.unit[-1].any()
+    assert not space.mean.any()
+    assert row_norms(space.unit)[:-1].min() > 0.999
+
+
+def test_an_anchor_equal_to_the_mean_has_no_direction():
+    others = normal(8, 10, 6) + 5
+    space = fit_space(torch.cat([others, others.mean(dim=0, keepdim=True)]))
+    assert not space.unit[-1].any()
+    assert row_norms(space.unit)[:-1].min() > 0.999
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_query_equal_to_the_mean_has_zero_relative_vector_even_when_the_mean_is_given_in_float32(
+    dtype,
+):
+    space = fit_space(normal(9, 10, 6) + 5)
+    assert not relative(space.mean.to(dtype)[None], space).any()
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e-3, 1e25])
+def test_tiny_and_huge_data_have_the_relative_vectors_of_unscaled_data(scale):
+    anchors, vectors = normal(12, 9, 6) + 1, normal(13, 4, 6)
+    expected = relative(vectors, fit_space(anchors))
+    torch.testing.assert_close(
+        relative(scale * vectors, fit_space(scale * anchors)), expected, rtol=0, atol=1e-10
+    )
+    single = relative((scale * vectors).float(), fit_space((scale * anchors).float()))
+    torch.testing.assert_close(single, expected, rtol=0, atol=1e-5)
+
+
+def test_normalise_in_float32_gives_float64_norms_and_zero_for_the_mean():
+    mean = torch.tensor([1.0, 2.0])
+    unit, norms = normalise(torch.tensor([[4.0, 6.0], [1.0, 2.0]]), mean)
+    torch.testing.assert_close(unit, torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
+    torch.testing.assert_close(norms, torch.tensor([5.0, 0.0], dtype=torch.float64))
+
+
+@given(seed=seeds, log_scale=st.floats(-30, 29))
+def test_float32_rows_of_any_accepted_magnitude_scale_to_length_one(seed, log_scale):
+    rows = (normal(seed, 3, 5) * 10.0**log_scale).float()
+    torch.testing.assert_close(
+        row_norms(unit_rows(rows, row_norms(rows))),
+        torch.ones(3, dtype=torch.float64),
+        rtol=0,
+        atol=1e-5,
+    )

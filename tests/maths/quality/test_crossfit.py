@@ -1,0 +1,178 @@
+"""The estimate from held-out anchors sees nothing it should not see."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import InvalidOption
+from app.maths.geometry.space import fit_space
+from app.maths.quality import crossfit
+from app.maths.quality.crossfit import FEWEST, FOLDS, cross_fit, for_fewer, hold_out, summary
+from app.maths.quality.metrics import per_item
+from app.maths.translators.methods import METHODS, fit, resolve
+from app.maths.translators.translator import apply
+from research.definitions import measure
+from tests.maths.clouds import normal
+
+
+def test_for_a_target_independent_of_the_source_held_out_mrr_is_near_chance_although_the_fit_itself_looks_perfect():
+    source, target = normal(0, 100, 128), normal(1, 100, 128)
+    options = resolve("ridge", {"ridge": 0.0}, anchors=100)
+    mean = target.mean(dim=0)
+    translator = fit("ridge", fit_space(source), fit_space(target), options)
+    in_sample = measure(apply(translator, source).vectors.double() - mean, target - mean)
+    held_out = cross_fit("ridge", source, target, options)
+    chance = (
+        sum(1 / rank for rank in range(1, 21)) / 20
+    )  # each is searched for among the 20 that were held out with it
+    assert in_sample.mrr > 0.99
+    assert held_out.translated.mrr < 2 * chance
+    assert abs(held_out.translated.cosine) < 0.1
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_for_a_rotated_target_held_out_anchors_are_found_and_doing_nothing_finds_few(name):
+    source, (rotation, _) = normal(2, 100, 12), torch.linalg.qr(normal(3, 12, 12))
+    held_out = cross_fit(name, source, 5 * source @ rotation + 1, resolve(name, {}, anchors=100))
+    assert (
+        held_out.folds,
+        held_out.translated.n,
+        held_out.translated.k,
+        held_out.translated.index,
+    ) == (FOLDS, 100, 9, 20.0)
+    assert held_out.translated.mrr > 0.9
+    assert held_out.do_nothing.mrr < 0.5
+    assert held_out.native.mrr == held_out.native.recall == pytest.approx(1.0)
+    for quality in (held_out.translated, held_out.do_nothing, held_out.native):
+        for name_of, (low, high) in quality.intervals.items():
+            assert low <= getattr(quality, name_of) <= high
+
+
+def test_held_out_quality_is_that_of_translations_by_fits_on_the_other_folds_searched_among_their_own():
+    source, target = normal(4, 40, 5), normal(5, 40, 5)
+    options = resolve("procrustes", {}, anchors=40)
+    fold_of = torch.randperm(40, generator=torch.Generator().manual_seed(0)) % FOLDS
+    mean, expected = target.mean(dim=0), []
+    for fold in range(FOLDS):
+        held = fold_of == fold
+        assert int(held.sum()) == 8
+        translator = fit("procrustes", fit_space(source[~held]), fit_space(target[~held]), options)
+        expected.append(
+            per_item(
+                apply(translator, source[held]).vectors.double() - mean, target[held] - mean, 3
+            )
+        )
+    found = cross_fit("procrustes", source, target, options)
+    assert (found.translated.n, found.translated.k, found.translated.index) == (40, 3, 8.0)
+    for name, of in (
+        ("cosine", "cosine"),
+        ("mrr", "reciprocal_rank"),
+        ("recall", "recall"),
+        ("jaccard_own", "jaccard_own"),
+    ):
+        mean_of = sum(float(getattr(each, of).mean()) for each in expected) / FOLDS
+        assert getattr(found.translated, name) == pytest.approx(mean_of, abs=1e-12)
+
+
+def test_of_many_anchors_some_folds_are_held_out_and_the_others_do_not_count(monkeypatch):
+    source, target, options = (
+        normal(60, 100, 5),
+        normal(61, 100, 4),
+        resolve("graded", {}, anchors=100),
+    )
+    whole = hold_out("graded", source, target, options)
+    monkeypatch.setattr(crossfit, "MOST_HELD", 30)
+    some = hold_out("graded", source, target, options)
+    assert torch.equal(some.first, whole.first & (whole.fold_of < 2))
+    assert torch.equal(some.translated[some.first], whole.translated[some.first])
+    found = summary(some, source, target)
+    assert (found.folds, found.translated.n, found.translated.index) == (2, 40, 20.0)
+
+
+def test_few_anchors_are_cut_in_two_so_that_there_is_an_index():
+    found = cross_fit(
+        "graded", normal(6, 24, 5), normal(7, 24, 4), resolve("graded", {}, anchors=24)
+    )
+    assert (found.folds, found.translated.index, found.translated.k) == (2, 12.0, 5)
+
+
+def test_equal_seeds_give_equal_estimates():
+    source, target = normal(6, 30, 5), normal(7, 30, 6)
+    options = resolve("graded", {}, anchors=30)
+    assert cross_fit("graded", source, target, options, seed=3) == cross_fit(
+        "graded", source, target, options, seed=3
+    )
+    assert cross_fit("graded", source, target, options, seed=3) != cross_fit(
+        "graded", source, target, options, seed=4
+    )
+
+
+def test_below_ten_anchors_there_is_no_estimate_and_from_ten_on_there_is():
+    source, target = normal(8, FEWEST, 5), normal(9, FEWEST, 4)
+    assert cross_fit("graded", source[:-1], target[:-1], resolve("graded", {}, anchors=9)) is None
+    copies = (side[:-1].repeat(5, 1) for side in (source, target))
+    assert cross_fit("graded", *copies, resolve("graded", {}, anchors=45)) is None
+    assert cross_fit("graded", source, target, resolve("graded", {}, anchors=10)) is not None
+    assert cross_fit("irp", source, target, resolve("irp", {}, anchors=10)) is not None
+
+
+def test_there_is_no_estimate_where_a_fold_cannot_be_fitted():
+    source = torch.zeros(10, 4, dtype=torch.float64)
+    source[0] = 1.0
+    assert cross_fit("graded", source, normal(10, 10, 4), resolve("graded", {}, anchors=10)) is None
+
+
+def test_as_many_subspaces_as_anchors_are_estimated_with_as_many_as_a_fold_has():
+    options = resolve("irp", {"omega": 10}, anchors=10)
+    assert cross_fit("irp", normal(11, 10, 4), normal(10, 10, 4), options) is not None
+
+
+@given(omega=st.integers(1, 20), anchors=st.integers(1, 20))
+def test_a_fit_to_fewer_anchors_averages_no_more_subspaces_than_these_and_other_options_stay(
+    omega, anchors
+):
+    options = {"omega": omega, "delta": 0.5}
+    assert for_fewer(options, anchors) == {"omega": min(omega, anchors), "delta": 0.5}
+    assert options["omega"] == omega
+    for without in ({}, {"omega": None}, {"ridge": 1.0}):
+        assert for_fewer(without, anchors) == without
+
+
+def test_a_wrong_option_is_an_error_and_not_a_missing_estimate():
+    with pytest.raises(InvalidOption):
+        cross_fit(
+            "ridge", normal(11, 10, 4), normal(10, 10, 4), {"ridge": -1.0, "renormalise": True}
+        )
+
+
+def test_float32_anchors_of_different_dimensions_are_estimated_like_float64_ones():
+    source, target = normal(12, 40, 9).float(), normal(13, 40, 4).float()
+    options = resolve("graded", {}, anchors=40)
+    assert cross_fit("graded", source, target, options) == cross_fit(
+        "graded", source.double(), target.double(), options
+    )
+
+
+@pytest.mark.parametrize("copied", ["both", "source", "target"])
+def test_copies_of_anchors_do_not_leak_into_the_estimate(copied):
+    """Twelve unrelated pairs, eight times each: whoever has seen a copy knows the answer, but nobody else can."""
+    source, target = normal(40, 12, 6), normal(41, 12, 6)
+    many_x, many_y = source.repeat(8, 1), target.repeat(8, 1)
+    if copied == "source":
+        many_y = many_y + 1e-3 * normal(42, 96, 6)
+    if copied == "target":
+        many_x = many_x + 1e-3 * normal(43, 96, 6)
+    estimate = cross_fit("graded", many_x, many_y, resolve("graded", {}, anchors=96))
+    assert estimate.translated.n == 12
+    assert estimate.translated.cosine < 0.6
+
+
+def test_chains_of_copies_are_one_group():
+    """Row i shares its source with one neighbour and its target with the other: all hang together."""
+    k = 3_000
+    rows = torch.arange(k)
+    source, target = normal(50, k, 2)[rows // 2], normal(51, k, 2)[(rows + 1) // 2]
+    assert cross_fit("ridge", source, target, resolve("ridge", {}, anchors=k)) is None

@@ -1,0 +1,119 @@
+"""Evaluations against loops over their definitions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from app.maths.quality import metrics
+from app.maths.quality.evaluation import cosines_of, evaluate
+from app.maths.quality.hubness import csls
+from app.maths.quality.metrics import per_item, similarities, summary, unit
+from research.definitions import measure
+from tests.maths.clouds import normal
+
+seeds = st.integers(0, 2**31)
+
+
+def best(scores: np.ndarray, k: int) -> list[int]:
+    """The k rows with the largest scores."""
+    return sorted(range(len(scores)), key=lambda j: -scores[j])[:k]
+
+
+@given(seed=seeds, k=st.integers(1, 5))
+def test_with_a_corpus_every_number_is_that_of_a_loop(seed, k):
+    native, corpus = normal(seed, 8, 5), normal(seed + 1, 12, 5)
+    translated = native + 0.7 * normal(seed + 2, 8, 5)
+    found = evaluate({"translated": translated}, native, k, corpus=corpus, csls_neighbours=3)[
+        "translated"
+    ]
+    t, y, c = (unit(rows) for rows in (translated, native, corpus))
+    plain, truth = (t @ c.T).numpy(), (y @ c.T).numpy()
+    corrected = torch.cat([block for _, block in csls(t, c, 3)]).numpy()
+    for scores, numbers in ((plain, found.items), (corrected, found.csls)):
+        for i in range(8):
+            ours, wanted = best(scores[i], k), best(truth[i], k)
+            both = len(set(ours) & set(wanted))
+            assert float(numbers.recall[i]) == pytest.approx(both / k)
+            assert float(numbers.recall_1[i]) == (ours[0] == wanted[0])
+            assert float(numbers.jaccard_target[i]) == pytest.approx(both / (2 * k - both))
+            assert float(numbers.reciprocal_rank[i]) == pytest.approx(
+                1 / sum(scores[i] >= scores[i][wanted[0]])
+            )
+    own = per_item(translated, native, k)
+    assert torch.equal(found.items.jaccard_own, own.jaccard_own)
+    assert torch.equal(found.items.cosine, own.cosine)
+
+
+@given(seed=seeds)
+def test_without_a_corpus_it_is_the_quality_of_reports(seed):
+    native = normal(seed, 15, 4)
+    translated = native + normal(seed + 1, 15, 4)
+    found = evaluate({"translated": translated, "native": native}, native, 10)
+    assert summary(found["translated"].items) == measure(translated, native)
+    assert summary(found["native"].items) == measure(native, native)
+    assert found["native"].csls is None
+
+
+def test_without_a_corpus_csls_leaves_the_item_itself_out_of_its_neighbours_and_seeks_it():
+    native = normal(0, 12, 4)
+    translated = native + normal(1, 12, 4)
+    found = evaluate({"translated": translated}, native, 3, csls_neighbours=4)["translated"].csls
+    scores = torch.cat([block for _, block in csls(unit(translated), unit(native), 4)]).numpy()
+    truth = (unit(native) @ unit(native).T).numpy()
+    for i in range(12):
+        assert float(found.reciprocal_rank[i]) == pytest.approx(1 / sum(scores[i] >= scores[i, i]))
+        scores[i, i] = truth[i, i] = -np.inf
+        assert float(found.recall[i]) == pytest.approx(
+            len(set(best(scores[i], 3)) & set(best(truth[i], 3))) / 3
+        )
+
+
+@pytest.mark.parametrize("corpus", [None, 25])
+def test_native_vectors_are_perfect_by_cosine_and_less_so_by_csls(corpus):
+    native = normal(2, 30, 6)
+    index = None if corpus is None else normal(3, corpus, 6)
+    found = evaluate({"native": native}, native, 5, corpus=index, csls_neighbours=5)["native"]
+    for name in (
+        "cosine",
+        "reciprocal_rank",
+        "recall",
+        "recall_1",
+        "jaccard_target",
+        "jaccard_own",
+    ):
+        assert float(getattr(found.items, name).min()) == pytest.approx(1.0, abs=1e-12)
+    assert 0.5 < float(found.csls.recall.mean()) < 1
+
+
+def test_copies_in_the_corpus_count_against_every_query_that_seeks_one():
+    native, corpus = (
+        torch.eye(3, dtype=torch.float64),
+        torch.eye(3, dtype=torch.float64).repeat(2, 1),
+    )
+    found = evaluate({"native": native, "turned": native.flip(0)}, native, 2, corpus=corpus)
+    assert found["native"].items.reciprocal_rank.tolist() == [0.5] * 3
+    assert found["turned"].items.reciprocal_rank.tolist() == pytest.approx([1 / 6, 1 / 2, 1 / 6])
+
+
+@pytest.mark.parametrize("corpus", [None, 9, 40])
+@pytest.mark.parametrize("corrected", [False, True])
+def test_as_many_cosines_are_asked_for_as_is_said(corpus, corrected):
+    native = normal(4, 20, 3)
+    asked = 0
+
+    def counted(queries: Tensor, index: Tensor) -> metrics.Blocks:
+        nonlocal asked
+        asked += len(queries) * len(index)
+        return similarities(queries, index)
+
+    queries = {"translated": normal(5, 20, 3), "do_nothing": normal(6, 20, 3), "native": native}
+    index = None if corpus is None else normal(7, corpus, 3)
+    evaluate(
+        queries, native, 4, corpus=index, csls_neighbours=2 if corrected else None, cosines=counted
+    )
+    assert asked == cosines_of(3, 20, corpus, corrected=corrected)

@@ -1,0 +1,163 @@
+"""Unrelated anchors are told from related ones, by exact moments over all pairings."""
+
+from __future__ import annotations
+
+import math
+from itertools import permutations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from app.demo.pack import load_pack
+from app.maths.quality import evidence as evidences
+from app.maths.quality.crossfit import hold_out
+from app.maths.quality.evidence import Evidence, cosine_moments, evidence, moments
+from app.maths.translators.methods import METHODS, resolve
+from research.definitions import mrr
+from tests.maths.clouds import normal
+
+seeds = st.integers(0, 2**31)
+
+
+def judged(name: str, source: Tensor, target: Tensor, seed: int = 0) -> Evidence:
+    held = hold_out(name, source, target, resolve(name, {}, anchors=len(source)), seed=seed)
+    return evidence(held.translated, target, held.first, held.fold_of)
+
+
+def real(seed: int, k: int, *, shuffled: float) -> tuple[Tensor, Tensor]:
+    """Real anchors, k of them, by two of the demo's encoders, a share of the target's rows having changed places."""
+    pack, generator = load_pack(), torch.Generator().manual_seed(seed)
+    source, target = list(permutations(pack.vectors, 2))[seed % 6]
+    rows = torch.randperm(len(pack.sentences), generator=generator)[:k]
+    vectors = pack.vectors[target][rows]
+    moved = torch.randperm(k, generator=generator)[: round(shuffled * k)]
+    if len(moved):
+        vectors[moved] = vectors[moved[torch.randperm(len(moved), generator=generator)]]
+    return pack.vectors[source][rows], vectors
+
+
+@given(seed=seeds, n=st.integers(2, 6))
+def test_the_moments_are_those_over_all_pairings(seed, n):
+    worth = normal(seed, n, n)
+    sums = torch.tensor(
+        [sum(float(worth[i, j]) for i, j in enumerate(order)) for order in permutations(range(n))],
+        dtype=torch.float64,
+    )
+    found = moments(worth)
+    assert found.found == pytest.approx(float(worth.trace()), abs=1e-12)
+    assert found.mean == pytest.approx(float(sums.mean()), abs=1e-10)
+    assert found.variance == pytest.approx(float(sums.var(correction=0)), abs=1e-10)
+
+
+@given(seed=seeds, n=st.integers(1, 30), d=st.integers(1, 60))
+def test_the_moments_of_cosines_are_those_of_their_matrix_from_either_side(seed, n, d):
+    queries, index = normal(seed, n, d), normal(seed + 1, n, d)
+    queries, index = (rows / rows.norm(dim=1, keepdim=True) for rows in (queries, index))
+    for fast, slow in zip(cosine_moments(queries, index), moments(queries @ index.T), strict=True):
+        assert fast == pytest.approx(slow, abs=1e-9)
+
+
+def test_of_one_fit_the_chance_of_mrr_is_a_harmonic_number_and_what_is_found_is_the_mrr():
+    translated, native, every = normal(0, 40, 6), normal(1, 40, 6), torch.ones(40, dtype=torch.bool)
+    found = evidence(translated, native, every)
+    mean = native.mean(dim=0)
+    assert found.mrr.found == pytest.approx(mrr(translated - mean, native - mean), abs=1e-12)
+    assert found.mrr.chance == pytest.approx(sum(1 / rank for rank in range(1, 41)) / 40, abs=1e-12)
+
+
+def test_only_items_that_were_held_out_together_change_places():
+    """Two folds of two items: four pairings, each as likely."""
+    translated, native = normal(2, 4, 3), normal(3, 4, 3)
+    folds = torch.tensor([0, 1, 0, 1])
+    found = evidence(translated, native, torch.ones(4, dtype=torch.bool), folds)
+    mean = native.mean(dim=0)
+    queries, index = (
+        rows / rows.norm(dim=1, keepdim=True) for rows in (translated - mean, native - mean)
+    )
+    cosines = queries @ index.T
+    orders = [(0, 1, 2, 3), (2, 1, 0, 3), (0, 3, 2, 1), (2, 3, 0, 1)]
+    sums = torch.tensor(
+        [sum(float(cosines[i, j]) for i, j in enumerate(order)) for order in orders],
+        dtype=torch.float64,
+    )
+    deviation = math.sqrt(evidences.FOLDED) * float(sums.std(correction=0))
+    assert found.cosine.chance == pytest.approx(float(sums.mean()) / 4, abs=1e-12)
+    assert found.cosine.z == pytest.approx(float(sums[0] - sums.mean()) / deviation, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_shuffled_anchors_are_useless_and_real_ones_related_whatever_the_method(name):
+    seen = [judged(name, *real(seed, (20, 50)[seed % 2], shuffled=1.0), seed) for seed in range(12)]
+    seen += [
+        judged(name, normal(seed, 60, 12), normal(seed + 1, 60, 9)) for seed in range(0, 12, 2)
+    ]
+    assert [each.verdict for each in seen] == ["useless"] * 18
+    assert [
+        judged(name, *real(seed, (20, 50)[seed % 2], shuffled=0.0), seed).verdict
+        for seed in range(6)
+    ] == ["related"] * 6
+
+
+def test_in_a_hundred_sets_of_shuffled_anchors_at_most_one_passes_and_z_is_spread_as_normal_values_are():
+    seen = [judged("graded", *real(seed, 30, shuffled=1.0), seed) for seed in range(100)]
+    assert sum(each.verdict == "related" for each in seen) <= 1
+    for z in (
+        torch.tensor([each.cosine.z for each in seen]),
+        torch.tensor([each.mrr.z for each in seen]),
+    ):
+        assert abs(float(z.mean())) < 0.4
+        assert 0.7 < float(z.std()) < 1.2
+
+
+def test_the_more_of_the_anchors_are_shuffled_the_weaker_the_evidence_to_the_last():
+    found = [judged("graded", *real(1, 300, shuffled=share)) for share in (0.0, 0.5, 0.8, 1.0)]
+    assert [each.verdict for each in found] == ["related", "related", "related", "useless"]
+    assert [each.skill for each in found] == sorted((each.skill for each in found), reverse=True)
+    assert found[0].skill > 0.6
+    assert 0.1 < found[1].skill < 0.3
+    assert found[2].skill < 0.1
+
+
+@given(seed=seeds, scale=st.floats(0.01, 100))
+def test_evidence_is_that_of_rotated_and_scaled_vectors(seed, scale):
+    translated, native, every = (
+        normal(seed, 25, 5),
+        normal(seed + 1, 25, 5),
+        torch.ones(25, dtype=torch.bool),
+    )
+    rotation, _ = torch.linalg.qr(normal(seed + 2, 5, 5))
+    plain = evidence(translated, native, every)
+    moved = evidence(scale * translated @ rotation, scale * native @ rotation, every)
+    assert moved.cosine.z == pytest.approx(plain.cosine.z, abs=1e-7)
+    assert moved.mrr.z == pytest.approx(plain.mrr.z, abs=1e-7)
+
+
+def test_rows_that_do_not_count_say_nothing_but_where_the_mean_is():
+    translated, native, first = normal(4, 30, 5), normal(5, 30, 5), torch.arange(30) < 20
+    native[20:] = native[:20].mean(dim=0)
+    garbled = translated.clone()
+    garbled[20:] = 1e6
+    assert evidence(translated, native, first) == evidence(garbled, native, first)
+    assert evidence(translated, native, first).items == 20
+
+
+def test_translations_that_are_all_alike_are_useless_and_no_trouble():
+    native, every = normal(6, 20, 4), torch.ones(20, dtype=torch.bool)
+    for translated in (torch.ones(20, 4), native.mean(dim=0).expand(20, 4)):
+        found = evidence(translated.double(), native, every)
+        assert (found.verdict, found.cosine.z) == ("useless", pytest.approx(0.0, abs=1e-6))
+    alone = evidence(
+        normal(7, 10, 4), native[:10], torch.ones(10, dtype=torch.bool), torch.arange(10)
+    )
+    assert (alone.verdict, alone.cosine.z, alone.mrr.z) == ("useless", 0.0, 0.0)
+
+
+def test_of_very_many_items_some_are_looked_at(monkeypatch):
+    monkeypatch.setattr(evidences, "MOST_ITEMS", 50)
+    native, every = normal(8, 200, 6), torch.ones(200, dtype=torch.bool)
+    found = evidence(native + normal(9, 200, 6), native, every, torch.arange(200) % 5)
+    assert (found.items, found.verdict) == (50, "related")
+    assert found == evidence(native + normal(9, 200, 6), native, every, torch.arange(200) % 5)

@@ -1,0 +1,150 @@
+"""Bootstrap intervals cover what they say, and are the same each time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import OutOfRange
+from app.maths.quality import intervals
+from app.maths.quality.intervals import bootstrap_interval
+from tests.maths.clouds import normal
+
+seeds = st.integers(0, 2**31)
+
+#: the tests' worlds: how to draw n values, and their true mean
+WORLDS = {
+    "normal": (lambda n, generator: torch.randn(n, generator=generator, dtype=torch.float64), 0.0),
+    "uniform": (lambda n, generator: torch.rand(n, generator=generator, dtype=torch.float64), 0.5),
+    "hits": (lambda n, generator: (torch.rand(n, generator=generator) < 0.3).double(), 0.3),
+}
+
+
+@pytest.mark.parametrize("n", [12, 30, 100])
+@pytest.mark.parametrize("world", WORLDS)
+def test_ninety_five_of_a_hundred_intervals_hold_the_true_mean(world, n):
+    """1,500 draws: the standard error of the coverage is .006, and hits come in steps."""
+    draw, truth = WORLDS[world]
+    generator = torch.Generator().manual_seed(n)
+    values = torch.stack([draw(n, generator) for _ in range(1_500)], dim=1)
+    low, high = bootstrap_interval(values, seed=n)
+    covered = float(((low <= truth) & (truth <= high)).double().mean())
+    assert 0.93 <= covered <= 0.97
+
+
+def test_plain_percentiles_of_few_items_would_cover_too_little():
+    """What the expansion is for: of five normal values, plain percentiles hold the mean four times in five."""
+    values = normal(0, 5, 4_000)
+    plain = intervals._resampled_means(values, 1_000, 0).quantile(
+        torch.tensor([0.025, 0.975]).double(), dim=0
+    )
+    low, high = bootstrap_interval(values)
+    for ends, least, most in ((plain, 0.78, 0.87), ((low, high), 0.89, 0.97)):
+        assert least < float(((ends[0] <= 0) & (ends[1] >= 0)).double().mean()) < most
+
+
+@given(seed=seeds, n=st.integers(1, 40), level=st.floats(0.5, 0.999))
+def test_an_interval_holds_the_mean_lies_in_the_range_and_is_the_same_each_time(seed, n, level):
+    values = normal(seed, n)
+    low, high = bootstrap_interval(values, level, 400, seed)
+    assert values.min() <= low <= high <= values.max()
+    again = bootstrap_interval(values, level, 400, seed)
+    assert (torch.equal(low, again[0]), torch.equal(high, again[1])) == (True, True)
+    if n >= 5 and level >= 0.9:
+        assert low <= values.mean() <= high
+
+
+@given(seed=seeds, scale=st.floats(0.01, 100), shift=st.floats(-100, 100))
+def test_scaling_and_shifting_the_values_scales_and_shifts_the_interval(seed, scale, shift):
+    values = normal(seed, 30)
+    low, high = bootstrap_interval(values)
+    moved_low, moved_high = bootstrap_interval(scale * values + shift)
+    assert float(moved_low) == pytest.approx(
+        float(scale * low + shift), abs=1e-9 * (1 + scale + abs(shift))
+    )
+    assert float(moved_high) == pytest.approx(
+        float(scale * high + shift), abs=1e-9 * (1 + scale + abs(shift))
+    )
+
+
+def test_a_stronger_claim_needs_a_wider_interval_and_more_items_a_narrower_one():
+    values = normal(1, 400)
+    widths = [
+        float(high - low)
+        for low, high in (bootstrap_interval(values, level) for level in (0.5, 0.9, 0.95, 0.99))
+    ]
+    assert widths == sorted(widths)
+    assert len(set(widths)) == 4
+    low, high = bootstrap_interval(values)
+    few_low, few_high = bootstrap_interval(values[:25])
+    assert float(few_high - few_low) / float(high - low) == pytest.approx(4, rel=0.4)
+
+
+def test_the_interval_of_many_items_is_that_of_the_normal_distribution():
+    values = normal(2, 5_000)
+    low, high = bootstrap_interval(values, resamples=4_000)
+    error = float(values.std()) / 5_000**0.5
+    assert float(low) == pytest.approx(float(values.mean()) - 1.96 * error, abs=0.1 * error)
+    assert float(high) == pytest.approx(float(values.mean()) + 1.96 * error, abs=0.1 * error)
+
+
+def test_the_resampled_means_are_those_of_rows_drawn_one_by_one():
+    table = normal(3, 7, 2)
+    drawn = torch.randint(7, (50, 7), generator=torch.Generator().manual_seed(5))
+    expected = np.array(
+        [
+            [np.mean([float(table[i, column]) for i in rows]) for column in (0, 1)]
+            for rows in drawn.tolist()
+        ]
+    )
+    np.testing.assert_allclose(intervals._resampled_means(table, 50, 5), expected, atol=1e-12)
+
+
+def test_columns_share_their_resamples_so_each_has_the_interval_that_it_has_alone():
+    values = normal(4, 25, 3)
+    low, high = bootstrap_interval(values)
+    assert (low.shape, high.shape) == ((3,), (3,))
+    for column in range(3):
+        alone = bootstrap_interval(values[:, column])
+        torch.testing.assert_close(
+            torch.stack(alone), torch.stack([low[column], high[column]]), rtol=0, atol=1e-12
+        )
+        assert alone[0].shape == ()
+
+
+@pytest.mark.parametrize("counts", [1, 40, 1_000])
+def test_the_interval_does_not_depend_on_how_many_counts_are_held_at_once(monkeypatch, counts):
+    values = normal(5, 20)
+    whole = bootstrap_interval(values, resamples=100)
+    monkeypatch.setattr(intervals, "COUNTS", counts)
+    torch.testing.assert_close(
+        torch.stack(bootstrap_interval(values, resamples=100)),
+        torch.stack(whole),
+        rtol=0,
+        atol=1e-12,
+    )
+
+
+@pytest.mark.parametrize("n", [1, 2, 9])
+@pytest.mark.parametrize("value", [0.1, 1.0, 1 / 3, -7e20])
+def test_equal_values_have_an_interval_of_no_width_to_the_bit(n, value):
+    low, high = bootstrap_interval(torch.full((n,), value, dtype=torch.float64))
+    assert float(low) == float(high) == value
+
+
+@pytest.mark.parametrize(
+    ("n", "more"),
+    [
+        (0, {}),
+        (3, {"level": 0.0}),
+        (3, {"level": 1.0}),
+        (3, {"level": float("nan")}),
+        (3, {"resamples": 0}),
+    ],
+)
+def test_what_no_interval_can_be_made_of_is_refused(n, more):
+    with pytest.raises(OutOfRange):
+        bootstrap_interval(torch.zeros(n), **more)

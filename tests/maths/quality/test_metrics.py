@@ -1,0 +1,229 @@
+"""Every metric against a loop over its definition."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.maths.quality import metrics
+from app.maths.quality.metrics import cka, cosine, do_nothing, per_item, search, similarities, unit
+from research.definitions import jaccard, measure, mrr, neighbours, ranks, recall
+from tests.maths.clouds import cos, normal
+
+seeds = st.integers(0, 2**31)
+
+
+def nearest(query: np.ndarray, index: np.ndarray, k: int, leave_out: int | None) -> set[int]:
+    """The k items most similar to the query, one cosine at a time."""
+    items = [j for j in range(len(index)) if j != leave_out]
+    return set(sorted(items, key=lambda j: -cos(query, index[j]))[:k])
+
+
+@given(seed=seeds, n=st.integers(2, 30), d=st.integers(2, 8))
+def test_a_perfect_translation_scores_one_everywhere(seed, n, d):
+    native = normal(seed, n, d)
+    found = measure(3.0 * native, native)
+    assert (found.n, found.k) == (n, min(10, n - 1))
+    for number in (
+        found.cosine,
+        found.mrr,
+        found.recall,
+        found.recall_1,
+        found.jaccard_target,
+        found.jaccard_own,
+    ):
+        assert number == pytest.approx(1.0, abs=1e-12)
+
+
+def test_exchanging_two_opposite_items_has_cosine_minus_one_and_ranks_both_last():
+    native = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    assert cosine(-native, native) == pytest.approx(-1.0)
+    assert mrr(-native, native) == 0.5
+
+
+@given(seed=seeds, noise=st.floats(0.1, 3))
+def test_cosine_mrr_recall_and_jaccards_equal_loops_over_their_definitions(seed, noise):
+    native = normal(seed, 14, 5)
+    translated = native + noise * normal(seed + 1, 14, 5)
+    t, y, k = translated.numpy(), native.numpy(), 4
+    reciprocal, found, target_jaccard, own_jaccard = [], [], [], []
+    for i in range(14):
+        similar = [cos(t[i], y[j]) for j in range(14)]
+        reciprocal.append(1 / sum(s >= similar[i] for s in similar))
+        ours, truth = nearest(t[i], y, k, i), nearest(y[i], y, k, i)
+        found.append(len(ours & truth) / k)
+        ours, truth = nearest(t[i], y, k, None), nearest(y[i], y, k, None)
+        target_jaccard.append(len(ours & truth) / len(ours | truth))
+        ours, truth = nearest(t[i], t, k, i), nearest(y[i], y, k, i)
+        own_jaccard.append(len(ours & truth) / len(ours | truth))
+    assert cosine(translated, native) == pytest.approx(
+        np.mean([cos(t[i], y[i]) for i in range(14)])
+    )
+    assert mrr(translated, native) == pytest.approx(np.mean(reciprocal))
+    assert recall(translated, native, k) == pytest.approx(np.mean(found))
+    assert jaccard(translated, native, k) == pytest.approx(np.mean(target_jaccard))
+    assert jaccard(translated, native, k, own_space=True) == pytest.approx(np.mean(own_jaccard))
+
+
+@given(seed=seeds, n=st.integers(2, 30), noise=st.floats(0.1, 3))
+def test_the_numbers_of_the_items_have_the_means_that_are_reported(seed, n, noise):
+    native = normal(seed, n, 5)
+    translated = native + noise * normal(seed + 1, n, 5)
+    k = min(10, n - 1)
+    items, found = per_item(translated, native), measure(translated, native)
+    assert (items.k, found.k, found.n) == (k, k, n)
+    for one, other in (
+        (found.cosine, cosine(translated, native)),
+        (found.mrr, mrr(translated, native)),
+        (found.recall, recall(translated, native, k)),
+        (found.jaccard_target, jaccard(translated, native, k)),
+        (found.jaccard_own, jaccard(translated, native, k, own_space=True)),
+    ):
+        assert one == pytest.approx(other, abs=1e-12)
+    assert found.recall_1 == pytest.approx(recall(translated, native, 1), abs=1e-12)
+    assert torch.equal(items.reciprocal_rank, 1.0 / ranks(translated, native).double())
+
+
+@given(seed=seeds, k=st.integers(1, 9))
+def test_a_search_finds_the_neighbours_and_ranks_that_are_found_one_by_one(seed, k):
+    native, queries = unit(normal(seed, 10, 4)), unit(normal(seed + 1, 10, 4))
+    found = search(similarities(queries, native), k, own=True)
+    assert torch.equal(found.near, neighbours(queries, native, k, self_included=False))
+    assert torch.equal(found.with_own, neighbours(queries, native, k, self_included=True))
+    assert torch.equal(found.ranks, ranks(queries, native))
+    stranger = search(similarities(queries, native), k, own=False, sought=torch.arange(10))
+    assert torch.equal(stranger.near, found.with_own)
+    assert torch.equal(stranger.ranks, found.ranks)
+    assert (search(similarities(queries, native), k, own=False).ranks == 1).all()
+
+
+def test_a_tie_counts_against_the_translation():
+    native = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    assert ranks(native, native).tolist() == [2, 2, 1]
+    assert mrr(native, native) == pytest.approx((0.5 + 0.5 + 1) / 3)
+
+
+def test_a_translation_to_the_mean_ties_with_everything_and_ranks_last():
+    assert ranks(torch.zeros(6, 3), normal(0, 6, 3)).tolist() == [6] * 6
+
+
+def test_recall_leaves_the_item_itself_out_of_both_lists():
+    native = normal(1, 8, 4)
+    assert not (
+        neighbours(native, native, 7, self_included=False) == torch.arange(8)[:, None]
+    ).any()
+    assert (neighbours(native, native, 1, self_included=True)[:, 0] == torch.arange(8)).all()
+    # Two pairs of near items; translated, each lands exactly on the partner of the other pair: only its own item agrees.
+    native = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
+    assert recall(native[[2, 3, 0, 1]], native, k=1) == 0.0
+    assert recall(native, native, k=1) == 1.0
+
+
+def test_a_rotated_cloud_keeps_its_own_neighbours_and_loses_those_of_the_target():
+    native = normal(2, 60, 12)
+    rotation, _ = torch.linalg.qr(normal(3, 12, 12))
+    assert jaccard(native @ rotation, native, 5, own_space=True) == pytest.approx(1.0)
+    assert jaccard(native @ rotation, native, 5) < 0.3
+
+
+def test_the_target_jaccard_counts_the_item_itself_and_the_own_jaccard_does_not():
+    native = torch.eye(3, dtype=torch.float64) + 0.1 * normal(4, 3, 3)
+    exchanged = native.flip(0)
+    # One neighbour with the item itself: only the middle item stays its own. All others without it: nothing can differ.
+    assert jaccard(exchanged, native, 1) == pytest.approx(1 / 3)
+    assert jaccard(exchanged, native, 3) == 1.0
+    assert jaccard(exchanged, native, 2, own_space=True) == 1.0
+    with pytest.raises(RuntimeError):
+        jaccard(native, native, 4)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 32])
+def test_results_do_not_depend_on_the_chunk(monkeypatch, chunk):
+    native = normal(5, 33, 6)
+    translated = native + normal(6, 33, 6)
+    whole, whole_ranks = measure(translated, native), ranks(translated, native)
+    monkeypatch.setattr(metrics, "CHUNK", chunk)
+    assert astuple(measure(translated, native)) == pytest.approx(astuple(whole), abs=1e-12)
+    assert torch.equal(ranks(translated, native), whole_ranks)
+
+
+@given(seed=seeds, log_scale=st.floats(-20, 20))
+def test_no_number_depends_on_the_length_of_the_vectors(seed, log_scale):
+    native, translated = normal(seed, 12, 4), normal(seed + 1, 12, 4)
+    lengths = 10.0**log_scale * (1 + normal(seed + 2, 12, 1).abs())
+    first, second = measure(translated, native), measure(lengths * translated, native)
+    assert second.mrr == pytest.approx(first.mrr)
+    assert second.cosine == pytest.approx(first.cosine)
+    assert second.recall == pytest.approx(first.recall)
+
+
+def test_shared_counts_common_members_whatever_their_order():
+    assert metrics.shared(
+        torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([[3, 1, 9], [7, 8, 9]])
+    ).tolist() == [2, 0]
+
+
+def test_unit_leaves_a_zero_row_zero():
+    torch.testing.assert_close(
+        unit(torch.tensor([[0.0, 0.0], [3.0, 4.0]])),
+        torch.tensor([[0.0, 0.0], [0.6, 0.8]]).double(),
+    )
+
+
+def test_doing_nothing_cuts_or_pads_with_zeros():
+    source = torch.tensor([[1.0, 2.0, 3.0]])
+    assert do_nothing(source, 2).tolist() == [[1.0, 2.0]]
+    assert do_nothing(source, 3).tolist() == [[1.0, 2.0, 3.0]]
+    assert do_nothing(source, 5).tolist() == [[1.0, 2.0, 3.0, 0.0, 0.0]]
+
+
+def naive_hsic(k: np.ndarray, other: np.ndarray) -> float:
+    """Song et al. 2012, equation 5, with the n x n matrices."""
+    n = len(k)
+    k, other = k - np.diag(np.diag(k)), other - np.diag(np.diag(other))
+    ones = np.ones(n)
+    trace = np.trace(k @ other)
+    total = (ones @ k @ ones) * (ones @ other @ ones) / ((n - 1) * (n - 2))
+    return float(trace + total - 2 / (n - 2) * (ones @ k @ other @ ones)) / (n * (n - 3))
+
+
+@given(seed=seeds, n=st.integers(5, 20), dx=st.integers(1, 12), dy=st.integers(1, 12))
+def test_cka_equals_the_formula_with_whole_gram_matrices(seed, n, dx, dy):
+    # A common signal keeps the debiased self terms away from 0, where the ratio means nothing.
+    signal = normal(seed, n, 1) * 3
+    x, y = normal(seed + 1, n, dx) + signal + 2, normal(seed + 2, n, dy) + signal - 1
+    gram_x, gram_y = (x @ x.T).numpy(), (y @ y.T).numpy()
+    own = naive_hsic(gram_x, gram_x) * naive_hsic(gram_y, gram_y)
+    assert cka(x, y) == pytest.approx(naive_hsic(gram_x, gram_y) / np.sqrt(own), abs=1e-6)
+
+
+@given(seed=seeds, log_scale=st.floats(-5, 5))
+def test_cka_is_invariant_to_rotation_scaling_and_translation_and_one_for_equal_spaces(
+    seed, log_scale
+):
+    x = normal(seed, 30, 5)
+    y = x[:, :4] + 0.5 * normal(seed + 1, 30, 4)
+    rotation, _ = torch.linalg.qr(normal(seed + 2, 5, 5))
+    assert cka(10.0**log_scale * (x @ rotation + 3), y) == pytest.approx(cka(x, y), abs=1e-6)
+    assert cka(x, 10.0**log_scale * x @ rotation) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_debiased_cka_of_independent_embeddings_is_near_zero_where_the_biased_one_is_above_one_half():
+    x, y = normal(7, 200, 300), normal(8, 200, 300)
+    centred_x, centred_y = x - x.mean(dim=0), y - y.mean(dim=0)
+    biased = (
+        (centred_x.T @ centred_y).norm() ** 2
+        / (centred_x.T @ centred_x).norm()
+        / (centred_y.T @ centred_y).norm()
+    )
+    assert float(biased) > 0.5
+    assert abs(cka(x, y)) < 0.05
+
+
+def test_cka_with_a_space_without_variation_is_zero():
+    assert cka(normal(9, 10, 3), torch.ones(10, 4)) == 0.0

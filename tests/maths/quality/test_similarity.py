@@ -1,0 +1,125 @@
+"""Similarity of two spaces against whole relative vectors, and its invariances."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from app.maths.geometry.space import fit_space
+from app.maths.quality import metrics
+from app.maths.quality.metrics import cka
+from app.maths.quality.similarity import FEWEST_FOR_CKA, relative_similarity
+from research.definitions import relative
+from tests.maths.clouds import cos, normal
+
+seeds = st.integers(0, 2**31)
+
+
+def naive(
+    first: np.ndarray, second: np.ndarray, k: int, of_anchors: bool
+) -> tuple[list[float], list[float]]:
+    """Cosines and Jaccards of two tables of relative vectors (n, k'), row by row."""
+
+    def nearest(rows: np.ndarray, i: int) -> set[int]:
+        others = [j for j in range(len(rows)) if j != i]
+        return set(sorted(others, key=lambda j: -cos(rows[i], rows[j]))[:k])
+
+    cosines, jaccards = [], []
+    for i in range(len(first)):
+        kept = [j for j in range(first.shape[1]) if not (of_anchors and j == i)]
+        cosines.append(cos(first[i, kept], second[i, kept]))
+        ours, truth = nearest(first, i), nearest(second, i)
+        jaccards.append(len(ours & truth) / len(ours | truth))
+    return cosines, jaccards
+
+
+@given(seed=seeds, anchors=st.integers(4, 20), n=st.integers(5, 15))
+def test_of_items_it_equals_loops_over_whole_relative_vectors(seed, anchors, n):
+    a, b = normal(seed, anchors, 6), normal(seed + 1, anchors, 9)
+    x, y = normal(seed + 2, n, 6), normal(seed + 3, n, 9)
+    source, target = fit_space(a), fit_space(b)
+    found = relative_similarity(source, target, x, y, 3)
+    cosines, jaccards = naive(relative(x, source).numpy(), relative(y, target).numpy(), 3, False)
+    np.testing.assert_allclose(found.cosine.numpy(), cosines, atol=1e-10)
+    np.testing.assert_allclose(found.jaccard.numpy(), jaccards, atol=1e-10)
+    assert found.cka == cka(x, y)
+
+
+@given(seed=seeds, anchors=st.integers(6, 20))
+def test_of_anchors_each_ones_similarity_to_itself_is_left_out_of_its_cosine(seed, anchors):
+    a, b = normal(seed, anchors, 6), normal(seed + 1, anchors, 4)
+    source, target = fit_space(a), fit_space(b)
+    found = relative_similarity(source, target, a, b, 3, of_anchors=True)
+    cosines, jaccards = naive(relative(a, source).numpy(), relative(b, target).numpy(), 3, True)
+    np.testing.assert_allclose(found.cosine.numpy(), cosines, atol=1e-9)
+    np.testing.assert_allclose(found.jaccard.numpy(), jaccards, atol=1e-10)
+
+
+def test_unrelated_spaces_have_cosines_near_zero_also_over_their_own_anchors():
+    """With each anchor's similarity to itself they would have a tenth or more: it is 1 in any space."""
+    a, b = normal(0, 300, 40), normal(1, 300, 50)
+    found = relative_similarity(fit_space(a), fit_space(b), a, b, of_anchors=True)
+    naively = relative_similarity(fit_space(a), fit_space(b), a, b)
+    assert abs(float(found.cosine.mean())) < 0.01
+    assert float(naively.cosine.mean()) > 0.1
+    assert float(found.jaccard.mean()) < 0.05
+    assert abs(found.cka) < 0.05
+
+
+@given(seed=seeds, log_scale=st.floats(-3, 3), of_anchors=st.booleans())
+def test_spaces_that_differ_by_rotation_scale_and_shift_are_one(seed, log_scale, of_anchors):
+    a, x = normal(seed, 25, 5), normal(seed + 1, 12, 5)
+    rotation, _ = torch.linalg.qr(normal(seed + 2, 5, 5))
+    x = a if of_anchors else x
+
+    def moved(rows: Tensor) -> Tensor:
+        return 10.0**log_scale * rows @ rotation + 3
+
+    found = relative_similarity(
+        fit_space(a), fit_space(moved(a)), x, moved(x), of_anchors=of_anchors
+    )
+    assert float(found.cosine.min()) == pytest.approx(1.0, abs=1e-6)
+    assert float(found.jaccard.min()) == pytest.approx(1.0)
+    assert found.cka == pytest.approx(1.0, abs=1e-6)
+
+
+def test_the_more_noise_the_less_alike():
+    a = normal(3, 200, 20)
+    numbers = []
+    for noise in (0.1, 0.5, 2.0):
+        b = a + noise * normal(4, 200, 20)
+        found = relative_similarity(fit_space(a), fit_space(b), a, b, of_anchors=True)
+        numbers.append((float(found.cosine.mean()), float(found.jaccard.mean()), found.cka))
+    assert numbers == sorted(numbers, reverse=True)
+
+
+def test_a_vector_at_its_anchors_mean_is_like_nothing():
+    a, b = normal(5, 10, 4), normal(6, 10, 3)
+    x, y = normal(7, 6, 4), normal(8, 6, 3)
+    source, target = fit_space(a), fit_space(b)
+    x[2] = source.mean
+    found = relative_similarity(source, target, x, y, 2)
+    assert float(found.cosine[2]) == 0.0
+    assert bool(found.cosine.isfinite().all())
+    assert float(found.cosine[[0, 1, 3, 4, 5]].abs().min()) > 0
+
+
+@pytest.mark.parametrize("n", [2, 3, FEWEST_FOR_CKA])
+def test_the_smallest_sets_have_numbers_and_from_four_items_on_a_cka(n):
+    a, b = normal(9, n, 5), normal(10, n, 4)
+    found = relative_similarity(fit_space(a), fit_space(b), a, b, of_anchors=True)
+    assert (found.k, found.cosine.shape) == (n - 1, (n,))
+    assert bool((found.jaccard == 1).all())  # all the others are neighbours
+    assert (found.cka is None) == (n < FEWEST_FOR_CKA)
+
+
+def test_it_does_not_depend_on_the_chunk(monkeypatch):
+    a, b = normal(11, 40, 6), normal(12, 40, 7)
+    expected = relative_similarity(fit_space(a), fit_space(b), a, b)
+    monkeypatch.setattr(metrics, "CHUNK", 7)
+    found = relative_similarity(fit_space(a), fit_space(b), a, b)
+    assert torch.equal(found.jaccard, expected.jaccard)

@@ -1,0 +1,95 @@
+"""Joint methods: the nearest partial isometry, and ridge regression."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from app.maths.geometry.space import fit_space
+from app.maths.translators import align
+from research.definitions import pair_of
+from tests.maths.clouds import normal
+
+seeds = st.integers(0, 2**31)
+
+
+def procrustes(source: Tensor, target: Tensor) -> Tensor:
+    pair = pair_of(source, target)
+    return pair.join(align.procrustes(pair))
+
+
+def ridge(source: Tensor, target: Tensor, *, ridge: float) -> Tensor:
+    pair = pair_of(source, target)
+    return pair.join(align.regression(pair, ridge=ridge))
+
+
+@given(seed=seeds, k=st.integers(2, 15), dx=st.integers(2, 10), dy=st.integers(2, 10))
+def test_procrustes_is_a_partial_isometry_of_rank_at_most_k_minus_one(seed, k, dx, dy):
+    values = torch.linalg.svdvals(
+        procrustes(fit_space(normal(seed, k, dx)).unit, fit_space(normal(seed + 1, k, dy)).unit)
+    )
+    rank = min(k - 1, dx, dy)
+    torch.testing.assert_close(values[:rank], torch.ones(rank, dtype=torch.float64))
+    torch.testing.assert_close(
+        values[rank:], torch.zeros(len(values) - rank, dtype=torch.float64), rtol=0, atol=1e-10
+    )
+
+
+@given(seed=seeds, scale=st.floats(0.1, 10))
+def test_procrustes_recovers_an_exact_rotation_of_full_rank_anchors(seed, scale):
+    anchors, (rotation, _) = normal(seed, 30, 8), torch.linalg.qr(normal(seed + 1, 8, 8))
+    found = procrustes(fit_space(anchors).unit, fit_space(scale * anchors @ rotation + 5).unit)
+    torch.testing.assert_close(found, rotation, rtol=0, atol=1e-8)
+
+
+def test_procrustes_recovers_an_orthogonal_map_into_more_dimensions():
+    anchors, (rotation, _) = normal(0, 30, 6), torch.linalg.qr(normal(1, 10, 10))
+    found = procrustes(fit_space(anchors).unit, fit_space(anchors @ rotation[:6]).unit)
+    torch.testing.assert_close(found, rotation[:6], rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0, 1e3])
+def test_with_fewer_anchors_than_dimensions_procrustes_has_rank_k_minus_one_and_ignores_their_order(
+    offset,
+):
+    x, y, order = normal(2, 7, 20) + offset, normal(3, 7, 24) + offset, torch.randperm(7)
+    found = procrustes(fit_space(x).unit, fit_space(y).unit)
+    permuted = procrustes(fit_space(x[order]).unit, fit_space(y[order]).unit)
+    assert int((torch.linalg.svdvals(found) > 0.5).sum()) == 6
+    torch.testing.assert_close(permuted, found, rtol=0, atol=1e-8)
+
+
+@given(seed=seeds)
+def test_no_rotation_aligns_the_anchors_better_than_procrustes(seed):
+    x, y = fit_space(normal(seed, 12, 5)).unit, fit_space(normal(seed + 1, 12, 5)).unit
+    other, _ = torch.linalg.qr(normal(seed + 2, 5, 5))
+    assert float((x @ procrustes(x, y) - y).norm()) <= float((x @ other - y).norm()) + 1e-9
+
+
+@given(seed=seeds, penalty=st.floats(1e-6, 100), k=st.integers(2, 15))
+def test_the_gradient_of_the_ridge_objective_is_zero_at_its_minimiser(seed, penalty, k):
+    x, y = fit_space(normal(seed, k, 6)).unit, fit_space(normal(seed + 1, k, 5)).unit
+    solution = ridge(x, y, ridge=penalty)
+    gradient = x.T @ (x @ solution - y) + penalty * solution
+    assert float(gradient.abs().max()) < 1e-8
+
+
+@pytest.mark.parametrize(("k", "d"), [(5, 9), (9, 9), (10, 9), (40, 9)])
+def test_ridge_zero_is_least_squares_of_least_norm(k, d):
+    x, y = fit_space(normal(4, k, d)).unit, fit_space(normal(5, k, 7)).unit
+    expected = torch.linalg.lstsq(x, y, driver="gelsd", rcond=1e-10).solution
+    torch.testing.assert_close(ridge(x, y, ridge=0.0), expected, rtol=0, atol=1e-8)
+
+
+@given(seed=seeds, k=st.integers(2, 6), dx=st.integers(7, 12), dy=st.integers(7, 12))
+def test_procrustes_of_few_anchors_is_the_polar_factor_of_the_whole_product(seed, k, dx, dy):
+    """Below k = d the SVD is taken of a k x k matrix; above it, and here, of U_x^T U_y itself."""
+    source, target = fit_space(normal(seed, k, dx)).unit, fit_space(normal(seed + 1, k, dy)).unit
+    left, values, right = torch.linalg.svd(source.T @ target, full_matrices=False)
+    keep = values > 1e-10
+    torch.testing.assert_close(
+        procrustes(source, target), left[:, keep] @ right[keep], rtol=0, atol=1e-6
+    )

@@ -1,0 +1,386 @@
+"""The fast ways of serving say what the plain formula says, of whatever rows, and beside whatever neighbours."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from app.errors import AnchorageError, NonFinite, OutOfRange
+from app.maths.geometry.space import Space, fit_space
+from app.maths.translators import graded, translator
+from app.maths.translators.methods import METHODS, fit, resolve
+from app.maths.translators.relative import relate_into
+from app.maths.translators.translator import (
+    STEP,
+    Translated,
+    Translator,
+    apply,
+    apply_into,
+    no_flags,
+)
+from research.definitions import relative
+from tests.maths.clouds import normal
+
+#: what float32 may add, as part of the target's scale
+CLOSE = 1e-5
+COUNTS = (1, 2, STEP - 1, STEP, STEP + 1, 3 * STEP)
+DTYPES = (torch.float16, torch.float32, torch.float64)
+
+
+def made(
+    seed: int,
+    dims: tuple[int, int],
+    *,
+    name: str = "ridge",
+    offset: float = 1.0,
+    anchors: int = 40,
+    **options: bool,
+):
+    """A translator and its source space; the source lies `offset` standard deviations from zero."""
+    source, target = (
+        fit_space(normal(seed, anchors, dims[0]) + offset),
+        fit_space(3 * normal(seed + 1, anchors, dims[1]) - 2),
+    )
+    return fit(name, source, target, resolve(name, options, anchors=anchors)), source
+
+
+def naive(translator: Translator, vectors: Tensor) -> Tensor:
+    """s_y r(n(x) T) + m_y in float64, of rows that have a direction."""
+    decoder = translator.decoder
+    centred = vectors.float().double() - translator.source_mean.double()
+    norms = centred.norm(dim=1, keepdim=True)
+    product = (centred / norms) @ decoder.matrix.double()
+    if decoder.renormalise:
+        product = product / product.norm(dim=1, keepdim=True)
+    if translator.kept_scale is not None:
+        product = product * norms / translator.kept_scale
+    return decoder.scale * product + decoder.mean.double()
+
+
+def carefully(served: Translator, vectors: Tensor) -> Translated:
+    """Every row alone, by the way that is right for all of them."""
+    found = [translator._careful_step(served, row[None]) for row in vectors]
+    return Translated(
+        *(
+            torch.cat([getattr(each, part) for each in found])
+            for part in ("vectors", "at_mean", "outside")
+        )
+    )
+
+
+def furthest(found: Tensor, expected: Tensor, translator: Translator) -> float:
+    """The largest difference of two rows, as part of the target's scale or of the row's own distance from its mean."""
+    reach = (
+        (expected.double() - translator.decoder.mean.double())
+        .norm(dim=1)
+        .clamp_min(translator.decoder.scale)
+    )
+    return float(((found.double() - expected.double()).norm(dim=1) / reach).max())
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    dims=st.tuples(st.integers(2, 40), st.integers(1, 40)),
+    count=st.sampled_from(COUNTS),
+    dtype=st.sampled_from(DTYPES),
+    name=st.sampled_from([name for name, method in METHODS.items() if not method.affine]),
+    offset=st.sampled_from([0.0, 1.0, 30.0, 1000.0]),
+    renormalise=st.booleans(),
+    keep_norms=st.booleans(),
+)
+def test_a_translation_is_what_the_formula_says(
+    seed, dims, count, dtype, name, offset, renormalise, keep_norms
+):
+    served, source = made(
+        seed, dims, name=name, offset=offset, renormalise=renormalise, keep_norms=keep_norms
+    )
+    vectors = (normal(seed + 2, count, dims[0]) + source.mean).to(dtype)
+    found = apply(served, vectors)
+    # A direction of the source that T all but cancels keeps as few digits as it has.
+    centred = vectors.double() - served.source_mean.double()
+    kept = (
+        (centred @ served.decoder.matrix.double()).norm(dim=1)
+        / centred.norm(dim=1)
+        / served.decoder.matrix.double().norm()
+    )
+    well = kept > 0.05
+    if bool(well.any()):
+        part = Translated(found.vectors[well], found.at_mean[well], found.outside[well])
+        assert furthest(part.vectors, naive(served, vectors[well]), served) < CLOSE
+        assert not bool(part.at_mean.any() | part.outside.any())
+    exact = carefully(served, vectors[:20])
+    assert found.at_mean[:20].tolist() == exact.at_mean.tolist()
+    assert found.outside[:20].tolist() == exact.outside.tolist()
+
+
+def delicate(
+    space: Space, anchors: Tensor, count: int, seed: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Ordinary rows, and among them rows at the mean, next to it, far away, tiny, huge, and outside what the anchors span.
+
+    And which rows to look at: those, and some of the others.
+    """
+    dim = space.dim
+    vectors = normal(seed, count, dim) @ anchors.T @ anchors + space.mean
+    turn = torch.linalg.qr(normal(seed + 1, dim, dim))[0]
+    outside = turn[0] - anchors.T @ (anchors @ turn[0])
+    special = [
+        space.mean,
+        space.mean + 1e-5 * anchors[0],
+        space.mean * (1 + 1e-7),
+        space.mean + 1e4 * anchors[0],
+        torch.zeros(dim, dtype=torch.float64),
+        1e-25 * anchors[0],
+        space.mean + 5 * outside,
+    ]
+    if dtype is not torch.float16:
+        special += [1e25 * anchors[0], 1e13 * anchors[1], -1e25 * anchors[1]]
+    places = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    for place, row in zip(places, special, strict=False):
+        vectors[place] = row
+    return vectors.to(dtype), places[: len(special) + 10]
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    count=st.sampled_from(COUNTS),
+    dtype=st.sampled_from(DTYPES),
+    offset=st.sampled_from([0.0, 1.0, 300.0]),
+    name=st.sampled_from(["graded", "procrustes", "ridge"]),
+    renormalise=st.booleans(),
+    keep_norms=st.booleans(),
+)
+def test_rows_of_every_kind_are_each_translated_and_flagged_as_if_they_were_alone(
+    seed, count, dtype, offset, name, renormalise, keep_norms
+):
+    span = torch.linalg.qr(normal(seed, 12, 12))[0][:5]  # the anchors span 5 of 12 dimensions
+    source, target = (
+        fit_space(normal(seed + 1, 30, 5) @ span + offset),
+        fit_space(3 * normal(seed + 2, 30, 7) - 2),
+    )
+    options = resolve(name, {"renormalise": renormalise, "keep_norms": keep_norms}, anchors=30)
+    served = fit(name, source, target, options)
+    vectors, places = delicate(source, span, count, seed + 3, dtype)
+    found = apply(served, vectors)
+    found = Translated(found.vectors[places], found.at_mean[places], found.outside[places])
+    vectors = vectors[places]
+    expected = carefully(served, vectors)
+    assert found.at_mean.tolist() == expected.at_mean.tolist()
+    assert found.outside.tolist() == expected.outside.tolist()
+    # Rows that are all but outside are all but noise.
+    centred = vectors.double() - served.source_mean.double()
+    clear = (centred @ span.T).norm(dim=1) > 0.1 * centred.norm(dim=1)
+    clear |= expected.at_mean | expected.outside
+    assert furthest(found.vectors[clear], expected.vectors[clear], served) < 3 * CLOSE
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    neighbour=st.sampled_from([0.0, 1e-25, 1e-9, 1e3, 1e11, 1e13, 1e25]),
+    count=st.sampled_from([2, 600]),
+)
+def test_a_translation_does_not_depend_on_its_neighbours(seed, neighbour, count):
+    served, source = made(seed, (16, 12))
+    row = (normal(seed + 2, 1, 16) + source.mean).float()
+    alone = apply(served, row).vectors
+    others = (neighbour * normal(seed + 3, count - 1, 16)).float()
+    assert furthest(apply(served, torch.cat([others, row])).vectors[-1:], alone, served) < 3e-6
+    assert furthest(apply(served, torch.cat([row, others])).vectors[:1], alone, served) < 3e-6
+
+
+@pytest.mark.parametrize("shrink", [1e-10, 1e-20, 1e-22, 1e-30])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_matrix_however_small_leaves_directions_whole(shrink, count):
+    """As of a large ridge over tiny vectors: squares of such lengths are no float32 numbers."""
+    served, source = made(3, (16, 12))
+    small = replace(
+        served,
+        decoder=replace(
+            served.decoder,
+            matrix=shrink * served.decoder.matrix,
+            energy=shrink**2 * served.decoder.energy,
+        ),
+    )
+    vectors = (normal(4, count, 16) + source.mean).float()
+    assert furthest(apply(small, vectors).vectors, naive(served, vectors), served) < CLOSE
+
+
+@pytest.mark.parametrize("size", [1e-20, 1e-13, 1e-11, 1e-8, 1e8, 1e11, 1e13, 1e20])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("name", ["graded", "procrustes"])
+def test_spaces_of_every_size_translate_alike(size, count, name):
+    source, target, vectors = normal(5, 30, 10) + 1, normal(6, 30, 8), normal(7, count, 10)
+    options = resolve(
+        name, {"decode_power": 1.0, "ridge": 1e6} if name == "graded" else {}, anchors=30
+    )
+    served = fit(name, fit_space(size * source), fit_space(target), options)
+    expected = fit(name, fit_space(source), fit_space(target), options)
+    assert (
+        furthest(apply(served, size * vectors).vectors, naive(expected, vectors), expected)
+        < 3 * CLOSE
+    )
+
+
+# --- what is refused -----------------------------------------------------------------------------------------------------
+
+
+@given(
+    rows=st.sets(st.integers(0, 3 * STEP - 1), min_size=1, max_size=25),
+    bad=st.sampled_from([float("nan"), float("inf"), float("-inf"), 1e31]),
+    dtype=st.sampled_from(DTYPES),
+)
+@example(rows={0, STEP - 1, STEP, 3 * STEP - 1}, bad=float("nan"), dtype=torch.float32)
+def test_every_row_that_is_wrong_is_named(rows, bad, dtype):
+    served, _ = made(1, (4, 3))
+    vectors = normal(2, 3 * STEP, 4).to(dtype)
+    vectors[sorted(rows), 2] = bad
+    wrong = OutOfRange if bad == 1e31 and dtype is not torch.float16 else NonFinite
+    with pytest.raises(wrong) as caught:
+        apply(served, vectors)
+    assert caught.value.row_count == len(rows)
+    assert caught.value.rows == sorted(rows)[:20]
+
+
+@pytest.mark.parametrize("count", [1, 5, STEP + 1])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e31])
+def test_one_wrong_row_is_refused_however_many_there_are(count, bad):
+    served, _ = made(1, (4, 3))
+    vectors = normal(2, count, 4).float()
+    vectors[-1, 0] = bad
+    out = torch.empty(count, 3)
+    with pytest.raises(AnchorageError) as caught:
+        apply_into(served, vectors, out)
+    assert caught.value.rows == [count - 1]
+    projector, at = torch.eye(4), torch.zeros(4)
+    with pytest.raises(AnchorageError) as caught:
+        relate_into(projector, at, vectors, torch.empty(count, 4))
+    assert caught.value.rows == [count - 1]
+
+
+def test_nothing_is_translated_to_a_number_that_is_none():
+    """Kept norms, without renormalising, of rows whose product overflows or vanishes."""
+    for renormalise in (True, False):
+        served, source = made(8, (6, 5), keep_norms=True, renormalise=renormalise)
+        for scale in (1e-38, 1e-20, 1.0, 1e20, 1e29):
+            for target in (1e-25, 1.0, 1e25):
+                odd = replace(served, decoder=replace(served.decoder, scale=target))
+                for count in (1, 3):
+                    vectors = (scale * normal(9, count, 6) + source.mean).float()
+                    with suppress(OutOfRange):
+                        assert bool(apply(odd, vectors).vectors.isfinite().all())
+
+
+# --- what it is given and gives --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 3, STEP + 1])
+def test_it_reads_strided_rows_and_writes_into_a_part_of_a_larger_matrix(count):
+    served, _ = made(1, (6, 4))
+    wide = normal(2, 9, 2 * count).float()
+    vectors = wide.T[::2, 2:8]
+    before = wide.clone()
+    whole = torch.full((count + 2, 6), 7.0)
+    assert apply_into(served, vectors, whole[1:-1, 1:5]) is None
+    assert furthest(whole[1:-1, 1:5], naive(served, vectors), served) < CLOSE
+    whole[1:-1, 1:5] = 7.0
+    assert bool((whole == 7.0).all())
+    assert torch.equal(wide, before)
+
+
+def test_flags_are_shared_only_where_nobody_is_flagged():
+    served, source = made(1, (6, 4))
+    plain = apply(served, normal(2, 5, 6) + 1)
+    assert plain.at_mean is no_flags(5)[0]
+    flagged = apply(served, torch.cat([source.mean[None], normal(2, 4, 6)]))
+    assert flagged.at_mean.tolist() == [True] + [False] * 4
+    assert no_flags(5)[0].tolist() == no_flags(5)[1].tolist() == [False] * 5
+    late = apply(served, torch.cat([normal(2, STEP + 3, 6), source.mean[None]]))
+    assert late.at_mean.nonzero().flatten().tolist() == [STEP + 3]
+
+
+# --- bfloat16 ------------------------------------------------------------------------------------------------------------
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    count=st.sampled_from(COUNTS),
+    keep_norms=st.booleans(),
+    renormalise=st.booleans(),
+)
+def test_in_bfloat16_a_translation_lies_within_two_percent_of_its_distance(
+    seed, count, keep_norms, renormalise
+):
+    served, source = made(
+        seed,
+        (64, 48),
+        name="procrustes",
+        anchors=200,
+        keep_norms=keep_norms,
+        renormalise=renormalise,
+    )
+    vectors = normal(seed + 2, count, 64) + source.mean
+    found, exact = apply(served, vectors, precision="bfloat16"), apply(served, vectors)
+    reach = (exact.vectors - served.decoder.mean).norm(dim=1)
+    assert float(((found.vectors - exact.vectors).norm(dim=1) / reach).max()) < 0.02
+    assert found.outside.tolist() == exact.outside.tolist()
+
+
+def test_in_bfloat16_what_is_delicate_is_done_in_float32():
+    span = torch.linalg.qr(normal(1, 12, 12))[0][:5]
+    source, target = fit_space(normal(2, 30, 5) @ span + 1), fit_space(normal(3, 30, 7))
+    served = fit("procrustes", source, target, resolve("procrustes", {}, anchors=30))
+    vectors, _ = delicate(source, span, 40, 4, torch.float32)
+    found, exact = apply(served, vectors, precision="bfloat16"), carefully(served, vectors)
+    assert found.at_mean.tolist() == exact.at_mean.tolist()
+    assert found.outside.tolist() == exact.outside.tolist()
+    with pytest.raises(NonFinite):
+        apply(served, torch.full((1, 12), float("nan")), precision="bfloat16")
+
+
+# --- relative vectors ----------------------------------------------------------------------------------------------------
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    dims=st.tuples(st.integers(2, 40), st.integers(2, 40)),
+    count=st.sampled_from(COUNTS),
+    dtype=st.sampled_from(DTYPES),
+    offset=st.sampled_from([0.0, 1.0, 100.0]),
+)
+def test_relative_vectors_are_the_cosines(seed, dims, count, dtype, offset):
+    space = fit_space(normal(seed, dims[1], dims[0]) + offset)
+    vectors = (normal(seed + 1, count, dims[0]) + space.mean).to(dtype)
+    out = torch.empty(count, dims[1])
+    at_mean = relate_into(space.unit.T.float().contiguous(), space.mean.float(), vectors, out)
+    rounded = replace(space, mean=space.mean.float().double())
+    assert float((out.double() - relative(vectors.float(), rounded)).abs().max()) < CLOSE
+    assert not bool(at_mean.any())
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    count=st.sampled_from(COUNTS),
+    dtype=st.sampled_from(DTYPES),
+    power=st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_relative_vectors_of_rows_of_every_kind_are_those_of_each_alone(seed, count, dtype, power):
+    span = torch.linalg.qr(normal(seed, 12, 12))[0][:5]
+    space = fit_space(normal(seed + 1, 30, 5) @ span + 1)
+    projector, mean = (
+        graded.projector(space.unit, power=power, ridge=1.0).float().contiguous(),
+        space.mean.float(),
+    )
+    vectors, places = delicate(space, span, count, seed + 2, dtype)
+    out = torch.empty(count, 30)
+    at_mean = relate_into(projector, mean, vectors, out)
+    for place in places:
+        one = torch.empty(1, 30)
+        assert bool(relate_into(projector, mean, vectors[place][None], one)) == bool(at_mean[place])
+        torch.testing.assert_close(out[place], one[0], rtol=0, atol=CLOSE)
+    assert bool((out[at_mean] == 0).all())

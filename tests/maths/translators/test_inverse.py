@@ -1,0 +1,246 @@
+"""Pruning and the paper's decoder, held against naive loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.maths.geometry.space import fit_space
+from app.maths.geometry.spectrum import pinv
+from app.maths.translators import inverse
+from app.maths.translators.inverse import farthest_points, irp, irp_ridge, subspaces
+from app.maths.translators.translator import apply, make_translator
+from research.definitions import relative
+from tests.maths.clouds import normal
+
+
+def naive_farthest(unit: np.ndarray, delta: float, start: int) -> list[int]:
+    """Equations 3 and 4 of the paper, point by point."""
+    chosen = [start]
+    while len(chosen) < len(unit):
+        best, best_distance = -1, -1.0
+        for i in range(len(unit)):
+            if i not in chosen:
+                distance = min(1 - abs(float(unit[i] @ unit[j])) for j in chosen)
+                if distance > best_distance:
+                    best, best_distance = i, distance
+        if best_distance < delta:
+            break
+        chosen.append(best)
+    return chosen
+
+
+def naive_unit(raw: np.ndarray) -> tuple[np.ndarray, float, np.ndarray]:
+    """Mean, scale and unit anchors, row by row."""
+    mean = sum(raw) / len(raw)
+    norms = [float(np.sqrt(((row - mean) ** 2).sum())) for row in raw]
+    return (
+        mean,
+        sum(norms) / len(norms),
+        np.array([(row - mean) / norm for row, norm in zip(raw, norms, strict=True)]),
+    )
+
+
+def naive_irp(
+    x: np.ndarray, source: np.ndarray, target: np.ndarray, *, delta: float, starts: list[int]
+) -> np.ndarray:
+    """The paper's translation of each row of x, in float64, one vector and one subspace at a time."""
+    source_mean, _, source_unit = naive_unit(source)
+    target_mean, scale, target_unit = naive_unit(target)
+    translated = []
+    for row in x:
+        direction = (row - source_mean) / np.linalg.norm(row - source_mean)
+        cosines = np.array([float(direction @ anchor) for anchor in source_unit])
+        total = np.zeros(target.shape[1])
+        for start in starts:
+            kept = naive_farthest(target_unit, delta, start)
+            scattered = np.zeros_like(target_unit)
+            scattered[kept] = np.linalg.pinv(target_unit[kept].T, rcond=1e-10)
+            total += cosines @ scattered
+        mean_vector = total / len(starts)
+        translated.append(mean_vector / np.linalg.norm(mean_vector) * scale + target_mean)
+    return np.array(translated)
+
+
+@pytest.mark.parametrize(("k", "dx", "dy"), [(10, 14, 16), (16, 14, 16), (40, 12, 16), (40, 16, 9)])
+@pytest.mark.parametrize(("delta", "omega"), [(0.0, 1), (0.6, 4), (0.3, 3)])
+def test_irp_equals_a_naive_float64_loop_over_the_formulas_of_the_paper(k, dx, dy, delta, omega):
+    source, target, x = normal(k, k, dx) + 0.5, 3 * normal(k + 1, k, dy) - 1, normal(k + 2, 7, dx)
+    order = torch.randperm(k, generator=torch.Generator().manual_seed(5)).tolist()
+    expected = naive_irp(
+        x.numpy(), source.numpy(), target.numpy(), delta=delta, starts=order[:omega]
+    )
+    a, b = fit_space(source), fit_space(target)
+    matrix = a.unit.T @ irp(b.unit, delta=delta, omega=omega, seed=5)
+    found = apply(make_translator(a, b, matrix), x).vectors.numpy()
+    assert (
+        np.linalg.norm(found - expected, axis=1).max()
+        < 1e-5 * np.linalg.norm(expected, axis=1).min()
+    )
+
+
+@given(
+    seed=st.integers(0, 2**31), k=st.integers(2, 14), d=st.integers(2, 8), delta=st.floats(1e-6, 1)
+)
+def test_farthest_points_equal_the_naive_greedy_loop(seed, k, d, delta):
+    unit = fit_space(normal(seed, k, d)).unit
+    assert set(farthest_points(unit, delta=delta, start=seed % k)) == set(
+        naive_farthest(unit.numpy(), delta, seed % k)
+    )
+
+
+@given(seed=st.integers(0, 2**31), delta=st.floats(0.01, 0.99))
+def test_kept_anchors_are_delta_apart_and_every_other_anchor_is_nearer_than_delta_to_one_of_them(
+    seed, delta
+):
+    unit = fit_space(normal(seed, 20, 5)).unit
+    kept = farthest_points(unit, delta=delta, start=0)
+    distances = 1 - (unit @ unit[kept].T).abs()
+    for position, row in enumerate(kept[1:], start=1):
+        assert float(distances[row, :position].min()) >= delta
+    for row in set(range(20)) - set(kept):
+        assert float(distances[row].min()) < delta
+
+
+def test_rows_of_cosines_made_when_needed_choose_as_the_whole_table_does(monkeypatch):
+    unit = fit_space(normal(0, 30, 6)).unit
+    with_table = farthest_points(unit, delta=0.3, start=4)
+    monkeypatch.setattr(inverse, "GRAM_LIMIT", 29)
+    assert farthest_points(unit, delta=0.3, start=4) == with_table
+
+
+def test_delta_zero_keeps_every_anchor_even_when_duplicated():
+    unit = fit_space(torch.cat([normal(1, 6, 4), normal(1, 6, 4)])).unit
+    assert sorted(farthest_points(unit, delta=0.0, start=3)) == list(range(12))
+
+
+def test_delta_one_keeps_only_mutually_orthogonal_anchors():
+    eye = torch.eye(4, dtype=torch.float64)
+    diagonal = torch.full((1, 4), 0.5, dtype=torch.float64)
+    assert sorted(farthest_points(torch.cat([eye, -eye, diagonal]), delta=1.0, start=0)) == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    assert len(farthest_points(fit_space(normal(2, 20, 5)).unit, delta=1.0, start=7)) == 1
+
+
+@pytest.mark.parametrize(
+    ("other", "delta"),
+    [
+        (lambda half: half, 1e-9),
+        (lambda half: -half, 1e-9),
+        (lambda half: half + 1e-7 * normal(11, 8, 12), 0.05),
+    ],
+    ids=["the same", "antipodal", "nearly collinear"],
+)
+def test_any_delta_above_rounding_keeps_one_of_each_pair_of_anchors_on_one_line(other, delta):
+    half = normal(10, 8, 12)
+    unit = fit_space(torch.cat([half, other(half)])).unit
+    for start in range(16):
+        assert sorted(row % 8 for row in farthest_points(unit, delta=delta, start=start)) == list(
+            range(8)
+        )
+
+
+@pytest.mark.parametrize(("k", "d"), [(5, 9), (9, 9), (20, 9)])
+def test_duplicating_every_anchor_changes_no_unpruned_reconstruction(k, d):
+    anchors, x = normal(5, k, d) + 1, normal(6, 4, d)
+    once, twice = fit_space(anchors), fit_space(torch.cat([anchors, anchors]))
+    expected = relative(x, once) @ irp(once.unit, delta=0.0, omega=1, seed=0)
+    found = relative(x, twice) @ irp(twice.unit, delta=0.0, omega=1, seed=0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
+def test_unpruned_antipodal_anchors_reconstruct_a_direction_in_their_span_exactly():
+    half = normal(8, 6, 6)
+    space = fit_space(torch.cat([half, -half]))
+    x = normal(9, 5, 6)
+    direction = x / x.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(
+        relative(x, space) @ irp(space.unit, delta=0.0, omega=1, seed=0),
+        direction,
+        rtol=0,
+        atol=1e-9,
+    )
+
+
+def test_near_collinear_anchors_still_reconstruct_the_directions_of_anchors_unpruned():
+    base = normal(10, 8, 12)
+    anchors = torch.cat([base, base + 1e-7 * normal(11, 8, 12)])
+    space = fit_space(anchors)
+    found = relative(anchors, space) @ irp(space.unit, delta=0.0, omega=1, seed=0)
+    torch.testing.assert_close(found, space.unit, rtol=0, atol=1e-6)
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    k=st.integers(2, 12),
+    noise=st.floats(0, 1e-3),
+    ridge=st.floats(1e-4, 10),
+)
+def test_a_ridge_bounds_the_decoder_by_half_its_inverse_root_however_collinear_the_anchors(
+    seed, k, noise, ridge
+):
+    base = normal(seed, k, 6)
+    unit = fit_space(torch.cat([base, base + noise * normal(seed + 1, k, 6)])).unit
+    assert float(torch.linalg.matrix_norm(irp_ridge(unit, ridge=ridge), 2)) <= 0.5 / ridge**0.5 * (
+        1 + 1e-9
+    )
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.4])
+def test_zero_norm_anchors_are_never_chosen_and_nothing_is_chosen_twice(delta):
+    half = normal(12, 5, 4)
+    zeros = torch.zeros(3, 4, dtype=torch.float64)
+    unit = fit_space(torch.cat([half, zeros, -half])).unit
+    for start in (0, 4, 8, 12):
+        chosen = farthest_points(unit, delta=delta, start=start)
+        assert len(set(chosen)) == len(chosen)
+        assert not {5, 6, 7} & set(chosen)
+    for rows in subspaces(unit, delta=delta, omega=13, seed=1):
+        assert not {5, 6, 7} & set(rows)
+    assert not irp(unit, delta=delta, omega=13, seed=1)[5:8].any()
+
+
+def test_subspaces_are_omega_sorted_tuples_and_equal_seeds_give_equal_ones():
+    unit = fit_space(normal(13, 30, 5)).unit
+    first = subspaces(unit, delta=0.4, omega=6, seed=3)
+    assert len(first) == 6
+    assert all(list(rows) == sorted(set(rows)) for rows in first)
+    assert first == subspaces(unit, delta=0.4, omega=6, seed=3)
+    assert first != subspaces(unit, delta=0.4, omega=6, seed=4)
+
+
+def test_equal_seeds_give_equal_bytes_and_other_seeds_other_decoders_when_pruned():
+    unit = fit_space(normal(14, 30, 6)).unit
+    first = irp(unit, delta=0.5, omega=3, seed=1)
+    assert (
+        first.numpy().tobytes() == irp(unit.clone(), delta=0.5, omega=3, seed=1).numpy().tobytes()
+    )
+    assert not torch.equal(first, irp(unit, delta=0.5, omega=3, seed=2))
+
+
+def test_without_pruning_seed_and_omega_make_no_difference():
+    unit = fit_space(normal(15, 12, 6)).unit
+    torch.testing.assert_close(
+        irp(unit, delta=0.0, omega=5, seed=9), pinv(unit.T), rtol=0, atol=1e-12
+    )
+
+
+@given(seed=st.integers(0, 2**31), ridge=st.floats(1e-3, 10))
+def test_irp_ridge_solves_its_normal_equations(seed, ridge):
+    unit = fit_space(normal(seed, 9, 5)).unit
+    covariance = unit.T @ unit + ridge * torch.eye(5, dtype=torch.float64)
+    torch.testing.assert_close(irp_ridge(unit, ridge=ridge) @ covariance, unit, rtol=0, atol=1e-10)
+
+
+def test_irp_ridge_without_ridge_is_irp_without_pruning():
+    unit = fit_space(normal(16, 7, 10)).unit
+    torch.testing.assert_close(
+        irp_ridge(unit, ridge=0.0), irp(unit, delta=0.0, omega=1, seed=0), rtol=0, atol=1e-12
+    )

@@ -1,0 +1,146 @@
+"""Names, options and their limits."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from app.errors import InvalidOption, MethodNotIndependent, UnknownOption
+from app.maths.geometry.space import fit_space
+from app.maths.translators import align
+from app.maths.translators.inverse import irp
+from app.maths.translators.methods import LARGEST_SEED, METHODS, fit, fit_decoder, pair_for, resolve
+from research.definitions import pair_of
+from tests.maths.clouds import normal
+
+
+def test_the_methods_are_those_of_the_design():
+    joint = ["procrustes", "ridge", "toward-procrustes", "reduced-rank", "canonical", "affine"]
+    assert list(METHODS) == ["irp", "irp-ridge", "graded", *joint]
+    assert [name for name, method in METHODS.items() if method.independent] == [
+        "irp",
+        "irp-ridge",
+        "graded",
+    ]
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_a_method_has_a_projector_and_a_decoder_together_and_their_product_is_its_core(name):
+    method, options = METHODS[name], resolve(name, {}, anchors=20)
+    assert (method.encode is not None) == (method.decode is not None) == method.independent
+    if method.encode is not None and method.decode is not None:
+        x, y = fit_space(normal(20, 20, 9)), fit_space(normal(21, 20, 30))
+        pair = pair_for(name, x, y, options)
+        torch.testing.assert_close(
+            pair.join(method.core(pair, options)),
+            method.encode(x, options) @ method.decode(y, options),
+        )
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_an_unknown_option_is_refused_naming_it(name):
+    with pytest.raises(UnknownOption, match="lambda") as caught:
+        resolve(name, {"lambda": 1.0}, anchors=10)
+    assert caught.value.field == "options.lambda"
+
+
+def test_an_option_of_another_method_is_unknown():
+    with pytest.raises(UnknownOption) as caught:
+        resolve("procrustes", {"ridge": 1.0}, anchors=10)
+    assert caught.value.field == "options.ridge"
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_given_options_lie_over_the_defaults_which_stay_as_they_are(name):
+    before = dict(METHODS[name].defaults)
+    assert resolve(name, {}, anchors=100) == before
+    given = {
+        option: value
+        for option, value in {"renormalise": False, "ridge": 0.5}.items()
+        if option in before
+    }
+    assert resolve(name, given, anchors=100) == {**before, **given} != before
+    assert METHODS[name].defaults == before
+
+
+def test_the_default_omega_shrinks_to_the_number_of_anchors_and_a_given_one_does_not():
+    assert resolve("irp", {}, anchors=3)["omega"] == 3
+    assert resolve("irp", {}, anchors=300)["omega"] == 8
+    assert resolve("irp", {"omega": 8}, anchors=3)["omega"] == 8
+    space = fit_space(normal(0, 3, 5))
+    fit("irp", space, space, resolve("irp", {}, anchors=3))
+    with pytest.raises(InvalidOption) as caught:
+        fit("irp", space, space, resolve("irp", {"omega": 8}, anchors=3))
+    assert caught.value.field == "options.omega"
+
+
+def test_a_seed_out_of_range_is_refused_and_the_first_and_the_last_both_fit():
+    space = fit_space(normal(1, 10, 4))
+    for seed in (0, LARGEST_SEED):
+        assert fit("irp", space, space, resolve("irp", {"seed": seed}, anchors=10)).dims == (4, 4)
+    for seed in (-1, LARGEST_SEED + 1):
+        with pytest.raises(InvalidOption) as caught:
+            resolve("irp", {"seed": seed}, anchors=10)
+        assert caught.value.field == "options.seed"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "field"),
+    [
+        *(
+            ("irp", {"delta": delta}, "options.delta")
+            for delta in (math.nan, math.inf, -math.inf, -0.1, 1.0001)
+        ),
+        *(("irp", {"omega": omega}, "options.omega") for omega in (-1, 0, 11)),
+        ("irp-ridge", {"ridge": -1.0}, "options.ridge"),
+        ("ridge", {"ridge": -1.0}, "options.ridge"),
+        ("graded", {"ridge": -1.0}, "options.ridge"),
+        ("ridge", {"ridge": math.inf}, "options.ridge"),
+        ("graded", {"ridge": math.nan}, "options.ridge"),
+        *(
+            ("graded", {"encode_power": power}, "options.encode_power")
+            for power in (-0.01, 1.01, math.nan)
+        ),
+        *(
+            ("graded", {"decode_power": power}, "options.decode_power")
+            for power in (-0.01, 1.01, math.nan)
+        ),
+    ],
+)
+def test_a_value_out_of_its_range_is_refused_naming_its_option(name, options, field):
+    space = fit_space(normal(2, 10, 4))
+    with pytest.raises(InvalidOption) as caught:
+        fit(name, space, space, resolve(name, options, anchors=10))
+    assert caught.value.field == field
+
+
+def test_fit_serves_the_matrix_of_the_named_method_and_the_means_and_scale_of_the_spaces():
+    source, target = fit_space(normal(3, 20, 6) + 1), fit_space(normal(4, 20, 5) - 1)
+    options = resolve("irp", {"delta": 0.4, "omega": 3, "seed": 2}, anchors=20)
+    translator = fit("irp", source, target, options)
+    decoder = irp(target.unit, delta=0.4, omega=3, seed=2)
+    torch.testing.assert_close(translator.decoder.matrix, (source.unit.T @ decoder).float())
+    torch.testing.assert_close(fit_decoder("irp", target, options).matrix, decoder.float())
+    joint = fit(
+        "procrustes", source, target, resolve("procrustes", {"renormalise": False}, anchors=20)
+    )
+    torch.testing.assert_close(
+        joint.decoder.matrix,
+        pair_of(source.unit, target.unit)
+        .join(align.procrustes(pair_of(source.unit, target.unit)))
+        .float(),
+    )
+    assert (translator.decoder.renormalise, joint.decoder.renormalise) == (True, False)
+    for fitted in (translator, joint):
+        assert torch.equal(fitted.source_mean, source.mean.float())
+        assert torch.equal(fitted.decoder.mean, target.mean.float())
+        assert fitted.decoder.scale == target.scale
+
+
+@pytest.mark.parametrize("name", ["procrustes", "ridge"])
+def test_a_joint_method_has_no_decoder_and_says_which_methods_do(name):
+    with pytest.raises(MethodNotIndependent, match="irp, irp-ridge, graded") as caught:
+        fit_decoder(name, fit_space(normal(5, 10, 4)), resolve(name, {}, anchors=10))
+    assert caught.value.field == "method"

@@ -1,0 +1,291 @@
+"""The object that serves: one matrix, the source's mean, the target's mean and scale."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from app.demo.pack import load_pack
+from app.errors import DimensionMismatch, EmptyVectors, OutOfRange
+from app.maths.geometry.space import LARGEST, fit_space, normalise
+from app.maths.translators import graded
+from app.maths.translators.methods import METHODS, Options, fit, fit_decoder, resolve
+from app.maths.translators.translator import Translator, apply, content_hash, decode
+from research.definitions import relative
+from tests.maths.clouds import normal
+
+every_method = pytest.mark.parametrize("name", list(METHODS))
+UNPRUNED = {"delta": 0.0, "omega": 1}
+
+#: those whose lengths are a choice; affine's are what it was fitted to
+SHAPED = [name for name, method in METHODS.items() if not method.affine]
+
+
+def fitted(name: str, source: Tensor, target: Tensor, given: Options | None = None) -> Translator:
+    return fit(
+        name, fit_space(source), fit_space(target), resolve(name, given or {}, anchors=len(source))
+    )
+
+
+@pytest.mark.parametrize(("k", "dx", "dy"), [(8, 12, 16), (30, 10, 14)])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("irp", {"delta": 0.6, "omega": 4}),
+        ("irp", UNPRUNED),
+        ("irp-ridge", {}),
+        ("graded", {}),
+        ("graded", {"encode_power": 0.5, "decode_power": 0.5, "ridge": 0.3}),
+    ],
+)
+def test_the_fused_matrix_equals_relative_vectors_decoded(k, dx, dy, name, options):
+    source, target = fit_space(normal(0, k, dx) + 1), fit_space(4 * normal(1, k, dy) - 2)
+    options = resolve(name, options, anchors=k)
+    vectors = normal(2, 9, dx)
+    if name == "graded":
+        unit, _ = normalise(vectors, source.mean)
+        coordinates = unit @ graded.projector(
+            source.unit, power=options["encode_power"], ridge=options["ridge"]
+        )
+    else:
+        coordinates = relative(vectors, source)
+    two_steps = decode(fit_decoder(name, target, options), coordinates).vectors
+    fused = apply(fit(name, source, target, options), vectors).vectors
+    assert float((fused - two_steps).norm(dim=1).max()) < 1e-6 * float(two_steps.norm(dim=1).min())
+
+
+@every_method
+def test_equal_inputs_give_equal_bytes_and_equal_hashes(name):
+    source, target = normal(3, 20, 8), normal(4, 20, 6)
+    first, second = fitted(name, source, target), fitted(name, source.clone(), target.clone())
+    assert content_hash(first) == content_hash(second)
+    assert torch.equal(first.decoder.matrix, second.decoder.matrix)
+    assert torch.equal(first.source_mean, second.source_mean)
+    assert torch.equal(first.decoder.mean, second.decoder.mean)
+    vectors = normal(5, 3, 8)
+    assert (
+        apply(first, vectors).vectors.numpy().tobytes()
+        == apply(second, vectors).vectors.numpy().tobytes()
+    )
+
+
+def test_the_hash_changes_with_everything_that_changes_a_translation():
+    translator = fitted("ridge", normal(3, 20, 6), normal(4, 20, 6))
+    decoder = translator.decoder
+    variants = [
+        translator,
+        dataclasses.replace(translator, source_mean=translator.source_mean + 1),
+        *(
+            dataclasses.replace(translator, decoder=dataclasses.replace(decoder, **change))
+            for change in (
+                {"matrix": decoder.matrix * 2},
+                {"mean": decoder.mean + 1},
+                {"scale": decoder.scale * 2},
+                {"renormalise": not decoder.renormalise},
+            )
+        ),
+        dataclasses.replace(translator, kept_scale=1.0),
+        dataclasses.replace(translator, kept_scale=2.0),
+    ]
+    assert len({content_hash(variant) for variant in variants}) == len(variants)
+
+
+def test_the_hash_does_not_depend_on_memory_layout():
+    translator = fitted("ridge", normal(3, 20, 6), normal(4, 20, 5))
+    strided = dataclasses.replace(
+        translator.decoder, matrix=translator.decoder.matrix.T.contiguous().T
+    )
+    assert content_hash(dataclasses.replace(translator, decoder=strided)) == content_hash(
+        translator
+    )
+
+
+@every_method
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_query_equal_to_the_mean_becomes_the_mean_of_the_target_and_is_flagged(name, dtype):
+    source, target = normal(6, 20, 8) + 3, normal(7, 20, 6) - 4
+    vectors = torch.cat([source.mean(dim=0, keepdim=True), source[:1]]).to(dtype)
+    found = apply(fitted(name, source, target), vectors)
+    assert found.at_mean.tolist() == [True, False]
+    assert torch.equal(found.vectors[0], target.mean(dim=0).float())
+
+
+@every_method
+def test_float16_vectors_whose_norm_overflows_in_float16_translate_as_float32_ones(name):
+    generator = np.random.default_rng(8)
+    source, target = generator.normal(size=(20, 1024)) * 300, generator.normal(size=(20, 16))
+    vectors = torch.tensor(source[:4] + generator.normal(size=(4, 1024)) * 100).half()
+    assert bool(vectors.square().sum(dim=1).isinf().all())
+    translator = fitted(name, torch.tensor(source), torch.tensor(target))
+    assert torch.equal(
+        apply(translator, vectors).vectors, apply(translator, vectors.float()).vectors
+    )
+    assert bool(apply(translator, vectors).vectors.isfinite().all())
+
+
+def test_a_wrong_dimension_no_rows_and_too_large_values_are_refused():
+    translator = fitted("graded", normal(10, 20, 8), normal(11, 20, 6))
+    with pytest.raises(DimensionMismatch):
+        apply(translator, torch.zeros(2, 6))
+    with pytest.raises(EmptyVectors):
+        apply(translator, torch.zeros(0, 8))
+    with pytest.raises(OutOfRange):
+        apply(translator, torch.full((1, 8), 1e31))
+    with pytest.raises(DimensionMismatch):
+        decode(translator.decoder, torch.zeros(2, 6))
+
+
+@every_method
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_tiny_and_huge_data_translate_like_unscaled_data(name, scale):
+    source, target, vectors = normal(12, 20, 8) + 1, normal(13, 20, 6) - 1, normal(14, 5, 8)
+    expected = apply(fitted(name, source, target), vectors).vectors.double()
+    found = (
+        apply(fitted(name, scale * source, scale * target), scale * vectors).vectors.double()
+        / scale
+    )
+    assert float((found - expected).norm(dim=1).max()) < 1e-4 * float(expected.norm(dim=1).min())
+
+
+@every_method
+@pytest.mark.parametrize("offset", [10.0, 300.0])
+@pytest.mark.parametrize("k", [6, 8, 20])
+def test_moving_both_spaces_moves_the_translations_with_the_target(name, offset, k):
+    source, target, vectors = normal(15, k, 8), normal(16, k, 8), normal(17, 5, 8)
+    options = UNPRUNED if name == "irp" else {}
+    expected = apply(fitted(name, source, target, options), vectors).vectors.double()
+    found = (
+        apply(
+            fitted(name, source + offset, target - offset, options), vectors + offset
+        ).vectors.double()
+        + offset
+    )
+    assert (
+        float((found - expected).norm(dim=1).max())
+        < 3e-6 * offset * float(expected.norm(dim=1).mean()) + 1e-4
+    )
+
+
+@given(seed=st.integers(0, 2**31), log_scale=st.floats(-3, 3), name=st.sampled_from(list(METHODS)))
+def test_rotating_and_scaling_the_source_space_changes_no_translation(seed, log_scale, name):
+    source, target, vectors = normal(seed, 20, 6), normal(seed + 1, 20, 5), normal(seed + 2, 4, 6)
+    rotation, _ = torch.linalg.qr(normal(seed + 3, 6, 6))
+    rotation = 10.0**log_scale * rotation
+    expected = apply(fitted(name, source, target), vectors).vectors
+    found = apply(fitted(name, source @ rotation, target), vectors @ rotation).vectors
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+
+
+@given(seed=st.integers(0, 2**31), name=st.sampled_from(SHAPED), log_stretch=st.floats(-2, 3))
+def test_kept_norms_are_as_far_beyond_the_usual_as_they_were(seed, name, log_stretch):
+    source, target = normal(seed, 15, 6) + 2, normal(seed + 1, 15, 7) - 1
+    translator = fit(
+        name,
+        x := fit_space(source),
+        y := fit_space(target),
+        resolve(name, {"keep_norms": True}, anchors=15),
+    )
+    vectors = x.mean + normal(seed + 2, 5, 6) * 10**log_stretch
+    before = (vectors - x.mean).norm(dim=1) / x.scale
+    after = (apply(translator, vectors).vectors.double() - y.mean).norm(dim=1) / y.scale
+    torch.testing.assert_close(after, before, rtol=1e-3, atol=1e-5)
+
+
+def test_vectors_too_far_away_to_keep_their_norm_are_refused_by_row():
+    source, target = normal(34, 15, 6) * 1e-20, normal(35, 15, 7) * 1e20
+    options = resolve("procrustes", {"keep_norms": True}, anchors=15)
+    translator = fit("procrustes", fit_space(source), fit_space(target), options)
+    with pytest.raises(OutOfRange, match="keep their norm") as caught:
+        apply(translator, torch.cat([source[:1], normal(36, 1, 6) * 1e20]))
+    assert caught.value.rows == [1]
+
+
+def test_a_row_of_zero_coordinates_decodes_to_the_mean_of_the_target():
+    target = fit_space(normal(22, 9, 5) + 2)
+    decoder = fit_decoder("irp-ridge", target, resolve("irp-ridge", {}, anchors=9))
+    assert torch.equal(decode(decoder, torch.zeros(1, 9)).vectors, target.mean.float()[None])
+
+
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_coordinates_too_large_for_float32_are_refused_or_decoded_never_turned_into_nan_or_infinity(
+    renormalise,
+):
+    base = normal(23, 8, 16)
+    target = fit_space(1e10 * torch.cat([base, base + 1e-9 * normal(24, 8, 16)]))
+    options = resolve("irp-ridge", {"ridge": 0.0, "renormalise": renormalise}, anchors=16)
+    coordinates = LARGEST * normal(25, 3, 16).sign()
+    with suppress(OutOfRange):
+        assert bool(
+            decode(fit_decoder("irp-ridge", target, options), coordinates).vectors.isfinite().all()
+        )
+
+
+def test_neither_applying_nor_decoding_changes_what_it_was_given():
+    translator = fitted("graded", normal(10, 20, 8), normal(11, 20, 6))
+    vectors = normal(26, 3, 8).float()
+    before = vectors.clone()
+    digest = content_hash(translator)
+    apply(translator, vectors)
+    decode(translator.decoder, vectors)
+    assert torch.equal(vectors, before)
+    assert content_hash(translator) == digest
+
+
+def test_dims_and_nbytes_are_those_of_the_tensors():
+    translator = fitted("graded", normal(10, 20, 8), normal(11, 20, 6))
+    assert translator.dims == (8, 6)
+    assert translator.nbytes == 4 * (8 * 6 + 8 + 8 + 6)  # T, its energy, both means
+
+
+@pytest.mark.parametrize("name", ["irp", "irp-ridge", "graded", "procrustes", "ridge"])
+def test_a_direction_that_the_anchors_do_not_span_is_flagged_and_not_invented(name):
+    """Anchors in 3 of 6 dimensions: of the others nothing is known, and rounding must not become a vector."""
+    anchors, turn = torch.zeros(20, 6, dtype=torch.float64), torch.linalg.qr(normal(31, 6, 6))[0]
+    anchors[:, :3] = normal(30, 20, 3)
+    source, target = fit_space(anchors @ turn), fit_space(normal(32, 20, 4) + 5)
+    translator = fit(name, source, target, resolve(name, {}, anchors=20))
+    inside, outside = turn[:3] + source.mean, turn[3:] * 7 + source.mean
+    found = apply(translator, torch.cat([inside, outside, source.mean[None]]))
+    assert found.outside.tolist() == [False] * 3 + [True] * 3 + [False]
+    assert found.at_mean.tolist() == [False] * 6 + [True]
+    torch.testing.assert_close(
+        found.vectors[3:], target.mean.float().expand(4, 4), rtol=0, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-12, 1.0])
+@pytest.mark.parametrize("name", ["irp", "irp-ridge", "graded", "procrustes", "ridge"])
+def test_no_vector_of_a_real_encoder_is_taken_for_noise(name, ridge):
+    """Real anchors whose least singular value is a rounding error: huge entries of T that no real row touches."""
+    pack = load_pack()
+    x, y = (
+        fit_space(pack.vectors[encoder][pack.anchors]) for encoder in ("minilm6-384", "static-256")
+    )
+    given = {"ridge": ridge, "decode_power": 1.0}
+    options = resolve(
+        name,
+        {key: value for key, value in given.items() if key in METHODS[name].defaults},
+        anchors=x.size,
+    )
+    found = apply(fit(name, x, y, options), pack.vectors["minilm6-384"])
+    assert not bool(found.outside.any())
+    assert not bool(found.at_mean.any())
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0, 100.0])
+@pytest.mark.parametrize("name", ["graded", "procrustes", "ridge"])
+def test_what_is_outside_the_span_is_known_wherever_the_space_lies(name, offset):
+    anchors, turn = torch.zeros(30, 8, dtype=torch.float64), torch.linalg.qr(normal(51, 8, 8))[0]
+    anchors[:, :4] = normal(50, 30, 4)
+    source, target = fit_space(anchors @ turn + offset), fit_space(normal(52, 30, 5))
+    translator = fit(name, source, target, resolve(name, {}, anchors=30))
+    inside, outside = normal(53, 40, 4) @ turn[:4], normal(54, 40, 4) @ turn[4:]
+    assert not bool(apply(translator, inside + source.mean).outside.any())
+    assert bool(apply(translator, outside + source.mean).outside.all())

@@ -1,0 +1,351 @@
+"""What accompanies a write, on both databases: it happens once however often it is asked for, and leaves an audit row."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+import torch
+from sqlalchemy import func, select
+
+from app.errors import Conflict, IdempotencyKeyReused, NameTaken, RequestInProgress, ResourceGone
+from app.heads.linear import linear_head
+from app.services.access import api_keys, audit, idempotency
+from app.services.anchors import anchor_sets
+from app.services.context import Origin, Repeat, Services, origin
+from app.services.encoders import encoders
+from app.services.heads import stitching
+from app.services.jobs import queue
+from app.services.jobs.leases import Leases
+from app.services.translators import translators
+from app.storage import tables
+from app.storage.queries import access
+from app.types import HeadOutput, JobKind, Scope
+from tests.services.helpers import PROJECT, create_encoder
+
+KEY_ID = "k" * 32
+
+
+@contextmanager
+def asking(key: str | None = "key", fingerprint: str = "f") -> Iterator[None]:
+    """What the HTTP edge sets for one request."""
+    repeat = None if key is None else Repeat(key, fingerprint)
+    token = origin.set(Origin("request 1", KEY_ID, repeat))
+    try:
+        yield
+    finally:
+        origin.reset(token)
+
+
+def create(services: Services, name: str = "e", project: str = PROJECT) -> tables.EncoderRow:
+    return create_encoder(services, name, 3, project)
+
+
+def ask(
+    services: Services, make: Callable[[], tables.EncoderRow] | None = None, **request: str
+) -> tables.EncoderRow:
+    """One try of `POST /encoders` with an Idempotency-Key."""
+    with asking(**request):
+        return idempotency.idempotent(
+            services, PROJECT, tables.EncoderRow, make or (lambda: create(services))
+        )
+
+
+def submit(services: Services) -> tables.JobRow:
+    """The same for a job, which no name protects from being made twice."""
+    with asking():
+        return idempotency.idempotent(
+            services,
+            PROJECT,
+            tables.JobRow,
+            lambda: queue.submit(services, PROJECT, JobKind.bootstrap, {}),
+        )
+
+
+def count(services: Services, table: type[tables.Owned]) -> int:
+    with services.db.transaction() as session:
+        return session.scalar(select(func.count()).select_from(table)) or 0
+
+
+def audit_rows(services: Services) -> list[tuple[str, str, str]]:
+    with services.db.transaction() as session:
+        return [
+            (row.action, row.resource, row.name)
+            for row in access.audit(session, PROJECT, before=None, limit=99)
+        ]
+
+
+def end_claims(services: Services) -> None:
+    """As if every try at work had been silent for longer than a claim holds."""
+    with services.db.transaction() as session:
+        for row in session.scalars(select(tables.IdempotentRequestRow)):
+            row.claimed_until = tables.now() - timedelta(seconds=1)
+
+
+# --- once -----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_request_twice_makes_one_row_and_answers_alike(services):
+    first, second = ask(services), ask(services)
+    assert (first.id, first.name, first.created_at) == (second.id, second.name, second.created_at)
+    assert count(services, tables.EncoderRow) == 1
+    assert audit_rows(services) == [("create", "encoder", "e")]
+
+
+def test_another_request_under_the_same_key_is_refused(services):
+    ask(services)
+    with pytest.raises(IdempotencyKeyReused):
+        ask(services, lambda: create(services, "other"), fingerprint="g")
+    assert count(services, tables.EncoderRow) == 1
+
+
+def test_requests_without_a_key_are_all_carried_out(services):
+    for name in "ab":
+        ask(services, lambda name=name: create(services, name), key=None)
+    assert count(services, tables.EncoderRow) == 2
+    assert count(services, tables.IdempotentRequestRow) == 0
+
+
+def test_the_same_key_of_two_projects_is_two_keys(services):
+    with asking():
+        rows = [
+            idempotency.idempotent(
+                services,
+                project,
+                tables.EncoderRow,
+                lambda project=project: create(services, "e", project),
+            )
+            for project in ("p", "q")
+        ]
+    assert [row.project for row in rows] == ["p", "q"]
+
+
+def test_many_tries_at_once_make_one_row(services):
+    together = threading.Barrier(6)
+
+    def attempt(_: int) -> str | None:
+        together.wait()
+        try:
+            return submit(services).id
+        except RequestInProgress as error:
+            return None if error.retry_after_s else "when?"
+
+    with ThreadPoolExecutor(6) as pool:
+        ids = set(pool.map(attempt, range(6))) - {None}
+    assert len(ids) == 1
+    assert count(services, tables.JobRow) == 1
+    assert submit(services).id in ids
+
+
+def test_a_second_try_is_told_to_wait_while_the_first_is_at_work(services):
+    def make() -> tables.EncoderRow:
+        with pytest.raises(RequestInProgress):
+            ask(services)
+        return create(services)
+
+    ask(services, make)
+    assert count(services, tables.EncoderRow) == 1
+
+
+class Killed(BaseException):
+    """A process that dies runs none of what is written for exceptions."""
+
+
+def test_an_answer_lost_with_its_process_is_recalled(services):
+    def make() -> tables.EncoderRow:
+        create(services)
+        raise Killed
+
+    with pytest.raises(Killed):
+        ask(services, make)
+    assert ask(services, lambda: pytest.fail("it was made")).name == "e"
+    assert audit_rows(services) == [("create", "encoder", "e")]
+
+
+def test_a_try_lost_before_its_effect_is_taken_over_once_its_claim_ended(services):
+    def make() -> tables.EncoderRow:
+        raise Killed
+
+    with pytest.raises(Killed):
+        ask(services, make)
+    with pytest.raises(RequestInProgress):
+        ask(services)
+    end_claims(services)
+    assert ask(services).name == "e"
+    assert ask(services, lambda: pytest.fail("it was made")).name == "e"
+
+
+def test_a_try_whose_claim_was_taken_over_cannot_commit(services):
+    """However late the first one wakes up: there is one job, and the second one's answer stands."""
+    second = []
+
+    def make() -> tables.JobRow:
+        end_claims(services)
+        second.append(submit(services))
+        return queue.submit(services, PROJECT, JobKind.bootstrap, {})
+
+    with pytest.raises(Conflict), asking():
+        idempotency.idempotent(services, PROJECT, tables.JobRow, make)
+    assert count(services, tables.JobRow) == 1
+    assert audit_rows(services) == [("create", "job", second[0].id)]
+    assert submit(services).id == second[0].id
+
+
+def test_of_two_tries_that_commit_at_once_one_does(services):
+    together, taken = threading.Barrier(2), threading.Event()
+
+    def attempt(first: bool) -> str | None:
+        def make() -> tables.JobRow:
+            taken.set()
+            together.wait(30)
+            return queue.submit(services, PROJECT, JobKind.bootstrap, {})
+
+        if not first:
+            assert taken.wait(30)
+            end_claims(services)
+        try:
+            with asking():
+                return idempotency.idempotent(services, PROJECT, tables.JobRow, make).id
+        except Conflict:
+            return None
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(attempt, (True, False))
+    assert first is None
+    assert count(services, tables.JobRow) == 1
+    assert submit(services).id == second
+
+
+def test_a_request_that_made_nothing_may_be_tried_again_at_once(services):
+    create(services, "taken")
+    with pytest.raises(NameTaken):
+        ask(services, lambda: create(services, "taken"))
+    assert count(services, tables.IdempotentRequestRow) == 0
+    assert ask(services).name == "e"
+
+
+def test_what_was_found_made_already_is_recalled_too(services):
+    row = create(services)
+    assert ask(services, lambda: row).id == row.id
+    assert ask(services, lambda: pytest.fail("it was found")).id == row.id
+
+
+def test_what_was_deleted_since_is_gone(services):
+    ask(services)
+    encoders.delete_encoder(services, PROJECT, "e")
+    with pytest.raises(ResourceGone):
+        ask(services)
+    assert ask(services, key="new").name == "e"
+
+
+# --- note -----------------------------------------------------------------------------------------------------------------
+
+
+def test_an_audit_row_goes_the_way_of_its_transaction(services):
+    def half() -> None:
+        with services.db.transaction() as session:
+            session.add(
+                tables.EncoderRow(
+                    project=PROJECT, name="e", kind="external", dim=2, modality="text"
+                )
+            )
+            audit.record_audit(session, PROJECT, "create", "encoder", "e")
+            session.flush()
+            raise Killed
+
+    with pytest.raises(Killed):
+        half()
+    assert audit_rows(services) == []
+    assert count(services, tables.EncoderRow) == 0
+
+
+def test_every_write_is_noted_with_its_key_and_origin_and_in_order(stocked):
+    services = stocked
+    three = torch.eye(3)
+    pair = translators.Request("a", "b", "s", "procrustes", {})
+    before = len(audit_rows(services))
+    with asking(key=None):
+        create(services, "c")
+        anchor_sets.add_embeddings(
+            services, PROJECT, anchor_set="s", encoder="c", vectors=torch.randn(12, 3)
+        )
+        create(services, "d")
+        encoders.delete_encoder(services, PROJECT, "d")
+        anchor_sets.create_anchor_set(
+            services, PROJECT, name="t", embeddings={"a": torch.randn(5, 3)}
+        )
+        anchor_sets.delete_anchor_set(services, PROJECT, "t")
+        new = stitching.NewHead("h", "linear", "a", None, HeadOutput.classes, list("xyz"))
+        stitching.create_head(services, PROJECT, new, lambda dim: linear_head(three, None, dim=dim))
+        stitching.delete_head(services, PROJECT, "h")
+        fitted = translators.fit(
+            services, PROJECT, *translators.pair(services, PROJECT, pair), pair
+        )
+        job = queue.submit(services, PROJECT, JobKind.bootstrap, {})
+        queue.cancel(services, PROJECT, job.id)
+        key, _ = api_keys.create_key(services, PROJECT, name="k", scopes=[Scope.read])
+        rotated, _ = api_keys.rotate_key(services, PROJECT, key.id, grace_s=60)
+        api_keys.revoke_key(services, PROJECT, rotated.id)
+    noted = audit_rows(services)
+    assert list(reversed(noted[: len(noted) - before])) == [
+        ("create", "encoder", "c"),
+        ("embed", "anchor-set", "s"),
+        ("create", "encoder", "d"),
+        ("delete", "encoder", "d"),
+        ("create", "anchor-set", "t"),
+        ("delete", "anchor-set", "t"),
+        ("create", "head", "h"),
+        ("delete", "head", "h"),
+        ("create", "translator", fitted.id),
+        ("create", "job", job.id),
+        ("cancel", "job", job.id),
+        ("create", "api-key", key.id),
+        ("rotate", "api-key", key.id),
+        ("revoke", "api-key", rotated.id),
+    ]
+    with services.db.transaction() as session:
+        rows = access.audit(session, PROJECT, before=None, limit=len(noted) - before)
+    assert {(row.key_id, row.origin) for row in rows} == {(KEY_ID, "request 1")}
+
+
+def test_what_changes_nothing_is_not_noted(stocked):
+    services = stocked
+    key, _ = api_keys.create_key(services, PROJECT, name="k", scopes=[Scope.read])
+    api_keys.revoke_key(services, PROJECT, key.id)
+    before = audit_rows(services)
+    pair = translators.Request("a", "b", "s", "procrustes", {})
+    api_keys.revoke_key(services, PROJECT, key.id)
+    for call in (
+        lambda: create(services, "a"),
+        lambda: encoders.delete_encoder(services, PROJECT, "a"),
+        lambda: anchor_sets.create_anchor_set(
+            services, PROJECT, name="s", embeddings={"a": torch.randn(5, 3)}
+        ),
+        lambda: anchor_sets.delete_anchor_set(services, "q", "s"),
+        lambda: stitching.delete_head(services, PROJECT, "nothing"),
+        lambda: queue.cancel(services, PROJECT, "0" * 32),
+        lambda: api_keys.rotate_key(services, PROJECT, key.id, grace_s=0),
+    ):
+        with pytest.raises(Exception, match=r"already|used by|there is no|does not work"):
+            call()
+    assert audit_rows(services) == before
+    for _ in range(2):
+        translators.fit(services, PROJECT, *translators.pair(services, PROJECT, pair), pair)
+    assert len(audit_rows(services)) == len(before) + 1
+
+
+def test_what_a_job_makes_is_noted_in_the_jobs_name(services):
+    job = queue.submit(services, PROJECT, JobKind.bootstrap, {})
+
+    def keep(session):
+        audit.record_audit(session, PROJECT, "create", "anchor-set", "made")
+
+    queue.run_next(services, {JobKind.bootstrap: lambda *_: queue.Done({}, keep)}, Leases(services))
+    with services.db.transaction() as session:
+        row = access.audit(session, PROJECT, before=None, limit=1)[0]
+    assert (row.name, row.origin, row.key_id) == ("made", f"job {job.id}", None)
+    assert origin.get() == Origin()

@@ -1,0 +1,440 @@
+"""Bootstraps on both databases: what is refused before a job exists, interruptions, refusals, and jobs of earlier versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from app import errors
+from app.demo.pack import load_pack
+from app.errors import AnchorageError, InvalidRequest, InvalidSeeds, PoolTooLarge, TooManyVectors
+from app.maths.bootstrap import estimate, methods
+from app.services.anchors import anchor_sets, bootstrap, pools, spaces
+from app.services.context import Limits, Services
+from app.services.jobs import queue
+from app.storage import tables
+from app.storage.queries import resources
+from app.types import JobKind, JobState
+from tests.services.helpers import PROJECT, create_encoder, run
+
+#: two of the demo's encoders, by the names that they have here
+ENCODERS = {"minilm": "minilm6-384", "static": "static-256"}
+
+
+@dataclass(frozen=True, eq=False)
+class Mixed:
+    """Two pools of the same sentences: row i of x is row partner[i] of y."""
+
+    x: Tensor
+    y: Tensor
+    partner: Tensor
+
+    def seeds(self, count: int) -> list[tuple[int, int]]:
+        return [(i, int(self.partner[i])) for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def vectors() -> dict[str, Tensor]:
+    """The demo's sentences by two real encoders, in random order."""
+    pack = load_pack()
+    order = torch.randperm(len(pack.sentences), generator=torch.Generator().manual_seed(1))
+    return {name: pack.vectors[of][order] for name, of in ENCODERS.items()}
+
+
+@pytest.fixture(scope="module")
+def mixed(vectors: dict[str, Tensor]) -> Mixed:
+    """200 of them."""
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(2))
+    return Mixed(vectors["minilm"][:200], vectors["static"][:200][order], order.argsort())
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "BACKOFF_S", 0.0)
+
+
+def stock(services: Services) -> Services:
+    for name, of in ENCODERS.items():
+        create_encoder(services, name, int(of.rpartition("-")[2]))
+    return services
+
+
+@pytest.fixture
+def ready(services: Services) -> Services:
+    return stock(services)
+
+
+@pytest.fixture
+def quick(on_sqlite: Services) -> Services:
+    """On one database, where the other would do the same."""
+    return stock(on_sqlite)
+
+
+def ask(
+    services: Services,
+    given: Mixed,
+    seeds: int | list[tuple[int, int]],
+    *,
+    name: str = "grown",
+    **more: Any,
+) -> tables.JobRow:
+    return bootstrap.request_bootstrap(
+        services,
+        PROJECT,
+        name=name,
+        source="minilm",
+        target="static",
+        source_pool=pools.Given("source_pool", given.x),
+        target_pool=pools.Given("target_pool", given.y),
+        seeds=given.seeds(seeds) if isinstance(seeds, int) else seeds,
+        **more,
+    )
+
+
+def blobs_of(services: Services, name: str) -> list[str]:
+    """What a set is made of, by content: equal names are equal bits."""
+    with services.db.transaction() as session:
+        row = resources.by_name(session, tables.AnchorSetRow, PROJECT, name)
+        return [str(row.pairs), *sorted(space.blob for space in row.spaces)]
+
+
+def nothing_made(services: Services, name: str = "grown") -> bool:
+    with pytest.raises(errors.AnchorSetNotFound), services.db.transaction() as session:
+        resources.by_name(session, tables.AnchorSetRow, PROJECT, name)
+    return True
+
+
+# --- before there is a job ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "field"),
+    [
+        ({"method": "wishes"}, InvalidRequest, "method"),
+        ({"options": {"steps": 5}}, errors.UnknownOption, "options.steps"),
+        ({"options": {"size": 5}}, errors.UnknownOption, "options.size"),
+        ({"method": "paper", "options": {"rounds": 5}}, errors.UnknownOption, "options.rounds"),
+        (
+            {"method": "soft-plan", "options": {"argmax": "rows"}},
+            errors.UnknownOption,
+            "options.argmax",
+        ),
+        (
+            {"method": "soft-plan", "options": {"last_epsilon": 0.4}},
+            errors.InvalidOption,
+            "options.last_epsilon",
+        ),
+        (
+            {"method": "soft-plan", "options": {"first_epsilon": 0.01}},
+            errors.InvalidOption,
+            "options.first_epsilon",
+        ),
+        ({"size": 201}, InvalidSeeds, "size"),
+        ({"size": 251}, TooManyVectors, "size"),
+        ({"size": 9}, InvalidSeeds, "seeds"),
+        ({"method": "paper", "size": 9}, InvalidSeeds, "seeds"),
+        ({"method": "paper", "size": 201}, InvalidSeeds, "size"),
+        ({"method": "soft-plan", "size": 251}, TooManyVectors, "size"),
+        ({"method": "paper", "seeds": []}, InvalidSeeds, "seeds"),
+        ({"method": "soft-plan", "seeds": [(0, 0)]}, InvalidSeeds, "seeds"),
+        ({"seeds": [(0, 0), (0, 1)]}, InvalidSeeds, "seeds"),
+        ({"seeds": [(0, 200)]}, InvalidSeeds, "seeds"),
+    ],
+    ids=str,
+)
+def test_what_no_method_could_do_is_refused_before_there_is_a_job(
+    quick, mixed, change, error, field
+):
+    few = replace(quick, limits=Limits(vectors=250))
+    with pytest.raises(error) as caught:
+        ask(few, mixed, **{"seeds": 10, **change})
+    assert caught.value.field == field
+    with quick.db.transaction() as session:
+        assert resources.jobs(session, PROJECT, state=None, before=None, limit=9) == []
+
+
+@pytest.mark.parametrize("method", methods.SETTINGS)
+def test_without_a_size_a_method_has_its_own_which_fits_small_pools(quick, mixed, method):
+    asked = ask(quick, mixed, 10, method=method).arguments["settings"]["size"]
+    assert asked == (None if method == "self-learning" else 200)
+    larger = replace(mixed, x=mixed.x.repeat(2, 1), y=mixed.y.repeat(2, 1))
+    asked = ask(quick, larger, 10, method=method, name="another").arguments["settings"]["size"]
+    assert asked == (None if method == "self-learning" else bootstrap.USUAL_SIZE)
+
+
+def test_anchor_optimisation_is_for_pools_that_it_can_end_with_and_self_learning_for_larger_ones(
+    quick, mixed
+):
+    large = Mixed(mixed.x.repeat(100, 1), mixed.y.repeat(300, 1), mixed.partner)
+    assert len(large.x) * len(large.y) > bootstrap.MOST_CELLS
+    roomy = replace(quick, limits=Limits(vectors=60_000))
+    with pytest.raises(PoolTooLarge) as caught:
+        ask(roomy, large, 10, method="paper")
+    assert (caught.value.field, caught.value.limit) == ("target_pool", bootstrap.MOST_CELLS)
+    with pytest.raises(InvalidRequest) as refused:
+        ask(roomy, large, 10, method="soft-plan", size=bootstrap.MOST_OPTIMISED + 1)
+    assert refused.value.field == "size"
+    assert ask(roomy, large, 10).state == JobState.queued
+
+
+def test_pools_that_are_too_small_to_learn_from_are_named_by_their_field(quick, mixed):
+    for side, field in (("x", "source_pool"), ("y", "target_pool")):
+        small = replace(mixed, **{side: getattr(mixed, side)[:99]})
+        with pytest.raises(InvalidRequest, match="100 items") as caught:
+            ask(quick, small, [])
+        assert caught.value.field == field
+    assert ask(quick, replace(mixed, x=mixed.x[:100], y=mixed.y[:100]), []).state == JobState.queued
+
+
+# --- how it ends ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_bootstrap_ends_in_a_set_with_its_pairs_and_where_it_comes_from(ready, mixed):
+    row = run(ready, ask(ready, mixed, 10))
+    assert (row.state, row.error) == (JobState.succeeded, None)
+    assert row.progress["done"] == row.progress["total"]
+    found, confidence = anchor_sets.bootstrapped_pairs(ready, PROJECT, "grown")
+    assert found.tolist() == row.result["pairs"]
+    assert confidence.tolist() == pytest.approx(row.result["confidence"], abs=1e-4)
+    assert float((mixed.partner[found[:, 0]] == found[:, 1]).double().mean()) > 0.95
+    with ready.db.transaction() as session:
+        made = resources.by_name(session, tables.AnchorSetRow, PROJECT, "grown")
+        kept = {space.encoder.name: spaces.raw_anchors(ready, space) for space in made.spaces}
+    assert torch.equal(kept["minilm"], mixed.x[found[:, 0]])
+    assert torch.equal(kept["static"], mixed.y[found[:, 1]])
+    told = made.provenance
+    assert (told["method"], told["seeds"], told["job"]) == ("self-learning", 10, row.id)
+    assert (told["estimate"], told["pools"]) == (
+        row.result["estimate"],
+        {"source": 200, "target": 200},
+    )
+    assert told["settings"]["rounds"] == 40
+
+
+def test_a_set_has_no_more_anchors_than_a_set_may_have(quick, mixed):
+    row = run(replace(quick, limits=Limits(vectors=60)), ask(quick, mixed, 10))
+    assert (row.result["size"], row.result["asked"]) == (60, None)
+
+
+def test_too_few_right_pairs_end_the_job_with_what_would_help_and_nothing_is_made(ready, vectors):
+    apart = Mixed(vectors["minilm"][:200], vectors["static"][200:400], torch.arange(200))
+    row = run(ready, ask(ready, apart, 10))
+    assert (row.state, row.result) == (JobState.failed, None)
+    assert row.error["code"] == "seeds-insufficient"
+    assert row.error["more_seeds"] == estimate.more_seeds(10)
+    assert {"estimate", "wrong_seeds", "ask", "facts", "field", "detail"} < set(row.error)
+    assert nothing_made(ready)
+
+
+@pytest.mark.parametrize(("least", "state"), [(0.9, JobState.succeeded), (0.999, JobState.failed)])
+def test_how_many_must_be_right_is_the_clients_choice(quick, mixed, least, state):
+    row = run(quick, ask(quick, mixed, 10, min_right=least))
+    assert row.state == state
+    if state == JobState.failed:
+        assert 0.9 < row.error["estimate"]["right"] < least
+        assert nothing_made(quick)
+
+
+def outcome(count: int, right: float) -> methods.Outcome:
+    """So many pairs, of which that share is said to be right."""
+    rows = torch.arange(count)
+    told = estimate.Estimate(
+        right=right,
+        agreement=1.0,
+        confirmed=1.0,
+        by_chance=0.0,
+        seeds_confirmed=1.0,
+        orphans_paired=0.0,
+    )
+    return methods.Outcome(
+        torch.stack([rows, rows], dim=1), torch.ones(count), told, [], rows[:0], {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "right", "size", "least", "believed"),
+    [
+        (10, 0.5, None, 0.5, True),
+        (10, 0.49, None, 0.5, False),
+        (9, 1.0, None, 0.5, False),  # of so few nobody can tell
+        (9, 1.0, 9, 0.5, True),  # all that were asked for
+        (9, 0.0, None, 0.0, True),
+        (2, 0.0, None, 0.0, True),
+        (1, 1.0, None, 0.0, False),  # no anchor set
+        (0, 0.0, None, 0.0, False),
+    ],
+)
+@pytest.mark.parametrize(
+    ("seeds", "items", "more"), [(0, 100, 5), (20, 100, 20), (97, 100, 3), (100, 100, 0)]
+)
+def test_an_estimate_of_a_few_pairs_counts_only_for_who_wants_no_more(
+    count, right, size, least, believed, seeds, items, more
+):
+    found = outcome(count, right)
+
+    def require() -> None:
+        bootstrap._require_right(found, {}, seeds=seeds, items=items, size=size, least=least)
+
+    if believed:
+        require()
+        return
+    with pytest.raises(AnchorageError) as caught:
+        require()
+    # No more than there are.
+    assert (caught.value.code, caught.value.members()["more_seeds"]) == ("seeds-insufficient", more)
+
+
+def test_a_name_that_was_taken_meanwhile_ends_the_job_before_it_computes(quick, mixed, monkeypatch):
+    jobs_ = [ask(quick, mixed, 10, name="same") for _ in range(2)]
+    assert run(quick, jobs_[0]).state == JobState.succeeded
+    computed: list[bool] = []
+    learn = methods.run
+    monkeypatch.setattr(
+        methods, "run", lambda *given, **more: computed.append(True) or learn(*given, **more)
+    )
+    row = run(quick, jobs_[1])
+    assert (row.state, row.error["code"], row.error["field"], computed) == (
+        JobState.failed,
+        "name-taken",
+        "name",
+        [],
+    )
+
+
+@pytest.mark.parametrize("flat", ["one other", "two kinds", "a line"])
+def test_pools_without_a_shape_end_as_any_other(quick, mixed, flat):
+    """Nothing may fail by a fault of ours, whatever is in the pools."""
+    y = torch.ones(200, 256)
+    if flat == "one other":
+        y[0] = -1
+    elif flat == "two kinds":
+        y[::2] = -1
+    else:
+        y *= torch.linspace(-1, 1, 200)[:, None]
+    for name, seeds in (("none", []), ("one", [(0, 0)]), ("ten", mixed.seeds(10))):
+        row = run(quick, ask(quick, replace(mixed, y=y), seeds, name=name, options={"attempts": 2}))
+        assert row.error is None or row.error["code"] in (
+            "seeds-insufficient",
+            "degenerate-anchors",
+        ), row.error
+
+
+# --- interrupted ----------------------------------------------------------------------------------------------------------------
+
+
+def stop_after(calls: int) -> Iterator[bool]:
+    """False so often, and then true."""
+    yield from [False] * calls
+    while True:
+        yield True
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "self-learning": {"options": {"rounds": 20}},
+    "soft-plan": {"size": 40, "options": {"steps": 60}, "min_right": 0},
+    "paper": {"size": 40, "options": {"steps": 60}, "min_right": 0},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_job_that_is_stopped_again_and_again_ends_with_the_bits_of_an_undisturbed_one(
+    quick, mixed, method, monkeypatch
+):
+    monkeypatch.setattr(queue, "CHECKPOINT_EVERY_S", 0.0)
+    monkeypatch.setattr(queue, "CHECKPOINT_SHARE", 1.0)
+    how = {"method": method, **METHODS[method]}
+    expected = run(quick, ask(quick, mixed, 10, name="undisturbed", **how))
+    assert expected.state == JobState.succeeded, expected.error
+    job, tries, reached = ask(quick, mixed, 10, name="stopped", **how), 0, []
+    while (
+        row := run(quick, job, stopping=stop_after(40 + 2 * tries).__next__)
+    ).state == JobState.queued:
+        tries += 1
+        reached.append(row.furthest)
+        assert tries < 100
+    # Each got further than the one before.
+    assert reached == sorted(set(reached))
+    assert tries >= 5
+    assert (row.state, row.error, row.checkpoint) == (JobState.succeeded, None, None)
+    assert {**row.result, "anchor_set": "undisturbed"} == expected.result
+    assert blobs_of(quick, "stopped") == blobs_of(quick, "undisturbed")
+
+
+def test_a_job_cancelled_while_its_set_is_made_makes_none(quick, mixed, monkeypatch):
+    monkeypatch.setattr(queue, "PROGRESS_EVERY_S", 0.0)
+    job, made = ask(quick, mixed, 10, **{"method": "paper", **METHODS["paper"]}), []
+
+    def cancelled_meanwhile(*arguments: Any, **more: Any) -> tables.SpaceRow:
+        made.append(queue.cancel(quick, PROJECT, job.id).state)
+        return make(*arguments, **more)
+
+    make = anchor_sets.build_space
+    monkeypatch.setattr(anchor_sets, "build_space", cancelled_meanwhile)
+    row = run(quick, job)
+    assert (row.state, made) == (
+        JobState.cancelled,
+        [JobState.running],
+    )  # and the second space was not begun
+    assert nothing_made(quick)
+
+
+# --- of earlier versions --------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_queued_by_the_version_before_this_one_still_runs_as_what_it_was(ready, mixed):
+    """Without a method, without anything that must be right, and each pool one blob."""
+    settings = {
+        "size": 30,
+        "steps": 20,
+        "learning_rate": 0.02,
+        "epsilon": 1e-4,
+        "sinkhorn_steps": 1,
+        "seed": 3,
+    }
+    arguments = {
+        "name": "old",
+        "source": "minilm",
+        "target": "static",
+        "seeds": [list(pair) for pair in mixed.seeds(10)],
+        "settings": settings,
+        "blobs": {
+            side: ready.blobs.put({"pool": rows})
+            for side, rows in (("source_pool", mixed.x), ("target_pool", mixed.y))
+        },
+    }
+    row = run(ready, queue.submit(ready, PROJECT, JobKind.bootstrap, arguments))
+    assert (row.state, row.error) == (JobState.succeeded, None)
+    assert (row.result["method"], row.result["asked"]) == ("paper", 30)
+    again = run(
+        ready,
+        ask(
+            ready,
+            mixed,
+            10,
+            name="new",
+            method="paper",
+            size=30,
+            options={"steps": 20, "seed": 3},
+            min_right=0,
+        ),
+    )
+    assert again.result["pairs"] == row.result["pairs"]
+    assert blobs_of(ready, "new") == blobs_of(ready, "old")
+    with ready.db.transaction() as session:
+        told = resources.by_name(session, tables.AnchorSetRow, PROJECT, "old").provenance
+    assert (told["method"], told["settings"]) == ("paper", settings)
+
+
+def test_settings_of_a_job_are_those_that_its_class_takes_back(quick, mixed):
+    for name, method in enumerate(methods.SETTINGS):
+        kept = ask(quick, mixed, 10, name=str(name), method=method, options={"seed": 5}).arguments[
+            "settings"
+        ]
+        made = methods.SETTINGS[method](**kept)
+        assert made.seed == 5
+        assert {word: value for word, value in asdict(made).items() if word in kept} == kept

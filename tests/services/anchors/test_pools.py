@@ -1,0 +1,237 @@
+"""Pools on both databases: what happens between a request's first look at a pool and its last."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+
+from app.errors import Conflict, OffsetMismatch, PoolNotFound, PoolTooLarge, StorageUnavailable
+from app.services import incoming
+from app.services.anchors import anchor_sets, bootstrap, pools, spaces
+from app.services.context import Limits
+from app.services.encoders import encoders
+from app.services.upkeep import blob_sweep
+from app.storage import tables
+from app.storage.queries import access, resources
+from tests.services.helpers import PROJECT, age, create_encoder, files, run, some
+
+
+def make(services, name="pool", encoder="a", rows=None):
+    vectors = some(10, 3) if rows is None else rows
+    return pools.create(services, PROJECT, name=name, encoder=encoder, vectors=vectors, inputs=None)
+
+
+def add(services, offset, rows, name="pool"):
+    return pools.append(services, PROJECT, name=name, offset=offset, vectors=rows, inputs=None)
+
+
+def stored(services, name="pool"):
+    with services.db.transaction() as session:
+        row = resources.whole_pool(session, PROJECT, name)
+    return pools.load(services, [piece["blob"] for piece in row.pieces])
+
+
+@pytest.fixture
+def meanwhile(monkeypatch):
+    """Do this once, after the next piece's pool was looked at and before anything is written."""
+
+    def arrange(act):
+        given = incoming.vectors_or_encoded
+
+        def late(*arguments):
+            monkeypatch.setattr(incoming, "vectors_or_encoded", given)
+            act()
+            return given(*arguments)
+
+        monkeypatch.setattr(incoming, "vectors_or_encoded", late)
+
+    return arrange
+
+
+def test_a_piece_that_another_was_faster_than_is_refused_and_not_half_written(stocked, meanwhile):
+    make(stocked)
+    meanwhile(lambda: add(stocked, 10, some(4, 3, seed=1)))
+    with pytest.raises(OffsetMismatch) as caught:
+        add(stocked, 10, some(5, 3, seed=2))
+    assert caught.value.members()["items"] == 14
+    assert torch.equal(stored(stocked), torch.cat([some(10, 3), some(4, 3, seed=1)]))
+    with stocked.db.transaction() as session:
+        actions = [
+            row.action
+            for row in access.audit(session, PROJECT, before=None, limit=100)
+            if row.resource == "pool"
+        ]
+    assert actions == ["append", "create"]
+
+
+def test_of_pieces_of_one_moment_one_is_added(stocked):
+    def attempt(number: int) -> bool:
+        try:
+            add(stocked, 10, some(4, 3, seed=number))
+        except OffsetMismatch:
+            return False
+        return True
+
+    make(stocked)
+    with ThreadPoolExecutor(8) as threads:
+        won = list(threads.map(attempt, range(8)))
+    assert sum(won) == 1
+    assert torch.equal(stored(stocked), torch.cat([some(10, 3), some(4, 3, seed=won.index(True))]))
+
+
+def test_a_piece_for_a_pool_deleted_meanwhile_finds_none(stocked, meanwhile):
+    make(stocked)
+    meanwhile(lambda: pools.delete(stocked, PROJECT, "pool"))
+    with pytest.raises(PoolNotFound):
+        add(stocked, 10, some(5, 3))
+
+
+def test_a_piece_never_reaches_another_pool_of_the_name(stocked, meanwhile):
+    def anew():
+        pools.delete(stocked, PROJECT, "pool")
+        make(stocked, rows=some(10, 3, seed=9))
+
+    make(stocked)
+    meanwhile(anew)
+    with pytest.raises(Conflict, match="made anew"):
+        add(stocked, 10, some(5, 3))
+    assert torch.equal(stored(stocked), some(10, 3, seed=9))
+
+
+def test_an_encoder_deleted_while_a_pool_is_made_leaves_no_pool(stocked, meanwhile):
+    create_encoder(stocked, "brief", 3)
+    meanwhile(lambda: encoders.delete_encoder(stocked, PROJECT, "brief"))
+    with pytest.raises(Conflict):
+        make(stocked, encoder="brief")
+    with stocked.db.transaction() as session:
+        assert resources.page(session, tables.PoolRow, PROJECT, after="", limit=9) == []
+
+
+def test_a_sweep_takes_what_deleted_pools_and_sets_left_and_nothing_in_use(stocked):
+    before = files(stocked)
+    make(stocked)
+    add(stocked, 10, some(6, 3, seed=1))
+    pairs = {"pairs": torch.arange(24).reshape(12, 2), "confidence": torch.ones(12)}
+    row = anchor_sets.build_anchor_set(
+        stocked, PROJECT, name="grown", embeddings={"a": some(12, 3, seed=2)}, pairs=pairs
+    )
+    with stocked.db.transaction() as session:
+        anchor_sets.add_anchor_set(session, row)
+    assert len(files(stocked) - before) == 4
+    age(stocked)
+    assert blob_sweep.sweep_blobs(stocked) == 0
+    assert torch.equal(anchor_sets.bootstrapped_pairs(stocked, PROJECT, "grown")[0], pairs["pairs"])
+    pools.delete(stocked, PROJECT, "pool")
+    anchor_sets.delete_anchor_set(stocked, PROJECT, "grown")
+    assert blob_sweep.sweep_blobs(stocked) == 4
+    assert files(stocked) == before
+
+
+def ask(services, **more):
+    """A bootstrap of the pools `x`, of two pieces, and `y`."""
+    sides = {
+        "source_pool": pools.Given("source_pool", "x"),
+        "target_pool": pools.Given("target_pool", "y"),
+        **more,
+    }
+    return bootstrap.request_bootstrap(
+        services,
+        PROJECT,
+        name="grown",
+        source="a",
+        target="b",
+        seeds=[(0, 0), (1, 1), (2, 2)],
+        method="paper",
+        size=6,
+        options={"steps": 5},
+        min_right=0,
+        **sides,
+    )
+
+
+@pytest.fixture
+def pooled(stocked):
+    """A service with the pools `x`, of two pieces, and `y`."""
+    make(stocked, "x")
+    add(stocked, 10, some(15, 3, seed=4), name="x")
+    make(stocked, "y", "b", some(20, 2))
+    return stocked
+
+
+def test_a_waiting_job_outlives_its_pools_and_a_sweep(pooled):
+    x, y = stored(pooled, "x"), stored(pooled, "y")
+    job = ask(pooled)
+    for name in "xy":
+        pools.delete(pooled, PROJECT, name)
+    age(pooled)
+    assert blob_sweep.sweep_blobs(pooled) == 0
+    row = run(pooled, job)
+    assert (row.state, row.error) == ("succeeded", None)
+    pairs, confidence = anchor_sets.bootstrapped_pairs(pooled, PROJECT, "grown")
+    assert pairs[:3].tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert (pairs.dtype, confidence.dtype, confidence.shape) == (
+        torch.int64,
+        torch.float32,
+        pairs.shape[:1],
+    )
+    with pooled.db.transaction() as session:
+        grown = {
+            space.encoder.name: space
+            for space in resources.by_name(session, tables.AnchorSetRow, PROJECT, "grown").spaces
+        }
+    assert torch.equal(spaces.raw_anchors(pooled, grown["a"]), x[pairs[:, 0]])
+    assert torch.equal(spaces.raw_anchors(pooled, grown["b"]), y[pairs[:, 1]])
+    age(pooled)
+    assert (
+        blob_sweep.sweep_blobs(pooled) == 4
+    )  # the pieces and the last checkpoint; the job has ended
+
+
+def test_a_pools_files_are_young_again_before_a_job_names_them(pooled):
+    """Else a sweep that has read the rows could take them, when the pool is deleted before the job's row is there."""
+    age(pooled)
+    with pooled.db.transaction() as session:
+        encoder = resources.by_name(session, tables.EncoderRow, PROJECT, "a")
+        named = {piece["blob"] for piece in resources.whole_pool(session, PROJECT, "x").pieces}
+    pools.keep(pooled, pools.find(pooled, PROJECT, encoder, pools.Given("source_pool", "x")))
+    pooled.blobs.sweep(set())
+    assert files(pooled) == named
+
+
+def test_files_swept_before_they_were_kept_are_noticed(pooled):
+    with pooled.db.transaction() as session:
+        encoder = resources.by_name(session, tables.EncoderRow, PROJECT, "a")
+    found = pools.find(pooled, PROJECT, encoder, pools.Given("source_pool", "x"))
+    age(pooled)
+    pooled.blobs.sweep(set())
+    with pytest.raises(StorageUnavailable):
+        pools.keep(pooled, found)
+
+
+def test_vectors_of_an_encoder_made_anew_meanwhile_make_no_set(pooled):
+    """The job names the encoder; another one of its name did not make the pool."""
+    anchor_sets.delete_anchor_set(pooled, PROJECT, "s")
+    job = ask(pooled)
+    pools.delete(pooled, PROJECT, "x")
+    encoders.delete_encoder(pooled, PROJECT, "a")
+    create_encoder(pooled, "a", 3)
+    row = run(pooled, job)
+    assert (row.state, row.error["code"]) == ("failed", "conflict")
+
+
+def test_a_pool_above_a_limit_lowered_since_is_refused_where_it_is_used(pooled):
+    with pytest.raises(PoolTooLarge) as caught:
+        ask(replace(pooled, limits=Limits(pool=24)))
+    assert (caught.value.field, caught.value.limit) == ("source_pool", 24)
+
+
+def test_a_job_whose_pool_is_lost_fails_at_once(pooled):
+    job = ask(pooled)
+    with pooled.db.transaction() as session:
+        digest = resources.whole_pool(session, PROJECT, "x").pieces[0]["blob"]
+    (pooled.blobs.root / digest[:2] / digest).unlink()
+    row = run(pooled, job)
+    assert (row.state, row.error["code"], row.attempts) == ("failed", "blob-missing", 1)

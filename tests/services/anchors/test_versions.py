@@ -1,0 +1,208 @@
+"""A set that is deleted and made again with other content: each answer is by one of the two versions, whole."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+import torch
+from sqlalchemy import event
+
+from app.errors import AnchorSetNotFound, Conflict, EncoderNotFound, QualityBelowMinimum
+from app.heads.linear import linear_head
+from app.services import name_lookup
+from app.services.anchors import anchor_sets
+from app.services.context import Services
+from app.services.encoders import encoders
+from app.services.heads import stitching
+from app.services.serving import plans
+from app.services.translators import contracts, translators
+from app.storage import name_cache, tables
+from app.types import HeadOutput
+from tests.services.helpers import PROJECT, another_process, create_encoder
+
+VECTORS = torch.randn(3, 4, generator=torch.Generator().manual_seed(9))
+TRANSLATION = translators.Request("a", "b", "s", "graded", {})
+
+
+@pytest.fixture
+def other(services: Services, redis_url, redis_prefix) -> Iterator[Services]:
+    """Another process of the same deployment."""
+    made = another_process(services, redis_url=redis_url, redis_prefix=redis_prefix[:50])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reader(other, services) -> Iterator[Services]:
+    """One of two such processes: the other one changes things."""
+    made = another_process(services, redis_url="redis://127.0.0.1:1/0")
+    yield made
+    made.close()
+
+
+def make(services: Services, project: str, version: int) -> None:
+    """Encoders a (4) and b (3), the set s, and the heads h of b and r of s: all names are the same in each version."""
+    draw = torch.Generator().manual_seed(version)
+    for name, dim in (("a", 4), ("b", 3)):
+        create_encoder(services, name, dim, project)
+    embeddings = {"a": torch.randn(12, 4, generator=draw), "b": torch.randn(12, 3, generator=draw)}
+    anchor_sets.create_anchor_set(services, project, name="s", embeddings=embeddings)
+    for name, encoder, anchor_set, dim in (("h", "b", None, 3), ("r", None, "s", 12)):
+        head = linear_head(torch.randn(2, dim, generator=draw), None, dim=dim)
+        new = stitching.NewHead(name, "linear", encoder, anchor_set, HeadOutput.numbers)
+        stitching.create_head(services, project, new, lambda _dim, head=head: head)
+
+
+def delete(services: Services, project: str) -> None:
+    for name in ("h", "r"):
+        stitching.delete_head(services, project, name)
+    anchor_sets.delete_anchor_set(services, project, "s")
+    for name in ("a", "b"):
+        encoders.delete_encoder(services, project, name)
+
+
+def translated(services: Services, project: str) -> torch.Tensor:
+    return plans.apply(
+        services, project, plans.Translation(TRANSLATION), vectors=VECTORS
+    ).made.vectors
+
+
+def related(services: Services, project: str) -> torch.Tensor:
+    return plans.apply(services, project, plans.Relation("a", "s"), vectors=VECTORS).made.vectors
+
+
+def decoded(services: Services, project: str) -> torch.Tensor:
+    vectors = torch.randn(3, 12, generator=torch.Generator().manual_seed(9))
+    return plans.apply(
+        services, project, plans.Decoding(TRANSLATION, 1.0), vectors=vectors
+    ).made.vectors
+
+
+def stitched(services: Services, project: str) -> torch.Tensor:
+    return stitching.stitch(
+        services,
+        project,
+        encoder="a",
+        head="h",
+        anchor_set="s",
+        vectors=VECTORS,
+        inputs=None,
+        way=stitching.TranslationChoice("graded"),
+    ).values
+
+
+def stitched_relative(services: Services, project: str) -> torch.Tensor:
+    return stitching.stitch(
+        services, project, encoder="a", head="r", anchor_set=None, vectors=VECTORS, inputs=None
+    ).values
+
+
+@contextmanager
+def before_statement(
+    services: Services, number: int, change: Callable[[], None]
+) -> Iterator[list[int]]:
+    """Call `change` once, before the given statement or the first after it that follows no write of its transaction."""
+    seen: list[int] = []
+    written = False
+
+    def count(connection, cursor, statement, parameters, context, executemany) -> None:
+        nonlocal written
+        written = written or not statement.startswith("SELECT")
+        seen.append(len(seen))
+        if len(seen) - 1 >= number and not written and not changed:
+            changed.append(True)
+            change()
+
+    def begin(connection) -> None:
+        nonlocal written
+        written = False
+
+    changed: list[bool] = []
+    event.listen(services.db.engine, "before_cursor_execute", count)
+    event.listen(services.db.engine, "begin", begin)
+    try:
+        yield changed
+    finally:
+        event.remove(services.db.engine, "before_cursor_execute", count)
+        event.remove(services.db.engine, "begin", begin)
+
+
+@pytest.mark.parametrize("ask", [translated, related, decoded, stitched, stitched_relative])
+def test_whenever_all_is_made_anew_during_a_request_its_answer_is_by_one_version(
+    reader, other, monkeypatch, ask
+):
+    """By another process, before each of the request's statements in turn."""
+    monkeypatch.setattr(
+        name_cache, "SETTLE_S", 0.0
+    )  # as if nobody waited: what is asked for now has begun before
+    monkeypatch.setattr(name_cache, "MEMORY_S", 3600.0)
+    right = []
+    for version in (1, 2):
+        make(other, f"quiet {version}", version)
+        right.append(ask(other, f"quiet {version}"))
+    answered = []
+    for number in range(100):
+        make(other, PROJECT, 1)
+        reader.names.forget()
+        found = None
+
+        def change() -> None:
+            delete(other, PROJECT)
+            make(other, PROJECT, 2)
+
+        gone = (Conflict, AnchorSetNotFound, EncoderNotFound)  # AnchorsNotEmbedded is a Conflict
+        with before_statement(reader, number, change) as changed, suppress(*gone):
+            found = ask(reader, PROJECT)
+        if found is not None:
+            answered.append([torch.allclose(found, each, atol=1e-5) for each in right])
+        delete(other, PROJECT)
+        if not changed:
+            break
+    assert number  # the request has a statement at least
+    assert [True, False] in answered
+    assert all(any(each) for each in answered), answered
+
+
+def test_a_name_that_was_just_deleted_is_given_again_when_no_process_remembers_it(reader, other):
+    """Whoever deleted it may have hung up, and does not wait for its answer."""
+
+    def dim() -> int:
+        return name_lookup.find_by_name(
+            reader, tables.EncoderRow, PROJECT, "x", field="encoder"
+        ).dim
+
+    for version in (1, 2, 3):
+        create_encoder(other, "x", version)
+        assert dim() == version
+        encoders.delete_encoder(other, PROJECT, "x")
+        assert (
+            reader.names.find(name_cache.NameKey(PROJECT, "encoders", ("x",))) is not None
+        )  # or the test shows nothing
+    assert other.names.settle_s > name_cache.MEMORY_S
+
+
+def test_a_name_that_was_never_deleted_is_given_at_once(reader, other, monkeypatch):
+    monkeypatch.setattr(name_cache, "SETTLE_S", 3600.0)
+    for name in ("x", "y"):
+        create_encoder(other, name, 1)
+        with pytest.raises(EncoderNotFound):
+            name_lookup.find_by_name(
+                reader, tables.EncoderRow, "somebody else's", name, field="encoder"
+            )
+
+
+def test_a_contract_counts_for_every_process_from_its_answer_on(reader, other, monkeypatch):
+    monkeypatch.setattr(name_cache, "MEMORY_S", 0.05)
+    make(other, PROJECT, 1)
+    pair = translators.pair(other, PROJECT, TRANSLATION)
+    translated(reader, PROJECT)
+    contracts.agree(other, PROJECT, *pair, {"recall": 0.999})
+    threading.Event().wait(other.names.settle_s)
+    with pytest.raises(QualityBelowMinimum):
+        translated(reader, PROJECT)
+    contracts.end(other, PROJECT, *pair)
+    threading.Event().wait(other.names.settle_s)
+    translated(reader, PROJECT)

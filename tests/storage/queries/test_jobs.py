@@ -1,0 +1,192 @@
+"""The queue on both databases: who may claim a job, and who may change it."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import event, text
+
+from app.storage import tables
+from app.storage.db import Database
+from app.storage.queries import jobs
+from tests.storage.helpers import change
+
+DAY = datetime(2026, 1, 1, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.fixture
+def db(empty: Database) -> Database:
+    return empty
+
+
+def put(db: Database, state: str, due: int = 0, **values: Any) -> str:
+    """A job due so many minutes after DAY; returns its id."""
+    finished = None if state in ("queued", "running") else DAY
+    moments = {"due_at": DAY + due * MINUTE, "created_at": DAY, "finished_at": finished}
+    row = tables.JobRow(
+        **{"project": "p", "kind": "k", "state": state, "arguments": {}, **moments, **values}
+    )
+    with db.transaction() as session:
+        session.add(row)
+    return row.id
+
+
+def read(db: Database, job_id: str) -> tables.JobRow:
+    with db.transaction() as session:
+        return session.get_one(tables.JobRow, job_id)
+
+
+def claim(db: Database, lease: str, at: int = 0, *, lease_minutes: float = 0.5) -> str | None:
+    """The id of the job claimed so many minutes after DAY."""
+    now = DAY + at * MINUTE
+    until = now + lease_minutes * MINUTE
+    found = change(db, jobs.claim_next, lease=lease, now=now, until=until)
+    return None if found is None else found[0].id
+
+
+def test_the_job_that_is_due_for_longest_is_claimed_first_and_none_that_is_not_due_yet(db):
+    late, first, second, later = (put(db, "queued", due) for due in (3, 1, 2, 9))
+    assert [claim(db, lease, at=5) for lease in "abcd"] == [first, second, late, None]
+    assert claim(db, "e", at=9) is not None
+    assert read(db, later).attempts == 0
+
+
+def test_a_claimed_job_runs_under_its_lease(db):
+    job_id = put(db, "queued")
+    row, was_lost = change(db, jobs.claim_next, lease="a", now=DAY, until=DAY + MINUTE)
+    assert (row.id, was_lost) == (job_id, False)
+    for each in (row, read(db, job_id)):
+        assert (each.state, each.lease, each.attempts) == ("running", "a", 1)
+        assert (each.lease_until, each.started_at, each.version) == (DAY + MINUTE, DAY, 1)
+
+
+def test_a_job_whose_lease_has_ended_is_claimed_again_and_one_whose_lease_holds_is_not(db):
+    job_id = put(db, "queued")
+    claim(db, "first", lease_minutes=2)
+    assert claim(db, "second", at=2) is None
+    row, was_lost = change(db, jobs.claim_next, lease="b", now=DAY + 3 * MINUTE, until=DAY)
+    assert (row.id, row.attempts, was_lost) == (job_id, 2, True)
+
+
+@pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled"])
+def test_a_finished_job_is_claimed_by_nobody_and_never_changes(db, state):
+    job_id = put(db, state, lease="a", lease_until=DAY)
+    assert claim(db, "late", at=9) is None
+    change(db, jobs.cancel, job_id, now=DAY)
+    assert not change(db, jobs.change_leased, "a", state="running")
+    assert change(db, jobs.asked_to_stop, "a") is None
+    row = read(db, job_id)
+    assert (row.state, row.attempts, row.version, row.cancel_requested) == (state, 0, 0, False)
+
+
+def test_of_many_claims_at_once_each_gets_a_job_of_its_own(db):
+    ids = {put(db, "queued", number) for number in range(12)}
+    with ThreadPoolExecutor(6) as pool:
+        claimed = list(pool.map(lambda lease: claim(db, str(lease), at=99), range(15)))
+    assert sorted(filter(None, claimed)) == sorted(ids)
+
+
+def test_on_postgresql_a_row_that_another_worker_is_taking_is_skipped_without_waiting(postgres):
+    first, second = (put(postgres, "queued", due) for due in (0, 1))
+    with postgres.transaction() as session:
+        row, _ = jobs.claim_next(session, lease="a", now=DAY + 5 * MINUTE, until=DAY + 9 * MINUTE)
+        assert row.id == first
+        assert claim(postgres, "b", at=5) == second
+        assert claim(postgres, "c", at=5) is None
+
+
+def plan(db: Database, statement: str, parameters: Any) -> str:
+    verb = "EXPLAIN QUERY PLAN " if db.url.get_backend_name() == "sqlite" else "EXPLAIN "
+    with db.engine.connect() as connection:
+        rows = connection.exec_driver_sql(verb + statement, parameters).all()
+    return " ".join(str(row) for row in rows)
+
+
+def test_what_workers_ask_for_all_the_time_is_answered_by_an_index(db):
+    """Of 3,000 jobs that have ended and 3 that have not."""
+    with db.transaction() as session:
+        for _ in range(3000):
+            session.add(
+                tables.JobRow(
+                    kind="k", state="succeeded", arguments={}, lease="a" * 32, finished_at=DAY
+                )
+            )
+    for _ in range(3):
+        put(db, "queued")
+    if db.url.get_backend_name() == "postgresql":
+        with db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.execute(text("ANALYZE jobs"))
+    sent: list[tuple[str, Any]] = []
+    event.listen(
+        db.engine,
+        "before_cursor_execute",
+        lambda c, cursor, sql, values, *_: sent.append((sql, values)),
+    )
+    claim(db, "b", at=1)
+    change(db, jobs.leased_job, "b")
+    change(db, jobs.count_by_state)
+    change(db, jobs.count_unfinished, "p")
+    change(db, jobs.oldest_queued)
+    asked = [each for each in sent if "FROM jobs" in each[0] or each[0].startswith("UPDATE jobs")]
+    assert len(asked) >= 6
+    for statement, values in asked:
+        found = plan(db, statement, values)
+        assert (
+            "ix_jobs_due_at" in found
+            or "ix_jobs_lease" in found
+            or "pk_jobs" in found
+            or "autoindex" in found
+        ), found
+
+
+def test_a_renewed_lease_holds_longer_and_clients_see_no_event(db):
+    job_id = put(db, "queued")
+    claim(db, "first")
+    version = read(db, job_id).version
+    change(db, jobs.renew_leases, ["first", "unknown"], until=DAY + 5 * MINUTE)
+    assert claim(db, "second", at=4) is None
+    assert read(db, job_id).version == version
+
+
+def test_only_the_lease_a_job_runs_under_changes_it(db):
+    job_id = put(db, "queued")
+    claim(db, "first")
+    claim(db, "second", at=1)
+    changed = jobs.change_leased
+    assert not change(db, changed, "first", state="succeeded", result={"by": "first"})
+    assert change(db, jobs.leased_job, "first") is None
+    assert change(db, changed, "second", progress={"done": 1})
+    assert change(db, changed, "second", state="succeeded", finished_at=DAY)
+    assert not change(db, changed, "second", state="failed")  # it has ended
+    assert (read(db, job_id).state, read(db, job_id).result) == ("succeeded", None)
+
+
+def test_every_change_that_a_client_can_see_counts_the_version_up(db):
+    job_id = put(db, "queued")
+    seen = [read(db, job_id).version]
+    for step in (
+        lambda: claim(db, "first"),
+        lambda: change(db, jobs.change_leased, "first", progress={"done": 1}),
+        lambda: change(db, jobs.cancel, job_id, now=DAY),
+        lambda: claim(db, "second", at=1),
+    ):
+        step()
+        seen.append(read(db, job_id).version)
+    assert seen == [0, 1, 2, 3, 4]
+    assert read(db, job_id).cancel_requested
+
+
+def test_unfinished_jobs_are_counted_by_project_and_by_state(db):
+    assert change(db, jobs.count_by_state) == {"queued": 0, "running": 0}
+    assert change(db, jobs.oldest_queued) is None
+    for state in ("queued", "queued", "running", "failed"):
+        put(db, state)
+    put(db, "queued", project="q", created_at=DAY - MINUTE)
+    assert change(db, jobs.count_unfinished, "p") == (3, 4)
+    assert change(db, jobs.count_by_state) == {"queued": 3, "running": 1}
+    assert change(db, jobs.oldest_queued) == DAY - MINUTE
+    assert len(change(db, jobs.unfinished)) == 4
