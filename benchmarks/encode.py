@@ -226,7 +226,10 @@ async def client(
 def request(port: int, sentences: list[str]) -> bytes:
     """A request like those of OpenAI's client: base64 vectors."""
     body = json.dumps({"model": "minilm", "input": sentences, "encoding_format": "base64"}).encode()
-    head = f"POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+    head = (
+        f"POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+        "Content-Type: application/json\r\n"
+    )
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 

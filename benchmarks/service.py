@@ -183,7 +183,8 @@ class Connection:
 
 def request_head(verb: str, path: str, media: str, length: int) -> bytes:
     return (
-        f"{verb} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {media}\r\nContent-Length: {length}\r\n\r\n"
+        f"{verb} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {media}\r\n"
+        f"Content-Length: {length}\r\n\r\n"
     ).encode()
 
 

@@ -6,8 +6,8 @@ Writes benchmarks/results/suggestions.json.
 
 Banking77 by three text encoders. 100 random sentences of the training split are the anchors; 100
 more are taken from a pool of 3,000 others: at random, one for each of 100 k-means clusters, by the
-largest determinant (D-optimal), or as `suggest` takes them (app/maths/anchors/coverage.py) from the vectors
-of the source encoder or of the target. The graded method with its defaults translates 1,500
+largest determinant (D-optimal), or as `suggest` takes them (app/maths/anchors/coverage.py) from the
+vectors of the source encoder or of the target. The graded method with its defaults translates 1,500
 sentences of the test split, which are then searched for among themselves; all 6 ordered pairs, 5
 draws.
 
@@ -172,7 +172,10 @@ def summarise(rows: list[Numbers], random: list[Numbers]) -> dict[str, float]:
 
 def show(summary: dict[str, dict[str, float]]) -> None:
     """Print one table."""
-    title = f"{ADDED} anchors added to {ANCHORS}; in brackets: beside random, and the share of better cells"
+    title = (
+        f"{ADDED} anchors added to {ANCHORS}; in brackets: beside random, "
+        "and the share of better cells"
+    )
     table = new_table(title, ("added",), ("cosine", "recall@10", "MRR"))
     for row, numbers in summary.items():
         cells = [

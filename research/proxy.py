@@ -353,7 +353,8 @@ def show(report: Mapping[str, Any]) -> None:
                 table.add_row(f"{group} ({numbers['models']})", LABELS[name], *cells)
         console.print(table)
     console.print(
-        f"paper: {PAPER}\nreference: {report['reference']}\n{report['note']}\n{report['seconds']} s",
+        f"paper: {PAPER}\nreference: {report['reference']}\n"
+        f"{report['note']}\n{report['seconds']} s",
         highlight=False,
     )
 

@@ -168,7 +168,10 @@ class _Service:
 
     def bits(self, anchor_set: str) -> list[tuple[Any, ...]]:
         """The blobs of a set. They are named by their content, so equal names mean equal bits."""
-        query = "SELECT a.pairs, s.blob FROM anchor_sets a JOIN spaces s ON s.anchor_set_id = a.id WHERE a.name = %s ORDER BY s.blob"
+        query = (
+            "SELECT a.pairs, s.blob FROM anchor_sets a JOIN spaces s ON s.anchor_set_id = a.id "
+            "WHERE a.name = %s ORDER BY s.blob"
+        )
         return self._made.postgres.rows(query, anchor_set)
 
     def _post(self, path: str, **body: Any) -> dict[str, Any]:

@@ -91,8 +91,8 @@ def main() -> None:
     arguments.add_argument("--keep", action="store_true", help="keep logs and data")
     options = arguments.parse_args()
     if unknown := set(options.names) - {*FAULTS, *ATTACKS}:
-        names = ", ".join([*FAULTS, *ATTACKS])
-        arguments.error(f"no such fault: {', '.join(sorted(unknown))}. There are {names}.")
+        known = ", ".join([*FAULTS, *ATTACKS])
+        arguments.error(f"no such fault: {', '.join(sorted(unknown))}. There are {known}.")
     names = options.names or [*FAULTS, *ATTACKS]
     torch.set_num_threads(1)
     end_on_sigterm()

@@ -337,7 +337,8 @@ class World:
     def _check_set(self, made: Deployment, name: str) -> None:
         """Check that the set has one row, is complete, and has one audit row."""
         rows = made.postgres.rows(
-            "SELECT count(*) FROM anchor_sets a JOIN spaces s ON s.anchor_set_id = a.id WHERE a.name = %s GROUP BY a.id",
+            "SELECT count(*) FROM anchor_sets a JOIN spaces s ON s.anchor_set_id = a.id "
+            "WHERE a.name = %s GROUP BY a.id",
             name,
         )
         if rows != [(len(DIMS),)]:

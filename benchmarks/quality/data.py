@@ -47,7 +47,10 @@ WORD_SPACES = ("w2v", "fasttext", "googlenews")
 
 STSB_SENTENCES = 3_000
 
-ENCODERS_ORIGIN = "small encoders made for this project from public data: the folder `encoders`, its README and scripts"
+ENCODERS_ORIGIN = (
+    "small encoders made for this project from public data: the folder `encoders`, "
+    "its README and scripts"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +113,10 @@ def stsb() -> Task:
 
 def cifar10() -> Task:
     """5,000 images by six ImageNet encoders of 256 to 1,280 dimensions."""
-    origin = "CIFAR-10 (Krizhevsky 2009) by public ImageNet encoders: the folder `cifar10-embeddings`, its README"
+    origin = (
+        "CIFAR-10 (Krizhevsky 2009) by public ImageNet encoders: the folder `cifar10-embeddings`, "
+        "its README"
+    )
     truth = _archive("cifar10-embeddings/labels.npz", origin)
     files = {name: _archive(f"cifar10-embeddings/{name}.npz", origin) for name in IMAGE_ENCODERS}
     labels = _pooled(truth, "train_labels", "test_labels")

@@ -1,4 +1,5 @@
-"""The measures of app.maths.quality.metrics for many translations into one set of native vectors, fast.
+"""The measures of app.maths.quality.metrics for many translations into one set of native vectors,
+fast.
 
 The definitions are those of that module. Cosines here are float32, and what depends on the native
 vectors alone is computed once: make one `Index` for each target and split, and measure every source

@@ -31,12 +31,12 @@ FASTER, APART = 8.0, 1e-5
 NOTE = (
     "literal: for each subspace i the projection n(x) (P_i U_x)^T and its product with "
     "pinv(S_i^T), then the mean of the eight, its norm, s_y and m_y, in float32 torch, with n(x) "
-    "made once and the pseudo-inverses beforehand. fused: app.maths.translators.translator.apply, on one "
-    "thread, beside the literal one on one thread. lanes: app.services.serving.products.begin, beside the "
-    "literal one with all of torch's threads. At delta 0.6, the default, each subspace keeps few "
-    "anchors, so the literal products are small ones; at delta 0 every subspace is all anchors, "
-    "and the literal paper still does eight. apart: the largest |a - b| / |b - m_y| of any vector; "
-    "exact: the literal formula in float64."
+    "made once and the pseudo-inverses beforehand. fused: app.maths.translators.translator.apply, "
+    "on one thread, beside the literal one on one thread. lanes: "
+    "app.services.serving.products.begin, beside the literal one with all of torch's threads. At "
+    "delta 0.6, the default, each subspace keeps few anchors, so the literal products are small "
+    "ones; at delta 0 every subspace is all anchors, and the literal paper still does eight. "
+    "apart: the largest |a - b| / |b - m_y| of any vector; exact: the literal formula in float64."
 )
 
 

@@ -28,9 +28,9 @@ NOTE = (
     f"Sentences of Banking77 by {MODEL}: encoded anew, {SENTENCES:,} in one batched encode of "
     "sentence-transformers in this process (float32, all of torch's threads); and translated, "
     f"{VECTORS:,} of their vectors, {DIMS[0]} -> {DIMS[1]}, {ANCHORS:,} anchors, as one npy body "
-    f"over loopback, {BUNDLE} requests in every round, and by app.maths.translators.translator.apply in this "
-    "process, on one thread. The server is stopped while it is not asked. The target's space is "
-    "made up: the source's, rotated, with noise."
+    f"over loopback, {BUNDLE} requests in every round, and by "
+    "app.maths.translators.translator.apply in this process, on one thread. The server is stopped "
+    "while it is not asked. The target's space is made up: the source's, rotated, with noise."
 )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import time
 
+from benchmarks.service import request_head
+
 #: room for the longest answer
 ANSWER_BYTES = 80 * 2**20
 
@@ -24,7 +26,7 @@ class Connection:
 
         Raises ConnectionError if the answer is not 200.
         """
-        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {media}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        head = request_head("POST", path, media, len(body))
         started = time.perf_counter()
         if len(body) < 2**16:
             self._socket.sendall(head + body)

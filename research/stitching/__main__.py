@@ -224,9 +224,15 @@ def show(console: Console, section: dict[str, Any], table: dict[str, Any]) -> No
 def verdict(table: dict[str, Any]) -> str:
     ours, irp = (f"gap({table[key]})" for key in ("best", "irp"))
     if table["gap_ratio"] is None:
-        return f"{table['title']}: {irp} is not above 0, so there is no gap to close; target of {TARGET:.2f} NOT met."
+        return (
+            f"{table['title']}: {irp} is not above 0, so there is no gap to close; "
+            f"target of {TARGET:.2f} NOT met."
+        )
     met = "met" if table["target_met"] else "NOT met"
-    return f"{table['title']}: {ours} / {irp} = {table['gap_ratio']:.2f}; target of {TARGET:.2f} {met}."
+    return (
+        f"{table['title']}: {ours} / {irp} = {table['gap_ratio']:.2f}; "
+        f"target of {TARGET:.2f} {met}."
+    )
 
 
 def verdicts(path: Path, console: Console) -> None:

@@ -72,7 +72,8 @@ PAPER: dict[str, Any] = {
         RELATIVE_NATIVE: "6.81 ± .06",
         RELATIVE: "24.03 ± 13.15",
     },
-    "source": "Moschella et al. 2023, Table 3, F-MNIST: convolutional, 500 latent dimensions and anchors; its unit is not stated",
+    "source": "Moschella et al. 2023, Table 3, F-MNIST: convolutional, 500 latent dimensions and "
+    "anchors; its unit is not stated",
 }
 NOTE = (
     f"Fully connected networks 784-{HIDDEN}-{LATENT}-{HIDDEN}-784 (the paper's: convolutional, "

@@ -147,7 +147,8 @@ def task() -> Task:
     images, texts = image_sides(), text_sides()
     pairs = [pair for image in images for text in texts for pair in ((image, text), (text, image))]
     paper = {
-        "source": "Maiorca et al. 2024, Figure 7: N24News, 1,000 anchors, omega 16, delta .8: a figure without numbers"
+        "source": "Maiorca et al. 2024, Figure 7: N24News, 1,000 anchors, omega 16, delta .8: "
+        "a figure without numbers"
     }
     draw = draw_within_classes(images, texts)
     return Task(

@@ -40,7 +40,8 @@ DELTAS = (0.3, 0.6, 0.8)
 PAPER = {
     "native": ".90 ± .01",
     RELATIVE_NATIVE: ".89 ± .02",
-    "source": "Moschella et al. 2023, Table 2: weighted F1, not stitched, another split; it has no stitched Cora",
+    "source": "Moschella et al. 2023, Table 2: weighted F1, not stitched, another split; "
+    "it has no stitched Cora",
 }
 NOTE = (
     "Five two-layer graph convolutional networks (64 dimensions, planetoid split: 140 training "

@@ -164,5 +164,8 @@ def cifar10() -> Task:
     }
     pairs, draw = same_items(sides)
     paper = irp_paper(0.75, ".92 ± .05", ".11 ± .04", ".95 ± .03")
-    note = "six small ImageNet encoders of 256 to 1,280 dimensions, 3,000 training images; the paper's are ViTs and CLIP."
+    note = (
+        "six small ImageNet encoders of 256 to 1,280 dimensions, 3,000 training images; "
+        "the paper's are ViTs and CLIP."
+    )
     return Task("CIFAR-10", sides, pairs, draw, (768, 300), (0.6, 0.75, 0.8), paper, note)

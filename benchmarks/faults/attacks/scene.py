@@ -144,7 +144,8 @@ class Scene:
         outcome.must(not outcome.statuses["500"], "a 500")
         outcome.more["memory_limited"] = self.group is not None
         self.stage.say(
-            f"{what}: /livez {outcome.livez_s:.2f} s, {outcome.peak_mib} MiB, {dict(outcome.statuses)}"
+            f"{what}: /livez {outcome.livez_s:.2f} s, {outcome.peak_mib} MiB, "
+            f"{dict(outcome.statuses)}"
         )
         if outcome.killed:
             self.revive()

@@ -45,7 +45,10 @@ def rolled(stage: Stage) -> Row:
             load.stop()
             load.join()
         world.settle(made, client)
-    row.done = f"2 APIs stopped by SIGTERM and started again {len(ends)} times, under {PER_SECOND} requests a second"
+    row.done = (
+        f"2 APIs stopped by SIGTERM and started again {len(ends)} times, "
+        f"under {PER_SECOND} requests a second"
+    )
     row.more = {
         "restarts": len(ends),
         "requests_begun": load.begun,

@@ -59,7 +59,10 @@ def redis_lost(stage: Stage) -> Row:
             stage.say(f"Redis lost {number + 1} of {REDIS_LOSSES} times")
 
         _during_requests(made, row, REDIS_LOSSES, lose)
-    row.done = f"{REQUESTS} requests, {row.more['jobs']} jobs, Redis killed and emptied {REDIS_LOSSES} times, {REDIS_AWAY_S} s each"
+    row.done = (
+        f"{REQUESTS} requests, {row.more['jobs']} jobs, Redis killed and emptied "
+        f"{REDIS_LOSSES} times, {REDIS_AWAY_S} s each"
+    )
     row.more.update(requests_of_the_mix=REQUESTS, losses=REDIS_LOSSES, away_s=REDIS_AWAY_S)
     return row
 
@@ -86,7 +89,10 @@ def postgres_restarted(stage: Stage) -> Row:
 
         _during_requests(made, row, len(ways), restart)
     ways_said = f"immediate, fast, {POSTGRES_AWAY_S} s away"
-    row.done = f"{REQUESTS} requests, {row.more['jobs']} jobs, PostgreSQL restarted {len(ways)} times: {ways_said}"
+    row.done = (
+        f"{REQUESTS} requests, {row.more['jobs']} jobs, PostgreSQL restarted "
+        f"{len(ways)} times: {ways_said}"
+    )
     row.more.update(requests_of_the_mix=REQUESTS, restarts=[way for way, _ in ways])
     return row
 
@@ -194,7 +200,10 @@ def commits_lost(stage: Stage) -> Row:
             wait_until(lambda: world.finished(made) == len(world.jobs), "the job to end")
             stage.say(f"PostgreSQL killed during two COMMITs, {number + 1} of {LOST_COMMITS} times")
         world.settle(made, client)
-    row.done = f"PostgreSQL killed {LOST_COMMITS} times, each during the COMMITs of a job and of a creation"
+    row.done = (
+        f"PostgreSQL killed {LOST_COMMITS} times, "
+        "each during the COMMITs of a job and of a creation"
+    )
     row.more = {"restarts": LOST_COMMITS}
     return row
 

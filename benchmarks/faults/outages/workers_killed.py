@@ -74,7 +74,10 @@ def paused(stage: Stage) -> Row:
             stage.say(f"{pause + 1} of {PAUSES} stops, {_late_ends(made)} late ends refused")
         world.settle(made, client)
         late = _late_ends(made)
-    row.done = f"{len(world.jobs)} jobs, 2 workers, {PAUSES} SIGSTOPs until the other worker did the job: {late} late ends refused"
+    row.done = (
+        f"{len(world.jobs)} jobs, 2 workers, {PAUSES} SIGSTOPs until the other worker did the job: "
+        f"{late} late ends refused"
+    )
     row.more = {"jobs": len(world.jobs), "stops": PAUSES, "late_ends_refused": late}
     return row
 

@@ -160,7 +160,8 @@ def _from_to(first: Sample, last: Sample, name: str) -> dict[str, list[int]]:
 def show(report: dict[str, Any], console: Console) -> None:
     """Print a summary of the report."""
     console.print(
-        f"{report['requests']:,} requests, {report['compared']:,} translations compared, statuses {report['statuses']}"
+        f"{report['requests']:,} requests, {report['compared']:,} translations compared, "
+        f"statuses {report['statuses']}"
     )
     console.print(f"{report['versions']:,} versions of {SETS} sets; jobs {report['jobs']}")
     table = new_table(

@@ -134,7 +134,8 @@ class Book:
             )
             self.fault(
                 kind,
-                f"{name}: {min(deviation(got, right) for _, right in self.contents):.2g} from the nearest version",
+                f"{name}: {min(deviation(got, right) for _, right in self.contents):.2g} "
+                "from the nearest version",
             )
 
     def _mixtures(self) -> Iterator[Tensor]:
@@ -144,7 +145,10 @@ class Book:
 
     def said(self) -> str:
         """The counts in one line."""
-        return f"{sum(self.statuses.values()):,} requests, {self.compared:,} compared, {sum(self.counts.values())} faults"
+        return (
+            f"{sum(self.statuses.values()):,} requests, {self.compared:,} compared, "
+            f"{sum(self.counts.values())} faults"
+        )
 
 
 class Client:
