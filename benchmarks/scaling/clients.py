@@ -40,8 +40,8 @@ NOTE = (
     "request once it is answered, from one process with uvloop and nothing between it and its "
     "sockets; client's core: how much of a core that process took. The server runs with "
     f"ANCHORAGE_MAX_IN_FLIGHT={IN_FLIGHT}, as 256, the default, would be just enough. empty route: "
-    "a FastAPI POST route that reads the same body and answers {}, served by uvicorn with uvloop and "
-    "httptools, without access log. Connections are open, and each was answered once, before "
+    "a FastAPI POST route that reads the same body and answers {}, served by uvicorn with uvloop "
+    "and httptools, without access log. Connections are open, and each was answered once, before "
     "anything is counted: accepting many new ones under load takes seconds (uvloop accepts about "
     "one in a turn of its loop). A server that is not measured is stopped meanwhile."
 )
