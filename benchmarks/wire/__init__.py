@@ -1,0 +1,1 @@
+"""What a translation costs over HTTP, beside the matrix product and beside an empty request."""
