@@ -115,7 +115,7 @@ def _without_folders(text: str, source: Path) -> str:
 
 
 def _on_site(file: Path) -> Path:
-    """The place of a file of the repository on the site. A file that is not a page is copied there."""
+    """The place of a file on the site. A file that is not a page is copied there."""
     if file.is_relative_to(DOCS):
         return file.relative_to(DOCS)
     inside = file.relative_to(ROOT)
