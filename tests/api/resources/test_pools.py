@@ -24,7 +24,7 @@ from app.storage.queries import resources
 
 JSON, NPY, ARROW = "application/json", npy.MEDIA, arrow.MEDIA
 ROWS = np.random.default_rng(11).normal(size=(30, 8)).astype(np.float32)
-DOCUMENT = Path(__file__).parents[3] / "docs" / "pools.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "how-to" / "pools.md"
 
 
 def as_npy(rows):
