@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test serve lint format bench papers faults soak pack constraints release clean
+.PHONY: help install demo test test-fast test-long serve lint format bench papers faults soak pack constraints release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,9 +24,23 @@ demo: $(INSTALLED) ## translate real sentences, measure the result and draw a ma
 	$(BIN)/anchorage demo
 
 # The tests start dozens of processes. Each would compile every module again if the environment
-# turned bytecode off.
-test: $(INSTALLED) ## run all tests, in two processes
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# forbade compiled modules.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
+# beartype checks every annotated shape and makes the maths a third slower: only its own tests use it.
+MATHS := tests/maths tests/heads tests/research
+SHAPES := --jaxtyping-packages=app.maths,app.heads,research,beartype.beartype
+
+test: $(INSTALLED) ## run all tests that CI runs, in two processes (below five minutes)
+	$(PYTEST) -m "not long" $(SHAPES) $(MATHS)
+	$(PYTEST) -m "not long" $(MATHS:%=--ignore=%)
+
+test-fast: $(INSTALLED) ## run the tests of the maths, and of the services on SQLite (below a minute)
+	$(PYTEST) -m "not long" -k "not postgres and not redis" tests/maths tests/services
+
+test-long: $(INSTALLED) ## run sweeps, many seeds, ten minutes of soak, and the demo in a fresh clone
+	$(PYTEST) -m long
+	$(MAKE) soak
+	scripts/demo_in_fresh_clone.sh
 
 serve: $(INSTALLED) ## run the service on http://127.0.0.1:8080, with its data in .anchorage
 	$(BIN)/anchorage serve

@@ -30,48 +30,10 @@ torch.set_num_threads(1)
 hypothesis_settings.register_profile("anchorage", deadline=None, max_examples=25)
 hypothesis_settings.load_profile("anchorage")
 
-#: the files that take longest, longest first: begun last, one of them would keep its process busy long after the others end
-LONGEST = [
-    "e2e/test_demo.py",
-    "e2e/test_fuzz.py",
-    "e2e/test_rolling.py",
-    "e2e/test_serve.py",
-    "workers/test_processes.py",
-    "api/test_bootstrap.py",
-    "services/test_bootstrapping.py",
-    "maths/test_confidence.py",
-    "maths/test_calibration.py",
-    "api/test_promises.py",
-    "api/test_evaluate.py",
-    "api/test_heads.py",
-    "api/test_edge.py",
-    "api/test_inspection.py",
-    "api/test_confidence.py",
-    "maths/test_learning.py",
-    "maths/test_influence.py",
-    "maths/test_evidence.py",
-    "encoders/test_text.py",
-    "api/test_embed_jobs.py",
-    "storage/test_postgres.py",
-    "api/test_postgres.py",
-    "api/test_verify.py",
-    "test_cli.py",
-    "workers/test_worker.py",
-    "encoders/test_registry.py",
-    "e2e/test_load.py",
-]
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several processes share the files (`pytest -n`), the longest come first, and the others in their order."""
-    if hasattr(config, "workerinput"):
-        places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
-        items.sort(key=lambda item: places.get(item.path, len(places)))
-
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What the tests import is a million objects that stay: no garbage collection, now or later, need look through them."""
+    """Freeze the million objects that imports create, so that no garbage collection scans them."""
     gc.disable()
     try:
         return (yield)
@@ -82,7 +44,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A laptop may lack an encoder or a server; CI may not: there a skipped test is a failure."""
+    """With CI=true a skipped test is a failure: only a laptop may lack an encoder or a server."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if os.environ.get("CI") and reporter is not None and reporter.stats.get("skipped"):
         reporter.write_line("CI=true: a skipped test is a failure", red=True)
