@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-long serve lint format bench papers faults soak pack constraints release clean
+.PHONY: help install demo test test-fast test-long serve docs docs-serve pages lint format bench papers faults soak pack constraints release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,11 +45,21 @@ test-long: $(INSTALLED) ## run sweeps, many seeds, ten minutes of soak, and the 
 serve: $(INSTALLED) ## run the service on http://127.0.0.1:8080, with its data in .anchorage
 	$(BIN)/anchorage serve
 
-lint: $(INSTALLED) ## check style, types and import contracts
+docs: $(INSTALLED) ## build the documentation site in build/site, and fail on a broken link
+	$(BIN)/python -m scripts.site
+
+docs-serve: docs ## serve the documentation site on http://127.0.0.1:8000
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site 8000
+
+pages: $(INSTALLED) ## write the generated parts of the pages
+	$(BIN)/python -m scripts.pages
+
+lint: $(INSTALLED) ## check style, types, import contracts and the language (docs/style.md)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python scripts/lint_language.py
 
 format: $(INSTALLED) ## format the code
 	$(BIN)/ruff check --fix .
@@ -57,6 +67,7 @@ format: $(INSTALLED) ## format the code
 
 bench: $(INSTALLED) ## run all benchmarks, for hours, into benchmarks/results (some need ANCHORAGE_DATA)
 	$(BIN)/anchorage demo --json benchmarks/results/demo.json
+	cp demo-output/map.png docs/assets/demo-map.png
 	$(BIN)/python -m benchmarks.quality
 	$(BIN)/python -m benchmarks.confidence
 	$(BIN)/python -m benchmarks.thresholds
@@ -91,4 +102,4 @@ release: ## build the sdist, wheel, SBOM and image (with Docker), and check them
 	$(PYTHON) scripts/release.py
 
 clean: ## remove .venv, caches, dist and the demo's output
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo-output dist
+	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo-output dist

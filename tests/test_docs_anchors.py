@@ -125,4 +125,4 @@ def test_similarity_and_accuracy(text, models):
             f"{across[name]['validation']:.3f} / {across[name]['test']:.3f}" for name in measures
         ]
         expect(text, group.removeprefix("validation "), over_time["models"], *over, *ends)
-    assert f"beside the paper's {models['paper']['over time']}" in text
+    assert f"compared with the paper's {models['paper']['over time']}" in text
