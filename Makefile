@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-long serve docs docs-serve pages lint format bench papers faults soak pack constraints release clean
+.PHONY: help install demo test test-fast test-long serve docs docs-serve pages lint format bench papers faults soak
+.PHONY: pack constraints release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,16 +46,16 @@ test-long: $(INSTALLED) ## run sweeps, many seeds, ten minutes of soak, and the 
 serve: $(INSTALLED) ## run the service on http://127.0.0.1:8080, with its data in .anchorage
 	$(BIN)/anchorage serve
 
-docs: $(INSTALLED) ## build the documentation site in build/site, and fail on a broken link
+docs: $(INSTALLED) ## build the documentation in build/site; broken links fail
 	$(BIN)/python -m scripts.site
 
-docs-serve: docs ## serve the documentation site on http://127.0.0.1:8000
+docs-serve: docs ## serve the documentation on http://127.0.0.1:8000
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site 8000
 
-pages: $(INSTALLED) ## write the generated parts of the pages
+pages: $(INSTALLED) ## update the generated parts of the documentation
 	$(BIN)/python -m scripts.pages
 
-lint: $(INSTALLED) ## check style, types, import contracts and the language (docs/style.md)
+lint: $(INSTALLED) ## check style, types, import contracts and language (docs/style.md)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -66,8 +67,7 @@ format: $(INSTALLED) ## format the code
 	$(BIN)/ruff format .
 
 bench: $(INSTALLED) ## run all benchmarks, for hours, into benchmarks/results (some need ANCHORAGE_DATA)
-	$(BIN)/anchorage demo --json benchmarks/results/demo.json
-	cp demo-output/map.png docs/assets/demo-map.png
+	$(BIN)/anchorage demo --json benchmarks/results/demo.json && cp demo-output/map.png docs/assets/demo-map.png
 	$(BIN)/python -m benchmarks.quality
 	$(BIN)/python -m benchmarks.confidence
 	$(BIN)/python -m benchmarks.thresholds
@@ -77,7 +77,7 @@ bench: $(INSTALLED) ## run all benchmarks, for hours, into benchmarks/results (s
 	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.bootstrap
 
-papers: $(INSTALLED) ## reproduce the papers, for an hour and more; numbers in research/results (needs ANCHORAGE_DATA)
+papers: $(INSTALLED) ## reproduce the papers, for hours, into research/results (needs ANCHORAGE_DATA)
 	$(BIN)/python -m research.stitching
 	$(BIN)/python -m research.anchor_strategies
 	$(BIN)/python -m research.proxy
@@ -101,5 +101,5 @@ constraints: ## update constraints.txt (needs uv)
 release: ## build the sdist, wheel, SBOM and image (with Docker), and check them
 	$(PYTHON) scripts/release.py
 
-clean: ## remove .venv, caches, dist and the demo's output
-	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo-output dist
+clean: ## remove .venv, caches, the built files and the demo's output
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo-output

@@ -1,4 +1,4 @@
-"""What every test may ask for. Nothing here stands in for the service: databases, blobs, workers and servers are real."""
+"""Fixtures of all tests. Databases, blobs, workers and servers are real."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from app.storage.db import Database, sqlite_url
 from benchmarks.common import Missing
 from benchmarks.faults.postgres import Postgres
 
-# Two cores shared with servers of our own: OpenMP threads waiting for each other cost more than they bring.
+# The tests share few cores with the servers they start: OpenMP threads would only wait.
 torch.set_num_threads(1)
 # Timings vary on shared machines; a test is wrong or right, never late.
 hypothesis_settings.register_profile("anchorage", deadline=None, max_examples=25)
@@ -53,7 +53,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> str:
-    """A real PostgreSQL where databases may be made, as ANCHORAGE_TEST_POSTGRES names it; a laptop without one skips."""
+    """A PostgreSQL that allows CREATE DATABASE (ANCHORAGE_TEST_POSTGRES); skips without one."""
     url = os.environ.get(
         "ANCHORAGE_TEST_POSTGRES", "postgresql+psycopg://postgres@127.0.0.1:5432/postgres"
     )
@@ -85,7 +85,7 @@ def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def migrated_postgres(postgres_server: str) -> Iterator[str]:
-    """A database whose rows are deleted after each test: migrating one for each of them takes most of the time."""
+    """A migrated database for all tests: migrating one takes longer than most of them."""
     name = f"anchorage_test_{uuid4().hex}"
     with psycopg.connect(postgres_server.replace("+psycopg", ""), autocommit=True) as connection:
         connection.execute(f'CREATE DATABASE "{name}"')
@@ -98,7 +98,7 @@ def migrated_postgres(postgres_server: str) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def own_postgres_server() -> Iterator[Postgres]:
-    """A PostgreSQL of the tests' own, running. Not below pytest's folders, which are closed to other users."""
+    """A running PostgreSQL cluster, outside pytest's folders, which other users cannot read."""
     with tempfile.TemporaryDirectory(prefix="anchorage-postgres-") as name:
         folder = Path(name)
         folder.chmod(0o711)  # as root, the user postgres must reach its own folder below
@@ -124,7 +124,7 @@ def own_postgres(own_postgres_server: Postgres) -> Iterator[Postgres]:
 
 @pytest.fixture(scope="session")
 def redis_url() -> str:
-    """A real Redis, as ANCHORAGE_TEST_REDIS names it; a laptop without one skips. A test's keys start with `redis_prefix`."""
+    """A real Redis (ANCHORAGE_TEST_REDIS); skips without one. Keys start with `redis_prefix`."""
     url = os.environ.get("ANCHORAGE_TEST_REDIS", "redis://127.0.0.1:6379/0")
     try:
         redis.Redis.from_url(url, socket_connect_timeout=3).ping()
@@ -158,7 +158,7 @@ def client(tmp_path: Path) -> Iterator[TestClient]:
 
 @pytest.fixture
 def embeddings() -> dict[str, np.ndarray]:
-    """40 items by two made-up encoders, 8-d and 6-d: the second is part of the first turned, scaled and shifted, with noise."""
+    """40 items by two made-up encoders, 8-d and 6-d: a rotated part of the first, with noise."""
     generator = np.random.default_rng(7)
     first = generator.normal(size=(40, 8)) + 0.5
     rotation, _ = np.linalg.qr(generator.normal(size=(8, 8)))
@@ -168,7 +168,7 @@ def embeddings() -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def stocked(client: TestClient, embeddings: dict[str, np.ndarray]) -> TestClient:
-    """A service with encoders `first` and `second`, and their 40 items as the anchor set `items`."""
+    """A service with encoders `first` and `second`, and their 40 items as anchor set `items`."""
     for name, vectors in embeddings.items():
         answer = client.post(
             "/encoders", json={"name": name, "kind": "external", "dim": vectors.shape[1]}
@@ -185,7 +185,7 @@ def stocked(client: TestClient, embeddings: dict[str, np.ndarray]) -> TestClient
 
 @pytest.fixture
 def peak() -> Callable[[Callable[[], object]], int]:
-    """Measures how many bytes of tensors a call holds at once, at most, beside those that were there before."""
+    """Measures how many bytes of tensors a call allocates at its peak."""
 
     def measure(call: Callable[[], object]) -> int:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:

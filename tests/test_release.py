@@ -43,7 +43,7 @@ def test_archives_with_other_files_than_git_tracks_are_not_released():
 
 
 def test_every_extra_is_named_with_the_distribution():
-    """`pip install "anchorage[text]"` would install another project."""
+    """`pip install "anchorage-server[text]"` would install another project."""
     paths = [
         *ROOT.glob("*.*"),
         *(path for room in ("app", "docs", "workers") for path in ROOT.glob(f"{room}/**/*.*")),

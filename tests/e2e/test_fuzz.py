@@ -35,7 +35,7 @@ CHECKS = [
 ]
 
 ENCODERS = {"first": 3, "second": 2}
-#: body fields that name something, and names that exist, so that half of the requests get past the door
+#: body fields that name a resource, and names that exist, so that half of the requests succeed
 KNOWN = {
     "source": "first",
     "target": "second",
@@ -52,7 +52,7 @@ PATHS = {"name": "items", "encoder": "second", "model": "minilm"}
 def stocked(
     process, postgres_url: str, redis_url: str, redis_prefix: str, tmp_path: Path
 ) -> tuple[str, dict[str, str]]:
-    """The URL of a server on PostgreSQL and Redis that has some of everything, and the header with a key for it."""
+    """The URL of a server with one resource of each kind, and a header with an API key."""
     places = {"database_url": postgres_url, "redis_url": redis_url, "redis_prefix": redis_prefix}
     services = make_services(Settings(data_dir=tmp_path / "data", **places))
     services.db.migrate()
@@ -87,7 +87,7 @@ def stocked(
 
 
 def steer(value: Any) -> Any:
-    """Put known names into every second body, told apart by its own content: nothing random of our own."""
+    """Put known names into every second body, chosen by its content, not at random."""
     if isinstance(value, dict) and len(repr(value)) % 2:
         value = {**value, **{field: name for field, name in KNOWN.items() if field in value}}
         if "model" in value and "kind" not in value:

@@ -104,7 +104,7 @@ def entries(client: Redis, prefix: str) -> list[bytes]:
     return sorted(client.scan_iter(f"{prefix}:cache:*"))
 
 
-# --- what travels comes back bit for bit ----------------------------------------------------------------------------------
+# --- what travels comes back bit for bit ----------------------------------------------------------
 
 
 def equal(first, second) -> bool:
@@ -183,7 +183,7 @@ def test_nothing_is_ever_unpickled(store, client, redis_prefix, tmp_path):
     assert not touched.exists()
 
 
-# --- damage ---------------------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------
 
 DAMAGES = {
     "empty": lambda data: b"",
@@ -230,7 +230,7 @@ def test_no_bytes_of_a_stranger_are_taken_for_an_entry(data):
             unpack(b"key", candidate)
 
 
-# --- bounded --------------------------------------------------------------------------------------------------------------
+# --- bounded --------------------------------------------------------------------------------------
 
 
 def test_a_full_redis_makes_room_by_what_was_not_used_for_long_and_every_entry_ends(
@@ -261,7 +261,7 @@ def test_an_entry_above_the_limit_is_served_and_not_kept(store, client, redis_pr
     assert len(entries(client, redis_prefix)) == 1
 
 
-# --- one maker ------------------------------------------------------------------------------------------------------------
+# --- one maker ------------------------------------------------------------------------------------
 
 
 def test_threads_of_two_processes_worth_of_caches_make_a_value_once(another):
@@ -337,7 +337,7 @@ def test_memory_is_asked_before_redis_and_redis_before_the_maker(another):
     assert since(before, "order") == {"made": 1, "redis": 1, "memory": 2}
 
 
-# --- Redis away: see also test_redis_faults.py of the API ---------------------------------------------------------------
+# --- Redis away: see also test_redis_faults.py of the API -----------------------------------------
 
 
 def test_without_a_server_every_value_is_still_made_and_the_failure_counts(store_at):

@@ -1,4 +1,4 @@
-"""From the database of the version before, which had a queue in Redis, to this one: its jobs run."""
+"""The jobs of the previous version, which had a queue in Redis, run after an upgrade."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def put_rows(connection: Connection, spaces: dict[str, dict[str, Any]]) -> None:
 
 
 def put_by_the_version_before(services: Services) -> None:
-    """What an API of that version writes while it is not stopped yet: it knows no column `used_at`."""
+    """Insert as the previous version does, which does not know the column `used_at`."""
     engine = create_engine(services.db.url)
     with engine.begin() as connection:
         schema = MetaData()

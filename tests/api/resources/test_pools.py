@@ -60,7 +60,7 @@ def stored(client, name="p", project="default"):
     return pools.load(services, [piece["blob"] for piece in pieces]).numpy(), len(pieces)
 
 
-# --- pieces --------------------------------------------------------------------------------------------------------------
+# --- pieces ---------------------------------------------------------------------------------------
 
 
 def test_a_pool_is_created_listed_read_and_deleted(stocked, refused):
@@ -144,7 +144,7 @@ def test_a_piece_that_begins_elsewhere_is_refused_with_where_the_pool_ends(
     assert np.array_equal(stored(stocked)[0], ROWS)
 
 
-# --- what is wrong with a piece ------------------------------------------------------------------------------------------
+# --- what is wrong with a piece -------------------------------------------------------------------
 
 BAD = [
     ({"vectors": []}, 422, "empty-vectors", "vectors", None),
@@ -300,7 +300,7 @@ def test_a_piece_is_bound_by_what_one_request_may_hold_and_a_pool_is_not(serve, 
     assert service.get("/pools/p").json()["items"] == 60
 
 
-# --- whose it is, and what was done ----------------------------------------------------------------------------------------
+# --- whose it is, and what was done ---------------------------------------------------------------
 
 
 def test_an_encoder_that_a_pool_uses_stays(stocked, refused):
@@ -346,7 +346,7 @@ def test_a_repeated_request_makes_a_pool_once_and_adds_a_piece_once(stocked, ref
         refused(send(path, content=as_npy(ROWS), headers=keyed), 409, "resource-gone")
 
 
-# --- inputs --------------------------------------------------------------------------------------------------------------
+# --- inputs ---------------------------------------------------------------------------------------
 
 
 def test_inputs_are_the_vectors_that_they_make(encoding, fresh, refused):
@@ -435,7 +435,7 @@ def test_inputs_of_a_model_whose_files_changed_are_refused(encoding, fresh, refu
     assert encoding.http.get(f"/pools/{name}").json()["items"] == 2
 
 
-# --- bootstraps ------------------------------------------------------------------------------------------------------------
+# --- bootstraps -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -577,7 +577,7 @@ def test_a_bootstrap_encodes_inputs_as_a_pool_does(encoding, fresh, finished, re
     refused(answer, 413, "too-many-inputs", "source_inputs")
 
 
-# --- the pairs of a grown set ------------------------------------------------------------------------------------------------
+# --- the pairs of a grown set ---------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -658,7 +658,7 @@ def test_pairs_that_nobody_can_be_told_are_refused(grown, refused):
         )
 
 
-# --- memory, and the document ------------------------------------------------------------------------------------------------
+# --- memory, and the document ---------------------------------------------------------------------
 
 LOADING = """
 import sys

@@ -86,7 +86,7 @@ def end_claims(services: Services) -> None:
             row.claimed_until = tables.now() - timedelta(seconds=1)
 
 
-# --- once -----------------------------------------------------------------------------------------------------------------
+# --- once -----------------------------------------------------------------------------------------
 
 
 def test_the_same_request_twice_makes_one_row_and_answers_alike(services):
@@ -242,7 +242,7 @@ def test_what_was_deleted_since_is_gone(services):
     assert ask(services, key="new").name == "e"
 
 
-# --- note -----------------------------------------------------------------------------------------------------------------
+# --- note -----------------------------------------------------------------------------------------
 
 
 def test_an_audit_row_goes_the_way_of_its_transaction(services):

@@ -134,7 +134,7 @@ def test_rows_that_another_process_is_deleting_are_not_waited_for(on_postgres):
         assert names(on_postgres, tables.AuditRow.name) == {"theirs"}
 
 
-# --- translators ----------------------------------------------------------------------------------------------------------
+# --- translators ----------------------------------------------------------------------------------
 
 
 def fitted(services: Services) -> str:

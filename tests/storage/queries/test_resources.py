@@ -19,7 +19,7 @@ DAY = datetime(2026, 1, 1, tzinfo=UTC)
 
 @pytest.fixture
 def db(empty: Database) -> Database:
-    """Project `p`: encoders a and b, set s embedded by a, head h of b, head r of s; project `q`: an encoder a of its own."""
+    """Project p: encoders a and b, set s by a, heads h of b and r of s. Project q: encoder a."""
     db = empty
     a, b, other = (
         tables.EncoderRow(project=project, name=name, kind="external", dim=dim, modality="text")
@@ -224,7 +224,7 @@ def put(db, row) -> str:
     return row.id
 
 
-# --- keys, audit, requests that may be repeated ---------------------------------------------------------------------------
+# --- keys, audit, requests that may be repeated ---------------------------------------------------
 
 
 def test_keys_are_their_projects_own(db):
