@@ -149,3 +149,11 @@ def test_the_drawings_name_what_exists(drawing: str) -> None:
     )
     assert len(names) > 10
     assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("name", ["mathematics", "architecture"])
+def test_the_explanations_name_what_exists(name: str) -> None:
+    text = (ROOT / "docs" / "explanation" / f"{name}.md").read_text()
+    paths = re.findall(r"`((?:app|workers)/[a-z_/.]+)`", text)
+    assert len(paths) > 3
+    assert [path for path in paths if not (ROOT / path).exists()] == []
