@@ -77,7 +77,7 @@ def machine() -> dict[str, Any]:
 
 
 def rounded(value: Any, decimals: int) -> Any:
-    """`value` with every float in it rounded to so many decimals."""
+    """`value` with every float in it rounded to `decimals` decimals."""
     if isinstance(value, Mapping):
         return {key: rounded(item, decimals) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -86,7 +86,7 @@ def rounded(value: Any, decimals: int) -> Any:
 
 
 def significant(value: Any, digits: int = 4) -> Any:
-    """`value` with every float in it rounded to so many significant digits."""
+    """`value` with every float in it rounded to `digits` significant digits."""
     if isinstance(value, Mapping):
         return {key: significant(item, digits) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -173,7 +173,7 @@ def summarise(rows: list[Numbers], random: list[Numbers]) -> dict[str, float]:
 def show(summary: dict[str, dict[str, float]]) -> None:
     """Print one table."""
     title = (
-        f"{ADDED} anchors added to {ANCHORS}; in brackets: beside random, "
+        f"{ADDED} anchors added to {ANCHORS}; in brackets: the difference from random, "
         "and the share of better cells"
     )
     table = new_table(title, ("added",), ("cosine", "recall@10", "MRR"))

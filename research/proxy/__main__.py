@@ -7,11 +7,11 @@ al. 2023, section 4.2.
 Writes research/results/proxy.json and proxy.png.
 
 Small graph networks on Cora, drawn from a grid like the paper's Table 10 (width, depth,
-convolution, activation, dropout, optimiser, rate, epochs, seed), beside the reference of that
+convolution, activation, dropout, optimiser, rate, epochs, seed), next to the reference of that
 table, which is trained for longer. Similarity: the mean over all nodes of the cosine of the two
 models' relative vectors, to 300 nodes drawn once; centred on the anchors' mean as in the service,
-and not centred as in the paper. Beside it debiased linear CKA. Labels are used for the accuracy
-only.
+and not centred as in the paper. Next to it stands debiased linear CKA. Labels are used for the
+accuracy only.
 
 Data: $ANCHORAGE_DATA/planetoid/cora_plain.npz.
 """
