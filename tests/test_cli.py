@@ -193,7 +193,7 @@ def test_the_schema_goes_back_for_an_older_version_and_forward_again(
 ) -> None:
     run(tmp_path, "migrate", **database)
     assert "0006" in run(tmp_path, "downgrade", "0006", **database).output
-    assert "is at revision 0006" in refusal(tmp_path, "keys", "list", **database)
+    assert "has revision 0006" in refusal(tmp_path, "keys", "list", **database)
     run(tmp_path, "migrate", **database)
     assert run(tmp_path, "keys", "list", **database).exit_code == 0
 
@@ -366,7 +366,7 @@ def test_what_was_backed_up_is_there_again_after_it_was_lost(
         if database:
             assert "other sessions use the database" in refusal(home, "restore", folder, **database)
     with exclusive(home):  # as `anchorage serve` does without Redis
-        assert "another process serves the data dir" in refusal(home, "restore", folder, **database)
+        assert "another process uses the data folder" in refusal(home, "restore", folder, **database)
     assert "has rows already" in refusal(home, "restore", folder, **database)
 
     shutil.rmtree(home)
