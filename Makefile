@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-long serve docs docs-serve pages lint format bench papers faults soak
-.PHONY: pack constraints release clean
+.PHONY: help install demo test test-fast test-long serve docs docs-serve pages lint format bench papers faults soak pack
+.PHONY: constraints release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,7 +67,8 @@ format: $(INSTALLED) ## format the code
 	$(BIN)/ruff format .
 
 bench: $(INSTALLED) ## run all benchmarks, for hours, into benchmarks/results (some need ANCHORAGE_DATA)
-	$(BIN)/anchorage demo --json benchmarks/results/demo.json && cp demo-output/map.png docs/assets/demo-map.png
+	$(BIN)/anchorage demo --json benchmarks/results/demo.json
+	cp demo-output/map.png docs/assets/demo-map.png
 	$(BIN)/python -m benchmarks.quality
 	$(BIN)/python -m benchmarks.confidence
 	$(BIN)/python -m benchmarks.thresholds

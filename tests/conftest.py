@@ -98,7 +98,7 @@ def migrated_postgres(postgres_server: str) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def own_postgres_server() -> Iterator[Postgres]:
-    """A running PostgreSQL cluster, outside pytest's folders, which other users cannot read."""
+    """A running PostgreSQL, outside pytest's folders, which other users cannot read."""
     with tempfile.TemporaryDirectory(prefix="anchorage-postgres-") as name:
         folder = Path(name)
         folder.chmod(0o711)  # as root, the user postgres must reach its own folder below
