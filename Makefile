@@ -78,7 +78,7 @@ bench: $(INSTALLED) ## run all benchmarks, for hours, into benchmarks/results (s
 	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.bootstrap
 
-papers: $(INSTALLED) ## reproduce the papers, for an hour and more; numbers in research/results (needs ANCHORAGE_DATA)
+papers: $(INSTALLED) ## reproduce the papers, for hours, into research/results (needs ANCHORAGE_DATA)
 	$(BIN)/python -m research.stitching
 	$(BIN)/python -m research.anchor_strategies
 	$(BIN)/python -m research.proxy

@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import platform
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,8 +35,12 @@ def parser(about: str | None, results: Path) -> argparse.ArgumentParser:
     """A command line that shows a script's docstring as its help, with an option `json` for the
     report's path.
     """
+    # As a user starts it: argparse itself would say `__main__.py`.
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
     made = argparse.ArgumentParser(
-        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=None if spec is None else f"python -m {spec.name.removesuffix('.__main__')}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument(
         "--json", type=Path, default=results, metavar="PATH", help="where to write the report"
@@ -72,7 +77,7 @@ def machine() -> dict[str, Any]:
 
 
 def rounded(value: Any, decimals: int) -> Any:
-    """`value` with every float in it rounded to so many decimals."""
+    """`value` with every float in it rounded to `decimals` decimals."""
     if isinstance(value, Mapping):
         return {key: rounded(item, decimals) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -81,7 +86,7 @@ def rounded(value: Any, decimals: int) -> Any:
 
 
 def significant(value: Any, digits: int = 4) -> Any:
-    """`value` with every float in it rounded to so many significant digits."""
+    """`value` with every float in it rounded to `digits` significant digits."""
     if isinstance(value, Mapping):
         return {key: significant(item, digits) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,5 +1,5 @@
-"""How many sentences a second does the service encode, beside the library that it runs and beside
-infinity-emb?
+"""How many sentences a second does the service encode, compared with the library that it runs and
+with infinity-emb?
 
     python -m benchmarks.encode                  # about 4 minutes on 2 cores
     python -m benchmarks.encode --infinity PATH  # the command infinity_emb of another environment
@@ -58,7 +58,7 @@ console = Console(width=130)
 
 @dataclass
 class Server:
-    """A server in a process of its own, stopped except while it is measured."""
+    """A server in a separate process, stopped except while it is measured."""
 
     name: str
     port: int

@@ -1,4 +1,4 @@
-"""A real server in a process of its own, and clients that add little to what is measured: sockets,
+"""A real server in a separate process, and clients that add little to what is measured: sockets,
 streams, its memory.
 """
 

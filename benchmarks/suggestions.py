@@ -29,10 +29,11 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from app.demo.run import Numbers, new_table
+from app.demo.run import new_table
 from app.maths.anchors.coverage import RIDGE, suggest
 from app.maths.geometry.sampling import uniform
 from app.maths.geometry.space import fit_space, normalise
+from app.maths.quality.metrics import Quality, per_item, summary
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
 from benchmarks.common import DATA, RESULTS, parser, write
@@ -78,7 +79,7 @@ def load(file: Path, split: str) -> Tensor:
 
 def measure(
     train: dict[str, Tensor], test: dict[str, Tensor], seed: int
-) -> list[dict[str, Numbers]]:
+) -> list[dict[str, Quality]]:
     """The figures of every choice for each ordered pair, in one draw."""
     order = torch.randperm(len(train[ENCODERS[0]]), generator=torch.Generator().manual_seed(seed))
     known, pool = order[:ANCHORS], order[ANCHORS : ANCHORS + POOL]
@@ -111,13 +112,12 @@ def translate(
     target: str,
     anchors: Tensor,
     held: Tensor,
-) -> Numbers:
+) -> Quality:
     """Held-out quality with these anchors, centred on the target's."""
     x, y = fit_space(train[source][anchors]), fit_space(train[target][anchors])
     translator = methods.fit("graded", x, y, methods.resolve("graded", {}, anchors=len(anchors)))
-    return Numbers.of(
-        apply(translator, test[source][held]).vectors - y.mean, test[target][held] - y.mean
-    )
+    translated = apply(translator, test[source][held]).vectors
+    return summary(per_item(translated - y.mean, test[target][held] - y.mean))
 
 
 def suggested(anchors: Tensor, pool: Tensor, seed: int) -> list[int]:
@@ -151,7 +151,7 @@ CHOICES: dict[str, Choice] = {
 }
 
 
-def summarise(rows: list[Numbers], random: list[Numbers]) -> dict[str, float]:
+def summarise(rows: list[Quality], random: list[Quality]) -> dict[str, float]:
     """Means; and compared with random in the same cell: the mean difference, its deviation, and the
     share of cells that are better.
     """
@@ -173,7 +173,7 @@ def summarise(rows: list[Numbers], random: list[Numbers]) -> dict[str, float]:
 def show(summary: dict[str, dict[str, float]]) -> None:
     """Print one table."""
     title = (
-        f"{ADDED} anchors added to {ANCHORS}; in brackets: beside random, "
+        f"{ADDED} anchors added to {ANCHORS}; in brackets: the difference from random, "
         "and the share of better cells"
     )
     table = new_table(title, ("added",), ("cosine", "recall@10", "MRR"))

@@ -7,7 +7,7 @@ Writes benchmarks/results/thresholds.json.
 
 Real encoders, 300 anchors, 1,000 other items that the calibration has not seen; the graded method
 with its defaults; three encoder pairs for each data set, three seeds. `mapped` is the answer of GET
-/translators/{id}/threshold; `by_rate` and `best` (the highest F1 on the anchors) stand beside it.
+/translators/{id}/threshold; `by_rate` and `best` (the highest F1 on the anchors) stand next to it.
 For the thresholds .5 to .9 that at least 50 pairs of other items reach:
 
 - F1 of "new score >= t'" against "old score >= t", for t' = t (no conversion), mapped, by_rate and
@@ -15,7 +15,7 @@ For the thresholds .5 to .9 that at least 50 pairs of other items reach:
 - error: |expected score - mean new score of other pairs within .01 of t|
 - coverage of the 90 % interval, over all pairs whose score the anchors cover, and over the
   hundredth with the highest old scores
-- mae: |expected - new score| over those pairs, beside |old - new|
+- mae: |expected - new score| over those pairs, and |old - new|
 
 Data below $ANCHORAGE_DATA: encoders/emb/banking77.*.npz (Banking77,
 PolyAI-LDN/task-specific-datasets, embedded by three sentence encoders), cifar10-embeddings/*.npz
@@ -195,7 +195,7 @@ def decisions(calibration: Calibration, old: np.ndarray, new: np.ndarray) -> lis
 
 
 def f1(new: np.ndarray, reached: np.ndarray, threshold: float | None) -> float:
-    """F1 of the decisions by a threshold against the wanted ones; NaN without a threshold."""
+    """F1 of the decisions by a threshold against the wanted decisions; NaN without a threshold."""
     if threshold is None:
         return np.nan
     accepted = new >= threshold
@@ -282,7 +282,7 @@ def cifar() -> Data:
 
 
 def alone(arrays: dict[str, np.ndarray]) -> Data:
-    """Data in which every item is a unit of its own."""
+    """Data in which every item is its own unit."""
     if not arrays:
         sys.exit(
             f"There are no embeddings in {DATA}. Set ANCHORAGE_DATA; `--help` describes the data."

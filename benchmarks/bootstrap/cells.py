@@ -1,4 +1,4 @@
-"""A cell: one thing to measure, in a process of its own, under a key that names everything that it
+"""A cell: one thing to measure, in a separate process, under a key that names everything that it
 depends on.
 """
 
@@ -42,7 +42,7 @@ class Cell:
 
 
 def run(cells: Sequence[Cell], console: Console, *, jobs: int) -> dict[Key, Measured]:
-    """Measure the cells, or take them from the store. Each has its seconds of one core beside its
+    """Measure the cells, or take them from the store. Each has its seconds of one core next to its
     figures.
     """
     found = {

@@ -1,10 +1,10 @@
 """Kill the worker with SIGKILL five times in one run: are the anchors bit by bit those of an
 undisturbed run?
 
-A PostgreSQL, a Redis, an API and a worker of its own, as in the fault table (it needs redis-server
-or valkey-server, initdb and pg_ctl). Two real encoders, 3,000 items each, ten seeds, self-learning
-with its defaults: first undisturbed, then killed at moments drawn at random among the steps of that
-run, and started again.
+A PostgreSQL, a Redis, an API and a worker run only for this, as in the fault table (it needs
+redis-server or valkey-server, initdb and pg_ctl). Two real encoders, 3,000 items each, ten seeds,
+self-learning with its defaults: first undisturbed, then killed at moments drawn at random among the
+steps of that run, and started again.
 """
 
 from __future__ import annotations

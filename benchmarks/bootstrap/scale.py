@@ -1,10 +1,10 @@
-"""20,000 x 20,000 and more: seconds of a step or round, and the memory that a method takes beside
-its data.
+"""20,000 x 20,000 and more: seconds of a step or round, and the memory that a method takes in
+addition to its data.
 
-Sentences of film reviews and plots by two real text encoders. Every method runs in a process of its
-own, on one core: self-learning to its end, the others until they end or their time is up, because
-the steps made so far tell what all would take. Of 76,000 items, 20,000 of the source's take part,
-drawn at random (the setting `rows`), and all of the target's.
+Sentences of film reviews and plots by two real text encoders. Every method runs in a separate
+process, on one core: self-learning to its end, the others until they end or their time is up,
+because the steps made so far tell what all would take. Of 76,000 items, 20,000 of the source's take
+part, drawn at random (the setting `rows`), and all of the target's.
 """
 
 from __future__ import annotations

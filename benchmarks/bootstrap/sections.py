@@ -44,7 +44,7 @@ def command(
     """Run the command line over these sections. Returns the path of the whole report, or None if
     there is nothing to draw.
 
-    `head` is what the report says beside its sections.
+    `head` is the rest of the report.
     """
     arguments = _arguments(doc, sections, results)
     console = Console(width=max(200, Console().width))

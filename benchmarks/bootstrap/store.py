@@ -42,7 +42,7 @@ OTHERS = {
     "tables.py",
 }
 
-#: names a cell or grown anchors: the section or method, then everything beside the code that they
+#: names a cell or grown anchors: the section or method, then everything except the code that they
 #: depend on
 Key = tuple[str | int, ...]
 
@@ -110,19 +110,19 @@ def grown(key: Key, grow: Callable[[], tuple[Grown, float]]) -> tuple[Grown, flo
     if not path.exists():
         made, seconds = grow()
         partly = path.with_suffix(f".{os.getpid()}")
-        told = json.dumps({"key": key, "seconds": seconds, "facts": made.facts})
+        about = json.dumps({"key": key, "seconds": seconds, "facts": made.facts})
         save_file(
             {"pairs": made.pairs.contiguous(), "confidence": made.confidence.contiguous()},
             partly,
-            {"told": told},
+            {"about": about},
         )
         partly.replace(path)
         return made, seconds
     with safe_open(path, "pt") as file:
-        told = json.loads(file.metadata()["told"])
-        return Grown(file.get_tensor("pairs"), file.get_tensor("confidence"), told["facts"]), told[
-            "seconds"
-        ]
+        about = json.loads(file.metadata()["about"])
+        return Grown(
+            file.get_tensor("pairs"), file.get_tensor("confidence"), about["facts"]
+        ), about["seconds"]
 
 
 def _folder(kind: str) -> Path:

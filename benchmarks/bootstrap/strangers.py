@@ -2,8 +2,8 @@
 directions, where everything looks alike.
 
 The source's pool is half of the drawn items. The given share of the target's pool is the same
-items, and the rest are others. Synthetic pools are clouds of so many directions, with noise as a
-share of each direction's spread, or two unrelated clouds.
+items, and the rest are others. Synthetic pools are clouds with a given number of directions, with
+noise as a share of each direction's spread, or two unrelated clouds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is lost when a part of the service is killed, and what can an outsider do to other clients?
+"""Which requests and jobs does a fault lose, and what can an outsider do to other clients?
 Two tables.
 
     python -m benchmarks.faults             # all, about 20 minutes on 2 cores

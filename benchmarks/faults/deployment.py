@@ -22,7 +22,7 @@ from app.demo.client import free_port
 from app.storage.db import Database
 from benchmarks.faults.postgres import Postgres, binary
 
-#: a worker that is silent for so long loses its jobs
+#: a worker that is silent for this time loses its jobs
 LEASE_S = 3
 
 #: generous, because importing torch is slow while other processes use the same cores

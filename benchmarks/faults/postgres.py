@@ -31,7 +31,7 @@ def binary(*names: str) -> str:
 
 
 class Postgres:
-    """A cluster of its own below `folder`. As root, the user postgres runs it.
+    """A separate cluster below `folder`. As root, the user postgres runs it.
 
     `options` are further options of the server. `database` is the one that `url` and the queries
     here use. Raises Missing without initdb and pg_ctl, or as root without a user postgres.

@@ -242,7 +242,7 @@ class Load:
         self._ended.set()
 
     def wait_for(self, steps: int) -> None:
-        """Wait until so many steps have begun, or all that there are."""
+        """Wait until `steps` steps have begun, or all that there are."""
         while self.begun < steps and any(thread.is_alive() for thread in self._threads):
             time.sleep(0.02)
 

@@ -251,7 +251,7 @@ class World:
             self.tally.add("lost", f"GET {path} answers {answer}")
 
     def mix(self, count: int, *, seed: int = 0) -> Iterator[Step]:
-        """So many requests of every kind, in the same order in every run. The right answers are
+        """`count` requests of every kind, in the same order in every run. The right answers are
         computed before the first.
         """
         draw = dice(seed)

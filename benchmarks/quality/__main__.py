@@ -7,7 +7,7 @@
 Writes benchmarks/results/quality.json and quality.png.
 
 compare   every method, every peer and auto on the same splits
-promise   what reports promise, beside what unseen items show
+promise   what reports promise, compared with what unseen items show
 choosing  how auto could choose, and what each way reaches
 powers    the graded family over its two powers
 hub       N projectors and N decoders instead of N (N - 1) fitted pairs
@@ -53,9 +53,9 @@ ABOUT = (
     "and standard deviation over seeds of the mean over pairs. Vectors are centred on the anchors' "
     "mean. recall@10: of the 10 test items that the native query finds, the share that the "
     "translated query finds; MRR of the item's own native vector. Peers with their own defaults, "
-    "on the same splits, in the same run. `auto` is beside the best of the fixed methods on the "
-    "same test items, of hindsight. promised: the report's recall@10 of held-out anchors; kept: "
-    "that of unseen items, in an index of as many items."
+    "on the same splits, in the same run. `auto` is compared with the best of the fixed methods on "
+    "the same test items, of hindsight. promised: the report's recall@10 of held-out anchors; "
+    "kept: that of unseen items, in an index of as many items."
 )
 SEEDS = 5
 
@@ -149,7 +149,9 @@ def _compare(console: Console, path: Path, arguments: argparse.Namespace) -> Non
                     "chosen": _chosen(found.values()),
                 }
                 table.write(path, {"about": ABOUT}, name, section)
-    console.print(table.chosen("auto beside the best fixed method of each pair and split", choices))
+    console.print(
+        table.chosen("auto compared with the best fixed method of each pair and split", choices)
+    )
 
 
 def _gather(

@@ -32,7 +32,7 @@ ANCHORS = (50, 100, 300, 1000)
 MOST_TESTED = 1_000
 
 TEXT_ENCODERS = ("minilm3-512", "minilm6-384", "static-256")
-#: encoders trained on ImageNet; the four CIFAR ResNets beside them saw these very labels in
+#: encoders trained on ImageNet; the four CIFAR ResNets next to them saw these very labels in
 #: training
 IMAGE_ENCODERS = (
     "mobilenet_v1_025",

@@ -1,4 +1,4 @@
-"""What reports promise beside what unseen items show, in an index of the same size."""
+"""What reports promise, and what unseen items show, in an index of the same size."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Choice:
-    """How well `auto` chose, over all pairs and seeds, beside the fixed method with the best
+    """How well `auto` chose, over all pairs and seeds, compared with the fixed method with the best
     recall@10 on the same test items.
 
     That method is chosen with hindsight, so auto cannot be expected to reach it everywhere.
@@ -110,7 +110,7 @@ def summarise(found: Found) -> dict[str, Row]:
 
 
 def choice(found: Found, auto: str, fixed: Sequence[str]) -> Choice:
-    """`auto` beside the best of `fixed`, cell by cell."""
+    """`auto` compared with the best of `fixed`, cell by cell."""
     own, paired, lost = [], [], []
     for cell in found.values():
         best = max(

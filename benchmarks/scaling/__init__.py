@@ -1,3 +1,3 @@
-"""How cost grows with vectors, anchors, dimensions and clients, beside what a
+"""How cost grows with vectors, anchors, dimensions and clients, compared with what a
 translation replaces.
 """

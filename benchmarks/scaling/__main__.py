@@ -1,4 +1,4 @@
-"""How does cost grow, and what does a translation cost beside what it replaces?
+"""How does cost grow, and what does a translation cost compared with what it replaces?
 
     python -m benchmarks.scaling                  # everything, about 8 minutes on 2 cores
     python -m benchmarks.scaling --only fused n   # some sections; the results of the others stay
@@ -6,13 +6,13 @@
 
 Writes benchmarks/results/scaling.json and scaling.png.
 
-fused        one matrix, beside the eight projections and products of the paper
+fused        one matrix, compared with the eight projections and products of the paper
 fit          irp, graded, procrustes, ridge with a search of lambda; and a fitted translator that
              another process reads from Redis
-reembedding  translated vectors, beside the same sentences encoded anew
+reembedding  translated vectors, compared with the same sentences encoded anew
 n, k, d      more vectors (to a million, streamed, with the server's memory), more anchors, more
              dimensions
-clients      more clients, beside an empty route
+clients      more clients, compared with an empty route
 
 Real server processes (`anchorage serve`) over loopback, client and server on one machine.
 Everything that is compared takes its turn in every round of one run. The tables show medians of the
@@ -50,7 +50,7 @@ def main() -> None:
     arguments.add_argument(
         "--redis",
         default="redis://127.0.0.1:6379/0",
-        help="where `fit` stores a translator, under a prefix of its own",
+        help="where `fit` stores a translator, under its own prefix",
     )
     options = arguments.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that the servers end, too

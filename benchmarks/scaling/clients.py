@@ -48,7 +48,7 @@ NOTE = (
 
 
 def measure(quick: bool) -> Section:
-    """One vector a request beside the empty route, and many vectors a request."""
+    """One vector a request compared with the empty route, and many vectors a request."""
     clients, many = ((1, 16), (1, 4)) if quick else (CLIENTS, CLIENTS_OF_MANY)
     seconds, rounds = (0.5, 2) if quick else (2.0, 3)
     source, target = embeddings(ANCHORS + MANY, (DIM, DIM))

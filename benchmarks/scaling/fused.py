@@ -1,4 +1,4 @@
-"""One matrix, beside the eight projections and products that it replaces."""
+"""One matrix, compared with the eight projections and products that it replaces."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ NOTE = (
     "literal: for each subspace i the projection n(x) (P_i U_x)^T and its product with "
     "pinv(S_i^T), then the mean of the eight, its norm, s_y and m_y, in float32 torch, with n(x) "
     "made once and the pseudo-inverses beforehand. fused: app.maths.translators.translator.apply, "
-    "on one thread, beside the literal one on one thread. lanes: "
-    "app.services.serving.products.begin, beside the literal one with all of torch's threads. At "
-    "delta 0.6, the default, each subspace keeps few anchors, so the literal products are small "
-    "ones; at delta 0 every subspace is all anchors, and the literal paper still does eight. "
-    "apart: the largest |a - b| / |b - m_y| of any vector; exact: the literal formula in float64."
+    "on one thread, compared with the literal one on one thread. lanes: "
+    "app.services.serving.products.begin, compared with the literal one with all of torch's "
+    "threads. At delta 0.6, the default, each subspace keeps few anchors, so the literal products "
+    "are small ones; at delta 0 every subspace is all anchors, and the literal paper still does "
+    "eight. apart: the largest |a - b| / |b - m_y| of any vector; exact: the literal formula in "
+    "float64."
 )
 
 

@@ -1,1 +1,3 @@
-"""What a translation costs over HTTP, beside the matrix product and beside an empty request."""
+"""What a translation costs over HTTP, compared with the matrix product and with an
+empty request.
+"""

@@ -1,5 +1,5 @@
-"""What does a translation cost over HTTP, beside its matrix product? And a single vector, beside an
-empty request?
+"""What does a translation cost over HTTP, compared with its matrix product? And a single vector,
+compared with an empty request?
 
     python -m benchmarks.wire            # about 3 minutes on 2 cores
     python -m benchmarks.wire --profile  # also where the server's time goes
@@ -12,15 +12,15 @@ one connection and no library between it and the socket. All contestants take tu
 of one run, because these machines are noisy; ratios are of medians, and the spread is that of the
 middle half.
 
-4,096 vectors, by format, beside the bare float32 torch product of the same arrays in this process,
-with all cores. The round trip goes from the first byte sent to the last received, with bodies
-written beforehand and answers of npy, Arrow and base64 read as arrays. The server's own time goes
-from the moment the body has arrived (its Server-Timing header: parse + answer). JSON stands beside
-orjson.loads + product + orjson.dumps of the same arrays in this process, without HTTP; its answer
-is not read.
+4,096 vectors, by format, compared with the bare float32 torch product of the same arrays in this
+process, with all cores. The round trip goes from the first byte sent to the last received, with
+bodies written beforehand and answers of npy, Arrow and base64 read as arrays. The server's own time
+goes from the moment the body has arrived (its Server-Timing header: parse + answer). JSON is
+compared with orjson.loads + product + orjson.dumps of the same arrays in this process, without
+HTTP; its answer is not read.
 
-One vector as JSON, beside FastAPI POST routes that do nothing, served by uvicorn with the same
-settings: one that reads the same body and answers {}, and one that declares it (`body: dict`).
+One vector as JSON, compared with FastAPI POST routes that do nothing, served by uvicorn with the
+same settings: one that reads the same body and answers {}, and one that declares it (`body: dict`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pybase64
 from benchmarks.service import ARROW, JSON, NPY, npy
 
 DIM = 768
-#: what a translation names beside its vectors
+#: what a translation names in addition to its vectors
 NAMES = {"source": "old", "target": "new", "anchor_set": "items"}
 QUERY = "&".join(f"{name}={value}" for name, value in NAMES.items())
 

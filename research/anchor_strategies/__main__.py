@@ -6,7 +6,7 @@ be?
 
 Writes research/results/anchor_strategies.json.
 
-tables       how similar relative spaces are: Moschella et al. 2023, Tables 7 and 8, beside theirs
+tables       how similar relative spaces are: Moschella et al. 2023, Tables 7 and 8, next to theirs
 translation  the same strategies, by how well their anchors translate
 domains      anchors from another data set than the items
 quantised    relative vectors on a grid (`bits` of /relative), and the paper's clusters, Figure 7

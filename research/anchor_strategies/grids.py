@@ -1,5 +1,5 @@
-"""Relative vectors on a grid, beside the paper's clusters (its Figure 7): what stays similar, what
-is lost, what is guaranteed.
+"""Relative vectors on a grid, compared with the paper's clusters (its Figure 7): what stays
+similar, what is lost, what is guaranteed.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ NOTE = (
     "their row numbers alone."
 )
 GUARANTEE_NOTE = (
-    "Banking77 by minilm6-384 beside itself with every item and every anchor turned by t radians, "
-    "each in a direction of its own. Apart: the largest difference of two cosines, at most 2 t. "
+    "Banking77 by minilm6-384 next to itself with every item and every anchor turned by t radians, "
+    "each in its own direction. Apart: the largest difference of two cosines, at most 2 t. "
     "Allowed: by how many codes two may differ, from t alone. Largest: by how many some did; "
     "changed: the share of codes that did. Mean over 5 seeds, apart and largest over all."
 )
@@ -206,7 +206,7 @@ def _unit_pair(pools: Pools, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _turned(unit: Tensor, turn: float, generator: torch.Generator) -> Tensor:
-    """Rows of length 1, each rotated by so many radians in a random direction."""
+    """Rows of length 1, each rotated by `turn` radians in a random direction."""
     toward = torch.randn(unit.shape, generator=generator, dtype=unit.dtype)
     toward = metrics.unit(toward - (toward * unit).sum(dim=1, keepdim=True) * unit)
     return unit * torch.tensor(turn).cos() + toward * torch.tensor(turn).sin()

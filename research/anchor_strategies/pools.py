@@ -113,7 +113,7 @@ def split(
 
 @cache
 def words(items: int) -> tuple[Pools, Pools]:
-    """FastText and word2vec, as in the paper; and word2vec beside the GoogleNews vectors of the
+    """FastText and word2vec, as in the paper; and word2vec next to the GoogleNews vectors of the
     words that they share.
     """
     file = archive("encoders/words/words.npz")

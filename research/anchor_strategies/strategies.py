@@ -66,7 +66,7 @@ TABLES_NOTE = (
     "anchors' mean; 'uniform, not centred' is the paper's own formula. Strategies look at the "
     "source's space. The paper's words are 20,000 by the public fastText and word2vec, with 10 "
     "seeds; our own word spaces saw 4 million words of text each, not the same. Its images are "
-    "20,000 of CIFAR-10 by ViT-base and ViT-small; beside them stand mobilenet_v1_050 and "
+    "20,000 of CIFAR-10 by ViT-base and ViT-small; next to them stand mobilenet_v1_050 and "
     "mobilenet_v1_025."
 )
 TRANSLATION_NOTE = (
@@ -77,7 +77,7 @@ TRANSLATION_NOTE = (
 
 
 def tables() -> dict[str, Any]:
-    """By data and direction, the figures of each strategy beside the paper's."""
+    """By data and direction, the figures of each strategy next to the paper's."""
     found: dict[str, Any] = {}
     for pools, size in (
         *((each, WORD_ANCHORS) for each in words(TABLE_ITEMS)),

@@ -28,7 +28,7 @@ SECTIONS = {
 
 
 def main() -> None:
-    """Measure, show and write the chosen sections, beside what the paper prints."""
+    """Measure, show and write the chosen sections, next to what the paper prints."""
     paper = {"source": paper_tables.SOURCE, "tables": paper_tables.TABLES}
     command(
         __doc__,

@@ -1,4 +1,4 @@
-"""What the paper prints, to stand beside what is measured here: other encoders, other items, the
+"""What the paper prints, to stand next to what is measured here: other encoders, other items, the
 same measures.
 
 Cannistraci, Moschella, Maiorca, Fumero, Norelli and Rodolà 2023, "Bootstrapping Parallel Anchors

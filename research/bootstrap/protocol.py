@@ -42,7 +42,7 @@ class Coordinates(NamedTuple):
 
     They are a rotation of the cosines to the anchors: the same products, and never more numbers
     than the target has dimensions. `lengths` (q,) are those of the queries' relative vectors, part
-    of which the r numbers may miss.
+    that the r numbers may miss.
     """
 
     queries: Tensor

@@ -3,8 +3,8 @@ find each other?
 
 Every set of anchors is measured twice: with relative vectors, as in the paper, and with the graded
 translator fitted to it. The paper's optimisation aims for 300 anchors, so where a method finds
-thousands the 300 most confident stand beside the 300 true ones. Items are those of the pools, as in
-the paper, anchors and seeds among them, and, where there are any, items that no pool has.
+thousands the 300 most confident stand next to the 300 true ones. Items are those of the pools, as
+in the paper, anchors and seeds among them, and, where there are any, items that no pool has.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from research.stitching.task import (
     tensor,
 )
 
-#: words of which a caption must name exactly one; classes of CIFAR-10 with fewer than 90 such
+#: a caption must name exactly one of these words; classes of CIFAR-10 with fewer than 90 such
 #: captions are left out
 NOUNS = {
     "airplane": r"(air|aero)?planes?|jets?|aircraft|airliners?",
@@ -46,7 +46,7 @@ ANCHORS = 400
 
 NOTE = (
     "An anchor pair is an image and a caption of the same class, at random within it: the labels "
-    "make the pairs, since no data here has images with texts of their own. Seven classes; "
+    "make the pairs, since no data here has images with their own texts. Seven classes; "
     "captions are STS-B sentences naming just one of them (some describe the same video, so native "
     "text accuracy is flattered); CIFAR-10 images by six ImageNet encoders. The paper's N24News "
     "pairs are natural ones."

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-#: scripts that a benchmark starts as processes of their own: they read arguments or standard input,
+#: scripts that a benchmark starts as separate processes: they read arguments or standard input,
 #: and have no help
 PROCESSES = {
     "benchmarks.faults.attacks.bystander",

@@ -24,7 +24,7 @@ Report = dict[str, Any]
 COUNTS = ("0", "3", "5", "10", "15", "25", "50")
 #: shares of items that the pools have in common, as strangers.py names them
 COMMON = ("75%", "50%", "25%", "10%", "0%")
-#: the tables of the paper with rows like a place's, and what a row's name needs beside it
+#: the tables of the paper with rows like a place's, and what follows the name of a row
 WORDS = (
     "about 20,000 words of other models",
     {"1 and 4": "", "5": ", FastText's anchors optimised"},

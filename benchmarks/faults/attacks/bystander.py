@@ -1,4 +1,4 @@
-"""A well-behaved client in a process of its own, which keeps asking for /livez and for a warm
+"""A well-behaved client in a separate process, which keeps asking for /livez and for a warm
 translation.
 
 The process imports nothing heavy, so that it measures the server and not itself. Run as a script,
@@ -22,7 +22,7 @@ from typing import Any
 #: pause between two requests of one kind
 PAUSE_S = 0.02
 
-#: after so long without an answer, the client drops the connection and sends the request again
+#: after this time without an answer, the client drops the connection and sends the request again
 PATIENCE_S = 120
 
 LIVEZ, TRANSLATE = "livez", "translate"

@@ -27,7 +27,7 @@ BODY_BYTES = 64 * 2**20 - 64 * 1024
 #: how long to wait for the answer to a hostile request
 ANSWER_S = 300
 
-#: fields that a translation needs beside its vectors, so that the body is not refused early
+#: fields that a translation needs in addition to its vectors, so that the body is not refused early
 FIELDS = b'{"source":"old","target":"new","anchor_set":"base","method":"graded","vectors":'
 
 DIGITS = np.frombuffer(
@@ -207,8 +207,7 @@ def _closed(connection: socket.socket) -> bool:
 
 
 def wrong_keys(url: str, per_second: float, until: float) -> Counter[str]:
-    """GET /encoders with well-formed keys that do not exist, at that pace, from an address of its
-    own.
+    """GET /encoders with well-formed keys that do not exist, at that pace, from a separate address.
 
     Returns how often each status was the answer.
     """

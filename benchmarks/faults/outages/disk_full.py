@@ -23,8 +23,8 @@ TRANSLATIONS = 40
 
 
 def full(stage: Stage) -> Row:
-    """Creations are refused and leave nothing; translations go on; a job is tried again. With space
-    again, all of it succeeds.
+    """Creations are refused and leave nothing; translations continue; a job is tried again. With
+    space again, all of it succeeds.
     """
     row, folder = Row(), stage.folder / "disk"
     blobs = folder / "data" / "blobs"

@@ -99,7 +99,7 @@ def postgres_restarted(stage: Stage) -> Row:
 
 def postgres_silent(stage: Stage) -> Row:
     """All processes of PostgreSQL stopped for 30 s under traffic: /readyz answers, and warm
-    translations go on.
+    translations continue.
     """
     row = Row()
     with deployment(stage.folder / "silent") as made:

@@ -20,7 +20,8 @@ KILLS = 20
 
 PAUSES = 5
 
-#: the other worker must finish a stopped worker's job within so many seconds, or it counts as lost
+#: the other worker must finish a stopped worker's job within this number of seconds, or it counts
+#: as lost
 TAKEN_UP_S = 60
 
 
@@ -83,7 +84,7 @@ def paused(stage: Stage) -> Row:
 
 
 def _leases(made: Deployment, state: str) -> set[str]:
-    """The leases of the jobs in that state. Each try has a lease of its own."""
+    """The leases of the jobs in that state. Each try has its own lease."""
     return {
         lease for (lease,) in made.postgres.rows("SELECT lease FROM jobs WHERE state = %s", state)
     }

@@ -6,7 +6,7 @@ minutes or hours?
 
 Writes benchmarks/results/soak.json.
 
-Two APIs and a worker share one PostgreSQL and one Redis of their own. Clients make anchor sets,
+Two APIs and a worker share a separate PostgreSQL and Redis. Clients make anchor sets,
 translate through both APIs, delete the sets and make them again with other content under the same
 name; they queue jobs, cancel some of them, and read them back; they hang up in the middle of a
 request and in the middle of an answer.

@@ -27,7 +27,7 @@ LIFE_S = (0.3, 3.0)
 PAUSE_S = 0.02
 ANSWER_S = 60
 
-#: contents come from so many seeds, so that the right answers are computed once
+#: contents come from this number of seeds, so that the right answers are computed once
 CONTENTS = 12
 
 #: how long after the answer to its deletion a set may still be used, as the documentation says
