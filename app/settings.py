@@ -220,7 +220,8 @@ class Settings(BaseSettings):
         le=36_500,
         description=(
             "days after its last use for which the report of a translator is kept; "
-            "0: indefinitely. After that, `GET /translators/{id}` answers 404 until it is fitted again"
+            "0: indefinitely. "
+            "After that, `GET /translators/{id}` answers 404 until it is fitted again"
         ),
     )
     worker_threads: int = Field(
