@@ -43,7 +43,9 @@ def make_services(settings: Settings, *, device: str | None = None) -> Services:
             limit_bytes=settings.model_bytes,
             cores=settings.encode_cores or settings.threads,
         ),
-        names=NameCache(alone=settings.redis_url is None and is_sqlite(db.url), away=lambda: db.away),
+        names=NameCache(
+            alone=settings.redis_url is None and is_sqlite(db.url), away=lambda: db.away
+        ),
         lanes=Lanes(),
         limits=Limits(
             vectors=settings.max_vectors,

@@ -366,7 +366,9 @@ def test_what_was_backed_up_is_there_again_after_it_was_lost(
         if database:
             assert "other sessions use the database" in refusal(home, "restore", folder, **database)
     with exclusive(home):  # as `anchorage serve` does without Redis
-        assert "another process uses the data folder" in refusal(home, "restore", folder, **database)
+        assert "another process uses the data folder" in refusal(
+            home, "restore", folder, **database
+        )
     assert "has rows already" in refusal(home, "restore", folder, **database)
 
     shutil.rmtree(home)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import BoundedSemaphore
 
@@ -21,7 +20,7 @@ from app.storage.name_cache import NameCache
 LEASE_S = 30.0
 
 #: requests answered in threads at once; most of them only wait
-THREADS = 128
+ANSWER_THREADS = 128
 
 #: fits, evaluations and loads of models, at once in one process, and how many requests more wait for their turn, for how long:
 #: each occupies one of the threads that could answer others
@@ -34,10 +33,10 @@ TURN_WAIT_S = 30.0
 DECODINGS = 2
 
 #: requests that wait for their inputs' vectors: three quarters of the threads
-ENCODINGS = THREADS * 3 // 4
+ENCODINGS = ANSWER_THREADS * 3 // 4
 
 #: creating requests that wait for a name that was deleted less than a second ago
-SETTLING = 16
+MOST_WAITING_FOR_NAMES = 16
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class Services:
     #: taken by whoever decodes images
     decoding: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(DECODINGS))
     _settling: WorkSlots = field(
-        default_factory=lambda: WorkSlots("waiting for deleted names,", SETTLING, 0)
+        default_factory=lambda: WorkSlots("waiting for deleted names,", MOST_WAITING_FOR_NAMES, 0)
     )
     _verifications: WorkSlots = field(
         default_factory=lambda: WorkSlots("verifying encoders,", 1, 2)
@@ -152,37 +151,3 @@ class Services:
     def patient(self) -> bool:
         """Whether work here waits for as long as it takes: a worker's does."""
         return self.turn_wait_s is None
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """A creating request that its client may send again: the Idempotency-Key, and what the request was."""
-
-    key: str
-    fingerprint: str
-
-
-@dataclass(frozen=True)
-class Origin:
-    """On whose behalf this context works, for the audit log: the key, and a request's id, `job <id>` or the command line."""
-
-    text: str = "command line"
-    key_id: str | None = None
-    repeat: Repeat | None = None
-    #: the row id and the claim of this try in `idempotent_requests`, while it makes what it is asked for
-    claim: tuple[str, str] | None = None
-
-
-#: set where work comes in: by the HTTP edge, the worker and the command line
-origin: ContextVar[Origin] = ContextVar("origin", default=Origin())  # noqa: B039 -- it is frozen
-
-#: takes room for an answer of so many bytes, which its request gives back; raises Overloaded and TooMuchAtOnce. Set by the HTTP
-#: edge: what a job makes goes to nobody who might not read it
-answer_bytes: ContextVar[Callable[[int], None]] = ContextVar(
-    "answer_bytes", default=lambda size: None
-)
-
-#: calls back when the client of this request leaves before its answer. Set by the HTTP edge
-on_departure: ContextVar[Callable[[Callable[[], object]], None]] = ContextVar(
-    "on_departure", default=lambda call: None
-)

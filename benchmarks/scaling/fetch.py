@@ -17,6 +17,7 @@ from typing import TypeVar
 from prometheus_client import REGISTRY
 
 from app.maths.translators.translator import Translator
+from app.services.request_context import RequestContext
 from app.services.translators import translators
 from app.services.upkeep.cache_codecs import TRANSLATOR
 from app.settings import Settings
@@ -37,8 +38,8 @@ def main() -> None:
     found: dict[str, list[float]] = {"fetch_ms": [], "call_ms": [], "again_ms": []}
     for turn in range(-1, int(rounds)):
         with closing(make_services(settings)) as services:
-            pair = translators.pair(services, "default", REQUEST)
-            call = partial(translators.fit, services, "default", *pair, REQUEST)
+            pair = translators.find_pair(services, "default", REQUEST)
+            call = partial(translators.fit, services, RequestContext("default"), *pair, REQUEST)
             call_ms, fitted = timed(call)
             again_ms, _ = timed(call)
         with closing(make_services(settings)) as services:

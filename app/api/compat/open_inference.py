@@ -12,7 +12,7 @@ from app import __version__
 from app.api import health
 from app.api.compat.openai import parse_model
 from app.api.http.bodies import json_body
-from app.api.http.deps import Reads, Svc
+from app.api.http.deps import ReadContext, Reads, Svc
 from app.api.http.error_dialects import InferenceError
 from app.api.http.problems import spoken
 from app.api.resources.translate import Method
@@ -22,7 +22,7 @@ from app.errors import BadShape, HeadNotFound, InvalidHead, InvalidRequest
 from app.observability import metrics
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs
-from app.services.heads import stitching
+from app.services.heads import heads, stitching
 from app.services.translators import translators
 from app.storage import tables
 from app.storage.queries import resources
@@ -184,7 +184,7 @@ def model_ready(model: ModelPath, services: Svc, project: Reads) -> Ready:
     """Whether the head can be asked."""
     row, encoder, anchor_set = _find(services, project, model, Parameters())
     _require_way(services, project, row, encoder, anchor_set)
-    stitching.loaded_head(services, row)
+    heads.load_head(services, row)
     return Ready(ready=True)
 
 
@@ -195,12 +195,12 @@ def model_ready(model: ModelPath, services: Svc, project: Reads) -> Ready:
 )
 def infer(
     model: ModelPath,
-    project: Reads,
+    context: ReadContext,
     body: Annotated[InferRequest, json_body(InferRequest)],
     services: Svc,
 ) -> Response:
     """The head's predictions, as /stitch makes them."""
-    row, encoder, anchor_set = _find(services, project, model, body.parameters)
+    row, encoder, anchor_set = _find(services, context.project, model, body.parameters)
     if encoder is None:
         if row.encoder is None:
             raise InvalidRequest(
@@ -211,7 +211,7 @@ def infer(
     vectors, inputs = _read(body.inputs[0])
     answer = stitching.stitch(
         services,
-        project,
+        context,
         encoder=encoder,
         head=row.name,
         anchor_set=anchor_set,
@@ -261,10 +261,10 @@ def _require_way(
     if encoder is None or anchor_set is None:
         return
     if row.encoder is not None:
-        translators.pair(
+        translators.find_pair(
             services,
             project,
-            translators.Request(encoder, row.encoder.name, anchor_set, "auto", {}),
+            translators.FitRequest(encoder, row.encoder.name, anchor_set, "auto", {}),
         )
         return
     assert row.anchor_set is not None
@@ -273,7 +273,7 @@ def _require_way(
             f"head {row.name!r} belongs to anchor set {row.anchor_set.name!r}", field="anchor_set"
         )
     with services.db.transaction() as session:
-        translators.space_row(session, project, anchor_set, encoder, "encoder")
+        translators.find_space_row(session, project, anchor_set, encoder, "encoder")
 
 
 def _read(tensor: TensorIn) -> tuple[Tensor | None, Inputs | None]:

@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from torch import Tensor
 
 from app.api.http.bodies import json_body
-from app.api.http.deps import Reads, Svc
+from app.api.http.deps import ReadContext, Reads, Svc
 from app.api.http.error_dialects import OpenAIError
 from app.api.http.problems import spoken
 from app.api.schemas import fields
@@ -37,8 +37,9 @@ from app.observability import metrics
 from app.services import incoming
 from app.services.context import Services
 from app.services.encoders import encoding
-from app.services.encoders.encoding import Encoded
-from app.services.serving import plans
+from app.services.encoders.encoding import EncodedVectors
+from app.services.request_context import RequestContext
+from app.services.serving import maps, plans
 from app.services.translators import translators
 from app.storage import tables
 from app.storage.name_cache import NameKey
@@ -138,11 +139,11 @@ class Chosen:
     target: str | None
     anchor_set: str | None
 
-    def request(self) -> translators.Request | None:
+    def request(self) -> translators.FitRequest | None:
         """The translation that it asks for, if any."""
         if self.target is None or self.anchor_set is None:
             return None
-        return translators.Request(self.encoder, self.target, self.anchor_set, "auto", {})
+        return translators.FitRequest(self.encoder, self.target, self.anchor_set, "auto", {})
 
 
 def parse_model(
@@ -185,35 +186,35 @@ def read_inputs(value: Any, field: str) -> list[Input]:
 
 async def embed(
     services: Services,
-    project: str,
+    context: RequestContext,
     model: str,
     inputs: Sequence[Input],
     *,
     role: InputRole,
     field: str,
     dimensions: int | None = None,
-) -> Encoded:
+) -> EncodedVectors:
     """The inputs' vectors by a model: an encoder's own, or translated. Small requests wait without a thread."""
     chosen = parse_model(model)
-    row, spec = await _encoder(services, project, chosen.encoder)
+    row, spec = await _encoder(services, context.project, chosen.encoder)
     asked = chosen.request()
     if asked is None:
         _require_dimensions(model, row.dim, dimensions)
-        incoming.reserve_answer(services, field, len(inputs), dim=row.dim)
-        return await _encode(services, row, spec, inputs, role, field)
-    translating = plans.Translation(asked)
-    pair = await run_in_threadpool(translators.resolve, services, translating.name(project))
+        incoming.reserve_answer(services, context, field, len(inputs), dim=row.dim)
+        return await _encode(services, context, row, spec, inputs, role, field)
+    translating = maps.Translation(asked)
+    pair = await run_in_threadpool(translators.resolve, services, translating.name(context.project))
     source, target = pair.both
     row, spec = (
         source.encoder,
         encoding.spec_of(source.encoder),
     )  # of this moment, as the anchors are
     _require_dimensions(model, target.encoder.dim, dimensions)
-    own = await _encode(services, row, spec, inputs, role, field)
+    own = await _encode(services, context, row, spec, inputs, role, field)
     done = await run_in_threadpool(
-        plans.apply, services, project, translating, vectors=own.vectors, pair=pair
+        plans.apply_map, services, context, translating, vectors=own.vectors, pair=pair
     )
-    return Encoded(done.made.vectors, own.tokens, own.truncated)
+    return EncodedVectors(done.made.vectors, own.tokens, own.truncated)
 
 
 def _require_dimensions(model: str, dim: int, asked: int | None) -> None:
@@ -226,19 +227,20 @@ def _require_dimensions(model: str, dim: int, asked: int | None) -> None:
 
 async def _encode(
     services: Services,
+    context: RequestContext,
     row: tables.EncoderRow,
     spec: Spec,
     inputs: Sequence[Input],
     role: InputRole,
     field: str,
-) -> Encoded:
-    model = encoding.loaded(services, row, spec)
-    if model is None or not encoding.small(model, inputs):
+) -> EncodedVectors:
+    model = encoding.find_model(services, row, spec)
+    if model is None or not encoding.is_small(model, inputs):
         return await run_in_threadpool(
-            encoding.encode, services, row, inputs, role=role, field=field
+            encoding.encode, services, context, row, inputs, role=role, field=field
         )
-    ready = encoding.readable(row, inputs, limits=services.limits, field=field)
-    work, items = encoding.start(services, model, ready, role, field)
+    ready = encoding.check_inputs(row, inputs, limits=services.limits, field=field)
+    work, items = encoding.start_small(services, context, model, ready, role, field)
     try:
         vectors = await asyncio.wrap_future(work.future)
     except asyncio.CancelledError:
@@ -246,7 +248,7 @@ async def _encode(
         if task is not None and task.cancelling():
             raise
         raise ClientLeft("the client left before its inputs were encoded") from None
-    return encoding.finished(vectors, items, row, field=field)
+    return encoding.check_encoded(vectors, items, row, field=field)
 
 
 async def _encoder(services: Services, project: str, name: str) -> tuple[tables.EncoderRow, Spec]:
@@ -275,13 +277,15 @@ def _look_up(services: Services, project: str, name: str) -> tables.EncoderRow:
     response_model=None,
 )
 async def create_embeddings(
-    project: Reads, body: Annotated[EmbeddingsRequest, json_body(EmbeddingsRequest)], services: Svc
+    context: ReadContext,
+    body: Annotated[EmbeddingsRequest, json_body(EmbeddingsRequest)],
+    services: Svc,
 ) -> Response:
     """Vectors of texts or images, as OpenAI's clients ask for them."""
     inputs = read_inputs(body.input, "input")
     role = InputRole(body.input_type)
     done = await embed(
-        services, project, body.model, inputs, role=role, field="input", dimensions=body.dimensions
+        services, context, body.model, inputs, role=role, field="input", dimensions=body.dimensions
     )
     count = len(done.vectors)
     if done.truncated and not body.truncate:
@@ -335,7 +339,7 @@ def look_at(
     row = _look_up(services, project, chosen.encoder)
     encoding.spec_of(row)
     asked = chosen.request()
-    return row, None if asked is None else translators.pair(services, project, asked)[1]
+    return row, None if asked is None else translators.find_pair(services, project, asked)[1]
 
 
 def _models(services: Services, project: str) -> Iterator[Model]:

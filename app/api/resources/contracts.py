@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from app.api.http.bodies import json_body
-from app.api.http.deps import PathName, Reads, Svc, Writes, settled
+from app.api.http.deps import PathName, Reads, Svc, WriteContext, settled
 from app.api.http.problems import documented
 from app.api.resources.translate import MinQuality
 from app.api.schemas.fields import Body, OfRow
@@ -52,7 +52,7 @@ async def put_contract(
     name: PathName,
     source: PathName,
     target: PathName,
-    project: Writes,
+    context: WriteContext,
     body: Annotated[NewContract, json_body(NewContract)],
     services: Svc,
 ) -> Contract:
@@ -65,8 +65,8 @@ async def put_contract(
         raise MissingField("name at least one measure and its least value", field="min_quality")
 
     def agree(services: Services) -> tables.ContractRow:
-        return promises.agree(
-            services, project, *_pair(services, project, name, source, target), minimum
+        return promises.agree_contract(
+            services, context, *_pair(services, context.project, name, source, target), minimum
         )
 
     return Contract.model_validate(await settled(agree, services))
@@ -77,18 +77,18 @@ def list_contracts(name: PathName, services: Svc, project: Reads) -> ContractLis
     """What was agreed for a set's pairs."""
     row = name_lookup.find_by_name(services, tables.AnchorSetRow, project, name, field="name")
     return ContractList(
-        contracts=[Contract.model_validate(each) for each in promises.contracts(services, row)]
+        contracts=[Contract.model_validate(each) for each in promises.list_contracts(services, row)]
     )
 
 
 @router.delete("/{source}/{target}", status_code=204, responses=documented(404, 422))
 async def delete_contract(
-    name: PathName, source: PathName, target: PathName, services: Svc, project: Writes
+    name: PathName, source: PathName, target: PathName, services: Svc, context: WriteContext
 ) -> None:
     """Ask nothing of a pair any more."""
     await settled(
-        lambda services: promises.end(
-            services, project, *_pair(services, project, name, source, target)
+        lambda services: promises.end_contract(
+            services, context, *_pair(services, context.project, name, source, target)
         ),
         services,
     )
@@ -97,6 +97,6 @@ async def delete_contract(
 def _pair(
     services: Services, project: str, name: str, source: str, target: str
 ) -> tuple[tables.SpaceRow, tables.SpaceRow]:
-    return translators.pair(
-        services, project, translators.Request(source, target, name, "auto", {})
+    return translators.find_pair(
+        services, project, translators.FitRequest(source, target, name, "auto", {})
     )

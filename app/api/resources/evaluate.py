@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.http.bodies import json_body
-from app.api.http.deps import IdempotencyKey, Reads, Svc, project_of
+from app.api.http.deps import IdempotencyKey, ReadContext, Svc, context_of
 from app.api.http.problems import documented
 from app.api.resources.jobs import ASYNC, Job, Prefer, accepted, wants_job
 from app.api.resources.translate import PairRequest, WithIntervals
@@ -63,8 +63,8 @@ class EvaluateRequest(PairRequest):
         None, description="of the correction; default 10, or as many as there are"
     )
 
-    def settings(self) -> evaluation.Settings:
-        return evaluation.Settings(self.k, self.csls, self.csls_neighbours)
+    def settings(self) -> evaluation.EvaluationSettings:
+        return evaluation.EvaluationSettings(self.k, self.csls, self.csls_neighbours)
 
 
 class Corrected(BaseModel):
@@ -127,12 +127,12 @@ class Evaluation(BaseModel):
 
 @router.post("/evaluate", responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)})
 def evaluate(
-    project: Reads,
+    context: ReadContext,
     body: Annotated[EvaluateRequest, json_body(EvaluateRequest)],
     request: Request,
     response: Response,
     services: Svc,
-    _: IdempotencyKey = None,
+    repeat: IdempotencyKey,
     prefer: Prefer = None,
 ) -> Evaluation | Job:
     """Measure a translation on items that the client holds by both encoders, beside doing nothing and beside the native vectors.
@@ -140,9 +140,9 @@ def evaluate(
     What takes longer than about a second is done by a job, whose result is this answer; with `Prefer: respond-async`, everything
     is. A job needs a key that may write.
     """
-    asked = evaluation.ask(
+    asked = evaluation.check_evaluation(
         services,
-        project,
+        context.project,
         body.pair(),
         vectors=body.vectors,
         native=body.native,
@@ -150,12 +150,13 @@ def evaluate(
         settings=body.settings(),
     )
     if asked.is_small and not wants_job(prefer):
-        return Evaluation.model_validate(evaluation.evaluate(services, project, asked))
-    project_of(request, Scope.write)
+        return Evaluation.model_validate(evaluation.evaluate(services, context, asked))
+    context_of(request, Scope.write)
     job = idempotent(
         services,
-        project,
+        context,
+        repeat,
         tables.JobRow,
-        lambda: evaluation.request_evaluation(services, project, asked),
+        lambda context: evaluation.request_evaluation(services, context, asked),
     )
     return accepted(response, job, preferred=wants_job(prefer))

@@ -10,7 +10,15 @@ from fastapi import APIRouter, Response
 from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from app.api.http.bodies import json_body
-from app.api.http.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
+from app.api.http.deps import (
+    After,
+    IdempotencyKey,
+    Limit,
+    PathName,
+    Reads,
+    Svc,
+    WriteContext,
+)
 from app.api.http.problems import documented
 from app.api.schemas import fields
 from app.api.schemas.fields import InputsBody, Name, OfRow, Role, Vectors
@@ -19,6 +27,7 @@ from app.errors import NotExactlyOne
 from app.services.access.idempotency import idempotent
 from app.services.anchors import pools
 from app.services.encoders.encoding import Inputs
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import InputRole
@@ -67,38 +76,38 @@ class PoolPage(BaseModel):
 
 def given(
     side: Literal["source", "target"], pool: object, inputs: Sequence[Input] | None, role: Role
-) -> pools.Given:
+) -> pools.PoolInput:
     """One side of a bootstrap: vectors or a pool's name, or inputs. Raises NotExactlyOne, and as `wire.matrix`."""
     field = f"{side}_pool"
     if (pool is None) == (inputs is None):
         raise NotExactlyOne(f"send exactly one of {field} and {side}_inputs", field=field)
     if inputs is not None:
-        return pools.Given(f"{side}_inputs", Inputs(inputs, InputRole(role)))
-    return pools.Given(field, pool if isinstance(pool, str) else fields.matrix(pool, field))
+        return pools.PoolInput(f"{side}_inputs", Inputs(inputs, InputRole(role)))
+    return pools.PoolInput(field, pool if isinstance(pool, str) else fields.matrix(pool, field))
 
 
 @router.put("/{name}", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
 def create_pool(
     name: PathName,
-    project: Writes,
+    context: WriteContext,
     body: Annotated[NewPool, json_body(NewPool, vectors=True, query=True)],
     response: Response,
     services: Svc,
-    _: IdempotencyKey = None,
+    repeat: IdempotencyKey,
 ) -> Pool:
     """Make a pool of its first piece; `POST /pools/{name}/vectors` adds others."""
 
-    def make() -> tables.PoolRow:
-        return pools.create(
+    def make(context: RequestContext) -> tables.PoolRow:
+        return pools.create_pool(
             services,
-            project,
+            context,
             name=name,
             encoder=body.encoder,
             vectors=body.vectors,
             inputs=body.given_inputs(),
         )
 
-    row = idempotent(services, project, tables.PoolRow, make)
+    row = idempotent(services, context, repeat, tables.PoolRow, make)
     response.headers["Location"] = f"/pools/{row.name}"
     return Pool.model_validate(row)
 
@@ -106,24 +115,24 @@ def create_pool(
 @router.post("/{name}/vectors", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
 def extend_pool(
     name: PathName,
-    project: Writes,
+    context: WriteContext,
     body: Annotated[NewPiece, json_body(NewPiece, vectors=True, query=True)],
     services: Svc,
-    _: IdempotencyKey = None,
+    repeat: IdempotencyKey,
 ) -> Pool:
     """Add a piece. One that was sent before is refused, and the problem's `items` says where to go on."""
 
-    def make() -> tables.PoolRow:
-        return pools.append(
+    def make(context: RequestContext) -> tables.PoolRow:
+        return pools.append_piece(
             services,
-            project,
+            context,
             name=name,
             offset=body.offset,
             vectors=body.vectors,
             inputs=body.given_inputs(),
         )
 
-    return Pool.model_validate(idempotent(services, project, tables.PoolRow, make))
+    return Pool.model_validate(idempotent(services, context, repeat, tables.PoolRow, make))
 
 
 @router.get("", responses=documented(422))
@@ -142,6 +151,6 @@ def get_pool(name: PathName, services: Svc, project: Reads) -> Pool:
 
 
 @router.delete("/{name}", status_code=204, responses=documented(404, 422))
-def delete_pool(name: PathName, services: Svc, project: Writes) -> None:
+def delete_pool(name: PathName, services: Svc, context: WriteContext) -> None:
     """Forget a pool. Jobs that were asked for with it keep its vectors until they end."""
-    pools.delete(services, project, name)
+    pools.delete_pool(services, context, name)

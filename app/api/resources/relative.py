@@ -20,7 +20,8 @@ from app.maths.geometry import quantise
 from app.maths.geometry.quantise import FEWEST_BITS, MOST_BITS
 from app.observability import metrics
 from app.services.context import Services
-from app.services.serving import plans
+from app.services.request_context import RequestContext
+from app.services.serving import maps, plans
 
 router = APIRouter(tags=["vectors"])
 
@@ -50,13 +51,13 @@ class RelativeRequest(InputsBody):
     encoding: Encoding = "float"
     dtype: Dtype = "float32"
 
-    def relation(self) -> plans.Relation:
+    def relation(self) -> maps.Relation:
         if self.bits is not None and not quantise.keeps_levels(self.bits, self.dtype):
             raise InvalidOption(
                 f"{self.dtype} cannot tell the levels of {self.bits} bits apart: ask for float32",
                 field="bits",
             )
-        return plans.Relation(
+        return maps.Relation(
             self.encoder, self.anchor_set, self.encode_power, self.ridge, self.bits
         )
 
@@ -98,13 +99,13 @@ async def relative(
     call: Annotated[Call[RelativeRequest], vector_call(RelativeRequest, streams=True)],
 ) -> Response:
     """The similarities of each vector to each anchor, both centred on the anchors' mean."""
-    services, project, body = call.services, call.project, call.body
+    services, context, body = call.services, call.context, call.body
     if call.streamed:
-        return await streams.respond(call.request, await _plan(body, services, project))
+        return await streams.respond(call.request, await _plan(body, services, context))
     writer = answers.choose(call, body.encoding, body.dtype)
     with call.encoding():
-        answer = await plans.serve(
-            services, project, body.relation(), body.vectors, body.given_inputs(), writer.form
+        answer = await plans.serve_map(
+            services, context, body.relation(), body.vectors, body.given_inputs(), writer.form
         )
     made = answer.made
     count, dim = made.vectors.shape
@@ -118,10 +119,10 @@ async def relative(
     return await answers.write(call, writer, made.vectors, about)
 
 
-async def _plan(body: RelativeRequest, services: Services, project: str) -> Plan:
+async def _plan(body: RelativeRequest, services: Services, context: RequestContext) -> Plan:
     """What serves a stream of vectors."""
     if body.vectors is not None or body.inputs is not None:
         raise NotExactlyOne("the vectors of a stream are its body", field="vectors")
     answers.refuse_base64(body.encoding)
-    served = await run_in_threadpool(plans.make, services, project, body.relation())
-    return Plan(services, served, body.dtype, "float32", "relative", body.quantised())
+    served = await run_in_threadpool(plans.prepare_map, services, context, body.relation())
+    return Plan(services, context, served, body.dtype, "float32", "relative", body.quantised())

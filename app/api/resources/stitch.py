@@ -14,14 +14,23 @@ from starlette.concurrency import run_in_threadpool
 from app.api.http import answers
 from app.api.http.answers import Writer
 from app.api.http.bodies import JSON, Call, json_body, vector_call
-from app.api.http.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes, settled
+from app.api.http.deps import (
+    After,
+    IdempotencyKey,
+    Limit,
+    PathName,
+    Reads,
+    Svc,
+    WriteContext,
+    settled,
+)
 from app.api.http.openapi_bodies import BULK
 from app.api.http.problems import documented
 from app.api.resources.translate import NO_MINIMUM, NO_OPTIONS, Flag, Method, MinQuality, Options
 from app.api.schemas import fields
 from app.api.schemas.fields import Body, Dtype, Encoding, InputsBody, Name, Numbers, Vectors
 from app.errors import InvalidHead, InvalidRequest, NotExactlyOne
-from app.heads import registry as heads
+from app.heads import registry
 from app.heads.base import HeadModel
 from app.heads.linear import linear_head
 from app.heads.onnx.process import OnnxRunner
@@ -29,8 +38,9 @@ from app.maths.quality.selection import Use
 from app.observability import metrics
 from app.services.access.idempotency import idempotent
 from app.services.context import Services
-from app.services.heads import stitching
+from app.services.heads import heads, stitching
 from app.services.heads.stitching import StitchQuality
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import HeadOutput
@@ -124,7 +134,7 @@ class NewHead(Body):
     safetensors: str | None = None
     onnx: str | None = None
 
-    def described(self) -> stitching.NewHead:
+    def described(self) -> heads.HeadDefinition:
         if (self.classes is None) == (self.output is None):
             raise NotExactlyOne("a head has either classes or an output", field="classes")
         if self.probabilities and self.classes is None:
@@ -139,7 +149,7 @@ class NewHead(Body):
             "encode_power",
             "ridge",
         )
-        return stitching.NewHead(
+        return heads.HeadDefinition(
             **{field: getattr(self, field) for field in same},
             output=HeadOutput.classes if self.output is None else HeadOutput(self.output.kind),
             classes=self.classes or [],
@@ -150,7 +160,7 @@ class NewHead(Body):
         )
 
     def made(self, runner: OnnxRunner, owner: str, dim: int) -> HeadModel:
-        """Raises NotExactlyOne, BadBase64, the vector errors, and as `heads.make`."""
+        """Raises NotExactlyOne, BadBase64, the vector errors, and as `registry.make`."""
         given = [
             name for name in ("weight", "safetensors", "onnx") if getattr(self, name) is not None
         ]
@@ -171,7 +181,9 @@ class NewHead(Body):
         if self.bias is not None:
             raise NotExactlyOne("a file brings its own bias", field="bias")
         data = bytes(fields.from_base64(self.safetensors or self.onnx or "", given[0]))
-        return heads.make(self.kind, data, self.architecture, dim=dim, runner=runner, owner=owner)
+        return registry.make(
+            self.kind, data, self.architecture, dim=dim, runner=runner, owner=owner
+        )
 
 
 class Head(BaseModel):
@@ -274,7 +286,7 @@ class StitchAnswer(BaseModel):
 
 def describe(row: tables.HeadRow) -> Head:
     settings = row.settings
-    output = stitching.output_of(row)
+    output = heads.output_of(row)
     return Head(
         name=row.name,
         kind=row.kind,
@@ -295,20 +307,21 @@ def describe(row: tables.HeadRow) -> Head:
 
 @router.post("/heads", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
 def create_head(
-    project: Writes,
+    context: WriteContext,
     body: Annotated[NewHead, json_body(NewHead)],
     response: Response,
     services: Svc,
-    _: IdempotencyKey = None,
+    repeat: IdempotencyKey,
 ) -> Head:
     """Register a head."""
     new = body.described()
-    make = partial(body.made, services.onnx, project)
+    make = partial(body.made, services.onnx, context.project)
     row = idempotent(
         services,
-        project,
+        context,
+        repeat,
         tables.HeadRow,
-        lambda: stitching.create_head(services, project, new, make),
+        lambda context: heads.create_head(services, context, new, make),
     )
     response.headers["Location"] = f"/heads/{row.name}"
     return describe(row)
@@ -336,9 +349,9 @@ def get_head(name: PathName, services: Svc, project: Reads) -> Head:
 
 
 @router.delete("/heads/{name}", status_code=204, responses=documented(404, 422))
-async def delete_head(name: PathName, services: Svc, project: Writes) -> None:
+async def delete_head(name: PathName, services: Svc, context: WriteContext) -> None:
     """Forget a head."""
-    await settled(stitching.delete_head, services, project, name)
+    await settled(heads.delete_head, services, context, name)
 
 
 @router.post(
@@ -353,15 +366,17 @@ async def stitch(call: Annotated[Call[StitchRequest], vector_call(StitchRequest)
     """Predictions of a head for vectors it was never trained on: translated into its space, or made relative, as it needs."""
     writer = answers.choose(call, call.body.encoding, call.body.dtype)
     with call.encoding():
-        response = await run_in_threadpool(_stitch, call.body, writer, call.services, call.project)
+        response = await run_in_threadpool(_stitch, call.body, writer, call.services, call.context)
     response.headers["Server-Timing"] = call.timing()
     return response
 
 
-def _stitch(body: StitchRequest, writer: Writer, services: Services, project: str) -> Response:
+def _stitch(
+    body: StitchRequest, writer: Writer, services: Services, context: RequestContext
+) -> Response:
     answer = stitching.stitch(
         services,
-        project,
+        context,
         encoder=body.encoder,
         head=body.head,
         anchor_set=body.anchor_set,

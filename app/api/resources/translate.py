@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from app.api.codecs import npy
 from app.api.http import answers, streams
 from app.api.http.bodies import Call, json_body, vector_call
-from app.api.http.deps import IdempotencyKey, Reads, Svc, Writes
+from app.api.http.deps import IdempotencyKey, Reads, Svc, WriteContext
 from app.api.http.openapi_bodies import BULK
 from app.api.http.problems import documented
 from app.api.http.streams import Plan
@@ -27,7 +27,8 @@ from app.maths.translators.translator import Precision
 from app.observability import metrics
 from app.services.access.idempotency import idempotent
 from app.services.context import Services
-from app.services.serving import plans, products
+from app.services.request_context import RequestContext
+from app.services.serving import maps, plans, products
 from app.services.translators import confidence, contracts, translators
 from app.storage import tables
 
@@ -126,9 +127,9 @@ NO_MINIMUM = MinQuality()
 @lru_cache(maxsize=1024)
 def _usual(
     source: str | None, target: str, anchor_set: str, method: str, prefer: Use
-) -> translators.Request:
+) -> translators.FitRequest:
     """A request without options: most are, and equal to one a moment ago."""
-    return translators.Request(source, target, anchor_set, method, {}, prefer)
+    return translators.FitRequest(source, target, anchor_set, method, {}, prefer)
 
 
 class PairRequest(Body):
@@ -142,14 +143,14 @@ class PairRequest(Body):
     prefer: Annotated[Use, Field(description="auto: what to choose the method by")] = "retrieval"
     min_quality: MinQuality = Field(default_factory=lambda: NO_MINIMUM)
 
-    def pair(self) -> translators.Request:
+    def pair(self) -> translators.FitRequest:
         if self.method != "auto" and "prefer" in self.model_fields_set:
             raise InvalidRequest(
                 "prefer is what auto chooses by; a method is named", field="prefer"
             )
         if self.options is NO_OPTIONS and self.min_quality is NO_MINIMUM:
             return _usual(self.source, self.target, self.anchor_set, self.method, self.prefer)
-        return translators.Request(
+        return translators.FitRequest(
             self.source,
             self.target,
             self.anchor_set,
@@ -232,7 +233,7 @@ class TranslateRequest(PairRequest, InputsBody):
             )
         return 0.9 if self.confidence_level is None else self.confidence_level
 
-    def translation(self) -> plans.Translation:
+    def translation(self) -> maps.Translation:
         if self.relative_power is not None:
             raise NotExactlyOne(
                 "relative_power belongs to relative vectors", field="relative_power"
@@ -241,12 +242,12 @@ class TranslateRequest(PairRequest, InputsBody):
             raise MissingField(
                 "vectors and inputs need a source, the encoder they come from", field="source"
             )
-        return plans.Translation(self.pair())
+        return maps.Translation(self.pair())
 
-    def decoding(self) -> plans.Decoding:
+    def decoding(self) -> maps.Decoding:
         if self.precision != "float32":
             raise InvalidRequest("relative vectors are decoded in float32", field="precision")
-        return plans.Decoding(self.pair(), self.relative_power or 0.0)
+        return maps.Decoding(self.pair(), self.relative_power or 0.0)
 
 
 class Flag(BaseModel):
@@ -501,9 +502,9 @@ async def translate(
     call: Annotated[Call[TranslateRequest], vector_call(TranslateRequest, streams=True)],
 ) -> Response:
     """Translate vectors, inputs or relative vectors into the target encoder's space."""
-    services, project, body = call.services, call.project, call.body
+    services, context, body = call.services, call.context, call.body
     if call.streamed:
-        return await streams.respond(call.request, await _plan(body, services, project))
+        return await streams.respond(call.request, await _plan(body, services, context))
     given = [name for name in ("vectors", "inputs", "relative") if getattr(body, name) is not None]
     if len(given) != 1:
         raise NotExactlyOne(
@@ -518,8 +519,8 @@ async def translate(
         else (body.decoding(), body.relative)
     )
     with call.encoding():
-        answer = await plans.serve(
-            services, project, wanted, vectors, body.given_inputs(), writer.form, body.precision
+        answer = await plans.serve_map(
+            services, context, wanted, vectors, body.given_inputs(), writer.form, body.precision
         )
     made, by = answer.made, answer.served
     count, dim = made.vectors.shape
@@ -528,7 +529,7 @@ async def translate(
         None
         if level is None
         else await run_in_threadpool(
-            confidence.confidence_of, services, answer, level, field=given[0]
+            confidence.confidence_of, services, context, answer, level, field=given[0]
         )
     )
     about: dict[str, Any] = {
@@ -554,7 +555,7 @@ async def translate(
     return await answers.write(call, writer, made.vectors, about)
 
 
-async def _plan(body: TranslateRequest, services: Services, project: str) -> Plan:
+async def _plan(body: TranslateRequest, services: Services, context: RequestContext) -> Plan:
     """What serves a stream of vectors, or of relative ones, which then is said by `relative=true`."""
     if (
         body.vectors is not None
@@ -565,8 +566,8 @@ async def _plan(body: TranslateRequest, services: Services, project: str) -> Pla
     answers.refuse_base64(body.encoding)
     body.level(whole=False)
     wanted = body.decoding() if body.relative else body.translation()
-    served = await run_in_threadpool(plans.make, services, project, wanted)
-    return Plan(services, served, body.dtype, body.precision, "translate")
+    served = await run_in_threadpool(plans.prepare_map, services, context, wanted)
+    return Plan(services, context, served, body.dtype, body.precision, "translate")
 
 
 @router.post(
@@ -575,11 +576,11 @@ async def _plan(body: TranslateRequest, services: Services, project: str) -> Pla
     responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
 )
 def create_translator(
-    project: Writes,
+    context: WriteContext,
     body: Annotated[TranslatorRequest, json_body(TranslatorRequest)],
     response: Response,
     services: Svc,
-    _: IdempotencyKey = None,
+    repeat: IdempotencyKey,
     prefer: Prefer = None,
 ) -> Translator | Job:
     """Fit a translator and measure it on held-out anchors, without translating anything.
@@ -589,24 +590,29 @@ def create_translator(
     if wants_job(prefer):
         job = idempotent(
             services,
-            project,
+            context,
+            repeat,
             tables.JobRow,
-            lambda: translators.request_translator(services, project, body.pair()),
+            lambda context: translators.request_translator(services, context, body.pair()),
         )
         return accepted(response, job)
 
-    def make() -> tables.TranslatorRow:
+    def make(context: RequestContext) -> tables.TranslatorRow:
         request = body.pair()
-        source, target = translators.pair(services, project, request)
-        fitted = translators.fit(services, project, source, target, request)
-        row = translators.report(services, project, fitted.id, between=(source.id, target.id))
-        contracts.require(row, request.min_quality)
+        source, target = translators.find_pair(services, context.project, request)
+        fitted = translators.fit(services, context, source, target, request)
+        row = translators.find_with_report(
+            services, context.project, fitted.id, between=(source.id, target.id)
+        )
+        contracts.require_promise(row, request.min_quality)
         return row
 
-    row = idempotent(services, project, tables.TranslatorRow, make)
+    row = idempotent(services, context, repeat, tables.TranslatorRow, make)
     response.headers["Location"] = f"/translators/{row.content}"
     return describe(
-        translators.report(services, project, row.content, between=(row.source_id, row.target_id))
+        translators.find_with_report(
+            services, context.project, row.content, between=(row.source_id, row.target_id)
+        )
     )
 
 
@@ -615,4 +621,4 @@ def get_translator(
     id: Annotated[str, Path(pattern=r"^tr_[0-9a-f]{32}$")], services: Svc, project: Reads
 ) -> Translator:
     """A translator's quality report, by the id that /translate or /stitch answered: kept until nobody has used it for 90 days."""
-    return describe(translators.report(services, project, id))
+    return describe(translators.find_with_report(services, project, id))

@@ -16,7 +16,8 @@ from app.errors import (
     RequestInProgress,
     ResourceGone,
 )
-from app.services.context import Repeat, Services, origin
+from app.services.context import Services
+from app.services.request_context import Repeat, RequestContext
 from app.storage import tables
 from app.storage.queries import access
 
@@ -25,31 +26,32 @@ log = logging.getLogger("anchorage.writes")
 #: a try that has not ended by then was lost with its process, and another may make what it did not
 CLAIM_S = 60
 
-Made = TypeVar("Made", bound=tables.Owned)
+CreatedRow = TypeVar("CreatedRow", bound=tables.Owned)
 
 
 def idempotent(
-    services: Services, project: str, table: type[Made], make: Callable[[], Made]
-) -> Made:
-    """`make()`, or what an earlier request with this Idempotency-Key made.
+    services: Services,
+    context: RequestContext,
+    repeat: Repeat | None,
+    table: type[CreatedRow],
+    make: Callable[[RequestContext], CreatedRow],
+) -> CreatedRow:
+    """Return the row that `make` creates, or that an earlier request with the same key created.
 
-    A lost process cannot make it twice: what was made is noted in the transaction that makes it.
+    `make` gets the context to write with: its claim lets only one try of a request commit, so a
+    lost process cannot create a row twice. Without a key every request is carried out.
     Raises IdempotencyKeyReused, RequestInProgress, ResourceGone, and what `make` raises.
     """
-    who = origin.get()
-    if who.repeat is None:
-        return make()
-    claim = _claim(services, project, who.repeat)
+    if repeat is None:
+        return make(context)
+    claim = _claim(services, context.project, repeat)
     if isinstance(claim, str):
         return _recall(services, table, claim)
-    token = origin.set(replace(who, claim=claim))
     try:
-        row = make()
+        row = make(replace(context, claim=claim))
     except Exception:
         _release(services, claim)
         raise
-    finally:
-        origin.reset(token)
     with services.db.transaction() as session:  # for a `make` that found its row made already
         access.settle_request(session, *claim, made=row.id)
     return row
@@ -98,7 +100,7 @@ def _release(services: Services, claim: tuple[str, str]) -> None:
         log.warning("an idempotent request is remembered for %d s more: %s", CLAIM_S, error.detail)
 
 
-def _recall(services: Services, table: type[Made], row_id: str) -> Made:
+def _recall(services: Services, table: type[CreatedRow], row_id: str) -> CreatedRow:
     with services.db.transaction() as session:
         row = session.get(table, row_id)
     if row is None:
