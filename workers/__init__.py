@@ -1,1 +1,1 @@
-"""The worker: claims jobs and runs use cases, without HTTP."""
+"""The workers, which run jobs. They serve no HTTP."""

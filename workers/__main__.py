@@ -2,7 +2,7 @@
 
 import os
 
-# Before torch is loaded: threads that spin while they wait slow a busy machine several times.
+# Set before torch is imported: spinning OpenMP threads slow a busy machine down several times.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from workers.processes import command

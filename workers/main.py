@@ -1,6 +1,6 @@
 """A worker: threads that run jobs, one that renews leases, and one that deletes old rows.
 
-It runs in the API's process, or in a separate one.
+It runs in the process of the API or in one of its own.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from workers.runners import RUNNERS
 
 log = logging.getLogger("anchorage.worker")
 
-#: how often an idle thread looks for a job, unless it is woken
+#: how often an idle thread queries for a job, unless it is woken
 IDLE_POLL_S = 0.5
 
-#: how long a stop waits for the next step of running jobs, at which they return to the queue
+#: how long a stop waits for running jobs, which are handed back at their next step
 STOP_TIMEOUT_S = 5.0
 
-#: how often leases are renewed: at least this often, and RENEWALS times in a lease
+#: leases are renewed this often, and at least RENEWALS times in their life
 RENEW_S = 2.0
 RENEWALS = 3
 
@@ -55,16 +55,16 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether all threads run."""
+        """Return whether every thread runs."""
         return all(each.is_alive() for each in (*self._threads, self._caretaker, self._deleter))
 
     def start(self) -> None:
-        """Start the threads."""
+        """Start all threads."""
         for thread in (self._caretaker, self._deleter, *self._threads):
             thread.start()
 
     def stop(self) -> None:
-        """Stop the threads; running jobs return to the queue."""
+        """Hand running jobs back, at their next step or after STOP_TIMEOUT_S, and stop."""
         self._stopping.set()
         self._wakeup.close()
         deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -72,32 +72,32 @@ class Worker:
             if thread.is_alive():
                 thread.join(max(0.0, deadline - time.monotonic()))
         try:
-            # Jobs in the middle of a long step. Nothing that they still do is recorded.
+            # These jobs are in a long step, whose result is not recorded.
             self._leases.hand_back()
         except DatabaseUnavailable as error:
             log.warning(
-                "running jobs cannot be returned to the queue, their leases have to end: %s",
+                "running jobs could not be handed back and restart when their leases expire: %s",
                 error.detail,
             )
         self._deleter.stop()
         self._caretaker.stop()
 
     def _work(self) -> None:
-        database_answers = True
+        answers = True
         while not self._stopping.is_set():
-            has_job = False
+            found = False
             try:
-                has_job = runner.run_next(
+                found = runner.run_next(
                     self.services, RUNNERS, self._leases, stopping=self._stopping.is_set
                 )
-                database_answers = True
+                answers = True
             except DatabaseUnavailable as error:
-                if database_answers:
-                    log.warning("no jobs are claimed until the database answers: %s", error.detail)
-                database_answers = False
+                if answers:
+                    log.warning("waiting for the database before taking jobs: %s", error.detail)
+                answers = False
             except Exception:
-                log.exception("cannot claim a job")
-            if not has_job:
+                log.exception("cannot take a job")
+            if not found:
                 self._wakeup.wait(IDLE_POLL_S)
 
     def _renew(self) -> None:
@@ -109,7 +109,7 @@ class Worker:
 
 
 class Periodic(threading.Thread):
-    """Calls a function now and at a regular interval, until it is stopped. Logs errors."""
+    """A thread that calls `do` at once and then every `every_s` seconds. Logs errors."""
 
     def __init__(self, what: str, every_s: float, do: Callable[[], None]) -> None:
         super().__init__(name=what, daemon=True)
@@ -129,7 +129,7 @@ class Periodic(threading.Thread):
                 return
 
     def stop(self) -> None:
-        """Stop after the current call, and wait for it up to STOP_TIMEOUT_S."""
+        """Stop after the current call, for which it waits up to STOP_TIMEOUT_S."""
         self._ended.set()
         if self.is_alive():
             self.join(STOP_TIMEOUT_S)

@@ -25,46 +25,47 @@ log = logging.getLogger("anchorage.worker")
 #: how often a worker checks its threads
 THREAD_CHECK_S = 1.0
 
-#: how long a stop waits for the processes, which return their jobs to the queue
-PROCESS_STOP_S = 15.0
+#: how long a stop waits for the processes to hand their jobs back
+WORKERS_STOP_S = 15.0
 
 
 class NotShared(Exception):
-    """The database belongs to a single process, which runs its jobs itself."""
+    """The database is a SQLite file, and `anchorage serve` runs its jobs."""
 
 
-def devices(setting: str) -> list[str]:
-    """Return the torch devices of the setting; auto is all CUDA devices, or the CPU.
+def devices(wish: str) -> list[str]:
+    """Return the torch devices in `wish`; `auto` means every CUDA device, or else the CPU.
 
-    Raises ValueError for an unknown device.
+    Raises ValueError for a device that does not exist.
     """
-    if setting == "auto":
+    if wish == "auto":
         return [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
-    names = [name.strip() for name in setting.split(",") if name.strip()]
-    for name in names:
+    found = [name.strip() for name in wish.split(",") if name.strip()]
+    for name in found:
         kind, colon, index = name.partition(":")
-        is_known = name == "cpu" or (kind == "cuda" and (not colon or index.isdecimal()))
-        if not is_known or (kind == "cuda" and int(index or 0) >= torch.cuda.device_count()):
+        known = name == "cpu" or (kind == "cuda" and (not colon or index.isdecimal()))
+        if not known or (kind == "cuda" and int(index or 0) >= torch.cuda.device_count()):
             raise ValueError(
-                f"there is no device {name!r}. Name auto, cpu, or some of "
-                f"{torch.cuda.device_count()} CUDA devices"
+                f"there is no device {name!r}: choose auto, cpu, or from "
+                f"{torch.cuda.device_count()} CUDA devices (cuda:0, ...)"
             )
-    if not names:
-        raise ValueError("expected auto, cpu, or CUDA devices")
-    return names
+    if not found:
+        raise ValueError("no device is named: choose auto, cpu, or CUDA devices (cuda:0, ...)")
+    return found
 
 
 def main(settings: Settings) -> int:
-    """Run until SIGTERM or SIGINT; return the exit status.
+    """Run until SIGTERM or SIGINT, and return the exit status.
 
-    Raises NotShared, ValueError for an unknown device, SchemaOutdated, and SQLAlchemy's errors.
+    Raises NotShared, ValueError for a device that does not exist, SchemaOutdated, and SQLAlchemy's
+    errors.
     """
     if settings.redis_url is None and (
         settings.database_url is None or is_sqlite(settings.database_url)
     ):
         raise NotShared(
-            "`anchorage serve` runs the jobs of its SQLite file itself. Workers need PostgreSQL: "
-            "set ANCHORAGE_DATABASE_URL"
+            "Workers need PostgreSQL: set ANCHORAGE_DATABASE_URL. "
+            "With a SQLite file, `anchorage serve` runs the jobs itself."
         )
     wanted = devices(settings.devices)
     if len(wanted) == 1:
@@ -72,13 +73,13 @@ def main(settings: Settings) -> int:
     supervise(
         _work_and_exit,
         [(settings, device, number) for number, device in enumerate(wanted)],
-        stop_s=PROCESS_STOP_S,
+        stop_s=WORKERS_STOP_S,
     )
     return 0
 
 
 def work(settings: Settings, device: str, number: int) -> int:
-    """Run one worker process, on one device. Returns 1 when one of its threads has died."""
+    """Run one worker process on one device. Returns 1 when one of its threads has died."""
     logs.configure(settings.log_format)
     services = make_services(settings, device=device)
     services.db.ping()
@@ -98,7 +99,7 @@ def work(settings: Settings, device: str, number: int) -> int:
     services.close()
     if not alive:
         log.error(
-            "a thread of worker %d has died: the process ends, and is started again",
+            "a thread of worker %d has died: the process exits to be restarted",
             os.getpid(),
         )
     return 0 if alive else 1
@@ -109,10 +110,10 @@ def _work_and_exit(settings: Settings, device: str, number: int) -> None:
 
 
 def command() -> None:
-    """The entry of `python -m workers`."""
+    """Run `python -m workers`."""
     try:
         settings = Settings()
-    except ValidationError as error:  # its own text shows values, and a URL may hold a password
+    except ValidationError as error:  # its text shows the values, and a URL may hold a password
         sys.exit("; ".join(f"{item['loc'][0]}: {item['msg']}" for item in error.errors()))
     try:
         logs.configure(settings.log_format)
@@ -120,4 +121,4 @@ def command() -> None:
     except (NotShared, SchemaOutdated, ValueError, OSError) as error:
         sys.exit(str(error))
     except SQLAlchemyError as error:
-        sys.exit(f"the database cannot be used: {error}")
+        sys.exit(f"cannot use the database: {error}")

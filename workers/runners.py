@@ -1,4 +1,4 @@
-"""The use case of each kind of job."""
+"""Maps each kind of job to the function that runs it."""
 
 from __future__ import annotations
 

@@ -227,7 +227,9 @@ def find_drift(
 ) -> DriftReport:
     """Whether an encoder still makes the vectors that it made when the set was embedded, and if not, what to do."""
     asked = drift.DriftOptions(body.vectors, body.rows, body.sample, body.seed)
-    return drift.detect_drift(services, context, anchor_set=name, encoder=body.encoder, options=asked)
+    return drift.detect_drift(
+        services, context, anchor_set=name, encoder=body.encoder, options=asked
+    )
 
 
 def _space(facts: anchor_findings.SpaceFacts) -> SpaceReport:

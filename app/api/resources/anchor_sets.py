@@ -56,9 +56,9 @@ class NewAnchorSet(InputsBody):
     )
 
     name: Name
-    embeddings: Annotated[dict[Name, UndecodedVectors], Field(max_length=MOST_SET_ENCODERS)] | None = (
-        None
-    )
+    embeddings: (
+        Annotated[dict[Name, UndecodedVectors], Field(max_length=MOST_SET_ENCODERS)] | None
+    ) = None
     encoders: Annotated[list[Name], Field(max_length=MOST_SET_ENCODERS)] | None = None
     keep_inputs: bool = True
 

@@ -181,7 +181,9 @@ class NewHead(Body):
         if self.bias is not None:
             raise NotExactlyOne("a file brings its own bias", field="bias")
         data = bytes(fields.from_base64(self.safetensors or self.onnx or "", given[0]))
-        return registry.make(self.kind, data, self.architecture, dim=dim, runner=runner, owner=owner)
+        return registry.make(
+            self.kind, data, self.architecture, dim=dim, runner=runner, owner=owner
+        )
 
 
 class Head(BaseModel):
