@@ -17,7 +17,7 @@ def subclasses(cls: type) -> set[type]:
 
 
 def test_every_setting_is_documented_with_its_default() -> None:
-    text = (ROOT / "docs" / "settings.md").read_text()
+    text = (ROOT / "docs" / "reference" / "settings.md").read_text()
     for name, field in Settings.model_fields.items():
         row = next(
             line for line in text.splitlines() if line.startswith(f"| `ANCHORAGE_{name.upper()}`")
@@ -34,7 +34,7 @@ def test_every_error_is_in_the_tree_and_has_a_code_of_its_own() -> None:
 
 
 def test_every_error_code_is_documented() -> None:
-    text = (ROOT / "docs" / "errors.md").read_text()
+    text = (ROOT / "docs" / "reference" / "errors.md").read_text()
     leaves = [cls for cls in subclasses(errors.AnchorageError) if not cls.__subclasses__()]
     assert [cls.code for cls in leaves if f"`{cls.code}`" not in text] == []
 
@@ -71,7 +71,7 @@ def test_every_link_in_the_documents_leads_somewhere() -> None:
 
 
 def test_the_operators_page_quotes_the_fault_table() -> None:
-    text = (ROOT / "docs" / "operations.md").read_text()
+    text = (ROOT / "docs" / "results" / "faults.md").read_text()
     faults = json.loads((ROOT / "benchmarks" / "results" / "faults.json").read_text())["faults"]
     counts = ("requests", "ok", "busy", "broken", "dropped", "lost", "twice", "wrong")
     for name, row in faults.items():
@@ -82,7 +82,7 @@ def test_the_operators_page_quotes_the_fault_table() -> None:
 
 
 def test_the_page_on_evaluations_quotes_the_benchmark() -> None:
-    text = (ROOT / "docs" / "evaluate.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "evaluate.md").read_text()
     results = json.loads((ROOT / "benchmarks" / "results" / "hubness.json").read_text())["results"]
     for name, searches in results.items():
         for search, kinds in searches.items():
@@ -95,7 +95,7 @@ def test_the_page_on_evaluations_quotes_the_benchmark() -> None:
 
 
 def test_the_page_on_thresholds_quotes_the_benchmark() -> None:
-    text = (ROOT / "docs" / "thresholds.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "thresholds.md").read_text()
     summary = json.loads((ROOT / "benchmarks" / "results" / "thresholds.json").read_text())[
         "summary"
     ]

@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/bootstrap-measured.md are those of benchmarks/results/bootstrap.json."""
+"""The tables of README.md and docs/results/bootstrap.md are those of benchmarks/results/bootstrap.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of README.md, docs/methods.md and docs/quality.md are those of benchmarks/results/quality.json."""
+"""The tables of README.md, docs/explanation/methods.md and docs/how-to/quality.md are those of benchmarks/results/quality.json."""
 
 from __future__ import annotations
 
@@ -166,14 +166,14 @@ def shuffled_rows() -> list[str]:
     ("document", "rows"),
     [
         ("README.md", lambda: [*readme_rows("recall"), *readme_rows("mrr")]),
-        ("docs/methods.md", compare_rows),
-        ("docs/methods.md", powers_rows),
-        ("docs/methods.md", ridge_rows),
-        ("docs/methods.md", hub_rows),
-        ("docs/methods.md", choosing_rows),
-        ("docs/methods.md", classes_rows),
-        ("docs/quality.md", promise_rows),
-        ("docs/quality.md", shuffled_rows),
+        ("docs/explanation/methods.md", compare_rows),
+        ("docs/explanation/methods.md", powers_rows),
+        ("docs/explanation/methods.md", ridge_rows),
+        ("docs/explanation/methods.md", hub_rows),
+        ("docs/explanation/methods.md", choosing_rows),
+        ("docs/explanation/methods.md", classes_rows),
+        ("docs/how-to/quality.md", promise_rows),
+        ("docs/how-to/quality.md", shuffled_rows),
     ],
 )
 def test_the_tables_are_those_of_the_results(document, rows):

@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/bootstrap-measured.md, made of the results.
+"""The tables of README.md and docs/results/bootstrap.md, made of the results.
 
 A table stands between "<!-- counts -->" and "<!-- /counts -->", by its name in BLOCKS. Nothing but the JSON is needed here, so
 that a test can compare the pages with it.
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", ROOT / "docs/bootstrap-measured.md")
+PAGES = (ROOT / "README.md", ROOT / "docs/results/bootstrap.md")
 BLOCK = re.compile(r"<!-- (?P<name>[a-z-]+) -->\n.*?<!-- /(?P=name) -->", re.DOTALL)
 
 Report = dict[str, Any]

@@ -24,7 +24,7 @@ from app.storage.queries import resources
 
 JSON, NPY, ARROW = "application/json", npy.MEDIA, arrow.MEDIA
 ROWS = np.random.default_rng(11).normal(size=(30, 8)).astype(np.float32)
-DOCUMENT = Path(__file__).parents[3] / "docs" / "pools.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "how-to" / "pools.md"
 
 
 def as_npy(rows):
@@ -702,7 +702,7 @@ def test_loading_takes_memory_for_the_items_and_one_piece(tmp_path):
 
 
 def test_the_document_works_as_written(listen, tmp_path):
-    """Every Python example of docs/pools.md, in order, against a service of its own."""
+    """Every Python example of docs/how-to/pools.md, in order, against a service of its own."""
     host, port = listen(max_vectors=16_384)
     text = DOCUMENT.read_text()
     np.save(
