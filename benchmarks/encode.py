@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.demo.pack import load_pack
-from app.encoders.base import Shelf, Spec
+from app.encoders.base import ModelSources, EncoderSpec
 from app.encoders.text import load
 
 RESULTS = Path(__file__).parent / "results" / "encode.json"
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     sentences = load_pack().sentences
-    plain = load(Spec("sentence-transformers", MODEL), Shelf(), "cpu")
+    plain = load(EncoderSpec("sentence-transformers", MODEL), ModelSources(), "cpu")
     with tempfile.TemporaryDirectory() as folder:
         servers = [start_anchorage(Path(folder))]
         if arguments.infinity:

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from app.demo.run import Numbers, new_table
+from app.demo.run import PairMeasures, new_table
 from app.maths.anchors.coverage import RIDGE, suggest
 from app.maths.geometry.sampling import uniform
 from app.maths.geometry.space import fit_space, normalise
@@ -50,41 +50,72 @@ def main() -> None:
     """Measure, print and write."""
     files = {name: DATA / f"banking77.{name}.npz" for name in ENCODERS}
     if not all(file.exists() for file in files.values()):
-        sys.exit(f"no banking77.*.npz in {DATA}: see the head of this script, or set ANCHORAGE_DATA")
-    train, test = ({name: load(file, split) for name, file in files.items()} for split in ("train", "test"))
+        sys.exit(
+            f"no banking77.*.npz in {DATA}: see the head of this script, or set ANCHORAGE_DATA"
+        )
+    train, test = (
+        {name: load(file, split) for name, file in files.items()} for split in ("train", "test")
+    )
     cells = [cell for seed in track(SEEDS, "draws") for cell in measure(train, test, seed)]
-    summary = {row: summarise([cell[row] for cell in cells], [cell[RANDOM] for cell in cells]) for row in cells[0]}
+    summary = {
+        row: summarise([cell[row] for cell in cells], [cell[RANDOM] for cell in cells])
+        for row in cells[0]
+    }
     show(summary)
-    RESULTS.write_text(json.dumps({"about": __doc__.split("\n\n")[2], "cells": len(cells), "summary": summary}, indent=1) + "\n")
+    RESULTS.write_text(
+        json.dumps(
+            {"about": __doc__.split("\n\n")[2], "cells": len(cells), "summary": summary}, indent=1
+        )
+        + "\n"
+    )
 
 
 def load(file: Path, split: str) -> Tensor:
     return torch.from_numpy(np.load(file, allow_pickle=False)[split].astype("float32"))
 
 
-def measure(train: dict[str, Tensor], test: dict[str, Tensor], seed: int) -> list[dict[str, Numbers]]:
+def measure(
+    train: dict[str, Tensor], test: dict[str, Tensor], seed: int
+) -> list[dict[str, PairMeasures]]:
     """Every choice's numbers for each ordered pair, of one draw."""
     order = torch.randperm(len(train[ENCODERS[0]]), generator=torch.Generator().manual_seed(seed))
     known, pool = order[:ANCHORS], order[ANCHORS : ANCHORS + POOL]
-    held = torch.randperm(len(test[ENCODERS[0]]), generator=torch.Generator().manual_seed(seed))[:TEST]
+    held = torch.randperm(len(test[ENCODERS[0]]), generator=torch.Generator().manual_seed(seed))[
+        :TEST
+    ]
     chosen = {
-        name: {row: pool[torch.tensor(choose(train[name][known], train[name][pool], seed))] for row, choose in CHOICES.items()}
+        name: {
+            row: pool[torch.tensor(choose(train[name][known], train[name][pool], seed))]
+            for row, choose in CHOICES.items()
+        }
         for name in ENCODERS
     }
     cells = []
     for source, target in permutations(ENCODERS, 2):
         added = {NOTHING: known[:0], **chosen[source], TARGET: chosen[target][SUGGESTED]}
-        cells.append({row: translate(train, test, source, target, torch.cat([known, rows]), held) for row, rows in added.items()})
+        cells.append(
+            {
+                row: translate(train, test, source, target, torch.cat([known, rows]), held)
+                for row, rows in added.items()
+            }
+        )
     return cells
 
 
 def translate(
-    train: dict[str, Tensor], test: dict[str, Tensor], source: str, target: str, anchors: Tensor, held: Tensor
-) -> Numbers:
+    train: dict[str, Tensor],
+    test: dict[str, Tensor],
+    source: str,
+    target: str,
+    anchors: Tensor,
+    held: Tensor,
+) -> PairMeasures:
     """Held-out quality with these anchors, centred on the target's."""
     x, y = fit_space(train[source][anchors]), fit_space(train[target][anchors])
     translator = methods.fit("graded", x, y, methods.resolve("graded", {}, anchors=len(anchors)))
-    return Numbers.of(apply(translator, test[source][held]).vectors - y.mean, test[target][held] - y.mean)
+    return PairMeasures.of(
+        apply(translator, test[source][held]).vectors - y.mean, test[target][held] - y.mean
+    )
 
 
 def suggested(anchors: Tensor, pool: Tensor, seed: int) -> list[int]:
@@ -96,7 +127,9 @@ def determinant(anchors: Tensor, pool: Tensor, seed: int) -> list[int]:
     """Greedy by log det(C + ridge I): the largest v^T B v first, B brought up to date."""
     space = fit_space(anchors)
     items = normalise(pool.double(), space.mean)[0]
-    inverse = torch.linalg.inv(space.unit.T @ space.unit + RIDGE * torch.eye(space.dim, dtype=items.dtype))
+    inverse = torch.linalg.inv(
+        space.unit.T @ space.unit + RIDGE * torch.eye(space.dim, dtype=items.dtype)
+    )
     rows: list[int] = []
     for _ in range(ADDED):
         leverage = ((items @ inverse) * items).sum(dim=1)
@@ -116,13 +149,19 @@ CHOICES: dict[str, Choice] = {
 }
 
 
-def summarise(rows: list[Numbers], random: list[Numbers]) -> dict[str, float]:
+def summarise(rows: list[PairMeasures], random: list[PairMeasures]) -> dict[str, float]:
     """Means, and beside random in the same cell: the mean difference, its deviation, the share of cells that are better."""
     found = {}
     for figure in FIGURES:
         values = [getattr(row, figure) for row in rows]
-        apart = [value - getattr(other, figure) for value, other in zip(values, random, strict=True)]
-        found |= {figure: mean(values), f"{figure}_gain": mean(apart), f"{figure}_gain_std": stdev(apart)}
+        apart = [
+            value - getattr(other, figure) for value, other in zip(values, random, strict=True)
+        ]
+        found |= {
+            figure: mean(values),
+            f"{figure}_gain": mean(apart),
+            f"{figure}_gain_std": stdev(apart),
+        }
         found[f"{figure}_wins"] = mean(float(each > 0) for each in apart)
     return found
 
@@ -132,7 +171,10 @@ def show(summary: dict[str, dict[str, float]]) -> None:
     title = f"{ADDED} anchors added to {ANCHORS}; in brackets: beside random, and the share of cells that are better"
     table = new_table(title, ("added",), ("cosine", "recall@10", "MRR"))
     for row, numbers in summary.items():
-        cells = [f"{numbers[f]:.3f} ({numbers[f + '_gain']:+.3f}, {numbers[f + '_wins']:.0%})" for f in FIGURES]
+        cells = [
+            f"{numbers[f]:.3f} ({numbers[f + '_gain']:+.3f}, {numbers[f + '_wins']:.0%})"
+            for f in FIGURES
+        ]
         table.add_row(row, *cells)
     Console(width=max(110, Console().width)).print(table)
 

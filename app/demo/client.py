@@ -21,7 +21,7 @@ from torch import Tensor
 from app.demo import DemoError
 
 #: one torch thread on either side of the socket: on a busy machine two wait for each other far longer than they save
-THREADS = 1
+DEMO_THREADS = 1
 
 #: importing torch on a cold disk is the slow part
 START_TIMEOUT_S = 120
@@ -46,7 +46,7 @@ def server(data_dir: Path) -> Iterator[Client]:
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")
     }
-    environment["ANCHORAGE_THREADS"] = str(THREADS)
+    environment["ANCHORAGE_THREADS"] = str(DEMO_THREADS)
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 -- our own command
             command, stdout=output, stderr=subprocess.STDOUT, env=environment
@@ -63,7 +63,7 @@ def server(data_dir: Path) -> Iterator[Client]:
 
 
 @contextmanager
-def running(url: str, key: str | None) -> Iterator[Client]:
+def connect(url: str, key: str | None) -> Iterator[Client]:
     """A service that somebody else started. Raises DemoError when it does not answer."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     with httpx2.Client(base_url=url, timeout=120, trust_env=False, headers=headers) as http:
@@ -123,7 +123,7 @@ class Client:
         return answer.json()  # type: ignore[no-any-return]
 
 
-def packed(vectors: Tensor) -> dict[str, Any]:
+def to_wire(vectors: Tensor) -> dict[str, Any]:
     """A tensor as the wire's base64 object."""
     array = np.ascontiguousarray(vectors.numpy(), dtype="<f4")
     return {
@@ -133,7 +133,7 @@ def packed(vectors: Tensor) -> dict[str, Any]:
     }
 
 
-def unpacked(value: dict[str, Any]) -> Tensor:
+def from_wire(value: dict[str, Any]) -> Tensor:
     """The wire's base64 object as a tensor."""
     array = np.frombuffer(base64.b64decode(value["base64"]), "<f4").reshape(value["shape"])
     return torch.from_numpy(array.astype(np.float32))

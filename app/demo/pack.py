@@ -11,8 +11,8 @@ from safetensors.torch import load
 from torch import Tensor
 
 #: the first rows are the anchors, the next train heads, the rest is only ever tested on
-ANCHORS = 500
-TRAIN = 1_000
+ANCHOR_COUNT = 500
+TRAINING_COUNT = 1_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,10 +24,10 @@ class Pack:
     labels: Tensor
     vectors: dict[str, Tensor]
 
-    anchors = slice(0, ANCHORS)
-    rest = slice(ANCHORS, None)
-    train = slice(ANCHORS, ANCHORS + TRAIN)
-    test = slice(ANCHORS + TRAIN, None)
+    anchors = slice(0, ANCHOR_COUNT)
+    rest = slice(ANCHOR_COUNT, None)
+    train = slice(ANCHOR_COUNT, ANCHOR_COUNT + TRAINING_COUNT)
+    test = slice(ANCHOR_COUNT + TRAINING_COUNT, None)
 
 
 def load_pack() -> Pack:

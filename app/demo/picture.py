@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 #: intents shown: more colours than this cannot be told apart
-INTENTS = 8
+MOST_INTENTS = 8
 
 
 def draw(
@@ -26,7 +26,7 @@ def draw(
     """
     from matplotlib.figure import Figure
 
-    shown = torch.unique(labels)[:: max(1, len(torch.unique(labels)) // INTENTS)][:INTENTS]
+    shown = torch.unique(labels)[:: max(1, len(torch.unique(labels)) // MOST_INTENTS)][:MOST_INTENTS]
     means = torch.stack([native[labels == label].mean(dim=0) for label in shown])
     _, _, axes = torch.linalg.svd(means - means.mean(dim=0), full_matrices=False)
     figure = Figure(figsize=(13, 6.2), layout="constrained")

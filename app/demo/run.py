@@ -18,18 +18,18 @@ from rich.table import Table
 from torch import Tensor
 
 from app.demo import DemoError, picture
-from app.demo.client import THREADS, Client, packed, running, server, unpacked
+from app.demo.client import DEMO_THREADS, Client, to_wire, connect, server, from_wire
 from app.demo.pack import Pack, load_pack
 from app.maths.quality import metrics
 
 #: the anchor set's name on the demo's server
-ANCHORS = "banking"
+ANCHOR_SET_NAME = "banking"
 
 #: what is shown of the methods: auto, the paper's, ours, and those that others know
-METHODS = ("auto", "irp", "irp-ridge", "graded", "procrustes", "ridge")
+DEMO_METHODS = ("auto", "irp", "irp-ridge", "graded", "procrustes", "ridge")
 
-NOTHING = "do nothing"
-ROWS = (NOTHING, *METHODS)
+DO_NOTHING = "do nothing"
+TABLE_ROWS = (DO_NOTHING, *DEMO_METHODS)
 
 #: the measures of a table, and the titles of their columns: the table fits into 80 columns
 MEASURES = {
@@ -42,7 +42,7 @@ MEASURES = {
 
 
 @dataclass(frozen=True)
-class Numbers:
+class PairMeasures:
     """How close the vectors of one way from a source to a target come to the native ones.
 
     The plain measures compare the vectors as they are, like a vector database.
@@ -56,7 +56,7 @@ class Numbers:
     mrr: float
 
     @classmethod
-    def of(cls, moved: Tensor, native: Tensor, mean: Tensor) -> Numbers:
+    def of(cls, moved: Tensor, native: Tensor, mean: Tensor) -> PairMeasures:
         """The numbers of `moved` beside `native`; `mean` is that of the target's anchors."""
         plain = metrics.summary(metrics.per_item(moved, native))
         centred = metrics.summary(metrics.per_item(moved - mean, native - mean))
@@ -81,10 +81,10 @@ def demo(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DemoError(f"{out} cannot be written to: {error}") from None
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(DEMO_THREADS)
     pack = load_pack()
     with tempfile.TemporaryDirectory(prefix="anchorage-demo-") as folder:
-        service = server(Path(folder)) if url is None else running(url, key)
+        service = server(Path(folder)) if url is None else connect(url, key)
         with service as client:
             where = (
                 "its data in a temporary folder"
@@ -100,7 +100,7 @@ def demo(
 
 def _everything(
     client: Client, pack: Pack, out: Path, sentence: str, console: Console
-) -> tuple[dict[tuple[str, str, str], Numbers], Any, Any]:
+) -> tuple[dict[tuple[str, str, str], PairMeasures], Any, Any]:
     """Every part in its turn; returns what is written down."""
     register(client, pack, console)
     translations, table = translate_all(client, pack, console)
@@ -116,9 +116,9 @@ def register(client: Client, pack: Pack, console: Console) -> None:
     for name, vectors in pack.vectors.items():
         body = {"name": name, "kind": "external", "dim": vectors.shape[1]}
         client.make("POST", "/encoders", body, found_at=f"/encoders/{name}")
-    embeddings = {name: packed(vectors[pack.anchors]) for name, vectors in pack.vectors.items()}
-    body = {"name": ANCHORS, "embeddings": embeddings}
-    made = client.make("POST", "/anchor-sets", body, found_at=f"/anchor-sets/{ANCHORS}")
+    embeddings = {name: to_wire(vectors[pack.anchors]) for name, vectors in pack.vectors.items()}
+    body = {"name": ANCHOR_SET_NAME, "embeddings": embeddings}
+    made = client.make("POST", "/anchor-sets", body, found_at=f"/anchor-sets/{ANCHOR_SET_NAME}")
     spaces = ", ".join(
         f"{space['encoder']} (rank {space['health']['rank']})" for space in made["spaces"]
     )
@@ -127,7 +127,7 @@ def register(client: Client, pack: Pack, console: Console) -> None:
 
 def translate_all(
     client: Client, pack: Pack, console: Console
-) -> tuple[dict[tuple[str, str], Tensor], dict[tuple[str, str, str], Numbers]]:
+) -> tuple[dict[tuple[str, str], Tensor], dict[tuple[str, str, str], PairMeasures]]:
     """Every pair by every method; returns auto's vectors, and all numbers by (source, target, method)."""
     rest = {name: vectors[pack.rest] for name, vectors in pack.vectors.items()}
     means = {name: vectors[pack.anchors].mean(dim=0) for name, vectors in pack.vectors.items()}
@@ -135,10 +135,10 @@ def translate_all(
     for source, target in permutations(pack.vectors, 2):
         native = rest[target]
         nothing = metrics.do_nothing(rest[source], native.shape[1])
-        numbers[source, target, NOTHING] = Numbers.of(nothing, native, means[target])
-        for method in METHODS:
+        numbers[source, target, DO_NOTHING] = PairMeasures.of(nothing, native, means[target])
+        for method in DEMO_METHODS:
             moved = translate(client, source, target, rest[source], method)
-            numbers[source, target, method] = Numbers.of(moved, native, means[target])
+            numbers[source, target, method] = PairMeasures.of(moved, native, means[target])
             if method == "auto":
                 kept[source, target] = moved
     console.print(table_of(numbers, len(native)))
@@ -150,15 +150,15 @@ def translate(client: Client, source: str, target: str, vectors: Tensor, method:
         "/translate",
         source=source,
         target=target,
-        anchor_set=ANCHORS,
+        anchor_set=ANCHOR_SET_NAME,
         method=method,
-        vectors=packed(vectors),
+        vectors=to_wire(vectors),
         encoding="base64",
     )
-    return unpacked(answer["vectors"])
+    return from_wire(answer["vectors"])
 
 
-def table_of(numbers: dict[tuple[str, str, str], Numbers], count: int) -> Table:
+def table_of(numbers: dict[tuple[str, str, str], PairMeasures], count: int) -> Table:
     """Doing nothing and every method for every pair, then the means over the pairs."""
     table = new_table(
         f"{count} sentences that are no anchors; recall of the 10 nearest neighbours;\n"
@@ -168,11 +168,11 @@ def table_of(numbers: dict[tuple[str, str, str], Numbers], count: int) -> Table:
     )
     pairs = list(dict.fromkeys((source, target) for source, target, _ in numbers))
     for pair in pairs:
-        add_section(table, " -> ".join(pair), {name: numbers[*pair, name] for name in ROWS})
+        add_section(table, " -> ".join(pair), {name: numbers[*pair, name] for name in TABLE_ROWS})
     add_section(
         table,
         f"mean of {len(pairs)} pairs",
-        {name: mean_over_pairs(numbers, name) for name in ROWS},
+        {name: mean_over_pairs(numbers, name) for name in TABLE_ROWS},
     )
     return table
 
@@ -193,17 +193,17 @@ def new_table(title: str, texts: tuple[str, ...], figures: tuple[str, ...]) -> T
     return table
 
 
-def add_section(table: Table, name: str, rows: dict[str, Numbers]) -> None:
+def add_section(table: Table, name: str, rows: dict[str, PairMeasures]) -> None:
     for method, row in rows.items():
         figures = [f"{getattr(row, name):.3f}" for name in MEASURES]
         table.add_row(
-            name if method == ROWS[0] else "", method, *figures, end_section=method == ROWS[-1]
+            name if method == TABLE_ROWS[0] else "", method, *figures, end_section=method == TABLE_ROWS[-1]
         )
 
 
-def mean_over_pairs(numbers: dict[tuple[str, str, str], Numbers], method: str) -> Numbers:
+def mean_over_pairs(numbers: dict[tuple[str, str, str], PairMeasures], method: str) -> PairMeasures:
     rows = [value for (_, _, name), value in numbers.items() if name == method]
-    return Numbers(*(sum(getattr(row, name) for row in rows) / len(rows) for name in MEASURES))
+    return PairMeasures(*(sum(getattr(row, name) for row in rows) / len(rows) for name in MEASURES))
 
 
 def compare_with_promises(
@@ -218,14 +218,14 @@ def compare_with_promises(
         shown,
     )
     for (source, target), moved in translations.items():
-        made = client.post("/translators", source=source, target=target, anchor_set=ANCHORS)
+        made = client.post("/translators", source=source, target=target, anchor_set=ANCHOR_SET_NAME)
         promise = made["report"]["promise"]
         native = pack.vectors[target][pack.rest]
         mean = pack.vectors[target][pack.anchors].mean(dim=0)
         size = promise["index"]
         starts = range(0, len(native) - size + 1, size)
         measured = [
-            Numbers.of(moved[start : start + size], native[start : start + size], mean)
+            PairMeasures.of(moved[start : start + size], native[start : start + size], mean)
             for start in starts
         ]
         row = {"source": source, "target": target, "method": made["method"]}
@@ -263,7 +263,7 @@ def stitch_all(client: Client, pack: Pack, console: Console) -> list[dict[str, A
             "name": name,
             "encoder": target,
             "classes": pack.classes,
-            "weight": packed(weight),
+            "weight": to_wire(weight),
             "bias": bias.tolist(),
         }
         client.make("POST", "/heads", body, found_at=f"/heads/{name}")
@@ -316,10 +316,10 @@ def accuracy(client: Client, pack: Pack, source: str, target: str, truth: Tensor
     body = {
         "encoder": source,
         "head": f"intents-{target}",
-        "vectors": packed(pack.vectors[source][pack.test]),
+        "vectors": to_wire(pack.vectors[source][pack.test]),
     }
     if source != target:
-        body["anchor_set"] = ANCHORS
+        body["anchor_set"] = ANCHOR_SET_NAME
     labels: list[str] = client.post("/stitch", encoding="base64", **body)["labels"]
     right: list[bool] = [
         label == pack.classes[index] for label, index in zip(labels, truth.tolist(), strict=True)
@@ -357,18 +357,18 @@ def search(client: Client, pack: Pack, sentence: str, console: Console) -> None:
     client.make("POST", "/encoders", live, found_at="/encoders/live")
     inputs = {"inputs": pack.sentences[pack.anchors]}
     client.make(
-        "PUT", f"/anchor-sets/{ANCHORS}/embeddings/live", inputs, found_at=f"/anchor-sets/{ANCHORS}"
+        "PUT", f"/anchor-sets/{ANCHOR_SET_NAME}/embeddings/live", inputs, found_at=f"/anchor-sets/{ANCHOR_SET_NAME}"
     )
     answer = client.post(
         "/translate",
         source="live",
         target="static-256",
-        anchor_set=ANCHORS,
+        anchor_set=ANCHOR_SET_NAME,
         inputs=[sentence],
         encoding="base64",
     )
     index = metrics.unit(pack.vectors["static-256"])
-    cosines = (index @ metrics.unit(unpacked(answer["vectors"])).T).flatten()
+    cosines = (index @ metrics.unit(from_wire(answer["vectors"])).T).flatten()
     console.print(
         f"\nEncoded by all-MiniLM-L6-v2, searched for in the index of static-256:\n  [bold]{sentence}[/bold]"
     )
@@ -382,7 +382,7 @@ def search(client: Client, pack: Pack, sentence: str, console: Console) -> None:
 def write_numbers(
     path: Path,
     pack: Pack,
-    numbers: dict[tuple[str, str, str], Numbers],
+    numbers: dict[tuple[str, str, str], PairMeasures],
     promises: list[dict[str, Any]],
     heads: list[dict[str, Any]],
 ) -> None:
@@ -391,7 +391,7 @@ def write_numbers(
         {"source": source, "target": target, "method": method, **vars(value)}
         for (source, target, method), value in numbers.items()
     ]
-    means = {method: vars(mean_over_pairs(numbers, method)) for method in ROWS}
+    means = {method: vars(mean_over_pairs(numbers, method)) for method in TABLE_ROWS}
     about = (
         "made by `anchorage demo --json`; plain_: vectors as they are, "
         "the others: centred on the target's anchors; do nothing: padded or cut"

@@ -11,7 +11,7 @@ from torch import Tensor
 from app.errors import HeadTooLarge, InvalidHead
 
 #: bytes of a head's file, and of its tensors
-LARGEST_FILE = 64 * 2**20
+MAX_HEAD_BYTES = 64 * 2**20
 
 
 @runtime_checkable
@@ -39,7 +39,7 @@ def probabilities(logits: Float[Tensor, "n c"]) -> Float32[Tensor, "n c"]:
     return torch.softmax(logits.double(), dim=1).float()
 
 
-def answer(values: Float[Tensor, "n m"]) -> Float32[Tensor, "n m"]:
+def clamp_to_float32(values: Float[Tensor, "n m"]) -> Float32[Tensor, "n m"]:
     """Values as float32, those beyond its range at its end. Raises InvalidHead for rows that hold NaN or infinity."""
     wrong = ~values.isfinite().all(dim=1)
     if bool(wrong.any()):
@@ -54,9 +54,9 @@ def answer(values: Float[Tensor, "n m"]) -> Float32[Tensor, "n m"]:
 
 def check_size(data: bytes, field: str) -> None:
     """Raises HeadTooLarge."""
-    if len(data) > LARGEST_FILE:
+    if len(data) > MAX_HEAD_BYTES:
         raise HeadTooLarge(
-            f"a head's file may have {LARGEST_FILE} bytes, got {len(data)}",
+            f"a head's file may have {MAX_HEAD_BYTES} bytes, got {len(data)}",
             field=field,
-            limit=LARGEST_FILE,
+            limit=MAX_HEAD_BYTES,
         )

@@ -10,7 +10,7 @@ from app.errors import InvalidHead
 from app.heads.base import check_size
 
 
-def read(data: bytes) -> dict[str, Tensor]:
+def read_tensors(data: bytes) -> dict[str, Tensor]:
     """Every tensor of a safetensors file. Raises HeadTooLarge, and InvalidHead for anything else: nothing is ever unpickled."""
     check_size(data, "safetensors")
     try:
@@ -26,7 +26,7 @@ def _guess(data: bytes) -> str:
     return ""
 
 
-def floats(tensor: Tensor, name: str, field: str) -> Tensor:
+def to_float32(tensor: Tensor, name: str, field: str) -> Tensor:
     """The tensor as float32. Raises InvalidHead unless it holds floats that are finite in float32."""
     if not tensor.is_floating_point():
         raise InvalidHead(f"{name} must hold floats, got {tensor.dtype}", field=field)

@@ -12,7 +12,7 @@ from torch import Tensor
 from app.errors import InvalidHead
 
 
-def png(values: Float32[Tensor, "h w c"], low: float, high: float) -> bytes:
+def encode_png(values: Float32[Tensor, "h w c"], low: float, high: float) -> bytes:
     """A PNG file of grey (c = 1) or RGB (c = 3) values: low is black, high full intensity, and what lies beyond is clamped.
 
     Raises InvalidHead.

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from app.errors import InvalidHead
 from app.heads import files
-from app.heads.base import answer
+from app.heads.base import clamp_to_float32
 
 #: tensors of a linear head's safetensors file
-NAMES = {"weight", "bias"}
+LINEAR_TENSORS = {"weight", "bias"}
 
 
 @dataclass(eq=False)
@@ -35,12 +35,12 @@ class LinearHead:
 
     def run(self, vectors: Float32[Tensor, "n d"]) -> Float32[Tensor, "n c"]:
         """Logits (n, c), computed in float64, where no product of float32 numbers overflows."""
-        return answer(
+        return clamp_to_float32(
             torch.nn.functional.linear(vectors.double(), self.weight.double(), self.bias.double())
         )
 
 
-def linear_head(
+def make_linear_head(
     weight: Tensor, bias: Tensor | None, *, dim: int, classes: int | None = None
 ) -> LinearHead:
     """Check shapes and values; without `classes`, weight may have any number of rows. Raises InvalidHead."""
@@ -54,13 +54,13 @@ def linear_head(
     bias = torch.zeros(classes) if bias is None else bias
     if list(bias.shape) != [classes]:
         raise InvalidHead(f"bias must have shape [{classes}], got {list(bias.shape)}", field="bias")
-    return LinearHead(files.floats(weight, "weight", "weight"), files.floats(bias, "bias", "bias"))
+    return LinearHead(files.to_float32(weight, "weight", "weight"), files.to_float32(bias, "bias", "bias"))
 
 
 def read_safetensors(data: bytes) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of a safetensors file. Raises HeadTooLarge, and InvalidHead for anything else."""
-    tensors = files.read(data)
-    if "weight" not in tensors or not set(tensors) <= NAMES:
+    tensors = files.read_tensors(data)
+    if "weight" not in tensors or not set(tensors) <= LINEAR_TENSORS:
         raise InvalidHead(
             f"expected tensors 'weight' and optionally 'bias', got {_few(tensors)}",
             field="safetensors",

@@ -11,12 +11,12 @@ from torch.nn import functional
 
 from app.errors import HeadTooLarge, InvalidHead
 from app.heads import files
-from app.heads.base import LARGEST_FILE, answer
+from app.heads.base import MAX_HEAD_BYTES, clamp_to_float32
 
 MOST_MODULES = 64
-WIDEST = 16_384
+MAX_LAYER_WIDTH = 16_384
 #: numbers of the widest layer that are computed at a time: 32 MiB in float64
-PIECE = 2**22
+MLP_PIECE_NUMBERS = 2**22
 
 #: PyTorch's own defaults throughout: gelu by erf, elu with alpha 1, leaky_relu with slope 0.01, softplus with beta 1
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -30,21 +30,21 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "softplus": functional.softplus,
 }
 #: do nothing to a trained model
-INERT = ("dropout", "identity")
+INERT_MODULES = ("dropout", "identity")
 #: module -> its tensors -> whether it cannot do without
-TENSORS: dict[str, dict[str, bool]] = {
+MODULE_TENSORS: dict[str, dict[str, bool]] = {
     "linear": {"weight": True, "bias": False},
     "layer_norm": {"weight": False, "bias": False},
     "batch_norm": {"weight": False, "bias": False, "running_mean": True, "running_var": True},
 }
-MODULES = (*TENSORS, *ACTIVATIONS, *INERT)
-EPS = 1e-5
+KNOWN_MODULES = (*MODULE_TENSORS, *ACTIVATIONS, *INERT_MODULES)
+NORM_EPS = 1e-5
 
 Parameters = Mapping[str, Tensor]
 
 
 @dataclass(eq=False)
-class Mlp:
+class MlpHead:
     """`modules` in order, and for each the tensors it has, all float32: made by `mlp`, which checks them."""
 
     modules: Sequence[str]
@@ -73,12 +73,12 @@ class Mlp:
             for tensors in self.parameters
         ]
         answers = []
-        for piece in torch.split(vectors, max(1, PIECE // self.widest)):
+        for piece in torch.split(vectors, max(1, MLP_PIECE_NUMBERS // self.widest)):
             values = piece.double()
             for module, tensors in zip(self.modules, wide, strict=True):
                 values = _apply(module, tensors, values)
             answers.append(values)
-        return answer(torch.cat(answers))
+        return clamp_to_float32(torch.cat(answers))
 
 
 def _apply(module: str, tensors: Parameters, x: Tensor) -> Tensor:
@@ -88,31 +88,31 @@ def _apply(module: str, tensors: Parameters, x: Tensor) -> Tensor:
         assert weight is not None
         return functional.linear(x, weight, bias)
     if module == "layer_norm":
-        return functional.layer_norm(x, x.shape[1:], weight, bias, EPS)
+        return functional.layer_norm(x, x.shape[1:], weight, bias, NORM_EPS)
     if module == "batch_norm":
         return functional.batch_norm(
-            x, tensors["running_mean"], tensors["running_var"], weight, bias, eps=EPS
+            x, tensors["running_mean"], tensors["running_var"], weight, bias, eps=NORM_EPS
         )
     return ACTIVATIONS[module](x) if module in ACTIVATIONS else x
 
 
-def mlp(tensors: Mapping[str, Tensor], architecture: Sequence[str], *, dim: int) -> Mlp:
+def make_mlp(tensors: Mapping[str, Tensor], architecture: Sequence[str], *, dim: int) -> MlpHead:
     """Check names, shapes and values. Raises InvalidHead, naming what is wrong, and HeadTooLarge."""
     _check_architecture(architecture)
     _check_names(tensors, architecture)
     size = sum(tensor.numel() for tensor in tensors.values()) * 4
-    if size > LARGEST_FILE:
+    if size > MAX_HEAD_BYTES:
         raise HeadTooLarge(
-            f"a head may take {LARGEST_FILE} bytes in float32, this takes {size}",
+            f"a head may take {MAX_HEAD_BYTES} bytes in float32, this takes {size}",
             field="safetensors",
-            limit=LARGEST_FILE,
+            limit=MAX_HEAD_BYTES,
         )
     width = widest = dim
     parameters: list[Parameters] = []
     for i, module in enumerate(architecture):
         mine = {
             name: tensors[f"{i}.{name}"]
-            for name in TENSORS.get(module, {})
+            for name in MODULE_TENSORS.get(module, {})
             if f"{i}.{name}" in tensors
         }
         after = _width_after(i, module, mine, width)
@@ -123,12 +123,12 @@ def mlp(tensors: Mapping[str, Tensor], architecture: Sequence[str], *, dim: int)
                     f"{i}.{name} must have shape {shape}, got {list(tensor.shape)}",
                     field="safetensors",
                 )
-            mine[name] = files.floats(tensor, f"{i}.{name}", "safetensors")
+            mine[name] = files.to_float32(tensor, f"{i}.{name}", "safetensors")
         if module == "batch_norm" and not bool((mine["running_var"] > 0).all()):
             raise InvalidHead(f"{i}.running_var must be positive", field="safetensors")
         parameters.append(mine)
         width, widest = after, max(widest, after)
-    return Mlp(list(architecture), parameters, dim, width, widest)
+    return MlpHead(list(architecture), parameters, dim, width, widest)
 
 
 def _width_after(i: int, module: str, tensors: Parameters, width: int) -> int:
@@ -141,11 +141,11 @@ def _width_after(i: int, module: str, tensors: Parameters, width: int) -> int:
             f"{i}.weight must have shape [outputs, {width}], got {list(weight.shape)}",
             field="safetensors",
         )
-    if weight.shape[0] > WIDEST:
+    if weight.shape[0] > MAX_LAYER_WIDTH:
         raise HeadTooLarge(
-            f"{i}.weight: a layer may be {WIDEST} wide, got {weight.shape[0]}",
+            f"{i}.weight: a layer may be {MAX_LAYER_WIDTH} wide, got {weight.shape[0]}",
             field="safetensors",
-            limit=WIDEST,
+            limit=MAX_LAYER_WIDTH,
         )
     return weight.shape[0]
 
@@ -157,9 +157,9 @@ def _check_architecture(architecture: Sequence[str]) -> None:
             field="architecture",
             limit=MOST_MODULES,
         )
-    if unknown := [i for i, module in enumerate(architecture) if module not in MODULES]:
+    if unknown := [i for i, module in enumerate(architecture) if module not in KNOWN_MODULES]:
         raise InvalidHead(
-            f"no module is called {architecture[unknown[0]][:64]!r}: use {', '.join(MODULES)}",
+            f"no module is called {architecture[unknown[0]][:64]!r}: use {', '.join(KNOWN_MODULES)}",
             field="architecture",
             rows=unknown,
         )
@@ -172,7 +172,7 @@ def _check_names(tensors: Mapping[str, Tensor], architecture: Sequence[str]) -> 
     known = {
         f"{i}.{name}": needed
         for i, module in enumerate(architecture)
-        for name, needed in TENSORS.get(module, {}).items()
+        for name, needed in MODULE_TENSORS.get(module, {}).items()
     }
     ignored = {
         f"{i}.num_batches_tracked"
@@ -197,6 +197,6 @@ def _check_names(tensors: Mapping[str, Tensor], architecture: Sequence[str]) -> 
             raise InvalidHead(f"the file has '{i}.bias' without '{i}.weight'", field="safetensors")
 
 
-def read_mlp(data: bytes, architecture: Sequence[str], *, dim: int) -> Mlp:
+def read_mlp(data: bytes, architecture: Sequence[str], *, dim: int) -> MlpHead:
     """An MLP of a safetensors file. Raises InvalidHead, HeadTooLarge."""
-    return mlp(files.read(data), architecture, dim=dim)
+    return make_mlp(files.read_tensors(data), architecture, dim=dim)

@@ -12,7 +12,7 @@ from app.heads.base import HeadModel
 from app.heads.onnx.head import load_onnx, make_onnx
 from app.heads.onnx.process import OnnxRunner
 
-KINDS = ("linear", "mlp", "onnx")
+HEAD_KINDS = ("linear", "mlp", "onnx")
 
 
 def make(
@@ -31,7 +31,7 @@ def make(
     _check(kind, architecture)
     if kind == "linear":
         weight, bias = linear.read_safetensors(data)
-        return linear.linear_head(weight, bias, dim=dim)
+        return linear.make_linear_head(weight, bias, dim=dim)
     if kind == "mlp":
         return mlp.read_mlp(data, architecture or (), dim=dim)
     return make_onnx(data, dim=dim, runner=runner, owner=owner)
@@ -52,14 +52,14 @@ def load(
     """
     _check(kind, architecture)
     if kind == "linear":
-        return linear.linear_head(tensors["weight"], tensors["bias"], dim=dim)
+        return linear.make_linear_head(tensors["weight"], tensors["bias"], dim=dim)
     if kind == "mlp":
-        return mlp.mlp(tensors, architecture or (), dim=dim)
+        return mlp.make_mlp(tensors, architecture or (), dim=dim)
     return load_onnx(tensors["onnx"].numpy().tobytes(), dim=dim, runner=runner, owner=owner)
 
 
 def _check(kind: str, architecture: Sequence[str] | None) -> None:
-    if kind not in KINDS:
-        raise InvalidHead(f"a head's kind is one of {', '.join(KINDS)}", field="kind")
+    if kind not in HEAD_KINDS:
+        raise InvalidHead(f"a head's kind is one of {', '.join(HEAD_KINDS)}", field="kind")
     if (kind == "mlp") != (architecture is not None):
         raise InvalidHead("an architecture belongs to an mlp, and only there", field="architecture")

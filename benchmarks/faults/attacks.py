@@ -29,7 +29,7 @@ from machinery import Api, Deployment, deployment, wait_until
 from nonsense import ANSWERS, Nonsense
 from row import Stage
 
-from app.demo.client import packed
+from app.demo.client import to_wire
 
 #: the good client before the attack, for comparison
 QUIET_S = 5
@@ -358,10 +358,10 @@ def _sent(client: httpx2.Client, method: str, path: str, body: dict[str, Any] | 
 
 def _embeddings(seed: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(seed)
-    return {name: packed(torch.randn(100, dim, generator=generator)) for name, dim in DIMS.items()}
+    return {name: to_wire(torch.randn(100, dim, generator=generator)) for name, dim in DIMS.items()}
 
 
 def _translation() -> dict[str, Any]:
     generator = torch.Generator().manual_seed(99)
-    vectors = packed(torch.randn(4, DIMS["old"], generator=generator))
+    vectors = to_wire(torch.randn(4, DIMS["old"], generator=generator))
     return {"source": "old", "target": "new", "anchor_set": "base", "method": "graded", "vectors": vectors}

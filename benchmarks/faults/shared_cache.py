@@ -36,7 +36,7 @@ from rich.console import Console
 from torch import Tensor
 from truth import ALLOWED, deviation
 
-from app.demo.client import packed, unpacked
+from app.demo.client import to_wire, from_wire
 from app.demo.run import new_table
 from app.maths.geometry.space import fit_space
 from app.maths.translators import methods
@@ -128,7 +128,7 @@ def prepare(
     with httpx2.Client(base_url=made.apis[0].url, timeout=120, trust_env=False) as http:
         for name in ENCODERS:
             http.post("/encoders", json={"name": name, "dim": DIM}).raise_for_status()
-        sent = {name: packed(rows[:ANCHORS]) for name, rows in vectors.items()}
+        sent = {name: to_wire(rows[:ANCHORS]) for name, rows in vectors.items()}
         http.post("/anchor-sets", json={"name": "shared", "embeddings": sent}).raise_for_status()
     options = methods.resolve("graded", {}, anchors=ANCHORS)
     spaces = {name: fit_space(rows[:ANCHORS]) for name, rows in vectors.items()}
@@ -136,7 +136,7 @@ def prepare(
     for source, target in PAIRS:
         probes = vectors[source][ANCHORS:]
         names = {"source": source, "target": target, "anchor_set": "shared", "method": "graded"}
-        bodies[source, target] = {**names, "vectors": packed(probes), "encoding": "base64"}
+        bodies[source, target] = {**names, "vectors": to_wire(probes), "encoding": "base64"}
         right[source, target] = apply(methods.fit("graded", spaces[source], spaces[target], options), probes).vectors
     return bodies, right
 
@@ -163,7 +163,7 @@ async def all_pairs(
             found = {answer.json()["vectors"]["base64"] for answer in answers if answer.is_success}
             phase.distinct[pair] = found
             some = next(answer.json()["vectors"] for answer in answers if answer.is_success)
-            phase.largest_deviation = max(phase.largest_deviation, deviation(unpacked(some), right[pair]))
+            phase.largest_deviation = max(phase.largest_deviation, deviation(from_wire(some), right[pair]))
     phase.seconds = time.monotonic() - begun
     after = looked_up(made)
     phase.counts = {name: counts - before[name] for name, counts in after.items()}

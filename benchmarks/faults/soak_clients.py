@@ -19,7 +19,7 @@ from machinery import dice
 from torch import Tensor
 from truth import ALLOWED, DIMS, PROBES, Anchors, deviation, growth, items
 
-from app.demo.client import packed, unpacked
+from app.demo.client import to_wire, from_wire
 
 ANCHORS = 60
 #: a version of a set lives for about this long
@@ -166,7 +166,7 @@ class Remaker:
         client = Client(book)
         while not ended.is_set():
             anchors, right = client.draw.choice(book.contents)
-            body = {"name": self._name, "embeddings": {"old": packed(anchors.old), "new": packed(anchors.new)}}
+            body = {"name": self._name, "embeddings": {"old": to_wire(anchors.old), "new": to_wire(anchors.new)}}
             book.begin(self._name, Version(right))
             client.send("POST", "/anchor-sets", body)
             ended.wait(client.draw.uniform(*LIFE_S))
@@ -180,7 +180,7 @@ class Remaker:
 def translation(book: Book, name: str) -> dict[str, Any]:
     """What is asked of a set."""
     body = {"source": "old", "target": "new", "anchor_set": name, "method": "graded", "options": {"ridge": 1.0}}
-    return {**body, "vectors": packed(book.probes), "encoding": "base64"}
+    return {**body, "vectors": to_wire(book.probes), "encoding": "base64"}
 
 
 def translate(book: Book, ended: threading.Event) -> None:
@@ -191,7 +191,7 @@ def translate(book: Book, ended: threading.Event) -> None:
         sent_at = time.monotonic()
         answer = client.send("POST", "/translate", translation(book, name))
         if answer is not None and answer.status_code == 200:
-            book.check(name, unpacked(answer.json()["vectors"]), sent_at)
+            book.check(name, from_wire(answer.json()["vectors"]), sent_at)
     client.close()
 
 

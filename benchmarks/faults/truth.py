@@ -16,7 +16,7 @@ from machinery import Deployment, dice, wait_until
 from torch import Tensor
 from traffic import Client, Step, Tally
 
-from app.demo.client import packed, unpacked
+from app.demo.client import to_wire, from_wire
 from app.maths.bootstrap import paper
 from app.maths.bootstrap.pools import fit_pools
 from app.maths.geometry.space import fit_space, normalise
@@ -96,8 +96,8 @@ def growth(variant: int) -> Growth:
     body = {
         "source": "old",
         "target": "new",
-        "source_pool": packed(pool.old),
-        "target_pool": packed(target),
+        "source_pool": to_wire(pool.old),
+        "target_pool": to_wire(target),
         "seeds": [list(pair) for pair in seeds],
         "method": "paper",
         "min_right": 0,
@@ -154,7 +154,7 @@ class World:
     def warm(self) -> dict[str, Any]:
         """The request for the probes' translation that every API has answered."""
         names = {"source": "old", "target": "new", "anchor_set": "base"}
-        return {**names, "method": "graded", "options": {}, "vectors": packed(self.probes), "encoding": "base64"}
+        return {**names, "method": "graded", "options": {}, "vectors": to_wire(self.probes), "encoding": "base64"}
 
     def stock(self, client: Client) -> None:
         """Both encoders and the set `base`, and one translation, so that it is warm."""
@@ -172,18 +172,18 @@ class World:
 
     def relative(self, client: Client) -> None:
         """Ask for the probes' relative vectors and compare them."""
-        body = {"encoder": "old", "anchor_set": "base", "vectors": packed(self.probes), "encoding": "base64"}
+        body = {"encoder": "old", "anchor_set": "base", "vectors": to_wire(self.probes), "encoding": "base64"}
         self._compare(client, "/relative", body, self.coordinates)
 
     def _compare(self, client: Client, path: str, body: dict[str, Any], right: Tensor) -> None:
         answer = client.send("POST", path, body)
         if answer is not None:
-            self.tally.deviates(f"{path} {body['anchor_set']}", deviation(unpacked(answer["vectors"]), right), ALLOWED)
+            self.tally.deviates(f"{path} {body['anchor_set']}", deviation(from_wire(answer["vectors"]), right), ALLOWED)
 
     def set_of(self, name: str, anchors: Anchors) -> Creation:
         """The creation of a set; what it must hold is noted with that."""
         self.sets[name] = anchors
-        body = {"name": name, "embeddings": {"old": packed(anchors.old), "new": packed(anchors.new)}}
+        body = {"name": name, "embeddings": {"old": to_wire(anchors.old), "new": to_wire(anchors.new)}}
         return Creation("/anchor-sets", body, f"key-{name}", 201)
 
     def job_of(self, name: str, variant: int) -> Creation:

@@ -12,7 +12,7 @@ from figures import Grid, Rounds, Row, Section, Target
 from service import Connection, make_set, npy, register, serve
 
 from app.demo.pack import load_pack
-from app.encoders.base import Shelf, Spec
+from app.encoders.base import ModelSources, EncoderSpec
 from app.encoders.text import load
 from app.maths.geometry.space import fit_space
 from app.maths.translators import methods
@@ -37,7 +37,7 @@ def measure(quick: bool) -> Section:
     """All of them in every round; ratios within it."""
     rounds, sentences = (2, 128) if quick else (5, SENTENCES)
     pack = load_pack()
-    model = load(Spec("sentence-transformers", MODEL), Shelf(), "cpu")._model  # type: ignore[attr-defined]
+    model = load(EncoderSpec("sentence-transformers", MODEL), ModelSources(), "cpu")._model  # type: ignore[attr-defined]
     batch = list(itertools.islice(itertools.cycle(pack.sentences), sentences))
     native = pack.vectors[SOURCE].numpy()
     apart = float(np.abs(model.encode(batch[:32], show_progress_bar=False) - native[:32]).max())

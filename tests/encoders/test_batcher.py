@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
-from app.encoders.base import Identity, Item
-from app.encoders.batcher import CLOSENESS, Batcher
+from app.encoders.base import Item, ModelIdentity
+from app.encoders.batch_queue import LENGTH_RATIOS
+from app.encoders.batcher import Batcher
 from app.errors import EncoderFailed, InvalidInput, Overloaded, TooMuchAtOnce
 from app.types import Modality
 
@@ -27,7 +28,7 @@ LONG_S = 30.0
 class Squares:
     """A small encoder: the vector of number x is (x, x^2). It keeps its batches, and runs while its gate is open."""
 
-    identity = Identity("squares", None, {}, None, False, 2, "float32")
+    identity = ModelIdentity("squares", None, {}, None, False, 2, "float32")
     modality = Modality.text
     nbytes = 0
     dim = 2
@@ -157,7 +158,7 @@ def test_short_inputs_are_not_padded_to_the_length_of_long_ones():
     torch.testing.assert_close(result(work), squares(range(1, 101)))
     for batch in model.batches:
         lengths = [each.length for each in batch]
-        assert min(lengths) >= CLOSENESS[-1] * max(lengths)
+        assert min(lengths) >= LENGTH_RATIOS[-1] * max(lengths)
     assert [batch[0].length for batch in model.batches] == sorted(
         (batch[0].length for batch in model.batches), reverse=True
     )
@@ -464,9 +465,9 @@ def test_closing_lets_the_running_batch_end_and_fails_what_waits():
         assert model.entered.acquire(timeout=LONG_S)
         waiting = batcher.submit(model, [item(2)], "a")
         batcher.close()
-        with pytest.raises(EncoderFailed, match="stops"):
+        with pytest.raises(EncoderFailed, match="stopping"):
             waiting.future.result(0)
-        with pytest.raises(EncoderFailed, match="stops"):
+        with pytest.raises(EncoderFailed, match="stopping"):
             batcher.submit(model, [item(3)], "a")
         model.gate.set()
         torch.testing.assert_close(result(running), squares([1]))

@@ -12,12 +12,12 @@ from io import BytesIO
 import numpy as np
 import pytest
 
-from app.encoders.images import Limits, open_image
+from app.encoders.images import ImageLimits, open_image
 from app.errors import ImageTooLarge, InvalidImage
 
 Image = pytest.importorskip("PIL.Image")
 
-LIMITS = Limits()
+LIMITS = ImageLimits()
 RNG = np.random.default_rng(0)
 #: smooth enough for lossy formats, and different in each corner
 PIXELS = np.stack(
@@ -212,7 +212,7 @@ def test_a_file_with_wrong_bytes_is_read_or_refused_and_no_more(name):
         where = RNG.integers(0, min(len(data), 400), 3)
         data[where] = RNG.integers(0, 256, 3)
         try:
-            assert open_image(data.tobytes(), Limits(pixels=100_000)).mode == "RGB"
+            assert open_image(data.tobytes(), ImageLimits(pixels=100_000)).mode == "RGB"
         except (InvalidImage, ImageTooLarge):
             continue
 
@@ -276,15 +276,15 @@ def test_bombs_take_no_memory_and_leave_the_log_alone(tmp_path):
     )
     script = """
 import resource, struct, sys
-from app.encoders.images import Limits, open_image
+from app.encoders.images import ImageLimits, open_image
 from app.errors import AnchorageError
 data, place, refused = open(sys.argv[1], "rb").read(), 0, 0
-open_image(bytes.fromhex(sys.argv[2]), Limits())
+open_image(bytes.fromhex(sys.argv[2]), ImageLimits())
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 while place < len(data):
     end = place + 4 + struct.unpack_from("<I", data, place)[0]
     try:
-        open_image(data[place + 4:end], Limits())
+        open_image(data[place + 4:end], ImageLimits())
     except AnchorageError:
         refused += 1
     place = end
@@ -300,12 +300,12 @@ print(refused, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 def test_limits_are_of_the_file_and_of_the_pixels():
     data = GOOD["PNG"]
-    assert open_image(data, Limits(bytes=len(data), pixels=64 * 48)).size == (64, 48)
+    assert open_image(data, ImageLimits(bytes=len(data), pixels=64 * 48)).size == (64, 48)
     with pytest.raises(ImageTooLarge, match="bytes") as caught:
-        open_image(data, Limits(bytes=len(data) - 1))
+        open_image(data, ImageLimits(bytes=len(data) - 1))
     assert caught.value.limit == len(data) - 1
     with pytest.raises(ImageTooLarge, match="64 x 48 pixels"):
-        open_image(data, Limits(pixels=64 * 48 - 1))
+        open_image(data, ImageLimits(pixels=64 * 48 - 1))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from app.encoders.options import ImageOptions, RemoteOptions, TextOptions, read
+from app.encoders.options import ImageOptions, RemoteOptions, TextOptions, read_options
 from app.errors import InvalidOption, MissingField, UnknownOption
 
 URL = {"url": "http://x"}
@@ -48,7 +48,7 @@ WRONG = [
 @pytest.mark.parametrize(("kind", "given", "error", "field"), WRONG, ids=str)
 def test_options_that_are_wrong_are_named(kind, given, error, field):
     with pytest.raises(error) as caught:
-        read(kind, given)
+        read_options(kind, given)
     assert caught.value.field == field
 
 
@@ -58,14 +58,14 @@ def test_a_million_unknown_options_cost_no_second(where):
     given = {"prompts": many} if where else many
     start = time.process_time()
     with pytest.raises(UnknownOption):
-        read(TextOptions, given)
+        read_options(TextOptions, given)
     assert time.process_time() - start < 1
 
 
 def test_what_the_client_does_not_say_is_not_stored():
     given = {"url": "http://x", "dim": None, "batch": 7}
-    assert read(RemoteOptions, given).model_dump(exclude_unset=True, exclude_none=True) == {
+    assert read_options(RemoteOptions, given).model_dump(exclude_unset=True, exclude_none=True) == {
         "url": "http://x",
         "batch": 7,
     }
-    assert read(RemoteOptions, given).timeout_s == 30
+    assert read_options(RemoteOptions, given).timeout_s == 30

@@ -11,7 +11,7 @@ import torch
 from prometheus_client import REGISTRY
 
 from app.encoders import pool as registry
-from app.encoders.base import Identity, Item, Spec
+from app.encoders.base import EncoderSpec, Item, ModelIdentity
 from app.encoders.pool import EncoderPool
 from app.errors import EncoderFailed, EncoderNeedsVectors, EncoderUnavailable
 from app.types import InputRole, Modality
@@ -29,7 +29,7 @@ class Ones:
     pads = True
 
     def __init__(self, name: str) -> None:
-        self.identity = Identity(name, None, {}, None, False, 2, "float32")
+        self.identity = ModelIdentity(name, None, {}, None, False, 2, "float32")
         self.nbytes = int(name.rpartition("-")[2])
         self.itself = self  # as modules and their parts hold each other
         self.gate = threading.Event()
@@ -76,7 +76,7 @@ def pool(loader):
 
 
 def spec(model, **options):
-    return Spec("ones", model, options=options)
+    return EncoderSpec("ones", model, options=options)
 
 
 def metric(name, **labels):
@@ -93,8 +93,8 @@ def metric(name, **labels):
 
 
 def test_an_external_encoder_cannot_encode(pool):
-    with pytest.raises(EncoderNeedsVectors, match="send vectors") as caught:
-        pool.get(Spec("external", ""))
+    with pytest.raises(EncoderNeedsVectors, match="Send `vectors`") as caught:
+        pool.get(EncoderSpec("external", ""))
     assert caught.value.field == "inputs"
 
 
@@ -103,7 +103,7 @@ def test_specifications_that_are_equal_share_a_model_and_others_do_not(pool, loa
     assert pool.get(spec("m-0", dtype="float32", dim=3)) is first
     assert pool.loaded(spec("m-0", dtype="float32", dim=3)) is first
     assert pool.get(spec("m-0", dim=4)) is not first
-    assert pool.get(Spec("ones", "m-0", "a-revision")) is not first
+    assert pool.get(EncoderSpec("ones", "m-0", "a-revision")) is not first
     assert pool.loaded(spec("m-0")) is None
     assert loader.loads == ["m-0"] * 3
 
@@ -231,5 +231,5 @@ def test_a_model_unloaded_while_it_is_used_finishes_and_then_goes(pool):
 def test_a_closed_pool_takes_no_more(pool):
     model = pool.get(spec("m-0"))
     pool.close()
-    with pytest.raises(EncoderFailed, match="stops"):
+    with pytest.raises(EncoderFailed, match="stopping"):
         pool.submit(model, model.prepare(["x"], InputRole.document), "a")

@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import normalize
 
 from app.encoders import text
-from app.encoders.base import Shelf, Spec
+from app.encoders.base import EncoderSpec, ModelSources
 from app.encoders.torchvision_ops import make_importable
 from app.errors import EncoderChanged, EncoderUnavailable, InvalidInput, InvalidOption
 from app.services.encoders.encoding import require_same
@@ -66,7 +66,7 @@ STRANGE += ["x" * 5000]
 
 
 def load(model="all-MiniLM-L6-v2", folder=None, revision=None, **options):
-    return text.load(Spec(KIND, model, revision, options), Shelf(folder), "cpu")
+    return text.load(EncoderSpec(KIND, model, revision, options), ModelSources(folder), "cpu")
 
 
 def encode(model, texts, role=InputRole.document):
@@ -102,7 +102,7 @@ def strange(minilm):
 
 
 def test_vectors_are_those_of_the_library(minilm, library, strange):
-    assert minilm._tokens is not None  # by the faster path
+    assert minilm._tokenizer is not None  # by the faster path
     theirs = library.encode(STRANGE, convert_to_tensor=True, batch_size=4)
     torch.testing.assert_close(strange, theirs, atol=1e-5, rtol=0)
 
@@ -270,7 +270,7 @@ HELLOS = ["hello", "hello world of the number", "a b c", "the world hold . " * 3
 )
 def test_the_side_that_a_model_pads_on_changes_nothing(tmp_path, kind, side, pooling):
     model = load("tiny", tiny(tmp_path, kind, side=side, pooling=pooling))
-    assert model._tokens is not None
+    assert model._tokenizer is not None
     assert model.identity.pooling == pooling
     torch.testing.assert_close(
         encode(model, HELLOS), by_library(tmp_path / "tiny", HELLOS), atol=1e-5, rtol=0
@@ -292,14 +292,14 @@ def test_a_tokenizer_that_knows_no_limit_cuts_nothing(tmp_path):
 @pytest.mark.parametrize("empty", ["", "  \n"])
 def test_a_text_without_a_token_is_refused_by_its_row(tmp_path, empty):
     model = load("tiny", tiny(tmp_path))
-    with pytest.raises(InvalidInput, match="nothing to read") as caught:
+    with pytest.raises(InvalidInput, match="no tokens") as caught:
         model.prepare(["hello", empty], InputRole.document)
     assert caught.value.rows == [1]
 
 
 def test_a_static_embedding_goes_the_librarys_way(tmp_path):
     model = load("static", static(tmp_path))
-    assert (model._tokens, model.dim, model.identity.pooling) == (None, 8, None)
+    assert (model._tokenizer, model.dim, model.identity.pooling) == (None, 8, None)
     torch.testing.assert_close(
         encode(model, HELLOS), by_library(tmp_path / "static", HELLOS), atol=1e-6, rtol=0
     )
@@ -318,7 +318,7 @@ def test_a_static_embedding_goes_the_librarys_way(tmp_path):
 
 def test_a_pooling_that_leaves_the_prompt_out_goes_the_librarys_way(tmp_path):
     model = load("tiny", tiny(tmp_path, include_prompt=False), prompts={"query": "query : "})
-    assert model._tokens is None
+    assert model._tokenizer is None
     theirs = by_library(tmp_path / "tiny", HELLOS[:3], prompt="query : ")
     torch.testing.assert_close(
         encode(model, HELLOS[:3], InputRole.query), theirs, atol=1e-5, rtol=0

@@ -14,9 +14,9 @@ import torch
 from torch.nn.functional import normalize
 
 from app.encoders import vision
-from app.encoders.base import Shelf, Spec
-from app.encoders.images import Limits
-from app.encoders.model_files import digest, find
+from app.encoders.base import EncoderSpec, ModelSources
+from app.encoders.images import ImageLimits
+from app.encoders.model_files import find_model, hash_files
 from app.encoders.torchvision_ops import make_importable
 from app.errors import (
     EncoderFailed,
@@ -105,7 +105,9 @@ def save(model, folder, data=None) -> None:
 
 
 def load(folder, name, device="cpu", **options):
-    return vision.load(Spec("timm", name, options=options), Shelf(folder=folder), device)
+    return vision.load(
+        EncoderSpec("timm", name, options=options), ModelSources(folder=folder), device
+    )
 
 
 @pytest.fixture
@@ -239,8 +241,8 @@ def test_the_revision_is_that_of_the_files(folder, mine):
     (root / "mine" / "README.md").write_text("for people")
     revision = load(root, "mine").identity.revision
     assert revision == load(folder, "vit").identity.revision
-    pinned = Spec("timm", "mine", revision)
-    assert vision.load(pinned, Shelf(folder=root), "cpu").identity.revision == revision
+    pinned = EncoderSpec("timm", "mine", revision)
+    assert vision.load(pinned, ModelSources(folder=root), "cpu").identity.revision == revision
     weights = load_file(root / "mine" / "model.safetensors")
     save_file(
         {name: tensor + 1e-3 for name, tensor in weights.items()},
@@ -248,7 +250,7 @@ def test_the_revision_is_that_of_the_files(folder, mine):
     )
     assert load(root, "mine").identity.revision != revision
     with pytest.raises(EncoderUnavailable, match="revision") as caught:
-        vision.load(pinned, Shelf(folder=root), "cpu")
+        vision.load(pinned, ModelSources(folder=root), "cpu")
     assert caught.value.field == "revision"
 
 
@@ -272,16 +274,18 @@ def test_all_wrong_images_are_named(folder):
 
 
 def test_limits_hold_for_the_file_and_for_what_it_is_scaled_to(folder):
-    limits = Limits(pixels=50 * 50)
-    encoder = vision.load(Spec("timm", "vit"), Shelf(folder=folder), "cpu", limits=limits)
+    limits = ImageLimits(pixels=50 * 50)
+    encoder = vision.load(
+        EncoderSpec("timm", "vit"), ModelSources(folder=folder), "cpu", limits=limits
+    )
     assert len(encoder.prepare(IMAGES[:2], ROLE)) == 2
     with pytest.raises(ImageTooLarge) as caught:
         encoder.prepare([*IMAGES], ROLE)
     assert (caught.value.rows, caught.value.limit) == ([2], 2500)
     # 1 x 600 is within 2,500 pixels; scaled to the model's shorter side it would be 35 x 21,000.
-    with pytest.raises(ImageTooLarge, match="elongated"):
+    with pytest.raises(ImageTooLarge, match="too long for its width"):
         encoder.prepare([png(Image.new("L", (600, 1)))], ROLE)
-    with pytest.raises(ImageTooLarge, match="elongated"):
+    with pytest.raises(ImageTooLarge, match="too long for its width"):
         load(folder, "vit").prepare([png(Image.new("1", (10_000_000, 1)))], ROLE)  # gigabytes
 
 
@@ -298,7 +302,7 @@ def test_numbers_that_are_not_finite_are_no_answer(folder):
 
 def refused(folder, name, **shelf) -> EncoderUnavailable:
     with pytest.raises(EncoderUnavailable) as caught:
-        vision.load(Spec("timm", name), Shelf(folder=folder, **shelf), "cpu")
+        vision.load(EncoderSpec("timm", name), ModelSources(folder=folder, **shelf), "cpu")
     assert str(folder) not in caught.value.detail
     return caught.value
 
@@ -332,7 +336,7 @@ def test_a_model_that_is_not_below_the_folder_is_refused_with_what_to_do(folder,
     assert "ANCHORAGE_MODELS_DIR" in error.detail
     assert "ANCHORAGE_HUB_MODELS" in error.detail
     with pytest.raises(EncoderUnavailable):
-        vision.load(Spec("timm", str(tmp_path / "out")), Shelf(folder=shelf), "cpu")
+        vision.load(EncoderSpec("timm", str(tmp_path / "out")), ModelSources(folder=shelf), "cpu")
 
 
 def test_a_link_out_of_the_folder_is_refused_in_a_model_too(folder, mine):
@@ -398,7 +402,7 @@ OTHERS = {
 @pytest.mark.parametrize("argument", OTHERS)
 def test_arguments_that_would_load_something_else_are_refused(folder, mine, argument):
     config = changed(config_of(folder), ["model_args", argument], OTHERS[argument])
-    assert f"may not hold {argument}" in refused(mine(config), "mine").detail
+    assert f"may not contain {argument}" in refused(mine(config), "mine").detail
 
 
 @pytest.mark.parametrize(
@@ -458,7 +462,9 @@ def cached(folder, tmp_path, monkeypatch) -> Path:
 def test_a_model_fetched_before_is_found_without_a_network(cached, folder):
     for revision in (None, "main", COMMIT):
         encoder = vision.load(
-            Spec("timm", "timm/tiny", revision), Shelf(hub=("other/*", "timm/*")), "cpu"
+            EncoderSpec("timm", "timm/tiny", revision),
+            ModelSources(hub=("other/*", "timm/*")),
+            "cpu",
         )
         assert encoder.identity.revision == COMMIT
     assert torch.equal(encode(encoder, IMAGES), encode(load(folder, "vit"), IMAGES))
@@ -467,14 +473,14 @@ def test_a_model_fetched_before_is_found_without_a_network(cached, folder):
 def test_a_folder_wins_over_the_hub(cached, folder):
     (cached / "models" / "timm").mkdir(parents=True)
     (cached / "models" / "timm" / "tiny").symlink_to(folder / "grey")
-    shelf = Shelf(folder=cached, hub=("timm/*",))
-    assert find(Spec("timm", "timm/tiny"), shelf)[1] == COMMIT
+    shelf = ModelSources(folder=cached, hub=("timm/*",))
+    assert find_model(EncoderSpec("timm", "timm/tiny"), shelf)[1] == COMMIT
     own = cached / "timm" / "tiny"
     own.mkdir(parents=True)
     (own / "config.json").write_text("{}")
-    assert find(Spec("timm", "timm/tiny"), shelf) == (
+    assert find_model(EncoderSpec("timm", "timm/tiny"), shelf) == (
         own.resolve(),
-        digest([own / "config.json"], own),
+        hash_files([own / "config.json"], own),
     )
 
 
@@ -495,7 +501,7 @@ def test_what_the_operator_does_not_allow_or_nobody_fetched_is_refused(
     cached, model, revision, hub
 ):
     with pytest.raises(EncoderUnavailable):
-        vision.load(Spec("timm", model, revision), Shelf(hub=hub), "cpu")
+        vision.load(EncoderSpec("timm", model, revision), ModelSources(hub=hub), "cpu")
 
 
 # --- torchvision ---------------------------------------------------------------------------------------------------------------

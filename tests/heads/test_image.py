@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 
 from app.errors import InvalidHead
-from app.heads.image import png
+from app.heads.image import encode_png
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_an_image_is_read_again_as_it_was_written(channels):
     values = torch.arange(4 * 5 * channels).reshape(4, 5, channels).float() / 255
-    with Image.open(BytesIO(png(values, 0.0, 1.0))) as image:
+    with Image.open(BytesIO(encode_png(values, 0.0, 1.0))) as image:
         assert (image.format, image.size, image.mode) == (
             "PNG",
             (5, 4),
@@ -29,7 +29,7 @@ def test_an_image_is_read_again_as_it_was_written(channels):
 
 def test_low_is_black_high_is_full_and_beyond_is_clamped():
     values = torch.tensor([-9.0, -1.0, 0.0, 1.0, 3e38])[None, :, None]
-    with Image.open(BytesIO(png(values, -1.0, 1.0))) as image:
+    with Image.open(BytesIO(encode_png(values, -1.0, 1.0))) as image:
         assert np.asarray(image).tolist() == [[0, 0, 128, 255, 255]]
 
 
@@ -46,10 +46,10 @@ def test_low_is_black_high_is_full_and_beyond_is_clamped():
 )
 def test_what_is_no_image_is_refused(values, low, high, says):
     with pytest.raises(InvalidHead, match=says):
-        png(values, low, high)
+        encode_png(values, low, high)
 
 
 def test_without_pillow_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(InvalidHead, match=r"anchorage\[vision\]"):
-        png(torch.zeros(2, 2, 3), 0.0, 1.0)
+        encode_png(torch.zeros(2, 2, 3), 0.0, 1.0)

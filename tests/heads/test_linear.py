@@ -13,7 +13,7 @@ from safetensors.torch import save
 from app.errors import InvalidHead
 from app.heads import registry
 from app.heads.base import probabilities
-from app.heads.linear import LinearHead, linear_head, read_safetensors
+from app.heads.linear import LinearHead, make_linear_head, read_safetensors
 from app.heads.onnx.process import OnnxRunner
 
 RUNNER = OnnxRunner()  # which no head of this kind asks
@@ -31,7 +31,7 @@ BIAS = torch.tensor([0.5, -1.0])
 def test_logits_are_those_of_torchs_own_linear_layer(n, d, c, seed):
     torch.manual_seed(seed)
     layer, vectors = torch.nn.Linear(d, c), torch.randn(n, d)
-    head = linear_head(layer.weight.detach(), layer.bias.detach(), dim=d)
+    head = make_linear_head(layer.weight.detach(), layer.bias.detach(), dim=d)
     assert (head.dim, head.outputs, head.nbytes) == (d, c, 4 * (c * d + c))
     torch.testing.assert_close(head.run(vectors), layer(vectors).detach())
     torch.testing.assert_close(
@@ -53,11 +53,11 @@ def test_logits_beyond_float32_still_give_probabilities(magnitude):
 
 
 def test_no_bias_is_a_bias_of_zeros():
-    assert torch.equal(linear_head(WEIGHT, None, dim=3, classes=2).bias, torch.zeros(2))
+    assert torch.equal(make_linear_head(WEIGHT, None, dim=3, classes=2).bias, torch.zeros(2))
 
 
 def test_tensors_make_the_same_head_again():
-    head = linear_head(WEIGHT, BIAS, dim=3, classes=2)
+    head = make_linear_head(WEIGHT, BIAS, dim=3, classes=2)
     again = load("linear", head.tensors(), dim=3)
     assert isinstance(again, LinearHead)
     assert torch.equal(again.weight, head.weight)
@@ -80,7 +80,7 @@ def test_tensors_make_the_same_head_again():
 )
 def test_what_is_no_linear_head_is_refused(weight, bias, field, says):
     with pytest.raises(InvalidHead, match=says) as caught:
-        linear_head(weight, bias, dim=3, classes=2)
+        make_linear_head(weight, bias, dim=3, classes=2)
     assert caught.value.field == field
 
 

@@ -77,7 +77,7 @@ def file(network: nn.Module, **changes: torch.Tensor | None) -> bytes:
 
 @st.composite
 def networks(draw: st.DrawFn) -> tuple[list[str], list[int], int]:
-    architecture = draw(st.lists(st.sampled_from(mlp.MODULES), min_size=1, max_size=10))
+    architecture = draw(st.lists(st.sampled_from(mlp.KNOWN_MODULES), min_size=1, max_size=10))
     architecture.insert(draw(st.integers(0, len(architecture))), "linear")
     widths = draw(
         st.lists(
@@ -103,7 +103,7 @@ def test_a_network_computes_what_torch_computes(drawn, n):
 
 
 def test_every_module_is_torchs_by_its_name():
-    assert {*mlp.MODULES} == {*MODULES, *NORMS, "linear"}
+    assert {*mlp.KNOWN_MODULES} == {*MODULES, *NORMS, "linear"}
 
 
 def test_rows_run_in_pieces_are_the_rows_run_at_once(monkeypatch):
@@ -111,7 +111,7 @@ def test_rows_run_in_pieces_are_the_rows_run_at_once(monkeypatch):
     head = make("mlp", file(network), [*SIMPLE, "batch_norm"], dim=6)
     vectors = torch.randn(100, 6)
     once = head.run(vectors)
-    monkeypatch.setattr(mlp, "PIECE", 16 * 7)
+    monkeypatch.setattr(mlp, "MLP_PIECE_NUMBERS", 16 * 7)
     torch.testing.assert_close(head.run(vectors), once, atol=1e-7, rtol=1e-7)
 
 

@@ -23,7 +23,7 @@ from app.api.http.error_dialects import OpenAIError
 from app.api.http.problems import spoken
 from app.api.schemas import fields
 from app.api.schemas.fields import Body
-from app.encoders.base import Input, Spec
+from app.encoders.base import Input, EncoderSpec
 from app.errors import (
     ClientLeft,
     EncoderNotFound,
@@ -227,7 +227,7 @@ def _require_dimensions(model: str, dim: int, asked: int | None) -> None:
 async def _encode(
     services: Services,
     row: tables.EncoderRow,
-    spec: Spec,
+    spec: EncoderSpec,
     inputs: Sequence[Input],
     role: InputRole,
     field: str,
@@ -249,9 +249,9 @@ async def _encode(
     return encoding.finished(vectors, items, row, field=field)
 
 
-async def _encoder(services: Services, project: str, name: str) -> tuple[tables.EncoderRow, Spec]:
+async def _encoder(services: Services, project: str, name: str) -> tuple[tables.EncoderRow, EncoderSpec]:
     remembered = Name(project, "encoder and spec", (name,))
-    found: tuple[tables.EncoderRow, Spec] | None = services.names.find(remembered)
+    found: tuple[tables.EncoderRow, EncoderSpec] | None = services.names.find(remembered)
     if found is None:
         found = await run_in_threadpool(
             services.names.find_or, remembered, lambda: _with_spec(services, project, name)
@@ -259,7 +259,7 @@ async def _encoder(services: Services, project: str, name: str) -> tuple[tables.
     return found
 
 
-def _with_spec(services: Services, project: str, name: str) -> tuple[tables.EncoderRow, Spec]:
+def _with_spec(services: Services, project: str, name: str) -> tuple[tables.EncoderRow, EncoderSpec]:
     row = _look_up(services, project, name)
     return row, encoding.spec_of(row)
 

@@ -27,7 +27,7 @@ IR_VERSION = 10
 LARGEST_ATTRIBUTE = 2**20
 LONGEST_ATTRIBUTE = 1_024
 
-OPS = {
+ALLOWED_OPERATORS = {
     # products and pools
     "Gemm", "MatMul", "Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool",
     # normalisations
@@ -47,15 +47,15 @@ OPS = {
 }  # fmt: skip
 #: operator -> its first input that says how to do it (a shape, axes, indices), as do all that
 #: follow
-PLANS = {
+CONTROL_INPUTS = {
     "Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Slice": 1, "Split": 1, "Squeeze": 1, "Unsqueeze": 1, "Gather": 1,
-    "Resize": 1, "Dropout": 2, **{op: 1 for op in OPS if op.startswith("Reduce")},
+    "Resize": 1, "Dropout": 2, **{op: 1 for op in ALLOWED_OPERATORS if op.startswith("Reduce")},
 }  # fmt: skip
 #: outputs after the first hold whole numbers, or statistics of training
-ONE_OUTPUT = {"MaxPool", "BatchNormalization"}
+ONE_OUTPUT_OPERATORS = {"MaxPool", "BatchNormalization"}
 #: attributes below 1, or below 0, divide by zero in the runtime's native code, or read before an
 #: array
-POSITIVE = {
+POSITIVE_ATTRIBUTES = {
     "kernel_shape",
     "strides",
     "dilations",
@@ -66,12 +66,12 @@ POSITIVE = {
     "stash_type",
     "to",
 }
-NATURAL = {"pads", "output_padding", "output_shape"}
+NON_NEGATIVE_ATTRIBUTES = {"pads", "output_padding", "output_shape"}
 
 #: what may be computed with, in the file's terms
-FLOAT = onnx.TensorProto.FLOAT
-REALS = {FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BOOL}
-TYPES = REALS | {onnx.TensorProto.INT64, onnx.TensorProto.INT32}
+FLOAT32 = onnx.TensorProto.FLOAT
+VECTOR_TYPES = {FLOAT32, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BOOL}
+TENSOR_TYPES = VECTOR_TYPES | {onnx.TensorProto.INT64, onnx.TensorProto.INT32}
 #: of a tensor: all that is copied
 TENSOR_FIELDS = (
     "name",
@@ -87,33 +87,33 @@ TENSOR_FIELDS = (
 ATTRIBUTE_FIELDS = {"name", "type", "doc_string", "f", "i", "s", "t", "floats", "ints"}
 
 
-def bad(detail: str) -> InvalidHead:
+def invalid_onnx(detail: str) -> InvalidHead:
     return InvalidHead(detail, field="onnx")
 
 
-def shown(name: str) -> str:
+def quote_name(name: str) -> str:
     """A client's name for a message."""
     return repr(name[:64])
 
 
-def reason(error: Exception) -> str:
+def summarise_error(error: Exception) -> str:
     """The first line of what a library says."""
     return f"{type(error).__name__}: {str(error).strip()}".split("\n")[0][:200]
 
 
-def read(data: bytes, *, dim: int) -> tuple[Any, bool]:
+def read_onnx(data: bytes, *, dim: int) -> tuple[Any, bool]:
     """The model to run, and whether the file fixes its batch at one row. Raises InvalidHead and
     HeadTooLarge.
     """
     try:
         model = onnx.ModelProto.FromString(data)
     except (DecodeError, ValueError) as error:
-        raise bad("this is not an ONNX model") from error
+        raise invalid_onnx("this is not an ONNX model") from error
     graph = model.graph
     if not graph.node:
-        raise bad("this is not an ONNX model, or it has no nodes")
+        raise invalid_onnx("this is not an ONNX model, or it has no nodes")
     if model.functions or model.training_info or graph.sparse_initializer:
-        raise bad("functions, training information and sparse tensors are not allowed")
+        raise invalid_onnx("functions, training information and sparse tensors are not allowed")
     if len(graph.node) > MOST_NODES or len(graph.initializer) > MOST_CONSTANTS:
         raise HeadTooLarge(
             f"a model may have {MOST_NODES} nodes and {MOST_CONSTANTS} initialisers; this one has {len(graph.node)} and "
@@ -129,8 +129,8 @@ def read(data: bytes, *, dim: int) -> tuple[Any, bool]:
         helper.make_graph(
             nodes,
             "head",
-            [helper.make_tensor_value_info(source, FLOAT, ["batch", dim])],
-            [helper.make_tensor_value_info(_output(graph), FLOAT, ["batch", "answer"])],
+            [helper.make_tensor_value_info(source, FLOAT32, ["batch", dim])],
+            [helper.make_tensor_value_info(_output(graph), FLOAT32, ["batch", "answer"])],
             constants,
         ),
         opset_imports=[helper.make_opsetid("", _opset(model))],
@@ -139,7 +139,7 @@ def read(data: bytes, *, dim: int) -> tuple[Any, bool]:
     try:
         onnx.checker.check_model(made)
     except Exception as error:  # the checker's own errors, and those of the native code behind it
-        raise bad(f"this is not a valid ONNX model: {reason(error)}") from error
+        raise invalid_onnx(f"this is not a valid ONNX model: {summarise_error(error)}") from error
     made.graph.output[0].type.tensor_type.ClearField(
         "shape"
     )  # which the checker wants, and a trial finds out
@@ -150,9 +150,9 @@ def _opset(model: Any) -> int:
     versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
     newest = onnx.defs.onnx_opset_version()
     if len(versions) != 1:
-        raise bad("a model must import the ONNX operator set exactly once")
+        raise invalid_onnx("a model must import the ONNX operator set exactly once")
     if not OLDEST_OPSET <= versions[0] <= newest:
-        raise bad(
+        raise invalid_onnx(
             f"operator set {versions[0]} is not supported: export with a version from {OLDEST_OPSET} to {newest}"
         )
     return int(versions[0])
@@ -160,15 +160,15 @@ def _opset(model: Any) -> int:
 
 def _tensor(tensor: Any) -> Any:
     """A copy that holds its data itself. Raises InvalidHead."""
-    name = shown(tensor.name)
+    name = quote_name(tensor.name)
     if tensor.data_location != tensor.DEFAULT or tensor.external_data:
-        raise bad(f"tensor {name} has its data outside the file: save the model as one file")
-    if tensor.HasField("segment") or tensor.data_type not in TYPES:
-        raise bad(
+        raise invalid_onnx(f"tensor {name} has its data outside the file: save the model as one file")
+    if tensor.HasField("segment") or tensor.data_type not in TENSOR_TYPES:
+        raise invalid_onnx(
             f"tensor {name} must be dense, of floats of 16, 32 or 64 bits, int32, int64 or bool"
         )
     if len(tensor.dims) > HIGHEST_RANK or any(side < 0 for side in tensor.dims):
-        raise bad(f"tensor {name} must have at most {HIGHEST_RANK} axes, none of them negative")
+        raise invalid_onnx(f"tensor {name} must have at most {HIGHEST_RANK} axes, none of them negative")
     copy = onnx.TensorProto()
     for field, value in tensor.ListFields():
         if field.name not in TENSOR_FIELDS:
@@ -181,8 +181,8 @@ def _tensor(tensor: Any) -> Any:
 
 
 def _float_tensor(value: Any, role: str) -> Any:
-    if value.type.WhichOneof("value") != "tensor_type" or value.type.tensor_type.elem_type != FLOAT:
-        raise bad(f"the {role} {shown(value.name)} must be a tensor of float32")
+    if value.type.WhichOneof("value") != "tensor_type" or value.type.tensor_type.elem_type != FLOAT32:
+        raise invalid_onnx(f"the {role} {quote_name(value.name)} must be a tensor of float32")
     return value.type.tensor_type
 
 
@@ -192,7 +192,7 @@ def _input(graph: Any, constants: set[str], dim: int) -> tuple[str, bool]:
     """
     inputs = [value for value in graph.input if value.name not in constants]
     if len(inputs) != 1:
-        raise bad(
+        raise invalid_onnx(
             f"a head has one input of shape [batch, {dim}]; this model has {len(inputs)} inputs"
         )
     sides = _float_tensor(inputs[0], "input").shape.dim
@@ -200,23 +200,23 @@ def _input(graph: Any, constants: set[str], dim: int) -> tuple[str, bool]:
         shape = [
             side.dim_value if side.HasField("dim_value") else "?" for side in sides[:HIGHEST_RANK]
         ]
-        raise bad(f"the input must have shape [batch, {dim}] for this space; it has {shape}")
+        raise invalid_onnx(f"the input must have shape [batch, {dim}] for this space; it has {shape}")
     return inputs[0].name, sides[0].dim_value == 1
 
 
 def _output(graph: Any) -> str:
     if len(graph.output) != 1:
-        raise bad(f"a head has one output; this model has {len(graph.output)}")
+        raise invalid_onnx(f"a head has one output; this model has {len(graph.output)}")
     _float_tensor(graph.output[0], "output")
     return str(graph.output[0].name)
 
 
 def _node(node: Any) -> Any:
     """A copy of what is allowed. Raises InvalidHead."""
-    if node.domain not in ("", "ai.onnx") or node.op_type not in OPS or node.overload:
-        raise bad(f"operator {shown(f'{node.domain}.{node.op_type}'.lstrip('.'))} is not allowed")
-    if node.op_type in ONE_OUTPUT and len(node.output) > 1:
-        raise bad(f"{node.op_type} may have one output: export the model in evaluation mode")
+    if node.domain not in ("", "ai.onnx") or node.op_type not in ALLOWED_OPERATORS or node.overload:
+        raise invalid_onnx(f"operator {quote_name(f'{node.domain}.{node.op_type}'.lstrip('.'))} is not allowed")
+    if node.op_type in ONE_OUTPUT_OPERATORS and len(node.output) > 1:
+        raise invalid_onnx(f"{node.op_type} may have one output: export the model in evaluation mode")
     copy = onnx.NodeProto(op_type=node.op_type, input=node.input, output=node.output)
     for attribute in node.attribute:
         _check_attribute(attribute, node.op_type)
@@ -229,31 +229,31 @@ def _node(node: Any) -> Any:
 
 def _check_attribute(attribute: Any, op: str) -> None:
     """A number, a text, a list of numbers, or one dense tensor; no graph."""
-    place = f"{op}.{shown(attribute.name)}"
+    place = f"{op}.{quote_name(attribute.name)}"
     if surplus := {field.name for field, _ in attribute.ListFields()} - ATTRIBUTE_FIELDS:
-        raise bad(
+        raise invalid_onnx(
             f"{place} holds {', '.join(sorted(surplus))}; numbers, texts and dense tensors are allowed"
         )
     integers = [*attribute.ints, attribute.i]
     if max(len(integers), len(attribute.floats), len(attribute.s)) > LONGEST_ATTRIBUTE:
-        raise bad(f"{place} is longer than {LONGEST_ATTRIBUTE}")
+        raise invalid_onnx(f"{place} is longer than {LONGEST_ATTRIBUTE}")
     if op != "Constant":
         least = (
             1
-            if attribute.name in POSITIVE
+            if attribute.name in POSITIVE_ATTRIBUTES
             else 0
-            if attribute.name in NATURAL
+            if attribute.name in NON_NEGATIVE_ATTRIBUTES
             else -LARGEST_ATTRIBUTE
         )
         if any(
             not least <= value <= LARGEST_ATTRIBUTE
             for value in (integers if attribute.HasField("i") else attribute.ints)
         ):
-            raise bad(f"{place} must lie between {least} and {LARGEST_ATTRIBUTE}")
+            raise invalid_onnx(f"{place} must lie between {least} and {LARGEST_ATTRIBUTE}")
     if not all(math.isfinite(value) for value in [*attribute.floats, attribute.f]):
-        raise bad(f"{place} must be finite")
+        raise invalid_onnx(f"{place} must be finite")
     if attribute.name == "training_mode" and attribute.i:
-        raise bad(f"{op} is in training mode: export the model in evaluation mode")
+        raise invalid_onnx(f"{op} is in training mode: export the model in evaluation mode")
 
 
 def _check_plans(nodes: list[Any], source: str) -> None:
@@ -262,14 +262,14 @@ def _check_plans(nodes: list[Any], source: str) -> None:
     """
     rows = {source}  # and all that is computed from them
     for node in nodes:
-        if rows & {*node.input[PLANS.get(node.op_type, len(node.input)) :]}:
-            raise bad(
+        if rows & {*node.input[CONTROL_INPUTS.get(node.op_type, len(node.input)) :]}:
+            raise invalid_onnx(
                 f"the shape, axes or indices of a {node.op_type} depend on the vectors: only constants are allowed there"
             )
         if node.op_type == "Shape" or not rows & {*node.input}:
             continue
         if node.op_type == "Cast" and any(
-            each.name == "to" and each.i not in REALS for each in node.attribute
+            each.name == "to" and each.i not in VECTOR_TYPES for each in node.attribute
         ):
-            raise bad("a Cast of what depends on the vectors must be to floats or truth values")
+            raise invalid_onnx("a Cast of what depends on the vectors must be to floats or truth values")
         rows |= {*node.output}

@@ -11,12 +11,12 @@ import time
 from typing import Any
 
 #: lengths of the two parts
-LENGTHS = struct.Struct("!IQ")
-MOST_HEADER = 64 * 1024
+FRAME_LENGTHS = struct.Struct("!IQ")
+MOST_FRAME_HEADER_BYTES = 64 * 1024
 #: bytes of a message: a head's file, rows, or answers
-LARGEST_MESSAGE = 80 * 2**20
+MOST_MESSAGE_BYTES = 80 * 2**20
 #: rows of one message
-MOST_ROWS = 1_024
+MOST_MESSAGE_ROWS = 1_024
 
 Buffer = bytes | bytearray | memoryview
 
@@ -30,7 +30,7 @@ def send(
 ) -> None:
     """Raises TimeoutError at the deadline (of time.monotonic), and OSError where nobody reads."""
     text = json.dumps(header).encode()
-    for part in (LENGTHS.pack(len(text), len(payload)) + text, payload):
+    for part in (FRAME_LENGTHS.pack(len(text), len(payload)) + text, payload):
         _limit(connection, deadline)
         connection.sendall(part)
 
@@ -41,8 +41,8 @@ def receive(
     """The JSON object and the bytes. Raises TimeoutError, EOFError where nobody writes, and
     ValueError for more than `most` bytes or for no object.
     """
-    header_bytes, payload_bytes = LENGTHS.unpack(_exactly(connection, LENGTHS.size, deadline))
-    if header_bytes > MOST_HEADER or payload_bytes > most:
+    header_bytes, payload_bytes = FRAME_LENGTHS.unpack(_exactly(connection, FRAME_LENGTHS.size, deadline))
+    if header_bytes > MOST_FRAME_HEADER_BYTES or payload_bytes > most:
         raise ValueError(f"a message of {header_bytes} and {payload_bytes} bytes")
     header = json.loads(_exactly(connection, header_bytes, deadline))
     if not isinstance(header, dict):

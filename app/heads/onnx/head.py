@@ -11,21 +11,21 @@ import torch
 from torch import Tensor
 
 from app.errors import HeadTooSlow
-from app.heads.base import answer, check_size
-from app.heads.onnx.frames import MOST_ROWS
-from app.heads.onnx.process import Model, OnnxRunner, require_packages
+from app.heads.base import clamp_to_float32, check_size
+from app.heads.onnx.frames import MOST_MESSAGE_ROWS
+from app.heads.onnx.process import OnnxModel, OnnxRunner, require_packages
 
 #: running of one call, all its pieces together
-SECONDS = 10.0
+ONNX_CALL_S = 10.0
 #: pieces are made to take about this long, so that other requests come in between; and numbers that
 #: one may answer
-PIECE_S, PIECE_NUMBERS = 0.1, 2**24
+ONNX_PIECE_S, ONNX_PIECE_NUMBERS = 0.1, 2**24
 
 
 class OnnxHead:
     """A stored file, and the process that runs it."""
 
-    def __init__(self, model: Model, shape: list[int], *, dim: int, runner: OnnxRunner) -> None:
+    def __init__(self, model: OnnxModel, shape: list[int], *, dim: int, runner: OnnxRunner) -> None:
         self.dim = dim
         #: of one answer, as the model gives it: (m,) or an image's (c, h, w)
         self.shape = tuple(shape)
@@ -35,7 +35,7 @@ class OnnxHead:
         self._runner = runner
         self._piece = 1
 
-    def run(self, vectors: Tensor, *, seconds: float = SECONDS) -> Tensor:
+    def run(self, vectors: Tensor, *, seconds: float = ONNX_CALL_S) -> Tensor:
         """Answers (n, m), each flattened, to vectors (n, dim). Raises HeadTooSlow, InvalidHead,
         TooMuchAtOnce, Overloaded.
         """
@@ -54,15 +54,15 @@ class OnnxHead:
             )
             self._piece = self._next_piece(len(piece), took)
             done, spent = done + len(piece), spent + took
-        return answer(torch.from_numpy(answers))
+        return clamp_to_float32(torch.from_numpy(answers))
 
     def _next_piece(self, rows: int, seconds: float) -> int:
         """How many rows take about PIECE_S, by how long the last ones took; at most twice as many
         as before.
         """
-        affordable = int(rows * PIECE_S / max(seconds, 1e-9))
+        affordable = int(rows * ONNX_PIECE_S / max(seconds, 1e-9))
         return max(
-            1, min(affordable, 2 * max(rows, self._piece), MOST_ROWS, PIECE_NUMBERS // self.outputs)
+            1, min(affordable, 2 * max(rows, self._piece), MOST_MESSAGE_ROWS, ONNX_PIECE_NUMBERS // self.outputs)
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -75,7 +75,7 @@ def load_onnx(data: bytes, *, dim: int, runner: OnnxRunner, owner: str) -> OnnxH
     Overloaded.
     """
     require_packages()
-    model = Model(data, owner)
+    model = OnnxModel(data, owner)
     return OnnxHead(model, runner.open(model), dim=dim, runner=runner)
 
 
@@ -87,4 +87,4 @@ def make_onnx(data: bytes, *, dim: int, runner: OnnxRunner, owner: str) -> OnnxH
     check_size(data, "onnx")
     require_packages()
     stored, shape = runner.try_file(data, dim=dim, owner=owner)
-    return OnnxHead(Model(stored, owner), shape, dim=dim, runner=runner)
+    return OnnxHead(OnnxModel(stored, owner), shape, dim=dim, runner=runner)

@@ -38,30 +38,30 @@ log = logging.getLogger("anchorage.heads")
 
 #: address space of the process of one trial, and of the one that runs all heads: what a trial may
 #: take, and kept sessions
-TRIAL_BYTES, RUN_BYTES = 3 * 2**29, 9 * 2**28
+ONNX_TRIAL_BYTES, ONNX_RUN_BYTES = 3 * 2**29, 9 * 2**28
 #: a trial, its process's start included; making a session; one message's rows, of which a trial has
 #: shown that they take 1 s
-TRIAL_S, OPEN_S, RUN_S = 15.0, 10.0, 5.0
+ONNX_TRIAL_S, ONNX_OPEN_S, ONNX_RUN_S = 15.0, 10.0, 5.0
 #: a trial gives way to whatever serves requests
-TRIAL_NICE = 10
+ONNX_TRIAL_NICE = 10
 #: numbers of one answer: an RGB image of 512 x 512 and more
-MOST_OUTPUTS = 2**20
-CRASHES = "the model crashes onnxruntime, or needs too much memory"
+MOST_HEAD_OUTPUTS = 2**20
+CRASH_DETAIL = "the model crashes onnxruntime, or needs too much memory"
 
-Rows = NDArray[np.float32]
-Answer = TypeVar("Answer")
+FloatRows = NDArray[np.float32]
+ResultT = TypeVar("Answer")
 
-ERRORS: dict[str, type[AnchorageError]] = {
+CHILD_ERRORS: dict[str, type[AnchorageError]] = {
     error.code: error for error in (InvalidHead, HeadTooLarge, HeadTooSlow)
 }
 
 
-class Died(Exception):
+class ProcessDied(Exception):
     """The process ended, or answered nonsense."""
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
+class OnnxModel:
     """A stored ONNX file, and whose requests run it."""
 
     data: bytes
@@ -72,7 +72,7 @@ class Model:
         return hashlib.sha256(self.data).hexdigest()
 
 
-class Process:
+class OnnxProcess:
     """One child process. It ends when its socket closes, so with this process at the latest. One
     caller at a time.
     """
@@ -126,10 +126,10 @@ class Process:
         try:
             frames.send(self._socket, question, payload, deadline=deadline)
             told, data = frames.receive(
-                self._socket, most=frames.LARGEST_MESSAGE, deadline=deadline
+                self._socket, most=frames.MOST_MESSAGE_BYTES, deadline=deadline
             )
             error = (
-                ERRORS[told["error"]](str(told["detail"]), field=field, limit=told["limit"])
+                CHILD_ERRORS[told["error"]](str(told["detail"]), field=field, limit=told["limit"])
                 if "error" in told
                 else None
             )
@@ -138,7 +138,7 @@ class Process:
             raise HeadTooSlow(f"the head took longer than {seconds:g} s", field=field) from late
         except (OSError, EOFError, ValueError, LookupError, TypeError) as broken:
             self.close()
-            raise Died(f"{type(broken).__name__}, exit code {self._child.returncode}") from broken
+            raise ProcessDied(f"{type(broken).__name__}, exit code {self._child.returncode}") from broken
         if error is not None:
             raise error
         return told, data
@@ -154,7 +154,7 @@ class Process:
         self._socket.close()
 
 
-class Line:
+class OwnerQueue:
     """Turns at work that is done `at_once` times: owner after owner, and the requests of one owner
     in their order.
 
@@ -222,9 +222,9 @@ class OnnxRunner:
     """
 
     def __init__(self) -> None:
-        self._line = Line("run an ONNX head", at_once=1, most=96, share=64, wait_s=10.0)
-        self._trials = Line("try an ONNX file", at_once=2, most=48, share=40, wait_s=30.0)
-        self._process: Process | None = None
+        self._line = OwnerQueue("run an ONNX head", at_once=1, most=96, share=64, wait_s=10.0)
+        self._trials = OwnerQueue("try an ONNX file", at_once=2, most=48, share=40, wait_s=30.0)
+        self._process: OnnxProcess | None = None
         self._closed = False
 
     def try_file(self, data: bytes, *, dim: int, owner: str) -> tuple[bytes, list[int]]:
@@ -234,23 +234,23 @@ class OnnxRunner:
         Raises InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce, Overloaded.
         """
         with self._trials.turn(owner):
-            process = Process(TRIAL_BYTES, nice=TRIAL_NICE)
+            process = OnnxProcess(ONNX_TRIAL_BYTES, nice=ONNX_TRIAL_NICE)
             try:
                 told, model = process.ask(
-                    {"op": "try", "dim": dim}, data, seconds=TRIAL_S, field="onnx"
+                    {"op": "try", "dim": dim}, data, seconds=ONNX_TRIAL_S, field="onnx"
                 )
-            except Died as died:
-                raise InvalidHead(CRASHES, field="onnx") from died
+            except ProcessDied as died:
+                raise InvalidHead(CRASH_DETAIL, field="onnx") from died
             finally:
                 process.close()
         return bytes(model), _shape(told)
 
-    def open(self, model: Model) -> list[int]:
+    def open(self, model: OnnxModel) -> list[int]:
         """The shape of one answer. Raises InvalidHead, HeadTooSlow, TooMuchAtOnce, Overloaded."""
         with self._line.turn(model.owner):
             return self._twice(lambda process: _open(process, model))
 
-    def run(self, model: Model, rows: Rows, *, outputs: int) -> tuple[Rows, float]:
+    def run(self, model: OnnxModel, rows: FloatRows, *, outputs: int) -> tuple[FloatRows, float]:
         """Answers (n, outputs) to 1 to MOST_ROWS rows, and the seconds that they took. Raises as
         `open`.
         """
@@ -268,41 +268,41 @@ class OnnxRunner:
             if self._process is not None:
                 self._process.close()
 
-    def _twice(self, use: Callable[[Process], Answer]) -> Answer:
+    def _twice(self, use: Callable[[OnnxProcess], ResultT]) -> ResultT:
         """What `use` gives, in a new process if the old one died: that may have been another head's
         doing.
         """
         for _ in range(2):
             if self._closed:
                 raise Overloaded("the server is stopping")
-            self._process = self._process or Process(RUN_BYTES)
+            self._process = self._process or OnnxProcess(ONNX_RUN_BYTES)
             try:
                 return use(self._process)
-            except Died as died:
+            except ProcessDied as died:
                 self._process = None
                 log.warning("the ONNX process died: %s", died)
             except HeadTooSlow:
                 self._process = None
                 raise
-        raise InvalidHead(CRASHES, field="head")
+        raise InvalidHead(CRASH_DETAIL, field="head")
 
 
-def _open(process: Process, model: Model) -> list[int]:
+def _open(process: OnnxProcess, model: OnnxModel) -> list[int]:
     told, _ = process.ask(
-        {"op": "open", "key": model.key}, model.data, seconds=OPEN_S, field="head"
+        {"op": "open", "key": model.key}, model.data, seconds=ONNX_OPEN_S, field="head"
     )
     return _shape(told)
 
 
-def _run(process: Process, model: Model, rows: Rows, outputs: int) -> Rows:
+def _run(process: OnnxProcess, model: OnnxModel, rows: FloatRows, outputs: int) -> FloatRows:
     question = {"op": "run", "key": model.key, "rows": len(rows)}
-    told, data = process.ask(question, rows.data.cast("B"), seconds=RUN_S, field="head")
+    told, data = process.ask(question, rows.data.cast("B"), seconds=ONNX_RUN_S, field="head")
     if "missing" in told:
         _open(process, model)
-        _, data = process.ask(question, rows.data.cast("B"), seconds=RUN_S, field="head")
+        _, data = process.ask(question, rows.data.cast("B"), seconds=ONNX_RUN_S, field="head")
     if len(data) != len(rows) * outputs * 4:
         process.close()
-        raise Died(f"it answered {len(data)} bytes")
+        raise ProcessDied(f"it answered {len(data)} bytes")
     return np.frombuffer(data, np.float32).reshape(len(rows), outputs)
 
 
@@ -311,7 +311,7 @@ def _shape(told: dict[str, Any]) -> list[int]:
     if (
         not isinstance(sides, list)
         or not all(type(side) is int and side > 0 for side in sides)
-        or math.prod(sides) > MOST_OUTPUTS
+        or math.prod(sides) > MOST_HEAD_OUTPUTS
     ):
         raise InvalidHead("the model does not say which shape it answers", field="head")
     return sides

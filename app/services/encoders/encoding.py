@@ -14,8 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from app.encoders.base import EncoderModel, Input, Item, Spec
-from app.encoders.batcher import Work
+from app.encoders.base import EncoderModel, EncoderSpec, Input, Item
+from app.encoders.batch_queue import EncodeTask
 from app.errors import (
     AnchorageError,
     BadBase64,
@@ -87,7 +87,7 @@ def encode(
     model = load(services, encoder)
     with services.encoding():
         pieces = _pieces(services, model, ready, role, field)
-        begun: deque[tuple[Work, Sequence[Item]]] = deque()
+        begun: deque[tuple[EncodeTask, Sequence[Item]]] = deque()
         done: list[Encoded] = []
         count = 0
 
@@ -124,7 +124,7 @@ def encode(
 
 def _pieces(
     services: Services, model: EncoderModel, inputs: Sequence[Input], role: InputRole, field: str
-) -> Iterator[tuple[Work, Sequence[Item]]]:
+) -> Iterator[tuple[EncodeTask, Sequence[Item]]]:
     size = PIECE[model.modality]
     owner = owner_of_request()
     for start in range(0, len(inputs), size):
@@ -141,7 +141,7 @@ def _pieces(
         yield work, items
 
 
-def _await(work: Work, field: str, meanwhile: Callable[[], None]) -> Tensor:
+def _await(work: EncodeTask, field: str, meanwhile: Callable[[], None]) -> Tensor:
     """The vectors; `meanwhile` is called now and then, and may end the waiting by what it raises: a piece takes minutes."""
     try:
         while not _ended(work):
@@ -153,7 +153,7 @@ def _await(work: Work, field: str, meanwhile: Callable[[], None]) -> Tensor:
         raise error.at(field) from None
 
 
-def _ended(work: Work) -> bool:
+def _ended(work: EncodeTask) -> bool:
     """Whether it has, after a while at most; what it ended with is not looked at."""
     with suppress(TimeoutError, CancelledError):
         work.future.exception(timeout=LOOK_S)
@@ -193,7 +193,9 @@ def load(services: Services, encoder: tables.EncoderRow) -> EncoderModel:
     return model
 
 
-def loaded(services: Services, encoder: tables.EncoderRow, spec: Spec) -> EncoderModel | None:
+def loaded(
+    services: Services, encoder: tables.EncoderRow, spec: EncoderSpec
+) -> EncoderModel | None:
     """The encoder's model if it is in memory. Raises EncoderChanged."""
     model = services.encoders.loaded(spec)
     if model is not None:
@@ -207,13 +209,13 @@ def loaded(services: Services, encoder: tables.EncoderRow, spec: Spec) -> Encode
     return model
 
 
-def load_anew(services: Services, spec: Spec) -> EncoderModel:
+def load_anew(services: Services, spec: EncoderSpec) -> EncoderModel:
     """The model, as its files are now unless it is loaded. Raises EncoderUnavailable, Overloaded."""
     with services.encoding():  # also those who only wait for another's load
         return services.encoders.get(spec, turn=services.loading)
 
 
-def spec_of(encoder: tables.EncoderRow) -> Spec:
+def spec_of(encoder: tables.EncoderRow) -> EncoderSpec:
     """Raises EncoderNeedsVectors."""
     if encoder.model is None:
         raise EncoderNeedsVectors(
@@ -223,7 +225,7 @@ def spec_of(encoder: tables.EncoderRow) -> Spec:
     then = (encoder.identity or {}).get("revision") or ""
     # A hub's branch moves on; what was registered is one commit of it.
     revision = then if encoder.revision is None and _COMMIT.fullmatch(then) else encoder.revision
-    return Spec(encoder.kind, encoder.model, revision, encoder.options)
+    return EncoderSpec(encoder.kind, encoder.model, revision, encoder.options)
 
 
 def require_same(encoder: tables.EncoderRow, model: EncoderModel) -> None:
@@ -299,7 +301,7 @@ def small(model: EncoderModel, inputs: Sequence[Input]) -> bool:
 
 def start(
     services: Services, model: EncoderModel, inputs: Sequence[Input], role: InputRole, field: str
-) -> tuple[Work, Sequence[Item]]:
+) -> tuple[EncodeTask, Sequence[Item]]:
     """Queue the inputs of a small request, which waits without a thread. Raises as `encode`."""
     [(work, items)] = _pieces(services, model, inputs, role, field)
     return work, items

@@ -26,7 +26,7 @@ from app.errors import (
 )
 from app.heads import registry as heads
 from app.heads.base import HeadModel, probabilities
-from app.heads.image import png
+from app.heads.image import encode_png
 from app.maths.quality import selection
 from app.maths.translators import methods
 from app.services import incoming, name_lookup
@@ -477,7 +477,7 @@ def _draw(image: Mapping[str, Any], values: Tensor) -> list[bytes]:
     shape = [image["height"], image["width"], image["channels"]]
     if image["layout"] == "chw":
         values = values.reshape(-1, shape[2], *shape[:2]).permute(0, 2, 3, 1).contiguous()
-    return [png(each, image["low"], image["high"]) for each in values.reshape(-1, *shape)]
+    return [encode_png(each, image["low"], image["high"]) for each in values.reshape(-1, *shape)]
 
 
 def _refuse_way(way: TranslationChoice, reason: str) -> None:

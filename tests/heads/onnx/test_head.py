@@ -22,7 +22,7 @@ from torch import nn
 from app.errors import AnchorageError, HeadTooSlow, InvalidHead
 from app.heads.onnx import process as onnx_process
 from app.heads.onnx.head import OnnxHead, load_onnx, make_onnx
-from app.heads.onnx.process import Died, OnnxRunner, Process
+from app.heads.onnx.process import ProcessDied, OnnxRunner, OnnxProcess
 from app.heads.registry import load, make
 
 onnx = pytest.importorskip("onnx")
@@ -145,9 +145,9 @@ SHAPES = {
 EXPORTS = {name: export(network) for name, network in NETWORKS.items()}
 
 
-def here(data: bytes) -> child.Session:
+def here(data: bytes) -> child.OnnxSession:
     """A client's file, tried and opened in this process."""
-    return child.open_model(child.try_file(data, DIM)[1])
+    return child.open_session(child.try_file(data, DIM)[1])
 
 
 @pytest.mark.parametrize(("opset", "dynamic"), [(13, True), (20, True), (17, False)])
@@ -301,14 +301,14 @@ def test_what_is_not_finite_at_run_time_names_its_rows(runner):
 @pytest.fixture(scope="module")
 def trial() -> Iterator[Callable[[bytes], None]]:
     """Tries a file as the service does, or raises what it is refused with; a new process starts only after a death."""
-    process: Process | None = None
+    process: OnnxProcess | None = None
 
     def attempt(data: bytes) -> None:
         nonlocal process
-        process = process or Process(onnx_process.TRIAL_BYTES)
+        process = process or OnnxProcess(onnx_process.ONNX_TRIAL_BYTES)
         try:
             process.ask({"op": "try", "dim": DIM}, data, seconds=20.0, field="onnx")
-        except (Died, HeadTooSlow):
+        except (ProcessDied, HeadTooSlow):
             process = None
             raise
 
@@ -584,7 +584,7 @@ def memory() -> int:
 def test_an_attack_is_refused_in_time_and_costs_the_service_no_memory(runner, monkeypatch, name):
     make_it, code = ATTACKS[name]
     if code == "head-too-slow":
-        monkeypatch.setattr(onnx_process, "TRIAL_S", 4.0)
+        monkeypatch.setattr(onnx_process, "ONNX_TRIAL_S", 4.0)
     data = make_it()
     before, start = memory(), time.monotonic()
     with pytest.raises(AnchorageError) as caught:
@@ -616,6 +616,6 @@ def test_a_damaged_file_is_refused_or_read_never_worse(trial, name, changes, sha
         data[int(place * (len(data) - 1))] = byte
     try:
         trial(bytes(data[: int(share * len(data))]))
-    except (AnchorageError, Died):
+    except (AnchorageError, ProcessDied):
         return  # a process that dies harms nobody
     assert share > 0.9

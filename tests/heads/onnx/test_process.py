@@ -17,7 +17,7 @@ import torch
 from app.errors import HeadTooSlow, InvalidHead, Overloaded, TooMuchAtOnce
 from app.heads.onnx import process as onnx_process
 from app.heads.onnx.head import OnnxHead, load_onnx, make_onnx
-from app.heads.onnx.process import Line, OnnxRunner, Process
+from app.heads.onnx.process import OwnerQueue, OnnxRunner, OnnxProcess
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -73,7 +73,7 @@ def test_a_process_that_does_not_answer_is_replaced(head, runner, monkeypatch):
     expected = head.run(ONE)
     stuck = runner._process._child
     os.kill(stuck.pid, signal.SIGSTOP)
-    monkeypatch.setattr(onnx_process, "RUN_S", 0.3)
+    monkeypatch.setattr(onnx_process, "ONNX_RUN_S", 0.3)
     with pytest.raises(HeadTooSlow) as caught:
         head.run(ONE)
     assert caught.value.field == "head"
@@ -83,7 +83,7 @@ def test_a_process_that_does_not_answer_is_replaced(head, runner, monkeypatch):
 
 
 def test_a_head_whose_process_dies_twice_is_refused(head, monkeypatch):
-    monkeypatch.setattr(onnx_process, "RUN_BYTES", 2**26)  # too little to start
+    monkeypatch.setattr(onnx_process, "ONNX_RUN_BYTES", 2**26)  # too little to start
     dying = OnnxRunner()
     with pytest.raises(InvalidHead, match="crashes onnxruntime"):
         stored(head, dying)
@@ -93,14 +93,14 @@ def test_a_head_whose_process_dies_twice_is_refused(head, monkeypatch):
 
 
 def test_a_trial_that_dies_is_a_refusal(runner, monkeypatch):
-    monkeypatch.setattr(onnx_process, "TRIAL_BYTES", 2**26)  # too little to start
+    monkeypatch.setattr(onnx_process, "ONNX_TRIAL_BYTES", 2**26)  # too little to start
     with pytest.raises(InvalidHead, match="crashes onnxruntime"):
         made(file(), runner)
 
 
 def test_the_process_opens_no_file_and_knows_no_secret(monkeypatch):
     monkeypatch.setenv("ANCHORAGE_DATABASE_URL", "postgresql://secret")
-    process = Process(onnx_process.RUN_BYTES)
+    process = OnnxProcess(onnx_process.ONNX_RUN_BYTES)
     try:
         process.ask({"op": "run", "key": "none", "rows": 1}, b"\0" * 4, seconds=10.0, field="head")
         here = Path(f"/proc/{process._child.pid}")
@@ -154,7 +154,7 @@ def test_a_closed_runner_refuses_and_leaves_no_process(head):
 
 def test_files_and_heads_wait_for_a_turn(head, runner, monkeypatch):
     for name, use in (("_trials", lambda: made(file(), runner)), ("_line", lambda: head.run(ONE))):
-        line = Line("wait", at_once=1, most=5, share=5, wait_s=0.01)
+        line = OwnerQueue("wait", at_once=1, most=5, share=5, wait_s=0.01)
         monkeypatch.setattr(runner, name, line)
         use()
         with line.turn("another"), pytest.raises(Overloaded, match="waited"):
@@ -163,7 +163,7 @@ def test_files_and_heads_wait_for_a_turn(head, runner, monkeypatch):
 
 def test_owners_take_turns_and_have_their_share_of_the_line():
     order, threads = [], []
-    line = Line("wait", at_once=1, most=5, share=3, wait_s=30.0)
+    line = OwnerQueue("wait", at_once=1, most=5, share=3, wait_s=30.0)
 
     def wait(owner: str) -> None:
         with line.turn(owner):
@@ -190,7 +190,7 @@ def test_owners_take_turns_and_have_their_share_of_the_line():
 
 
 def test_who_waits_too_long_leaves_the_line():
-    line = Line("wait", at_once=2, most=5, share=5, wait_s=0.01)
+    line = OwnerQueue("wait", at_once=2, most=5, share=5, wait_s=0.01)
     with line.turn("a"), line.turn("b"), pytest.raises(Overloaded, match="waited"), line.turn("c"):
         pass
     with line.turn("c"), line.turn("c"):

@@ -13,7 +13,7 @@ import torch
 from sqlalchemy import func, select
 
 from app.errors import Conflict, IdempotencyKeyReused, NameTaken, RequestInProgress, ResourceGone
-from app.heads.linear import linear_head
+from app.heads.linear import make_linear_head
 from app.services.access import api_keys, audit, idempotency
 from app.services.anchors import anchor_sets
 from app.services.context import Origin, Repeat, Services, origin
@@ -280,7 +280,7 @@ def test_every_write_is_noted_with_its_key_and_origin_and_in_order(stocked):
         )
         anchor_sets.delete_anchor_set(services, PROJECT, "t")
         new = stitching.NewHead("h", "linear", "a", None, HeadOutput.classes, list("xyz"))
-        stitching.create_head(services, PROJECT, new, lambda dim: linear_head(three, None, dim=dim))
+        stitching.create_head(services, PROJECT, new, lambda dim: make_linear_head(three, None, dim=dim))
         stitching.delete_head(services, PROJECT, "h")
         fitted = translators.fit(
             services, PROJECT, *translators.pair(services, PROJECT, pair), pair

@@ -11,7 +11,7 @@ import torch
 from sqlalchemy import event
 
 from app.errors import AnchorSetNotFound, Conflict, EncoderNotFound, QualityBelowMinimum
-from app.heads.linear import linear_head
+from app.heads.linear import make_linear_head
 from app.services import name_lookup
 from app.services.anchors import anchor_sets
 from app.services.context import Services
@@ -51,7 +51,7 @@ def make(services: Services, project: str, version: int) -> None:
     embeddings = {"a": torch.randn(12, 4, generator=draw), "b": torch.randn(12, 3, generator=draw)}
     anchor_sets.create_anchor_set(services, project, name="s", embeddings=embeddings)
     for name, encoder, anchor_set, dim in (("h", "b", None, 3), ("r", None, "s", 12)):
-        head = linear_head(torch.randn(2, dim, generator=draw), None, dim=dim)
+        head = make_linear_head(torch.randn(2, dim, generator=draw), None, dim=dim)
         new = stitching.NewHead(name, "linear", encoder, anchor_set, HeadOutput.numbers)
         stitching.create_head(services, project, new, lambda _dim, head=head: head)
 
