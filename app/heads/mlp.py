@@ -1,4 +1,6 @@
-"""Multilayer perceptrons: the modules of a torch.nn.Sequential by name, and the tensors of its state_dict()."""
+"""Multilayer perceptrons: the names of the modules of a torch.nn.Sequential, and the tensors of its
+state_dict().
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ from app.heads.base import MAX_HEAD_BYTES, clamp_to_float32
 
 MOST_MODULES = 64
 MAX_LAYER_WIDTH = 16_384
-#: numbers of the widest layer that are computed at a time: 32 MiB in float64
+#: numbers of the widest layer that one step computes: 32 MiB in float64
 MLP_PIECE_NUMBERS = 2**22
 
-#: PyTorch's own defaults throughout: gelu by erf, elu with alpha 1, leaky_relu with slope 0.01, softplus with beta 1
+#: with PyTorch's defaults: gelu by erf, elu with alpha 1, leaky_relu with slope 0.01, softplus with
+#: beta 1
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "gelu": functional.gelu,
@@ -29,9 +32,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "leaky_relu": functional.leaky_relu,
     "softplus": functional.softplus,
 }
-#: do nothing to a trained model
+#: modules without effect in evaluation mode
 INERT_MODULES = ("dropout", "identity")
-#: module -> its tensors -> whether it cannot do without
+#: module -> its tensors -> whether the tensor is required
 MODULE_TENSORS: dict[str, dict[str, bool]] = {
     "linear": {"weight": True, "bias": False},
     "layer_norm": {"weight": False, "bias": False},
@@ -45,7 +48,7 @@ Parameters = Mapping[str, Tensor]
 
 @dataclass(eq=False)
 class MlpHead:
-    """`modules` in order, and for each the tensors it has, all float32: made by `mlp`, which checks them."""
+    """The modules in order, and the float32 tensors of each. `make_mlp` checks and builds it."""
 
     modules: Sequence[str]
     parameters: Sequence[Parameters]
@@ -67,7 +70,7 @@ class MlpHead:
         }
 
     def run(self, vectors: Tensor) -> Tensor:
-        """Answers (n, m) to vectors (n, d), computed in float64, some rows at a time."""
+        """Return outputs (n, m) for vectors (n, d), computed in float64, in pieces of rows."""
         wide = [
             {name: tensor.double() for name, tensor in tensors.items()}
             for tensors in self.parameters
@@ -82,7 +85,7 @@ class MlpHead:
 
 
 def _apply(module: str, tensors: Parameters, x: Tensor) -> Tensor:
-    """One module in evaluation mode, in float64."""
+    """Apply one module in evaluation mode, in float64."""
     weight, bias = tensors.get("weight"), tensors.get("bias")
     if module == "linear":
         assert weight is not None
@@ -97,13 +100,14 @@ def _apply(module: str, tensors: Parameters, x: Tensor) -> Tensor:
 
 
 def make_mlp(tensors: Mapping[str, Tensor], architecture: Sequence[str], *, dim: int) -> MlpHead:
-    """Check names, shapes and values. Raises InvalidHead, naming what is wrong, and HeadTooLarge."""
+    """Check names, shapes and values, and return the head. Raises InvalidHead and HeadTooLarge."""
     _check_architecture(architecture)
     _check_names(tensors, architecture)
     size = sum(tensor.numel() for tensor in tensors.values()) * 4
     if size > MAX_HEAD_BYTES:
         raise HeadTooLarge(
-            f"a head may take {MAX_HEAD_BYTES} bytes in float32, this takes {size}",
+            f"The head takes {size} bytes in float32; the limit is {MAX_HEAD_BYTES}. "
+            "Send a smaller head.",
             field="safetensors",
             limit=MAX_HEAD_BYTES,
         )
@@ -120,30 +124,33 @@ def make_mlp(tensors: Mapping[str, Tensor], architecture: Sequence[str], *, dim:
             shape = [after, width] if (module, name) == ("linear", "weight") else [after]
             if list(tensor.shape) != shape:
                 raise InvalidHead(
-                    f"{i}.{name} must have shape {shape}, got {list(tensor.shape)}",
+                    f"Tensor `{i}.{name}` must have shape {shape}; got {list(tensor.shape)}.",
                     field="safetensors",
                 )
             mine[name] = files.to_float32(tensor, f"{i}.{name}", "safetensors")
         if module == "batch_norm" and not bool((mine["running_var"] > 0).all()):
-            raise InvalidHead(f"{i}.running_var must be positive", field="safetensors")
+            raise InvalidHead(
+                f"Tensor `{i}.running_var` must hold positive numbers only.", field="safetensors"
+            )
         parameters.append(mine)
         width, widest = after, max(widest, after)
     return MlpHead(list(architecture), parameters, dim, width, widest)
 
 
 def _width_after(i: int, module: str, tensors: Parameters, width: int) -> int:
-    """Numbers that come out of a module that reads `width`."""
+    """Return the width after a module that reads `width` numbers."""
     if module != "linear":
         return width
     weight = tensors["weight"]
     if weight.ndim != 2 or weight.shape[0] == 0:
         raise InvalidHead(
-            f"{i}.weight must have shape [outputs, {width}], got {list(weight.shape)}",
+            f"Tensor `{i}.weight` must have shape [outputs, {width}]; got {list(weight.shape)}.",
             field="safetensors",
         )
     if weight.shape[0] > MAX_LAYER_WIDTH:
         raise HeadTooLarge(
-            f"{i}.weight: a layer may be {MAX_LAYER_WIDTH} wide, got {weight.shape[0]}",
+            f"Tensor `{i}.weight` makes a layer of {weight.shape[0]} numbers; the limit is "
+            f"{MAX_LAYER_WIDTH}. Send a narrower head.",
             field="safetensors",
             limit=MAX_LAYER_WIDTH,
         )
@@ -153,22 +160,26 @@ def _width_after(i: int, module: str, tensors: Parameters, width: int) -> int:
 def _check_architecture(architecture: Sequence[str]) -> None:
     if len(architecture) > MOST_MODULES:
         raise HeadTooLarge(
-            f"an architecture may have {MOST_MODULES} modules, got {len(architecture)}",
+            f"`architecture` has {len(architecture)} modules; the limit is {MOST_MODULES}. "
+            "Send a head with fewer modules.",
             field="architecture",
             limit=MOST_MODULES,
         )
     if unknown := [i for i, module in enumerate(architecture) if module not in KNOWN_MODULES]:
         raise InvalidHead(
-            f"no module is called {architecture[unknown[0]][:64]!r}: use {', '.join(KNOWN_MODULES)}",
+            f"`architecture` has an unknown module {architecture[unknown[0]][:64]!r}. "
+            f"Use {', '.join(KNOWN_MODULES)}.",
             field="architecture",
             rows=unknown,
         )
     if "linear" not in architecture:
-        raise InvalidHead("an architecture has at least one 'linear'", field="architecture")
+        raise InvalidHead(
+            "`architecture` must have at least one 'linear' module.", field="architecture"
+        )
 
 
 def _check_names(tensors: Mapping[str, Tensor], architecture: Sequence[str]) -> None:
-    """Every tensor has its module, and every module its tensors."""
+    """Raises InvalidHead unless each tensor has a module, and each module its required tensors."""
     known = {
         f"{i}.{name}": needed
         for i, module in enumerate(architecture)
@@ -183,20 +194,25 @@ def _check_names(tensors: Mapping[str, Tensor], architecture: Sequence[str]) -> 
         has = sorted(name[:64] for name in tensors)[:8]
         module = missing[0].split(".")[0]
         raise InvalidHead(
-            f"the file lacks {missing[0]!r}, which module {module} of the architecture needs; it has {has}",
+            f"The file has no tensor {missing[0]!r}, which module {module} of the architecture "
+            f"needs. It has {has}.",
             field="safetensors",
         )
     if surplus := sorted(set(tensors) - set(known) - ignored):
         raise InvalidHead(
-            f"the architecture has no place for tensor {surplus[0][:64]!r}", field="safetensors"
+            f"Tensor {surplus[0][:64]!r} belongs to no module of the architecture. Remove it, or "
+            "correct the architecture.",
+            field="safetensors",
         )
     for i, module in enumerate(architecture):
         if module == "linear":
             continue
         if f"{i}.bias" in tensors and f"{i}.weight" not in tensors:
-            raise InvalidHead(f"the file has '{i}.bias' without '{i}.weight'", field="safetensors")
+            raise InvalidHead(
+                f"The file has `{i}.bias` without `{i}.weight`. Send both.", field="safetensors"
+            )
 
 
 def read_mlp(data: bytes, architecture: Sequence[str], *, dim: int) -> MlpHead:
-    """An MLP of a safetensors file. Raises InvalidHead, HeadTooLarge."""
+    """Return the head of a safetensors file. Raises InvalidHead and HeadTooLarge."""
     return make_mlp(files.read_tensors(data), architecture, dim=dim)

@@ -1,4 +1,4 @@
-"""Heads by kind: made of what a client sends, and made again of what was stored."""
+"""Builds heads of all kinds, from files that clients send and from stored tensors."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def make(
     runner: OnnxRunner,
     owner: str,
 ) -> HeadModel:
-    """A head of a client's file: safetensors for `linear` and `mlp` (which has an architecture), or ONNX.
+    """Return the head of a client's file: safetensors for `linear` and `mlp`, ONNX for `onnx`.
 
-    Raises InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce, Overloaded.
+    Only `mlp` has an architecture. Raises InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce, Overloaded.
     """
     _check(kind, architecture)
     if kind == "linear":
@@ -46,7 +46,7 @@ def load(
     runner: OnnxRunner,
     owner: str,
 ) -> HeadModel:
-    """The head whose `tensors()` these are; owners take turns at the ONNX processes.
+    """Return the head of stored `tensors()`. Owners take turns at the ONNX process.
 
     Raises InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce, Overloaded.
     """
@@ -60,6 +60,15 @@ def load(
 
 def _check(kind: str, architecture: Sequence[str] | None) -> None:
     if kind not in HEAD_KINDS:
-        raise InvalidHead(f"a head's kind is one of {', '.join(HEAD_KINDS)}", field="kind")
-    if (kind == "mlp") != (architecture is not None):
-        raise InvalidHead("an architecture belongs to an mlp, and only there", field="architecture")
+        raise InvalidHead(
+            f"`kind` must be one of {', '.join(HEAD_KINDS)}; got {kind!r}.", field="kind"
+        )
+    if kind == "mlp" and architecture is None:
+        raise InvalidHead(
+            "`kind: mlp` needs `architecture`, the list of its modules. Add it.",
+            field="architecture",
+        )
+    if kind != "mlp" and architecture is not None:
+        raise InvalidHead(
+            "`architecture` only applies to `kind: mlp`. Remove it.", field="architecture"
+        )

@@ -37,9 +37,9 @@ def test_low_is_black_high_is_full_and_beyond_is_clamped():
     ("values", "low", "high", "says"),
     [
         (torch.zeros(2, 2, 2), 0.0, 1.0, "1 or 3 channels"),
-        (torch.zeros(0, 2, 3), 0.0, 1.0, "no empty side"),
-        (torch.zeros(2, 2, 3), 1.0, 1.0, "low must be less"),
-        (torch.zeros(2, 2, 3), float("nan"), 1.0, "low must be less"),
+        (torch.zeros(0, 2, 3), 0.0, 1.0, "at least one pixel"),
+        (torch.zeros(2, 2, 3), 1.0, 1.0, "`low` must be less"),
+        (torch.zeros(2, 2, 3), float("nan"), 1.0, "`low` must be less"),
         (torch.full((2, 2, 3), torch.nan), 0.0, 1.0, "NaN"),
         (torch.full((2, 2, 3), torch.inf), 0.0, 1.0, "infinity"),
     ],

@@ -67,10 +67,10 @@ def test_tensors_make_the_same_head_again():
 @pytest.mark.parametrize(
     ("weight", "bias", "field", "says"),
     [
-        (WEIGHT.T, BIAS, "weight", r"\[2, 3\] \(classes, dimension\), got \[3, 2\]"),
+        (WEIGHT.T, BIAS, "weight", r"\[2, 3\], which is \[classes, dimension\]; got \[3, 2\]"),
         (WEIGHT.flatten(), BIAS, "weight", r"got \[6\]"),
         (WEIGHT[:0], BIAS, "weight", r"got \[0, 3\]"),
-        (WEIGHT, BIAS[:1], "bias", r"\[2\], got \[1\]"),
+        (WEIGHT, BIAS[:1], "bias", r"\[2\]; got \[1\]"),
         (WEIGHT.long(), BIAS, "weight", "int64"),
         (WEIGHT, BIAS.long(), "bias", "int64"),
         (WEIGHT * torch.nan, BIAS, "weight", "NaN"),
@@ -98,7 +98,7 @@ def test_a_file_gives_its_weight_and_its_bias():
     ids=lambda t: str(list(t)),
 )
 def test_a_file_with_other_tensors_is_refused_and_says_what_it_has(tensors):
-    with pytest.raises(InvalidHead, match="expected tensors 'weight'"):
+    with pytest.raises(InvalidHead, match="tensor `weight`"):
         read_safetensors(save(tensors))
 
 

@@ -161,35 +161,35 @@ X = torch.ones
 @pytest.mark.parametrize(
     ("architecture", "changes", "says"),
     [
-        (SIMPLE, {"_0_weight": None}, "lacks '0.weight', which module 0"),
-        (["linear", "relu", "linear"], {}, "lacks '2.weight'"),
-        (SIMPLE, {"_1_weight": X(8)}, "no place for tensor '1.weight'"),
-        (SIMPLE, {"_extra": X(1)}, "no place for tensor 'extra'"),
-        (SIMPLE, {"_0_num_batches_tracked": X(1)}, "no place for tensor '0.num_batches_tracked'"),
-        (SIMPLE, {"_0_weight": X(8, 5)}, r"0.weight must have shape \[8, 4\], got \[8, 5\]"),
-        (SIMPLE, {"_0_weight": X(8)}, r"0.weight must have shape \[outputs, 4\]"),
-        (SIMPLE, {"_0_weight": X(0, 4)}, r"0.weight must have shape \[outputs, 4\]"),
+        (SIMPLE, {"_0_weight": None}, "no tensor '0.weight', which module 0"),
+        (["linear", "relu", "linear"], {}, "no tensor '2.weight'"),
+        (SIMPLE, {"_1_weight": X(8)}, "'1.weight' belongs to no module"),
+        (SIMPLE, {"_extra": X(1)}, "'extra' belongs to no module"),
+        (SIMPLE, {"_0_num_batches_tracked": X(1)}, "'0.num_batches_tracked' belongs to no module"),
+        (SIMPLE, {"_0_weight": X(8, 5)}, r"0.weight` must have shape \[8, 4\]; got \[8, 5\]"),
+        (SIMPLE, {"_0_weight": X(8)}, r"0.weight` must have shape \[outputs, 4\]"),
+        (SIMPLE, {"_0_weight": X(0, 4)}, r"0.weight` must have shape \[outputs, 4\]"),
         (
             SIMPLE,
             {"_0_weight": X(9, 4), "_0_bias": X(9)},
-            r"3.weight must have shape \[2, 9\], got \[2, 8\]",
+            r"3.weight` must have shape \[2, 9\]; got \[2, 8\]",
         ),
-        (SIMPLE, {"_3_bias": X(3)}, r"3.bias must have shape \[2\], got \[3\]"),
-        (SIMPLE, {"_3_bias": X(2).long()}, "3.bias must hold floats"),
-        (SIMPLE, {"_3_bias": X(2) * torch.nan}, "3.bias holds NaN"),
+        (SIMPLE, {"_3_bias": X(3)}, r"3.bias` must have shape \[2\]; got \[3\]"),
+        (SIMPLE, {"_3_bias": X(2).long()}, "3.bias` must hold floats"),
+        (SIMPLE, {"_3_bias": X(2) * torch.nan}, "3.bias` contains NaN"),
         (SIMPLE, {"_0_weight": X(8, 4).double() * 1e39}, "beyond float32"),
-        ([*SIMPLE, "batch_norm"], {}, "lacks '4.running_mean'"),
+        ([*SIMPLE, "batch_norm"], {}, "no tensor '4.running_mean'"),
         (
             [*SIMPLE, "batch_norm"],
             {"_4_running_mean": X(2), "_4_running_var": X(2) * 0},
-            "4.running_var must be positive",
+            "4.running_var` must hold positive",
         ),
         (
             [*SIMPLE, "batch_norm"],
             {"_4_running_mean": X(2), "_4_running_var": X(3)},
-            r"4.running_var must have shape \[2\]",
+            r"4.running_var` must have shape \[2\]",
         ),
-        ([*SIMPLE, "layer_norm"], {"_4_bias": X(2)}, "'4.bias' without '4.weight'"),
+        ([*SIMPLE, "layer_norm"], {"_4_bias": X(2)}, "`4.bias` without `4.weight`"),
     ],
 )
 def test_what_does_not_fit_its_architecture_is_refused(architecture, changes, says):
@@ -203,10 +203,10 @@ def test_what_does_not_fit_its_architecture_is_refused(architecture, changes, sa
     [
         ([], InvalidHead, "at least one 'linear'"),
         (["relu"], InvalidHead, "at least one 'linear'"),
-        (["linear", "lstm"], InvalidHead, "no module is called 'lstm': use linear, "),
-        (["linear", "__class__"], InvalidHead, "no module is called"),
-        (["linear"] * 65, HeadTooLarge, "64 modules, got 65"),
-        (None, InvalidHead, "belongs to an mlp"),
+        (["linear", "lstm"], InvalidHead, "unknown module 'lstm'. Use linear, "),
+        (["linear", "__class__"], InvalidHead, "unknown module"),
+        (["linear"] * 65, HeadTooLarge, "65 modules; the limit is 64"),
+        (None, InvalidHead, "`architecture`"),
     ],
 )
 def test_what_is_no_architecture_is_refused(architecture, error, says):
@@ -216,12 +216,12 @@ def test_what_is_no_architecture_is_refused(architecture, error, says):
 
 
 def test_sizes_are_bounded(monkeypatch):
-    with pytest.raises(HeadTooLarge, match="16384 wide, got 16385"):
+    with pytest.raises(HeadTooLarge, match="16385 numbers; the limit is 16384"):
         make("mlp", save({"0.weight": torch.zeros(16_385, 1)}), ["linear"], dim=1)
     halves = save({"0.weight": torch.zeros(4200, 4096, dtype=torch.float16)})
     with pytest.raises(HeadTooLarge, match="in float32"):
         make("mlp", halves, ["linear"], dim=4096)
-    with pytest.raises(HeadTooLarge, match="67108864 bytes"):
+    with pytest.raises(HeadTooLarge, match="limit is 67108864"):
         make("mlp", bytes(2**26 + 1), ["linear"], dim=4096)
 
 
@@ -242,7 +242,7 @@ def test_a_pickle_is_never_opened(tmp_path):
         torch.save(
             {"0.weight": Trap(tmp_path / "sprung")}, saved, _use_new_zipfile_serialization=new
         )
-        with pytest.raises(InvalidHead, match=r"not a safetensors file: a pickle.*save_file"):
+        with pytest.raises(InvalidHead, match=r"not a safetensors file. It is a pickle.*save_file"):
             make("mlp", saved.getvalue(), SIMPLE, dim=4)
     assert not (tmp_path / "sprung").exists()
 

@@ -22,7 +22,7 @@ from torch import nn
 from app.errors import AnchorageError, HeadTooSlow, InvalidHead
 from app.heads.onnx import process as onnx_process
 from app.heads.onnx.head import OnnxHead, load_onnx, make_onnx
-from app.heads.onnx.process import ProcessDied, OnnxRunner, OnnxProcess
+from app.heads.onnx.process import OnnxProcess, OnnxRunner, ProcessDied
 from app.heads.registry import load, make
 
 onnx = pytest.importorskip("onnx")
@@ -348,8 +348,8 @@ EXTERNAL = external(data_location=TensorProto.EXTERNAL)
 SPARSE = helper.make_sparse_tensor(tensor([1.0], "w"), tensor([0], "i", np.int64), [DIM, 4])
 BRANCH = parser.parse_graph("b () => (float[n,16] b) { b = Identity(x) }")
 FIRST = "int64[1] i = {0}"
-NO_MODEL, INVALID = "not an ONNX model", "not a valid ONNX model"
-BATCH, MIXES, CAST = "dynamic batch axis", "mixes rows", "floats or truth values"
+NO_MODEL, INVALID = "not an ONNX model", "ONNX model is not valid"
+BATCH, MIXES, CAST = "dynamic batch axis", "depends on other rows", "floats or booleans"
 CONSTANT, NORM = "w = Constant() " + PRODUCT, "BatchNormalization <training_mode=1> (x, w, w, w, w)"
 
 REFUSED = {
@@ -370,9 +370,9 @@ REFUSED = {
     ),
     "sparse initialiser": (
         model(edit=lambda made: made.graph.sparse_initializer.append(SPARSE)),
-        "sparse tensors are not",
+        "sparse tensors, which are not allowed",
     ),
-    "sparse constant": (holding(CONSTANT, "sparse_value", SPARSE), "holds sparse_tensor;"),
+    "sparse constant": (holding(CONSTANT, "sparse_value", SPARSE), "contains sparse_tensor."),
     "function": (
         model(edit=lambda made: made.functions.add(name="f")),
         "functions, training information",
@@ -381,21 +381,21 @@ REFUSED = {
         model(edit=lambda made: made.training_info.add()),
         "functions, training information",
     ),
-    "domain": (model("y = com.microsoft.Relu(x)"), "operator 'com.microsoft.Relu' is not allowed"),
-    "branch": (model("y = If(x)"), "operator 'If' is not allowed"),
-    "loop": (model("y = Loop(x)"), "operator 'Loop' is not allowed"),
-    "random": (model("y = RandomNormalLike(x)"), "operator 'RandomNormalLike' is not allowed"),
-    "a branch in a harmless node": (holding("y = Relu(x)", "body", BRANCH), "Relu.'body' holds g;"),
-    "branches in a harmless node": (holding("y = Relu(x)", "body", [BRANCH]), "holds graphs;"),
-    "tensors in a list": (holding("y = Relu(x)", "t", [EXTERNAL]), "holds tensors;"),
-    "old": (model(opsets=[("", 10)]), "operator set 10 is not supported"),
-    "new": (model(opsets=[("", 999)]), "operator set 999 is not supported"),
-    "no operators": (model(opsets=[("ai.onnx.ml", 1)]), "exactly once"),
-    "two sets": (model(opsets=[("", 13), ("", 18)]), "exactly once"),
+    "domain": (model("y = com.microsoft.Relu(x)"), "Operator 'com.microsoft.Relu' is not allowed"),
+    "branch": (model("y = If(x)"), "Operator 'If' is not allowed"),
+    "loop": (model("y = Loop(x)"), "Operator 'Loop' is not allowed"),
+    "random": (model("y = RandomNormalLike(x)"), "Operator 'RandomNormalLike' is not allowed"),
+    "a branch in a harmless node": (holding("y = Relu(x)", "body", BRANCH), "Relu.'body' contains g."),
+    "branches in a harmless node": (holding("y = Relu(x)", "body", [BRANCH]), "contains graphs."),
+    "tensors in a list": (holding("y = Relu(x)", "t", [EXTERNAL]), "contains tensors."),
+    "old": (model(opsets=[("", 10)]), "not support operator set 10"),
+    "new": (model(opsets=[("", 999)]), "not support operator set 999"),
+    "no operators": (model(opsets=[("ai.onnx.ml", 1)]), "must do so once"),
+    "two sets": (model(opsets=[("", 13), ("", 18)]), "must do so once"),
     "no nodes": (model("", y="float[n,16] x"), "no nodes"),
-    "two inputs": (model(x="float[n,16] x, float[n,16] z"), "one input"),
-    "no input": (model("y = Relu(w)", x="float[16,4] w"), "one input"),
-    "two outputs": (model(y="float[n,4] y, float[n,16] x"), "one output"),
+    "two inputs": (model(x="float[n,16] x, float[n,16] z"), "must have one, of shape"),
+    "no input": (model("y = Relu(w)", x="float[16,4] w"), "must have one, of shape"),
+    "two outputs": (model(y="float[n,4] y, float[n,16] x"), "must have one"),
     "other dimension": (model(x="float[n,17] x"), "it has ['?', 17]"),
     "three axes": (model(x="float[n,4,4] x"), "it has ['?', 4, 4]"),
     "no shape": (model(x="float[] x"), "it has []"),
@@ -417,12 +417,12 @@ REFUSED = {
     "dropout": (model("y = Dropout(x, , t)", more="bool t = {1}"), "evaluation mode"),
     "training mode": (
         model("y, m, v = " + NORM),
-        "one output: export the model in evaluation mode",
+        "the limit is 1. Export the model in evaluation mode",
     ),
     "training mode, one output": (model("y = " + NORM), "is in training mode"),
     "NaN weight": (model(constants=[tensor(np.full((DIM, 4), np.nan))]), "NaN, infinity"),
     "infinite answer": (model("z = Sub(x, x) y = Div(x, z)"), "NaN, infinity"),
-    "empty weight": (weight(DIM, 0, raw_data=b""), "or nothing"),
+    "empty weight": (weight(DIM, 0, raw_data=b""), "or no numbers"),
     "text weight": (weight(1, data_type=TensorProto.STRING, string_data=[b"a"]), "must be dense"),
     "a segment": (
         weight(DIM, 4, raw_data=bytes(256), segment=TensorProto.Segment(begin=0, end=1)),
@@ -430,15 +430,15 @@ REFUSED = {
     ),
     "short data": (weight(DIM, 4, raw_data=bytes(7)), "256 bytes required"),
     "no data": (weight(DIM, 4), INVALID),
-    "negative dims": (weight(-DIM, -4, raw_data=bytes(256)), "none of them negative"),
+    "negative dims": (weight(-DIM, -4, raw_data=bytes(256)), "none of negative length"),
     "overflowing dims": (weight(2**32, 2**32, raw_data=b""), INVALID),
     "many dims": (weight(*[1] * 500, raw_data=bytes(4)), "at most 8 axes"),
     "cycle": (model("a = Add(x, b) b = Relu(a) y = Relu(b)"), "topologically sorted"),
     "one name, two weights": (model(constants=[W, W]), "not unique"),
     "unknown attribute": (model("y = Relu <surprise=1> (x)"), INVALID),
     "later operator": (model("y = Gelu(x)"), INVALID),
-    "axis": (model("y = Softmax <axis=7> (x)"), "onnxruntime does not load"),
-    "far axis": (model(f"y = Softmax <axis={2**62}> (x)"), "must lie between"),
+    "axis": (model("y = Softmax <axis=7> (x)"), "onnxruntime cannot load"),
+    "far axis": (model(f"y = Softmax <axis={2**62}> (x)"), "must be from"),
     "product": (model("y = MatMul(x, x)"), "onnxruntime cannot run"),
     "to text": (model("y = Cast <to=8> (x)"), CAST),
     "shape from the vectors": (
@@ -450,7 +450,7 @@ REFUSED = {
         model("g = Greater(x, w) y = Gather(w, g)"),
         "depend on the vectors",
     ),
-    "places of maxima": (model("y, p = MaxPool <kernel_shape=[2]> (x)"), "one output"),
+    "places of maxima": (model("y, p = MaxPool <kernel_shape=[2]> (x)"), "the limit is 1"),
     "overflow": (
         model("y = Reshape(x, i)", more=f"int64[2] i = {{{2**40}, -1}}"),
         "onnxruntime cannot run",
