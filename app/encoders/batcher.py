@@ -176,7 +176,7 @@ class Batcher:
     def _step(self) -> bool:
         """Run one batch; return False after `close`.
 
-        A method of its own, so that an idle lane holds no reference to an unloaded model.
+        A separate method, so that an idle lane holds no reference to an unloaded model.
         """
         parts = self._next()
         if parts is None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from app.encoders.base import CHARACTERS_PER_TOKEN, Item
 
-#: a tokenizer without a limit of its own reports a larger number than this
+#: a tokenizer without its own limit reports a larger number than this
 UNLIMITED_TOKENS = 10**9
 
 #: input of a model -> attribute of an encoding

@@ -21,7 +21,7 @@ MAX_LABEL = 200
 
 
 @dataclass(frozen=True)
-class Embeddings:
+class EndpointEmbeddings:
     """Vectors (n, d), and the endpoint's name of their model, or None."""
 
     vectors: Tensor
@@ -64,7 +64,7 @@ class OpenAIDialect:
 
 @dataclass(frozen=True)
 class TEIDialect:
-    """POST /embed, as in Text Embeddings Inference."""
+    """POST /embed, as in Text EndpointEmbeddings Inference."""
 
     dim: int | None
     normalise: bool

@@ -18,7 +18,12 @@ from app.encoders.base import (
     ModelSources,
 )
 from app.encoders.options import RemoteOptions
-from app.encoders.remote.dialects import ENDPOINT_MAX_DIM, Embeddings, OpenAIDialect, TEIDialect
+from app.encoders.remote.dialects import (
+    ENDPOINT_MAX_DIM,
+    EndpointEmbeddings,
+    OpenAIDialect,
+    TEIDialect,
+)
 from app.encoders.remote.endpoint import Endpoint
 from app.encoders.remote.options import read_remote_options
 from app.errors import EncoderFailed, EncoderUnavailable, InvalidInput
@@ -75,7 +80,7 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> EncoderModel:
     return RemoteEncoder(identity, endpoint, options, probe.name)
 
 
-def _probe(endpoint: Endpoint) -> Embeddings:
+def _probe(endpoint: Endpoint) -> EndpointEmbeddings:
     """Return the answer to one short text. An endpoint that rejects base64 gets requests for lists
     of numbers from then on.
     """

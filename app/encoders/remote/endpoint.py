@@ -19,7 +19,7 @@ import orjson
 from app.encoders.options import RemoteOptions
 from app.encoders.remote.dialects import (
     Dialect,
-    Embeddings,
+    EndpointEmbeddings,
     TEIDialect,
     parse_json,
     parse_matrix,
@@ -110,7 +110,7 @@ class Endpoint:
         )
         weakref.finalize(self, self._pool.close)
 
-    def embed(self, texts: Sequence[str], dim: int) -> Embeddings:
+    def embed(self, texts: Sequence[str], dim: int) -> EndpointEmbeddings:
         """Return vectors of at most `dim` numbers; retries until the deadline.
 
         Raises EncoderFailed, EncoderUnavailable and InvalidInput.
@@ -124,7 +124,7 @@ class Endpoint:
             )
         answer = parse_json(body)
         vectors = parse_matrix(dialect.read_rows(answer), len(texts))
-        return Embeddings(vectors, dialect.read_name(answer))
+        return EndpointEmbeddings(vectors, dialect.read_name(answer))
 
     def fetch_revision(self) -> str | None:
         """Return the model's commit, or else its name, from TEI's /info; None without either."""
