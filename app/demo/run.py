@@ -211,7 +211,8 @@ def add_section(table: Table, name: str, rows: dict[str, PairMeasures]) -> None:
 
 def mean_over_pairs(numbers: dict[tuple[str, str, str], PairMeasures], method: str) -> PairMeasures:
     rows = [value for (_, _, name), value in numbers.items() if name == method]
-    return PairMeasures(*(sum(getattr(row, name) for row in rows) / len(rows) for name in DEMO_MEASURES))
+    means = (sum(getattr(row, name) for row in rows) / len(rows) for name in DEMO_MEASURES)
+    return PairMeasures(*means)
 
 
 def compare_with_promises(

@@ -29,8 +29,9 @@ _batch = threading.local()
 
 
 def enable_packing(transformer: Any) -> bool:
-    """Prepare a sentence-transformers Transformer for packed batches, and return whether it supports
-    them. It still accepts ordinary batches.
+    """Prepare a Transformer of sentence-transformers for packed batches. It still accepts others.
+
+    Returns whether it supports them.
     """
     model = getattr(transformer, "model", None)
     config: Any = getattr(model, "config", None)

@@ -67,7 +67,7 @@ class Preprocessing:
 
     transform  returns a tensor (channels, height, width), float32
     size       (channels, height, width)
-    scaled     shorter side after a resize that keeps proportions; None where all images get one size
+    scaled     shorter side after a resize that keeps proportions; None for a fixed size
     """
 
     transform: Callable[[Image], Tensor]

@@ -43,7 +43,8 @@ def to_float32(tensor: Tensor, name: str, field: str) -> Tensor:
     tensor = tensor.float()
     if not bool(tensor.isfinite().all()):
         raise InvalidHead(
-            f"Tensor `{name}` contains NaN, infinity or a value beyond float32. Remove these values.",
+            f"Tensor `{name}` contains NaN, infinity or a value beyond float32. "
+            "Remove these values.",
             field=field,
         )
     return tensor

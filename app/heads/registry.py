@@ -26,7 +26,8 @@ def make(
 ) -> HeadModel:
     """Return the head of a client's file: safetensors for `linear` and `mlp`, ONNX for `onnx`.
 
-    Only `mlp` has an architecture. Raises InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce, Overloaded.
+    Only `mlp` has an architecture.
+    Raises InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce, Overloaded.
     """
     _check(kind, architecture)
     if kind == "linear":

@@ -1,4 +1,4 @@
-"""Numbers as PNG files."""
+"""Outputs as PNG files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.heads.image import encode_png
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_an_image_is_read_again_as_it_was_written(channels):
+def test_a_written_image_reads_back_equal(channels):
     values = torch.arange(4 * 5 * channels).reshape(4, 5, channels).float() / 255
     with Image.open(BytesIO(encode_png(values, 0.0, 1.0))) as image:
         assert (image.format, image.size, image.mode) == (
@@ -27,7 +27,7 @@ def test_an_image_is_read_again_as_it_was_written(channels):
     assert pixels.flatten().tolist() == list(range(20 * channels))
 
 
-def test_low_is_black_high_is_full_and_beyond_is_clamped():
+def test_values_outside_low_and_high_are_clamped():
     values = torch.tensor([-9.0, -1.0, 0.0, 1.0, 3e38])[None, :, None]
     with Image.open(BytesIO(encode_png(values, -1.0, 1.0))) as image:
         assert np.asarray(image).tolist() == [[0, 0, 128, 255, 255]]
@@ -44,7 +44,7 @@ def test_low_is_black_high_is_full_and_beyond_is_clamped():
         (torch.full((2, 2, 3), torch.inf), 0.0, 1.0, "infinity"),
     ],
 )
-def test_what_is_no_image_is_refused(values, low, high, says):
+def test_invalid_images_are_rejected(values, low, high, says):
     with pytest.raises(InvalidHead, match=says):
         encode_png(values, low, high)
 

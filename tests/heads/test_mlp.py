@@ -1,4 +1,4 @@
-"""MLPs: what is accepted, and that they compute what torch.nn.Sequential computes."""
+"""MLPs: their checks, and outputs equal to torch.nn.Sequential."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.errors import AnchorageError, HeadTooLarge, InvalidHead
 from app.heads import mlp, registry
 from app.heads.onnx.process import OnnxRunner
 
-RUNNER = OnnxRunner()  # which no head of this kind asks
+RUNNER = OnnxRunner()  # MLPs do not use it
 make, load = (
     partial(registry.make, runner=RUNNER, owner=""),
     partial(registry.load, runner=RUNNER, owner=""),
@@ -45,7 +45,7 @@ NORMS = {"layer_norm": nn.LayerNorm, "batch_norm": nn.BatchNorm1d}
 
 
 def sequential(architecture: list[str], widths: list[int], seed: int = 0) -> nn.Sequential:
-    """A network in evaluation mode, its normalisations as training leaves them: neither at zero nor at one."""
+    """A network in evaluation mode, with statistics other than zero and one."""
     torch.manual_seed(seed)
     modules: list[nn.Module] = []
     width, *rest = widths
@@ -67,7 +67,7 @@ def sequential(architecture: list[str], widths: list[int], seed: int = 0) -> nn.
 
 
 def file(network: nn.Module, **changes: torch.Tensor | None) -> bytes:
-    """What a PyTorch user saves, with tensors added, replaced or left out."""
+    """A saved state_dict, with tensors added, replaced or removed."""
     tensors = {
         **network.state_dict(),
         **{name[1:].replace("_", ".", 1): tensor for name, tensor in changes.items()},
@@ -91,7 +91,7 @@ def networks(draw: st.DrawFn) -> tuple[list[str], list[int], int]:
 
 @given(networks(), st.integers(0, 20))
 @settings(max_examples=60, deadline=None)
-def test_a_network_computes_what_torch_computes(drawn, n):
+def test_outputs_equal_torchs(drawn, n):
     architecture, widths, seed = drawn
     network = sequential(architecture, widths, seed)
     head = make("mlp", file(network), architecture, dim=widths[0])
@@ -102,11 +102,11 @@ def test_a_network_computes_what_torch_computes(drawn, n):
     torch.testing.assert_close(head.run(vectors), expected, atol=1e-6, rtol=1e-6)
 
 
-def test_every_module_is_torchs_by_its_name():
+def test_every_module_exists_in_torch():
     assert {*mlp.KNOWN_MODULES} == {*MODULES, *NORMS, "linear"}
 
 
-def test_rows_run_in_pieces_are_the_rows_run_at_once(monkeypatch):
+def test_outputs_do_not_depend_on_the_pieces(monkeypatch):
     network = sequential([*SIMPLE, "batch_norm"], [6, 16, 3])
     head = make("mlp", file(network), [*SIMPLE, "batch_norm"], dim=6)
     vectors = torch.randn(100, 6)
@@ -115,7 +115,7 @@ def test_rows_run_in_pieces_are_the_rows_run_at_once(monkeypatch):
     torch.testing.assert_close(head.run(vectors), once, atol=1e-7, rtol=1e-7)
 
 
-def test_tensors_make_the_same_head_again():
+def test_stored_tensors_rebuild_the_head():
     architecture = ["linear", "batch_norm", "gelu", "layer_norm", "linear"]
     head = make("mlp", file(sequential(architecture, [4, 8, 2])), architecture, dim=4)
     again = load("mlp", head.tensors(), architecture, dim=4)
@@ -125,7 +125,7 @@ def test_tensors_make_the_same_head_again():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_every_float_is_read(dtype):
+def test_every_float_format_is_read(dtype):
     network = sequential(SIMPLE, [4, 8, 2]).to(dtype)
     head = make("mlp", file(network), SIMPLE, dim=4)
     torch.testing.assert_close(
@@ -133,7 +133,7 @@ def test_every_float_is_read(dtype):
     )
 
 
-def test_layers_may_lack_what_torch_lets_them_lack():
+def test_optional_tensors_may_be_missing():
     network = nn.Sequential(
         nn.Linear(3, 5, bias=False),
         nn.LayerNorm(5, elementwise_affine=False),
@@ -145,7 +145,7 @@ def test_layers_may_lack_what_torch_lets_them_lack():
     )
 
 
-def test_overflow_is_refused_and_names_its_rows():
+def test_overflow_is_an_error_that_names_its_rows():
     network = nn.Sequential(*[nn.Linear(1, 1, bias=False) for _ in range(9)], nn.LayerNorm(1))
     for tensor in network.state_dict().values():
         tensor.fill_(1e38)
@@ -192,7 +192,7 @@ X = torch.ones
         ([*SIMPLE, "layer_norm"], {"_4_bias": X(2)}, "`4.bias` without `4.weight`"),
     ],
 )
-def test_what_does_not_fit_its_architecture_is_refused(architecture, changes, says):
+def test_tensors_must_match_the_architecture(architecture, changes, says):
     with pytest.raises(InvalidHead, match=says) as caught:
         make("mlp", file(sequential(SIMPLE, [4, 8, 2]), **changes), architecture, dim=4)
     assert caught.value.field == "safetensors"
@@ -209,7 +209,7 @@ def test_what_does_not_fit_its_architecture_is_refused(architecture, changes, sa
         (None, InvalidHead, "`architecture`"),
     ],
 )
-def test_what_is_no_architecture_is_refused(architecture, error, says):
+def test_invalid_architectures_are_rejected(architecture, error, says):
     with pytest.raises(error, match=says) as caught:
         make("mlp", file(sequential(SIMPLE, [4, 8, 2])), architecture, dim=4)
     assert caught.value.field == "architecture"
@@ -255,7 +255,7 @@ FILE = file(sequential([*SIMPLE, "batch_norm"], [4, 8, 2]))
     st.integers(0, len(FILE)),
 )
 @settings(max_examples=200, deadline=None)
-def test_a_file_with_wrong_bytes_is_refused_or_read_never_worse(changes, cut):
+def test_a_file_with_wrong_bytes_is_read_or_rejected(changes, cut):
     data = bytearray(FILE)
     for place, byte in changes:
         data[place] = byte

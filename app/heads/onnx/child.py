@@ -1,4 +1,4 @@
-"""The process that reads and runs clients' ONNX files: `python -m app.heads.onnx.child MEMORY NICE`.
+"""The process that runs clients' ONNX files: `python -m app.heads.onnx.child MEMORY NICE`.
 
 Its standard input is a socket. It can open no file, and it ends with its parent process. It answers
 these messages of `app.heads.onnx.frames`:

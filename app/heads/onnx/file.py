@@ -122,8 +122,8 @@ def read_onnx(data: bytes, *, dim: int) -> tuple[Any, bool]:
         )
     if model.functions or model.training_info or graph.sparse_initializer:
         raise invalid_onnx(
-            "The model has functions, training information or sparse tensors, which are not allowed. "
-            "Export it for inference, with inlined functions and dense tensors."
+            "The model has functions, training information or sparse tensors, which are not "
+            "allowed. Export it for inference, with inlined functions and dense tensors."
         )
     if len(graph.node) > MOST_NODES or len(graph.initializer) > MOST_CONSTANTS:
         raise HeadTooLarge(
@@ -180,7 +180,8 @@ def _copy_tensor(tensor: Any) -> Any:
         )
     if tensor.HasField("segment") or tensor.data_type not in TENSOR_TYPES:
         raise invalid_onnx(
-            f"Tensor {name} must be dense, and hold float16, float32, float64, int32, int64 or bool."
+            f"Tensor {name} must be dense, and hold float16, float32, float64, int32, int64 or "
+            "bool."
         )
     if len(tensor.dims) > HIGHEST_RANK or any(side < 0 for side in tensor.dims):
         raise invalid_onnx(
@@ -221,7 +222,8 @@ def _read_input(graph: Any, constants: set[str], dim: int) -> tuple[str, bool]:
             side.dim_value if side.HasField("dim_value") else "?" for side in sides[:HIGHEST_RANK]
         ]
         raise invalid_onnx(
-            f"The input must have shape [batch, {dim}], the dimension of the encoder; it has {shape}."
+            f"The input must have shape [batch, {dim}], which ends with the encoder's dimension; "
+            f"it has {shape}."
         )
     return inputs[0].name, sides[0].dim_value == 1
 
@@ -288,7 +290,7 @@ def _check_attribute(attribute: Any, op: str) -> None:
 
 
 def _check_control_inputs(nodes: list[Any], source: str) -> None:
-    """Raises InvalidHead unless shapes, axes and integers only depend on constants and on the number
+    """Raises InvalidHead if shapes, axes or integers depend on more than constants and the number
     of rows.
     """
     rows = {source}  # names of all values that depend on the rows
