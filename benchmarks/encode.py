@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.demo.pack import load_pack
-from app.encoders.base import ModelSources, EncoderSpec
+from app.encoders.base import EncoderSpec, ModelSources
 from app.encoders.text import load
 
 RESULTS = Path(__file__).parent / "results" / "encode.json"

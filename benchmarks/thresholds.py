@@ -34,7 +34,7 @@ from rich.console import Console
 from torch import Tensor
 
 from app.demo.run import new_table
-from app.encoders.base import ModelSources, EncoderSpec
+from app.encoders.base import EncoderSpec, ModelSources
 from app.encoders.text import load
 from app.maths.geometry.space import fit_space
 from app.maths.quality.metrics import unit

@@ -36,7 +36,7 @@ from rich.console import Console
 from torch import Tensor
 from truth import ALLOWED, deviation
 
-from app.demo.client import to_wire, from_wire
+from app.demo.client import from_wire, to_wire
 from app.demo.run import new_table
 from app.maths.geometry.space import fit_space
 from app.maths.translators import methods

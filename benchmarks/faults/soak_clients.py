@@ -19,7 +19,7 @@ from machinery import dice
 from torch import Tensor
 from truth import ALLOWED, DIMS, PROBES, Anchors, deviation, growth, items
 
-from app.demo.client import to_wire, from_wire
+from app.demo.client import from_wire, to_wire
 
 ANCHORS = 60
 #: a version of a set lives for about this long

@@ -16,7 +16,7 @@ from machinery import Deployment, dice, wait_until
 from torch import Tensor
 from traffic import Client, Step, Tally
 
-from app.demo.client import to_wire, from_wire
+from app.demo.client import from_wire, to_wire
 from app.maths.bootstrap import paper
 from app.maths.bootstrap.pools import fit_pools
 from app.maths.geometry.space import fit_space, normalise

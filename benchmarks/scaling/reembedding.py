@@ -12,7 +12,7 @@ from figures import Grid, Rounds, Row, Section, Target
 from service import Connection, make_set, npy, register, serve
 
 from app.demo.pack import load_pack
-from app.encoders.base import ModelSources, EncoderSpec
+from app.encoders.base import EncoderSpec, ModelSources
 from app.encoders.text import load
 from app.maths.geometry.space import fit_space
 from app.maths.translators import methods

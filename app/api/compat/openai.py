@@ -23,7 +23,7 @@ from app.api.http.error_dialects import OpenAIError
 from app.api.http.problems import spoken
 from app.api.schemas import fields
 from app.api.schemas.fields import Body
-from app.encoders.base import Input, EncoderSpec
+from app.encoders.base import EncoderSpec, Input
 from app.errors import (
     ClientLeft,
     EncoderNotFound,

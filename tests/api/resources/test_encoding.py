@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.encoders.base import ModelSources, EncoderSpec
+from app.encoders.base import EncoderSpec, ModelSources
 from app.encoders.model_files import find_model
 from app.errors import Conflict, EncoderUnavailable
 from app.services.anchors import anchor_sets
