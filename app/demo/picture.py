@@ -35,14 +35,14 @@ def draw(
     _, _, axes = torch.linalg.svd(means - means.mean(dim=0), full_matrices=False)
     figure = Figure(figsize=(13, 6.2), layout="constrained")
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
-    for panel, moved, name in (
+    for panel, vectors, name in (
         (panels[0], untranslated, "as they are"),
         (panels[1], translated, "translated"),
     ):
         for colour, label in enumerate(intents):
             rows = labels == label
             start, end = (
-                torch.nn.functional.normalize(v[rows]) @ axes[:2].T for v in (native, moved)
+                torch.nn.functional.normalize(v[rows]) @ axes[:2].T for v in (native, vectors)
             )
             panel.plot(
                 *torch.stack([start, end]).unbind(dim=2), color="0.85", linewidth=0.5, zorder=1

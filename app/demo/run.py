@@ -56,10 +56,10 @@ class PairMeasures:
     mrr: float
 
     @classmethod
-    def of(cls, moved: Tensor, native: Tensor, mean: Tensor) -> PairMeasures:
-        """Compare `moved` with `native`; `mean` is the mean of the target's anchors."""
-        plain = metrics.summary(metrics.per_item(moved, native))
-        centred = metrics.summary(metrics.per_item(moved - mean, native - mean))
+    def of(cls, translated: Tensor, native: Tensor, mean: Tensor) -> PairMeasures:
+        """Compare `translated` with `native`; `mean` is the mean of the target's anchors."""
+        plain = metrics.summary(metrics.per_item(translated, native))
+        centred = metrics.summary(metrics.per_item(translated - mean, native - mean))
         return cls(plain.cosine, plain.recall, centred.cosine, centred.recall, centred.mrr)
 
 
@@ -142,10 +142,10 @@ def translate_all(
         nothing = metrics.do_nothing(rest[source], native.shape[1])
         numbers[source, target, DO_NOTHING] = PairMeasures.of(nothing, native, means[target])
         for method in DEMO_METHODS:
-            moved = translate(client, source, target, rest[source], method)
-            numbers[source, target, method] = PairMeasures.of(moved, native, means[target])
+            translated = translate(client, source, target, rest[source], method)
+            numbers[source, target, method] = PairMeasures.of(translated, native, means[target])
             if method == "auto":
-                translations[source, target] = moved
+                translations[source, target] = translated
     console.print(table_of(numbers, len(native)))
     return translations, numbers
 
@@ -226,7 +226,7 @@ def compare_with_promises(
         ("source -> target", "method"),
         columns,
     )
-    for (source, target), moved in translations.items():
+    for (source, target), translated in translations.items():
         translator = client.post(
             "/translators", source=source, target=target, anchor_set=ANCHOR_SET_NAME
         )
@@ -236,7 +236,7 @@ def compare_with_promises(
         size = promise["index"]
         starts = range(0, len(native) - size + 1, size)
         measurements = [
-            PairMeasures.of(moved[start : start + size], native[start : start + size], mean)
+            PairMeasures.of(translated[start : start + size], native[start : start + size], mean)
             for start in starts
         ]
         row = {"source": source, "target": target, "method": translator["method"]}

@@ -19,7 +19,7 @@ from app.types import InputRole, Modality
 Input = str | bytes
 
 #: the option `dtype` -> what torch computes in
-TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+ENCODER_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 #: estimate for texts whose tokens are not counted
 CHARACTERS_PER_TOKEN = 4

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from app.encoders import unpadded
 from app.encoders.base import (
-    TORCH_DTYPES,
+    ENCODER_DTYPES,
     EncoderModel,
     EncoderSpec,
     Input,
@@ -271,7 +271,7 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> EncoderModel:
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it would fill the log
     kwargs: dict[str, Any] = {"use_safetensors": True}
     if options.dtype is not None:
-        kwargs["dtype"] = TORCH_DTYPES[options.dtype]
+        kwargs["dtype"] = ENCODER_DTYPES[options.dtype]
 
     def build() -> SentenceEncoder:
         model = SentenceTransformer(

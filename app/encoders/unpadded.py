@@ -59,7 +59,7 @@ def pack_features(rows: Sequence[Mapping[str, list[int]]], offset: int) -> dict[
     """Return the tokens of all texts in one row. Each text's positions start at `offset`."""
     lengths = [len(row["input_ids"]) for row in rows]
     counts = torch.tensor(lengths)
-    packed = {
+    inputs = {
         name: torch.from_numpy(
             np.concatenate([np.asarray(row[name], dtype=np.int64) for row in rows])
         )[None]
@@ -67,7 +67,7 @@ def pack_features(rows: Sequence[Mapping[str, list[int]]], offset: int) -> dict[
         if name != "attention_mask"
     }
     return {
-        **packed,
+        **inputs,
         "position_ids": torch.cat([torch.arange(offset, offset + length) for length in lengths])[
             None
         ],
@@ -106,10 +106,10 @@ def _register() -> None:
         texts = zip(
             *(torch.split(each, lengths, dim=2) for each in (query, key, value)), strict=True
         )
-        attended = torch.cat(
+        output = torch.cat(
             [scaled_dot_product_attention(q, k, v, scale=scaling) for q, k, v in texts], dim=2
         )
-        return attended.transpose(1, 2).contiguous(), None
+        return output.transpose(1, 2).contiguous(), None
 
     def mask(*arguments: Any, **more: Any) -> Any:
         return (

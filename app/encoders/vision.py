@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from app.encoders import images
-from app.encoders.base import TORCH_DTYPES, EncoderSpec, Input, Item, ModelIdentity, ModelSources
+from app.encoders.base import ENCODER_DTYPES, EncoderSpec, Input, Item, ModelIdentity, ModelSources
 from app.encoders.images import DEFAULT_IMAGE_LIMITS, ImageLimits
 from app.encoders.model_files import find_model
 from app.encoders.options import ImageOptions, read_options
@@ -165,7 +165,7 @@ class VisionEncoder:
             with torch.inference_mode():
                 batch = torch.stack([item.features for item in items])
                 vectors = self._model(
-                    batch.to(self._device, TORCH_DTYPES[self.identity.dtype or "float32"])
+                    batch.to(self._device, ENCODER_DTYPES[self.identity.dtype or "float32"])
                 )
                 vectors = vectors.float()[:, : self.dim]
                 if self.identity.normalise:
@@ -218,8 +218,8 @@ def load(
     path, revision = find_model(spec, sources, pairs=True)
     try:
         model, preprocessing = _load_folder(path) if path.is_dir() else _load_pair(path)
-        model = model.eval().requires_grad_(False).to(device, TORCH_DTYPES[options.dtype])
-        full = _measure_dim(model, preprocessing, device, TORCH_DTYPES[options.dtype])
+        model = model.eval().requires_grad_(False).to(device, ENCODER_DTYPES[options.dtype])
+        full = _measure_dim(model, preprocessing, device, ENCODER_DTYPES[options.dtype])
     except AnchorageError:
         raise
     except Exception as error:  # timm, safetensors and torch may raise anything

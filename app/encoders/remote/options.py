@@ -43,9 +43,9 @@ def read_remote_options(
 
     Raises EncoderUnavailable for a URL or a variable that the operator has not allowed.
     """
-    read = read_options(RemoteOptions, options)
+    checked = read_options(RemoteOptions, options)
     try:
-        url = normal_url(read.url)
+        url = normal_url(checked.url)
     except ValueError as error:
         raise InvalidOption(f"The endpoint's base URL {error}.", field="options.url") from None
     key_variables = {normal_url(allowed): key_env for allowed, key_env in sources.remote.items()}
@@ -55,10 +55,10 @@ def read_remote_options(
             "Ask the operator to add it to ANCHORAGE_REMOTE_URLS, or use a URL listed there.",
             field="options.url",
         )
-    if read.api_key_env not in (None, key_variables[url]):
+    if checked.api_key_env not in (None, key_variables[url]):
         raise EncoderUnavailable(
             "The operator has not bound this variable to that URL. "
             "Remove `api_key_env`, or name the variable that the operator has bound.",
             field="options.api_key_env",
         )
-    return read.model_copy(update={"url": url}), key_variables[url]
+    return checked.model_copy(update={"url": url}), key_variables[url]
