@@ -6,9 +6,9 @@ import re
 
 import torch
 
-from app.encoders.base import Shelf
+from app.encoders.base import ModelSources
 from app.encoders.pool import EncoderPool
-from app.encoders.remote import normal_url
+from app.encoders.remote.options import normal_url
 from app.services.context import Limits, Retention, Services
 from app.services.lanes import Lanes
 from app.settings import Settings
@@ -64,7 +64,7 @@ def make_services(settings: Settings, *, device: str | None = None) -> Services:
     )
 
 
-def _shelf(settings: Settings) -> Shelf:
+def _shelf(settings: Settings) -> ModelSources:
     """Where models may come from. Raises ValueError for a URL that no endpoint could have."""
     remote: dict[str, str | None] = {}
     for entry in _listed(settings.remote_urls):
@@ -72,7 +72,7 @@ def _shelf(settings: Settings) -> Shelf:
             entry.rpartition("=") if re.search(r"=[A-Za-z_]\w*$", entry) else (entry, "", "")
         )
         remote[normal_url(url)] = key or None
-    return Shelf(settings.models_dir, tuple(_listed(settings.hub_models)), remote)
+    return ModelSources(settings.models_dir, tuple(_listed(settings.hub_models)), remote)
 
 
 def _listed(text: str) -> list[str]:

@@ -16,7 +16,7 @@ from app.errors import (
 )
 from app.heads import registry as heads
 from app.heads.base import HeadModel
-from app.heads.image import png
+from app.heads.image import encode_png
 from app.services import name_lookup
 from app.services.access.audit import record_audit
 from app.services.context import Services
@@ -185,4 +185,4 @@ def draw_images(image: Mapping[str, Any], values: Tensor) -> list[bytes]:
     shape = [image["height"], image["width"], image["channels"]]
     if image["layout"] == "chw":
         values = values.reshape(-1, shape[2], *shape[:2]).permute(0, 2, 3, 1).contiguous()
-    return [png(each, image["low"], image["high"]) for each in values.reshape(-1, *shape)]
+    return [encode_png(each, image["low"], image["high"]) for each in values.reshape(-1, *shape)]
