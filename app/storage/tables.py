@@ -101,7 +101,7 @@ class AnchorSetRow(Owned, Base):
         back_populates="anchor_set",
         cascade="all, delete-orphan",
         passive_deletes=True,
-        order_by="Space.created_at",
+        order_by="SpaceRow.created_at",
         lazy="selectin",
     )
 
