@@ -173,7 +173,7 @@ def test_a_damaged_blob_is_noticed_and_nothing_wrong_is_served(stocked):
 
 
 def test_a_head_is_stored_in_float32_and_loaded_once(stocked):
-    new = stitching.NewHead("h", "linear", "b", None, HeadOutput.classes, ["x", "y"])
+    new = stitching.HeadSpec("h", "linear", "b", None, HeadOutput.classes, ["x", "y"])
     head = stitching.create_head(
         stocked, PROJECT, new, lambda dim: linear_head(some(2, 2).double(), None, dim=dim)
     )

@@ -56,7 +56,7 @@ class TranslationChoice:
 
 
 @dataclass(frozen=True)
-class NewHead:
+class HeadSpec:
     """What a client says of a head.
 
     output        what its numbers mean; for an image, `image` says which
@@ -142,7 +142,7 @@ class _Ready:
 
 
 def create_head(
-    services: Services, project: str, new: NewHead, make: Callable[[int], HeadModel]
+    services: Services, project: str, new: HeadSpec, make: Callable[[int], HeadModel]
 ) -> tables.HeadRow:
     """Store a head of an encoder's space, or of an anchor set's relative space. `make` reads it, given its vectors' dimension.
 
@@ -178,7 +178,7 @@ def create_head(
     return kept
 
 
-def _new_row(session: Session, project: str, new: NewHead) -> tables.HeadRow:
+def _new_row(session: Session, project: str, new: HeadSpec) -> tables.HeadRow:
     resources.require_free(session, tables.HeadRow, project, new.name)
     row = tables.HeadRow(
         project=project,
@@ -211,7 +211,7 @@ def _new_row(session: Session, project: str, new: NewHead) -> tables.HeadRow:
     return row
 
 
-def _check_outputs(new: NewHead, head: HeadModel) -> None:
+def _check_outputs(new: HeadSpec, head: HeadModel) -> None:
     """Raises InvalidHead for a head that does not answer what it is said to."""
     if new.output is HeadOutput.classes and head.outputs != len(new.classes):
         raise InvalidHead(

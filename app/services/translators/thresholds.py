@@ -35,7 +35,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Found:
+class ScoreMap:
     """At each given score, what to expect of the other one; `covered`: given scores that the anchors can say something about."""
 
     points: list[tuple[float, Expected]]
@@ -44,13 +44,13 @@ class Found:
     agreement: Agreement | None = None
 
 
-def threshold(services: Services, project: str, question: Question, score: float) -> Found:
+def threshold(services: Services, project: str, question: Question, score: float) -> ScoreMap:
     """The other score of a given one in [-1, 1]. Raises TranslatorNotFound, TooFewAnchors, Overloaded."""
     fitted = _calibration(services, project, question)
     return replace(_expected(fitted, [score], question.level), agreement=agreement(fitted, score))
 
 
-def table(services: Services, project: str, question: Question) -> Found:
+def table(services: Services, project: str, question: Question) -> ScoreMap:
     """The map at POINTS scores, or none where the anchors cover nothing. Raises as `threshold`."""
     fitted = _calibration(services, project, question)
     covered = calibration.covered(fitted)
@@ -62,9 +62,11 @@ def table(services: Services, project: str, question: Question) -> Found:
     return _expected(fitted, scores, question.level)
 
 
-def _expected(fitted: Calibration, scores: list[float], level: float) -> Found:
+def _expected(fitted: Calibration, scores: list[float], level: float) -> ScoreMap:
     points = [(score, calibration.expect(fitted, score, level=level)) for score in scores]
-    return Found(points, calibration.covered(fitted), calibration.same_item_interval(fitted, level))
+    return ScoreMap(
+        points, calibration.covered(fitted), calibration.same_item_interval(fitted, level)
+    )
 
 
 def _calibration(services: Services, project: str, question: Question) -> Calibration:

@@ -111,7 +111,7 @@ def test_events_of_no_job_are_a_problem_document(api):
 
 
 def test_streams_above_the_limit_are_refused_until_one_has_ended(api, job, monkeypatch):
-    monkeypatch.setattr(jobs, "STREAMS", 2)
+    monkeypatch.setattr(jobs, "MAX_EVENT_STREAMS", 2)
     path = f"/jobs/{job}/events"
     with api.open("GET", path) as one, api.open("GET", path) as other:
         assert next(events(one))
@@ -128,7 +128,7 @@ def test_streams_above_the_limit_are_refused_until_one_has_ended(api, job, monke
 
 
 def test_a_client_that_goes_away_gives_its_stream_back(api, job, monkeypatch):
-    monkeypatch.setattr(jobs, "STREAMS", 1)
+    monkeypatch.setattr(jobs, "MAX_EVENT_STREAMS", 1)
     for _ in range(3):
         status = 503
         while status == 503:  # the server learns a moment later that a client has gone

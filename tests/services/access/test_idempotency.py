@@ -279,7 +279,7 @@ def test_every_write_is_noted_with_its_key_and_origin_and_in_order(stocked):
             services, PROJECT, name="t", embeddings={"a": torch.randn(5, 3)}
         )
         anchor_sets.delete_anchor_set(services, PROJECT, "t")
-        new = stitching.NewHead("h", "linear", "a", None, HeadOutput.classes, list("xyz"))
+        new = stitching.HeadSpec("h", "linear", "a", None, HeadOutput.classes, list("xyz"))
         stitching.create_head(services, PROJECT, new, lambda dim: linear_head(three, None, dim=dim))
         stitching.delete_head(services, PROJECT, "h")
         fitted = translators.fit(

@@ -52,7 +52,7 @@ def make(services: Services, project: str, version: int) -> None:
     anchor_sets.create_anchor_set(services, project, name="s", embeddings=embeddings)
     for name, encoder, anchor_set, dim in (("h", "b", None, 3), ("r", None, "s", 12)):
         head = linear_head(torch.randn(2, dim, generator=draw), None, dim=dim)
-        new = stitching.NewHead(name, "linear", encoder, anchor_set, HeadOutput.numbers)
+        new = stitching.HeadSpec(name, "linear", encoder, anchor_set, HeadOutput.numbers)
         stitching.create_head(services, project, new, lambda _dim, head=head: head)
 
 
