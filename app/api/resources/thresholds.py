@@ -94,7 +94,7 @@ class CalibrationPointOut(BaseModel):
         description="Share of all pairs of anchors that reach the request's score, 0 to 1."
     )
     extrapolated: bool = Field(
-        description="Whether too few pairs of anchors are above, below or near the request's score."
+        description="Whether too few pairs of anchors are above, below or near the score."
     )
 
 
@@ -143,7 +143,7 @@ def get_threshold(
     scores: WhichScores = Scores.translated_native,
     level: Level = 0.9,
 ) -> ThresholdOut:
-    """Returns the new score for an old one (`source`), or the old score for a new one (`target`)."""
+    """Returns the new score for an old one (`source`), or the old one for a new one (`target`)."""
     if (source is None) == (target is None):
         raise NotExactlyOne(
             "Send exactly one of `source` and `target`, a cosine from -1 to 1.",

@@ -150,7 +150,7 @@ class TranslateAnswer(BaseModel):
 
     vectors: Vectors = Field(description="One translated vector for each row of the request.")
     count: int = Field(description="Number of vectors.")
-    dim: int = Field(description="Dimension of the vectors: that of the target encoder.")
+    dim: int = Field(description="Dimension of the vectors: equal to the target encoder's.")
     method: str = Field(description="Method that fitted the translator; never `auto`.")
     options: dict[str, Any] = Field(description="All options of the method, with defaults.")
     translator: str | None = Field(
