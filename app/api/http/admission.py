@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -38,7 +38,7 @@ from app.errors import (
 )
 from app.observability import metrics
 from app.services.access.api_keys import Caller, KeyRing
-from app.services.context import Origin, answer_bytes, origin
+from app.services.request_context import RequestContext
 
 log = logging.getLogger("anchorage.request")
 
@@ -237,12 +237,19 @@ class AdmissionMiddleware:
         if not lasting:
             room.enter()
         caller = await self._admit(scope, headers)
+        state = scope["state"]
+        context = RequestContext(
+            caller.project,
+            caller.key_id,
+            answer.request_id,
+            # `departures` puts it there, once the body has been read
+            on_departure=lambda call: state.get("on_departure", lambda _: None)(call),
+        )
         if not lasting:
             room.join(None if caller.key_id is None else caller.project)
             room.take(_body_bytes(headers, self._admission.max_body_bytes))
-            answer_bytes.set(room.take)
-        scope["state"]["caller"] = caller
-        origin.set(Origin(text=answer.request_id, key_id=caller.key_id))
+            context = replace(context, reserve_bytes=room.take)
+        state.update(caller=caller, context=context)
 
     def _check_host(self, headers: Headers) -> None:
         """A page of the web that makes a browser call a service on loopback brings the page's own Host along."""

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -26,10 +26,11 @@ from starlette.concurrency import run_in_threadpool
 
 from app.api.codecs import arrow, npy
 from app.api.http import multipart, query_fields
-from app.api.http.deps import project_of
+from app.api.http.deps import context_of
 from app.api.schemas.fields import Body
 from app.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, Malformed, UnsupportedMedia
-from app.services.context import Repeat, Services, answer_bytes, on_departure, origin
+from app.services.context import Services
+from app.services.request_context import Repeat, RequestContext
 from app.types import Scope
 
 JSON = "application/json"
@@ -91,7 +92,7 @@ class Reading:
 class Call(Generic[BodyT]):
     """One request of a route that takes vectors.
 
-    services, project  what the route works with, and for whom
+    services, context  what the route works with, and on whose behalf
     body      the validated fields; of a stream, those of its query string
     media     the media type of the body
     rows      the body's Arrow rows, if it had any
@@ -101,7 +102,7 @@ class Call(Generic[BodyT]):
 
     request: Request
     services: Services
-    project: str
+    context: RequestContext
     body: BodyT
     media: str
     rows: arrow.Rows | None = None
@@ -156,14 +157,14 @@ async def read_call(model: type[BodyT], reading: Reading, request: Request) -> C
     """
     begun = time.perf_counter()
     services: Services = request.app.state.services
-    project = project_of(request, Scope.read)
+    context = context_of(request, Scope.read)
     if query_fields.wants_stream(request):
         body = validated(model, query_fields.read(request, model, streams=reading.streams))
-        return Call(request, services, project, body, media_of(request), streamed=True)
+        return Call(request, services, context, body, media_of(request), streamed=True)
     body, media, rows, arrived = await _read(model, reading, request)
     parsed = time.perf_counter()
     return Call(
-        request, services, project, body, media, rows, begun=begun, arrived=arrived, parsed=parsed
+        request, services, context, body, media, rows, begun=begun, arrived=arrived, parsed=parsed
     )
 
 
@@ -191,11 +192,20 @@ async def _read(
         )
     _note_repeat(request, data, files or [])
     limits = request.app.state.services.limits
+    reserve = context_of(request).reserve_bytes
     most_rows = max(
         limits.vectors, limits.pool
     )  # each route has a limit of its own, which it checks later
     parse = partial(
-        _parsed, media, data, files, query_fields.column(request), most_rows, query, model
+        _parsed,
+        media,
+        data,
+        files,
+        query_fields.column(request),
+        most_rows,
+        query,
+        model,
+        reserve,
     )
     if len(data) <= INLINE_BYTES or media == npy.MEDIA:
         body, rows = parse()
@@ -217,10 +227,10 @@ def validated(model: type[BodyT], fields: Any) -> BodyT:
         ) from None
 
 
-def parse_json(data: Data) -> Any:
+def parse_json(data: Data, reserve: Callable[[int], None]) -> Any:
     """JSON as Python's objects. Raises Malformed, and for a large body as `_count_cost`."""
     if len(data) > INLINE_BYTES:
-        _count_cost(data)
+        _count_cost(data, reserve)
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -301,11 +311,12 @@ def departures(request: Request) -> Iterator[None]:
         calls.append(call)
         loop.call_soon_threadsafe(begin)
 
-    token = on_departure.set(call_then)
+    state = request.scope.setdefault("state", {})
+    state["on_departure"] = call_then
     try:
         yield
     finally:
-        on_departure.reset(token)
+        del state["on_departure"]
         for watcher in watchers:
             watcher.cancel()
 
@@ -324,6 +335,7 @@ def _parsed(
     most_rows: int,
     query: dict[str, Any],
     model: type[BodyT],
+    reserve: Callable[[int], None],
 ) -> tuple[BodyT, arrow.Rows | None]:
     """The body and the query string as the model, and the body's Arrow rows."""
     rows = None
@@ -333,7 +345,7 @@ def _parsed(
         rows = arrow.read(data, column, most_rows)
         fields = {"vectors": rows.vectors}
     else:
-        fields = parse_json(data)
+        fields = parse_json(data, reserve)
         if files is not None:
             fields = _with_files(fields, files)
     if query:
@@ -341,7 +353,7 @@ def _parsed(
     return validated(model, fields), rows
 
 
-def _count_cost(data: Data) -> None:
+def _count_cost(data: Data, reserve: Callable[[int], None]) -> None:
     """Take room for what the JSON costs in memory. What stands within texts is counted too.
 
     Raises BodyTooLarge for more values, lists, objects or texts than one body may have, Overloaded and TooMuchAtOnce.
@@ -365,7 +377,7 @@ def _count_cost(data: Data) -> None:
         + quotes * QUOTE_BYTES
         + len(data) * TEXT_BYTES
     )
-    answer_bytes.get()(max(0, cost // MEMORY_FACTOR - len(data)))
+    reserve(max(0, cost // MEMORY_FACTOR - len(data)))
 
 
 def _count(data: Data, character: int) -> int:
@@ -400,7 +412,7 @@ def _note_repeat(request: Request, data: Data, files: list[bytes]) -> None:
     for part in (data, *files):
         fingerprint.update(len(part).to_bytes(8))
         fingerprint.update(part)
-    origin.set(replace(origin.get(), repeat=Repeat(key, fingerprint.hexdigest())))
+    request.scope["state"]["repeat"] = Repeat(key, fingerprint.hexdigest())
 
 
 async def _read_on(request: Request, limit: int, declared: int | None, data: bytes) -> memoryview:

@@ -16,6 +16,7 @@ from app.api.schemas.fields import NAME_PATTERN
 from app.errors import ScopeMissing
 from app.services.access.api_keys import Caller
 from app.services.context import Services
+from app.services.request_context import Repeat, RequestContext
 from app.types import Scope
 
 Changed = TypeVar("Changed")
@@ -32,14 +33,24 @@ bearer = HTTPBearer(
 )
 
 
-def project_of(request: Request, *scopes: str) -> str:
-    """The project of the caller, whom the edge has recognised. Raises ScopeMissing."""
-    caller: Caller = request.scope["state"]["caller"]
+def context_of(request: Request, *scopes: str) -> RequestContext:
+    """The context of the request, which the edge has made. Raises ScopeMissing."""
+    state = request.scope["state"]
+    caller: Caller = state["caller"]
     for scope in scopes:
         if not caller.may(Scope(scope)):
             held = ", ".join(sorted(caller.scopes))
             raise ScopeMissing(f"this call needs a key with the scope {scope}; this one has {held}")
-    return caller.project
+    context: RequestContext = state["context"]
+    return context
+
+
+async def _context(
+    needed: SecurityScopes,
+    request: Request,
+    _shown: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)],
+) -> RequestContext:
+    return context_of(request, *needed.scopes)
 
 
 async def _project(
@@ -47,20 +58,33 @@ async def _project(
     request: Request,
     _shown: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)],
 ) -> str:
-    return project_of(request, *needed.scopes)
+    return context_of(request, *needed.scopes).project
+
+
+async def _repeat(
+    request: Request,
+    _shown: Annotated[
+        str | None,
+        Header(
+            alias="Idempotency-Key",
+            description="Send a request again under the same key, and what it makes is made once. "
+            "Recognised for a day.",
+        ),
+    ] = None,
+) -> Repeat | None:
+    # The dependency that reads the body has put it there: in a route it stands before this one.
+    return request.scope["state"].get("repeat")  # type: ignore[no-any-return]
 
 
 Svc = Annotated[Services, Depends(services)]
-#: the caller's project, of a key that may ask, that may change things, that may manage keys
+#: the caller's project, for routes that only query: of a key that may read, that may manage keys
 Reads = Annotated[str, Security(_project, scopes=[Scope.read])]
-Writes = Annotated[str, Security(_project, scopes=[Scope.write])]
 Administers = Annotated[str, Security(_project, scopes=[Scope.admin])]
-IdempotencyKey = Annotated[
-    str | None,
-    Header(
-        description="Send a request again under the same key, and what it makes is made once. Recognised for a day."
-    ),
-]
+#: the request's context: of a key that may read, that may change things, that may manage keys
+ReadContext = Annotated[RequestContext, Security(_context, scopes=[Scope.read])]
+WriteContext = Annotated[RequestContext, Security(_context, scopes=[Scope.write])]
+AdminContext = Annotated[RequestContext, Security(_context, scopes=[Scope.admin])]
+IdempotencyKey = Annotated[Repeat | None, Depends(_repeat)]
 
 
 async def settled(change: Callable[..., Changed], services: Services, *arguments: Any) -> Changed:

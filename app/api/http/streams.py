@@ -44,10 +44,12 @@ from app.errors import (
     NotAcceptable,
     TooManyVectors,
     UnsupportedMedia,
+    blaming,
 )
 from app.maths.translators.translator import Precision
 from app.observability import metrics
-from app.services.context import Services, answer_bytes
+from app.services.context import Services
+from app.services.request_context import RequestContext
 from app.services.serving import products
 from app.services.serving.plans import Served
 from app.services.serving.products import Running
@@ -70,6 +72,7 @@ class Plan:
     """What answers a stream, and how; `about`: what is said of it beside what serves it."""
 
     services: Services
+    context: RequestContext
     served: Served
     dtype: Dtype
     precision: Precision
@@ -202,10 +205,8 @@ class _Stream(Response):
     async def _send(self, send: Send, block: _Block, begun: bool) -> bool:
         """The rows of a block, once they are there; the answer begins with the first."""
         await block.running.wait()
-        try:
+        with blaming(self.plan.served.reads, rows_from=block.start):
             block.running.result()
-        except AnchorageError as error:
-            raise error.at(self.plan.served.reads).shifted(block.start) from None
         if not begun:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         for part in self._parts(block):
@@ -226,18 +227,15 @@ class _Stream(Response):
             )
         out = torch.empty(len(vectors), makes, dtype=TORCH[plan.dtype])
         self._make_room(HELD * (size + out.nbytes))
-        try:
-            return _Block(
-                products.begin(plan.services, plan.served.product, vectors, out, plan.precision),
-                start,
-                batch,
+        with blaming(plan.served.reads, rows_from=start):
+            running = products.begin(
+                plan.services, plan.served.product, vectors, out, plan.precision
             )
-        except AnchorageError as error:
-            raise error.at(self.plan.served.reads).shifted(start) from None
+        return _Block(running, start, batch)
 
     def _make_room(self, size: int) -> None:
         if size > self._room:
-            answer_bytes.get()(size - self._room)
+            self.plan.context.reserve_bytes(size - self._room)
             self._room = size
 
     def _blocks(self) -> AsyncIterator[_Block]:

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.http.bodies import json_body
-from app.api.http.deps import PathName, Reads, Svc
+from app.api.http.deps import PathName, ReadContext, Reads, Svc
 from app.api.http.problems import documented
 from app.api.schemas.fields import Body, InputsBody, Name, Vectors
 from app.maths.anchors import mismatch, value_facts
@@ -230,7 +230,7 @@ def report_anchor_set(name: PathName, services: Svc, project: Reads) -> AnchorSe
 )
 def suggest_anchors(
     name: PathName,
-    project: Reads,
+    context: ReadContext,
     body: Annotated[SuggestRequest, json_body(SuggestRequest)],
     services: Svc,
 ) -> SuggestionsOut:
@@ -240,7 +240,7 @@ def suggest_anchors(
     """
     suggested = anchor_reports.suggest(
         services,
-        project,
+        context,
         anchor_set=name,
         encoder=body.encoder,
         pool=body.pool,
@@ -269,14 +269,14 @@ def suggest_anchors(
 )
 def find_drift(
     name: PathName,
-    project: Reads,
+    context: ReadContext,
     body: Annotated[DriftRequest, json_body(DriftRequest)],
     services: Svc,
 ) -> DriftReport:
     """Compares an encoder's new vectors with those in the set, and recommends what to do."""
     options = drift.DriftOptions(body.vectors, body.rows, body.sample, body.seed)
     return drift.detect_drift(
-        services, project, anchor_set=name, encoder=body.encoder, asked=options
+        services, context, anchor_set=name, encoder=body.encoder, asked=options
     )
 
 

@@ -9,12 +9,13 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.http.bodies import json_body
-from app.api.http.deps import Administers, IdempotencyKey, Limit, Moment, Svc
+from app.api.http.deps import AdminContext, Administers, IdempotencyKey, Limit, Moment, Svc
 from app.api.http.problems import documented
 from app.api.schemas.fields import Body, RowModel
 from app.errors import ResourceGone
 from app.services.access import api_keys
 from app.services.access.idempotency import idempotent
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import LONGEST_GRACE_S, RATE, Scope
@@ -113,19 +114,19 @@ class AuditPage(BaseModel):
     responses=documented(400, 409, 413, 415, 422),
 )
 def create_api_key(
-    project: Administers,
+    context: AdminContext,
     body: Annotated[NewApiKey, json_body(NewApiKey)],
     response: Response,
     services: Svc,
-    _: IdempotencyKey = None,
+    repeat: IdempotencyKey,
 ) -> NewApiKeyOut:
     """Creates a key. Only this answer has its secret; a repeated request does not."""
     secrets: list[str] = []
 
-    def create() -> tables.ApiKeyRow:
+    def create(context: RequestContext) -> tables.ApiKeyRow:
         row, key = api_keys.create_key(
             services,
-            project,
+            context,
             name=body.name,
             scopes=body.scopes,
             expires_at=body.expires_at,
@@ -134,7 +135,7 @@ def create_api_key(
         secrets.append(key)
         return row
 
-    row = idempotent(services, project, tables.ApiKeyRow, create)
+    row = idempotent(services, context, repeat, tables.ApiKeyRow, create)
     return _with_secret(row, secrets, response)
 
 
@@ -162,22 +163,22 @@ def get_api_key(id: KeyId, services: Svc, project: Administers) -> ApiKey:
 )
 def rotate_api_key(
     id: KeyId,
-    project: Administers,
+    context: AdminContext,
     body: Annotated[Rotation, json_body(Rotation)],
     request: Request,
     response: Response,
     services: Svc,
-    _: IdempotencyKey = None,
+    repeat: IdempotencyKey,
 ) -> NewApiKeyOut:
     """Creates a key with the same rights. The old key stops working after `grace_s` seconds."""
     secrets: list[str] = []
 
-    def rotate() -> tables.ApiKeyRow:
-        row, key = api_keys.rotate_key(services, project, id, grace_s=body.grace_s)
+    def rotate(context: RequestContext) -> tables.ApiKeyRow:
+        row, key = api_keys.rotate_key(services, context, id, grace_s=body.grace_s)
         secrets.append(key)
         return row
 
-    row = idempotent(services, project, tables.ApiKeyRow, rotate)
+    row = idempotent(services, context, repeat, tables.ApiKeyRow, rotate)
     _forget(request, id)
     return _with_secret(row, secrets, response)
 
@@ -188,12 +189,12 @@ def rotate_api_key(
     summary="Revoke an API key",
     responses=documented(404, 422),
 )
-def revoke_api_key(id: KeyId, request: Request, services: Svc, project: Administers) -> None:
+def revoke_api_key(id: KeyId, request: Request, services: Svc, context: AdminContext) -> None:
     """Revokes a key: at once in this process, and within 2 seconds in others.
 
     The key stays in the list, because the audit log refers to it.
     """
-    api_keys.revoke_key(services, project, id)
+    api_keys.revoke_key(services, context, id)
     _forget(request, id)
 
 

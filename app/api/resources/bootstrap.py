@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 from pydantic import ConfigDict, Field
 
 from app.api.http.bodies import json_body
-from app.api.http.deps import IdempotencyKey, Svc, Writes
+from app.api.http.deps import IdempotencyKey, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas import fields
 from app.api.schemas.fields import Body, Inputs, Name, Role, VectorsOrPool
@@ -20,6 +20,7 @@ from app.services.access.idempotency import idempotent
 from app.services.anchors import bootstrap as bootstrapping
 from app.services.anchors import pools
 from app.services.encoders import encoding
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.types import InputRole
 
@@ -181,11 +182,11 @@ def _pool_side(
     responses=documented(400, 404, 409, 413, 415, 422),
 )
 def bootstrap(
-    project: Writes,
+    context: WriteContext,
     body: Annotated[BootstrapRequest, json_body(BootstrapRequest)],
     response: Response,
     services: Svc,
-    _: IdempotencyKey = None,
+    repeat: IdempotencyKey,
 ) -> Job:
     """Queues a job that finds pairs of the same item, and creates the anchor set `name` from them.
 
@@ -195,10 +196,10 @@ def bootstrap(
     that contradict the others (`wrong_seeds`).
     """
 
-    def queue() -> tables.JobRow:
+    def queue(context: RequestContext) -> tables.JobRow:
         return bootstrapping.request_bootstrap(
             services,
-            project,
+            context,
             name=body.name,
             source=body.source,
             target=body.target,
@@ -211,6 +212,6 @@ def bootstrap(
             min_right=body.min_right,
         )
 
-    row = idempotent(services, project, tables.JobRow, queue)
+    row = idempotent(services, context, repeat, tables.JobRow, queue)
     response.headers["Location"] = f"/jobs/{row.id}"
     return Job.model_validate(row)

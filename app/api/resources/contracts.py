@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from app.api.http.bodies import json_body
-from app.api.http.deps import PathName, Reads, Svc, Writes, settled
+from app.api.http.deps import PathName, Reads, Svc, WriteContext, settled
 from app.api.http.problems import documented
 from app.api.schemas.fields import Body, RowModel
 from app.api.schemas.translation import MinQuality
@@ -66,7 +66,7 @@ async def put_contract(
     name: PathName,
     source: PathName,
     target: PathName,
-    project: Writes,
+    context: WriteContext,
     body: Annotated[NewContract, json_body(NewContract)],
     services: Svc,
 ) -> Contract:
@@ -84,7 +84,7 @@ async def put_contract(
 
     def agree(services: Services) -> tables.ContractRow:
         return contracts.agree(
-            services, project, *_pair(services, project, name, source, target), minimum
+            services, context, *_pair(services, context.project, name, source, target), minimum
         )
 
     return Contract.model_validate(await settled(agree, services))
@@ -106,12 +106,12 @@ def list_contracts(name: PathName, services: Svc, project: Reads) -> ContractLis
     responses=documented(404, 422),
 )
 async def delete_contract(
-    name: PathName, source: PathName, target: PathName, services: Svc, project: Writes
+    name: PathName, source: PathName, target: PathName, services: Svc, context: WriteContext
 ) -> None:
     """Deletes a pair's contract, so that its translators have no minimum."""
     await settled(
         lambda services: contracts.end(
-            services, project, *_pair(services, project, name, source, target)
+            services, context, *_pair(services, context.project, name, source, target)
         ),
         services,
     )

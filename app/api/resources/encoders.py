@@ -20,7 +20,17 @@ from pydantic import (
 )
 
 from app.api.http.bodies import json_body
-from app.api.http.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes, settled
+from app.api.http.deps import (
+    After,
+    IdempotencyKey,
+    Limit,
+    PathName,
+    ReadContext,
+    Reads,
+    Svc,
+    WriteContext,
+    settled,
+)
 from app.api.http.problems import documented
 from app.api.schemas import fields
 from app.api.schemas.fields import Body, Name, RowModel, Vectors
@@ -31,6 +41,7 @@ from app.services.access.idempotency import idempotent
 from app.services.encoders import encoder_verification, encoders
 from app.services.encoders.encoder_verification import Verified
 from app.services.encoders.encoding import Inputs
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import EncoderKind, InputRole, Modality
@@ -193,21 +204,21 @@ class VerifyRequest(Body):
     responses=documented(400, 409, 413, 415, 422),
 )
 def create_encoder(
-    project: Writes,
+    context: WriteContext,
     body: Annotated[NewEncoder, json_body(NewEncoder)],
     response: Response,
     services: Svc,
-    _: IdempotencyKey = None,
+    repeat: IdempotencyKey,
 ) -> Encoder:
     """Registers an encoder.
 
     The service loads a model that it runs at once, so that a wrong name fails here.
     """
 
-    def create() -> tables.EncoderRow:
+    def create(context: RequestContext) -> tables.EncoderRow:
         return encoders.create_encoder(
             services,
-            project,
+            context,
             name=body.name,
             kind=EncoderKind(body.kind),
             dim=body.dim,
@@ -219,7 +230,7 @@ def create_encoder(
             else body.options.model_dump(exclude_unset=True, exclude_none=True),
         )
 
-    row = idempotent(services, project, tables.EncoderRow, create)
+    row = idempotent(services, context, repeat, tables.EncoderRow, create)
     response.headers["Location"] = f"/encoders/{row.name}"
     return Encoder.model_validate(row)
 
@@ -244,9 +255,9 @@ def get_encoder(name: PathName, services: Svc, project: Reads) -> Encoder:
 @router.delete(
     "/{name}", status_code=204, summary="Delete an encoder", responses=documented(404, 409, 422)
 )
-async def delete_encoder(name: PathName, services: Svc, project: Writes) -> None:
+async def delete_encoder(name: PathName, services: Svc, context: WriteContext) -> None:
     """Deletes an encoder. Fails with `in-use` if an anchor set, a head or a pool uses it."""
-    await settled(encoders.delete_encoder, services, project, name)
+    await settled(encoders.delete_encoder, services, context, name)
 
 
 @router.post(
@@ -256,7 +267,7 @@ async def delete_encoder(name: PathName, services: Svc, project: Writes) -> None
 )
 def verify_encoder(
     name: PathName,
-    project: Reads,
+    context: ReadContext,
     body: Annotated[VerifyRequest, json_body(VerifyRequest)],
     services: Svc,
 ) -> Verified:
@@ -266,5 +277,5 @@ def verify_encoder(
     """
     inputs = Inputs(body.inputs, InputRole(body.input_type))
     return encoder_verification.verify(
-        services, project, encoder=name, inputs=inputs, vectors=body.vectors
+        services, context, encoder=name, inputs=inputs, vectors=body.vectors
     )

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.http.async_jobs import ASYNC, Prefer, accepted, wants_job
 from app.api.http.bodies import json_body
-from app.api.http.deps import IdempotencyKey, Reads, Svc, project_of
+from app.api.http.deps import IdempotencyKey, ReadContext, Svc, context_of
 from app.api.http.problems import documented
 from app.api.schemas.fields import Name, Vectors
 from app.api.schemas.jobs import Job
@@ -153,12 +153,12 @@ class EvaluationOut(BaseModel):
     responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
 )
 def evaluate(
-    project: Reads,
+    context: ReadContext,
     body: Annotated[EvaluateRequest, json_body(EvaluateRequest)],
     request: Request,
     response: Response,
     services: Svc,
-    _: IdempotencyKey = None,
+    repeat: IdempotencyKey,
     prefer: Prefer = None,
 ) -> EvaluationOut | Job:
     """Measures a translation on items whose vectors by both encoders the client has.
@@ -169,7 +169,7 @@ def evaluate(
     """
     evaluation_request = evaluation.ask(
         services,
-        project,
+        context.project,
         body.translator_request(),
         vectors=body.vectors,
         native=body.native,
@@ -178,13 +178,14 @@ def evaluate(
     )
     if evaluation_request.is_small and not wants_job(prefer):
         return EvaluationOut.model_validate(
-            evaluation.evaluate(services, project, evaluation_request)
+            evaluation.evaluate(services, context, evaluation_request)
         )
-    project_of(request, Scope.write)
+    context_of(request, Scope.write)
     job = idempotent(
         services,
-        project,
+        context,
+        repeat,
         tables.JobRow,
-        lambda: evaluation.request_evaluation(services, project, evaluation_request),
+        lambda context: evaluation.request_evaluation(services, context, evaluation_request),
     )
     return accepted(response, job, preferred=wants_job(prefer))

@@ -10,7 +10,16 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.http.bodies import json_body
-from app.api.http.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes, settled
+from app.api.http.deps import (
+    After,
+    IdempotencyKey,
+    Limit,
+    PathName,
+    Reads,
+    Svc,
+    WriteContext,
+    settled,
+)
 from app.api.http.problems import documented
 from app.api.schemas import fields
 from app.api.schemas.fields import Body, Name, Numbers, Vectors
@@ -258,20 +267,21 @@ def describe(row: tables.HeadRow) -> Head:
     responses=documented(400, 404, 409, 413, 415, 422),
 )
 def create_head(
-    project: Writes,
+    context: WriteContext,
     body: Annotated[NewHead, json_body(NewHead)],
     response: Response,
     services: Svc,
-    _: IdempotencyKey = None,
+    repeat: IdempotencyKey,
 ) -> Head:
     """Checks and stores a head. `POST /stitch` then applies it to any encoder's vectors."""
     spec = body.spec()
-    load = partial(body.load, services.onnx, project)
+    load = partial(body.load, services.onnx, context.project)
     row = idempotent(
         services,
-        project,
+        context,
+        repeat,
         tables.HeadRow,
-        lambda: stitching.create_head(services, project, spec, load),
+        lambda context: stitching.create_head(services, context, spec, load),
     )
     response.headers["Location"] = f"/heads/{row.name}"
     return describe(row)
@@ -293,6 +303,6 @@ def get_head(name: PathName, services: Svc, project: Reads) -> Head:
 
 
 @router.delete("/{name}", status_code=204, summary="Delete a head", responses=documented(404, 422))
-async def delete_head(name: PathName, services: Svc, project: Writes) -> None:
+async def delete_head(name: PathName, services: Svc, context: WriteContext) -> None:
     """Deletes a head and its weights."""
-    await settled(stitching.delete_head, services, project, name)
+    await settled(stitching.delete_head, services, context, name)

@@ -9,11 +9,12 @@ from fastapi import APIRouter, Response
 from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from app.api.http.bodies import json_body
-from app.api.http.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
+from app.api.http.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.fields import InputsBody, Name, RowModel, Vectors
 from app.services.access.idempotency import idempotent
 from app.services.anchors import pools
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 
@@ -75,25 +76,25 @@ class PoolPage(BaseModel):
 )
 def create_pool(
     name: PathName,
-    project: Writes,
+    context: WriteContext,
     body: Annotated[NewPool, json_body(NewPool, vectors=True, query=True)],
     response: Response,
     services: Svc,
-    _: IdempotencyKey = None,
+    repeat: IdempotencyKey,
 ) -> Pool:
     """Creates a pool with its first items. `POST /pools/{name}/vectors` adds more."""
 
-    def create() -> tables.PoolRow:
+    def create(context: RequestContext) -> tables.PoolRow:
         return pools.create(
             services,
-            project,
+            context,
             name=name,
             encoder=body.encoder,
             vectors=body.vectors,
             inputs=body.encoder_inputs(),
         )
 
-    row = idempotent(services, project, tables.PoolRow, create)
+    row = idempotent(services, context, repeat, tables.PoolRow, create)
     response.headers["Location"] = f"/pools/{row.name}"
     return Pool.model_validate(row)
 
@@ -106,10 +107,10 @@ def create_pool(
 )
 def extend_pool(
     name: PathName,
-    project: Writes,
+    context: WriteContext,
     body: Annotated[NewPiece, json_body(NewPiece, vectors=True, query=True)],
     services: Svc,
-    _: IdempotencyKey = None,
+    repeat: IdempotencyKey,
 ) -> Pool:
     """Adds the next items to a pool.
 
@@ -117,17 +118,17 @@ def extend_pool(
     problem's `items` has the right offset.
     """
 
-    def append() -> tables.PoolRow:
+    def append(context: RequestContext) -> tables.PoolRow:
         return pools.append(
             services,
-            project,
+            context,
             name=name,
             offset=body.offset,
             vectors=body.vectors,
             inputs=body.encoder_inputs(),
         )
 
-    return Pool.model_validate(idempotent(services, project, tables.PoolRow, append))
+    return Pool.model_validate(idempotent(services, context, repeat, tables.PoolRow, append))
 
 
 @router.get("", summary="List pools", responses=documented(422))
@@ -146,6 +147,6 @@ def get_pool(name: PathName, services: Svc, project: Reads) -> Pool:
 
 
 @router.delete("/{name}", status_code=204, summary="Delete a pool", responses=documented(404, 422))
-def delete_pool(name: PathName, services: Svc, project: Writes) -> None:
+def delete_pool(name: PathName, services: Svc, context: WriteContext) -> None:
     """Deletes a pool. Jobs that use it keep its vectors until they end."""
-    pools.delete(services, project, name)
+    pools.delete(services, context, name)

@@ -20,6 +20,7 @@ from app.maths.geometry import quantise
 from app.maths.geometry.quantise import FEWEST_BITS, MOST_BITS
 from app.observability import metrics
 from app.services.context import Services
+from app.services.request_context import RequestContext
 from app.services.serving import plans
 
 router = APIRouter(tags=["vectors"])
@@ -109,13 +110,13 @@ async def relative(
     call: Annotated[Call[RelativeRequest], vector_call(RelativeRequest, streams=True)],
 ) -> Response:
     """Returns the similarity of each vector to each anchor, both centred on the anchors' mean."""
-    services, project, body = call.services, call.project, call.body
+    services, context, body = call.services, call.context, call.body
     if call.streamed:
-        return await streams.respond(call.request, await _stream_plan(body, services, project))
+        return await streams.respond(call.request, await _stream_plan(body, services, context))
     writer = answers.choose(call, body.encoding, body.dtype)
     with call.encoding():
         answer = await plans.serve(
-            services, project, body.relation(), body.vectors, body.encoder_inputs(), writer.form
+            services, context, body.relation(), body.vectors, body.encoder_inputs(), writer.form
         )
     made = answer.made
     count, dim = made.vectors.shape
@@ -129,7 +130,7 @@ async def relative(
     return await answers.write(call, writer, made.vectors, about)
 
 
-async def _stream_plan(body: RelativeRequest, services: Services, project: str) -> Plan:
+async def _stream_plan(body: RelativeRequest, services: Services, context: RequestContext) -> Plan:
     """What serves a stream. Raises NotExactlyOne, InvalidOption, and as `plans.make`."""
     if body.vectors is not None or body.inputs is not None:
         raise NotExactlyOne(
@@ -137,5 +138,5 @@ async def _stream_plan(body: RelativeRequest, services: Services, project: str) 
             field="vectors",
         )
     answers.refuse_base64(body.encoding)
-    served = await run_in_threadpool(plans.make, services, project, body.relation())
-    return Plan(services, served, body.dtype, "float32", "relative", body.quantisation())
+    served = await run_in_threadpool(plans.make, services, context, body.relation())
+    return Plan(services, context, served, body.dtype, "float32", "relative", body.quantisation())

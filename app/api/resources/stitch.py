@@ -31,6 +31,7 @@ from app.observability import metrics
 from app.services.context import Services
 from app.services.heads import stitching
 from app.services.heads.stitching import StitchQuality
+from app.services.request_context import RequestContext
 from app.types import HeadOutput
 
 router = APIRouter(tags=["heads"])
@@ -138,15 +139,17 @@ async def stitch(call: Annotated[Call[StitchRequest], vector_call(StitchRequest)
     """
     writer = answers.choose(call, call.body.encoding, call.body.dtype)
     with call.encoding():
-        response = await run_in_threadpool(_stitch, call.body, writer, call.services, call.project)
+        response = await run_in_threadpool(_stitch, call.body, writer, call.services, call.context)
     response.headers["Server-Timing"] = call.timing()
     return response
 
 
-def _stitch(body: StitchRequest, writer: Writer, services: Services, project: str) -> Response:
+def _stitch(
+    body: StitchRequest, writer: Writer, services: Services, context: RequestContext
+) -> Response:
     answer = stitching.stitch(
         services,
-        project,
+        context,
         encoder=body.encoder,
         head=body.head,
         anchor_set=body.anchor_set,

@@ -21,6 +21,7 @@ from app.errors import InvalidRequest, MissingField, NotExactlyOne
 from app.maths.translators.translator import Precision
 from app.observability import metrics
 from app.services.context import Services
+from app.services.request_context import RequestContext
 from app.services.serving import plans, products
 from app.services.translators import confidence
 
@@ -183,9 +184,9 @@ async def translate(
 
     The first request for a pair fits the translator; later ones reuse it.
     """
-    services, project, body = call.services, call.project, call.body
+    services, context, body = call.services, call.context, call.body
     if call.streamed:
-        return await streams.respond(call.request, await _stream_plan(body, services, project))
+        return await streams.respond(call.request, await _stream_plan(body, services, context))
     fields = [name for name in ("vectors", "inputs", "relative") if getattr(body, name) is not None]
     if len(fields) != 1:
         raise NotExactlyOne(
@@ -201,7 +202,7 @@ async def translate(
     )
     with call.encoding():
         answer = await plans.serve(
-            services, project, plan, vectors, body.encoder_inputs(), writer.form, body.precision
+            services, context, plan, vectors, body.encoder_inputs(), writer.form, body.precision
         )
     made, served = answer.made, answer.served
     count, dim = made.vectors.shape
@@ -210,7 +211,7 @@ async def translate(
         None
         if level is None
         else await run_in_threadpool(
-            confidence.confidence_of, services, answer, level, field=fields[0]
+            confidence.confidence_of, services, context, answer, level, field=fields[0]
         )
     )
     about: dict[str, Any] = {
@@ -236,7 +237,7 @@ async def translate(
     return await answers.write(call, writer, made.vectors, about)
 
 
-async def _stream_plan(body: TranslateRequest, services: Services, project: str) -> Plan:
+async def _stream_plan(body: TranslateRequest, services: Services, context: RequestContext) -> Plan:
     """What serves a stream. Its rows are relative vectors if the query string has `relative=true`.
 
     Raises NotExactlyOne, InvalidRequest, and as `plans.make`.
@@ -253,5 +254,5 @@ async def _stream_plan(body: TranslateRequest, services: Services, project: str)
     answers.refuse_base64(body.encoding)
     body.interval_level(has_columns=False)
     plan = body.decoding() if body.relative else body.translation()
-    served = await run_in_threadpool(plans.make, services, project, plan)
-    return Plan(services, served, body.dtype, body.precision, "translate")
+    served = await run_in_threadpool(plans.make, services, context, plan)
+    return Plan(services, context, served, body.dtype, body.precision, "translate")

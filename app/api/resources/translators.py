@@ -10,7 +10,7 @@ from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
 
 from app.api.http.async_jobs import ASYNC, Prefer, accepted, wants_job
 from app.api.http.bodies import json_body
-from app.api.http.deps import IdempotencyKey, Limit, Reads, Svc, Writes
+from app.api.http.deps import IdempotencyKey, Limit, Reads, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.fields import Name, RowModel
 from app.api.schemas.jobs import Job
@@ -18,6 +18,7 @@ from app.api.schemas.quality import ChoiceOut, TranslatorReportOut
 from app.api.schemas.translation import PairRequest
 from app.maths.quality.selection import Use
 from app.services.access.idempotency import idempotent
+from app.services.request_context import RequestContext
 from app.services.translators import contracts, translators
 from app.storage import tables
 from app.storage.queries import resources
@@ -82,11 +83,11 @@ class TranslatorPage(BaseModel):
     responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
 )
 def create_translator(
-    project: Writes,
+    context: WriteContext,
     body: Annotated[TranslatorRequest, json_body(TranslatorRequest)],
     response: Response,
     services: Svc,
-    _: IdempotencyKey = None,
+    repeat: IdempotencyKey,
     prefer: Prefer = None,
 ) -> TranslatorOut | Job:
     """Fits a translator and measures it on held-out anchors. No vectors are translated.
@@ -97,24 +98,31 @@ def create_translator(
     if wants_job(prefer):
         job = idempotent(
             services,
-            project,
+            context,
+            repeat,
             tables.JobRow,
-            lambda: translators.request_translator(services, project, body.translator_request()),
+            lambda context: translators.request_translator(
+                services, context, body.translator_request()
+            ),
         )
         return accepted(response, job)
 
-    def fit() -> tables.TranslatorRow:
+    def fit(context: RequestContext) -> tables.TranslatorRow:
         request = body.translator_request()
-        source, target = translators.pair(services, project, request)
-        fitted = translators.fit(services, project, source, target, request)
-        row = translators.report(services, project, fitted.id, between=(source.id, target.id))
+        source, target = translators.pair(services, context.project, request)
+        fitted = translators.fit(services, context, source, target, request)
+        row = translators.report(
+            services, context.project, fitted.id, between=(source.id, target.id)
+        )
         contracts.require(row, request.min_quality)
         return row
 
-    row = idempotent(services, project, tables.TranslatorRow, fit)
+    row = idempotent(services, context, repeat, tables.TranslatorRow, fit)
     response.headers["Location"] = f"/translators/{row.content}"
     return TranslatorOut.model_validate(
-        translators.report(services, project, row.content, between=(row.source_id, row.target_id))
+        translators.report(
+            services, context.project, row.content, between=(row.source_id, row.target_id)
+        )
     )
 
 
