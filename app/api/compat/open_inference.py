@@ -103,7 +103,9 @@ class InferRequest(Body):
     outputs: Annotated[list[OutputRequest], Field(max_length=8)] | None = Field(
         None, description="Outputs to return, at most 8. Default: all."
     )
-    parameters: Parameters = Parameters()
+    parameters: Parameters = Field(
+        default_factory=Parameters, description="Where the vectors come from."
+    )
 
 
 class TensorOut(BaseModel):

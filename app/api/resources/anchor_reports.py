@@ -114,7 +114,7 @@ class FindingOut(BaseModel):
     """A problem with the anchor set."""
 
     code: anchor_findings.Code = Field(description="Stable code of the problem.")
-    severity: anchor_findings.Severity = Field(description="How bad it is.")
+    severity: anchor_findings.Severity = Field(description="`error`, `warning` or `info`.")
     detail: str = Field(description="What is wrong, and what to do.")
     encoders: list[str] = Field(description="Encoders that it is about.")
     rows: list[int] = Field(description="The first 20 rows that it is about, from 0.")

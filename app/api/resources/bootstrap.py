@@ -160,7 +160,9 @@ class BootstrapRequest(Body):
         description="Estimated share of right pairs below which the job fails, 0 to 0.98. "
         "0 accepts every result. The estimate of `self-learning` is at most 0.985.",
     )
-    options: BootstrapOptions = BootstrapOptions()
+    options: BootstrapOptions = Field(
+        default_factory=BootstrapOptions, description="Options of the method."
+    )
 
 
 def _pool_side(

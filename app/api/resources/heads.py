@@ -43,13 +43,13 @@ Positive = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
 class NumbersOutput(Body):
     """The head answers numbers, such as a regression."""
 
-    kind: Literal["numbers"]
+    kind: Literal["numbers"] = Field(description="Always `numbers`.")
 
 
 class ImageOutput(Body):
     """The head answers the pixels of an image."""
 
-    kind: Literal["image"]
+    kind: Literal["image"] = Field(description="Always `image`.")
     height: Size = Field(description="Height in pixels, 1 to 4,096.")
     width: Size = Field(description="Width in pixels, 1 to 4,096.")
     channels: Literal[1, 3] = Field(1, description="1 for grey, 3 for RGB.")

@@ -62,7 +62,9 @@ class StitchRequest(InputsBody):
     )
     vectors: Vectors = Field(None, description="Vectors of the encoder. Send these or `inputs`.")
     method: MethodName = "auto"
-    options: TranslationOptions = Field(default_factory=lambda: NO_OPTIONS)
+    options: TranslationOptions = Field(
+        default_factory=lambda: NO_OPTIONS, description="Options of the method."
+    )
     prefer: Annotated[
         Use | None,
         Field(
@@ -70,7 +72,9 @@ class StitchRequest(InputsBody):
             "Default `retrieval` for a classifier, and `cosine` for other heads."
         ),
     ] = None
-    min_quality: MinQuality = Field(default_factory=lambda: NO_MINIMUM)
+    min_quality: MinQuality = Field(
+        default_factory=lambda: NO_MINIMUM, description="Lowest expected quality to accept."
+    )
     labels: Annotated[list[str], Field(fail_fast=True)] | None = Field(
         None, description="True class of each row, to measure a classifier."
     )

@@ -152,7 +152,7 @@ class CandidateOut(BaseModel):
     """A method that `auto` tried, with its means over held-out anchors."""
 
     method: str = Field(description="Name of the method.")
-    options: dict[str, Any] = Field(description="Options that differ from the method's defaults.")
+    options: dict[str, Any] = Field(description="Options of the method that `auto` tried.")
     recall: float = Field(description="Recall of the nearest neighbours, 0 to 1.")
     mrr: float = Field(description="Mean reciprocal rank, 0 to 1.")
     cosine: float = Field(description="Mean cosine to the item's own vector, -1 to 1.")

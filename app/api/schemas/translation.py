@@ -155,11 +155,15 @@ class PairRequest(Body):
     target: Name = Field(description="Name of the encoder whose space is wanted.")
     anchor_set: Name = Field(description="Name of an anchor set that both encoders embedded.")
     method: MethodName = "auto"
-    options: TranslationOptions = Field(default_factory=lambda: NO_OPTIONS)
+    options: TranslationOptions = Field(
+        default_factory=lambda: NO_OPTIONS, description="Options of the method."
+    )
     prefer: Annotated[
         Use, Field(description="What `auto` optimises. Only applies to `method: auto`.")
     ] = "retrieval"
-    min_quality: MinQuality = Field(default_factory=lambda: NO_MINIMUM)
+    min_quality: MinQuality = Field(
+        default_factory=lambda: NO_MINIMUM, description="Lowest expected quality to accept."
+    )
 
     def translator_request(self) -> translators.Request:
         """Raises InvalidRequest for `prefer` with a method other than `auto`."""

@@ -46,7 +46,7 @@ def counted(texts: list[str], most: int = 256) -> int:
     return sum(min(most, len(tokenizer.encode(text))) for text in texts)
 
 
-# --- embeddings ------------------------------------------------------------------------------------------------------------
+# --- embeddings -----------------------------------------------------------------------------------
 
 
 def test_a_text_and_a_list_of_one_are_the_same_and_in_the_clients_default_of_base64(api):
@@ -185,7 +185,7 @@ def test_more_inputs_than_are_allowed_are_too_many(api):
     )
 
 
-# --- models ----------------------------------------------------------------------------------------------------------------
+# --- models ---------------------------------------------------------------------------------------
 
 
 def test_models_are_encoders_that_run_and_what_they_translate_to(api, encoding):
@@ -283,7 +283,7 @@ def test_an_encoder_outside_the_set_is_refused_by_what_it_lacks(api):
 
 
 def test_an_encoder_made_anew_under_its_name_answers_at_once(encoding, fresh):
-    """Rows are kept for a moment, so that small requests need no query: not beyond a change made in this process."""
+    """Rows are cached for a moment, but not beyond a change made in this process."""
     name = fresh()
     for options, dim in (({}, 24), ({"dim": 7}, 7)):
         body = {"name": name, "kind": "sentence-transformers", "model": "toy", "options": options}
@@ -297,7 +297,7 @@ def test_an_encoder_made_anew_under_its_name_answers_at_once(encoding, fresh):
         )
 
 
-# --- at the door -----------------------------------------------------------------------------------------------------------
+# --- at the door ----------------------------------------------------------------------------------
 
 
 def test_the_client_sees_keys_scopes_and_rates_as_it_would_openais(listen, first_keys):
@@ -327,7 +327,8 @@ def test_a_server_without_room_is_the_clients_internal_server_error(listen):
         assert client.models.list().data == []
     with socket.create_connection((host, port)) as slow:  # takes the one place
         slow.sendall(
-            b"POST /encoders HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+            b"POST /encoders HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
         )
         time.sleep(0.3)
         with (

@@ -67,7 +67,7 @@ def noise(seed, *shape):
     return np.random.default_rng(seed).normal(size=shape)
 
 
-# --- the report ----------------------------------------------------------------------------------------------------------
+# --- the report -----------------------------------------------------------------------------------
 
 
 def test_real_parallel_anchors_have_nothing_wrong_with_them(real):
@@ -334,7 +334,7 @@ def test_every_code_is_documented():
     ] == []
 
 
-# --- suggestions ---------------------------------------------------------------------------------------------------------
+# --- suggestions ----------------------------------------------------------------------------------
 
 
 def suggest(client, status=200, name="s", **body):
@@ -434,7 +434,7 @@ def test_the_rows_of_a_bound_are_the_most_that_it_holds(dim):
     assert rows * dim * min(rows, dim) <= POOL_WORK < (rows + 1) * dim * min(rows + 1, dim)
 
 
-# --- drift ---------------------------------------------------------------------------------------------------------------
+# --- drift ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -588,7 +588,7 @@ def test_nan_is_refused_by_row_and_an_unknown_set_by_name(make, refused, packed,
     refused(answer, 404, "anchor-set-not-found", "name")
 
 
-# --- by encoders that the service runs -----------------------------------------------------------------------------------
+# --- by encoders that the service runs ------------------------------------------------------------
 
 
 @pytest.fixture
@@ -628,7 +628,7 @@ def test_a_sample_is_drawn_by_its_seed(running_encoder):
 def test_a_set_that_was_embedded_with_a_prompt_drifts_from_the_encoder_without_it(
     running_encoder, fresh, encoding
 ):
-    """The client brought vectors by its own copy of the model, which had another prompt, beside `toy`."""
+    """The client's vectors are by its own copy of the model, which had another prompt."""
     name = fresh()
     prompted = running_encoder.post(
         "/v1/embeddings", json={"model": "minilm", "input": ["query: " + t for t in encoding.texts]}

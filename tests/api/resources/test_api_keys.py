@@ -30,24 +30,28 @@ PUBLIC = {
 OPERATIONS = {
     ("read", "GET"): """
         /encoders /encoders/{name} /anchor-sets /anchor-sets/{name} /anchor-sets/{name}/contracts
-        /anchor-sets/{name}/pairs /anchor-sets/{name}/report /pools /pools/{name} /heads /heads/{name}
-        /translators/{id} /translators/{id}/threshold /translators/{id}/calibration /jobs /jobs/{id}
-        /jobs/{id}/events /metrics /v1/models /v1/models/{model} /tei/{model}/info /tei/{model}/health /v2
-        /v2/models/{model} /v2/models/{model}/ready
+        /anchor-sets/{name}/pairs /anchor-sets/{name}/report /pools /pools/{name}
+        /heads /heads/{name} /translators /translators/{id} /translators/{id}/threshold
+        /translators/{id}/calibration /jobs /jobs/{id} /jobs/{id}/events /metrics
+        /v1/models /v1/models/{model} /tei/{model}/info /tei/{model}/health
+        /v2 /v2/models/{model} /v2/models/{model}/ready
     """,
     ("read", "POST"): """
         /anchor-sets/{name}/suggest /anchor-sets/{name}/drift /relative /translate /stitch /evaluate
-        /encoders/{name}/verify /v1/embeddings /tei/{model} /tei/{model}/embed /v2/models/{model}/infer
+        /encoders/{name}/verify /v1/embeddings /tei/{model} /tei/{model}/embed
+        /v2/models/{model}/infer
     """,
     ("write", "POST"): """
-        /encoders /anchor-sets /pools/{name}/vectors /heads /translators /bootstrap /jobs/{id}/cancel
+        /encoders /anchor-sets /pools/{name}/vectors /heads /translators /bootstrap
+        /jobs/{id}/cancel
     """,
     ("write", "DELETE"): """
-        /encoders/{name} /anchor-sets/{name} /anchor-sets/{name}/contracts/{source}/{target} /pools/{name}
-        /heads/{name}
+        /encoders/{name} /anchor-sets/{name} /anchor-sets/{name}/contracts/{source}/{target}
+        /pools/{name} /heads/{name}
     """,
     ("write", "PUT"): """
-        /anchor-sets/{name}/embeddings/{encoder} /anchor-sets/{name}/contracts/{source}/{target} /pools/{name}
+        /anchor-sets/{name}/embeddings/{encoder}
+        /anchor-sets/{name}/contracts/{source}/{target} /pools/{name}
     """,
     ("admin", "GET"): "/api-keys /api-keys/{id} /audit",
     ("admin", "POST"): "/api-keys /api-keys/{id}/rotate",
@@ -60,7 +64,7 @@ LADDER = ["read", "write", "admin"]
 
 
 def call(client, operation, headers=None):
-    """A call of the operation with names that nobody has given, and an empty body where it takes one."""
+    """Calls the operation with unknown names, and an empty body if it takes one."""
     verb, path = operation
     id_ = "tr_" + "0" * 32 if path.startswith("/translators") else "0" * 32
     path = re.sub(r"{\w+}", "none", path.replace("{id}", id_))
@@ -89,6 +93,7 @@ def test_no_operation_answers_without_a_key(locked, complaint, operation):
         "/readyz",
         "/v2/health/live",
         "/v2/health/ready",
+        "/",
         "/docs",
         "/redoc",
         "/openapi.json",
@@ -337,7 +342,7 @@ def test_a_key_that_worked_lately_does_not_wait_long_for_a_busy_database(
         assert LOOK_UP_S <= time.monotonic() - begun < LOOK_UP_S + 5
 
 
-# --- wrong keys -----------------------------------------------------------------------------------------------------------
+# --- wrong keys -----------------------------------------------------------------------------------
 
 
 def wrong_key(number: int) -> str:

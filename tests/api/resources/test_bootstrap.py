@@ -206,7 +206,7 @@ def test_the_ends_of_the_options_end_in_a_set_of_finite_numbers(ask, stocked, fi
     assert all(0 <= sure <= 1 for sure in job["result"]["confidence"])
 
 
-# --- self-learning ------------------------------------------------------------------------------------------------------------
+# --- self-learning --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +233,7 @@ def shuffled(x: np.ndarray, y: np.ndarray) -> Mixed:
 
 @pytest.fixture(scope="module")
 def sentences() -> dict[str, np.ndarray]:
-    """The demo's 2,310 sentences by two real encoders, of 384 and 256 dimensions, in random order."""
+    """2,310 sentences by two real encoders, of 384 and 256 dimensions, in random order."""
     vectors = load_pack().vectors
     order = np.random.default_rng(1).permutation(len(vectors["static-256"]))
     return {
@@ -250,7 +250,7 @@ def pools(sentences: dict[str, np.ndarray]) -> Mixed:
 
 @pytest.fixture(scope="module")
 def learning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    """A service for pools of many items, with the encoders `minilm` and `static`, and two of made-up ones."""
+    """A service for large pools, with the encoders `minilm` and `static`, and two made-up ones."""
     app = create_app(Settings(data_dir=tmp_path_factory.mktemp("learning")))
     with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
         for name, dim in (("minilm", 384), ("static", 256), ("left", 64), ("right", 64)):
@@ -267,7 +267,7 @@ def numbers() -> Iterator[int]:
 def learn(
     learning: TestClient, numbers: Iterator[int], packed: Callable[..., dict[str, Any]]
 ) -> Callable[..., dict[str, Any]]:
-    """POST /bootstrap with the method's defaults, of a name of its own; returns the queued job, and that name."""
+    """POST /bootstrap with the method's defaults and a new name; returns the job and the name."""
 
     def post(
         pools: Mixed,

@@ -35,7 +35,7 @@ def put(encoding, name, encoder, body=None, headers=None):
 
 
 def space(encoding, name, encoder):
-    """What a set says of one encoder's space, and the relative vectors of its own items: equal for equal anchors."""
+    """A set's summary of one encoder, and relative vectors of its items."""
     body = encoding.http.get(f"/anchor-sets/{name}").json()
     [health] = [each["health"] for each in body["spaces"] if each["encoder"] == encoder]
     answer = encoding.http.post(
@@ -251,7 +251,7 @@ def running(encoding, job_id):
 
 
 def settled(encoding):
-    """Inputs that wait, and other requests than this one that are not answered: once there are none, or after a while."""
+    """Waiting inputs and other open requests: once there are none, or after a while."""
     deadline = time.monotonic() + 20
     while True:
         left = (
@@ -309,13 +309,16 @@ def test_a_request_sent_again_makes_nothing_twice(encoding, post, fresh, finishe
     assert (other.status_code, other.json()["code"]) == (422, "idempotency-key-reused")
 
 
-# --- clients that leave ----------------------------------------------------------------------------------------------------
+# --- clients that leave ---------------------------------------------------------------------------
 
 
 def leave(encoding, path: str, body: dict, after: str) -> None:
     """Send a request, wait until its inputs wait, and hang up."""
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
     host, port = encoding.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(head.encode() + data)
@@ -356,7 +359,10 @@ def test_a_small_request_whose_client_left_is_dropped_too(encoding):
         json.dumps({"model": "minilm", "input": texts}).encode()
         for texts in (LONG[:400], LONG[400:408])
     ]
-    head = "POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
+    head = (
+        "POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        "Content-Type: application/json\r\nContent-Length: {}\r\n\r\n"
+    )
     connections = []
     for each in data:
         connections.append(socket.create_connection((host, int(port))))

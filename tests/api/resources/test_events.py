@@ -1,4 +1,4 @@
-"""/jobs/{id}/events: server-sent events, over a real socket. A server that stops ends them: see e2e/test_serve.py."""
+"""/jobs/{id}/events: server-sent events over a real socket. For stops see e2e/test_serve.py."""
 
 from __future__ import annotations
 

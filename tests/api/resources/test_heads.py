@@ -75,7 +75,7 @@ def make(stocked):
 
 @pytest.fixture
 def ask(stocked, embeddings):
-    """POST /stitch to the head `h`: vectors of `first` through the set, or of `second` as they are."""
+    """POST /stitch to the head `h`: vectors of `first` through the set, or of `second` as is."""
 
     def post(encoder="second", rows=10, **more):
         body = {
@@ -98,7 +98,7 @@ def by_torch(model: nn.Module, vectors) -> np.ndarray:
         return model(torch.as_tensor(np.asarray(vectors), dtype=torch.float32)).numpy()
 
 
-# --- kinds -----------------------------------------------------------------------------------------------------------------
+# --- kinds ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -256,7 +256,7 @@ def test_a_relative_head_reads_relative_vectors_of_its_power(
         assert (answer["method"], answer["translator"]) == (None, None)
 
 
-# --- how good --------------------------------------------------------------------------------------------------------------
+# --- how good -------------------------------------------------------------------------------------
 
 
 def test_without_the_truth_nothing_is_said_of_quality(make, ask):
@@ -270,8 +270,10 @@ def test_a_classifiers_accuracy_is_counted_stitched_and_native(make, ask, embedd
     stitched = ask("first", rows=40)["labels"]
     agreement = float(np.mean([a == b for a, b in zip(native, stitched, strict=True)]))
     truth = native[:20] + ["cat"] * 20
-    right = {name: float(np.mean([a == b for a, b in zip(labels, truth, strict=True)])) for name, labels in
-             (("native", native), ("stitched", stitched))}  # fmt: skip
+    right = {
+        name: float(np.mean([a == b for a, b in zip(labels, truth, strict=True)]))
+        for name, labels in (("native", native), ("stitched", stitched))
+    }
     own = embeddings["second"][:40].tolist()
     quality = ask("first", rows=40, labels=truth, native_vectors=own)["quality"]
     assert quality["stitched"] == {"accuracy": pytest.approx(right["stitched"]), "mse": None}
@@ -392,7 +394,7 @@ def test_the_service_makes_native_vectors_of_inputs_itself(encoding, fresh):
     )
 
 
-# --- what is no head -------------------------------------------------------------------------------------------------------
+# --- what is no head ------------------------------------------------------------------------------
 
 
 class Trap:

@@ -64,7 +64,7 @@ def stored(client, name="p", project="default"):
     return pools.load(services, [piece["blob"] for piece in pieces]).numpy(), len(pieces)
 
 
-# --- pieces --------------------------------------------------------------------------------------------------------------
+# --- pieces ---------------------------------------------------------------------------------------
 
 
 def test_a_pool_is_created_listed_read_and_deleted(stocked, refused):
@@ -148,7 +148,7 @@ def test_a_piece_that_begins_elsewhere_is_refused_with_where_the_pool_ends(
     assert np.array_equal(stored(stocked)[0], ROWS)
 
 
-# --- what is wrong with a piece ------------------------------------------------------------------------------------------
+# --- what is wrong with a piece -------------------------------------------------------------------
 
 BAD = [
     ({"vectors": []}, 422, "empty-vectors", "vectors", None),
@@ -195,7 +195,7 @@ def test_numbers_that_are_none_are_refused_by_row_in_every_binary_form(stocked, 
 
 
 def test_items_without_a_direction_are_items(stocked):
-    """Zeros, repetitions and single rows are a piece's as good as any; what counts is the whole pool, once it is used."""
+    """A piece may be zeros, repetitions or one row. Only the whole pool is checked, on use."""
     assert put(stocked, [[0.0] * 8]).status_code == 201
     assert add(stocked, 1, [[0.0] * 8] * 5).status_code == 201
 
@@ -304,7 +304,7 @@ def test_a_piece_is_bound_by_what_one_request_may_hold_and_a_pool_is_not(serve, 
     assert service.get("/pools/p").json()["items"] == 60
 
 
-# --- whose it is, and what was done ----------------------------------------------------------------------------------------
+# --- whose it is, and what was done ---------------------------------------------------------------
 
 
 def test_an_encoder_that_a_pool_uses_stays(stocked, refused):
@@ -350,7 +350,7 @@ def test_a_repeated_request_makes_a_pool_once_and_adds_a_piece_once(stocked, ref
         refused(send(path, content=as_npy(ROWS), headers=keyed), 409, "resource-gone")
 
 
-# --- inputs --------------------------------------------------------------------------------------------------------------
+# --- inputs ---------------------------------------------------------------------------------------
 
 
 def test_inputs_are_the_vectors_that_they_make(encoding, fresh, refused):
@@ -439,12 +439,12 @@ def test_inputs_of_a_model_whose_files_changed_are_refused(encoding, fresh, refu
     assert encoding.http.get(f"/pools/{name}").json()["items"] == 2
 
 
-# --- bootstraps ------------------------------------------------------------------------------------------------------------
+# --- bootstraps -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def ask(stocked, embeddings):
-    """POST /bootstrap of the 40 items, in the pools `source` (of two pieces) and `target`; a change of ... leaves a field out."""
+    """POST /bootstrap of the pools `source` and `target`; a value of ... leaves a field out."""
     put(stocked, embeddings["first"][:25], name="source")
     add(stocked, 25, embeddings["first"][25:], name="source")
     put(stocked, embeddings["second"], name="target", encoder="second")
@@ -581,7 +581,7 @@ def test_a_bootstrap_encodes_inputs_as_a_pool_does(encoding, fresh, finished, re
     refused(answer, 413, "too-many-inputs", "source_inputs")
 
 
-# --- the pairs of a grown set ------------------------------------------------------------------------------------------------
+# --- the pairs of a grown set ---------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -662,7 +662,7 @@ def test_pairs_that_nobody_can_be_told_are_refused(grown, refused):
         )
 
 
-# --- memory, and the document ------------------------------------------------------------------------------------------------
+# --- memory, and the document ---------------------------------------------------------------------
 
 LOADING = """
 import sys

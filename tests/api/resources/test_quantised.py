@@ -1,4 +1,4 @@
-"""/relative with `bits`: cosines on a grid, in every form of answer, and what /translate makes of them."""
+"""/relative with `bits`: rounded cosines in every form of answer, and /translate of them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def plain(service: TestClient, rows: np.ndarray = VECTORS) -> np.ndarray:
     return np.load(io.BytesIO(send(service, NPY, rows).content))
 
 
-# --- every form ----------------------------------------------------------------------------------------------------------
+# --- every form -----------------------------------------------------------------------------------
 
 
 FORMS = {
@@ -122,7 +122,7 @@ def test_every_form_answers_the_levels_and_says_step_and_bound(service, form, bi
     )
     assert said["bound"] < 0.51 * said["step"]
     exact = read(ask(service, bits=bits))[0]
-    # The products of other forms may round otherwise; a code then moves by one, where a cosine lies at a border.
+    # Other forms may round differently, which moves a code at a border by one.
     assert np.abs(found - exact).max() <= 1.01 / most
     assert (found == exact).mean() > 0.99
 
@@ -161,7 +161,7 @@ def test_widths_are_remembered_apart(service):
 
 
 def test_many_rows_are_put_on_the_same_grid_as_few(service):
-    """Two thousand rows of forty numbers, the most that this service takes, by the threads that share large products."""
+    """Two thousand rows of forty numbers, the limit here, computed by several threads."""
     rows = np.random.default_rng(8).normal(size=(2000, 8)).astype(np.float32)
     found, said = read(send(service, NPY, rows, bits=6))
     assert (
@@ -198,11 +198,11 @@ def test_anchors_keep_cosine_one_to_themselves_in_every_space(service, parallel)
         assert np.diag(np.array(answer.json()["vectors"])).tolist() == [1.0] * 40
 
 
-# --- decoding ------------------------------------------------------------------------------------------------------------
+# --- decoding -------------------------------------------------------------------------------------
 
 
 def test_two_bits_decode_to_no_number_that_is_none(service):
-    """The coarsest grid makes rows of zeros of vectors that no anchor is near; they are flagged as what they look like."""
+    """Vectors far from all anchors become rows of zeros, and are flagged as the mean."""
     rows = read(ask(service, bits=2))[0]
     body = {"target": "second", "anchor_set": "items", "relative": rows.tolist()}
     answer = service.post("/translate", json=body).json()
@@ -211,7 +211,7 @@ def test_two_bits_decode_to_no_number_that_is_none(service):
     assert flagged >= set(np.flatnonzero(~rows.any(axis=1)).tolist())
 
 
-# --- what is wrong -------------------------------------------------------------------------------------------------------
+# --- what is wrong --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bits", [-1, 0, 1, 17, 2**70, 8.0, 8.5, "8", True, [8], {"bits": 8}])

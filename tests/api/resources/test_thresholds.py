@@ -65,7 +65,7 @@ def ask(client: TestClient, id_: str, what: str = "threshold", **query: Any) -> 
 def held_out_scores(
     client: TestClient, pack: Pack, names: tuple[str, str], packed: Any, unpacked: Any
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Old and new scores of pairs of 500 items that are no anchors, as a vector database would compute them."""
+    """Old and new scores of pairs of 500 other items, as a vector database computes them."""
     old_vectors, native = (pack.vectors[name][ANCHORS : ANCHORS + 500] for name in names)
     body = {
         "source": names[0],
@@ -88,7 +88,7 @@ def held_out_scores(
     }
 
 
-# --- real encoders -------------------------------------------------------------------------------------------------------
+# --- real encoders --------------------------------------------------------------------------------
 
 
 def test_real_thresholds_are_what_other_items_show(client, real, pack, names, packed, unpacked):
@@ -196,7 +196,7 @@ def test_beyond_the_anchors_scores_the_answer_says_so_and_invents_nothing(client
         assert (found["pairs_above"] < 10) == (source > 0)
 
 
-# --- made-up encoders ----------------------------------------------------------------------------------------------------
+# --- made-up encoders -----------------------------------------------------------------------------
 
 
 @pytest.fixture

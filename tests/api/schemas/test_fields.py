@@ -1,4 +1,4 @@
-"""The wire: every form a body or its vectors can take, good or bad. /relative stands for all routes with vectors."""
+"""Every form of bodies and vectors, good or bad. /relative stands for all routes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ask_raw(client, vectors: str):
     return client.post("/relative", content=body, headers=JSON)
 
 
-# --- good ----------------------------------------------------------------------------------------------------------------
+# --- good -----------------------------------------------------------------------------------------
 
 
 def test_float_lists_and_base64_answer_the_same_numbers_bit_for_bit(stocked, embeddings, unpacked):
@@ -91,7 +91,7 @@ def test_a_large_body_is_parsed_as_a_small_one_is(stocked, embeddings):
     assert answer["vectors"][:40] == ask(stocked, embeddings["first"].tolist()).json()["vectors"]
 
 
-# --- vectors that are no vectors -----------------------------------------------------------------------------------------
+# --- vectors that are no vectors ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_base64_of_numbers_beyond_the_range_is_refused_by_row(
     refused(ask(stocked, packed([ROW, [value, *ROW[1:]], ROW], dtype)), 422, code, "vectors", [1])
 
 
-# --- bodies --------------------------------------------------------------------------------------------------------------
+# --- bodies ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -319,13 +319,13 @@ def test_every_route_with_a_body_reads_it_by_the_same_rules(stocked, refused, me
     assert "surplus" in {error["field"] for error in answer.json()["errors"]}
 
 
-# --- limits --------------------------------------------------------------------------------------------------------------
+# --- limits ---------------------------------------------------------------------------------------
 
 
 def call(
     client, headers: dict[str, str], chunks: list[bytes]
 ) -> tuple[int, dict[str, str], bytes, int]:
-    """One bare ASGI call of POST /encoders; the last number says how many chunks the service took."""
+    """One ASGI call of POST /encoders; the last number is how many chunks the service read."""
     taken = 0
     sent = []
 
@@ -449,7 +449,7 @@ def test_an_answer_of_too_many_numbers_is_refused_naming_how_many_vectors_fit(tm
 
 @pytest.mark.parametrize("early", [True, False])
 def test_who_begins_to_listen_after_the_client_has_left_hears_of_it(early):
-    """A piece of a request's inputs may be queued when all pieces before are done, and the client gone."""
+    """A part of the inputs can be queued after the client has left."""
     heard = []
 
     async def receive():
