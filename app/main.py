@@ -79,7 +79,7 @@ Translates embeddings between encoders from a few hundred *parallel anchors*: th
 2. `POST /anchor-sets` with the anchors' embeddings by each of them.
 3. `POST /translate`, `/relative` or `/stitch`; `POST /translators` says how good a translation is.
 
-OpenAI's clients ask `/v1`, those of text-embeddings-inference `/tei/{model}`, those of the Open Inference Protocol `/v2`.
+Clients of OpenAI use `/v1`, of text-embeddings-inference `/tei/{model}`, and of the Open Inference Protocol `/v2`.
 
 Errors are `application/problem+json` with a stable `code`.
 """

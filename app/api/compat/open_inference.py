@@ -267,7 +267,7 @@ def infer(
     }
     if body.id is not None:
         content["id"] = body.id
-    return fields.respond(content)
+    return fields.respond_json(content)
 
 
 def _find(
@@ -347,7 +347,11 @@ def _read(tensor: TensorIn) -> tuple[Tensor | None, Inputs | None]:
     nested = (
         isinstance(tensor.data, list) and bool(tensor.data) and isinstance(tensor.data[0], list)
     )
-    numbers = fields.matrix(tensor.data, field) if nested else fields.vector(tensor.data, field)
+    numbers = (
+        fields.parse_matrix(tensor.data, field)
+        if nested
+        else fields.parse_vector(tensor.data, field)
+    )
     if nested and list(numbers.shape) != tensor.shape:
         raise BadShape(
             f"`data` has the shape {list(numbers.shape)}, but `shape` is {tensor.shape}.",

@@ -224,10 +224,10 @@ async def embed(
     row, spec = source.encoder, encoding.spec_of(source.encoder)
     _require_dimensions(model, target.encoder.dim, dimensions)
     own = await _encode(services, context, row, spec, inputs, role, field)
-    done = await run_in_threadpool(
+    translated = await run_in_threadpool(
         plans.apply, services, context, translation, vectors=own.vectors, pair=pair
     )
-    return Encoded(done.made.vectors, own.tokens, own.truncated)
+    return Encoded(translated.made.vectors, own.tokens, own.truncated)
 
 
 def _require_dimensions(model: str, dim: int, dimensions: int | None) -> None:
@@ -302,18 +302,18 @@ async def create_embeddings(
     """
     inputs = read_inputs(body.input, "input")
     role = InputRole(body.input_type)
-    done = await embed(
+    encoded = await embed(
         services, context, body.model, inputs, role=role, field="input", dimensions=body.dimensions
     )
-    count = len(done.vectors)
-    if done.truncated and not body.truncate:
+    count = len(encoded.vectors)
+    if encoded.truncated and not body.truncate:
         raise InputTooLong(
             "Some inputs are longer than the model reads. Shorten them, or send `truncate: true`.",
             field="input",
-            rows=done.truncated,
+            rows=encoded.truncated,
         )
     metrics.BATCH_VECTORS.labels("embeddings").observe(count)
-    rows = _rows(done.vectors, body.encoding_format or "float")
+    rows = _rows(encoded.vectors, body.encoding_format or "float")
     answer: dict[str, Any] = {
         "object": "list",
         "data": [
@@ -321,13 +321,13 @@ async def create_embeddings(
             for index, row in enumerate(rows)
         ],
         "model": body.model,
-        "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens},
+        "usage": {"prompt_tokens": encoded.tokens, "total_tokens": encoded.tokens},
     }
-    if done.truncated:
-        answer["truncated"] = done.truncated
+    if encoded.truncated:
+        answer["truncated"] = encoded.truncated
     if count > encoding.INLINE_INPUTS:
-        return await run_in_threadpool(fields.respond, answer)
-    return fields.respond(answer)
+        return await run_in_threadpool(fields.respond_json, answer)
+    return fields.respond_json(answer)
 
 
 def _rows(vectors: Tensor, encoding_format: str) -> list[Any]:

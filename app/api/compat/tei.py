@@ -110,18 +110,18 @@ async def embed_inputs(
     """
     inputs = read_inputs(body.inputs, "inputs")
     role = InputRole(body.prompt_name or "document")
-    done = await embed(
+    encoded = await embed(
         services, context, model, inputs, role=role, field="inputs", dimensions=body.dimensions
     )
-    if done.truncated and not body.truncate:
+    if encoded.truncated and not body.truncate:
         raise InputTooLong(
             "Some inputs are longer than the model reads. Shorten them, or send `truncate: true`.",
             field="inputs",
-            rows=done.truncated,
+            rows=encoded.truncated,
         )
-    vectors = done.vectors if body.normalize is False else normalize(done.vectors, dim=1)
+    vectors = encoded.vectors if body.normalize is False else normalize(encoded.vectors, dim=1)
     metrics.BATCH_VECTORS.labels("embeddings").observe(len(vectors))
-    return fields.respond(np.ascontiguousarray(vectors.numpy()))
+    return fields.respond_json(np.ascontiguousarray(vectors.numpy()))
 
 
 @router.get("/{model}/info", summary="Describe a model", responses=spoken(TeiError, 404, 409, 422))

@@ -69,7 +69,7 @@ def get_pairs(
 def _respond(media: str, pairs: Tensor, confidence: Tensor) -> Response:
     probabilities = confidence.numpy()
     if media == JSON:
-        return fields.respond(
+        return fields.respond_json(
             {"pairs": pairs.numpy(), "confidence": probabilities}
         )  # NaN becomes null
     rows = {

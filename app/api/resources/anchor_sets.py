@@ -191,7 +191,7 @@ def create_anchor_set(
                 keep=body.keep_inputs,
             )
         embeddings = {
-            key: fields.matrix(value, f"embeddings.{key}")
+            key: fields.parse_matrix(value, f"embeddings.{key}")
             for key, value in (body.embeddings or {}).items()
         }
         return anchor_sets.create_anchor_set(

@@ -195,7 +195,7 @@ class NewHead(Body):
                 raise InvalidHead(
                     "`architecture` only applies to `kind: mlp`. Remove it.", field="architecture"
                 )
-            bias = None if self.bias is None else fields.vector(self.bias, "bias")
+            bias = None if self.bias is None else fields.parse_vector(self.bias, "bias")
             classes = None if self.classes is None else len(self.classes)
             return linear_head(self.weight, bias, dim=dim, classes=classes)
         if self.bias is not None:
@@ -203,7 +203,7 @@ class NewHead(Body):
                 f"`bias` only applies with `weight`. Remove it: `{source}` holds the bias.",
                 field="bias",
             )
-        data = bytes(fields.from_base64(self.safetensors or self.onnx or "", source))
+        data = bytes(fields.decode_base64(self.safetensors or self.onnx or "", source))
         return registry.make(
             self.kind, data, self.architecture, dim=dim, runner=runner, owner=owner
         )

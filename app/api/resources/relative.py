@@ -118,16 +118,16 @@ async def relative(
         answer = await plans.serve(
             services, context, body.relation(), body.vectors, body.encoder_inputs(), writer.form
         )
-    made = answer.made
-    count, dim = made.vectors.shape
+    relatives = answer.made
+    count, dim = relatives.vectors.shape
     metrics.BATCH_VECTORS.labels("relative").observe(count)
     about = {
         "count": count,
         "dim": dim,
         **body.quantisation(),
-        "flags": answers.flags(made.at_mean, truncated=answer.truncated),
+        "flags": answers.flags(relatives.at_mean, truncated=answer.truncated),
     }
-    return await answers.write(call, writer, made.vectors, about)
+    return await answers.write(call, writer, relatives.vectors, about)
 
 
 async def _stream_plan(body: RelativeRequest, services: Services, context: RequestContext) -> Plan:

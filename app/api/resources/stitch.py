@@ -176,5 +176,5 @@ def _stitch(
         )
     if answer.output is HeadOutput.image and writer.media == JSON:
         images = [b64encode(image).decode() for image in answer.images]
-        return fields.respond({"images": images, **about})
+        return fields.respond_json({"images": images, **about})
     return writer.respond(answer.values, about, name="outputs")

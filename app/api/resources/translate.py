@@ -204,8 +204,8 @@ async def translate(
         answer = await plans.serve(
             services, context, plan, vectors, body.encoder_inputs(), writer.form, body.precision
         )
-    made, served = answer.made, answer.served
-    count, dim = made.vectors.shape
+    translated, served = answer.made, answer.served
+    count, dim = translated.vectors.shape
     REQUEST_SIZES.observe(count)
     row_confidence = (
         None
@@ -221,8 +221,8 @@ async def translate(
         "options": dict(served.options or {}),
         "translator": served.id,
         "flags": answers.flags(
-            made.at_mean,
-            made.outside,
+            translated.at_mean,
+            translated.outside,
             truncated=answer.truncated,
             strange=None if row_confidence is None else row_confidence.expected.strange,
         ),
@@ -232,9 +232,9 @@ async def translate(
     if body.precision != "float32" and served.translator is not None:
         about["precision"] = {
             "name": body.precision,
-            "error": products.precision_error(served.translator, answer.given, made.vectors),
+            "error": products.precision_error(served.translator, answer.given, translated.vectors),
         }
-    return await answers.write(call, writer, made.vectors, about)
+    return await answers.write(call, writer, translated.vectors, about)
 
 
 async def _stream_plan(body: TranslateRequest, services: Services, context: RequestContext) -> Plan:

@@ -118,15 +118,15 @@ BODY_ROWS = object()
 
 
 def _decode(value: Any, info: ValidationInfo) -> Any:
-    """The field's vectors as a tensor; null and BODY_ROWS stay as they are. Raises as `matrix`."""
+    """The vectors as a tensor; null and BODY_ROWS stay as they are. Raises as `parse_matrix`."""
     return (
         value
         if value is None or value is BODY_ROWS
-        else matrix(value, info.field_name or "vectors")
+        else parse_matrix(value, info.field_name or "vectors")
     )
 
 
-#: Vectors in a body, decoded by `matrix`.
+#: Vectors in a body, decoded by `parse_matrix`.
 Vectors = Annotated[
     Any,
     AfterValidator(_decode),
@@ -147,7 +147,7 @@ VectorsOrPool = Annotated[
         }
     ),
 ]
-#: A list of numbers, decoded by `vector`.
+#: A list of numbers, decoded by `parse_vector`.
 Numbers = Annotated[
     Any, WithJsonSchema({"type": "array", "items": {"type": "number"}, "title": "Numbers"})
 ]
@@ -194,7 +194,7 @@ class InputsBody(Body):
         return encoding.Inputs(self.inputs, InputRole(self.input_type))
 
 
-def matrix(value: Any, field: str) -> Tensor:
+def parse_matrix(value: Any, field: str) -> Tensor:
     """A vectors field (n, d) as a tensor: float64 from JSON numbers, its own dtype from base64.
 
     Raises EmptyVectors, RaggedRows, BadShape, BadDtype and BadBase64 with field and rows.
@@ -218,7 +218,7 @@ def matrix(value: Any, field: str) -> Tensor:
     return torch.from_numpy(_numbers(value, field))
 
 
-def vector(value: Any, field: str) -> Tensor:
+def parse_vector(value: Any, field: str) -> Tensor:
     """A list of numbers as a float64 tensor. Raises BadShape and BadDtype with the wrong places."""
     if not isinstance(value, list):
         raise BadShape("Expected a list of numbers.", field=field)
@@ -227,7 +227,7 @@ def vector(value: Any, field: str) -> Tensor:
     return torch.from_numpy(_numbers([[number] for number in value], field).flatten())
 
 
-def from_base64(text: str, field: str) -> bytearray:
+def decode_base64(text: str, field: str) -> bytearray:
     """The bytes of a base64 text. Raises BadBase64."""
     try:
         return pybase64.b64decode_as_bytearray(text, validate=True)
@@ -237,7 +237,7 @@ def from_base64(text: str, field: str) -> bytearray:
         ) from None
 
 
-def respond(content: Any) -> Response:
+def respond_json(content: Any) -> Response:
     """A JSON response. Arrays become lists of the shortest decimals that are exact."""
     data = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
     return Response(data, media_type="application/json")
@@ -298,7 +298,7 @@ def _from_packed(value: Mapping[str, Any], field: str) -> Tensor:
     if not isinstance(value["base64"], str):
         raise BadBase64("Expected a base64 text.", field=f"{field}.base64")
     dtype = np.dtype(WIRE_DTYPES[value["dtype"]])
-    data = from_base64(value["base64"], f"{field}.base64")
+    data = decode_base64(value["base64"], f"{field}.base64")
     expected = shape[0] * shape[1] * dtype.itemsize
     if len(data) != expected:
         raise BadBase64(

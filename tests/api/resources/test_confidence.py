@@ -1,4 +1,4 @@
-"""Confidence of translations, over HTTP: columns in JSON and Arrow, flags, and what is refused."""
+"""Confidence of translations: columns in JSON and Arrow, flags, and refused requests."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def items() -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def ask(stocked, items):
-    """POST /evaluate of the thirty items; a change of ... leaves a field out."""
+    """POST /evaluate of the thirty items; a value of ... leaves a field out."""
 
     def post(headers=None, client=None, **more):
         body = {

@@ -36,7 +36,7 @@ class Api:
 
 
 def events(answer):
-    """(id, event, job) of each event, as they come."""
+    """(id, event, job) of each event."""
     fields = {}
     for line in answer:
         name, _, value = line.decode().rstrip("\n").partition(": ")
@@ -99,7 +99,7 @@ def test_a_client_that_comes_back_goes_on_where_it_was(api, job):
         assert (answer.status, answer.read()) == (
             204,
             b"",
-        )  # by which EventSource knows not to come back
+        )  # tells EventSource not to reconnect
 
 
 def test_events_of_no_job_are_a_problem_document(api):
@@ -131,7 +131,7 @@ def test_a_client_that_goes_away_gives_its_stream_back(api, job, monkeypatch):
     monkeypatch.setattr(jobs, "MAX_EVENT_STREAMS", 1)
     for _ in range(3):
         status = 503
-        while status == 503:  # the server learns a moment later that a client has gone
+        while status == 503:  # the server notices a disconnect with a delay
             with api.open("GET", f"/jobs/{job}/events") as answer:
                 status = answer.status
                 assert status in (200, 503)

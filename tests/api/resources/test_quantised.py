@@ -19,14 +19,14 @@ from app.maths.geometry.quantise import keeps_levels
 JSON, NPY, ARROW = "application/json", "application/x-npy", "application/vnd.apache.arrow.stream"
 NAMES = {"encoder": "first", "anchor_set": "items"}
 VECTORS = np.random.default_rng(5).normal(size=(50, 8)).astype(np.float32)
-#: by what a cosine itself may differ between one form of request and another
+#: Largest difference of a cosine between two forms of a request.
 ROUNDING = 1e-6
 BITS = pytest.mark.parametrize("bits", [2, 3, 8, 16])
 
 
 @pytest.fixture(scope="module")
 def service(stock: Callable[..., TestClient], parallel: dict[str, np.ndarray]) -> TestClient:
-    """The running service with two encoders, for all tests here."""
+    """A service with two encoders."""
     return stock(parallel)
 
 
@@ -64,7 +64,7 @@ def send(
 
 
 def read(answer: Any) -> tuple[np.ndarray, Any]:
-    """The matrix of an answer in whichever form, and what it says of the grid."""
+    """The matrix of an answer in any form, and its `quantised` member."""
     assert answer.status_code == 200, answer.text
     media = answer.headers["content-type"]
     if media == NPY:
@@ -153,7 +153,7 @@ def test_without_bits_nothing_is_said_and_nothing_rounded(service, form):
 
 
 def test_widths_are_remembered_apart(service):
-    """What serves a request is found by its names when warm: another width is another name."""
+    """The cache of plans distinguishes the number of bits."""
     for _ in range(2):
         found = {bits: read(ask(service, bits=bits))[0] for bits in (3, 8, 5)}
         assert all(len(np.unique(rows)) <= 2**bits - 1 for bits, rows in found.items())

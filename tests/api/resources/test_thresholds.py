@@ -26,7 +26,7 @@ def pack() -> Pack:
 
 @pytest.fixture(scope="module")
 def names(pack: Pack) -> tuple[str, str]:
-    """The source and the target."""
+    """Names of the source and the target encoder."""
     first, second, *_ = pack.vectors
     return first, second
 
@@ -222,7 +222,7 @@ def test_a_turned_encoder_keeps_its_thresholds(stocked, embeddings):
         assert found["agreement"]["unchanged"]["f1"] == 1
         assert (
             found["agreement"]["best"]["f1"] > 0.98
-        )  # chosen between two scores, where other pairs may lie
+        )  # a threshold between two scores, where other pairs can lie
 
 
 @pytest.mark.parametrize("what", ["threshold", "calibration"])

@@ -1,4 +1,4 @@
-"""/translate, and what is there after a restart."""
+"""/translate, and resources after a restart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
 
 @pytest.fixture
 def ask(stocked, embeddings):
-    """POST /translate of three vectors; a change of ... leaves a field out."""
+    """POST /translate of three vectors; a value of ... leaves a field out."""
 
     def post(path="/translate", **more):
         body = {**PAIR, "vectors": embeddings["first"][:3].tolist(), **more}
@@ -44,7 +44,7 @@ def ask(stocked, embeddings):
 
 
 def cosines(rows, truth, native):
-    """The cosines of these rows with the true ones, both centred by what is native there."""
+    """Cosines of rows with the true ones, both centred on the native vectors' mean."""
     mean = native.mean(axis=0)
     ours, truth = np.array(rows) - mean, truth - mean
     return (ours * truth).sum(axis=1) / np.linalg.norm(ours, axis=1) / np.linalg.norm(truth, axis=1)

@@ -28,7 +28,7 @@ PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
 
 @pytest.fixture
 def ask(stocked, embeddings):
-    """POST /translate of three vectors, or another path; a change of ... leaves a field out."""
+    """POST /translate of three vectors, or another path; a value of ... leaves a field out."""
 
     def post(path="/translate", **more):
         body = {**PAIR, "vectors": embeddings["first"][:3].tolist(), **more}

@@ -417,7 +417,7 @@ def test_base64_with_line_breaks_is_refused_and_not_repaired(stocked, refused):
 
 
 def test_long_text_among_numbers_is_refused_without_a_table_as_wide(stocked, refused):
-    """Numpy would make every cell as wide as the longest text: gigabytes from half a megabyte."""
+    """NumPy would make each cell as wide as the longest text: gigabytes from half a megabyte."""
     vectors = [[0.5] * 8] * 900 + [["a" * 500_000] + [0.5] * 7]
     body = {"encoder": "first", "anchor_set": "items", "vectors": vectors}
     refused(stocked.post("/relative", json=body), 422, "bad-dtype", "vectors", [900])
