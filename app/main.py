@@ -41,7 +41,7 @@ from app.api.resources import (
 from app.encoders.threads import use_threads
 from app.observability import tracing
 from app.services.access.api_keys import KeyRing
-from app.services.context import THREADS, Services
+from app.services.context import ANSWER_THREADS, Services
 from app.settings import Settings
 from app.wiring import make_services, make_wakeup
 from workers.main import Worker
@@ -97,7 +97,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        to_thread.current_default_thread_limiter().total_tokens = THREADS
+        to_thread.current_default_thread_limiter().total_tokens = ANSWER_THREADS
         await run_in_threadpool(_start, services, worker)
         use_threads(1)  # small products are computed by the loop itself; the lanes have the cores
         telling = asyncio.create_task(admission.keep_telling(app.state.admission))

@@ -12,7 +12,7 @@ from threading import Event
 from app.errors import DatabaseUnavailable
 from app.observability import metrics
 from app.services.context import Services
-from app.services.jobs import queue
+from app.services.jobs import runner
 from app.services.jobs.leases import Leases
 from app.services.upkeep import retention
 from app.storage.wakeup import LocalWakeup
@@ -21,7 +21,7 @@ from workers.runners import RUNNERS
 log = logging.getLogger("anchorage.worker")
 
 #: an idle thread looks for a job this often, unless it is woken sooner
-POLL_S = 0.5
+IDLE_POLL_S = 0.5
 
 #: how long a stop waits for running jobs' next step, at which they are handed back
 STOP_TIMEOUT_S = 5.0
@@ -81,7 +81,7 @@ class Worker:
         while not self._stopping.is_set():
             found = False
             try:
-                found = queue.run_next(
+                found = runner.run_next(
                     self.services, RUNNERS, self._leases, stopping=self._stopping.is_set
                 )
                 answers = True
@@ -92,7 +92,7 @@ class Worker:
             except Exception:
                 log.exception("no job is taken")
             if not found:
-                self._wakeup.wait(POLL_S)
+                self._wakeup.wait(IDLE_POLL_S)
 
     def _renew(self) -> None:
         metrics.CARETAKER.set_to_current_time()

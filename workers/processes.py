@@ -23,10 +23,10 @@ from workers.supervisor import supervise
 log = logging.getLogger("anchorage.worker")
 
 #: how often a worker looks whether its threads live
-LOOK_S = 1.0
+THREAD_CHECK_S = 1.0
 
 #: how long a stop waits for the processes, which hand their jobs back meanwhile
-STOP_S = 15.0
+PROCESS_STOP_S = 15.0
 
 
 class NotShared(Exception):
@@ -67,7 +67,7 @@ def main(settings: Settings) -> int:
     supervise(
         _work_and_exit,
         [(settings, device, number) for number, device in enumerate(wanted)],
-        stop_s=STOP_S,
+        stop_s=PROCESS_STOP_S,
     )
     return 0
 
@@ -86,7 +86,7 @@ def work(settings: Settings, device: str, number: int) -> int:
         signal.signal(number_of_signal, lambda *_: ended.set())
     worker.start()
     log.info("worker %d takes jobs on %s, %d at once", os.getpid(), device, settings.worker_threads)
-    while (alive := worker.alive) and not ended.wait(LOOK_S):
+    while (alive := worker.alive) and not ended.wait(THREAD_CHECK_S):
         pass
     log.info("worker %d stops", os.getpid())
     worker.stop()

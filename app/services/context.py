@@ -20,7 +20,7 @@ from app.storage.name_cache import Names
 LEASE_S = 30.0
 
 #: requests answered in threads at once; most of them only wait
-THREADS = 128
+ANSWER_THREADS = 128
 
 #: fits, evaluations and loads of models, at once in one process, and how many requests more wait for their turn, for how long:
 #: each occupies one of the threads that could answer others
@@ -33,10 +33,10 @@ TURN_WAIT_S = 30.0
 DECODINGS = 2
 
 #: requests that wait for their inputs' vectors: three quarters of the threads
-ENCODINGS = THREADS * 3 // 4
+ENCODINGS = ANSWER_THREADS * 3 // 4
 
 #: creating requests that wait for a name that was deleted less than a second ago
-SETTLING = 16
+MOST_WAITING_FOR_NAMES = 16
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Services:
     #: taken by whoever decodes images
     decoding: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(DECODINGS))
     _settling: WorkSlots = field(
-        default_factory=lambda: WorkSlots("waiting for deleted names,", SETTLING, 0)
+        default_factory=lambda: WorkSlots("waiting for deleted names,", MOST_WAITING_FOR_NAMES, 0)
     )
     _verifications: WorkSlots = field(
         default_factory=lambda: WorkSlots("verifying encoders,", 1, 2)

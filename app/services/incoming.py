@@ -11,7 +11,7 @@ from app.errors import (
 )
 from app.maths.geometry import space as spaces
 from app.services.context import Limits, Services
-from app.services.encoders.encoding import Encoded, Inputs, encode
+from app.services.encoders.encoding import EncodedVectors, Inputs, encode
 from app.services.request_context import RequestContext
 from app.storage import tables
 
@@ -60,13 +60,15 @@ def vectors_or_encoded(
     encoder: tables.EncoderRow,
     vectors: Tensor | None,
     inputs: Inputs | None,
-) -> Encoded:
+) -> EncodedVectors:
     """The client's vectors, or its inputs encoded. Raises NotExactlyOne, the vector errors, and as `encode`."""
     field, _ = exactly_one(vectors, inputs)
     if vectors is None:
         assert inputs is not None
         return encode(services, context, encoder, inputs.values, role=inputs.role)
-    return Encoded(checked_vectors(vectors, field=field, limits=services.limits, dim=encoder.dim))
+    return EncodedVectors(
+        checked_vectors(vectors, field=field, limits=services.limits, dim=encoder.dim)
+    )
 
 
 def reserve_answer(

@@ -17,7 +17,7 @@ from app.encoders import text
 from app.encoders.base import Shelf, Spec
 from app.encoders.torchvision_ops import make_importable
 from app.errors import EncoderChanged, EncoderUnavailable, InvalidInput, InvalidOption
-from app.services.encoders.encoding import require_same
+from app.services.encoders.encoding import require_unchanged
 from app.storage import tables
 from app.types import InputRole
 
@@ -493,11 +493,11 @@ def registered(model):
 def test_files_that_change_under_an_encoder_are_noticed(tmp_path):
     tiny(tmp_path, prompts={"query": "q : "})
     row = registered(load("tiny", tmp_path))
-    require_same(row, load("tiny", tmp_path))
+    require_unchanged(row, load("tiny", tmp_path))
     file = tmp_path / "tiny" / "config_sentence_transformers.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "prompts": {"query": "other : "}}))
     with pytest.raises(EncoderChanged, match="prompts, revision differ") as caught:
-        require_same(row, load("tiny", tmp_path))
+        require_unchanged(row, load("tiny", tmp_path))
     assert caught.value.field == "encoder"
 
 
@@ -505,7 +505,7 @@ def test_an_encoder_used_otherwise_is_another(tmp_path):
     tiny(tmp_path)
     row = registered(load("tiny", tmp_path))
     with pytest.raises(EncoderChanged, match=": dim differ"):
-        require_same(row, load("tiny", tmp_path, dim=3))
+        require_unchanged(row, load("tiny", tmp_path, dim=3))
     prints = [
         load("tiny", tmp_path, **options).identity.fingerprint
         for options in ({}, {"dim": 3}, {"normalise": True}, {})

@@ -25,7 +25,7 @@ from app.errors import BadShape, HeadNotFound, InvalidHead, InvalidRequest
 from app.observability import metrics
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs
-from app.services.heads import stitching
+from app.services.heads import heads, stitching
 from app.services.translators import translators
 from app.storage import tables
 from app.storage.queries import resources
@@ -223,7 +223,7 @@ def model_ready(model: ModelPath, services: Svc, project: Reads) -> ServerReady:
     """Returns 200 if the head can be loaded and used."""
     row, encoder, anchor_set = _find(services, project, model, Parameters())
     _require_reachable(services, project, row, encoder, anchor_set)
-    stitching.loaded_head(services, row)
+    heads.load_head(services, row)
     return ServerReady(ready=True)
 
 
@@ -310,10 +310,10 @@ def _require_reachable(
     if encoder is None or anchor_set is None:
         return
     if row.encoder is not None:
-        translators.pair(
+        translators.find_pair(
             services,
             project,
-            translators.Request(encoder, row.encoder.name, anchor_set, "auto", {}),
+            translators.FitRequest(encoder, row.encoder.name, anchor_set, "auto", {}),
         )
         return
     assert row.anchor_set is not None
@@ -323,7 +323,7 @@ def _require_reachable(
             field="anchor_set",
         )
     with services.db.transaction() as session:
-        translators.space_row(session, project, anchor_set, encoder, "encoder")
+        translators.find_space_row(session, project, anchor_set, encoder, "encoder")
 
 
 def _read(tensor: TensorIn) -> tuple[Tensor | None, Inputs | None]:

@@ -40,9 +40,9 @@ from app.observability import metrics
 from app.services import incoming
 from app.services.context import Services
 from app.services.encoders import encoding
-from app.services.encoders.encoding import Encoded
+from app.services.encoders.encoding import EncodedVectors
 from app.services.request_context import RequestContext
-from app.services.serving import plans
+from app.services.serving import maps, plans
 from app.services.translators import translators
 from app.storage import tables
 from app.storage.name_cache import Name
@@ -152,11 +152,11 @@ class ModelId:
     target: str | None
     anchor_set: str | None
 
-    def translator_request(self) -> translators.Request | None:
+    def translator_request(self) -> translators.FitRequest | None:
         """The translation that the id names, or None."""
         if self.target is None or self.anchor_set is None:
             return None
-        return translators.Request(self.encoder, self.target, self.anchor_set, "auto", {})
+        return translators.FitRequest(self.encoder, self.target, self.anchor_set, "auto", {})
 
 
 def parse_model(
@@ -208,7 +208,7 @@ async def embed(
     role: InputRole,
     field: str,
     dimensions: int | None = None,
-) -> Encoded:
+) -> EncodedVectors:
     """The inputs' vectors by a model. Small requests wait without a thread."""
     model_id = parse_model(model)
     row, spec = await _encoder(services, context.project, model_id.encoder)
@@ -217,7 +217,7 @@ async def embed(
         _require_dimensions(model, row.dim, dimensions)
         incoming.reserve_answer(services, context, field, len(inputs), dim=row.dim)
         return await _encode(services, context, row, spec, inputs, role, field)
-    translation = plans.Translation(request)
+    translation = maps.Translation(request)
     pair = await run_in_threadpool(translators.resolve, services, translation.name(context.project))
     source, target = pair.both
     # The encoder may have changed since it was cached: take the one that belongs to the anchors.
@@ -225,9 +225,9 @@ async def embed(
     _require_dimensions(model, target.encoder.dim, dimensions)
     own = await _encode(services, context, row, spec, inputs, role, field)
     translated = await run_in_threadpool(
-        plans.apply, services, context, translation, vectors=own.vectors, pair=pair
+        plans.apply_map, services, context, translation, vectors=own.vectors, pair=pair
     )
-    return Encoded(translated.made.vectors, own.tokens, own.truncated)
+    return EncodedVectors(translated.made.vectors, own.tokens, own.truncated)
 
 
 def _require_dimensions(model: str, dim: int, dimensions: int | None) -> None:
@@ -247,14 +247,14 @@ async def _encode(
     inputs: Sequence[Input],
     role: InputRole,
     field: str,
-) -> Encoded:
-    model = encoding.loaded(services, row, spec)
-    if model is None or not encoding.small(model, inputs):
+) -> EncodedVectors:
+    model = encoding.find_model(services, row, spec)
+    if model is None or not encoding.is_small(model, inputs):
         return await run_in_threadpool(
             encoding.encode, services, context, row, inputs, role=role, field=field
         )
-    ready = encoding.readable(row, inputs, limits=services.limits, field=field)
-    work, items = encoding.start(services, context, model, ready, role, field)
+    ready = encoding.check_inputs(row, inputs, limits=services.limits, field=field)
+    work, items = encoding.start_small(services, context, model, ready, role, field)
     try:
         vectors = await asyncio.wrap_future(work.future)
     except asyncio.CancelledError:
@@ -262,7 +262,7 @@ async def _encode(
         if task is not None and task.cancelling():
             raise
         raise ClientLeft("The client disconnected before its inputs were encoded.") from None
-    return encoding.finished(vectors, items, row, field=field)
+    return encoding.check_encoded(vectors, items, row, field=field)
 
 
 async def _encoder(services: Services, project: str, name: str) -> tuple[tables.EncoderRow, Spec]:
@@ -367,7 +367,7 @@ def find_model(
     row = _look_up(services, project, model_id.encoder)
     encoding.spec_of(row)
     request = model_id.translator_request()
-    return row, None if request is None else translators.pair(services, project, request)[1]
+    return row, None if request is None else translators.find_pair(services, project, request)[1]
 
 
 def _models(services: Services, project: str) -> Iterator[OpenAIModel]:

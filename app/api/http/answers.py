@@ -23,7 +23,7 @@ from app.api.schemas.fields import Dtype, Encoding
 from app.errors import InvalidRequest, NotAcceptable
 from app.maths.translators.translator import no_flags
 from app.services.incoming import ANSWER_NUMBER_BYTES
-from app.services.serving.plans import Form
+from app.services.serving.maps import AnswerForm
 from app.services.serving.products import refuse_overflow
 
 MEDIA = (JSON, npy.MEDIA, arrow.MEDIA)
@@ -84,10 +84,10 @@ class Writer:
     _file: np.ndarray[Any, np.dtype[np.uint8]] | None = field(default=None, init=False)
 
     @property
-    def form(self) -> Form:
+    def form(self) -> AnswerForm:
         """What the answer's numbers take, and where they are put."""
         as_computed = self.media != JSON
-        return Form(BYTES[self.dtype] if as_computed else ANSWER_NUMBER_BYTES, self._empty)
+        return AnswerForm(BYTES[self.dtype] if as_computed else ANSWER_NUMBER_BYTES, self._empty)
 
     def is_small(self, vectors: Tensor) -> bool:
         """Whether to write it here and now."""

@@ -51,7 +51,7 @@ from app.observability import metrics
 from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.services.serving import products
-from app.services.serving.plans import Served
+from app.services.serving.maps import ServedMap
 from app.services.serving.products import Running
 
 #: what npy is read and answered in
@@ -73,7 +73,7 @@ class Plan:
 
     services: Services
     context: RequestContext
-    served: Served
+    served: ServedMap
     dtype: Dtype
     precision: Precision
     what: str

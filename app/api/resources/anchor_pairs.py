@@ -60,7 +60,7 @@ def get_pairs(
 ) -> Response:
     """Returns the rows of the two pools behind each anchor of a set from `POST /bootstrap`."""
     media = answers.preferred(request, JSON, PAIRS_MEDIA)
-    pairs, confidence = anchor_sets.bootstrapped_pairs(services, project, name)
+    pairs, confidence = anchor_sets.load_pairs(services, project, name)
     start = min(after + 1, len(pairs))
     page = slice(start, start + limit)
     return _respond(media, pairs[page], confidence[page])

@@ -16,7 +16,7 @@ from app.maths.anchors import mismatch, value_facts
 from app.maths.anchors.health import LISTED
 from app.services.anchors import anchor_findings, anchor_reports, drift
 from app.services.anchors.anchor_reports import MOST_SUGGESTED
-from app.services.anchors.drift import MOST_SAMPLED, SAMPLED, DriftReport
+from app.services.anchors.drift import DEFAULT_REEMBEDDED, MOST_REEMBEDDED, DriftReport
 
 router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"])
 
@@ -113,7 +113,7 @@ class PairReportOut(BaseModel):
 class FindingOut(BaseModel):
     """A problem with the anchor set."""
 
-    code: anchor_findings.Code = Field(description="Stable code of the problem.")
+    code: anchor_findings.FindingCode = Field(description="Stable code of the problem.")
     severity: anchor_findings.Severity = Field(description="`error`, `warning` or `info`.")
     detail: str = Field(description="What is wrong, and what to do.")
     encoders: list[str] = Field(description="Encoders that it is about.")
@@ -194,10 +194,10 @@ class DriftRequest(Body):
         description="Anchors that the vectors belong to, in their order, at most 65,536. "
         "Default: all.",
     )
-    sample: Annotated[int, Field(ge=1, le=MOST_SAMPLED)] | None = Field(
+    sample: Annotated[int, Field(ge=1, le=MOST_REEMBEDDED)] | None = Field(
         None,
         description="Number of stored inputs to encode again, drawn at random, "
-        f"1 to {MOST_SAMPLED:,}. Default {SAMPLED}.",
+        f"1 to {MOST_REEMBEDDED:,}. Default {DEFAULT_REEMBEDDED}.",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="Random seed of the sample.")
 
@@ -211,7 +211,7 @@ def report_anchor_set(name: PathName, services: Svc, project: Reads) -> AnchorSe
     Nothing is stored, and equal sets have equal reports.
     For large sets, a random sample of rows and the first pairs of encoders are examined.
     """
-    report = anchor_reports.report(services, project, name)
+    report = anchor_reports.report_anchor_set(services, project, name)
     return AnchorSetReportOut(
         anchor_set=report.anchor_set,
         size=report.size,
@@ -238,7 +238,7 @@ def suggest_anchors(
 
     Encode them with the other encoders too, and add them to a new set.
     """
-    suggested = anchor_reports.suggest(
+    suggested = anchor_reports.suggest_items(
         services,
         context,
         anchor_set=name,

@@ -28,7 +28,7 @@ from app.api.schemas.jobs import Job
 from app.errors import InvalidRequest, NotExactlyOne
 from app.services.access.idempotency import idempotent
 from app.services.anchors import anchor_embedding, anchor_sets
-from app.services.anchors.anchor_embedding import MOST_ENCODERS
+from app.services.anchors.anchor_embedding import MOST_SET_ENCODERS
 from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
@@ -57,15 +57,15 @@ class NewAnchorSet(InputsBody):
     )
 
     name: Name = Field(description="Name of the anchor set, unique in the project.")
-    embeddings: Annotated[dict[Name, UndecodedVectors], Field(max_length=MOST_ENCODERS)] | None = (
-        Field(
-            None,
-            description="Vectors by name of the encoder. Row i is the same item for every encoder. "
-            f"At most {MOST_ENCODERS} encoders.",
-        )
+    embeddings: (
+        Annotated[dict[Name, UndecodedVectors], Field(max_length=MOST_SET_ENCODERS)] | None
+    ) = Field(
+        None,
+        description="Vectors by name of the encoder. Row i is the same item for every encoder. "
+        f"At most {MOST_SET_ENCODERS} encoders.",
     )
-    encoders: Annotated[list[Name], Field(max_length=MOST_ENCODERS)] | None = Field(
-        None, description=f"Encoders that encode `inputs`, at most {MOST_ENCODERS}."
+    encoders: Annotated[list[Name], Field(max_length=MOST_SET_ENCODERS)] | None = Field(
+        None, description=f"Encoders that encode `inputs`, at most {MOST_SET_ENCODERS}."
     )
     keep_inputs: bool = Field(True, description="Whether the set stores the inputs.")
 
@@ -171,7 +171,7 @@ def create_anchor_set(
     inputs, encoders = body.encoder_inputs(), body.encoders or []
     if inputs is not None and wants_job(prefer):
         queue = partial(
-            anchor_embedding.request_set,
+            anchor_embedding.request_anchor_set,
             services,
             name=body.name,
             inputs=inputs,
@@ -242,7 +242,7 @@ def add_embeddings(
         )
         return accepted(response, job)
     return AnchorSet.model_validate(
-        anchor_embedding.add_encoded(
+        anchor_embedding.add_from_inputs(
             services, context, anchor_set=name, encoder=encoder, inputs=inputs
         )
     )

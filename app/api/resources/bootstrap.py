@@ -167,14 +167,16 @@ class BootstrapRequest(Body):
 
 def _pool_side(
     side: Literal["source", "target"], pool: object, inputs: Sequence[Input] | None, role: Role
-) -> pools.Given:
+) -> pools.PoolInput:
     """One side of a bootstrap. Raises NotExactlyOne, and as `fields.parse_matrix`."""
     field = f"{side}_pool"
     if (pool is None) == (inputs is None):
         raise NotExactlyOne(f"Send exactly one of `{field}` and `{side}_inputs`.", field=field)
     if inputs is not None:
-        return pools.Given(f"{side}_inputs", encoding.Inputs(inputs, InputRole(role)))
-    return pools.Given(field, pool if isinstance(pool, str) else fields.parse_matrix(pool, field))
+        return pools.PoolInput(f"{side}_inputs", encoding.Inputs(inputs, InputRole(role)))
+    return pools.PoolInput(
+        field, pool if isinstance(pool, str) else fields.parse_matrix(pool, field)
+    )
 
 
 @router.post(

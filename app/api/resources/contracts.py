@@ -83,7 +83,7 @@ async def put_contract(
         )
 
     def agree(services: Services) -> tables.ContractRow:
-        return contracts.agree(
+        return contracts.agree_contract(
             services, context, *_pair(services, context.project, name, source, target), minimum
         )
 
@@ -95,7 +95,9 @@ def list_contracts(name: PathName, services: Svc, project: Reads) -> ContractLis
     """Returns all contracts of an anchor set, oldest first."""
     row = name_lookup.find_by_name(services, tables.AnchorSetRow, project, name, field="name")
     return ContractList(
-        contracts=[Contract.model_validate(each) for each in contracts.contracts(services, row)]
+        contracts=[
+            Contract.model_validate(each) for each in contracts.list_contracts(services, row)
+        ]
     )
 
 
@@ -110,7 +112,7 @@ async def delete_contract(
 ) -> None:
     """Deletes a pair's contract, so that its translators have no minimum."""
     await settled(
-        lambda services: contracts.end(
+        lambda services: contracts.end_contract(
             services, context, *_pair(services, context.project, name, source, target)
         ),
         services,
@@ -120,6 +122,6 @@ async def delete_contract(
 def _pair(
     services: Services, project: str, name: str, source: str, target: str
 ) -> tuple[tables.SpaceRow, tables.SpaceRow]:
-    return translators.pair(
-        services, project, translators.Request(source, target, name, "auto", {})
+    return translators.find_pair(
+        services, project, translators.FitRequest(source, target, name, "auto", {})
     )

@@ -39,7 +39,7 @@ from app.encoders.options import ImageOptions, RemoteOptions, TextOptions
 from app.errors import InvalidRequest
 from app.services.access.idempotency import idempotent
 from app.services.encoders import encoder_verification, encoders
-from app.services.encoders.encoder_verification import Verified
+from app.services.encoders.encoder_verification import VerificationReport
 from app.services.encoders.encoding import Inputs
 from app.services.request_context import RequestContext
 from app.storage import tables
@@ -270,7 +270,7 @@ def verify_encoder(
     context: ReadContext,
     body: Annotated[VerifyRequest, json_body(VerifyRequest)],
     services: Svc,
-) -> Verified:
+) -> VerificationReport:
     """Compares the service's copy of an encoder with the client's.
 
     If the vectors differ, the answer names the likely cause.

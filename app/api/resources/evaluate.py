@@ -71,8 +71,8 @@ class EvaluateRequest(PairRequest):
         "Default 10, or all if there are fewer. Only applies with `csls: true`.",
     )
 
-    def settings(self) -> evaluation.Settings:
-        return evaluation.Settings(self.k, self.csls, self.csls_neighbours)
+    def settings(self) -> evaluation.EvaluationSettings:
+        return evaluation.EvaluationSettings(self.k, self.csls, self.csls_neighbours)
 
 
 class CslsQualityOut(BaseModel):
@@ -167,7 +167,7 @@ def evaluate(
     Work of more than about a second becomes a job, as does all work with `Prefer: respond-async`;
     a job needs a key with the scope `write`.
     """
-    evaluation_request = evaluation.ask(
+    evaluation_request = evaluation.check_evaluation(
         services,
         context.project,
         body.translator_request(),

@@ -29,7 +29,7 @@ from app.heads.base import HeadModel
 from app.heads.linear import linear_head
 from app.heads.onnx.process import OnnxRunner
 from app.services.access.idempotency import idempotent
-from app.services.heads import stitching
+from app.services.heads import heads
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import HeadOutput
@@ -144,7 +144,7 @@ class NewHead(Body):
     safetensors: str | None = Field(None, description="Weights as a safetensors file in base64.")
     onnx: str | None = Field(None, description="Model as an ONNX file in base64.")
 
-    def spec(self) -> stitching.HeadSpec:
+    def spec(self) -> heads.HeadDefinition:
         """The head without its weights. Raises NotExactlyOne and InvalidHead."""
         if (self.classes is None) == (self.output is None):
             raise NotExactlyOne("Send exactly one of `classes` and `output`.", field="classes")
@@ -153,7 +153,7 @@ class NewHead(Body):
                 "`probabilities` only applies with `classes`. Remove it, or send `classes`.",
                 field="probabilities",
             )
-        return stitching.HeadSpec(
+        return heads.HeadDefinition(
             name=self.name,
             kind=self.kind,
             encoder=self.encoder,
@@ -241,7 +241,7 @@ class HeadPage(BaseModel):
 def describe(row: tables.HeadRow) -> Head:
     """The answer for a row."""
     settings = row.settings
-    output = stitching.output_of(row)
+    output = heads.output_of(row)
     return Head(
         name=row.name,
         kind=row.kind,
@@ -281,7 +281,7 @@ def create_head(
         context,
         repeat,
         tables.HeadRow,
-        lambda context: stitching.create_head(services, context, spec, load),
+        lambda context: heads.create_head(services, context, spec, load),
     )
     response.headers["Location"] = f"/heads/{row.name}"
     return describe(row)
@@ -305,4 +305,4 @@ def get_head(name: PathName, services: Svc, project: Reads) -> Head:
 @router.delete("/{name}", status_code=204, summary="Delete a head", responses=documented(404, 422))
 async def delete_head(name: PathName, services: Svc, context: WriteContext) -> None:
     """Deletes a head and its weights."""
-    await settled(stitching.delete_head, services, context, name)
+    await settled(heads.delete_head, services, context, name)

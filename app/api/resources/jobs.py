@@ -16,9 +16,9 @@ from app.api.http.deps import Limit, Moment, Reads, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.jobs import Job, JobSummary
 from app.errors import AnchorageError, Overloaded, TooMuchAtOnce
-from app.services.access.api_keys import TRUST_S
+from app.services.access.api_keys import KEY_TRUST_S
 from app.services.context import Services
-from app.services.jobs import queue
+from app.services.jobs import submission
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import JobState
@@ -72,7 +72,7 @@ def get_job(id: JobId, services: Svc, project: Reads) -> Job:
 )
 def cancel_job(id: JobId, services: Svc, context: WriteContext) -> Job:
     """Asks a job to stop. A running job stops at its next step."""
-    return Job.model_validate(queue.cancel(services, context, id))
+    return Job.model_validate(submission.cancel_job(services, context, id))
 
 
 @router.get(
@@ -164,7 +164,7 @@ async def _events(
                 last_sent = time.monotonic()
             await asyncio.sleep(EVENT_POLL_S)
             try:
-                if key_ring is not None and time.monotonic() - last_checked > TRUST_S:
+                if key_ring is not None and time.monotonic() - last_checked > KEY_TRUST_S:
                     if not await run_in_threadpool(key_ring.works, key_id):
                         return
                     last_checked = time.monotonic()

@@ -85,7 +85,7 @@ def create_pool(
     """Creates a pool with its first items. `POST /pools/{name}/vectors` adds more."""
 
     def create(context: RequestContext) -> tables.PoolRow:
-        return pools.create(
+        return pools.create_pool(
             services,
             context,
             name=name,
@@ -119,7 +119,7 @@ def extend_pool(
     """
 
     def append(context: RequestContext) -> tables.PoolRow:
-        return pools.append(
+        return pools.append_piece(
             services,
             context,
             name=name,
@@ -149,4 +149,4 @@ def get_pool(name: PathName, services: Svc, project: Reads) -> Pool:
 @router.delete("/{name}", status_code=204, summary="Delete a pool", responses=documented(404, 422))
 def delete_pool(name: PathName, services: Svc, context: WriteContext) -> None:
     """Deletes a pool. Jobs that use it keep its vectors until they end."""
-    pools.delete(services, context, name)
+    pools.delete_pool(services, context, name)

@@ -21,7 +21,7 @@ from app.maths.geometry.quantise import FEWEST_BITS, MOST_BITS
 from app.observability import metrics
 from app.services.context import Services
 from app.services.request_context import RequestContext
-from app.services.serving import plans
+from app.services.serving import maps, plans
 
 router = APIRouter(tags=["vectors"])
 
@@ -59,7 +59,7 @@ class RelativeRequest(InputsBody):
     encoding: Encoding = "float"
     dtype: Dtype = "float32"
 
-    def relation(self) -> plans.Relation:
+    def relation(self) -> maps.Relation:
         """Raises InvalidOption."""
         if self.bits is not None and not quantise.keeps_levels(self.bits, self.dtype):
             raise InvalidOption(
@@ -67,7 +67,7 @@ class RelativeRequest(InputsBody):
                 f"Use `dtype: float32`, or fewer `bits`.",
                 field="bits",
             )
-        return plans.Relation(
+        return maps.Relation(
             self.encoder, self.anchor_set, self.encode_power, self.ridge, self.bits
         )
 
@@ -115,7 +115,7 @@ async def relative(
         return await streams.respond(call.request, await _stream_plan(body, services, context))
     writer = answers.choose(call, body.encoding, body.dtype)
     with call.encoding():
-        answer = await plans.serve(
+        answer = await plans.serve_map(
             services, context, body.relation(), body.vectors, body.encoder_inputs(), writer.form
         )
     relatives = answer.made
@@ -138,5 +138,5 @@ async def _stream_plan(body: RelativeRequest, services: Services, context: Reque
             field="vectors",
         )
     answers.refuse_base64(body.encoding)
-    served = await run_in_threadpool(plans.make, services, context, body.relation())
+    served = await run_in_threadpool(plans.prepare_map, services, context, body.relation())
     return Plan(services, context, served, body.dtype, "float32", "relative", body.quantisation())

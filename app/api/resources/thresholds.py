@@ -12,7 +12,7 @@ from app.api.http.problems import documented
 from app.errors import NotExactlyOne
 from app.maths.thresholds.score_pairs import Given
 from app.services.translators import thresholds
-from app.services.translators.thresholds import Question, ScoreMap
+from app.services.translators.thresholds import ScoreMap, ThresholdQuestion
 from app.types import Scores
 
 router = APIRouter(prefix="/translators/{id}", tags=["translators"])
@@ -152,8 +152,8 @@ def get_threshold(
     given: Given = "source" if target is None else "target"
     score = source if source is not None else target
     assert score is not None
-    question = Question(id, scores, given, level)
-    answer = thresholds.threshold(services, project, question, score)
+    question = ThresholdQuestion(id, scores, given, level)
+    answer = thresholds.map_score(services, project, question, score)
     [point] = _points(question, answer)
     return ThresholdOut.model_validate(
         {**point, **_common_members(question, answer), "agreement": answer.agreement},
@@ -171,14 +171,14 @@ def get_calibration(
     level: Level = 0.9,
 ) -> CalibrationOut:
     """Returns the map from one score to the other, to convert many scores."""
-    question = Question(id, scores, given, level)
-    answer = thresholds.table(services, project, question)
+    question = ThresholdQuestion(id, scores, given, level)
+    answer = thresholds.map_all_scores(services, project, question)
     return CalibrationOut.model_validate(
         {"given": given, "points": _points(question, answer), **_common_members(question, answer)}
     )
 
 
-def _points(question: Question, answer: ScoreMap) -> list[dict[str, Any]]:
+def _points(question: ThresholdQuestion, answer: ScoreMap) -> list[dict[str, Any]]:
     other = "target" if question.given == "source" else "source"
     return [
         {**vars(expected), question.given: score, other: expected.answer}
@@ -186,7 +186,7 @@ def _points(question: Question, answer: ScoreMap) -> list[dict[str, Any]]:
     ]
 
 
-def _common_members(question: Question, answer: ScoreMap) -> dict[str, Any]:
+def _common_members(question: ThresholdQuestion, answer: ScoreMap) -> dict[str, Any]:
     same = (
         None
         if answer.same_item is None

@@ -22,7 +22,7 @@ from app.maths.translators.translator import Precision
 from app.observability import metrics
 from app.services.context import Services
 from app.services.request_context import RequestContext
-from app.services.serving import plans, products
+from app.services.serving import maps, plans, products
 from app.services.translators import confidence
 
 router = APIRouter(tags=["vectors"])
@@ -105,7 +105,7 @@ class TranslateRequest(PairRequest, InputsBody):
             return DEFAULT_CONFIDENCE_LEVEL
         return self.confidence_level
 
-    def translation(self) -> plans.Translation:
+    def translation(self) -> maps.Translation:
         """Raises NotExactlyOne and MissingField."""
         if self.relative_power is not None:
             raise NotExactlyOne(
@@ -116,15 +116,15 @@ class TranslateRequest(PairRequest, InputsBody):
             raise MissingField(
                 "Add `source`, the encoder that `vectors` or `inputs` belong to.", field="source"
             )
-        return plans.Translation(self.translator_request())
+        return maps.Translation(self.translator_request())
 
-    def decoding(self) -> plans.Decoding:
+    def decoding(self) -> maps.Decoding:
         """Raises InvalidRequest."""
         if self.precision != "float32":
             raise InvalidRequest(
                 "Relative vectors are decoded in float32. Remove `precision`.", field="precision"
             )
-        return plans.Decoding(self.translator_request(), self.relative_power or 0.0)
+        return maps.Decoding(self.translator_request(), self.relative_power or 0.0)
 
 
 class PrecisionErrorOut(BaseModel):
@@ -201,7 +201,7 @@ async def translate(
         else (body.decoding(), body.relative)
     )
     with call.encoding():
-        answer = await plans.serve(
+        answer = await plans.serve_map(
             services, context, plan, vectors, body.encoder_inputs(), writer.form, body.precision
         )
     translated, served = answer.made, answer.served
@@ -254,5 +254,5 @@ async def _stream_plan(body: TranslateRequest, services: Services, context: Requ
     answers.refuse_base64(body.encoding)
     body.interval_level(has_columns=False)
     plan = body.decoding() if body.relative else body.translation()
-    served = await run_in_threadpool(plans.make, services, context, plan)
+    served = await run_in_threadpool(plans.prepare_map, services, context, plan)
     return Plan(services, context, served, body.dtype, body.precision, "translate")

@@ -109,18 +109,18 @@ def create_translator(
 
     def fit(context: RequestContext) -> tables.TranslatorRow:
         request = body.translator_request()
-        source, target = translators.pair(services, context.project, request)
+        source, target = translators.find_pair(services, context.project, request)
         fitted = translators.fit(services, context, source, target, request)
-        row = translators.report(
+        row = translators.find_with_report(
             services, context.project, fitted.id, between=(source.id, target.id)
         )
-        contracts.require(row, request.min_quality)
+        contracts.require_promise(row, request.min_quality)
         return row
 
     row = idempotent(services, context, repeat, tables.TranslatorRow, fit)
     response.headers["Location"] = f"/translators/{row.content}"
     return TranslatorOut.model_validate(
-        translators.report(
+        translators.find_with_report(
             services, context.project, row.content, between=(row.source_id, row.target_id)
         )
     )
@@ -155,4 +155,4 @@ def get_translator(
     `/translate` and `/stitch` answer the id.
     By default, a translator is deleted after 90 days without use.
     """
-    return TranslatorOut.model_validate(translators.report(services, project, id))
+    return TranslatorOut.model_validate(translators.find_with_report(services, project, id))

@@ -134,9 +134,9 @@ NO_MINIMUM = MinQuality()
 @lru_cache(maxsize=1024)
 def _request_without_options(
     source: str | None, target: str, anchor_set: str, method: str, prefer: Use
-) -> translators.Request:
+) -> translators.FitRequest:
     """A cached request: most requests have no options and repeat an earlier one."""
-    return translators.Request(source, target, anchor_set, method, {}, prefer)
+    return translators.FitRequest(source, target, anchor_set, method, {}, prefer)
 
 
 def refuse_prefer(method: str) -> None:
@@ -165,7 +165,7 @@ class PairRequest(Body):
         default_factory=lambda: NO_MINIMUM, description="Lowest expected quality to accept."
     )
 
-    def translator_request(self) -> translators.Request:
+    def translator_request(self) -> translators.FitRequest:
         """Raises InvalidRequest for `prefer` with a method other than `auto`."""
         if "prefer" in self.model_fields_set:
             refuse_prefer(self.method)
@@ -173,7 +173,7 @@ class PairRequest(Body):
             return _request_without_options(
                 self.source, self.target, self.anchor_set, self.method, self.prefer
             )
-        return translators.Request(
+        return translators.FitRequest(
             self.source,
             self.target,
             self.anchor_set,

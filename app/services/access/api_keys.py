@@ -28,22 +28,22 @@ from app.storage import tables
 from app.storage.queries import resources
 from app.types import RATE, Scope
 
-KEY = re.compile(r"anc_([0-9a-f]{32})_([A-Za-z0-9_-]{43})")
+KEY_PATTERN = re.compile(r"anc_([0-9a-f]{32})_([A-Za-z0-9_-]{43})")
 
 #: a key is looked up again after so long: the time a revoked one may still open other processes
-TRUST_S = 2.0
+KEY_TRUST_S = 2.0
 
 #: while the database does not answer, keys that worked this recently go on working: the time that a revoked one may gain
-AWAY_TRUST_S = 60.0
+KEY_TRUST_AWAY_S = 60.0
 
 #: keys remembered at once
-REMEMBERED = 10_000
+MOST_REMEMBERED_KEYS = 10_000
 
 #: `last_used_at` is this exact
-USED_EVERY = timedelta(minutes=1)
+LAST_USED_PRECISION = timedelta(minutes=1)
 
 #: from the weakest: each includes those before it
-LADDER = list(Scope)
+SCOPE_ORDER = list(Scope)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Caller:
     def may(self, scope: Scope) -> bool:
         """Whether one of the key's scopes is this one or includes it."""
         return scope in self.scopes or any(
-            LADDER.index(own) >= LADDER.index(scope) for own in self.scopes
+            SCOPE_ORDER.index(own) >= SCOPE_ORDER.index(scope) for own in self.scopes
         )
 
 
@@ -84,13 +84,13 @@ def create_key(
         )
     check_rate(rate_limit, field="rate_limit")
     with services.db.transaction() as session:
-        return _added(
+        return _add_key(
             session,
             context,
             "create",
             project=context.project,
             name=name,
-            scopes=[scope.value for scope in LADDER if scope in scopes],
+            scopes=[scope.value for scope in SCOPE_ORDER if scope in scopes],
             rate_limit=rate_limit,
             expires_at=expires_at,
         )
@@ -103,7 +103,7 @@ def rotate_key(
     now = tables.now()
     with services.db.transaction() as session:
         old = resources.api_key(session, context.project, key_id, lock=True)
-        if not _usable(old):
+        if not _is_usable(old):
             raise InvalidRequest("this key does not work any more: make a new one", field="id")
         same = {
             field: getattr(old, field)
@@ -116,7 +116,7 @@ def rotate_key(
             raise Conflict(
                 "this key was rotated or revoked at the same moment: look at it and try again"
             )
-        return _added(session, context, "rotate", noted_as=key_id, **same)
+        return _add_key(session, context, "rotate", noted_as=key_id, **same)
 
 
 def revoke_key(services: Services, context: RequestContext, key_id: str) -> None:
@@ -139,7 +139,7 @@ def check_rate(text: str | None, *, field: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Known:
+class _KnownKey:
     """A key that worked at its last look-up: until when that is believed, and until when while the database is away."""
 
     key_id: str
@@ -154,7 +154,7 @@ class KeyRing:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._known: OrderedDict[str, _KnownKey] = OrderedDict()
         self._lock = threading.Lock()
 
     def recall(self, text: str) -> Caller | None:
@@ -193,7 +193,7 @@ class KeyRing:
         with self._lock:
             self._known[known.key_id] = known
             self._known.move_to_end(known.key_id)
-            while len(self._known) > REMEMBERED:
+            while len(self._known) > MOST_REMEMBERED_KEYS:
                 self._known.popitem(last=False)
         return known.caller
 
@@ -201,15 +201,15 @@ class KeyRing:
         """Whether a key that has opened something still does."""
         with self._services.db.transaction() as session:
             row = session.get(tables.ApiKeyRow, key_id)
-        return row is not None and _usable(row)
+        return row is not None and _is_usable(row)
 
     def forget(self, key_id: str) -> None:
         """Look a key up again at its next use: it was rotated or revoked here."""
         with self._lock:
             self._known.pop(key_id, None)
 
-    def _find(self, text: str) -> _Known | None:
-        parsed = KEY.fullmatch(text)
+    def _find(self, text: str) -> _KnownKey | None:
+        parsed = KEY_PATTERN.fullmatch(text)
         if parsed is None:
             return None
         key_id, secret = parsed.groups()
@@ -221,10 +221,10 @@ class KeyRing:
             else None
         )
 
-    def _read(self, text: str, patience_s: float | None) -> _Known:
+    def _read(self, text: str, patience_s: float | None) -> _KnownKey:
         """What the database says of a key. Raises Unauthenticated, and DatabaseUnavailable after `patience_s`."""
         refusal = Unauthenticated("this API key opens nothing: it is unknown, expired or revoked")
-        parsed = KEY.fullmatch(text)
+        parsed = KEY_PATTERN.fullmatch(text)
         if parsed is None:
             raise refusal
         key_id, secret = parsed.groups()
@@ -234,25 +234,25 @@ class KeyRing:
             if (
                 row is None
                 or not hmac.compare_digest(_hash(secret), row.secret_hash)
-                or not _usable(row)
+                or not _is_usable(row)
             ):
                 raise refusal
-            if row.last_used_at is None or now - row.last_used_at > USED_EVERY:
+            if row.last_used_at is None or now - row.last_used_at > LAST_USED_PRECISION:
                 resources.touch_key(session, row.id, now=now)
             caller = Caller(
                 row.project, row.id, frozenset(Scope(scope) for scope in row.scopes), row.rate_limit
             )
             lasts_s = math.inf if row.expires_at is None else (row.expires_at - now).total_seconds()
-        return _Known(
+        return _KnownKey(
             key_id,
             row.secret_hash,
             caller,
-            begun + min(TRUST_S, lasts_s),
-            begun + min(AWAY_TRUST_S, lasts_s),
+            begun + min(KEY_TRUST_S, lasts_s),
+            begun + min(KEY_TRUST_AWAY_S, lasts_s),
         )
 
 
-def _added(
+def _add_key(
     session: Session,
     context: RequestContext,
     action: str,
@@ -269,7 +269,7 @@ def _added(
     return row, f"anc_{row.id}_{secret}"
 
 
-def _usable(row: tables.ApiKeyRow) -> bool:
+def _is_usable(row: tables.ApiKeyRow) -> bool:
     return row.revoked_at is None and (row.expires_at is None or row.expires_at > tables.now())
 
 

@@ -26,16 +26,16 @@ log = logging.getLogger("anchorage.writes")
 #: a try that has not ended by then was lost with its process, and another may make what it did not
 CLAIM_S = 60
 
-Made = TypeVar("Made", bound=tables.Owned)
+CreatedRow = TypeVar("CreatedRow", bound=tables.Owned)
 
 
 def idempotent(
     services: Services,
     context: RequestContext,
     repeat: Repeat | None,
-    table: type[Made],
-    make: Callable[[RequestContext], Made],
-) -> Made:
+    table: type[CreatedRow],
+    make: Callable[[RequestContext], CreatedRow],
+) -> CreatedRow:
     """Return the row that `make` creates, or that an earlier request with the same key created.
 
     `make` gets the context to write with: its claim lets only one try of a request commit, so a
@@ -100,7 +100,7 @@ def _release(services: Services, claim: tuple[str, str]) -> None:
         log.warning("an idempotent request is remembered for %d s more: %s", CLAIM_S, error.detail)
 
 
-def _recall(services: Services, table: type[Made], row_id: str) -> Made:
+def _recall(services: Services, table: type[CreatedRow], row_id: str) -> CreatedRow:
     with services.db.transaction() as session:
         row = session.get(table, row_id)
     if row is None:

@@ -13,15 +13,17 @@ from app.encoders.base import Input
 from app.errors import AnchorCountMismatch, EmptyVectors, InputsNotStored, InvalidRequest
 from app.services.anchors import anchor_sets
 from app.services.context import Services
-from app.services.encoders.encoding import Inputs, encode, readable, spec_of
-from app.services.jobs.queue import Done, Progress, submit
+from app.services.encoders.encoding import Inputs, check_inputs, encode, spec_of
+from app.services.jobs.progress import Progress
+from app.services.jobs.runner import JobResult
+from app.services.jobs.submission import submit_job
 from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import InputRole, JobKind
 
 #: most encoders of one request
-MOST_ENCODERS = 64
+MOST_SET_ENCODERS = 64
 
 
 def create_from_inputs(
@@ -34,14 +36,14 @@ def create_from_inputs(
     keep: bool,
 ) -> tables.AnchorSetRow:
     """A new set, its items encoded now. Raises as `request_set`, and the errors of encoding."""
-    rows, inputs = _encoders(services, context.project, name, inputs, encoders)
+    rows, inputs = _find_encoders(services, context.project, name, inputs, encoders)
     made = _encode_set(services, context, name, inputs, rows, keep, lambda done, total: None)
     with services.db.transaction() as session:
         anchor_sets.add_anchor_set(session, context, made)
     return made
 
 
-def request_set(
+def request_anchor_set(
     services: Services,
     context: RequestContext,
     *,
@@ -53,12 +55,12 @@ def request_set(
     """The job that makes a new set, once everything is checked that can be. Raises NameTaken, EncoderNotFound, InvalidRequest,
     EncoderNeedsVectors, and the errors of inputs that nobody could read.
     """
-    _, inputs = _encoders(services, context.project, name, inputs, encoders)
+    _, inputs = _find_encoders(services, context.project, name, inputs, encoders)
     arguments = {"anchor_set": name, "new": True, "encoders": list(encoders), "keep": keep}
     return _submit(services, context, arguments, inputs)
 
 
-def add_encoded(
+def add_from_inputs(
     services: Services,
     context: RequestContext,
     *,
@@ -70,7 +72,9 @@ def add_encoded(
 
     Raises the not-found errors, EmbeddingsExist, InputsNotStored, AnchorCountMismatch, and the errors of encoding.
     """
-    set_row, encoder_row, ready = _addition(services, context.project, anchor_set, encoder, inputs)
+    set_row, encoder_row, ready = _check_addition(
+        services, context.project, anchor_set, encoder, inputs
+    )
     vectors = encode(services, context, encoder_row, ready.values, role=ready.role).vectors
     return anchor_sets.add_embeddings(
         services,
@@ -92,19 +96,19 @@ def request_addition(
     inputs: Inputs | None,
 ) -> tables.JobRow:
     """The job that adds an encoder's embeddings to a set. Raises as `add_encoded`, as far as can be known before."""
-    _, _, ready = _addition(services, context.project, anchor_set, encoder, inputs)
+    _, _, ready = _check_addition(services, context.project, anchor_set, encoder, inputs)
     return _submit(
         services, context, {"anchor_set": anchor_set, "new": False, "encoders": [encoder]}, ready
     )
 
 
-def run_embed(services: Services, job: tables.JobRow, progress: Progress) -> Done:
+def run_embed(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
     """The job itself; on success the set exists, or has the new embeddings."""
     arguments, context = job.arguments, RequestContext.of_job(job)
     inputs = read_inputs(services, arguments["blobs"]["inputs"], of="this job")
 
     if arguments["new"]:
-        rows, inputs = _encoders(
+        rows, inputs = _find_encoders(
             services, job.project, arguments["anchor_set"], inputs, arguments["encoders"]
         )
         made = _encode_set(
@@ -116,12 +120,12 @@ def run_embed(services: Services, job: tables.JobRow, progress: Progress) -> Don
             arguments["keep"],
             progress,
         )
-        return Done(
-            _result(made, arguments),
+        return JobResult(
+            _describe_result(made, arguments),
             keep=lambda session: anchor_sets.add_anchor_set(session, context, made),
         )
     [encoder] = arguments["encoders"]
-    set_row, encoder_row = anchor_sets.set_and_encoder(
+    set_row, encoder_row = anchor_sets.find_set_and_encoder(
         services, job.project, anchor_set=arguments["anchor_set"], encoder=encoder
     )
     total = len(inputs.values)
@@ -136,8 +140,8 @@ def run_embed(services: Services, job: tables.JobRow, progress: Progress) -> Don
     space = anchor_sets.build_space(
         services, job.project, encoder_row, vectors, size=set_row.size, field="inputs"
     )
-    return Done(
-        _result(set_row, arguments),
+    return JobResult(
+        _describe_result(set_row, arguments),
         keep=lambda session: anchor_sets.add_space(session, context, set_row, space),
     )
 
@@ -170,13 +174,13 @@ def read_inputs(services: Services, blob: str, *, of: str) -> Inputs:
     return Inputs(values, InputRole.query if bool(kept["are_queries"]) else InputRole.document)
 
 
-def _encoders(
+def _find_encoders(
     services: Services, project: str, name: str, inputs: Inputs, encoders: Sequence[str]
 ) -> tuple[list[tables.EncoderRow], Inputs]:
     """The encoders' rows, and the inputs as they read them."""
-    if not encoders or len(set(encoders)) < len(encoders) or len(encoders) > MOST_ENCODERS:
+    if not encoders or len(set(encoders)) < len(encoders) or len(encoders) > MOST_SET_ENCODERS:
         raise InvalidRequest(
-            f"expected 1 to {MOST_ENCODERS} encoders, and each once", field="encoders"
+            f"expected 1 to {MOST_SET_ENCODERS} encoders, and each once", field="encoders"
         )
     if not inputs.values:
         raise EmptyVectors("expected at least one input", field="inputs")
@@ -189,7 +193,7 @@ def _encoders(
     values = inputs.values
     for row in rows:
         spec_of(row)
-        values = readable(row, values, limits=services.limits, field="inputs")
+        values = check_inputs(row, values, limits=services.limits, field="inputs")
     return rows, Inputs(values, inputs.role)
 
 
@@ -223,10 +227,10 @@ def _encode_set(
     )
 
 
-def _addition(
+def _check_addition(
     services: Services, project: str, anchor_set: str, encoder: str, inputs: Inputs | None
 ) -> tuple[tables.AnchorSetRow, tables.EncoderRow, Inputs]:
-    set_row, encoder_row = anchor_sets.set_and_encoder(
+    set_row, encoder_row = anchor_sets.find_set_and_encoder(
         services, project, anchor_set=anchor_set, encoder=encoder
     )
     if inputs is None:
@@ -245,7 +249,7 @@ def _addition(
         set_row,
         encoder_row,
         Inputs(
-            readable(encoder_row, inputs.values, limits=services.limits, field="inputs"),
+            check_inputs(encoder_row, inputs.values, limits=services.limits, field="inputs"),
             inputs.role,
         ),
     )
@@ -254,7 +258,7 @@ def _addition(
 def _submit(
     services: Services, context: RequestContext, arguments: dict[str, Any], inputs: Inputs
 ) -> tables.JobRow:
-    return submit(
+    return submit_job(
         services,
         context,
         JobKind.embed,
@@ -262,5 +266,5 @@ def _submit(
     )
 
 
-def _result(row: tables.AnchorSetRow, arguments: dict[str, Any]) -> dict[str, Any]:
+def _describe_result(row: tables.AnchorSetRow, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"anchor_set": row.name, "size": row.size, "encoders": arguments["encoders"]}

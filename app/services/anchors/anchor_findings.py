@@ -13,7 +13,7 @@ from app.maths.anchors.mismatch import Comparison, Suspect
 from app.maths.anchors.value_facts import Numbers
 from app.maths.quality.crossfit import FEWEST
 
-Code = Literal[
+FindingCode = Literal[
     "unrelated-spaces",
     "mismatched-rows",
     "too-few-anchors",
@@ -36,17 +36,17 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 LOW_COVERAGE = 0.5
 
 #: fewer anchors than this share of the dimension leave most of its directions unknown
-FEW = 0.25
+FEW_ANCHORS_SHARE = 0.25
 
 #: where this share of the mismatched rows, and so many at least, fit the rows equally far away, rows are shifted
-SHIFTED, FEWEST_SHIFTED = 0.3, 5
+SHIFTED_SHARE, FEWEST_SHIFTED_ROWS = 0.3, 5
 
 
 @dataclass(frozen=True)
-class Finding:
+class AnchorFinding:
     """One thing that is wrong. rows: the first of `count`; encoders: whose embeddings it is about."""
 
-    code: Code
+    code: FindingCode
     severity: Severity
     detail: str
     encoders: list[str] = field(default_factory=list)
@@ -76,64 +76,69 @@ class PairFacts:
     rows_read: int
 
 
-def lint(
+def find_problems(
     spaces: Sequence[SpaceFacts],
     pairs: Sequence[PairFacts],
     *,
     spaces_left_out: int,
     pairs_left_out: int,
-) -> list[Finding]:
+) -> list[AnchorFinding]:
     """What is wrong, the worst first."""
-    found = [finding for pair in pairs for finding in _of_pair(pair)]
+    found = [finding for pair in pairs for finding in _check_pair(pair)]
     found += [
         finding
         for space in spaces
-        for finding in (*_of_size(space), *_of_rows(space), *_of_numbers(space))
+        for finding in (*_check_size(space), *_check_rows(space), *_check_numbers(space))
     ]
-    found += _of_all(spaces)
-    found += _left_out(spaces, pairs, spaces_left_out, pairs_left_out)
+    found += _check_all(spaces)
+    found += _check_left_out(spaces, pairs, spaces_left_out, pairs_left_out)
     return sorted(found, key=lambda each: SEVERITIES.index(each.severity))
 
 
-def _of_pair(pair: PairFacts) -> Iterator[Finding]:
+def _check_pair(pair: PairFacts) -> Iterator[AnchorFinding]:
     x, y = pair.encoders
     if pair.comparison.verdict == "unrelated":
         words = f"rows of {x} and {y} agree no more than shuffled rows would: "
         if pair.comparison.shift:
-            words += f"but those of {x} agree with the rows of {y} {_places(pair.comparison.shift)}. Shift one side by one"
+            words += f"but those of {x} agree with the rows of {y} {_describe_offset(pair.comparison.shift)}. Shift one side by one"
         else:
             words += "they are not the same items in the same order, or the two encoders have nothing in common. Look at how the "
             words += "vectors were matched, and make a new set"
-        yield Finding("unrelated-spaces", "error", words, pair.encoders)
+        yield AnchorFinding("unrelated-spaces", "error", words, pair.encoders)
     suspects = pair.comparison.suspects
     if suspects:
         words = (
             f"rows that are probably not the same item in {x} and {y}: the other rows say so in both directions. Look at these "
             "items, and at those that `fits` names"
         )
-        offset, count = _common_offset(suspects)
+        offset, count = _find_common_offset(suspects)
         if count:
-            words += f"; {count} of them fit the row {_places(offset)}: one is missing or doubled on one side"
+            words += f"; {count} of them fit the row {_describe_offset(offset)}: one is missing or doubled on one side"
         rows = sorted(each.row for each in suspects)
-        yield Finding("mismatched-rows", "error", words, pair.encoders, rows[:LISTED], len(rows))
+        yield AnchorFinding(
+            "mismatched-rows", "error", words, pair.encoders, rows[:LISTED], len(rows)
+        )
 
 
-def _common_offset(suspects: Sequence[Suspect]) -> tuple[int, int]:
+def _find_common_offset(suspects: Sequence[Suspect]) -> tuple[int, int]:
     """How far away the row is that most suspects fit, and how many do; 0 where it says nothing, as of neighbours exchanged."""
     offsets = Counter(each.fits - each.row for each in suspects)
     [(offset, count)] = offsets.most_common(1)
-    telling = count >= max(FEWEST_SHIFTED, SHIFTED * len(suspects)) and count > 2 * offsets[-offset]
+    telling = (
+        count >= max(FEWEST_SHIFTED_ROWS, SHIFTED_SHARE * len(suspects))
+        and count > 2 * offsets[-offset]
+    )
     return offset, count if telling else 0
 
 
-def _places(offset: int) -> str:
+def _describe_offset(offset: int) -> str:
     return f"{abs(offset)} further {'down' if offset > 0 else 'up'}"
 
 
-def _of_size(space: SpaceFacts) -> Iterator[Finding]:
+def _check_size(space: SpaceFacts) -> Iterator[AnchorFinding]:
     if space.size <= space.dim or space.size < FEWEST:
-        few = space.size < max(FEWEST, FEW * space.dim)
-        yield Finding(
+        few = space.size < max(FEWEST, FEW_ANCHORS_SHARE * space.dim)
+        yield AnchorFinding(
             "too-few-anchors",
             "warning" if few else "info",
             f"{space.size} anchors span {space.health['rank']} of {space.dim} dimensions: what lies in the others is lost. "
@@ -145,7 +150,7 @@ def _of_size(space: SpaceFacts) -> Iterator[Finding]:
             [space.encoder],
         )
     if space.size >= FEWEST and space.coverage.left_out < LOW_COVERAGE:
-        yield Finding(
+        yield AnchorFinding(
             "low-coverage",
             "warning",
             f"the other anchors reach {space.coverage.left_out:.0%} of the usual anchor, and will reach as little of new items "
@@ -154,8 +159,8 @@ def _of_size(space: SpaceFacts) -> Iterator[Finding]:
         )
 
 
-def _of_rows(space: SpaceFacts) -> Iterator[Finding]:
-    said: dict[Code, tuple[str, str]] = {
+def _check_rows(space: SpaceFacts) -> Iterator[AnchorFinding]:
+    said: dict[FindingCode, tuple[str, str]] = {
         "duplicates": (
             "duplicates",
             "anchors that equal an earlier one and add nothing: replace them",
@@ -174,10 +179,10 @@ def _of_rows(space: SpaceFacts) -> Iterator[Finding]:
         assert isinstance(rows, list)
         assert isinstance(count, int)
         if count:
-            yield Finding(code, "warning", words, [space.encoder], rows[:LISTED], count)
+            yield AnchorFinding(code, "warning", words, [space.encoder], rows[:LISTED], count)
     outliers = space.numbers.outliers
     if outliers:
-        yield Finding(
+        yield AnchorFinding(
             "outliers",
             "warning",
             "anchors much longer or shorter than the others, or nearer to the mean or farther from it: look whether they are "
@@ -188,9 +193,9 @@ def _of_rows(space: SpaceFacts) -> Iterator[Finding]:
         )
 
 
-def _of_numbers(space: SpaceFacts) -> Iterator[Finding]:
+def _check_numbers(space: SpaceFacts) -> Iterator[AnchorFinding]:
     if space.numbers.precision == "half":
-        yield Finding(
+        yield AnchorFinding(
             "half-precision",
             "info",
             "every number is one of half precision. It costs translation next to nothing; to compare vectors with those of the "
@@ -198,7 +203,7 @@ def _of_numbers(space: SpaceFacts) -> Iterator[Finding]:
             [space.encoder],
         )
     if space.numbers.precision == "quantised":
-        yield Finding(
+        yield AnchorFinding(
             "quantised",
             "info",
             "the numbers have at most 256 different values: they are quantised, for an index perhaps. Send the encoder's own "
@@ -207,9 +212,9 @@ def _of_numbers(space: SpaceFacts) -> Iterator[Finding]:
         )
 
 
-def _of_all(spaces: Sequence[SpaceFacts]) -> Iterator[Finding]:
+def _check_all(spaces: Sequence[SpaceFacts]) -> Iterator[AnchorFinding]:
     if len(spaces) == 1:
-        yield Finding(
+        yield AnchorFinding(
             "one-encoder",
             "info",
             "one encoder has embedded this set: there is nothing to translate to. PUT .../embeddings/{encoder} adds another",
@@ -217,7 +222,7 @@ def _of_all(spaces: Sequence[SpaceFacts]) -> Iterator[Finding]:
         )
     others = [space.encoder for space in spaces if not space.numbers.normalised]
     if others and len(others) < len(spaces):
-        yield Finding(
+        yield AnchorFinding(
             "not-normalised",
             "info",
             "some spaces have vectors of length 1 and these have not. Translated vectors are about as long as the target's "
@@ -226,12 +231,12 @@ def _of_all(spaces: Sequence[SpaceFacts]) -> Iterator[Finding]:
         )
 
 
-def _left_out(
+def _check_left_out(
     spaces: Sequence[SpaceFacts],
     pairs: Sequence[PairFacts],
     spaces_left_out: int,
     pairs_left_out: int,
-) -> Iterator[Finding]:
+) -> Iterator[AnchorFinding]:
     parts = []
     if spaces_left_out:
         parts.append(f"{spaces_left_out} spaces were not looked at")
@@ -244,4 +249,4 @@ def _left_out(
             "of some, `rows_read` anchors, drawn at random, were read for coverage and comparison"
         )
     if parts:
-        yield Finding("partly-read", "info", f"the set is large: {'; '.join(parts)}")
+        yield AnchorFinding("partly-read", "info", f"the set is large: {'; '.join(parts)}")

@@ -14,7 +14,7 @@ from app.maths.geometry.sampling import uniform
 from app.maths.geometry.space import fit_space, normalise
 from app.services import incoming
 from app.services.anchors import spaces
-from app.services.anchors.anchor_findings import Finding, PairFacts, SpaceFacts, lint
+from app.services.anchors.anchor_findings import AnchorFinding, PairFacts, SpaceFacts, find_problems
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs, encode
 from app.services.request_context import RequestContext
@@ -32,7 +32,7 @@ MOST_SUGGESTED = 1_000
 
 
 @dataclass(frozen=True)
-class Report:
+class AnchorReport:
     """An anchor set looked at; the spaces and pairs that were left out are counted."""
 
     anchor_set: str
@@ -41,11 +41,11 @@ class Report:
     spaces_left_out: int
     pairs: list[PairFacts]
     pairs_left_out: int
-    findings: list[Finding]
+    findings: list[AnchorFinding]
 
 
 @dataclass(frozen=True)
-class Suggested:
+class SuggestedRows:
     """rows       of the pool, the best first, and their gains in mean coverage of the pool
     before     mean coverage of the pool by the anchors, and `after`, with these rows
     known      how many rows of the pool equal an anchor or an earlier row: they are not suggested
@@ -61,7 +61,7 @@ class Suggested:
     rows_read: int
 
 
-def report(services: Services, project: str, name: str) -> Report:
+def report_anchor_set(services: Services, project: str, name: str) -> AnchorReport:
     """Look at a set: equal sets have equal reports. Raises AnchorSetNotFound, StorageUnavailable, Overloaded."""
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.AnchorSetRow, project, name)
@@ -71,16 +71,16 @@ def report(services: Services, project: str, name: str) -> Report:
     pairs_left_out = comb(len(every), 2) - len(pairs)
     with services.fitting():
         space_facts = [
-            _look_at(services, space, row.size, work=SPACE_WORK // len(rows)) for space in rows
+            _examine(services, space, row.size, work=SPACE_WORK // len(rows)) for space in rows
         ]
         pair_facts = [_compare(services, x, y, work=PAIR_WORK // len(pairs)) for x, y in pairs]
-    findings = lint(
+    findings = find_problems(
         space_facts,
         pair_facts,
         spaces_left_out=len(every) - len(rows),
         pairs_left_out=pairs_left_out,
     )
-    return Report(
+    return AnchorReport(
         row.name,
         row.size,
         space_facts,
@@ -91,7 +91,7 @@ def report(services: Services, project: str, name: str) -> Report:
     )
 
 
-def suggest(
+def suggest_items(
     services: Services,
     context: RequestContext,
     *,
@@ -100,37 +100,39 @@ def suggest(
     pool: Tensor | None,
     inputs: Inputs | None,
     count: int,
-) -> Suggested:
+) -> SuggestedRows:
     """Which items of a pool to add, by one encoder's vectors of them: the client's, or made of the inputs now.
 
     Raises the not-found errors, AnchorsNotEmbedded, NotExactlyOne, TooManyVectors, the vector errors, DegenerateAnchors,
     Overloaded, and as `encode`.
     """
-    space = space_of(services, context.project, anchor_set=anchor_set, encoder=encoder)
+    space = find_space(services, context.project, anchor_set=anchor_set, encoder=encoder)
     if (pool is None) == (inputs is None):
         raise NotExactlyOne("send exactly one of pool and inputs", field="pool")
     anchors = spaces.raw_anchors(services, space)
-    read = min(len(anchors), rows_within(POOL_WORK // 2, anchors.shape[1]))
+    read = min(len(anchors), most_rows_within(POOL_WORK // 2, anchors.shape[1]))
     if pool is not None:
-        _check_pool(len(pool), anchors, read, "pool")
+        _check_pool_size(len(pool), anchors, read, "pool")
         vectors = incoming.checked_vectors(
             pool, field="pool", limits=services.limits, dim=anchors.shape[1]
         )
     else:
         assert inputs is not None
-        _check_pool(len(inputs.values), anchors, read, "inputs")
+        _check_pool_size(len(inputs.values), anchors, read, "inputs")
         vectors = encode(services, context, space.encoder, inputs.values, role=inputs.role).vectors
     with services.fitting():
         fitted = spaces.require_direction(anchors[:read], field="anchor_set")
         directions, _ = normalise(vectors.double(), fitted.mean)
         new = coverage.new_items(anchors, vectors)
         found = coverage.suggest(fitted.unit, directions, count=count, open_=new)
-    return Suggested(
+    return SuggestedRows(
         found.rows, found.gains, found.before, found.after, len(vectors), int((~new).sum()), read
     )
 
 
-def space_of(services: Services, project: str, *, anchor_set: str, encoder: str) -> tables.SpaceRow:
+def find_space(
+    services: Services, project: str, *, anchor_set: str, encoder: str
+) -> tables.SpaceRow:
     """A space by the name in the path and the field `encoder`. Raises the not-found errors and AnchorsNotEmbedded."""
     with services.db.transaction() as session:
         set_row = resources.by_name(session, tables.AnchorSetRow, project, anchor_set)
@@ -143,14 +145,14 @@ def space_of(services: Services, project: str, *, anchor_set: str, encoder: str)
             raise AnchorsNotEmbedded(error.detail, field="encoder") from None
 
 
-def rows_within(work: int, dim: int) -> int:
+def most_rows_within(work: int, dim: int) -> int:
     """The most rows n of `dim` numbers with n dim min(n, dim) <= work, and 1 at least: what a ridge fit to them costs."""
     return max(1, isqrt(work // dim) if work < dim**3 else work // dim**2)
 
 
-def _check_pool(size: int, anchors: Tensor, read: int, field: str) -> None:
+def _check_pool_size(size: int, anchors: Tensor, read: int, field: str) -> None:
     """Raises TooManyVectors for a pool that would take longer than a request may."""
-    most = rows_within(POOL_WORK, anchors.shape[1]) - read
+    most = most_rows_within(POOL_WORK, anchors.shape[1]) - read
     if size > most:
         raise TooManyVectors(
             f"a pool of {size} items of dimension {anchors.shape[1]}, {most} are allowed beside {read} anchors: "
@@ -160,10 +162,10 @@ def _check_pool(size: int, anchors: Tensor, read: int, field: str) -> None:
         )
 
 
-def _look_at(services: Services, space: tables.SpaceRow, size: int, *, work: int) -> SpaceFacts:
+def _examine(services: Services, space: tables.SpaceRow, size: int, *, work: int) -> SpaceFacts:
     """One space: its numbers of all rows, its coverage of as many as the work n^2 d allows."""
     anchors = spaces.raw_anchors(services, space)
-    rows = _drawn(size, isqrt(work // anchors.shape[1]))
+    rows = _draw_rows(size, isqrt(work // anchors.shape[1]))
     try:
         covered = coverage.cover(fit_space(anchors[rows]).unit)
     except DegenerateAnchors:  # of a large set, the rows drawn may all be one vector
@@ -184,7 +186,7 @@ def _compare(
 ) -> PairFacts:
     """Two spaces, by as many rows as the work n^2 (d_x + d_y) allows."""
     x, y = spaces.raw_anchors(services, first), spaces.raw_anchors(services, second)
-    rows = _drawn(len(x), isqrt(work // (x.shape[1] + y.shape[1])))
+    rows = _draw_rows(len(x), isqrt(work // (x.shape[1] + y.shape[1])))
     found = mismatch.compare(x[rows], y[rows])
     suspects = [each._replace(row=rows[each.row], fits=rows[each.fits]) for each in found.suspects]
     shift = found.shift
@@ -199,6 +201,6 @@ def _compare(
     )
 
 
-def _drawn(size: int, most: int) -> list[int]:
+def _draw_rows(size: int, most: int) -> list[int]:
     """All rows, or so many of them drawn at random, always the same ones, in their order."""
     return sorted(uniform(size, size=min(size, most), seed=0))

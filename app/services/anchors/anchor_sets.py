@@ -117,7 +117,7 @@ def add_embeddings(
 
     Raises the not-found errors, EmbeddingsExist, AnchorCountMismatch, and the vector errors.
     """
-    set_row, encoder_row = set_and_encoder(
+    set_row, encoder_row = find_set_and_encoder(
         services, context.project, anchor_set=anchor_set, encoder=encoder
     )
     _require_maker(encoder_row, made_by)
@@ -128,7 +128,7 @@ def add_embeddings(
         return add_space(session, context, set_row, space)
 
 
-def set_and_encoder(
+def find_set_and_encoder(
     services: Services, project: str, *, anchor_set: str, encoder: str
 ) -> tuple[tables.AnchorSetRow, tables.EncoderRow]:
     """A set, and an encoder that has not embedded it. Raises the not-found errors and EmbeddingsExist."""
@@ -137,7 +137,7 @@ def set_and_encoder(
         encoder_row = resources.by_name(
             session, tables.EncoderRow, project, encoder, field="encoder"
         )
-        _refuse_present(session, set_row, encoder_row)
+        _refuse_existing(session, set_row, encoder_row)
     return set_row, encoder_row
 
 
@@ -151,7 +151,7 @@ def add_space(
             f"anchor set {set_row.name!r} was made anew meanwhile; look at it and try again",
             field="anchor_set",
         )
-    _refuse_present(session, found, space.encoder)
+    _refuse_existing(session, found, space.encoder)
     space.anchor_set_id = found.id
     session.add(space)
     record_audit(session, context, "embed", "anchor-set", found.name)
@@ -170,7 +170,7 @@ def delete_anchor_set(services: Services, context: RequestContext, name: str) ->
     services.names.forget()
 
 
-def bootstrapped_pairs(services: Services, project: str, name: str) -> tuple[Tensor, Tensor]:
+def load_pairs(services: Services, project: str, name: str) -> tuple[Tensor, Tensor]:
     """Where a bootstrap found a set's anchors: pairs (k, 2) of rows of the two pools, and their confidence (k,).
 
     Raises AnchorSetNotFound, and PairsNotFound for a set that no bootstrap made.
@@ -222,7 +222,7 @@ def _require_maker(encoder: tables.EncoderRow, made_by: str | None) -> None:
         )
 
 
-def _refuse_present(
+def _refuse_existing(
     session: Session, anchor_set: tables.AnchorSetRow, encoder: tables.EncoderRow
 ) -> None:
     try:

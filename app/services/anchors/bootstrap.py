@@ -21,14 +21,16 @@ from app.maths.bootstrap import methods, paper, self_learning, soft_plan
 from app.maths.bootstrap import pools as common
 from app.services.anchors import anchor_sets, pools
 from app.services.context import Services
-from app.services.jobs.queue import Done, Progress, submit
+from app.services.jobs.progress import Progress
+from app.services.jobs.runner import JobResult
+from app.services.jobs.submission import submit_job
 from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import JobKind
 
 #: parallel anchors that anchor optimisation aims for, as the paper does, and the most: both pools have a number for each
-USUAL_SIZE, MOST_OPTIMISED = 300, 4_096
+DEFAULT_OPTIMISED, MOST_OPTIMISED = 300, 4_096
 #: items of one pool times items of the other up to which anchor optimisation ends within hours
 MOST_CELLS = 2**30
 #: fewer are no anchors; of fewer nobody can tell how many are right
@@ -42,8 +44,8 @@ def request_bootstrap(
     name: str,
     source: str,
     target: str,
-    source_pool: pools.Given,
-    target_pool: pools.Given,
+    source_pool: pools.PoolInput,
+    target_pool: pools.PoolInput,
     seeds: list[tuple[int, int]],
     method: str = methods.DEFAULT,
     size: int | None = None,
@@ -69,29 +71,29 @@ def request_bootstrap(
             for field, encoder in (("source", source), ("target", target))
         ]
     x, y = (
-        pools.find(services, context.project, row, given)
+        pools.check_side(services, context.project, row, given)
         for row, given in zip(encoders, (source_pool, target_pool), strict=True)
     )
-    settings = _settings(method, size, options or {}, most=min(x.rows, y.rows))
-    _require_sound(settings, seeds, x, y, most=services.limits.vectors)
+    settings = _read_settings(method, size, options or {}, most=min(x.rows, y.rows))
+    _require_startable(settings, seeds, x, y, most=services.limits.vectors)
     arguments = {
         "name": name,
         "source": source,
         "target": target,
         "seeds": [list(pair) for pair in seeds],
         "method": method,
-        "settings": _plain(settings),
+        "settings": _settings_as_json(settings),
         "min_right": min_right,
         "made_by": {row.name: row.id for row in encoders},
         "blobs": {
-            "source_pool": pools.keep(services, context, x),
-            "target_pool": pools.keep(services, context, y),
+            "source_pool": pools.store_side(services, context, x),
+            "target_pool": pools.store_side(services, context, y),
         },
     }
-    return submit(services, context, JobKind.bootstrap, arguments)
+    return submit_job(services, context, JobKind.bootstrap, arguments)
 
 
-def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) -> Done:
+def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
     """The job itself; on success the anchor set exists. Raises SeedsInsufficient, and NameTaken before anything is computed."""
     arguments, context = job.arguments, RequestContext.of_job(job)
     with services.db.transaction() as session:
@@ -102,9 +104,9 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
         settings = replace(settings, size=services.limits.vectors)
     seeds = [(i, j) for i, j in arguments["seeds"]]
     state = progress.resume()
-    listener = Listener(progress, job.progress.get("total", 0))
+    listener = MethodListener(progress, job.progress.get("total", 0))
     source_pool, target_pool = (
-        pools.load(services, arguments["blobs"][side], beat=listener.beat)
+        pools.load_items(services, arguments["blobs"][side], beat=listener.beat)
         for side in ("source_pool", "target_pool")
     )
     fitted = common.fit_pools(
@@ -115,9 +117,9 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
     )
     found = methods.run(fitted, seeds, settings, state=state, on_step=listener)
     listener.end()
-    told = _told(found, seeds)
+    told = _describe(found, seeds)
     items = min(len(source_pool), len(target_pool))
-    _require_right(
+    _require_quality(
         found,
         told,
         seeds=len(seeds),
@@ -146,7 +148,7 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
         },
     )
     listener.end()
-    return Done(
+    return JobResult(
         {
             "anchor_set": arguments["name"],
             "method": method,
@@ -154,13 +156,13 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
             "asked": arguments["settings"]["size"],
             **told,
             "pairs": found.pairs.tolist(),
-            "confidence": _rounded(found.confidence.tolist()),
+            "confidence": _round(found.confidence.tolist()),
         },
         keep=lambda session: anchor_sets.add_anchor_set(session, context, made),
     )
 
 
-def _settings(
+def _read_settings(
     method: str, size: int | None, options: Mapping[str, Any], *, most: int
 ) -> methods.Settings:
     """The settings of a method; without a size its own, for anchor optimisation not above `most`.
@@ -177,7 +179,7 @@ def _settings(
                 f"the method {method} has no option {name}", field=f"options.{name}"
             )
     if size is None and kind is not self_learning.Settings:
-        size = min(USUAL_SIZE, most)
+        size = min(DEFAULT_OPTIMISED, most)
     settings = kind(size=size, **options)  # type: ignore[arg-type]
     if isinstance(settings, soft_plan.Settings) and settings.last_epsilon > settings.first_epsilon:
         field = "options.last_epsilon" if "last_epsilon" in options else "options.first_epsilon"
@@ -186,11 +188,11 @@ def _settings(
     return settings
 
 
-def _require_sound(
+def _require_startable(
     settings: methods.Settings,
     seeds: list[tuple[int, int]],
-    x: pools.Found,
-    y: pools.Found,
+    x: pools.PoolSide,
+    y: pools.PoolSide,
     *,
     most: int,
 ) -> None:
@@ -211,8 +213,8 @@ def _require_sound(
 def _require_learnable(
     settings: self_learning.Settings,
     seeds: list[tuple[int, int]],
-    x: pools.Found,
-    y: pools.Found,
+    x: pools.PoolSide,
+    y: pools.PoolSide,
     *,
     most: int,
 ) -> None:
@@ -236,8 +238,8 @@ def _require_learnable(
 def _require_optimisable(
     settings: soft_plan.Settings | paper.Settings,
     seeds: list[tuple[int, int]],
-    x: pools.Found,
-    y: pools.Found,
+    x: pools.PoolSide,
+    y: pools.PoolSide,
 ) -> None:
     if settings.size > MOST_OPTIMISED:
         raise InvalidRequest(
@@ -250,12 +252,12 @@ def _require_optimisable(
         raise PoolTooLarge(detail, field=larger.field, limit=MOST_CELLS)
 
 
-def _plain(settings: methods.Settings) -> dict[str, Any]:
+def _settings_as_json(settings: methods.Settings) -> dict[str, Any]:
     """Settings as JSON that the same class takes; those of its parts are its own."""
     return {name: value for name, value in asdict(settings).items() if not isinstance(value, dict)}
 
 
-def _told(found: methods.Outcome, seeds: list[tuple[int, int]]) -> dict[str, Any]:
+def _describe(found: methods.Outcome, seeds: list[tuple[int, int]]) -> dict[str, Any]:
     """What a result and a refusal both say."""
     estimate = {
         name: None if math.isnan(value) else round(value, 4)
@@ -270,7 +272,7 @@ def _told(found: methods.Outcome, seeds: list[tuple[int, int]]) -> dict[str, Any
     }
 
 
-def _require_right(
+def _require_quality(
     found: methods.Outcome,
     told: dict[str, Any],
     *,
@@ -302,13 +304,13 @@ def _require_right(
     )
 
 
-def _rounded(values: list[float]) -> list[float]:
+def _round(values: list[float]) -> list[float]:
     """To as many digits as mean something."""
     return [round(value, 4) for value in values]
 
 
 @dataclass
-class Listener:
+class MethodListener:
     """Hands a method's steps to the job's progress, and where a method can be interrupted, keeps checkpoints."""
 
     progress: Progress

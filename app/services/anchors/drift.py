@@ -23,7 +23,7 @@ from app.maths.geometry.sampling import uniform
 from app.services import incoming
 from app.services.anchors import spaces
 from app.services.anchors.anchor_embedding import read_inputs
-from app.services.anchors.anchor_reports import space_of
+from app.services.anchors.anchor_reports import find_space
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs, encode
 from app.services.request_context import RequestContext
@@ -31,7 +31,7 @@ from app.storage import tables
 from app.types import repeats
 
 #: items that are embedded again in one request, and how many when nobody says
-MOST_SAMPLED, SAMPLED = 1_024, 128
+MOST_REEMBEDDED, DEFAULT_REEMBEDDED = 1_024, 128
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class DriftOptions:
     seed: int
 
 
-class DriftedRow(BaseModel):
+class RowDrift(BaseModel):
     """One anchor, then and now; `deviation` is the length of the difference over that of the old vector."""
 
     row: int
@@ -89,7 +89,7 @@ class DriftReport(BaseModel):
     changed: list[int] = Field(description="the first 20 anchors whose vector is another one")
     changed_count: int
     changed_share: float
-    worst: list[DriftedRow] = Field(description="the 20 anchors with the smallest cosine")
+    worst: list[RowDrift] = Field(description="the 20 anchors with the smallest cosine")
     held_out: DriftHeldOut | None = Field(
         description="of rotated and changed vectors, from ten rows on"
     )
@@ -108,20 +108,20 @@ def detect_drift(
     Raises the not-found errors, AnchorsNotEmbedded, AnchorCountMismatch, InvalidRequest, TooManyInputs, InputsNotStored,
     EncoderNeedsVectors, the vector errors, Overloaded, and as `encode`.
     """
-    space = space_of(services, context.project, anchor_set=anchor_set, encoder=encoder)
-    rows = _rows(asked, space.anchor_set.size)
+    space = find_space(services, context.project, anchor_set=anchor_set, encoder=encoder)
+    rows = _choose_rows(asked, space.anchor_set.size)
     new = (
-        _embedded_again(services, context, space, rows)
+        _embed_again(services, context, space, rows)
         if asked.vectors is None
-        else _given(services, asked.vectors, rows, asked)
+        else _check_vectors(services, asked.vectors, rows, asked)
     )
     old = spaces.raw_anchors(services, space)[rows]
     with services.fitting():
         found = drift.compare(old, new, seed=asked.seed)
-    return _told(found, rows, space, given_dim=new.shape[1], reembedded=asked.vectors is None)
+    return _report(found, rows, space, given_dim=new.shape[1], reembedded=asked.vectors is None)
 
 
-def _rows(asked: DriftOptions, size: int) -> list[int]:
+def _choose_rows(asked: DriftOptions, size: int) -> list[int]:
     """Which anchors are asked about. Raises InvalidRequest and TooManyInputs."""
     if asked.sample is not None and (asked.vectors is not None or asked.rows is not None):
         raise InvalidRequest(
@@ -130,7 +130,9 @@ def _rows(asked: DriftOptions, size: int) -> list[int]:
     if asked.rows is None:
         if asked.vectors is not None:
             return list(range(size))
-        return sorted(uniform(size, size=min(size, asked.sample or SAMPLED), seed=asked.seed))
+        return sorted(
+            uniform(size, size=min(size, asked.sample or DEFAULT_REEMBEDDED), seed=asked.seed)
+        )
     rows = list(asked.rows)
     if not rows:
         raise InvalidRequest("expected at least one row", field="rows")
@@ -141,16 +143,18 @@ def _rows(asked: DriftOptions, size: int) -> list[int]:
         )
     if again := repeats(rows):
         raise InvalidRequest("a row is named twice", field="rows", rows=again)
-    if asked.vectors is None and len(rows) > MOST_SAMPLED:
+    if asked.vectors is None and len(rows) > MOST_REEMBEDDED:
         raise TooManyInputs(
-            f"{len(rows)} items to embed again, {MOST_SAMPLED} are allowed and tell as much",
+            f"{len(rows)} items to embed again, {MOST_REEMBEDDED} are allowed and tell as much",
             field="rows",
-            limit=MOST_SAMPLED,
+            limit=MOST_REEMBEDDED,
         )
     return rows
 
 
-def _given(services: Services, vectors: Tensor, rows: list[int], asked: DriftOptions) -> Tensor:
+def _check_vectors(
+    services: Services, vectors: Tensor, rows: list[int], asked: DriftOptions
+) -> Tensor:
     """The client's vectors, one for each row. Raises AnchorCountMismatch, InvalidRequest, and the vector errors."""
     new = incoming.checked_vectors(vectors, field="vectors", limits=services.limits)
     if len(new) != len(rows):
@@ -163,7 +167,7 @@ def _given(services: Services, vectors: Tensor, rows: list[int], asked: DriftOpt
     return new
 
 
-def _embedded_again(
+def _embed_again(
     services: Services, context: RequestContext, space: tables.SpaceRow, rows: list[int]
 ) -> Tensor:
     """The set's own inputs by the encoder as it is now. Raises InputsNotStored, EncoderNeedsVectors, and as `encode`."""
@@ -186,7 +190,7 @@ def _embedded_again(
     ).vectors
 
 
-def _told(
+def _report(
     found: drift.Drift, rows: list[int], space: tables.SpaceRow, *, given_dim: int, reembedded: bool
 ) -> DriftReport:
     dim = space.encoder.dim
@@ -196,10 +200,10 @@ def _told(
     if cosines is not None and deviations is not None:
         places = torch.argsort(cosines, stable=True)[:LISTED].tolist()
         worst = [
-            DriftedRow(row=rows[i], cosine=float(cosines[i]), deviation=float(deviations[i]))
+            RowDrift(row=rows[i], cosine=float(cosines[i]), deviation=float(deviations[i]))
             for i in places
         ]
-    detail, recommendations = _words(found, len(changed), len(rows), dim=dim, given_dim=given_dim)
+    detail, recommendations = _explain(found, len(changed), len(rows), dim=dim, given_dim=given_dim)
     return DriftReport(
         anchor_set=space.anchor_set.name,
         encoder=space.encoder.name,
@@ -223,7 +227,7 @@ def _told(
     )
 
 
-def _words(
+def _explain(
     found: drift.Drift, changed: int, count: int, *, dim: int, given_dim: int
 ) -> tuple[str, list[str]]:
     """What it means, and what to do."""
@@ -255,10 +259,10 @@ def _words(
                 ],
             )
         case "changed":
-            return _words_of_change(found, move, dim=dim, given_dim=given_dim)
+            return _explain_change(found, move, dim=dim, given_dim=given_dim)
 
 
-def _words_of_change(
+def _explain_change(
     found: drift.Drift, move: str, *, dim: int, given_dim: int
 ) -> tuple[str, list[str]]:
     held_out = found.held_out

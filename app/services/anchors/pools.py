@@ -22,23 +22,23 @@ from app.maths.geometry.space import fit_space
 from app.services import incoming
 from app.services.access.audit import record_audit
 from app.services.context import Services
-from app.services.encoders.encoding import Inputs, encode, readable, spec_of
+from app.services.encoders.encoding import Inputs, check_inputs, encode, spec_of
 from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 
 #: what a piece's tensor is called in its blob
-ROWS = "pool"
+POOL_TENSOR = "pool"
 
 #: pieces of one pool: each is a file, and the pool's row names all of them
-MOST_PIECES = 4_096
+MOST_POOL_PIECES = 4_096
 
 #: items that are looked at together for whether they differ
-BLOCK = 1_024
+COMPARED_ITEMS = 1_024
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class PoolInput:
     """One side of a bootstrap as a client sends it, by the request's field: vectors, a pool's name, or inputs."""
 
     field: str
@@ -46,7 +46,7 @@ class Given:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class PoolSide:
     """One side of a bootstrap, checked as far as it can be without encoding; a stored pool's content is its blobs."""
 
     encoder: tables.EncoderRow
@@ -55,7 +55,7 @@ class Found:
     content: Tensor | Inputs | Sequence[str]
 
 
-def create(
+def create_pool(
     services: Services,
     context: RequestContext,
     *,
@@ -75,7 +75,7 @@ def create(
             session, tables.EncoderRow, context.project, encoder, field="encoder"
         )
     _require_room(services, count, field)
-    piece = _write(
+    piece = _store_piece(
         services,
         incoming.vectors_or_encoded(services, context, encoder_row, vectors, inputs).vectors,
     )
@@ -94,7 +94,7 @@ def create(
     return row
 
 
-def append(
+def append_piece(
     services: Services,
     context: RequestContext,
     *,
@@ -111,15 +111,15 @@ def append(
     with services.db.transaction() as session:
         row = resources.whole_pool(session, context.project, name)
     if offset != row.items:
-        raise _elsewhere(row, offset)
+        raise _offset_mismatch(row, offset)
     _require_room(services, row.items + count, field)
-    if len(row.pieces) >= MOST_PIECES:
+    if len(row.pieces) >= MOST_POOL_PIECES:
         raise PoolTooLarge(
-            f"a pool of {MOST_PIECES} pieces: send more vectors in each",
+            f"a pool of {MOST_POOL_PIECES} pieces: send more vectors in each",
             field=field,
-            limit=MOST_PIECES,
+            limit=MOST_POOL_PIECES,
         )
-    piece = _write(
+    piece = _store_piece(
         services,
         incoming.vectors_or_encoded(services, context, row.encoder, vectors, inputs).vectors,
     )
@@ -131,19 +131,21 @@ def append(
                 f"pool {name!r} was made anew meanwhile; look at it and try again", field="name"
             )
         if not extended:
-            raise _elsewhere(found, offset)
+            raise _offset_mismatch(found, offset)
         record_audit(session, context, "append", "pool", name, found)
     return found
 
 
-def delete(services: Services, context: RequestContext, name: str) -> None:
+def delete_pool(services: Services, context: RequestContext, name: str) -> None:
     """Forget a pool; jobs that use it have its blobs' names. Raises PoolNotFound."""
     with services.db.transaction() as session:
         resources.remove(session, resources.by_name(session, tables.PoolRow, context.project, name))
         record_audit(session, context, "delete", "pool", name)
 
 
-def find(services: Services, project: str, encoder: tables.EncoderRow, given: Given) -> Found:
+def check_side(
+    services: Services, project: str, encoder: tables.EncoderRow, given: PoolInput
+) -> PoolSide:
     """One side of a bootstrap; nothing is encoded or written yet.
 
     Raises PoolNotFound, PoolOfAnotherEncoder, PoolTooLarge, DegenerateAnchors, EncoderNeedsVectors, the vector errors, and the
@@ -158,24 +160,27 @@ def find(services: Services, project: str, encoder: tables.EncoderRow, given: Gi
                 f"pool {content!r} is of encoder {row.encoder.name!r}, not {encoder.name!r}",
                 field=field,
             )
-        found = Found(encoder, field, row.items, [piece["blob"] for piece in row.pieces])
+        found = PoolSide(encoder, field, row.items, [piece["blob"] for piece in row.pieces])
     elif isinstance(content, Inputs):
-        found = Found(
-            encoder, field, len(content.values), _readable(services, encoder, content, field)
+        found = PoolSide(
+            encoder,
+            field,
+            len(content.values),
+            _check_side_inputs(services, encoder, content, field),
         )
     else:
         _require_room(services, len(content), field)
         rows = incoming.checked_vectors(
             content, field=field, limits=services.limits, dim=encoder.dim
         )
-        found = Found(encoder, field, len(rows), rows)
+        found = PoolSide(encoder, field, len(rows), rows)
     _require_room(services, found.rows, field)
     if not isinstance(found.content, Inputs):
         _require_direction(services, found.content, field)
     return found
 
 
-def keep(services: Services, context: RequestContext, found: Found) -> list[str]:
+def store_side(services: Services, context: RequestContext, found: PoolSide) -> list[str]:
     """The blobs of one side, which no sweep takes until a job names them. Raises DegenerateAnchors, and as `encode`."""
     content = found.content
     if isinstance(content, Inputs):
@@ -184,33 +189,33 @@ def keep(services: Services, context: RequestContext, found: Found) -> list[str]
         ).vectors
         _require_direction(services, content, found.field)
     if isinstance(content, Tensor):
-        return [_write(services, content)["blob"]]
+        return [_store_piece(services, content)["blob"]]
     services.blobs.touch(content)
     return list(content)
 
 
-def load(services: Services, blobs: str | Sequence[str], *, beat: Beat = silent) -> Tensor:
+def load_items(services: Services, blobs: str | Sequence[str], *, beat: Beat = silent) -> Tensor:
     """The items of a side (n, d), float32, from its blobs: in memory for them alone and one piece. Raises StorageUnavailable.
 
     beat  is called before each piece, and may end it
     """
     digests = [blobs] if isinstance(blobs, str) else blobs
-    shapes = [services.blobs.shape(digest, ROWS) for digest in digests]
+    shapes = [services.blobs.shape(digest, POOL_TENSOR) for digest in digests]
     whole = torch.empty(sum(rows for rows, _ in shapes), shapes[0][1])
     end = 0
     for digest, (rows, _) in zip(digests, shapes, strict=True):
         beat()
-        services.blobs.copy(digest, ROWS, to=whole[end : end + rows])
+        services.blobs.copy(digest, POOL_TENSOR, to=whole[end : end + rows])
         end += rows
     return whole
 
 
-def _write(services: Services, rows: Tensor) -> dict[str, Any]:
+def _store_piece(services: Services, rows: Tensor) -> dict[str, Any]:
     """Store checked vectors; returns the piece as a pool's row has it."""
-    return {"blob": services.blobs.put({ROWS: rows}), "rows": len(rows)}
+    return {"blob": services.blobs.put({POOL_TENSOR: rows}), "rows": len(rows)}
 
 
-def _elsewhere(pool: tables.PoolRow, offset: int) -> OffsetMismatch:
+def _offset_mismatch(pool: tables.PoolRow, offset: int) -> OffsetMismatch:
     """What is wrong with a piece that does not begin where the pool ends."""
     says = f"pool {pool.name!r} has {pool.items} items: its next piece begins at offset {pool.items}, not {offset}"
     return OffsetMismatch(says, items=pool.items)
@@ -223,7 +228,9 @@ def _require_room(services: Services, count: int, field: str) -> None:
         raise PoolTooLarge(f"{count} items in a pool, {most} are allowed", field=field, limit=most)
 
 
-def _readable(services: Services, encoder: tables.EncoderRow, inputs: Inputs, field: str) -> Inputs:
+def _check_side_inputs(
+    services: Services, encoder: tables.EncoderRow, inputs: Inputs, field: str
+) -> Inputs:
     """The inputs as the encoder reads them. Raises EncoderNeedsVectors, and the errors of inputs that nobody could read."""
     try:
         spec_of(encoder)
@@ -231,7 +238,7 @@ def _readable(services: Services, encoder: tables.EncoderRow, inputs: Inputs, fi
         error.field = field
         raise
     return Inputs(
-        readable(encoder, inputs.values, limits=services.limits, field=field), inputs.role
+        check_inputs(encoder, inputs.values, limits=services.limits, field=field), inputs.role
     )
 
 
@@ -240,12 +247,12 @@ def _require_direction(services: Services, content: Tensor | Sequence[str], fiel
     pieces = (
         [content]
         if isinstance(content, Tensor)
-        else (services.blobs.get(digest)[ROWS] for digest in content)
+        else (services.blobs.get(digest)[POOL_TENSOR] for digest in content)
     )
     firsts = []
     for piece in pieces:
-        for start in range(0, len(piece), BLOCK):
-            if _differ(piece[start : start + BLOCK]):
+        for start in range(0, len(piece), COMPARED_ITEMS):
+            if _differ(piece[start : start + COMPARED_ITEMS]):
                 return
             firsts.append(piece[start : start + 1])
     if not _differ(torch.cat(firsts)):

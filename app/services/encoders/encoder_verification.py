@@ -16,7 +16,7 @@ from app.maths.anchors.drift import HALF, SAME
 from app.maths.quality.metrics import unit
 from app.services import incoming
 from app.services.context import Services
-from app.services.encoders.encoding import Inputs, encode, load, readable
+from app.services.encoders.encoding import Inputs, check_inputs, encode, load_model
 from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
@@ -35,12 +35,12 @@ Cause = Literal[
 ]
 
 #: inputs of one verification: each is encoded some twenty times when the vectors differ
-MOST_INPUTS = 64
+MOST_VERIFIED_INPUTS = 64
 
 #: `drift.likeness` of a model of the same family
-RELATED = 0.7
+SAME_FAMILY = 0.7
 #: from fewer inputs it says nothing
-TELLING = 4
+FEWEST_TO_TELL = 4
 
 
 class Explanation(BaseModel):
@@ -51,7 +51,7 @@ class Explanation(BaseModel):
     max_deviation: float
 
 
-class Verified(BaseModel):
+class VerificationReport(BaseModel):
     """How far apart the vectors are; a deviation is |yours - ours| / |ours| of the row where it is largest."""
 
     matches: bool
@@ -68,15 +68,15 @@ class Verified(BaseModel):
 
 def verify(
     services: Services, context: RequestContext, *, encoder: str, inputs: Inputs, vectors: Tensor
-) -> Verified:
+) -> VerificationReport:
     """Encode the inputs and compare. Raises EncoderNotFound, TooManyInputs, DimensionMismatch, and as `encode`."""
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.EncoderRow, context.project, encoder)
-    if len(inputs.values) > MOST_INPUTS:
+    if len(inputs.values) > MOST_VERIFIED_INPUTS:
         raise TooManyInputs(
-            f"{len(inputs.values)} inputs to verify, {MOST_INPUTS} are allowed and tell as much",
+            f"{len(inputs.values)} inputs to verify, {MOST_VERIFIED_INPUTS} are allowed and tell as much",
             field="inputs",
-            limit=MOST_INPUTS,
+            limit=MOST_VERIFIED_INPUTS,
         )
     given = incoming.checked_vectors(vectors, field="vectors", limits=services.limits)
     if len(given) != len(inputs.values):
@@ -85,21 +85,23 @@ def verify(
         )
     ours = encode(services, context, row, inputs.values, role=inputs.role).vectors
     same_dim = given.shape[1] == ours.shape[1]
-    deviation = _apart(ours, given) if same_dim else None
+    deviation = _find_max_deviation(ours, given) if same_dim else None
     cosines = drift.cosines(ours, given) if same_dim else None
-    if deviation is not None and deviation <= _same(row):
+    if deviation is not None and deviation <= _tolerance(row):
         cause, detail, explanations = None, "the same vectors, but for rounding", []
     else:
-        texts = readable(row, inputs.values, limits=services.limits, field="inputs")
+        texts = check_inputs(row, inputs.values, limits=services.limits, field="inputs")
         with services.verifying():
             gone: list[bool] = []
             context.on_departure(lambda: gone.append(True))
             explanations = list(
-                takewhile(lambda _: not gone, _explain(load(services, row), texts, ours, given))
+                takewhile(
+                    lambda _: not gone, _explain(load_model(services, row), texts, ours, given)
+                )
             )
-        cause, detail = _likely(ours, given, explanations)
+        cause, detail = _find_likely_cause(ours, given, explanations)
         explanations.sort(key=lambda each: each.max_deviation)
-    return Verified(
+    return VerificationReport(
         matches=cause is None,
         count=len(given),
         dim=ours.shape[1],
@@ -113,7 +115,7 @@ def verify(
     )
 
 
-def _same(encoder: tables.EncoderRow) -> float:
+def _tolerance(encoder: tables.EncoderRow) -> float:
     """What batches of other sizes change, in the precision in which the model computes."""
     return SAME if (encoder.identity or {}).get("dtype") in ("float32", None) else HALF
 
@@ -123,43 +125,51 @@ def _explain(
 ) -> Iterator[Explanation]:
     """Undo one difference after the other."""
     if ours.shape == given.shape:
-        yield _explained(
-            "normalisation", "lengths differ, directions do not", _apart(unit(ours), unit(given))
+        yield _explanation(
+            "normalisation",
+            "lengths differ, directions do not",
+            _find_max_deviation(unit(ours), unit(given)),
         )
-        yield _explained("order", "the same vectors in another order", drift.reordered(ours, given))
+        yield _explanation(
+            "order", "the same vectors in another order", drift.reordered(ours, given)
+        )
     else:
-        yield from _shorter("dimensions", "", ours, given)
+        yield from _explain_dimensions("dimensions", "", ours, given)
     variants = getattr(model, "variants", None)
     if variants is None:
         return
     for cause, detail, vectors in variants(inputs):
         if vectors.shape == given.shape:
-            yield _explained(cause, detail, _apart(unit(vectors), unit(given)))
+            yield _explanation(cause, detail, _find_max_deviation(unit(vectors), unit(given)))
         else:
-            yield from _shorter(cause, f"{detail}, ", vectors, given)
+            yield from _explain_dimensions(cause, f"{detail}, ", vectors, given)
 
 
-def _explained(cause: Cause, detail: str, max_deviation: float) -> Explanation:
+def _explanation(cause: Cause, detail: str, max_deviation: float) -> Explanation:
     return Explanation(cause=cause, detail=detail, max_deviation=max_deviation)
 
 
-def _shorter(cause: Cause, also: str, ours: Tensor, given: Tensor) -> Iterator[Explanation]:
+def _explain_dimensions(
+    cause: Cause, also: str, ours: Tensor, given: Tensor
+) -> Iterator[Explanation]:
     """The longer of the two, cut to the shorter one's dimensions."""
     dim = min(ours.shape[1], given.shape[1])
-    apart = _apart(unit(ours[:, :dim]), unit(given[:, :dim]))
-    yield _explained(
+    apart = _find_max_deviation(unit(ours[:, :dim]), unit(given[:, :dim]))
+    yield _explanation(
         cause,
         f"{also}{given.shape[1]} dimensions instead of {ours.shape[1]}: the first {dim} agree",
         apart,
     )
 
 
-def _likely(ours: Tensor, given: Tensor, explanations: list[Explanation]) -> tuple[Cause, str]:
+def _find_likely_cause(
+    ours: Tensor, given: Tensor, explanations: list[Explanation]
+) -> tuple[Cause, str]:
     """The first explanation that leaves nothing, for they begin with the simplest; else what the geometry says."""
     exact = [each for each in explanations if each.max_deviation <= SAME]
     if exact:
         return exact[0].cause, exact[0].detail
-    if ours.shape == given.shape and _apart(ours, given) <= HALF:
+    if ours.shape == given.shape and _find_max_deviation(ours, given) <= HALF:
         return (
             "precision",
             "the vectors agree as far as half precision does: one of the two computes or stores in it",
@@ -167,13 +177,13 @@ def _likely(ours: Tensor, given: Tensor, explanations: list[Explanation]) -> tup
     near = [each for each in explanations if each.max_deviation <= HALF]
     if near:
         return near[0].cause, f"{near[0].detail}, and half precision somewhere"
-    if len(ours) < TELLING or not bool(given.any()):
+    if len(ours) < FEWEST_TO_TELL or not bool(given.any()):
         return (
             "unknown",
-            f"no known difference explains it, and less than {TELLING} inputs, or vectors of zeros, tell no more",
+            f"no known difference explains it, and less than {FEWEST_TO_TELL} inputs, or vectors of zeros, tell no more",
         )
     alike = drift.likeness(ours, given)
-    if alike >= RELATED:
+    if alike >= SAME_FAMILY:
         return (
             "revision",
             f"the inputs are alike and different in the same way (correlation {alike:.2f}): another revision of the model",
@@ -184,6 +194,6 @@ def _likely(ours: Tensor, given: Tensor, explanations: list[Explanation]) -> tup
     )
 
 
-def _apart(ours: Tensor, given: Tensor) -> float:
+def _find_max_deviation(ours: Tensor, given: Tensor) -> float:
     """The worst row's deviation."""
     return float(drift.deviations(ours, given).max())

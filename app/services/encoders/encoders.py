@@ -10,7 +10,7 @@ from app.errors import (
 )
 from app.services.access.audit import record_audit
 from app.services.context import Services
-from app.services.encoders.encoding import load_anew, spec_of
+from app.services.encoders.encoding import load_current_model, spec_of
 from app.services.name_lookup import refuse_in_use, require_free
 from app.services.request_context import RequestContext
 from app.storage import tables
@@ -70,7 +70,7 @@ def _describe_model(
     services.encoders.forget(
         spec_of(row)
     )  # its files may be others than when another encoder was registered
-    model = load_anew(services, spec_of(row))
+    model = load_current_model(services, spec_of(row))
     if modality not in (None, model.modality):
         raise InvalidRequest(f"this model reads {model.modality}, not {modality}", field="modality")
     row.dim, row.modality, row.identity = model.dim, model.modality, model.identity.members

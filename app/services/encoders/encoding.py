@@ -35,10 +35,10 @@ from app.storage import tables
 from app.types import InputRole, Modality
 
 #: inputs prepared at once; the next piece is prepared while this one runs
-PIECE = {Modality.text: 256, Modality.image: 8}
+PIECE_INPUTS = {Modality.text: 256, Modality.image: 8}
 
 #: how often a job that waits for a piece looks whether it is cancelled
-LOOK_S = 0.5
+ENCODING_CHECK_S = 0.5
 
 #: texts of a small request may be tokenized where it is answered, without a thread
 INLINE_INPUTS, INLINE_CHARACTERS = 16, 16_384
@@ -47,7 +47,7 @@ INLINE_INPUTS, INLINE_CHARACTERS = 16, 16_384
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 #: a model that is not what it should be is looked at again after so long
-CHANGED_S = 10.0
+RECHECK_MODEL_S = 10.0
 
 #: how images are written in OpenAI's requests
 _DATA_URL = re.compile(r"data:image/[a-z.+-]{1,40};base64,", re.ASCII)
@@ -62,7 +62,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, eq=False)
-class Encoded:
+class EncodedVectors:
     """vectors (n, d), float32; tokens that the model read; the rows of inputs that it read only the beginning of."""
 
     vectors: Tensor
@@ -79,25 +79,25 @@ def encode(
     role: InputRole = InputRole.document,
     field: str = "inputs",
     on_progress: Callable[[int], None] = lambda done: None,
-) -> Encoded:
+) -> EncodedVectors:
     """The inputs' vectors, in the encoder's own units; `on_progress` hears how many are done.
 
     Raises EncoderNeedsVectors, EncoderUnavailable, EncoderChanged, EncoderFailed, EmptyVectors, TooManyInputs, InputTooLong,
     ImageTooLarge, InvalidInput, InvalidImage, BadBase64, Overloaded, TooMuchAtOnce, ClientLeft.
     """
-    ready = readable(encoder, inputs, limits=services.limits, field=field)
-    model = load(services, encoder)
+    ready = check_inputs(encoder, inputs, limits=services.limits, field=field)
+    model = load_model(services, encoder)
     with services.encoding():
-        pieces = _pieces(services, context, model, ready, role, field)
+        pieces = _start_pieces(services, context, model, ready, role, field)
         begun: deque[tuple[Work, Sequence[Item]]] = deque()
-        done: list[Encoded] = []
+        done: list[EncodedVectors] = []
         count = 0
 
         def finish() -> None:
             """The oldest piece; of what it was made of, nothing is kept."""
             nonlocal count
             work, items = begun[0]
-            made = finished(
+            made = check_encoded(
                 _await(work, field, partial(on_progress, count)), items, encoder, field=field
             )
             done.append(replace(made, truncated=[row + count for row in made.truncated]))
@@ -117,14 +117,14 @@ def encode(
             for work, _ in begun:
                 work.future.cancel()
             raise
-    return Encoded(
+    return EncodedVectors(
         torch.cat([each.vectors for each in done]),
         sum(each.tokens for each in done),
         [row for each in done for row in each.truncated],
     )
 
 
-def _pieces(
+def _start_pieces(
     services: Services,
     context: RequestContext,
     model: EncoderModel,
@@ -132,7 +132,7 @@ def _pieces(
     role: InputRole,
     field: str,
 ) -> Iterator[tuple[Work, Sequence[Item]]]:
-    size = PIECE[model.modality]
+    size = PIECE_INPUTS[model.modality]
     owner = context.owner
     for start in range(0, len(inputs), size):
         try:
@@ -151,7 +151,7 @@ def _pieces(
 def _await(work: Work, field: str, meanwhile: Callable[[], None]) -> Tensor:
     """The vectors; `meanwhile` is called now and then, and may end the waiting by what it raises: a piece takes minutes."""
     try:
-        while not _ended(work):
+        while not _has_ended(work):
             meanwhile()
         return work.future.result()
     except CancelledError:
@@ -160,16 +160,16 @@ def _await(work: Work, field: str, meanwhile: Callable[[], None]) -> Tensor:
         raise error.at(field) from None
 
 
-def _ended(work: Work) -> bool:
+def _has_ended(work: Work) -> bool:
     """Whether it has, after a while at most; what it ended with is not looked at."""
     with suppress(TimeoutError, CancelledError):
-        work.future.exception(timeout=LOOK_S)
+        work.future.exception(timeout=ENCODING_CHECK_S)
     return work.future.done()
 
 
-def finished(
+def check_encoded(
     vectors: Tensor, items: Sequence[Item], encoder: tables.EncoderRow, *, field: str
-) -> Encoded:
+) -> EncodedVectors:
     """What a model answered, checked. Raises EncoderFailed: whatever is wrong with it is not the client's doing."""
     try:
         check_vectors(vectors, dim=encoder.dim)
@@ -178,37 +178,37 @@ def finished(
             f"the model of encoder {encoder.name!r} answers no such vectors: {error.detail}"
         ) from None
     truncated = [row for row, item in enumerate(items) if item.truncated]
-    return Encoded(vectors, sum(item.tokens for item in items), truncated)
+    return EncodedVectors(vectors, sum(item.tokens for item in items), truncated)
 
 
-def load(services: Services, encoder: tables.EncoderRow) -> EncoderModel:
+def load_model(services: Services, encoder: tables.EncoderRow) -> EncoderModel:
     """The encoder's model, loaded, and what it was when the encoder was registered.
 
     Raises EncoderNeedsVectors, EncoderUnavailable, EncoderChanged, Overloaded.
     """
     spec = spec_of(encoder)
-    model = loaded(services, encoder, spec)
+    model = find_model(services, encoder, spec)
     if model is None:
-        model = load_anew(services, spec)
-        require_same(encoder, model)
+        model = load_current_model(services, spec)
+        require_unchanged(encoder, model)
     return model
 
 
-def loaded(services: Services, encoder: tables.EncoderRow, spec: Spec) -> EncoderModel | None:
+def find_model(services: Services, encoder: tables.EncoderRow, spec: Spec) -> EncoderModel | None:
     """The encoder's model if it is in memory. Raises EncoderChanged."""
     model = services.encoders.loaded(spec)
     if model is not None:
         try:
-            require_same(encoder, model)
+            require_unchanged(encoder, model)
         except EncoderChanged:
             services.encoders.forget(
-                spec, after_s=CHANGED_S
+                spec, after_s=RECHECK_MODEL_S
             )  # its files may have been restored since
             raise
     return model
 
 
-def load_anew(services: Services, spec: Spec) -> EncoderModel:
+def load_current_model(services: Services, spec: Spec) -> EncoderModel:
     """The model, as its files are now unless it is loaded. Raises EncoderUnavailable, Overloaded."""
     with services.encoding():  # also those who only wait for another's load
         return services.encoders.get(spec, turn=services.loading)
@@ -227,7 +227,7 @@ def spec_of(encoder: tables.EncoderRow) -> Spec:
     return Spec(encoder.kind, encoder.model, revision, encoder.options)
 
 
-def require_same(encoder: tables.EncoderRow, model: EncoderModel) -> None:
+def require_unchanged(encoder: tables.EncoderRow, model: EncoderModel) -> None:
     """Raises EncoderChanged for a model whose files are not those that the encoder was registered with."""
     if encoder.identity is None:  # registered before identities were kept
         return
@@ -240,7 +240,7 @@ def require_same(encoder: tables.EncoderRow, model: EncoderModel) -> None:
         )
 
 
-def readable(
+def check_inputs(
     encoder: tables.EncoderRow, inputs: Sequence[Input], *, limits: Limits, field: str
 ) -> Sequence[Input]:
     """The inputs as the encoder reads them, images as the bytes of their files.
@@ -256,11 +256,11 @@ def readable(
             limit=limits.vectors,
         )
     if encoder.modality != Modality.image:
-        return _short_texts(inputs, limits, field)
-    return [_file(value, row, field) for row, value in enumerate(inputs)]
+        return _check_texts(inputs, limits, field)
+    return [_decode_image(value, row, field) for row, value in enumerate(inputs)]
 
 
-def _short_texts(inputs: Sequence[Input], limits: Limits, field: str) -> Sequence[Input]:
+def _check_texts(inputs: Sequence[Input], limits: Limits, field: str) -> Sequence[Input]:
     files = [row for row, value in enumerate(inputs) if isinstance(value, bytes)]
     if files:
         raise InvalidInput("this encoder reads texts, not images", field=field, rows=files)
@@ -275,7 +275,7 @@ def _short_texts(inputs: Sequence[Input], limits: Limits, field: str) -> Sequenc
     return inputs
 
 
-def _file(value: Input, row: int, field: str) -> bytes:
+def _decode_image(value: Input, row: int, field: str) -> bytes:
     if isinstance(value, bytes):
         return value
     prefix = _DATA_URL.match(value)
@@ -289,7 +289,7 @@ def _file(value: Input, row: int, field: str) -> bytes:
         ) from None
 
 
-def small(model: EncoderModel, inputs: Sequence[Input]) -> bool:
+def is_small(model: EncoderModel, inputs: Sequence[Input]) -> bool:
     """Whether preparing them takes no longer than answering: never so for images, which may be large when decoded."""
     return (
         model.modality is Modality.text
@@ -298,7 +298,7 @@ def small(model: EncoderModel, inputs: Sequence[Input]) -> bool:
     )
 
 
-def start(
+def start_small(
     services: Services,
     context: RequestContext,
     model: EncoderModel,
@@ -307,5 +307,5 @@ def start(
     field: str,
 ) -> tuple[Work, Sequence[Item]]:
     """Queue the inputs of a small request, which waits without a thread. Raises as `encode`."""
-    [(work, items)] = _pieces(services, context, model, inputs, role, field)
+    [(work, items)] = _start_pieces(services, context, model, inputs, role, field)
     return work, items

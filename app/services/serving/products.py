@@ -20,10 +20,10 @@ from app.maths.translators.translator import Decoder, Flagged, Precision, Transl
 from app.services.context import Services
 
 #: multiplications of a product that takes no longer than handing it to another thread
-SMALL = 2**23
+INLINE_MULTIPLICATIONS = 2**23
 
 #: rows whose bfloat16 translations are compared with float32's
-COMPARED = 64
+COMPARED_ROWS = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +40,7 @@ class Running:
             try:
                 self.future.result()
             except AnchorageError as error:
-                raise _of_all_rows(error, self.vectors) from None
+                raise _error_of_all_rows(error, self.vectors) from None
         return self.made
 
     async def wait(self) -> None:
@@ -130,16 +130,16 @@ def begin(
         dims[1],
     ):  # torch would write it elsewhere, with a warning
         raise ValueError(f"{tuple(vectors.shape)} into {tuple(out.shape)} by {dims}")
-    if count * dims[0] * dims[1] <= SMALL:
+    if count * dims[0] * dims[1] <= INLINE_MULTIPLICATIONS:
         try:
-            flagged = _rounded(product, vectors, out, precision)
+            flagged = _apply_rows(product, vectors, out, precision)
         except AnchorageError as error:
-            raise _of_all_rows(error, vectors) from None
+            raise _error_of_all_rows(error, vectors) from None
         return Running(None, Translated(out, *(flagged or maths.no_flags(count))), vectors)
     at_mean, outside = torch.zeros(count, dtype=torch.bool), torch.zeros(count, dtype=torch.bool)
 
     def span(start: int, stop: int) -> None:
-        flagged = _rounded(product, vectors[start:stop], out[start:stop], precision)
+        flagged = _apply_rows(product, vectors[start:stop], out[start:stop], precision)
         if flagged is not None:
             at_mean[start:stop], outside[start:stop] = flagged
 
@@ -149,7 +149,7 @@ def begin(
 
 def precision_error(translator: Translator, vectors: Tensor, made: Tensor) -> dict[str, float]:
     """How far translations lie from those in float32, as part of their distance from the target's mean, over some of the rows."""
-    places = torch.linspace(0, len(vectors) - 1, min(COMPARED, len(vectors))).long()
+    places = torch.linspace(0, len(vectors) - 1, min(COMPARED_ROWS, len(vectors))).long()
     exact = maths.apply(translator, vectors[places]).vectors.double()
     lengths = (
         (exact - translator.decoder.mean).norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
@@ -158,7 +158,7 @@ def precision_error(translator: Translator, vectors: Tensor, made: Tensor) -> di
     return {"mean": float(errors.mean()), "largest": float(errors.max()), "rows": len(places)}
 
 
-def _of_all_rows(error: AnchorageError, vectors: Tensor) -> AnchorageError:
+def _error_of_all_rows(error: AnchorageError, vectors: Tensor) -> AnchorageError:
     """What to raise for what a part of the rows raised: the same of all of them."""
     try:
         check_vectors(vectors)
@@ -167,7 +167,7 @@ def _of_all_rows(error: AnchorageError, vectors: Tensor) -> AnchorageError:
     return error
 
 
-def _rounded(
+def _apply_rows(
     product: Product, vectors: Tensor, out: Tensor, precision: Precision
 ) -> Flagged | None:
     """What the rows become, in `out`. Raises OutOfRange where that is float16, and too small."""

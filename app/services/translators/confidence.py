@@ -19,15 +19,16 @@ from app.services import incoming
 from app.services.anchors import spaces
 from app.services.context import Services
 from app.services.request_context import RequestContext
-from app.services.serving.plans import Answer, Served
-from app.services.translators.translators import canonical
+from app.services.serving.maps import ServedMap
+from app.services.serving.plans import MappedVectors
+from app.services.translators.translators import canonical_json
 from app.services.upkeep.cache_codecs import CONFIDENCE
 
 #: numbers that are told of each row
-COLUMNS = 4
+NUMBERS_PER_ROW = 4
 
 #: what a cached None weighs
-NOTHING_BYTES = 1024
+CACHED_NONE_BYTES = 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,7 @@ class RowConfidence:
 
 
 def confidence_of(
-    services: Services, context: RequestContext, answer: Answer, level: float, *, field: str
+    services: Services, context: RequestContext, answer: MappedVectors, level: float, *, field: str
 ) -> RowConfidence:
     """What to expect of each row of a translator's answer; a row that became the target's mean has no cosine, and one that
     equals the source's mean, whose own flag says so, no p-value.
@@ -56,8 +57,8 @@ def confidence_of(
     Raises Overloaded while too many others fit, and TooMuchAtOnce.
     """
     count = len(answer.given)
-    context.reserve_bytes(count * COLUMNS * incoming.ANSWER_NUMBER_BYTES)
-    model = _confidence(services, answer.served)
+    context.reserve_bytes(count * NUMBERS_PER_ROW * incoming.ANSWER_NUMBER_BYTES)
+    model = _find_confidence(services, answer.served)
     if model is None:
         nothing = torch.full((count,), torch.nan, dtype=torch.float64)
         none = torch.zeros(count, dtype=torch.bool)
@@ -86,17 +87,17 @@ def confidence_of(
         level,
         model.held_out,
         model.threshold,
-        _reason(model, level),
+        _explain_missing(model, level),
     )
 
 
-def _reason(model: Confidence, level: float) -> str | None:
+def _explain_missing(model: Confidence, level: float) -> str | None:
     if len(model.errors) >= needed(level):
         return None
     return f"an interval of level {level:g} needs {needed(level)} anchors to calibrate with, and there are {len(model.errors)}"
 
 
-def _confidence(services: Services, served: Served) -> Confidence | None:
+def _find_confidence(services: Services, served: ServedMap) -> Confidence | None:
     """The translator's, from the cache, or learnt now."""
     assert served.pair is not None
     source, target = served.pair
@@ -108,8 +109,8 @@ def _confidence(services: Services, served: Served) -> Confidence | None:
             return fit_confidence(method, x, y, options)
 
     return services.cache.get_or_make(
-        ("confidence", source.blob, target.blob, method, canonical(options)),
+        ("confidence", source.blob, target.blob, method, canonical_json(options)),
         learn,
-        lambda made: NOTHING_BYTES if made is None else made.nbytes,
+        lambda made: CACHED_NONE_BYTES if made is None else made.nbytes,
         shared=CONFIDENCE,
     )

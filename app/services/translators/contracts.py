@@ -12,7 +12,7 @@ from app.storage import tables
 from app.storage.queries import resources
 
 
-def agree(
+def agree_contract(
     services: Services,
     context: RequestContext,
     source: tables.SpaceRow,
@@ -49,7 +49,7 @@ def _agree(
     return row
 
 
-def end(
+def end_contract(
     services: Services, context: RequestContext, source: tables.SpaceRow, target: tables.SpaceRow
 ) -> None:
     """Raises ContractNotFound."""
@@ -60,13 +60,15 @@ def end(
     services.names.forget()
 
 
-def contracts(services: Services, anchor_set: tables.AnchorSetRow) -> Sequence[tables.ContractRow]:
+def list_contracts(
+    services: Services, anchor_set: tables.AnchorSetRow
+) -> Sequence[tables.ContractRow]:
     """Those of all pairs of a set."""
     with services.db.transaction() as session:
         return resources.contracts(session, anchor_set)
 
 
-def require(
+def require_promise(
     row: tables.TranslatorRow, minimum: Mapping[str, float], *, field: str = "min_quality"
 ) -> None:
     """Raises QualityBelowMinimum, with what was found, unless the row's report promises at least the minimum of each measure."""

@@ -20,23 +20,25 @@ from app.maths.translators.translator import Translated, Translator, apply
 from app.services import incoming
 from app.services.anchors import spaces
 from app.services.context import Services
-from app.services.jobs.queue import Done, Progress, submit
+from app.services.jobs.progress import Progress
+from app.services.jobs.runner import JobResult
+from app.services.jobs.submission import submit_job
 from app.services.request_context import RequestContext
 from app.services.translators import translators
 from app.storage import tables
 from app.types import JobKind
 
 #: multiplications of an evaluation that a request waits for: about a second of one core
-INLINE = 2**33
+REQUEST_MULTIPLICATIONS = 2**33
 
 #: finding the nearest of a cosine's neighbours takes as long as so many multiplications
-PER_COSINE = 128
+MULTIPLICATIONS_PER_COSINE = 128
 
 #: fewer items than this have no neighbours
-FEWEST = 2
+FEWEST_EVALUATED = 2
 
 #: the kinds of queries that are measured
-KINDS = ("translated", "do_nothing", "native")
+QUERY_KINDS = ("translated", "do_nothing", "native")
 
 #: what is said of a translation, where there is none
 NOTHING_TRANSLATED: Mapping[str, None] = dict.fromkeys(
@@ -50,13 +52,13 @@ NOTHING_TRANSLATED: Mapping[str, None] = dict.fromkeys(
         "csls_neighbours",
         "at_mean",
         "outside",
-        *KINDS,
+        *QUERY_KINDS,
     )
 )
 
 
 @dataclass(frozen=True, eq=False)
-class Items:
+class EvaluationItems:
     """What a client holds.
 
     vectors  (n, d_x) by the source, and native (n, d_y) by the target of the same items
@@ -74,7 +76,7 @@ class Items:
 
 
 @dataclass(frozen=True)
-class Settings:
+class EvaluationSettings:
     """k neighbours, and csls_neighbours of the correction that `csls` asks for; None: 10, or as many as there are."""
 
     k: int | None = None
@@ -83,12 +85,12 @@ class Settings:
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class EvaluationTask:
     """A checked request for an evaluation, of the anchors alone where there are no items; of `settings` nothing is None then."""
 
-    request: translators.Request
-    items: Items | None
-    settings: Settings
+    request: translators.FitRequest
+    items: EvaluationItems | None
+    settings: EvaluationSettings
     source: tables.SpaceRow
     target: tables.SpaceRow
 
@@ -100,36 +102,37 @@ class Asked:
         if self.items is None:
             return within
         corpus = None if self.items.corpus is None else len(self.items.corpus)
-        return within + maths.cosines_of(len(KINDS), n, corpus, corrected=self.settings.csls)
+        return within + maths.cosines_of(len(QUERY_KINDS), n, corpus, corrected=self.settings.csls)
 
     @property
     def is_small(self) -> bool:
         """Whether a request may wait for it."""
         dim = max(self.source.encoder.dim, self.target.encoder.dim)
         return (
-            self.cosines * (dim + PER_COSINE) + 3 * self.source.anchor_set.size * dim * dim
-            <= INLINE
+            self.cosines * (dim + MULTIPLICATIONS_PER_COSINE)
+            + 3 * self.source.anchor_set.size * dim * dim
+            <= REQUEST_MULTIPLICATIONS
         )
 
 
-def ask(
+def check_evaluation(
     services: Services,
     project: str,
-    request: translators.Request,
+    request: translators.FitRequest,
     *,
     vectors: Tensor | None,
     native: Tensor | None,
     corpus: Tensor | None,
-    settings: Settings,
-) -> Asked:
+    settings: EvaluationSettings,
+) -> EvaluationTask:
     """Check everything that can be known before anything is fitted.
 
     Raises the not-found errors, AnchorsNotEmbedded, the option and vector errors, MissingField, and InvalidRequest.
     """
-    source, target = translators.pair(services, project, request)
+    source, target = translators.find_pair(services, project, request)
     if vectors is None and native is None:
         _refuse_without_items(request, corpus, settings)
-        return Asked(request, None, settings, source, target)
+        return EvaluationTask(request, None, settings, source, target)
     if vectors is None or native is None:
         field = "vectors" if vectors is None else "native"
         raise MissingField(
@@ -139,9 +142,9 @@ def ask(
         raise InvalidRequest(
             "an evaluation measures what there is, and serves nothing", field="min_quality"
         )
-    translators.check(request, anchors=source.anchor_set.size)
+    translators.check_options(request, anchors=source.anchor_set.size)
     limits = services.limits
-    items = Items(
+    items = EvaluationItems(
         incoming.checked_vectors(vectors, field="vectors", limits=limits, dim=source.encoder.dim),
         incoming.checked_vectors(native, field="native", limits=limits, dim=target.encoder.dim),
         None
@@ -150,13 +153,13 @@ def ask(
             corpus, field="corpus", limits=limits, dim=target.encoder.dim
         ),
     )
-    return Asked(request, items, _settled(items, settings), source, target)
+    return EvaluationTask(request, items, _fill_settings(items, settings), source, target)
 
 
 def evaluate(
     services: Services,
     context: RequestContext,
-    asked: Asked,
+    asked: EvaluationTask,
     tell: Callable[[int, int], object] = lambda *_: None,
 ) -> dict[str, Any]:
     """The evaluation itself, as JSON has it; tells how many of its cosines are done.
@@ -167,7 +170,7 @@ def evaluate(
     x, y = spaces.fitted_space(services, asked.source), spaces.fitted_space(services, asked.target)
     request, items = asked.request, asked.items
     about = {"source": request.source, "target": request.target, "anchor_set": request.anchor_set}
-    cosines = _watched(tell, asked.cosines)
+    cosines = _report_cosines(tell, asked.cosines)
     if items is None:
         first, second = (
             spaces.raw_anchors(services, asked.source),
@@ -175,16 +178,16 @@ def evaluate(
         )
         with services.evaluating():
             alike = relative_similarity(x, y, first, second, of_anchors=True, cosines=cosines)
-        return {**about, **NOTHING_TRANSLATED, "similarity": _similarity(alike)}
+        return {**about, **NOTHING_TRANSLATED, "similarity": _describe_similarity(alike)}
     fitted = translators.fit(services, context, asked.source, asked.target, request)
     with services.evaluating():
-        made = _translated(fitted.translator, items.vectors)
+        made = _translate(fitted.translator, items.vectors)
         settings, n = asked.settings, len(items.vectors)
         assert settings.k is not None
         alike = relative_similarity(
             x, y, items.vectors, items.native, min(settings.k, n - 1), cosines=cosines
         )
-        measured = _measured(asked, items, made, y.mean, cosines)
+        measured = _measure(asked, items, made, y.mean, cosines)
         return {
             **about,
             "translator": fitted.id,
@@ -197,38 +200,40 @@ def evaluate(
             "at_mean": int(made.at_mean.sum()),
             "outside": int(made.outside.sum()),
             **measured,
-            "similarity": _similarity(alike),
+            "similarity": _describe_similarity(alike),
         }
 
 
-def request_evaluation(services: Services, context: RequestContext, asked: Asked) -> tables.JobRow:
+def request_evaluation(
+    services: Services, context: RequestContext, asked: EvaluationTask
+) -> tables.JobRow:
     """Store the items, and queue the job. Raises StorageUnavailable, TooManyJobs, QueueFull."""
     arguments = {"request": asdict(asked.request), "settings": asdict(asked.settings)}
     if asked.items is not None:
         arguments["blobs"] = {"items": services.blobs.put(asked.items.tensors)}
-    return submit(services, context, JobKind.evaluate, arguments)
+    return submit_job(services, context, JobKind.evaluate, arguments)
 
 
-def run_evaluation(services: Services, job: tables.JobRow, progress: Progress) -> Done:
+def run_evaluation(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
     """The job itself; its result is what a request would have been answered."""
     arguments, context = job.arguments, RequestContext.of_job(job)
     given = services.blobs.get(arguments["blobs"]["items"]) if "blobs" in arguments else {}
-    asked = ask(
+    asked = check_evaluation(
         services,
         job.project,
-        translators.Request(**arguments["request"]),
+        translators.FitRequest(**arguments["request"]),
         vectors=given.get("vectors"),
         native=given.get("native"),
         corpus=given.get("corpus"),
-        settings=Settings(**arguments["settings"]),
+        settings=EvaluationSettings(**arguments["settings"]),
     )
     result = evaluate(services, context, asked, progress)
     progress(asked.cosines, asked.cosines)
-    return Done(result)
+    return JobResult(result)
 
 
 def _refuse_without_items(
-    request: translators.Request, corpus: Tensor | None, settings: Settings
+    request: translators.FitRequest, corpus: Tensor | None, settings: EvaluationSettings
 ) -> None:
     """Raises InvalidRequest for what would be looked at by nobody."""
     unused = {
@@ -249,7 +254,7 @@ def _refuse_without_items(
             )
 
 
-def _settled(items: Items, settings: Settings) -> Settings:
+def _fill_settings(items: EvaluationItems, settings: EvaluationSettings) -> EvaluationSettings:
     """The settings with the numbers that they leave open. Raises InvalidRequest for counts that do not fit together."""
     n = len(items.vectors)
     if n != len(items.native):
@@ -257,35 +262,35 @@ def _settled(items: Items, settings: Settings) -> Settings:
             f"{n} vectors, {len(items.native)} native ones: row i of both is one item",
             field="native",
         )
-    if n < FEWEST:
+    if n < FEWEST_EVALUATED:
         raise InvalidRequest(
-            f"expected at least {FEWEST} items: one has no neighbours", field="vectors"
+            f"expected at least {FEWEST_EVALUATED} items: one has no neighbours", field="vectors"
         )
     others = n - 1 if items.corpus is None else len(items.corpus)
     rows = n if items.corpus is None else len(items.corpus)
-    k = _at_most(settings.k, others, "k", "rows of the index beside the item itself")
+    k = _limit_neighbours(settings.k, others, "k", "rows of the index beside the item itself")
     if settings.csls:
         most = min(n, rows)
-        return Settings(
+        return EvaluationSettings(
             k,
             True,
-            _at_most(
+            _limit_neighbours(
                 settings.csls_neighbours, most, "csls_neighbours", "items, or rows of the index"
             ),
         )
     if settings.csls_neighbours is not None:
         raise InvalidRequest("csls_neighbours are of csls, which is false", field="csls_neighbours")
-    return Settings(k)
+    return EvaluationSettings(k)
 
 
-def _at_most(given: int | None, most: int, field: str, of: str) -> int:
+def _limit_neighbours(given: int | None, most: int, field: str, of: str) -> int:
     """As many as asked for, or 10, or all. Raises InvalidRequest."""
     if given is not None and given > most:
         raise InvalidRequest(f"{field} is {given}, and there are {most} {of}", field=field)
     return min(metrics.NEIGHBOURS, most) if given is None else given
 
 
-def _translated(translator: Translator, vectors: Tensor) -> Translated:
+def _translate(translator: Translator, vectors: Tensor) -> Translated:
     """Raises OutOfRange, naming rows of `vectors`."""
     try:
         return apply(translator, vectors)
@@ -293,9 +298,9 @@ def _translated(translator: Translator, vectors: Tensor) -> Translated:
         raise error.at("vectors") from None
 
 
-def _measured(
-    asked: Asked,
-    items: Items,
+def _measure(
+    asked: EvaluationTask,
+    items: EvaluationItems,
     made: Translated,
     mean: Float64[Tensor, " dy"],
     cosines: Similarities,
@@ -317,10 +322,10 @@ def _measured(
         csls_neighbours=settings.csls_neighbours,
         cosines=cosines,
     )
-    return {kind: _numbers(found[kind]) for kind in KINDS}
+    return {kind: _describe_measures(found[kind]) for kind in QUERY_KINDS}
 
 
-def _numbers(measured: maths.Evaluated) -> dict[str, Any]:
+def _describe_measures(measured: maths.Evaluated) -> dict[str, Any]:
     """Means, their intervals, and the same by CSLS."""
     items, corrected = measured.items, measured.csls
     retrieval = ("recall", "recall_1", "jaccard_target")
@@ -328,7 +333,7 @@ def _numbers(measured: maths.Evaluated) -> dict[str, Any]:
     plain |= {name: getattr(items, name) for name in retrieval}
     made = {
         **asdict(metrics.summary(items)),
-        "intervals": _intervals(plain),
+        "intervals": _measure_intervals(plain),
         "skewness": measured.skewness,
         "csls": None,
     }
@@ -338,11 +343,15 @@ def _numbers(measured: maths.Evaluated) -> dict[str, Any]:
             **{name: getattr(corrected, name) for name in retrieval},
         }
         means = {name: float(each.mean()) for name, each in values.items()}
-        made["csls"] = {**means, "intervals": _intervals(values), "skewness": corrected.skewness}
+        made["csls"] = {
+            **means,
+            "intervals": _measure_intervals(values),
+            "skewness": corrected.skewness,
+        }
     return made
 
 
-def _similarity(found: Similarity) -> dict[str, Any]:
+def _describe_similarity(found: Similarity) -> dict[str, Any]:
     values = {"cosine": found.cosine, "jaccard": found.jaccard}
     means = {name: float(each.mean()) for name, each in values.items()}
     return {
@@ -350,17 +359,17 @@ def _similarity(found: Similarity) -> dict[str, Any]:
         "k": found.k,
         **means,
         "cka": found.cka,
-        "intervals": _intervals(values),
+        "intervals": _measure_intervals(values),
     }
 
 
-def _intervals(values: Mapping[str, Tensor]) -> dict[str, list[float]]:
+def _measure_intervals(values: Mapping[str, Tensor]) -> dict[str, list[float]]:
     """The 95 % bootstrap interval of each mean over the items."""
     low, high = bootstrap_interval(torch.stack(list(values.values()), dim=1))
     return {name: [float(low[place]), float(high[place])] for place, name in enumerate(values)}
 
 
-def _watched(tell: Callable[[int, int], object], total: int) -> Similarities:
+def _report_cosines(tell: Callable[[int, int], object], total: int) -> Similarities:
     """Blocks of cosines, each told of before it is made use of; what `tell` raises ends it."""
     done = 0
 

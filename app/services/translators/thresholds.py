@@ -15,17 +15,17 @@ from app.maths.thresholds.decisions import Agreement, agreement
 from app.maths.thresholds.score_pairs import Given, Items, translate_held_out
 from app.services.anchors import spaces
 from app.services.context import Services
-from app.services.translators.translators import canonical, find
+from app.services.translators.translators import canonical_json, find_translator
 from app.storage import tables
 from app.storage.cache import Key
 from app.types import Scores
 
 #: points of a whole map
-POINTS = 100
+MAP_POINTS = 100
 
 
 @dataclass(frozen=True)
-class Question:
+class ThresholdQuestion:
     """A translator's id, which cosine is the new one, which of the two scores is given, and the level of the intervals."""
 
     translator: str
@@ -44,35 +44,37 @@ class ScoreMap:
     agreement: Agreement | None = None
 
 
-def threshold(services: Services, project: str, question: Question, score: float) -> ScoreMap:
+def map_score(
+    services: Services, project: str, question: ThresholdQuestion, score: float
+) -> ScoreMap:
     """The other score of a given one in [-1, 1]. Raises TranslatorNotFound, TooFewAnchors, Overloaded."""
-    fitted = _calibration(services, project, question)
-    return replace(_expected(fitted, [score], question.level), agreement=agreement(fitted, score))
+    fitted = _find_calibration(services, project, question)
+    return replace(_map_scores(fitted, [score], question.level), agreement=agreement(fitted, score))
 
 
-def table(services: Services, project: str, question: Question) -> ScoreMap:
+def map_all_scores(services: Services, project: str, question: ThresholdQuestion) -> ScoreMap:
     """The map at POINTS scores, or none where the anchors cover nothing. Raises as `threshold`."""
-    fitted = _calibration(services, project, question)
+    fitted = _find_calibration(services, project, question)
     covered = calibration.covered(fitted)
     scores = (
         []
         if covered is None
-        else np.linspace(*covered, POINTS if covered[0] < covered[1] else 1).tolist()
+        else np.linspace(*covered, MAP_POINTS if covered[0] < covered[1] else 1).tolist()
     )
-    return _expected(fitted, scores, question.level)
+    return _map_scores(fitted, scores, question.level)
 
 
-def _expected(fitted: Calibration, scores: list[float], level: float) -> ScoreMap:
+def _map_scores(fitted: Calibration, scores: list[float], level: float) -> ScoreMap:
     points = [(score, calibration.expect(fitted, score, level=level)) for score in scores]
     return ScoreMap(
         points, calibration.covered(fitted), calibration.same_item_interval(fitted, level)
     )
 
 
-def _calibration(services: Services, project: str, question: Question) -> Calibration:
+def _find_calibration(services: Services, project: str, question: ThresholdQuestion) -> Calibration:
     """The calibration of a translator, from the cache of this process or made now."""
-    row = find(services, project, question.translator)
-    key: Key = (row.source.blob, row.target.blob, row.method, canonical(row.options))
+    row = find_translator(services, project, question.translator)
+    key: Key = (row.source.blob, row.target.blob, row.method, canonical_json(row.options))
     items = services.cache.get_or_make(
         ("held-out", *key), partial(_hold_out, services, row), lambda made: made.nbytes
     )

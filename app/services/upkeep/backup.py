@@ -24,23 +24,23 @@ from app.storage.db import Database, is_sqlite, make_engine, sqlite_url
 from app.storage.queries import resources
 
 #: where a backup has its rows, while it is written and once it is complete
-UNFINISHED, ROWS, BLOBS = "unfinished.db", "anchorage.db", "blobs"
+UNFINISHED_FILE, ROWS_FILE, BLOBS_FOLDER = "unfinished.db", "anchorage.db", "blobs"
 
 #: rows copied at once
-BATCH = 1000
+ROWS_PER_BATCH = 1000
 
 #: lacking blobs that a message names
-SHOWN = 20
+MOST_NAMED_BLOBS = 20
 
 #: sessions of PostgreSQL that use this database, beside the one that asks
-OTHERS = (
+COUNT_OTHER_SESSIONS = (
     "SELECT count(*) FROM pg_stat_activity "
     "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
 )
 
 
 #: a session may take this long to end after its process has
-ENDING_S = 3.0
+SESSION_END_S = 3.0
 
 
 class BackupError(Exception):
@@ -48,7 +48,7 @@ class BackupError(Exception):
 
 
 @dataclass(frozen=True)
-class Copied:
+class BackupSummary:
     """How many rows and blobs were copied, and which blobs were missing or damaged already."""
 
     rows: int
@@ -56,7 +56,7 @@ class Copied:
     lacking: Sequence[str] = ()
 
 
-def back_up(services: Services, folder: Path) -> Copied:
+def back_up(services: Services, folder: Path) -> BackupSummary:
     """Write a backup into an empty or new folder, while the service runs. Raises BackupError, SchemaOutdated, OSError.
 
     A blob that the service lacks already is left out and named in the result.
@@ -65,26 +65,26 @@ def back_up(services: Services, folder: Path) -> Copied:
     if any(folder.iterdir()):
         raise BackupError(f"{folder} is not empty: name a new folder for each backup")
     services.db.require_schema()
-    kept = BlobStore(folder / BLOBS)
+    kept = BlobStore(folder / BLOBS_FOLDER)
     with services.blobs.unswept():
-        rows, names = _dump(services.db, folder / UNFINISHED)
+        rows, names = _dump_rows(services.db, folder / UNFINISHED_FILE)
         lacking = [name for name in sorted(names) if not kept.take(name, services.blobs)]
-    (folder / UNFINISHED).rename(folder / ROWS)
-    return Copied(rows, len(names) - len(lacking), lacking)
+    (folder / UNFINISHED_FILE).rename(folder / ROWS_FILE)
+    return BackupSummary(rows, len(names) - len(lacking), lacking)
 
 
-def restore(services: Services, folder: Path, *, force: bool = False) -> Copied:
+def restore(services: Services, folder: Path, *, force: bool = False) -> BackupSummary:
     """Put a backup's rows and blobs into a database without rows, or in the place of those it has, if `force`.
 
     Raises BackupError, before any row changes, when the backup is not complete, when the database is in use, and, unless `force`,
     when the backup lacks blobs or the database has rows. Raises SchemaOutdated for a backup of a newer version.
     """
-    if not (folder / ROWS).is_file():
-        raise BackupError(f"{folder} holds no complete backup: {ROWS} is missing")
+    if not (folder / ROWS_FILE).is_file():
+        raise BackupError(f"{folder} holds no complete backup: {ROWS_FILE} is missing")
     require_alone(services.db)
     with services.blobs.unswept(), tempfile.TemporaryDirectory(dir=services.blobs.root) as copies:
-        file = Path(copies) / ROWS
-        shutil.copy(folder / ROWS, file)  # migrated to this version's schema there
+        file = Path(copies) / ROWS_FILE
+        shutil.copy(folder / ROWS_FILE, file)  # migrated to this version's schema there
         with closing(Database(sqlite_url(file))) as source:
             source.migrate()
             with source.transaction() as session:
@@ -92,31 +92,31 @@ def restore(services: Services, folder: Path, *, force: bool = False) -> Copied:
         lacking = [
             name
             for name in sorted(names)
-            if not services.blobs.take(name, BlobStore(folder / BLOBS))
+            if not services.blobs.take(name, BlobStore(folder / BLOBS_FOLDER))
         ]
         if lacking and not force:
             raise BackupError(
-                f"the backup lacks {len(lacking)} of {len(names)} blobs, or they are damaged: {', '.join(lacking[:SHOWN])}. With "
+                f"the backup lacks {len(lacking)} of {len(names)} blobs, or they are damaged: {', '.join(lacking[:MOST_NAMED_BLOBS])}. With "
                 "--force the rest is restored, and what needs these answers blob-missing"
             )
         services.db.migrate()
-        rows = _load(services.db, file, force=force)
-    return Copied(rows, len(names) - len(lacking), lacking)
+        rows = _load_rows(services.db, file, force=force)
+    return BackupSummary(rows, len(names) - len(lacking), lacking)
 
 
-def _dump(db: Database, file: Path) -> tuple[int, set[str]]:
+def _dump_rows(db: Database, file: Path) -> tuple[int, set[str]]:
     """All rows of one moment as a SQLite file; returns how many, and the blobs they name."""
     with closing(Database(sqlite_url(file))) as copy:
         copy.migrate()
         with (
-            _connected(db.url, isolation_level="SERIALIZABLE") as source,
+            _connect(db.url, isolation_level="SERIALIZABLE") as source,
             copy.engine.begin() as target,
         ):
             if is_sqlite(db.url):
                 source.exec_driver_sql("BEGIN")  # or each query would see another moment
             else:
                 source.execute(text("SET idle_in_transaction_session_timeout = 0"))
-            rows = _copy(source, target)
+            rows = _copy_rows(source, target)
         with copy.transaction() as session:
             # A job replaces its checkpoint at any moment; without one it begins anew.
             session.execute(update(tables.JobRow).values(checkpoint=None))
@@ -128,9 +128,9 @@ def require_alone(db: Database) -> None:
     """Raises BackupError when other processes use the database. Of SQLite, the caller holds the data dir."""
     if is_sqlite(db.url):
         return
-    deadline = time.monotonic() + ENDING_S
-    with _connected(db.url, isolation_level="AUTOCOMMIT") as connection:
-        while others := connection.scalar(text(OTHERS)):
+    deadline = time.monotonic() + SESSION_END_S
+    with _connect(db.url, isolation_level="AUTOCOMMIT") as connection:
+        while others := connection.scalar(text(COUNT_OTHER_SESSIONS)):
             if time.monotonic() >= deadline:
                 raise BackupError(
                     f"{others} other sessions use the database: stop every API and worker first"
@@ -138,9 +138,9 @@ def require_alone(db: Database) -> None:
             time.sleep(0.1)
 
 
-def _load(db: Database, file: Path, *, force: bool) -> int:
+def _load_rows(db: Database, file: Path, *, force: bool) -> int:
     """Put all rows of a SQLite file into the database, in one transaction. Raises BackupError."""
-    with _connected(sqlite_url(file)) as source, _connected(db.url) as target, target.begin():
+    with _connect(sqlite_url(file)) as source, _connect(db.url) as target, target.begin():
         occupied = [
             name
             for name, table in _tables().items()
@@ -152,11 +152,11 @@ def _load(db: Database, file: Path, *, force: bool) -> int:
             )
         for table in reversed(_tables().values()):
             target.execute(table.delete())
-        return _copy(source, target)
+        return _copy_rows(source, target)
 
 
 @contextmanager
-def _connected(url: URL, **options: Any) -> Iterator[Connection]:
+def _connect(url: URL, **options: Any) -> Iterator[Connection]:
     """A connection whose statements take as long as they take."""
     engine = make_engine(url)
     try:
@@ -166,11 +166,11 @@ def _connected(url: URL, **options: Any) -> Iterator[Connection]:
         engine.dispose()
 
 
-def _copy(source: Connection, target: Connection) -> int:
+def _copy_rows(source: Connection, target: Connection) -> int:
     """Copy every row from one database to another of the same schema; returns how many."""
     count = 0
     for table in _tables().values():
-        with source.execution_options(yield_per=BATCH).execute(select(table)) as result:
+        with source.execution_options(yield_per=ROWS_PER_BATCH).execute(select(table)) as result:
             for batch in result.mappings().partitions():
                 target.execute(insert(table), [dict(row) for row in batch])
                 count += len(batch)

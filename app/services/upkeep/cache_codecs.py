@@ -18,12 +18,12 @@ from app.storage.cache import Shared
 Value = TypeVar("Value")
 
 
-def _dump(value: Any, prefix: str = "") -> dict[str, Tensor]:
+def _dump_dataclass(value: Any, prefix: str = "") -> dict[str, Tensor]:
     """The fields of a dataclass that are not None; those of one within it as `field.name`."""
     tensors: dict[str, Tensor] = {}
     for name, each in ((field.name, getattr(value, field.name)) for field in fields(value)):
         if is_dataclass(each):
-            tensors |= _dump(each, f"{prefix}{name}.")
+            tensors |= _dump_dataclass(each, f"{prefix}{name}.")
         elif each is not None:
             kind = torch.float64 if isinstance(each, float) else None
             tensors[prefix + name] = (
@@ -32,7 +32,7 @@ def _dump(value: Any, prefix: str = "") -> dict[str, Tensor]:
     return tensors
 
 
-def _load(kind: type[Value], tensors: dict[str, Tensor], **parts: type) -> Value:
+def _load_dataclass(kind: type[Value], tensors: dict[str, Tensor], **parts: type) -> Value:
     """The dataclass again, with its `parts`, which are dataclasses too."""
     own: dict[str, Any] = {
         name: each if each.dim() else each.item()
@@ -41,7 +41,7 @@ def _load(kind: type[Value], tensors: dict[str, Tensor], **parts: type) -> Value
     }
     for part, of in parts.items():
         start = f"{part}."
-        own[part] = _load(
+        own[part] = _load_dataclass(
             of,
             {
                 name.removeprefix(start): each
@@ -52,8 +52,10 @@ def _load(kind: type[Value], tensors: dict[str, Tensor], **parts: type) -> Value
     return kind(**own)
 
 
-def _codec(kind: type[Value], **parts: type) -> Shared[Value]:
-    return Shared(dump=_dump, load=lambda tensors: _load(kind, tensors, **parts))
+def _dataclass_codec(kind: type[Value], **parts: type) -> Shared[Value]:
+    return Shared(
+        dump=_dump_dataclass, load=lambda tensors: _load_dataclass(kind, tensors, **parts)
+    )
 
 
 def _load_choice(tensors: dict[str, Tensor]) -> Choice:
@@ -71,14 +73,14 @@ CHOICE: Shared[Choice] = Shared(
 
 #: None: there are too few anchors for any. An entry holds a tensor, also where there is nothing to tell
 CONFIDENCE: Shared[Confidence | None] = Shared(
-    dump=lambda made: {"nothing": torch.tensor(1.0)} if made is None else _dump(made),
+    dump=lambda made: {"nothing": torch.tensor(1.0)} if made is None else _dump_dataclass(made),
     load=lambda tensors: (
-        None if "nothing" in tensors else _load(Confidence, tensors, reference=Reference)
+        None if "nothing" in tensors else _load_dataclass(Confidence, tensors, reference=Reference)
     ),
 )
 MATRIX: Shared[Tensor] = Shared(
     dump=lambda matrix: {"matrix": matrix}, load=lambda tensors: tensors["matrix"]
 )
-SPACE = _codec(Space)
-DECODER = _codec(Decoder)
-TRANSLATOR = _codec(Translator, decoder=Decoder)
+SPACE = _dataclass_codec(Space)
+DECODER = _dataclass_codec(Decoder)
+TRANSLATOR = _dataclass_codec(Translator, decoder=Decoder)

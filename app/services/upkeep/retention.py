@@ -19,7 +19,7 @@ log = logging.getLogger("anchorage.retention")
 REQUESTS_DAYS = 1
 
 #: a translator in use is touched once a day: the day of its last use does not count
-TOUCHED_DAYS = 1
+TOUCH_DAYS = 1
 
 
 def delete_old(services: Services, *, stopping: Callable[[], bool] = lambda: False) -> None:
@@ -28,7 +28,7 @@ def delete_old(services: Services, *, stopping: Callable[[], bool] = lambda: Fal
     Ends after the current batch when `stopping()` turns true. Raises DatabaseUnavailable.
     """
     days = services.retention
-    unused_days = days.translators_days and days.translators_days + TOUCHED_DAYS
+    unused_days = days.translators_days and days.translators_days + TOUCH_DAYS
     _delete(services, "jobs", retention.delete_jobs, days.jobs_days, stopping)
     _delete(services, "audit rows", retention.delete_audit, days.audit_days, stopping)
     _delete(services, "translators", retention.delete_translators, unused_days, stopping)

@@ -9,7 +9,7 @@ import pytest
 
 from app.demo.pack import load_pack
 from app.services.anchors import anchor_findings, anchor_reports
-from app.services.anchors.anchor_reports import POOL_WORK, rows_within
+from app.services.anchors.anchor_reports import POOL_WORK, most_rows_within
 
 PACK = load_pack()
 SIZE = 300
@@ -330,7 +330,7 @@ def test_every_code_is_documented():
 
     text = (Path(__file__).parents[3] / "docs" / "anchor-sets.md").read_text()
     assert [
-        code for code in typing.get_args(anchor_findings.Code) if f"| `{code}` |" not in text
+        code for code in typing.get_args(anchor_findings.FindingCode) if f"| `{code}` |" not in text
     ] == []
 
 
@@ -424,13 +424,13 @@ def test_a_pool_that_would_take_too_long_is_refused_with_what_is_allowed(serve, 
         json={"encoder": "a", "pool": packed(noise(11, 2_100, dim), "float16")},
     )
     problem = refused(answer, 413, "too-many-vectors", "pool")
-    assert problem["limit"] == rows_within(POOL_WORK, dim) - 20
+    assert problem["limit"] == most_rows_within(POOL_WORK, dim) - 20
     assert 1_000 < problem["limit"] < 2_100
 
 
 @pytest.mark.parametrize("dim", [1, 3, 384, 1536, 8192])
 def test_the_rows_of_a_bound_are_the_most_that_it_holds(dim):
-    rows = rows_within(POOL_WORK, dim)
+    rows = most_rows_within(POOL_WORK, dim)
     assert rows * dim * min(rows, dim) <= POOL_WORK < (rows + 1) * dim * min(rows + 1, dim)
 
 

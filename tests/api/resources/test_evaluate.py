@@ -218,10 +218,10 @@ def test_a_job_has_the_answer_of_a_request_as_its_result(ask, stocked, finished,
 
 def test_what_takes_long_is_done_by_a_job_unasked(ask, stocked, finished, monkeypatch):
     now = good(ask(csls=True))
-    cost = (2 + 11) * 30 * 30 * (8 + evaluation.PER_COSINE) + 3 * 40 * 8 * 8
-    monkeypatch.setattr(evaluation, "INLINE", cost)
+    cost = (2 + 11) * 30 * 30 * (8 + evaluation.MULTIPLICATIONS_PER_COSINE) + 3 * 40 * 8 * 8
+    monkeypatch.setattr(evaluation, "REQUEST_MULTIPLICATIONS", cost)
     assert ask(csls=True).status_code == 200
-    monkeypatch.setattr(evaluation, "INLINE", cost - 1)
+    monkeypatch.setattr(evaluation, "REQUEST_MULTIPLICATIONS", cost - 1)
     answer = ask(csls=True)
     assert (answer.status_code, "preference-applied" in answer.headers) == (202, False)
     assert answer.headers["location"] == f"/jobs/{answer.json()['id']}"

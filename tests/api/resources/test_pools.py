@@ -61,7 +61,7 @@ def stored(client, name="p", project="default"):
     services = client.app.state.services
     with services.db.transaction() as session:
         pieces = resources.whole_pool(session, project, name).pieces
-    return pools.load(services, [piece["blob"] for piece in pieces]).numpy(), len(pieces)
+    return pools.load_items(services, [piece["blob"] for piece in pieces]).numpy(), len(pieces)
 
 
 # --- pieces ---------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def test_a_pool_grows_up_to_its_limits_and_no_further(stocked, refused, monkeypa
     assert refused(add(stocked, 180, ROWS[:21]), 413, "pool-too-large", "vectors")["limit"] == 200
     assert add(stocked, 180, ROWS[:20]).json()["items"] == 200
     assert refused(add(stocked, 200, ROWS[:1]), 413, "pool-too-large", "vectors")["limit"] == 200
-    monkeypatch.setattr(pools, "MOST_PIECES", 3)
+    monkeypatch.setattr(pools, "MOST_POOL_PIECES", 3)
     put(stocked, ROWS[:1], name="q")
     for offset in (1, 2):
         assert add(stocked, offset, ROWS[:1], name="q").status_code == 201
@@ -411,7 +411,7 @@ def test_images_come_as_files(encoding, fresh):
 
 
 def test_inputs_of_a_model_whose_files_changed_are_refused(encoding, fresh, refused, monkeypatch):
-    monkeypatch.setattr(encoding_service, "CHANGED_S", 0.0)
+    monkeypatch.setattr(encoding_service, "RECHECK_MODEL_S", 0.0)
     folder, encoder, name = encoding.models / fresh(), fresh(), fresh()
     shutil.copytree(encoding.models / "toy", folder)
     body = {"name": encoder, "kind": "sentence-transformers", "model": folder.name}
@@ -688,7 +688,7 @@ def test_loading_takes_memory_for_the_items_and_one_piece(tmp_path):
     blobs = BlobStore(tmp_path / "blobs")
     draw = torch.Generator().manual_seed(0)
     digests = [
-        blobs.put({pools.ROWS: torch.randn(4_096, 1_024, generator=draw)}) for _ in range(16)
+        blobs.put({pools.POOL_TENSOR: torch.randn(4_096, 1_024, generator=draw)}) for _ in range(16)
     ]
     done = subprocess.run(
         [sys.executable, "-c", LOADING, tmp_path, *digests],

@@ -151,7 +151,7 @@ def test_no_row_and_no_log_line_holds_a_secret(services, caplog):
 def test_every_key_has_its_own_secret(services):
     made = [make(services)[1] for _ in range(5)]
     made += [api_keys.rotate_key(services, CONTEXT, make(services)[0].id, grace_s=0)[1]]
-    assert all(api_keys.KEY.fullmatch(key) for key in made)
+    assert all(api_keys.KEY_PATTERN.fullmatch(key) for key in made)
     assert len({key.removeprefix("anc_")[33:] for key in made}) == len(made)
 
 
@@ -252,7 +252,7 @@ def test_a_key_looked_up_is_recalled_without_the_database(on_postgres):
 
 
 def test_a_key_revoked_elsewhere_is_trusted_for_a_moment_and_no_more(services, monkeypatch):
-    monkeypatch.setattr(api_keys, "TRUST_S", 0.1)
+    monkeypatch.setattr(api_keys, "KEY_TRUST_S", 0.1)
     row, key = make(services)
     ring = KeyRing(services)
     ring.look_up(key)
@@ -273,7 +273,7 @@ def test_a_key_about_to_expire_is_trusted_until_then_only(services):
 
 
 def test_a_ring_remembers_so_many_keys(services, monkeypatch):
-    monkeypatch.setattr(api_keys, "REMEMBERED", 2)
+    monkeypatch.setattr(api_keys, "MOST_REMEMBERED_KEYS", 2)
     ring, made = KeyRing(services), [make(services)[1] for _ in range(3)]
     for key in made:
         ring.look_up(key)
@@ -307,7 +307,7 @@ def leaving(own_postgres, tmp_path) -> Iterator[Services]:
 def test_a_key_that_worked_outlasts_a_database_that_refuses_connections_without_a_wait(
     leaving, own_postgres, monkeypatch
 ):
-    monkeypatch.setattr(api_keys, "TRUST_S", 0.0)
+    monkeypatch.setattr(api_keys, "KEY_TRUST_S", 0.0)
     revoked, revoked_key = make(leaving)
     ring, (_, key) = KeyRing(leaving), make(leaving)
     caller = ring.look_up(key)

@@ -27,9 +27,9 @@ from app.errors import (
 from app.maths.bootstrap.pools import Step
 from app.services.anchors import bootstrap
 from app.services.context import Limits, Services
-from app.services.jobs import queue
+from app.services.jobs import progress, runner, submission
 from app.services.jobs.leases import Leases, hand_back
-from app.services.jobs.queue import Done
+from app.services.jobs.runner import JobResult
 from app.services.request_context import RequestContext
 from app.services.upkeep import blob_sweep
 from app.storage import tables
@@ -43,7 +43,7 @@ LONG_AGO = timedelta(hours=-1)
 
 @pytest.fixture
 def job(services: Services) -> tables.JobRow:
-    return queue.submit(services, CONTEXT, JobKind.bootstrap, {"x": 1})
+    return submission.submit_job(services, CONTEXT, JobKind.bootstrap, {"x": 1})
 
 
 #: each turn takes the job that a test means: nothing else has been due for as long
@@ -53,7 +53,7 @@ _days_due = itertools.count(1)
 def run(
     services: Services,
     job: tables.JobRow,
-    runner: queue.Run,
+    runner: runner.JobRunner,
     leases: Leases | None = None,
     **more: Any,
 ) -> tables.JobRow:
@@ -63,21 +63,21 @@ def run(
     return again(services, job)
 
 
-def turn(services: Services, runner: queue.Run, leases: Leases | None = None, **more: Any) -> bool:
+def turn(services: Services, runner: runner.JobRunner, leases: Leases | None = None, **more: Any) -> bool:
     """A worker's turn with whatever is due; returns whether there was a job."""
-    return queue.run_next(services, {JobKind.bootstrap: runner}, leases or Leases(services), **more)
+    return runner.run_next(services, {JobKind.bootstrap: runner}, leases or Leases(services), **more)
 
 
-def well(services: Services, row: tables.JobRow, progress: queue.Progress) -> Done:
-    return Done({"answer": row.arguments["x"]})
+def well(services: Services, row: tables.JobRow, progress: progress.Progress) -> JobResult:
+    return JobResult({"answer": row.arguments["x"]})
 
 
-def never(services: Services, row: tables.JobRow, progress: queue.Progress) -> Done:
+def never(services: Services, row: tables.JobRow, progress: progress.Progress) -> JobResult:
     raise AssertionError("this job should not have been run")
 
 
-def failing(error: Exception) -> queue.Run:
-    def fail(services: Services, row: tables.JobRow, progress: queue.Progress) -> Done:
+def failing(error: Exception) -> runner.JobRunner:
+    def fail(services: Services, row: tables.JobRow, progress: progress.Progress) -> JobResult:
         raise error
 
     return fail
@@ -106,7 +106,7 @@ def test_a_job_that_ends_well_keeps_its_result_and_what_it_made(services, job):
     row = run(
         services,
         job,
-        lambda *_: Done({"answer": 1}, keep=lambda session: session.add(encoder("made"))),
+        lambda *_: JobResult({"answer": 1}, keep=lambda session: session.add(encoder("made"))),
     )
     assert (row.state, row.result, row.error, row.attempts) == (
         JobState.succeeded,
@@ -151,7 +151,7 @@ def test_an_error_while_keeping_fails_the_job_and_keeps_nothing(services, job):
         session.flush()
         raise NameTaken("the name is gone")
 
-    row = run(services, job, lambda *_: Done({"answer": 1}, keep=keep))
+    row = run(services, job, lambda *_: JobResult({"answer": 1}, keep=keep))
     assert (row.state, row.result, row.error["code"]) == (JobState.failed, None, "name-taken")
     assert encoders(services) == []
 
@@ -171,7 +171,7 @@ def test_a_fault_is_tried_again_after_doubling_pauses_and_then_failed_without_it
     services, job, error, recorded
 ):
     seen, pauses = [], []
-    for attempt in range(1, queue.ATTEMPTS + 1):
+    for attempt in range(1, runner.MOST_ATTEMPTS + 1):
         begun = tables.now()
         row = run(services, job, failing(error))
         seen.append(row.state)
@@ -179,8 +179,8 @@ def test_a_fault_is_tried_again_after_doubling_pauses_and_then_failed_without_it
         assert row.attempts == attempt
         assert row.error == {"detail": row.error["detail"], **recorded}
         assert "secret" not in row.error["detail"]
-    assert seen == [JobState.queued] * (queue.ATTEMPTS - 1) + [JobState.failed]
-    first_s = getattr(error, "retry_after_s", queue.BACKOFF_S)
+    assert seen == [JobState.queued] * (runner.MOST_ATTEMPTS - 1) + [JobState.failed]
+    first_s = getattr(error, "retry_after_s", runner.JOB_BACKOFF_S)
     for number, pause in enumerate(pauses[:-1]):
         assert first_s * 2**number <= pause < first_s * 2**number + 1
     assert row.finished_at is not None
@@ -191,7 +191,7 @@ def test_a_job_that_failed_is_left_alone_until_its_pause_is_over_and_shows_no_er
     services, job, monkeypatch
 ):
     """A worker that looks for jobs must not use up the tries of one whose disk is away for a minute."""
-    monkeypatch.setattr(queue, "BACKOFF_S", 60)
+    monkeypatch.setattr(runner, "JOB_BACKOFF_S", 60)
     run(services, job, failing(ZeroDivisionError()))
     assert not turn(services, never)
     alter(services, job, due_at=tables.now())
@@ -201,9 +201,9 @@ def test_a_job_that_failed_is_left_alone_until_its_pause_is_over_and_shows_no_er
 
 
 def test_a_kind_that_nobody_can_run_ends_failed(services, job):
-    for _ in range(queue.ATTEMPTS):
+    for _ in range(runner.MOST_ATTEMPTS):
         alter(services, job, due_at=tables.now())
-        assert queue.run_next(services, {}, Leases(services))
+        assert runner.run_next(services, {}, Leases(services))
     row = again(services, job)
     assert (row.state, row.error["code"]) == (JobState.failed, "internal")
 
@@ -216,7 +216,7 @@ def test_progress_is_written_at_the_first_and_the_last_step_and_seldom_between(s
             progress(step, 1000, {"loss": step / 2})
             if step in (0, 1, 1000):
                 seen.append(again(services, row).progress)
-        return Done({})
+        return JobResult({})
 
     run(services, job, work)
     assert seen[0] == seen[1] == {"done": 0, "total": 1000, "loss": 0.0}
@@ -224,14 +224,14 @@ def test_progress_is_written_at_the_first_and_the_last_step_and_seldom_between(s
 
 
 def test_progress_never_goes_back_and_a_sign_of_life_takes_no_fact_away(services, job, monkeypatch):
-    monkeypatch.setattr(queue, "PROGRESS_EVERY_S", 0)
+    monkeypatch.setattr(progress, "PROGRESS_EVERY_S", 0)
     seen = []
 
     def work(services, row, progress):
         for done, facts in ((3, {"loss": 0.5, "round": 1}), (2, {}), (3, {"round": 2})):
             progress(done, 10, facts)
             seen.append(again(services, row).progress)
-        return Done({})
+        return JobResult({})
 
     run(services, job, work)
     first, second = ({"done": 3, "total": 10, "loss": 0.5, "round": number} for number in (1, 2))
@@ -241,7 +241,7 @@ def test_progress_never_goes_back_and_a_sign_of_life_takes_no_fact_away(services
 def test_a_step_that_tells_nothing_new_is_no_event_and_still_learns_of_cancellation(
     services, job, monkeypatch
 ):
-    monkeypatch.setattr(queue, "PROGRESS_EVERY_S", 0)
+    monkeypatch.setattr(progress, "PROGRESS_EVERY_S", 0)
 
     def work(services, row, progress):
         progress(1, 10, {"loss": 0.5})
@@ -249,7 +249,7 @@ def test_a_step_that_tells_nothing_new_is_no_event_and_still_learns_of_cancellat
         for _ in range(5):
             progress(1, 10)
         assert again(services, row).version == version
-        queue.cancel(services, CONTEXT, row.id)
+        submission.cancel_job(services, CONTEXT, row.id)
         progress(1, 10)
         raise AssertionError("the report should have stopped it")
 
@@ -259,7 +259,7 @@ def test_a_step_that_tells_nothing_new_is_no_event_and_still_learns_of_cancellat
 def test_a_job_asks_whether_it_should_stop_four_times_a_second(services, job):
     def work(services, row, progress):
         progress(1, 10)
-        queue.cancel(services, CONTEXT, row.id)
+        submission.cancel_job(services, CONTEXT, row.id)
         time.sleep(0.25)
         progress(1, 10)
         raise AssertionError("the report should have stopped it")
@@ -271,7 +271,7 @@ def test_a_job_asks_whether_it_should_stop_four_times_a_second(services, job):
 def test_what_is_no_number_is_null_in_progress_and_result(services, job, number):
     def work(services, row, progress):
         progress(1, 2, {"loss": number, "each": [1.5, number], "by": {"mrr": number}})
-        return Done({"loss": number, "confidence": [0.5, number]})
+        return JobResult({"loss": number, "confidence": [0.5, number]})
 
     row = run(services, job, work)
     assert row.progress == {
@@ -290,8 +290,8 @@ def test_what_is_no_number_is_null_in_progress_and_result(services, job, number)
 @pytest.fixture
 def keep_all(monkeypatch):
     """Every state is kept."""
-    monkeypatch.setattr(queue, "CHECKPOINT_EVERY_S", 0)
-    monkeypatch.setattr(queue, "CHECKPOINT_SHARE", math.inf)
+    monkeypatch.setattr(progress, "CHECKPOINT_EVERY_S", 0)
+    monkeypatch.setattr(progress, "CHECKPOINT_SHARE", math.inf)
 
 
 def at(step: int) -> dict[str, torch.Tensor]:
@@ -306,7 +306,7 @@ def going(services: Services, job: tables.JobRow, *steps: int) -> int | None:
     """A worker's turn that keeps these steps and is killed then; returns the step from which it went on."""
     found = []
 
-    def work(services: Services, row: tables.JobRow, progress: queue.Progress) -> Done:
+    def work(services: Services, row: tables.JobRow, progress: progress.Progress) -> JobResult:
         found.append(step_of(progress.resume()))
         for step in steps:
             progress.checkpoint(step, at(step))
@@ -321,7 +321,7 @@ def going(services: Services, job: tables.JobRow, *steps: int) -> int | None:
 def resumed(services: Services, job: tables.JobRow) -> int | None:
     """A last turn, which ends well; returns the step from which it went on."""
     row = run(
-        services, job, lambda services, row, progress: Done({"from": step_of(progress.resume())})
+        services, job, lambda services, row, progress: JobResult({"from": step_of(progress.resume())})
     )
     assert row.state == JobState.succeeded
     return row.result["from"]  # type: ignore[no-any-return]
@@ -355,7 +355,7 @@ def test_a_later_try_finds_the_last_state_bit_by_bit(services, job):
 
     def second(services, row, progress):
         found.update(progress.resume())
-        return Done({})
+        return JobResult({})
 
     run(services, job, first)
     run(services, job, second)
@@ -366,10 +366,10 @@ def test_a_later_try_finds_the_last_state_bit_by_bit(services, job):
 
 
 def test_a_job_that_gets_further_each_time_may_lose_any_number_of_workers(services, job, keep_all):
-    begun = [going(services, job, step, step + 1) for step in range(1, 2 * queue.ATTEMPTS)]
-    assert begun == [None, *range(2, 2 * queue.ATTEMPTS)]
+    begun = [going(services, job, step, step + 1) for step in range(1, 2 * runner.MOST_ATTEMPTS)]
+    assert begun == [None, *range(2, 2 * runner.MOST_ATTEMPTS)]
     assert again(services, job).attempts == 1
-    assert resumed(services, job) == 2 * queue.ATTEMPTS
+    assert resumed(services, job) == 2 * runner.MOST_ATTEMPTS
 
 
 @pytest.mark.parametrize("steps", [(), (7,), (6, 7)])
@@ -377,10 +377,10 @@ def test_a_job_that_loses_its_worker_at_one_place_ends_after_five_tries(
     services, job, keep_all, steps
 ):
     going(services, job, 5, 6, 7)
-    for _ in range(queue.ATTEMPTS - 1):
+    for _ in range(runner.MOST_ATTEMPTS - 1):
         assert going(services, job, *steps) == 7
     row = run(services, job, never)
-    assert (row.state, row.attempts, row.checkpoint) == (JobState.failed, queue.ATTEMPTS, None)
+    assert (row.state, row.attempts, row.checkpoint) == (JobState.failed, runner.MOST_ATTEMPTS, None)
     assert row.error == {
         "code": "attempts-exhausted",
         "detail": "its worker was lost 5 times after step 7",
@@ -403,7 +403,7 @@ def test_a_job_whose_checkpoint_cannot_be_read_begins_anew_goes_on_from_there_an
     lose_it()
     assert going(services, job, 1, 2) is None
     assert going(services, job) == 2
-    for _ in range(queue.ATTEMPTS - 3):
+    for _ in range(runner.MOST_ATTEMPTS - 3):
         lose_it()
         assert going(services, job, 1, 2) is None
     row = run(services, job, never)
@@ -416,7 +416,7 @@ def test_progress_goes_on_from_the_checkpoint(services, job):
     def work(services, row, progress):
         assert progress.resume() is not None
         progress(0, 10)  # a sign of life, before the first step
-        return Done({})
+        return JobResult({})
 
     assert run(services, job, work).progress == {"done": 5, "total": 10}
 
@@ -428,8 +428,8 @@ def test_states_are_kept_seldom_but_for_the_first_that_is_further_than_any_befor
 
 
 def test_a_checkpoint_takes_a_small_share_of_the_time(services, job, monkeypatch):
-    monkeypatch.setattr(queue, "CHECKPOINT_EVERY_S", 0)
-    monkeypatch.setattr(queue, "CHECKPOINT_SHARE", 1e-9)  # after one, ages pass
+    monkeypatch.setattr(progress, "CHECKPOINT_EVERY_S", 0)
+    monkeypatch.setattr(progress, "CHECKPOINT_SHARE", 1e-9)  # after one, ages pass
     assert going(services, job, 1, 2, 3) is None
     assert resumed(services, job) == 1
 
@@ -440,7 +440,7 @@ def test_only_the_last_checkpoint_is_on_disk(services, job, keep_all):
 
 
 def test_jobs_in_the_same_state_have_files_of_their_own(services, job, keep_all):
-    other = queue.submit(services, CONTEXT, JobKind.bootstrap, {"x": 1})
+    other = submission.submit_job(services, CONTEXT, JobKind.bootstrap, {"x": 1})
     for each in (job, other):
         going(services, each, 1)
     assert len(files(services)) == 2
@@ -494,7 +494,7 @@ def test_a_try_that_goes_on_remembers_what_was_told(services, job):
     def second(services, row, progress):
         assert progress.resume() is not None
         progress(0, 10)
-        return Done({})
+        return JobResult({})
 
     run(services, job, first, stopping=stopping.is_set)
     assert run(services, job, second).progress == {"done": 4, "total": 10, "agreement": 0.5}
@@ -524,7 +524,7 @@ def test_a_state_that_a_job_cannot_go_on_from_is_not_tried_twice(services, job):
     def work(services, row, progress):
         if progress.resume() is not None:
             raise KeyError("what an older version called otherwise")
-        return Done({"answer": 1})
+        return JobResult({"answer": 1})
 
     assert run(services, job, work).state == JobState.queued
     assert run(services, job, work).state == JobState.succeeded
@@ -553,7 +553,7 @@ def test_faults_at_one_place_end_a_job_that_keeps_checkpoints(services, job, kee
         raise ZeroDivisionError
 
     while run(services, job, work).state == JobState.queued:
-        assert len(turns) < 3 * queue.ATTEMPTS
+        assert len(turns) < 3 * runner.MOST_ATTEMPTS
     assert again(services, job).error["code"] == "internal"
     assert turns[:4] == [0, 9, 0, 9]
 
@@ -562,7 +562,7 @@ def test_a_methods_steps_are_its_jobs_progress_and_where_it_may_be_interrupted_i
     services, job
 ):
     def work(services, row, progress):
-        on_step = bootstrap.Listener(progress)
+        on_step = bootstrap.MethodListener(progress)
         on_step(Step(0, 3, {"loss": 1.0}))
         assert again(services, row).checkpoint is None
         on_step(Step(1, 3, {"loss": 0.5}, at(1)))
@@ -583,7 +583,7 @@ def test_a_full_disk_costs_checkpoints_and_not_the_job(services, job):
         finally:
             services.blobs.root.unlink()
             services.blobs.root.with_name("away").rename(services.blobs.root)
-        return Done({"answer": 1})
+        return JobResult({"answer": 1})
 
     row = run(services, job, work)
     assert (row.state, row.result, row.checkpoint) == (JobState.succeeded, {"answer": 1}, None)
@@ -600,7 +600,7 @@ def test_a_waiting_job_is_cancelled_at_once_never_runs_again_and_forgets_its_che
         going(services, job, 1)
         hand_back(services, again(services, job).lease)
         assert again(services, job).checkpoint is not None
-    assert queue.cancel(services, CONTEXT, job.id).state == JobState.cancelled
+    assert submission.cancel_job(services, CONTEXT, job.id).state == JobState.cancelled
     assert not turn(services, never)
     row = again(services, job)
     assert (row.state, row.attempts, row.checkpoint) == (JobState.cancelled, 0, None)
@@ -612,7 +612,7 @@ def test_a_running_job_learns_at_its_next_report_that_it_should_stop_and_forgets
 ):
     def work(services, row, progress):
         progress.checkpoint(1, at(1))
-        assert queue.cancel(services, CONTEXT, row.id).state == JobState.running
+        assert submission.cancel_job(services, CONTEXT, row.id).state == JobState.running
         progress(10, 10, {})
         raise AssertionError("the report should have stopped it")
 
@@ -627,7 +627,7 @@ def test_a_running_job_learns_at_its_next_report_that_it_should_stop_and_forgets
 
 def test_a_lost_worker_takes_a_cancelled_job_along(services, job):
     going(services, job, 1)
-    assert queue.cancel(services, CONTEXT, job.id).state == JobState.running
+    assert submission.cancel_job(services, CONTEXT, job.id).state == JobState.running
     row = run(services, job, never)
     assert (row.state, row.result, row.checkpoint) == (JobState.cancelled, None, None)
     assert row.finished_at is not None
@@ -637,13 +637,13 @@ def test_a_lost_worker_takes_a_cancelled_job_along(services, job):
 def test_a_finished_job_cannot_be_cancelled(services, job, state):
     alter(services, job, state=state, finished_at=tables.now())
     with pytest.raises(errors.JobFinished, match=state):
-        queue.cancel(services, CONTEXT, job.id)
+        submission.cancel_job(services, CONTEXT, job.id)
     assert not again(services, job).cancel_requested
 
 
 def test_a_job_is_its_projects_own(services, job):
     with pytest.raises(errors.JobNotFound):
-        queue.cancel(services, RequestContext("other"), job.id)
+        submission.cancel_job(services, RequestContext("other"), job.id)
     assert again(services, job).state == JobState.queued
 
 
@@ -651,12 +651,12 @@ def test_a_job_is_its_projects_own(services, job):
 
 
 def taken_over(
-    services: Services, job: tables.JobRow, first: queue.Run, second: queue.Run
+    services: Services, job: tables.JobRow, first: runner.JobRunner, second: runner.JobRunner
 ) -> tables.JobRow:
     """`first` runs under a lease that has ended already; while it runs, another worker takes the job over by `second`."""
     silent = replace(services, lease_s=-1.0)
 
-    def slow(services: Services, row: tables.JobRow, progress: queue.Progress) -> Done:
+    def slow(services: Services, row: tables.JobRow, progress: progress.Progress) -> JobResult:
         run(services, job, second)
         return first(services, row, progress)
 
@@ -666,14 +666,14 @@ def taken_over(
 @pytest.mark.parametrize(
     "late",
     [
-        lambda services, row, progress: Done(
+        lambda services, row, progress: JobResult(
             {"by": "first"}, keep=lambda session: session.add(encoder("first"))
         ),
         failing(NameTaken("late")),
         failing(ZeroDivisionError()),
         failing(StorageUnavailable("late")),
-        failing(queue.Cancelled()),
-        failing(queue.HandedBack()),
+        failing(progress.Cancelled()),
+        failing(progress.HandedBack()),
         lambda services, row, progress: progress(10, 10, {}),
     ],
     ids=["success", "error", "fault", "unavailable", "cancelled", "handed back", "progress"],
@@ -683,7 +683,7 @@ def test_a_worker_whose_job_was_taken_over_changes_nothing(services, job, late):
         services,
         job,
         late,
-        lambda *_: Done({"by": "second"}, keep=lambda session: session.add(encoder("second"))),
+        lambda *_: JobResult({"by": "second"}, keep=lambda session: session.add(encoder("second"))),
     )
     assert (row.state, row.result, row.attempts, row.error) == (
         JobState.succeeded,
@@ -698,11 +698,11 @@ def test_a_worker_whose_job_was_taken_over_changes_nothing(services, job, late):
 def test_of_two_workers_that_finish_one_job_at_once_exactly_one_has_an_effect(services, job):
     together, started = threading.Barrier(2), threading.Event()
 
-    def worker(name: str, before: Callable[[], object] = lambda: None) -> queue.Run:
-        def work(services: Services, row: tables.JobRow, progress: queue.Progress) -> Done:
+    def worker(name: str, before: Callable[[], object] = lambda: None) -> runner.JobRunner:
+        def work(services: Services, row: tables.JobRow, progress: progress.Progress) -> JobResult:
             before()
             together.wait(30)
-            return Done({"by": name}, keep=lambda session: session.add(encoder(name)))
+            return JobResult({"by": name}, keep=lambda session: session.add(encoder(name)))
 
         return work
 
@@ -719,14 +719,14 @@ def test_of_two_workers_that_finish_one_job_at_once_exactly_one_has_an_effect(se
 
 def test_a_process_renews_the_leases_of_its_running_jobs_only(services, job):
     leases = Leases(services)
-    other = queue.submit(services, CONTEXT, JobKind.bootstrap, {})
+    other = submission.submit_job(services, CONTEXT, JobKind.bootstrap, {})
     lose(services, other)
 
     def work(services, row, progress):
         alter(services, job, lease_until=tables.now() + LONG_AGO)
         leases.renew()
         assert again(services, job).lease_until > tables.now()
-        return Done({})
+        return JobResult({})
 
     assert run(services, job, work, leases).state == JobState.succeeded
     assert again(services, other).lease_until < tables.now()
@@ -734,7 +734,7 @@ def test_a_process_renews_the_leases_of_its_running_jobs_only(services, job):
 
 
 def test_a_lost_worker_is_replaced_until_the_tries_are_used_up(services, job):
-    for _ in range(queue.ATTEMPTS):
+    for _ in range(runner.MOST_ATTEMPTS):
         lose(services, job)
     assert turn(services, never)
     row = again(services, job)
@@ -743,7 +743,7 @@ def test_a_lost_worker_is_replaced_until_the_tries_are_used_up(services, job):
         None,
         "attempts-exhausted",
     )
-    assert row.attempts == queue.ATTEMPTS
+    assert row.attempts == runner.MOST_ATTEMPTS
     assert not turn(services, never)
 
 
@@ -755,7 +755,7 @@ def test_a_stopping_worker_hands_its_job_back_and_the_try_does_not_count(service
         progress(1, 10, {})
         raise AssertionError("the report should have stopped it")
 
-    for _ in range(queue.ATTEMPTS + 1):
+    for _ in range(runner.MOST_ATTEMPTS + 1):
         row = run(services, job, work, stopping=lambda: True)
         assert (row.state, row.attempts, row.lease) == (JobState.queued, 0, None)
     assert run(services, job, well).attempts == 1
@@ -766,7 +766,7 @@ def test_a_job_handed_back_in_the_middle_of_a_step_records_nothing_of_its_late_e
 
     def work(services, row, progress):
         leases.hand_back()
-        return Done({"late": True}, keep=lambda session: session.add(encoder("late")))
+        return JobResult({"late": True}, keep=lambda session: session.add(encoder("late")))
 
     row = run(services, job, work, leases)
     assert (row.state, row.attempts, row.result) == (JobState.queued, 0, None)
@@ -789,21 +789,21 @@ def test_handing_back_twice_or_too_late_changes_nothing(services, job):
 
 def test_a_project_may_have_so_many_unfinished_jobs_and_another_project_its_own(services):
     services = replace(services, limits=Limits(project_jobs=2))
-    first, _ = (queue.submit(services, CONTEXT, JobKind.bootstrap, {"x": 1}) for _ in range(2))
+    first, _ = (submission.submit_job(services, CONTEXT, JobKind.bootstrap, {"x": 1}) for _ in range(2))
     with pytest.raises(errors.TooManyJobs) as caught:
-        queue.submit(services, CONTEXT, JobKind.bootstrap, {})
+        submission.submit_job(services, CONTEXT, JobKind.bootstrap, {})
     assert (caught.value.limit, caught.value.retry_after_s > 0) == (2, True)
-    queue.submit(services, RequestContext("q"), JobKind.bootstrap, {})
+    submission.submit_job(services, RequestContext("q"), JobKind.bootstrap, {})
     run(services, first, well)
-    queue.submit(services, CONTEXT, JobKind.bootstrap, {})
+    submission.submit_job(services, CONTEXT, JobKind.bootstrap, {})
 
 
 def test_all_projects_together_may_have_so_many_unfinished_jobs(services):
     services = replace(services, limits=Limits(jobs=2))
     for project in ("p", "q"):
-        queue.submit(services, RequestContext(project), JobKind.bootstrap, {})
+        submission.submit_job(services, RequestContext(project), JobKind.bootstrap, {})
     with pytest.raises(errors.QueueFull) as caught:
-        queue.submit(services, RequestContext("r"), JobKind.bootstrap, {})
+        submission.submit_job(services, RequestContext("r"), JobKind.bootstrap, {})
     assert caught.value.retry_after_s > 0
     with services.db.transaction() as session:
         assert job_queries.count_unfinished(session, "p") == (1, 2)
@@ -817,14 +817,14 @@ def test_workers_are_woken_once_a_job_is_written_down_or_handed_back(services):
             seen.append(list(session.scalars(select(tables.JobRow.state))))
 
     listening = replace(services, notify_workers=states)
-    job = queue.submit(listening, CONTEXT, JobKind.bootstrap, {})
+    job = submission.submit_job(listening, CONTEXT, JobKind.bootstrap, {})
     assert seen == [["queued"]]
     run(listening, job, lambda services, row, progress: progress(1, 2), stopping=lambda: True)
     assert seen == [["queued"], ["queued"]]
 
 
 def test_a_job_that_is_handed_back_keeps_its_place(services, job):
-    other = queue.submit(services, CONTEXT, JobKind.bootstrap, {"x": 2})
+    other = submission.submit_job(services, CONTEXT, JobKind.bootstrap, {"x": 2})
     turn(services, lambda services, row, progress: progress(1, 2), stopping=lambda: True)
     turn(services, well)
     assert (again(services, job).state, again(services, other).state) == ("succeeded", "queued")
@@ -837,8 +837,8 @@ def test_a_job_that_is_handed_back_keeps_its_place(services, job):
 def test_an_end_lost_on_its_way_is_recorded_again_with_what_the_job_made(
     on_postgres, monkeypatch, flushed
 ):
-    monkeypatch.setattr(queue, "BACKOFF_S", 0.01)
-    job = queue.submit(on_postgres, CONTEXT, JobKind.bootstrap, {})
+    monkeypatch.setattr(runner, "JOB_BACKOFF_S", 0.01)
+    job = submission.submit_job(on_postgres, CONTEXT, JobKind.bootstrap, {})
     made, tries = encoder("made"), []
 
     def keep(session):
@@ -849,14 +849,14 @@ def test_an_end_lost_on_its_way_is_recorded_again_with_what_the_job_made(
         if len(tries) == 1:
             end_connections(on_postgres.db)
 
-    row = run(on_postgres, job, lambda *_: Done({}, keep=keep))
+    row = run(on_postgres, job, lambda *_: JobResult({}, keep=keep))
     assert (row.state, row.attempts, len(tries)) == (JobState.succeeded, 1, 2)
     assert encoders(on_postgres) == ["made"]
 
 
 def test_progress_that_cannot_be_recorded_stops_no_job(on_postgres, monkeypatch):
     monkeypatch.setattr("app.storage.db.CONNECT_FOR_S", 0.1)
-    job = queue.submit(on_postgres, CONTEXT, JobKind.bootstrap, {"x": 1})
+    job = submission.submit_job(on_postgres, CONTEXT, JobKind.bootstrap, {"x": 1})
 
     def work(services, row, progress):
         with closed(services.db):

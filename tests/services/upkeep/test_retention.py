@@ -20,7 +20,7 @@ from app.types import JobState
 from tests.services.helpers import CONTEXT
 
 PROJECT = "p"
-REQUEST = translators.Request("a", "b", "s", "ridge", {})
+REQUEST = translators.FitRequest("a", "b", "s", "ridge", {})
 
 
 def days_ago(days: float) -> datetime:
@@ -140,7 +140,7 @@ def test_rows_that_another_process_is_deleting_are_not_waited_for(on_postgres):
 
 def fitted(services: Services) -> str:
     return translators.fit(
-        services, CONTEXT, *translators.pair(services, PROJECT, REQUEST), REQUEST
+        services, CONTEXT, *translators.find_pair(services, PROJECT, REQUEST), REQUEST
     ).id
 
 
@@ -163,9 +163,9 @@ def test_a_translator_that_nobody_uses_is_deleted_and_fitted_again_under_the_sam
     services = unused_for(keeping(stocked, translators_days=7), 9)
     retention.delete_old(services)
     with pytest.raises(TranslatorNotFound):
-        translators.report(services, PROJECT, content)
+        translators.find_with_report(services, PROJECT, content)
     assert fitted(services) == content
-    assert translators.report(services, PROJECT, content).report is not None
+    assert translators.find_with_report(services, PROJECT, content).report is not None
 
 
 @pytest.mark.parametrize("use", ["fitted", "asked about"])
@@ -175,14 +175,16 @@ def test_a_translator_in_use_is_kept(stocked, use):
     if use == "fitted":
         fitted(services)
     else:
-        translators.report(services, PROJECT, content)
+        translators.find_with_report(services, PROJECT, content)
     retention.delete_old(services)
     assert rows(services) == 1
 
 
 def test_a_translator_between_spaces_with_a_contract_is_kept(stocked):
     fitted(stocked)
-    contracts.agree(stocked, CONTEXT, *translators.pair(stocked, PROJECT, REQUEST), {"cosine": 0.0})
+    contracts.agree_contract(
+        stocked, CONTEXT, *translators.find_pair(stocked, PROJECT, REQUEST), {"cosine": 0.0}
+    )
     services = unused_for(keeping(stocked, translators_days=7), 99)
     retention.delete_old(services)
     assert rows(services) == 1
