@@ -72,7 +72,7 @@ def test_a_fit_from_an_encoder_to_itself_travels_between_processes(
     answers = [
         plans.apply_map(each, CONTEXT, maps.Translation(same), vectors=vectors) for each in both
     ]
-    assert torch.equal(answers[0].made.vectors, answers[1].made.vectors)
+    assert torch.equal(answers[0].output.vectors, answers[1].output.vectors)
     for each in both:
         each.close()
 
@@ -143,7 +143,7 @@ def test_without_any_cache_answers_are_the_same(stocked):
     cold_services = another_process(stocked, cache_bytes=0)
     for _ in range(2):
         cold = plans.apply_map(cold_services, CONTEXT, maps.Translation(request()), vectors=vectors)
-        assert torch.equal(cold.made.vectors, warm.made.vectors)
+        assert torch.equal(cold.output.vectors, warm.output.vectors)
         assert cold.served.id == warm.served.id
     cold_services.close()
     with stocked.db.transaction() as session:
@@ -155,7 +155,7 @@ def test_auto_never_takes_a_joint_method_for_relative_vectors(stocked):
         answer = plans.apply_map(
             stocked, CONTEXT, maps.Decoding(request("auto"), power), vectors=some(2, 12)
         )
-        assert answer.made.vectors.shape == (2, 2)
+        assert answer.output.vectors.shape == (2, 2)
         assert answer.served.id is None
 
 

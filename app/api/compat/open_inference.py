@@ -258,7 +258,7 @@ def infer(
         anchor_set=anchor_set,
         vectors=vectors,
         inputs=inputs,
-        way=stitching.TranslationChoice(body.parameters.method),
+        choice=stitching.TranslationChoice(body.parameters.method),
     )
     metrics.BATCH_VECTORS.labels("infer").observe(len(answer.values))
     content: dict[str, Any] = {

@@ -227,7 +227,7 @@ async def embed(
     translated = await run_in_threadpool(
         plans.apply_map, services, context, translation, vectors=own.vectors, pair=pair
     )
-    return EncodedVectors(translated.made.vectors, own.tokens, own.truncated)
+    return EncodedVectors(translated.output.vectors, own.tokens, own.truncated)
 
 
 def _require_dimensions(model: str, dim: int, dimensions: int | None) -> None:

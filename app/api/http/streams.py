@@ -300,7 +300,7 @@ class _NpyStream(_Stream):
         return found
 
     def _parts(self, block: _Block) -> list[Any]:
-        numbers = memoryview(block.running.made.vectors.numpy().data).cast("B")
+        numbers = memoryview(block.running.output.vectors.numpy().data).cast("B")
         parts = [numbers] if self._head is None else [self._head, numbers]
         self._head = None
         return parts
@@ -380,7 +380,7 @@ class _ArrowStream(_Stream):
         self._writer = ipc.new_stream(pa.PythonFile(self._sink, mode="w"), self._schema)
 
     def _parts(self, block: _Block) -> list[Any]:
-        made = block.running.made
+        made = block.running.output
         columns = [
             arrow.vectors_array(made.vectors),
             arrow.flags_array(len(made.vectors), flags(made.at_mean, made.outside)),

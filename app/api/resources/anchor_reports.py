@@ -276,7 +276,7 @@ def find_drift(
     """Compares an encoder's new vectors with those in the set, and recommends what to do."""
     options = drift.DriftOptions(body.vectors, body.rows, body.sample, body.seed)
     return drift.detect_drift(
-        services, context, anchor_set=name, encoder=body.encoder, asked=options
+        services, context, anchor_set=name, encoder=body.encoder, options=options
     )
 
 

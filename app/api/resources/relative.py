@@ -118,7 +118,7 @@ async def relative(
         answer = await plans.serve_map(
             services, context, body.relation(), body.vectors, body.encoder_inputs(), writer.form
         )
-    relatives = answer.made
+    relatives = answer.output
     count, dim = relatives.vectors.shape
     metrics.BATCH_VECTORS.labels("relative").observe(count)
     about = {
@@ -131,7 +131,7 @@ async def relative(
 
 
 async def _stream_plan(body: RelativeRequest, services: Services, context: RequestContext) -> Plan:
-    """What serves a stream. Raises NotExactlyOne, InvalidOption, and as `plans.make`."""
+    """What serves a stream. Raises NotExactlyOne, InvalidOption, and as `plans.prepare_map`."""
     if body.vectors is not None or body.inputs is not None:
         raise NotExactlyOne(
             "The body of a stream holds its vectors. Remove `vectors` and `inputs`.",

@@ -157,7 +157,7 @@ def _stitch(
         encoder=body.encoder,
         head=body.head,
         anchor_set=body.anchor_set,
-        way=body.translation_choice(),
+        choice=body.translation_choice(),
         vectors=body.vectors,
         inputs=body.encoder_inputs(),
         truth=body.truth(),

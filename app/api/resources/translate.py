@@ -204,7 +204,7 @@ async def translate(
         answer = await plans.serve_map(
             services, context, plan, vectors, body.encoder_inputs(), writer.form, body.precision
         )
-    translated, served = answer.made, answer.served
+    translated, served = answer.output, answer.served
     count, dim = translated.vectors.shape
     REQUEST_SIZES.observe(count)
     row_confidence = (
@@ -232,7 +232,9 @@ async def translate(
     if body.precision != "float32" and served.translator is not None:
         about["precision"] = {
             "name": body.precision,
-            "error": products.precision_error(served.translator, answer.given, translated.vectors),
+            "error": products.precision_error(
+                served.translator, answer.vectors, translated.vectors
+            ),
         }
     return await answers.write(call, writer, translated.vectors, about)
 
@@ -240,7 +242,7 @@ async def translate(
 async def _stream_plan(body: TranslateRequest, services: Services, context: RequestContext) -> Plan:
     """What serves a stream. Its rows are relative vectors if the query string has `relative=true`.
 
-    Raises NotExactlyOne, InvalidRequest, and as `plans.make`.
+    Raises NotExactlyOne, InvalidRequest, and as `plans.prepare_map`.
     """
     if (
         body.vectors is not None

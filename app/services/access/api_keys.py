@@ -1,6 +1,7 @@
-"""API keys: who calls, for which project, and how far that reaches.
+"""API keys: a key identifies its caller, a project, and what the caller may do.
 
-A key is `anc_<id>_<secret>`: the id finds the row, the SHA-256 of the secret proves the rest. 256 random bits need no slow hash.
+A key is `anc_<id>_<secret>`. The id finds the row, which holds the SHA-256 of the secret: a secret
+of 256 random bits needs no slow hash.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ from app.types import RATE, Scope
 
 KEY_PATTERN = re.compile(r"anc_([0-9a-f]{32})_([A-Za-z0-9_-]{43})")
 
-#: a key is looked up again after so long: the time a revoked one may still open other processes
+#: a process looks a key up again after this time, during which a revoked key may still work there
 KEY_TRUST_S = 2.0
 
-#: while the database does not answer, keys that worked this recently go on working: the time that a revoked one may gain
+#: while the database is away, keys still work this long after their last look-up, even revoked ones
 KEY_TRUST_AWAY_S = 60.0
 
-#: keys remembered at once
+#: most keys that a process remembers
 MOST_REMEMBERED_KEYS = 10_000
 
-#: `last_used_at` is this exact
+#: how often `last_used_at` is written
 LAST_USED_PRECISION = timedelta(minutes=1)
 
-#: from the weakest: each includes those before it
+#: weakest first: each scope includes those before it
 SCOPE_ORDER = list(Scope)
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Whom a request comes from. Without keys: the project `default`, and everything is allowed."""
+    """The caller of a request. Without keys: the project `default`, with every scope."""
 
     project: str = "default"
     key_id: str | None = None
@@ -56,7 +57,7 @@ class Caller:
     rate_limit: str | None = None
 
     def may(self, scope: Scope) -> bool:
-        """Whether one of the key's scopes is this one or includes it."""
+        """Whether one of the key's scopes is this scope or includes it."""
         return scope in self.scopes or any(
             SCOPE_ORDER.index(own) >= SCOPE_ORDER.index(scope) for own in self.scopes
         )
@@ -71,16 +72,16 @@ def create_key(
     expires_at: datetime | None = None,
     rate_limit: str | None = None,
 ) -> tuple[tables.ApiKeyRow, str]:
-    """A new key's row and the key itself, which nobody can see again. Raises InvalidRequest."""
+    """Return the row of a new key, and the key, which is stored nowhere. Raises InvalidRequest."""
     if not name.strip() or not name.isprintable() or len(name) > tables.NAME_LENGTH:
         raise InvalidRequest(
-            f"a key's name is 1 to {tables.NAME_LENGTH} printable characters", field="name"
+            f"expected a name of 1 to {tables.NAME_LENGTH} printable characters", field="name"
         )
     if not scopes:
-        raise InvalidRequest("a key needs at least one scope", field="scopes")
+        raise InvalidRequest("expected at least one scope: read, write or admin", field="scopes")
     if expires_at is not None and (expires_at.tzinfo is None or expires_at <= tables.now()):
         raise InvalidRequest(
-            "expires_at must lie in the future, with its offset from UTC", field="expires_at"
+            "`expires_at` must lie in the future and have an offset from UTC", field="expires_at"
         )
     check_rate(rate_limit, field="rate_limit")
     with services.db.transaction() as session:
@@ -99,12 +100,17 @@ def create_key(
 def rotate_key(
     services: Services, context: RequestContext, key_id: str, *, grace_s: float
 ) -> tuple[tables.ApiKeyRow, str]:
-    """A new key like the old one, which works `grace_s` longer. Raises ApiKeyNotFound, InvalidRequest, Conflict."""
+    """Return a new key with the old one's rights; the old key works for `grace_s` longer.
+
+    Raises ApiKeyNotFound, InvalidRequest, Conflict.
+    """
     now = tables.now()
     with services.db.transaction() as session:
         old = resources.api_key(session, context.project, key_id, lock=True)
         if not _is_usable(old):
-            raise InvalidRequest("this key does not work any more: make a new one", field="id")
+            raise InvalidRequest(
+                "this key has expired or was revoked. Create a new key", field="id"
+            )
         same = {
             field: getattr(old, field)
             for field in ("project", "name", "scopes", "rate_limit", "expires_at")
@@ -114,13 +120,13 @@ def rotate_key(
             session, old, end=end if old.expires_at is None else min(end, old.expires_at)
         ):
             raise Conflict(
-                "this key was rotated or revoked at the same moment: look at it and try again"
+                "another request rotated or revoked this key. Check its state and try again"
             )
-        return _add_key(session, context, "rotate", noted_as=key_id, **same)
+        return _add_key(session, context, "rotate", audit_id=key_id, **same)
 
 
 def revoke_key(services: Services, context: RequestContext, key_id: str) -> None:
-    """End a key now; revoking twice is no error. Raises ApiKeyNotFound."""
+    """End a key now. Revoking it again changes nothing. Raises ApiKeyNotFound."""
     with services.db.transaction() as session:
         row = resources.api_key(session, context.project, key_id, lock=True)
         if row.revoked_at is None:
@@ -129,18 +135,22 @@ def revoke_key(services: Services, context: RequestContext, key_id: str) -> None
 
 
 def check_rate(text: str | None, *, field: str) -> None:
-    """Raises InvalidRequest for what is no rate like 600/minute."""
+    """Raises InvalidRequest unless the text is None or a rate like 600/minute."""
     if text is None:
         return
     if not re.fullmatch(RATE, text):
         raise InvalidRequest(
-            "expected a rate like 600/minute, or several separated by ;", field=field
+            "expected a rate like 600/minute, or several separated by `;`", field=field
         )
 
 
 @dataclass(frozen=True)
 class _KnownKey:
-    """A key that worked at its last look-up: until when that is believed, and until when while the database is away."""
+    """A key that worked at its last look-up.
+
+    until       when to look it up again
+    away_until  the same while the database is away
+    """
 
     key_id: str
     secret_hash: str
@@ -150,7 +160,7 @@ class _KnownKey:
 
 
 class KeyRing:
-    """Keys looked up lately, so that a busy key costs no query a request."""
+    """Remembers keys for a moment, so that a busy key does not cost one query a request."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -158,25 +168,26 @@ class KeyRing:
         self._lock = threading.Lock()
 
     def recall(self, text: str) -> Caller | None:
-        """The caller of a key that was looked up a moment ago; no IO. While the database is away, as `outlast`."""
+        """Return the caller of a key whose last look-up still counts, without IO."""
         if self._services.db.away:
             return self.outlast(text)
         known = self._find(text)
         return known.caller if known is not None and time.monotonic() < known.until else None
 
     def outlast(self, text: str) -> Caller | None:
-        """The caller of a key that is still trusted if it cannot be looked up now; no IO."""
+        """Return the caller of a key that is trusted while the database is away, without IO."""
         known = self._find(text)
         return known.caller if known is not None and time.monotonic() < known.away_until else None
 
     def knows(self, text: str) -> bool:
-        """Whether this key worked when it was looked up last, however long ago; no IO."""
+        """Whether the key worked at its last look-up, however long ago; without IO."""
         return self._find(text) is not None
 
     def look_up(self, text: str) -> Caller:
-        """The caller of a key. Raises Unauthenticated: for an unknown, wrong, expired or revoked one alike.
+        """Return the caller of a key, looked up in the database.
 
-        While the database is away, the caller of one that `outlast` trusts. Raises DatabaseUnavailable for all others.
+        While the database is away, keys that `outlast` trusts keep working. Raises Unauthenticated
+        for an unknown, wrong, expired or revoked key, and DatabaseUnavailable.
         """
         patience_s = None if self.outlast(text) is None else 0.0
         try:
@@ -198,13 +209,13 @@ class KeyRing:
         return known.caller
 
     def works(self, key_id: str) -> bool:
-        """Whether a key that has opened something still does."""
+        """Whether the key still works, looked up now. Raises DatabaseUnavailable."""
         with self._services.db.transaction() as session:
             row = session.get(tables.ApiKeyRow, key_id)
         return row is not None and _is_usable(row)
 
     def forget(self, key_id: str) -> None:
-        """Look a key up again at its next use: it was rotated or revoked here."""
+        """Look the key up again at its next use."""
         with self._lock:
             self._known.pop(key_id, None)
 
@@ -222,8 +233,8 @@ class KeyRing:
         )
 
     def _read(self, text: str, patience_s: float | None) -> _KnownKey:
-        """What the database says of a key. Raises Unauthenticated, and DatabaseUnavailable after `patience_s`."""
-        refusal = Unauthenticated("this API key opens nothing: it is unknown, expired or revoked")
+        """Look a key up. Raises Unauthenticated, and DatabaseUnavailable after `patience_s`."""
+        refusal = Unauthenticated("this API key is unknown, expired or revoked. Use another one")
         parsed = KEY_PATTERN.fullmatch(text)
         if parsed is None:
             raise refusal
@@ -257,15 +268,15 @@ def _add_key(
     context: RequestContext,
     action: str,
     *,
-    noted_as: str | None = None,
+    audit_id: str | None = None,
     **columns: Any,
 ) -> tuple[tables.ApiKeyRow, str]:
-    """A new key's row, noted by its id or that of the key that it replaces, and the key itself."""
+    """Add a key. The audit row names `audit_id`, or the new key's id."""
     secret = secrets.token_urlsafe(32)
     row = tables.ApiKeyRow(secret_hash=_hash(secret), **columns)
     session.add(row)
     session.flush()
-    record_audit(session, context, action, "api-key", noted_as or row.id, row)
+    record_audit(session, context, action, "api-key", audit_id or row.id, row)
     return row, f"anc_{row.id}_{secret}"
 
 

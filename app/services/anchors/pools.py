@@ -1,4 +1,4 @@
-"""Pools: items of one encoder in no known order, which come in pieces, and which bootstraps find partners in."""
+"""Pools: items of one encoder, sent in pieces, among which a bootstrap searches for pairs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 from app.errors import (
     Conflict,
     DegenerateAnchors,
-    EncoderNeedsVectors,
     OffsetMismatch,
     PoolOfAnotherEncoder,
     PoolTooLarge,
+    blaming,
 )
 from app.maths.bootstrap.neighbours import Beat, silent
 from app.maths.geometry.space import fit_space
@@ -27,19 +27,19 @@ from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 
-#: what a piece's tensor is called in its blob
+#: the name of a piece's tensor in its blob
 POOL_TENSOR = "pool"
 
-#: pieces of one pool: each is a file, and the pool's row names all of them
+#: most pieces of one pool: each is a file, and the pool's row names all
 MOST_POOL_PIECES = 4_096
 
-#: items that are looked at together for whether they differ
+#: items of one comparison, when a pool is searched for two that differ
 COMPARED_ITEMS = 1_024
 
 
 @dataclass(frozen=True, eq=False)
 class PoolInput:
-    """One side of a bootstrap as a client sends it, by the request's field: vectors, a pool's name, or inputs."""
+    """One side of a bootstrap, as sent in `field`: vectors, a pool's name, or inputs."""
 
     field: str
     content: Tensor | str | Inputs
@@ -47,7 +47,7 @@ class PoolInput:
 
 @dataclass(frozen=True, eq=False)
 class PoolSide:
-    """One side of a bootstrap, checked as far as it can be without encoding; a stored pool's content is its blobs."""
+    """One side of a bootstrap, checked but not encoded. A stored pool's content is its blobs."""
 
     encoder: tables.EncoderRow
     field: str
@@ -64,9 +64,10 @@ def create_pool(
     vectors: Tensor | None,
     inputs: Inputs | None,
 ) -> tables.PoolRow:
-    """A new pool of one piece: vectors, or inputs encoded now.
+    """Create a pool of one piece: vectors, or inputs that are encoded now.
 
-    Raises NameTaken, EncoderNotFound, NotExactlyOne, PoolTooLarge, and as `given_vectors`.
+    Raises NameTaken, EncoderNotFound, NotExactlyOne, PoolTooLarge, and the errors of
+    `vectors_or_encoded`.
     """
     field, count = incoming.exactly_one(vectors, inputs)
     with services.db.transaction() as session:
@@ -103,9 +104,10 @@ def append_piece(
     vectors: Tensor | None,
     inputs: Inputs | None,
 ) -> tables.PoolRow:
-    """The pool with another piece, which begins at the item `offset`: where the pool ends, or it is refused.
+    """Append a piece to a pool. `offset` must be the pool's number of items.
 
-    Raises PoolNotFound, OffsetMismatch, NotExactlyOne, PoolTooLarge, Conflict, and as `given_vectors`.
+    Raises PoolNotFound, OffsetMismatch, NotExactlyOne, PoolTooLarge, Conflict, and the errors of
+    `vectors_or_encoded`.
     """
     field, count = incoming.exactly_one(vectors, inputs)
     with services.db.transaction() as session:
@@ -115,7 +117,8 @@ def append_piece(
     _require_room(services, row.items + count, field)
     if len(row.pieces) >= MOST_POOL_PIECES:
         raise PoolTooLarge(
-            f"a pool of {MOST_POOL_PIECES} pieces: send more vectors in each",
+            f"the pool has {MOST_POOL_PIECES} pieces, the most allowed. Create a pool of larger "
+            f"pieces",
             field=field,
             limit=MOST_POOL_PIECES,
         )
@@ -124,40 +127,43 @@ def append_piece(
         incoming.vectors_or_encoded(services, context, row.encoder, vectors, inputs).vectors,
     )
     with services.db.transaction() as session:
-        extended = resources.extend_pool(session, row, piece)
+        is_appended = resources.extend_pool(session, row, piece)
         found = resources.by_name(session, tables.PoolRow, context.project, name)
         if found.id != row.id:
             raise Conflict(
-                f"pool {name!r} was made anew meanwhile; look at it and try again", field="name"
+                f"pool {name!r} was replaced by another of that name. Check it, and try again",
+                field="name",
             )
-        if not extended:
+        if not is_appended:
             raise _offset_mismatch(found, offset)
         record_audit(session, context, "append", "pool", name, found)
     return found
 
 
 def delete_pool(services: Services, context: RequestContext, name: str) -> None:
-    """Forget a pool; jobs that use it have its blobs' names. Raises PoolNotFound."""
+    """Delete a pool. Jobs that use it still read its blobs. Raises PoolNotFound."""
     with services.db.transaction() as session:
         resources.remove(session, resources.by_name(session, tables.PoolRow, context.project, name))
         record_audit(session, context, "delete", "pool", name)
 
 
 def check_side(
-    services: Services, project: str, encoder: tables.EncoderRow, given: PoolInput
+    services: Services, project: str, encoder: tables.EncoderRow, side: PoolInput
 ) -> PoolSide:
-    """One side of a bootstrap; nothing is encoded or written yet.
+    """Check one side of a bootstrap, without encoding or writing anything.
 
-    Raises PoolNotFound, PoolOfAnotherEncoder, PoolTooLarge, DegenerateAnchors, EncoderNeedsVectors, the vector errors, and the
-    errors of inputs that nobody could read, naming the request's field.
+    Raises PoolNotFound, PoolOfAnotherEncoder, PoolTooLarge, DegenerateAnchors, EncoderNeedsVectors,
+    the vector errors and the input errors, which name the request's field.
     """
-    field, content = given.field, given.content
+    field, content = side.field, side.content
     if isinstance(content, str):
         with services.db.transaction() as session:
             row = resources.whole_pool(session, project, content, field=field)
         if row.encoder_id != encoder.id:
             raise PoolOfAnotherEncoder(
-                f"pool {content!r} is of encoder {row.encoder.name!r}, not {encoder.name!r}",
+                f"pool {content!r} belongs to encoder {row.encoder.name!r}, not "
+                f"{encoder.name!r}. Name a "
+                "pool of that encoder",
                 field=field,
             )
         found = PoolSide(encoder, field, row.items, [piece["blob"] for piece in row.pieces])
@@ -181,7 +187,10 @@ def check_side(
 
 
 def store_side(services: Services, context: RequestContext, found: PoolSide) -> list[str]:
-    """The blobs of one side, which no sweep takes until a job names them. Raises DegenerateAnchors, and as `encode`."""
+    """Store one side, and return its blobs, which no sweep deletes before a job names them.
+
+    Raises DegenerateAnchors, and the errors of `encode`.
+    """
     content = found.content
     if isinstance(content, Inputs):
         content = encode(
@@ -195,69 +204,76 @@ def store_side(services: Services, context: RequestContext, found: PoolSide) -> 
 
 
 def load_items(services: Services, blobs: str | Sequence[str], *, beat: Beat = silent) -> Tensor:
-    """The items of a side (n, d), float32, from its blobs: in memory for them alone and one piece. Raises StorageUnavailable.
+    """Return the items of a side (n, d), float32, in memory for them and one piece.
 
-    beat  is called before each piece, and may end it
+    beat  called before each piece; it may raise to stop
+
+    Raises BlobMissing, StorageUnavailable.
     """
     digests = [blobs] if isinstance(blobs, str) else blobs
     shapes = [services.blobs.shape(digest, POOL_TENSOR) for digest in digests]
-    whole = torch.empty(sum(rows for rows, _ in shapes), shapes[0][1])
+    items = torch.empty(sum(rows for rows, _ in shapes), shapes[0][1])
     end = 0
     for digest, (rows, _) in zip(digests, shapes, strict=True):
         beat()
-        services.blobs.copy(digest, POOL_TENSOR, to=whole[end : end + rows])
+        services.blobs.copy(digest, POOL_TENSOR, to=items[end : end + rows])
         end += rows
-    return whole
+    return items
 
 
 def _store_piece(services: Services, rows: Tensor) -> dict[str, Any]:
-    """Store checked vectors; returns the piece as a pool's row has it."""
+    """Store checked vectors; return the entry of a pool's `pieces`."""
     return {"blob": services.blobs.put({POOL_TENSOR: rows}), "rows": len(rows)}
 
 
 def _offset_mismatch(pool: tables.PoolRow, offset: int) -> OffsetMismatch:
-    """What is wrong with a piece that does not begin where the pool ends."""
-    says = f"pool {pool.name!r} has {pool.items} items: its next piece begins at offset {pool.items}, not {offset}"
-    return OffsetMismatch(says, items=pool.items)
+    """The error of a piece that does not begin where the pool ends."""
+    detail = (
+        f"pool {pool.name!r} has {pool.items} items. Send its next piece with offset "
+        f"{pool.items}, not {offset}"
+    )
+    return OffsetMismatch(detail, items=pool.items)
 
 
 def _require_room(services: Services, count: int, field: str) -> None:
     """Raises PoolTooLarge."""
     most = services.limits.pool
     if count > most:
-        raise PoolTooLarge(f"{count} items in a pool, {most} are allowed", field=field, limit=most)
+        raise PoolTooLarge(
+            f"the pool would have {count} items; at most {most} are allowed",
+            field=field,
+            limit=most,
+        )
 
 
 def _check_side_inputs(
     services: Services, encoder: tables.EncoderRow, inputs: Inputs, field: str
 ) -> Inputs:
-    """The inputs as the encoder reads them. Raises EncoderNeedsVectors, and the errors of inputs that nobody could read."""
-    try:
+    """Return the inputs as the encoder reads them. Raises EncoderNeedsVectors, the input errors."""
+    with blaming(field, always=True):
         spec_of(encoder)
-    except EncoderNeedsVectors as error:
-        error.field = field
-        raise
     return Inputs(
         check_inputs(encoder, inputs.values, limits=services.limits, field=field), inputs.role
     )
 
 
 def _require_direction(services: Services, content: Tensor | Sequence[str], field: str) -> None:
-    """Raises DegenerateAnchors when all items are one vector. A stored pool is read no further than to the first that differ."""
+    """Raises DegenerateAnchors when all items are equal. Reads a stored pool up to a difference."""
     pieces = (
         [content]
         if isinstance(content, Tensor)
         else (services.blobs.get(digest)[POOL_TENSOR] for digest in content)
     )
-    firsts = []
+    first_rows = []
     for piece in pieces:
         for start in range(0, len(piece), COMPARED_ITEMS):
             if _differ(piece[start : start + COMPARED_ITEMS]):
                 return
-            firsts.append(piece[start : start + 1])
-    if not _differ(torch.cat(firsts)):
+            first_rows.append(piece[start : start + 1])
+    if not _differ(torch.cat(first_rows)):
         raise DegenerateAnchors(
-            "the items of the pool are all the same vector, up to float32 rounding", field=field
+            "all items of the pool are equal, up to float32 rounding. Send different items",
+            field=field,
         )
 
 

@@ -28,12 +28,13 @@ from app.types import HeadOutput, repeats
 
 @dataclass(frozen=True)
 class HeadDefinition:
-    """What a client says of a head.
+    """A head as its client describes it.
 
-    output        what its numbers mean; for an image, `image` says which
-    classes       names, for a classifier
-    softmax       whether its numbers are logits, of which probabilities are made
-    scale         norm of the vectors that it was trained on, if they were brought to one; None: the encoder's own units
+    output        what its numbers mean
+    image         the layout of an image
+    classes       the names of a classifier's classes
+    softmax       whether a classifier's numbers are logits
+    scale         the norm that its training vectors were scaled to; None: the encoder's own units
     encode_power, ridge  of the relative vectors that a relative head reads
     """
 
@@ -57,19 +58,23 @@ def create_head(
     new: HeadDefinition,
     make: Callable[[int], HeadModel],
 ) -> tables.HeadRow:
-    """Store a head of an encoder's space, or of an anchor set's relative space. `make` reads it, given its vectors' dimension.
+    """Store a head of an encoder's space, or of an anchor set's relative space.
 
-    Raises NotExactlyOne, NameTaken, InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce, Overloaded, and the not-found errors.
+    make  builds the head for vectors of a dimension
+
+    Raises NotExactlyOne, NameTaken, InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce,
+    Overloaded, and the not-found errors.
     """
     if (new.encoder is None) == (new.anchor_set is None):
-        raise NotExactlyOne(
-            "a head belongs to exactly one of encoder and anchor_set", field="encoder"
-        )
+        raise NotExactlyOne("send exactly one of `encoder` and `anchor_set`", field="encoder")
     if repeated := repeats(new.classes):
-        raise InvalidHead("class names repeat", field="classes", rows=repeated)
+        raise InvalidHead(
+            "class names must differ; these repeat an earlier one", field="classes", rows=repeated
+        )
     if new.anchor_set is None and (new.encode_power or new.ridge is not None):
         raise InvalidHead(
-            "encode_power and ridge belong to a head of an anchor set", field="encode_power"
+            "`encode_power` and `ridge` only apply to a head with `anchor_set`. Remove them",
+            field="encode_power",
         )
     name_lookup.require_free(services, tables.HeadRow, context.project, new.name)
     with services.db.transaction() as session:
@@ -78,17 +83,20 @@ def create_head(
     _check_outputs(new, head)
     row.outputs, row.blob = head.outputs, services.blobs.put(head.tensors())
     with services.db.transaction() as session:
-        kept = _build_row(
+        new_row = _build_row(
             session, context.project, new
-        )  # what it belongs to may have gone, or been made anew
-        if kept.dim != row.dim:
+        )  # the encoder or the set may have been deleted or replaced
+        if new_row.dim != row.dim:
             raise InvalidHead(
-                f"its vectors have {kept.dim} dimensions now, not {row.dim}", field="encoder"
+                f"the head reads vectors of {row.dim} dimensions, and its encoder or anchor set "
+                f"was "
+                f"replaced by one of {new_row.dim}. Try again",
+                field="encoder",
             )
-        kept.outputs, kept.blob = row.outputs, row.blob
-        session.add(kept)
-        record_audit(session, context, "create", "head", new.name, kept)
-    return kept
+        new_row.outputs, new_row.blob = row.outputs, row.blob
+        session.add(new_row)
+        record_audit(session, context, "create", "head", new.name, new_row)
+    return new_row
 
 
 def _build_row(session: Session, project: str, new: HeadDefinition) -> tables.HeadRow:
@@ -125,24 +133,27 @@ def _build_row(session: Session, project: str, new: HeadDefinition) -> tables.He
 
 
 def _check_outputs(new: HeadDefinition, head: HeadModel) -> None:
-    """Raises InvalidHead for a head that does not answer what it is said to."""
+    """Raises InvalidHead when the head's outputs contradict its definition."""
     if new.output is HeadOutput.classes and head.outputs != len(new.classes):
         raise InvalidHead(
-            f"{len(new.classes)} classes, and the head answers {head.outputs} numbers",
+            f"there are {len(new.classes)} classes, and the head has {head.outputs} outputs. "
+            "Send one class for each output",
             field="classes",
         )
     if new.output is HeadOutput.image:
         sides = [int(new.image[side]) for side in ("height", "width", "channels")]
         if sides[0] * sides[1] * sides[2] != head.outputs:
             raise InvalidHead(
-                f"an image of {sides} is not {head.outputs} numbers, which the head answers",
+                f"an image of {sides} has not {head.outputs} numbers, as many as the head has "
+                f"outputs. "
+                "Correct `image`",
                 field="output",
             )
         draw_images(new.image, torch.zeros(1, head.outputs))
 
 
 def delete_head(services: Services, context: RequestContext, name: str) -> None:
-    """Raises HeadNotFound."""
+    """Delete a head. Raises HeadNotFound."""
     with services.db.transaction() as session:
         resources.remove(session, resources.by_name(session, tables.HeadRow, context.project, name))
         record_audit(session, context, "delete", "head", name)
@@ -150,11 +161,12 @@ def delete_head(services: Services, context: RequestContext, name: str) -> None:
 
 
 def output_of(row: tables.HeadRow) -> HeadOutput:
-    """What its numbers are; heads made before others were known are classifiers."""
+    """What the head's numbers mean. Rows of older versions are classifiers."""
     return HeadOutput(row.settings.get("output", HeadOutput.classes))
 
 
 def load_head(services: Services, row: tables.HeadRow) -> HeadModel:
+    """Return the head, ready to run. Raises StorageUnavailable, BlobMissing."""
     architecture = row.settings.get("architecture")
 
     def load() -> HeadModel:
@@ -171,7 +183,7 @@ def load_head(services: Services, row: tables.HeadRow) -> HeadModel:
 
 
 def draw_images(image: Mapping[str, Any], values: Tensor) -> list[bytes]:
-    """Each row as a PNG file."""
+    """Return each row as a PNG file."""
     shape = [image["height"], image["width"], image["channels"]]
     if image["layout"] == "chw":
         values = values.reshape(-1, shape[2], *shape[:2]).permute(0, 2, 3, 1).contiguous()

@@ -1,4 +1,4 @@
-"""Applies a head to the vectors of another encoder."""
+"""Applies a head to the vectors of any encoder."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ log = logging.getLogger("anchorage.stitching")
 
 @dataclass(frozen=True)
 class TranslationChoice:
-    """How vectors are translated into a head's space, as `translation.Request` has it.
+    """How vectors are translated into a head's space; see `translators.FitRequest`.
 
-    prefer  None: retrieval for a classifier, which serves it at least as well as classification; cosine for numbers
+    prefer  None: retrieval for a classifier, where it is at least as good as classification, and
+            cosine for numbers
     """
 
     method: str = "auto"
@@ -52,7 +53,12 @@ class TranslationChoice:
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """What the client knows of its items: class names, or the numbers of a decoder; and the vectors of the head's own encoder."""
+    """What the client knows of its items.
+
+    labels          class names, for a classifier
+    targets         numbers, for other heads
+    native_vectors  the items' vectors by the head's own encoder
+    """
 
     labels: Sequence[str] | None = None
     targets: Tensor | None = None
@@ -60,14 +66,14 @@ class Truth:
 
 
 class Score(BaseModel):
-    """accuracy of a classifier; mse, the mean squared difference of a decoder's numbers; null where no truth was sent."""
+    """Accuracy of a classifier, or mean squared error of other heads; null without the truth."""
 
     accuracy: float | None
     mse: float | None
 
 
 class StitchQuality(BaseModel):
-    """How good the answers are, beside those for the head's own encoder; agreement: share of equal classes, whoever is right."""
+    """Scores with this encoder and with the head's own; agreement: the share of equal classes."""
 
     stitched: Score
     native: Score | None
@@ -76,7 +82,7 @@ class StitchQuality(BaseModel):
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What the head answered.
+    """The output of a head.
 
     values      (n, m): probabilities, or a decoder's numbers
     labels      (n,) indices into classes, of a classifier
@@ -101,7 +107,7 @@ class Prediction:
 
 @dataclass(frozen=True, eq=False)
 class _HeadVectors:
-    """Vectors in the head's space, and how they came there."""
+    """Vectors in the head's space, and the map that put them there."""
 
     vectors: Tensor
     truncated: Sequence[int] = ()
@@ -120,29 +126,30 @@ def stitch(
     anchor_set: str | None,
     vectors: Tensor | None,
     inputs: Inputs | None,
-    way: TranslationChoice | None = None,
+    choice: TranslationChoice | None = None,
     truth: Truth | None = None,
 ) -> Prediction:
-    """What the head answers to vectors or inputs of `encoder`: as they are, translated, or made relative, as the head needs.
+    """Run the head on vectors or inputs of `encoder`, which are translated or made relative if
+    needed.
 
-    Raises the not-found errors, NotExactlyOne, AnchorsNotEmbedded, InvalidHead (an absolute head of another encoder without an
-    anchor set), HeadTooSlow, and the option and vector errors.
+    Raises the not-found errors, NotExactlyOne, MissingField, AnchorsNotEmbedded, InvalidHead,
+    HeadTooSlow, and the option and vector errors.
     """
     truth = truth or Truth()
     row = name_lookup.find_by_name(services, tables.HeadRow, context.project, head, field="head")
     source = name_lookup.find_by_name(
         services, tables.EncoderRow, context.project, encoder, field="encoder"
     )
-    sent_as, count = incoming.exactly_one(vectors, inputs)
-    incoming.reserve_answer(services, context, sent_as, count, dim=row.outputs)
-    known = _read_truth(services, row, truth, count)
+    field, count = incoming.exactly_one(vectors, inputs)
+    incoming.reserve_answer(services, context, field, count, dim=row.outputs)
+    truth_values = _read_truth(services, row, truth, count)
     ready = _reach_head(
-        services, context, row, source, anchor_set, way or TranslationChoice(), vectors, inputs
+        services, context, row, source, anchor_set, choice or TranslationChoice(), vectors, inputs
     )
     values = _predict(services, row, ready.vectors)
     output = output_of(row)
     native = _predict_native(
-        services, context, row, source, truth, inputs, values, wanted=known is not None
+        services, context, row, source, truth, inputs, values, needed=truth_values is not None
     )
     return Prediction(
         output=output,
@@ -155,7 +162,7 @@ def stitch(
         truncated=ready.truncated,
         method=ready.method,
         translator=ready.translator,
-        quality=_measure_quality(output, values, native, known),
+        quality=_measure_quality(output, values, native, truth_values),
     )
 
 
@@ -165,16 +172,17 @@ def _reach_head(
     row: tables.HeadRow,
     source: tables.EncoderRow,
     anchor_set: str | None,
-    way: TranslationChoice,
+    choice: TranslationChoice,
     vectors: Tensor | None,
     inputs: Inputs | None,
 ) -> _HeadVectors:
-    """Vectors or inputs of the source encoder, in the space that the head reads."""
+    """Map vectors or inputs of the source encoder into the space that the head reads."""
     if row.anchor_set is not None:
-        _refuse_translation(way, "a relative head reads relative vectors")
+        _refuse_translation(choice, "this head reads relative vectors")
         if anchor_set is not None and anchor_set != row.anchor_set.name:
             raise InvalidHead(
-                f"head {row.name!r} belongs to anchor set {row.anchor_set.name!r}",
+                f"head {row.name!r} belongs to anchor set {row.anchor_set.name!r}. Name that "
+                f"set, or none",
                 field="anchor_set",
             )
         relation = maps.Relation(
@@ -189,43 +197,54 @@ def _reach_head(
         related = plans.apply_map(
             services, context, relation, vectors=vectors, inputs=inputs, pair=pair
         )
-        return _HeadVectors(related.made.vectors, related.truncated, at_mean=related.made.at_mean)
+        return _HeadVectors(
+            related.output.vectors, related.truncated, at_mean=related.output.at_mean
+        )
     assert row.encoder is not None
     if row.encoder_id == source.id:
-        _refuse_translation(way, f"head {row.name!r} was trained on {source.name!r} itself")
-        given = incoming.vectors_or_encoded(services, context, source, vectors, inputs)
-        return _HeadVectors(given.vectors, given.truncated)
+        _refuse_translation(choice, f"head {row.name!r} reads vectors of {source.name!r}")
+        encoded = incoming.vectors_or_encoded(services, context, source, vectors, inputs)
+        return _HeadVectors(encoded.vectors, encoded.truncated)
     if anchor_set is None:
         raise MissingField(
-            f"head {row.name!r} was trained on {row.encoder.name!r}: name the anchor_set to translate by",
+            f"head {row.name!r} reads vectors of {row.encoder.name!r}. Name the `anchor_set` to "
+            "translate with",
             field="anchor_set",
         )
     usual: selection.Use = "retrieval" if output_of(row) is HeadOutput.classes else "cosine"
-    prefer = way.prefer or usual
+    prefer = choice.prefer or usual
     request = translators.FitRequest(
-        source.name, row.encoder.name, anchor_set, way.method, way.options, prefer, way.min_quality
+        source.name,
+        row.encoder.name,
+        anchor_set,
+        choice.method,
+        choice.options,
+        prefer,
+        choice.min_quality,
     )
-    asked = maps.Translation(request)
-    pair = translators.resolve(services, asked.name(context.project))
+    translation = maps.Translation(request)
+    pair = translators.resolve(services, translation.name(context.project))
     _require_same([space.encoder_id for space in pair.both], [source.id, row.encoder_id])
-    answer = plans.apply_map(services, context, asked, vectors=vectors, inputs=inputs, pair=pair)
-    done, by = answer.made, answer.served
+    answer = plans.apply_map(
+        services, context, translation, vectors=vectors, inputs=inputs, pair=pair
+    )
+    output, served = answer.output, answer.served
     return _HeadVectors(
-        done.vectors, answer.truncated, done.at_mean, done.outside, by.method, by.id
+        output.vectors, answer.truncated, output.at_mean, output.outside, served.method, served.id
     )
 
 
-def _require_same(found: Sequence[str | None], expected: Sequence[str | None]) -> None:
-    """Raises Conflict when the spaces are not those of the head and the encoder that were looked up before them."""
-    if list(found) != list(expected):
+def _require_same(spaces: Sequence[str | None], expected: Sequence[str | None]) -> None:
+    """Raises Conflict when an encoder or the head was replaced after its look-up."""
+    if list(spaces) != list(expected):
         raise Conflict(
-            "an encoder or the head was made anew meanwhile; look at them and try again",
+            "an encoder or the head was replaced by another of that name. Try again",
             field="head",
         )
 
 
 def _predict(services: Services, row: tables.HeadRow, vectors: Tensor) -> Tensor:
-    """The head's probabilities or numbers for vectors of its space, at the scale that it was trained at (IRP, section 3.4)."""
+    """Run the head, on vectors scaled to the norm of its training vectors (IRP, section 3.4)."""
     scale = row.settings.get("scale")
     if scale is not None:
         vectors = normalize(vectors.double(), dim=1).mul(scale).float()
@@ -235,25 +254,30 @@ def _predict(services: Services, row: tables.HeadRow, vectors: Tensor) -> Tensor
 
 
 def _read_truth(services: Services, row: tables.HeadRow, truth: Truth, count: int) -> Tensor | None:
-    """What the client says is right: indices into classes (n,), or numbers (n, m). Raises for what does not fit the head."""
+    """Return the truth: indices of classes (n,), or numbers (n, m).
+
+    Raises InvalidRequest and the vector errors.
+    """
     classifies = output_of(row) is HeadOutput.classes
     if truth.labels is not None:
         if not classifies:
             raise InvalidRequest(
-                "labels belong to a classifier: this head's truth are targets", field="labels"
+                "`labels` only applies to a classifier. Send `targets` for this head",
+                field="labels",
             )
         places = {name: place for place, name in enumerate(row.classes)}
         unknown = [place for place, label in enumerate(truth.labels) if label not in places]
         if unknown:
             raise InvalidRequest(
-                "labels that are no class of the head", field="labels", rows=unknown
+                "these labels are not among the head's classes", field="labels", rows=unknown
             )
         _require_count(len(truth.labels), count, "labels")
         return torch.tensor([places[label] for label in truth.labels])
     if truth.targets is not None:
         if classifies:
             raise InvalidRequest(
-                "targets belong to a decoder: a classifier's truth are labels", field="targets"
+                "`targets` does not apply to a classifier. Send `labels` for this head",
+                field="targets",
             )
         _require_count(len(truth.targets), count, "targets")
         return incoming.checked_vectors(
@@ -264,7 +288,10 @@ def _read_truth(services: Services, row: tables.HeadRow, truth: Truth, count: in
 
 def _require_count(count: int, expected: int, field: str) -> None:
     if count != expected:
-        raise InvalidRequest(f"expected one for each of {expected} items, got {count}", field=field)
+        raise InvalidRequest(
+            f"there are {expected} items and {count} of `{field}`. Send one for each item",
+            field=field,
+        )
 
 
 def _predict_native(
@@ -276,21 +303,23 @@ def _predict_native(
     inputs: Inputs | None,
     values: Tensor,
     *,
-    wanted: bool,
+    needed: bool,
 ) -> Tensor | None:
-    """What the head answers for the same items by its own encoder: vectors that the client has, or inputs that we can encode."""
+    """Run the head on its own encoder's vectors: the client's, or encoded from its inputs."""
     own = row.encoder
     if truth.native_vectors is not None:
         if own is None:
             raise InvalidRequest(
-                "a relative head has no encoder of its own", field="native_vectors"
+                "`native_vectors` does not apply to a relative head, which belongs to no "
+                "encoder. Remove it",
+                field="native_vectors",
             )
         native = incoming.checked_vectors(
             truth.native_vectors, field="native_vectors", limits=services.limits, dim=own.dim
         )
         _require_count(len(native), len(values), "native_vectors")
         return _predict(services, row, native)
-    if not wanted or own is None:
+    if not needed or own is None:
         return None
     if own.id == source.id:
         return values
@@ -302,38 +331,44 @@ def _predict_native(
         )
     except (EncoderUnavailable, EncoderChanged, EncoderFailed, InvalidInput) as error:
         log.info(
-            "no native answers of head %s: %s", row.id, error.detail
-        )  # a head outlives its encoder
+            "head %s has no native answers: %s", row.id, error.detail
+        )  # a head outlives its encoder's model
         return None
 
 
 def _measure_quality(
-    output: HeadOutput, values: Tensor, native: Tensor | None, known: Tensor | None
+    output: HeadOutput, values: Tensor, native: Tensor | None, truth_values: Tensor | None
 ) -> StitchQuality | None:
-    if native is None and known is None:
+    if native is None and truth_values is None:
         return None
     agreement = None
     if native is not None and output is HeadOutput.classes:
         agreement = float((native.argmax(dim=1) == values.argmax(dim=1)).double().mean())
     return StitchQuality(
-        stitched=_score_values(output, values, known),
-        native=None if native is None else _score_values(output, native, known),
+        stitched=_score_values(output, values, truth_values),
+        native=None if native is None else _score_values(output, native, truth_values),
         agreement=agreement,
     )
 
 
-def _score_values(output: HeadOutput, values: Tensor, known: Tensor | None) -> Score:
-    if known is None:
+def _score_values(output: HeadOutput, values: Tensor, truth_values: Tensor | None) -> Score:
+    if truth_values is None:
         return Score(accuracy=None, mse=None)
     if output is HeadOutput.classes:
-        return Score(accuracy=float((values.argmax(dim=1) == known).double().mean()), mse=None)
-    return Score(accuracy=None, mse=float((values.double() - known.double()).square().mean()))
+        return Score(
+            accuracy=float((values.argmax(dim=1) == truth_values).double().mean()), mse=None
+        )
+    return Score(
+        accuracy=None, mse=float((values.double() - truth_values.double()).square().mean())
+    )
 
 
-def _refuse_translation(way: TranslationChoice, reason: str) -> None:
-    """What would do nothing is refused, not ignored."""
-    if way.method != "auto" or way.options:
-        raise InvalidHead(f"{reason}: method and options have no place here", field="method")
+def _refuse_translation(choice: TranslationChoice, reason: str) -> None:
+    """Raises InvalidHead for options that would have no effect."""
+    if choice.method != "auto" or choice.options:
+        raise InvalidHead(
+            f"{reason}: `method` and `options` do not apply. Remove them", field="method"
+        )
     for name in ("prefer", "min_quality"):
-        if getattr(way, name):
-            raise InvalidHead(f"{reason}: {name} has no place here", field=name)
+        if getattr(choice, name):
+            raise InvalidHead(f"{reason}: `{name}` does not apply. Remove it", field=name)

@@ -1,4 +1,8 @@
-"""The progress of a running job: steps, checkpoints, and why it stops."""
+"""The progress of a running job: its steps, its checkpoints, and when to stop.
+
+A worker claims a job by a lease, which it renews while it runs. It writes progress, checkpoints
+and the result under that lease: a job may run twice, but its effect happens once.
+"""
 
 from __future__ import annotations
 
@@ -23,33 +27,33 @@ from app.storage.queries import jobs
 
 log = logging.getLogger("anchorage.jobs")
 
-#: progress is written at most this often
+#: least time between two writes of progress
 PROGRESS_EVERY_S = 0.25
 
-#: a checkpoint is written at most this often, and takes at most this share of a job's time
+#: least time between two checkpoints, and the most they may take of a job's time
 CHECKPOINT_EVERY_S = 2.0
 CHECKPOINT_SHARE = 0.1
 
-#: how the tensors of a job's state are told from the others in its checkpoint
+#: the names of the state's tensors begin with this in a checkpoint
 STATE_PREFIX = "state."
 
 
 class Cancelled(Exception):
-    """Raised inside a job whose cancellation was asked for; not an error of the service."""
+    """Raised inside a job that a client cancels."""
 
 
 class HandedBack(Exception):
-    """Raised inside a job whose worker is asked to stop: the job waits for the next one."""
+    """Raised inside a job whose worker stops: the job returns to the queue."""
 
 
 class LeaseLost(Exception):
-    """Raised inside a job that another worker has taken over: what this one still does is not recorded."""
+    """Raised inside a job that another worker has taken over: nothing is recorded any more."""
 
 
 class Progress:
-    """What a running job tells of itself: how far it is, and where it stands. Here it learns that it should stop.
+    """Records steps and checkpoints of a running job, and tells the job when to stop.
 
-    Everything is recorded under the job's lease. A database or a disk that is away is no reason to stop.
+    A job goes on while the database or the disk is away: it records less.
     """
 
     def __init__(
@@ -59,44 +63,46 @@ class Progress:
         self._job_id = job.id
         self._lease = lease
         self._stopping = stopping
-        self._told: dict[str, Any] = {}
-        #: what a try before this one told last, for one that goes on from where that stood
+        self._recorded: dict[str, Any] = {}
+        #: the facts that the last attempt recorded, for a job that resumes
         self._before = {
             name: value for name, value in job.progress.items() if name not in ("done", "total")
         }
         self._facts: dict[str, Any] = {}
         self._done = 0
         self._checkpoint = job.checkpoint
-        self._asked_at = self._due_at = -math.inf
-        #: the first checkpoint beyond this step is kept at once: with it the try has got further than any before
+        self._checked_at = self._due_at = -math.inf
+        #: the first checkpoint beyond this step is written at once: no attempt got further
         self._beyond: float = job.furthest
-        #: the last state that was not kept, and its step
+        #: the last checkpoint that was not written: its step and state
         self._skipped: tuple[int, Mapping[str, Tensor]] | None = None
-        #: this try began at a checkpoint, and has kept no other since
+        #: whether this attempt began at a checkpoint and has not written another
         self.stuck = False
 
     def __call__(self, done: int, total: int, extra: Mapping[str, Any] | None = None) -> None:
-        """`done` steps of `total`, and what else a reader wants to know. Cheap: it may be called at every step and between.
+        """Record that `done` of `total` steps are done, with `extra` facts for the client.
 
-        A step that tells less than the one before, because it is only a sign of life, takes nothing back.
+        A call costs little: a job may call it at every step. A smaller `done` than before counts
+        as a sign of life.
         Raises HandedBack, Cancelled, LeaseLost.
         """
         if self._stopping():
             if self._skipped is not None:
-                self._keep(*self._skipped)
+                self._write_checkpoint(*self._skipped)
             raise HandedBack
         self._done = max(done, self._done)
         self._facts.update(extra or {})
         now = null_nonfinite({"done": self._done, "total": total, **self._facts})
-        ended = done >= total and now != self._told
-        if ended or time.monotonic() - self._asked_at >= PROGRESS_EVERY_S:
-            self._asked_at = time.monotonic()
-            self._tell(now)
+        ended = done >= total and now != self._recorded
+        if ended or time.monotonic() - self._checked_at >= PROGRESS_EVERY_S:
+            self._checked_at = time.monotonic()
+            self._record(now)
 
     def checkpoint(self, done: int, state: Mapping[str, Tensor]) -> None:
-        """Keep where the job stands after `done` steps, now and then: a later try goes on from the last one. Raises LeaseLost.
+        """Write the state after `done` steps, from which a later attempt resumes. Raises LeaseLost.
 
-        The first state that is further on than in any try before is kept in any case, and the last one before a worker stops.
+        Skips most calls, but writes the first state that is further than any earlier attempt,
+        and the last one before a worker stops.
         """
         begun = time.monotonic()
         if not (done > self._beyond or begun >= self._due_at or self._stopping()):
@@ -105,61 +111,61 @@ class Progress:
         self._skipped = None
         if done > self._beyond:
             self._beyond = math.inf
-        self._keep(done, state)
+        self._write_checkpoint(done, state)
         now = time.monotonic()
         self._due_at = now + max(CHECKPOINT_EVERY_S, (now - begun) / CHECKPOINT_SHARE)
 
     def resume(self) -> dict[str, Tensor] | None:
-        """The state that an earlier try kept last; None without one, or when it cannot be read: the job begins anew."""
+        """Return the last checkpoint's state. None without a readable one: the job starts over."""
         if self._checkpoint is None:
             return None
         try:
-            kept = self._services.blobs.get(self._checkpoint)
+            checkpoint_tensors = self._services.blobs.get(self._checkpoint)
         except (StorageUnavailable, BlobMissing, SafetensorError) as error:
-            log.warning("the checkpoint cannot be read, the job begins anew: %s", error)
+            log.warning("the checkpoint cannot be read, the job starts over: %s", error)
             return None
         self.stuck = True
-        self._done, self._facts = int(kept["done"]), self._before
+        self._done, self._facts = int(checkpoint_tensors["done"]), self._before
         return {
             name.removeprefix(STATE_PREFIX): tensor
-            for name, tensor in kept.items()
+            for name, tensor in checkpoint_tensors.items()
             if name.startswith(STATE_PREFIX)
         }
 
-    def _tell(self, now: dict[str, Any]) -> None:
+    def _record(self, now: dict[str, Any]) -> None:
         try:
             with self._services.db.transaction() as session:
-                if now != self._told:
+                if now != self._recorded:
                     jobs.change_leased(session, self._lease, progress=now)
-                asked = jobs.asked_to_stop(session, self._lease)
+                cancelled = jobs.asked_to_stop(session, self._lease)
         except DatabaseUnavailable as error:
-            log.warning("progress not recorded: %s", error.detail)
+            log.warning("progress is not recorded: %s", error.detail)
             return
-        self._told = now
-        if asked is None:
+        self._recorded = now
+        if cancelled is None:
             raise LeaseLost
-        if asked:
+        if cancelled:
             raise Cancelled
 
-    def _keep(self, done: int, state: Mapping[str, Tensor]) -> None:
+    def _write_checkpoint(self, done: int, state: Mapping[str, Tensor]) -> None:
         try:
-            digest = self._services.blobs.put(self._named(done, state))
+            digest = self._services.blobs.put(self._build_checkpoint(done, state))
             if digest == self._checkpoint:
                 return
             with self._services.db.transaction() as session:
-                held = jobs.keep_checkpoint(session, self._lease, digest, done=done)
+                is_ours = jobs.keep_checkpoint(session, self._lease, digest, done=done)
         except (StorageUnavailable, DatabaseUnavailable) as error:
-            log.warning("checkpoint not kept: %s", error.detail)
+            log.warning("the checkpoint is not written: %s", error.detail)
             return
-        if not held:
+        if not is_ours:
             raise LeaseLost
         if self._checkpoint is not None:
             self._services.blobs.remove(self._checkpoint)
         self._checkpoint, self.stuck = digest, False
 
-    def _named(self, done: int, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The state, its step, and the job's id: no other row can ever name the same blob, so it may be deleted at once."""
-        # Copies: what shares memory cannot be written.
+    def _build_checkpoint(self, done: int, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The state, its step and the job's id, so that no other row can name the same blob."""
+        # safetensors refuses tensors that share memory.
         copies = {
             STATE_PREFIX + name: tensor.detach().clone(memory_format=torch.contiguous_format)
             for name, tensor in state.items()
@@ -172,7 +178,7 @@ class Progress:
 
 
 def null_nonfinite(value: Any) -> Any:
-    """The same, where JSON has no word for it None: no number, or one without end."""
+    """Return the value with None for numbers that JSON lacks: NaN and infinity."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,4 +1,7 @@
-"""Runs jobs: claims them, runs them, and records how they ended."""
+"""Claims jobs, runs them, and records how they end.
+
+With the end of a job, its result and what it created are written in one transaction.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +30,19 @@ from app.types import JobState
 
 log = logging.getLogger("anchorage.jobs")
 
-#: a job whose worker is lost, or that fails by a fault of ours, is tried so many times without getting any further
+#: most attempts of a job that gets no further, because its workers are lost or a fault recurs
 MOST_ATTEMPTS = 5
 
-#: after a failed try: this, or as long as the error says, doubled with each
+#: the pause after a failed attempt, unless the error names a longer one; it doubles with each
 JOB_BACKOFF_S = 1.0
 
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job ends well: its result, and what it adds to the database in the same transaction."""
+    """The result of a job, and `write`, which adds rows in the transaction that ends it."""
 
     result: dict[str, Any]
-    keep: Callable[[Session], object] = lambda session: None
+    write: Callable[[Session], object] = lambda session: None
 
 
 JobRunner = Callable[[Services, tables.JobRow, Progress], JobResult]
@@ -52,10 +55,10 @@ def run_next(
     *,
     stopping: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """A worker's turn: claim the next job that is due, run it, record how it ended.
+    """Claim the next job that is due, run it, and record how it ended.
 
-    Returns whether there was a job. When `stopping()` turns true the job is handed back at its next
-    step, and the try does not count. Raises DatabaseUnavailable.
+    Returns whether there was a job. When `stopping()` turns true, the job returns to the queue at
+    its next step, and the attempt does not count. Raises DatabaseUnavailable.
     """
     lease = tables.new_id()
     with leases.hold(lease):
@@ -70,7 +73,7 @@ def run_next(
 
 
 def _claim(session: Session, lease: str, until: datetime) -> tables.JobRow | None:
-    """The next job, which ends at once when it was cancelled or has lost too many workers."""
+    """Claim the next job. It ends at once when it was cancelled or has had too many attempts."""
     now = tables.now()
     claimed = jobs.claim_next(session, lease=lease, now=now, until=until)
     if claimed is None:
@@ -78,7 +81,7 @@ def _claim(session: Session, lease: str, until: datetime) -> tables.JobRow | Non
     row, was_lost = claimed
     if was_lost:
         metrics.REQUEUED_JOBS.inc()
-        log.warning("job %s is taken up again: its worker gave no sign of life", row.id)
+        log.warning("job %s starts again: its worker stopped renewing the lease", row.id)
     end: dict[str, Any] = {"finished_at": now, "checkpoint": None}
     if row.cancel_requested:
         jobs.change_leased(session, lease, **end, state=JobState.cancelled)
@@ -87,7 +90,7 @@ def _claim(session: Session, lease: str, until: datetime) -> tables.JobRow | Non
         where = f" after step {row.furthest}" if row.furthest else ""
         error = {
             "code": "attempts-exhausted",
-            "detail": f"its worker was lost {MOST_ATTEMPTS} times{where}",
+            "detail": f"the job's worker was lost {MOST_ATTEMPTS} times{where}",
         }
         jobs.change_leased(
             session, lease, **end, state=JobState.failed, error=error, attempts=MOST_ATTEMPTS
@@ -104,7 +107,7 @@ def _run_claimed(
     runners: dict[str, JobRunner],
     stopping: Callable[[], bool],
 ) -> None:
-    """Run the job, and log and count how this try ended."""
+    """Run the job, and log and count how this attempt ended."""
     started = time.monotonic()
     try:
         outcome = _run(services, row, lease, runners, stopping)
@@ -122,7 +125,7 @@ def _run(
     runners: dict[str, JobRunner],
     stopping: Callable[[], bool],
 ) -> str:
-    """Run a claimed job and record its end; returns how it ended, in a word. Raises LeaseLost."""
+    """Run a claimed job, record its end, and return it in a word. Raises LeaseLost."""
     progress = Progress(services, row, lease, stopping)
     try:
         done = runners[row.kind](services, row, progress)
@@ -144,14 +147,14 @@ def _run(
             wait_s=error.retry_after_s or 0,
         )
     except AnchorageError as error:
-        told = {"code": error.code, "detail": error.detail, "field": None, **error.members()}
-        _finish(services, lease, JobState.failed, error=null_nonfinite(told))
+        problem = {"code": error.code, "detail": error.detail, "field": None, **error.members()}
+        _finish(services, lease, JobState.failed, error=null_nonfinite(problem))
         return "failed"
     except Exception:
-        log.exception("a fault of the service")
-        detail = "the job failed by a fault of the service; its log has the reason"
+        log.exception("the job failed by a fault of the service")
+        detail = "the service has failed. Its log has the reason"
         return _try_again(
-            services, lease, {"code": "internal", "detail": detail}, anew=progress.stuck
+            services, lease, {"code": "internal", "detail": detail}, start_over=progress.stuck
         )
     return "succeeded"
 
@@ -164,9 +167,10 @@ def _finish(
     done: JobResult | None = None,
     error: dict[str, Any] | None = None,
 ) -> None:
-    """Record the end, and with it what the job made: together, and only under a lease that still holds. Raises LeaseLost.
+    """Record the end and what the job created, in one transaction, under the lease.
 
-    A database that is away is tried for as long as the lease can be trusted to hold.
+    Tries again while the database is away, until the lease may have ended. Raises LeaseLost and
+    DatabaseUnavailable.
     """
     deadline = time.monotonic() + services.lease_s
     while True:
@@ -183,7 +187,7 @@ def _finish(
                 if not jobs.change_leased(session, lease, **end):
                     raise LeaseLost
                 if done is not None:
-                    done.keep(session)
+                    done.write(session)
         except DatabaseUnavailable:
             if time.monotonic() >= deadline:
                 raise
@@ -198,11 +202,11 @@ def _try_again(
     error: dict[str, Any],
     *,
     wait_s: float = 0.0,
-    anew: bool = False,
+    start_over: bool = False,
 ) -> str:
-    """After a try that failed for a reason that may pass: wait and queue again, longer each time, or after the last one, end.
+    """Queue the job again after a pause, or fail it after the last attempt. Raises LeaseLost.
 
-    anew: without the checkpoint, which may be what does not work. Raises LeaseLost.
+    start_over  drop the checkpoint, which may be the cause
     """
     with services.db.transaction() as session:
         row = jobs.leased_job(session, lease)
@@ -213,7 +217,9 @@ def _try_again(
         return "failed"
     pause_s = max(JOB_BACKOFF_S, wait_s) * 2 ** (row.attempts - 1)
     due_at = tables.now() + timedelta(seconds=pause_s)
-    again = {"state": JobState.queued, "lease": None, "due_at": due_at, "error": error}
+    changes = {"state": JobState.queued, "lease": None, "due_at": due_at, "error": error}
     with services.db.transaction() as session:
-        jobs.change_leased(session, lease, **again, checkpoint=None if anew else row.checkpoint)
+        jobs.change_leased(
+            session, lease, **changes, checkpoint=None if start_over else row.checkpoint
+        )
     return "to be tried again"

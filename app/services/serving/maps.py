@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from app.errors import AnchorageError, InvalidOption, UnknownOption
+from app.errors import InvalidOption, UnknownOption, blaming
 from app.maths.geometry.space import Space
 from app.maths.quality import selection
 from app.maths.translators import graded, methods
@@ -37,7 +37,7 @@ from app.storage.name_cache import Name
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """How an answer is written: what one of its numbers takes until it is sent, and where they are put."""
+    """How an answer is written: the bytes that a number takes, and the tensor to fill."""
 
     number_bytes: int = incoming.ANSWER_NUMBER_BYTES
     empty: Callable[[int, int], Tensor] = torch.empty
@@ -49,12 +49,12 @@ FLOAT32_ANSWER = AnswerForm()
 
 @dataclass(slots=True, eq=False)
 class ServedMap:
-    """A map ready to be applied, and what is said of it.
+    """A map that is ready to apply, and how it was made.
 
-    product  the map
-    reads    what its vectors are called in a request
-    translator, id, method, options  how it was made, where a method made it; `translator` is None for relative vectors
-    pair  the two spaces of a translator
+    product   the map
+    reads     the request's field that holds its vectors
+    method, options          of a translation or a decoding
+    id, translator, pair     of a translation: its public id, its translator, its two spaces
     """
 
     product: Product
@@ -67,7 +67,7 @@ class ServedMap:
 
     @property
     def dims(self) -> tuple[int, int]:
-        """Of what it reads and of what it makes."""
+        """The dimensions of its input and of its output."""
         return self.product.dims
 
     def begin(
@@ -78,7 +78,10 @@ class ServedMap:
         form: AnswerForm,
         precision: Precision,
     ) -> Running:
-        """Check what can be known without looking at numbers, take room for the answer, and begin. Raises the vector errors."""
+        """Check the vectors' shape, reserve memory for the answer, and start the product.
+
+        Raises the vector errors, Overloaded, TooMuchAtOnce.
+        """
         incoming.check_count(vectors, field=self.reads, limits=services.limits, dim=self.dims[0])
         incoming.reserve_answer(
             services,
@@ -88,21 +91,19 @@ class ServedMap:
             dim=self.dims[1],
             number_bytes=form.number_bytes,
         )
-        try:
+        with blaming(self.reads):
             return products.begin(
                 services, self.product, vectors, form.empty(len(vectors), self.dims[1]), precision
             )
-        except AnchorageError as error:
-            raise error.at(self.reads) from None
 
 
 @dataclass(frozen=True)
 class Translation:
-    """Vectors of the source encoder into the target's space."""
+    """Maps vectors of the source encoder into the target's space."""
 
     request: translators.FitRequest
 
-    #: what it reads is called, where that is neither vectors nor inputs
+    #: the field of its vectors, where it is neither `vectors` nor `inputs`
     field: ClassVar[str | None] = None
 
     @cached_property
@@ -110,20 +111,24 @@ class Translation:
         return ("translate", *self.request.key)
 
     def name(self, project: str) -> Name:
-        """What it needs looked up."""
+        """The name of the spaces that it needs."""
         return translators.pair_name(
             project, self.request.anchor_set, self.request.source, self.request.target
         )
 
     def sides(self, pair: SpacePair) -> tuple[tables.SpaceRow, int, int]:
-        """Whose vectors it reads, of what dimension, and of what it makes."""
+        """The space whose vectors it reads, and the dimensions of its input and output."""
         source, target = pair.both
         return source, source.encoder.dim, target.encoder.dim
 
     def make(
         self, services: Services, context: RequestContext, pair: SpacePair
     ) -> tuple[MapRecipe, Sequence[Any]]:
-        """Raises the option errors, QualityBelowMinimum, and Conflict when a space was deleted meanwhile."""
+        """Return the recipe and its parts.
+
+        Raises the option errors, QualityBelowMinimum, and Conflict when a space was deleted
+        meanwhile.
+        """
         source, target = pair.both
         fitted = translators.fit(services, context, source, target, self.request)
         translators.enforce_minimum(services, context, fitted, pair, self.request)
@@ -135,9 +140,10 @@ class Translation:
 
 @dataclass(frozen=True)
 class Relation:
-    """Vectors into their coordinates relative to the anchors, n(x) E. Power 0: the paper's cosines, which have no `ridge`.
+    """Maps vectors to their coordinates relative to the anchors, n(x) E.
 
-    bits  of the grid that they are put on; only cosines have one
+    encode_power, ridge  power 0 gives the paper's cosines, which have no ridge
+    bits                 of the grid that cosines are rounded to
     """
 
     encoder: str
@@ -153,17 +159,22 @@ class Relation:
         return ("relative", self.encoder, self.anchor_set, self.encode_power, self.ridge, self.bits)
 
     def name(self, project: str) -> Name:
-        """What it needs looked up."""
+        """The name of the spaces that it needs."""
         return translators.pair_name(project, self.anchor_set, self.encoder, None)
 
     def sides(self, pair: SpacePair) -> tuple[tables.SpaceRow, int, int]:
-        """As of a translation. Raises UnknownOption and InvalidOption for options that do not go together."""
+        """As `Translation.sides`. Raises UnknownOption and InvalidOption."""
         assert pair.source is not None
         if self.encode_power == 0 and self.ridge is not None:
-            raise UnknownOption("ridge is an option of encode_power above 0 only", field="ridge")
+            raise UnknownOption(
+                "`ridge` only applies to an `encode_power` above 0. Remove it, or set "
+                "`encode_power`",
+                field="ridge",
+            )
         if self.encode_power != 0 and self.bits is not None:
             raise InvalidOption(
-                "bits are of cosines: coordinates of another encode_power have no common range",
+                "`bits` only applies to `encode_power` 0: other coordinates have no common range. "
+                "Remove `bits` or `encode_power`",
                 field="bits",
             )
         return pair.source, pair.source.encoder.dim, pair.source.anchor_set.size
@@ -171,7 +182,7 @@ class Relation:
     def make(
         self, services: Services, context: RequestContext, pair: SpacePair
     ) -> tuple[MapRecipe, Sequence[Any]]:
-        """Raises UnknownOption and InvalidOption."""
+        """Return the recipe and its parts. Raises UnknownOption and InvalidOption."""
         row, *_ = self.sides(pair)
         fitted = spaces.fitted_space(services, row)
         key: Key = ("projector", row.blob, self.encode_power, self.ridge)
@@ -197,7 +208,10 @@ class Relation:
 
 @dataclass(frozen=True)
 class Decoding:
-    """Relative vectors, made with `relative_power` wherever they come from, into the target's space by an independent method."""
+    """Maps relative vectors, encoded with `relative_power`, into the target's space.
+
+    The method must not depend on the source.
+    """
 
     request: translators.FitRequest
     relative_power: float = 0.0
@@ -209,20 +223,24 @@ class Decoding:
         return ("decode", *self.request.key, self.relative_power)
 
     def name(self, project: str) -> Name:
-        """What it needs looked up: a source that is named must be there, too."""
+        """The name of the spaces that it needs. A source, if named, must exist too."""
         return translators.pair_name(
             project, self.request.anchor_set, self.request.source, self.request.target
         )
 
     def sides(self, pair: SpacePair) -> tuple[tables.SpaceRow, int, int]:
-        """As of a translation."""
+        """As `Translation.sides`."""
         assert pair.target is not None
         return pair.target, pair.target.anchor_set.size, pair.target.encoder.dim
 
     def make(
         self, services: Services, context: RequestContext, pair: SpacePair
     ) -> tuple[MapRecipe, Sequence[Any]]:
-        """Raises MethodNotIndependent, UnknownOption, and InvalidOption for a power that the method cannot decode."""
+        """Return the recipe and its parts.
+
+        Raises MethodNotIndependent, UnknownOption, and InvalidOption for a power that the method
+        cannot decode.
+        """
         target, *_ = self.sides(pair)
         method, options = self._resolve(target.anchor_set.size)
         key: Key = ("decoder", target.blob, method, translators.canonical_json(options))
@@ -232,41 +250,47 @@ class Decoding:
             lambda made: made.nbytes,
             shared=DECODER,
         )
-        shown = {
+        visible = {
             name: value
             for name, value in options.items()
             if name not in ("encode_power", "keep_norms", "centre")
         }
 
-        return MapRecipe((key,), partial(_build_decoding, method, shown)), (decoder,)
+        return MapRecipe((key,), partial(_build_decoding, method, visible)), (decoder,)
 
     def _resolve(self, anchors: int) -> tuple[str, methods.Options]:
-        method, given = self.request.method, self.request.options
-        if "encode_power" in given:
+        method, chosen = self.request.method, self.request.options
+        if "encode_power" in chosen:
             raise UnknownOption(
-                "relative vectors are encoded already; say how with relative_power",
+                "`encode_power` does not apply to relative vectors. Set `relative_power` to the "
+                "power that "
+                "encoded them",
                 field="options.encode_power",
             )
         if self.request.min_quality:
             raise InvalidOption(
-                "of relative vectors nothing is promised: send vectors of a source",
+                "`min_quality` does not apply to relative vectors. Remove it, or send vectors of "
+                "a source",
                 field="min_quality",
             )
-        if "centre" in given:
+        if "centre" in chosen:
             raise UnknownOption(
-                "relative vectors are about the anchors' mean", field="options.centre"
+                "`centre` does not apply to relative vectors: they are centred on the anchors' "
+                "mean. Remove it",
+                field="options.centre",
             )
-        if "keep_norms" in given:
+        if "keep_norms" in chosen:
             raise UnknownOption(
-                "relative vectors have lost their norms: there are none to keep",
+                "`keep_norms` does not apply to relative vectors, which have no norms. Remove it",
                 field="options.keep_norms",
             )
         if method in ("auto", "graded"):
-            method, given = "graded", {**selection.decoding(self.relative_power), **given}
-        options = methods.resolve(method, given, anchors=anchors)
+            method, chosen = "graded", {**selection.decoding(self.relative_power), **chosen}
+        options = methods.resolve(method, chosen, anchors=anchors)
         if methods.METHODS[method].independent and method != "graded" and self.relative_power != 0:
             raise InvalidOption(
-                f"{method} decodes plain cosines; vectors of power {self.relative_power} need graded",
+                f"the method {method} only decodes `relative_power` 0, not {self.relative_power}. "
+                "Use the method graded",
                 field="relative_power",
             )
         return method, options
@@ -277,7 +301,10 @@ MapRequest = Translation | Relation | Decoding
 
 @dataclass(frozen=True, eq=False)
 class MapRecipe:
-    """How to put a Served together from what the cache holds. It holds no tensors itself: the cache is what bounds them."""
+    """The cache keys of a map's parts, and how to build the map from them.
+
+    It holds no tensors: the cache limits their memory.
+    """
 
     keys: tuple[Key, ...]
     build: Callable[..., ServedMap]

@@ -1,4 +1,8 @@
-"""Finds, prepares and applies the map that serves a request."""
+"""Finds, prepares and applies the map that serves a request.
+
+After the first request for a map, its names alone find it: no SQL, no Redis, no fit. `find_map` and
+`ServedMap.begin` do no IO; `prepare_map` and `apply_map` may.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from functools import partial
 from anyio import to_thread
 from torch import Tensor
 
-from app.errors import AnchorageError
+from app.errors import blaming
 from app.maths.translators.translator import Precision, Translated
 from app.services import incoming
 from app.services.context import Services
@@ -23,36 +27,39 @@ from app.services.serving.products import (
 from app.services.translators import translators
 from app.services.translators.translators import SpacePair
 
-#: ways to serve one pair that are remembered with it
+#: most recipes that a pair of spaces remembers
 MOST_RECIPES = 1_000
 
 
 @dataclass(frozen=True, eq=False)
 class MappedVectors:
-    """What was made, by what; `truncated`: rows of inputs of which the encoder read only the beginning."""
+    """The output of a map, the map, and the vectors that it read.
 
-    made: Translated
+    truncated  rows of the inputs that the encoder read only in part
+    """
+
+    output: Translated
     served: ServedMap
-    given: Tensor
+    vectors: Tensor
     truncated: Sequence[int] = ()
 
 
-def find_map(services: Services, project: str, asked: MapRequest) -> ServedMap | None:
-    """What serves a request, if it was asked for lately and its names mean the same now; no IO."""
-    pair: SpacePair | None = services.names.find(asked.name(project))
-    return None if pair is None else _find_ready(services, pair, asked)
+def find_map(services: Services, project: str, wanted: MapRequest) -> ServedMap | None:
+    """Return the map of a recent request, if its names still mean the same; without IO."""
+    pair: SpacePair | None = services.names.find(wanted.name(project))
+    return None if pair is None else _find_ready(services, pair, wanted)
 
 
-def prepare_map(services: Services, context: RequestContext, asked: MapRequest) -> ServedMap:
-    """What serves a request, found, or else looked up and fitted. Raises the not-found and option errors."""
+def prepare_map(services: Services, context: RequestContext, wanted: MapRequest) -> ServedMap:
+    """Return the map, from memory or fitted now. Raises the not-found and option errors."""
     return _prepare_map(
-        services, context, asked, translators.resolve(services, asked.name(context.project))
+        services, context, wanted, translators.resolve(services, wanted.name(context.project))
     )
 
 
-def _find_ready(services: Services, pair: SpacePair, asked: MapRequest) -> ServedMap | None:
-    """What serves the request by this pair, if all of it is in memory."""
-    recipe: MapRecipe | None = pair.recipes.get(asked.key)
+def _find_ready(services: Services, pair: SpacePair, wanted: MapRequest) -> ServedMap | None:
+    """Return the map for this pair, if all its parts are in memory."""
+    recipe: MapRecipe | None = pair.recipes.get(wanted.key)
     if recipe is None:
         return None
     parts = [services.cache.find(key) for key in recipe.keys]
@@ -60,22 +67,22 @@ def _find_ready(services: Services, pair: SpacePair, asked: MapRequest) -> Serve
 
 
 def _prepare_map(
-    services: Services, context: RequestContext, asked: MapRequest, pair: SpacePair
+    services: Services, context: RequestContext, wanted: MapRequest, pair: SpacePair
 ) -> ServedMap:
-    served = _find_ready(services, pair, asked)
+    served = _find_ready(services, pair, wanted)
     if served is not None:
         return served
-    recipe, parts = asked.make(services, context, pair)
+    recipe, parts = wanted.make(services, context, pair)
     if len(pair.recipes) >= MOST_RECIPES:
         pair.recipes.clear()
-    pair.recipes[asked.key] = recipe
+    pair.recipes[wanted.key] = recipe
     return recipe.build(*parts)
 
 
 def apply_map(
     services: Services,
     context: RequestContext,
-    asked: MapRequest,
+    wanted: MapRequest,
     *,
     vectors: Tensor | None,
     inputs: Inputs | None = None,
@@ -83,56 +90,60 @@ def apply_map(
     precision: Precision = "float32",
     pair: SpacePair | None = None,
 ) -> MappedVectors:
-    """Vectors or inputs, by what serves the request. What is wrong with them is found before anything is fitted.
+    """Apply the map to vectors or inputs, which are checked before a fit.
 
-    pair  what the request's names stand for, where the caller has looked it up
+    pair  the spaces of the request, if the caller has found them
 
-    Raises the not-found, option and vector errors, MethodNotIndependent, Conflict, and as `encode`.
+    Raises the not-found, option and vector errors, MethodNotIndependent, Conflict, and the errors
+    of `encode`.
     """
-    pair = pair or translators.resolve(services, asked.name(context.project))
-    space, reads, makes = asked.sides(pair)
+    pair = pair or translators.resolve(services, wanted.name(context.project))
+    space, reads, makes = wanted.sides(pair)
     field, count = incoming.exactly_one(vectors, inputs)
-    field = asked.field or field
+    field = wanted.field or field
     incoming.reserve_answer(
         services, context, field, count, dim=makes, number_bytes=form.number_bytes
     )
-    if vectors is not None and asked.field is not None:
-        given = EncodedVectors(
+    if vectors is not None and wanted.field is not None:
+        source_vectors = EncodedVectors(
             incoming.checked_vectors(vectors, field=field, limits=services.limits, dim=reads)
         )
     else:
-        given = incoming.vectors_or_encoded(services, context, space.encoder, vectors, inputs)
-    served = _prepare_map(services, context, asked, pair)
-    try:
-        made = products.begin(
-            services, served.product, given.vectors, form.empty(count, makes), precision
+        source_vectors = incoming.vectors_or_encoded(
+            services, context, space.encoder, vectors, inputs
+        )
+    served = _prepare_map(services, context, wanted, pair)
+    with blaming(field):
+        output = products.begin(
+            services, served.product, source_vectors.vectors, form.empty(count, makes), precision
         ).result()
-    except AnchorageError as error:
-        raise error.at(field) from None
-    return MappedVectors(made, served, given.vectors, given.truncated)
+    return MappedVectors(output, served, source_vectors.vectors, source_vectors.truncated)
 
 
 async def serve_map(
     services: Services,
     context: RequestContext,
-    asked: MapRequest,
+    wanted: MapRequest,
     vectors: Tensor | None,
     inputs: Inputs | None = None,
     form: AnswerForm = FLOAT32_ANSWER,
     precision: Precision = "float32",
 ) -> MappedVectors:
-    """Vectors or inputs, by what serves the request: at once where that takes no IO, else in a thread. Raises as `apply`."""
+    """Apply the map: at once if it is in memory, else in a thread.
+
+    Raises the errors of `apply_map`.
+    """
     served = (
         None
         if vectors is None or inputs is not None
-        else find_map(services, context.project, asked)
+        else find_map(services, context.project, wanted)
     )
     if served is None or vectors is None:
         work = partial(
             apply_map,
             services,
             context,
-            asked,
+            wanted,
             vectors=vectors,
             inputs=inputs,
             form=form,
@@ -145,8 +156,6 @@ async def serve_map(
 
 
 def wait_for_result(running: Running, field: str) -> Translated:
-    """What a product made; its errors name the field. Raises NonFinite, OutOfRange."""
-    try:
+    """Return the product's output. Raises NonFinite and OutOfRange, which name the field."""
+    with blaming(field):
         return running.result()
-    except AnchorageError as error:
-        raise error.at(field) from None

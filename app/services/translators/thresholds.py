@@ -1,4 +1,4 @@
-"""Thresholds: which score of the new encoder corresponds to one of the old, and back."""
+"""Maps a score of one encoder to the corresponding score of another."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from app.storage import tables
 from app.storage.cache import Key
 from app.types import Scores
 
-#: points of a whole map
+#: scores of a whole map
 MAP_POINTS = 100
 
 
 @dataclass(frozen=True)
 class ThresholdQuestion:
-    """A translator's id, which cosine is the new one, which of the two scores is given, and the level of the intervals."""
+    """A translator, the cosine that replaces the source's, the given score, the intervals'
+    level.
+    """
 
     translator: str
     scores: Scores
@@ -36,7 +38,11 @@ class ThresholdQuestion:
 
 @dataclass(frozen=True)
 class ScoreMap:
-    """At each given score, what to expect of the other one; `covered`: given scores that the anchors can say something about."""
+    """The expected score at each given score.
+
+    covered    the range of given scores that the anchors cover
+    same_item  the score of an item with itself, and its interval
+    """
 
     points: list[tuple[float, Expected]]
     covered: tuple[float, float] | None
@@ -47,13 +53,13 @@ class ScoreMap:
 def map_score(
     services: Services, project: str, question: ThresholdQuestion, score: float
 ) -> ScoreMap:
-    """The other score of a given one in [-1, 1]. Raises TranslatorNotFound, TooFewAnchors, Overloaded."""
+    """Map one score in [-1, 1]. Raises TranslatorNotFound, TooFewAnchors, Overloaded."""
     fitted = _find_calibration(services, project, question)
     return replace(_map_scores(fitted, [score], question.level), agreement=agreement(fitted, score))
 
 
 def map_all_scores(services: Services, project: str, question: ThresholdQuestion) -> ScoreMap:
-    """The map at POINTS scores, or none where the anchors cover nothing. Raises as `threshold`."""
+    """Map MAP_POINTS scores of the covered range. Raises the errors of `map_score`."""
     fitted = _find_calibration(services, project, question)
     covered = calibration.covered(fitted)
     scores = (
@@ -72,7 +78,7 @@ def _map_scores(fitted: Calibration, scores: list[float], level: float) -> Score
 
 
 def _find_calibration(services: Services, project: str, question: ThresholdQuestion) -> Calibration:
-    """The calibration of a translator, from the cache of this process or made now."""
+    """The calibration of a translator, from the cache or computed now."""
     row = find_translator(services, project, question.translator)
     key: Key = (row.source.blob, row.target.blob, row.method, canonical_json(row.options))
     items = services.cache.get_or_make(
@@ -97,8 +103,8 @@ def _hold_out(services: Services, row: tables.TranslatorRow) -> Items:
         items = translate_held_out(row.method, source, target, row.options)
     if items is None:
         raise TooFewAnchors(
-            f"a calibration needs at least {FEWEST} distinct anchors that are not almost all the same vector; "
-            f"anchor set {row.source.anchor_set.name!r} has fewer",
+            f"a threshold needs at least {FEWEST} distinct anchors that are not nearly all equal; "
+            f"anchor set {row.source.anchor_set.name!r} has fewer. Use a larger set",
             field="id",
         )
     return items

@@ -1,4 +1,4 @@
-"""The report of a translator: what to expect of it, measured on anchors that its fits have not seen."""
+"""Measures a translator on held-out anchors."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from app.services.anchors import spaces
 from app.services.context import Services
 from app.storage import tables
 
-#: of what is in a report: one of another version is measured anew
+#: a report of another version is measured again
 REPORT_VERSION = 2
 
-#: how many more anchors the report says something of, where the curve reaches so far
+#: numbers of additional anchors whose gain the report estimates, as far as the curve reaches
 MORE_ANCHORS = (50, 100, 200, 500, 1000)
 
-#: how many rows a list names
+#: most rows in a list
 MOST_LISTED_ANCHORS = 20
 
 
 def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, Any]:
-    """Everything a report says of a translator's row, as JSON has it."""
+    """Return the report of a translator as JSON. Raises Overloaded."""
     source, target = (
         spaces.raw_anchors(services, row.source).double(),
         spaces.raw_anchors(services, row.target).double(),
     )
     with services.fitting():
         held = crossfit.hold_out(row.method, source, target, row.options)
-        parted = crossfit.cut(source, target, folds=None, seed=0)
+        split = crossfit.cut(source, target, folds=None, seed=0)
         held_out = None if held is None else crossfit.summary(held, source, target)
         curve = learning_curve(row.method, source, target, row.options)
         return {
             "version": REPORT_VERSION,
             "anchors": len(source),
-            "distinct": None if parted is None else int(parted[0].sum()),
+            "distinct": None if split is None else int(split[0].sum()),
             "promise": None
             if held_out is None
             else _promise_json(promise(len(source), held_out, curve)),
@@ -56,10 +56,10 @@ def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, A
         }
 
 
-def _promise_json(made: Promise) -> dict[str, Any]:
+def _promise_json(promised: Promise) -> dict[str, Any]:
     return {
-        **vars(made),
-        "measures": {name: each._asdict() for name, each in made.measures.items()},
+        **vars(promised),
+        "measures": {name: each._asdict() for name, each in promised.measures.items()},
     }
 
 

@@ -1,4 +1,4 @@
-"""Translators: fitted once, written down, measured."""
+"""Fits translators, stores how they were fitted, and measures them."""
 
 from __future__ import annotations
 
@@ -31,21 +31,23 @@ from app.storage.name_cache import Name
 from app.storage.queries import resources
 from app.types import JobKind
 
-#: what a cached id weighs, with its key; a choice with its candidates; a report
+#: cache sizes of an id with its key, of a choice with its candidates, of a report
 CACHED_ID_BYTES = 1024
 CACHED_CHOICE_BYTES = 64 * 1024
 CACHED_REPORT_BYTES = 32 * 1024
 
-#: that a row was read is written down at most this often
+#: how often the last use of a translator is written
 TOUCH_EVERY = timedelta(days=1)
 
 
 @dataclass(frozen=True)
 class FitRequest:
-    """A pair of spaces and how to fit between them; `method` may be auto, `options` are the client's.
+    """A pair of spaces, and how to fit a translator between them.
 
-    `source` may be None for relative vectors, whose source need not be known. `prefer` is what auto chooses by, `min_quality`
-    what a translator must promise to be served.
+    source       None for relative vectors, whose source may be unknown
+    method       may be auto
+    prefer       the use that auto optimises for
+    min_quality  the least quality, by measure, of a translator
     """
 
     source: str | None
@@ -58,7 +60,7 @@ class FitRequest:
 
     @cached_property
     def key(self) -> Key:
-        """Equal for requests of one translator."""
+        """Equal for equal requests."""
         made = (
             self.source,
             self.target,
@@ -72,16 +74,16 @@ class FitRequest:
 
 @dataclass(frozen=True, eq=False)
 class SpacePair:
-    """What the names of a request stand for, all of it at one moment: whatever answers by one of these answers by one version.
+    """The spaces that a request names, read in one transaction.
 
-    source, target  spaces of one anchor set; None where none was named
-    agreed   what the pair's contract asks of a translator
-    recipes  how to serve requests for this pair, by their keys: they are forgotten with it
+    source, target  spaces of one anchor set; None if the request names none
+    minimum         the least quality that the pair's contract accepts, by measure
+    recipes         of maps between these spaces, by the requests' keys
     """
 
     source: tables.SpaceRow | None
     target: tables.SpaceRow | None
-    agreed: Mapping[str, float] = field(default_factory=dict)
+    minimum: Mapping[str, float] = field(default_factory=dict)
     recipes: dict[Key, Any] = field(default_factory=dict)
 
     @property
@@ -93,7 +95,7 @@ class SpacePair:
 
 @dataclass(frozen=True, eq=False)
 class FittedTranslator:
-    """A translator with its public id, the method that made it and all its options; `key` is its place in the cache."""
+    """A translator, its public id, its method with all options, and its key in the cache."""
 
     id: str
     translator: Translator
@@ -109,7 +111,11 @@ def fit(
     target: tables.SpaceRow,
     request: FitRequest,
 ) -> FittedTranslator:
-    """The cached translator, or a new one with its row written. Raises UnknownOption and InvalidOption."""
+    """Return the cached translator, or fit one and store its row.
+
+    Raises UnknownOption, InvalidOption, Overloaded, and Conflict when a space was deleted
+    meanwhile.
+    """
     method, options, choice = _choose_method(services, source, target, request)
 
     def make() -> Translator:
@@ -119,8 +125,9 @@ def fit(
 
     key: Key = ("translator", source.blob, target.blob, method, canonical_json(options))
     translator = services.cache.get_or_make(key, make, lambda made: made.nbytes, shared=TRANSLATOR)
-    # By the spaces' rows, not by their content: a set that was deleted and made again has new rows to write down. And by the day:
-    # what is written down is also that the translator is in use.
+    # The key has the spaces' rows, not their content: a set that was deleted and created again
+    # needs
+    # new rows. It has the day, because a write also records the translator's last use.
     prefer = None if choice is None else choice.prefer
     content = services.cache.get_or_make(
         (
@@ -145,16 +152,16 @@ def enforce_minimum(
     pair: SpacePair,
     request: FitRequest,
 ) -> None:
-    """Raises QualityBelowMinimum where the translator promises less than the request, or its pair's contract, asks for."""
-    if pair.agreed or request.min_quality:
+    """Raises QualityBelowMinimum for a translator below the minimum of request or contract."""
+    if pair.minimum or request.min_quality:
         source, target = pair.both
         row = find_with_report(services, context.project, fitted.id, between=(source.id, target.id))
-        contracts.require_promise(row, pair.agreed, field="anchor_set")
+        contracts.require_promise(row, pair.minimum, field="anchor_set")
         contracts.require_promise(row, request.min_quality, field="min_quality")
 
 
 def check_options(request: FitRequest, *, anchors: int) -> None:
-    """What can be known of a request's options before anything is fitted. Raises UnknownOption and InvalidOption."""
+    """Check a request's options without a fit. Raises UnknownOption and InvalidOption."""
     if request.method == "auto":
         _check_shape(request.options)
     else:
@@ -164,7 +171,7 @@ def check_options(request: FitRequest, *, anchors: int) -> None:
 def find_translator(
     services: Services, project: str, content: str, *, between: tuple[str, str] | None = None
 ) -> tables.TranslatorRow:
-    """A translator's row, which counts as used today. Raises TranslatorNotFound."""
+    """Return a translator's row, and record its use today. Raises TranslatorNotFound."""
     now = tables.now()
     with services.db.transaction() as session:
         row = resources.translator(session, project, content, between=between)
@@ -176,10 +183,13 @@ def find_translator(
 def find_with_report(
     services: Services, project: str, content: str, *, between: tuple[str, str] | None = None
 ) -> tables.TranslatorRow:
-    """A translator's row with its held-out report, measured now if it never was. Raises TranslatorNotFound."""
+    """Return a translator's row with its report, measured now if it has none.
+
+    Raises TranslatorNotFound, Overloaded.
+    """
     row = find_translator(services, project, content, between=between)
     if (row.report or {}).get("version") != translator_reports.REPORT_VERSION:
-        # By the cache, for one of many requests at once measures, and the others wait for it.
+        # Through the cache: of many requests at once, one measures and the others wait.
         key: Key = (
             "report",
             row.source_id,
@@ -203,14 +213,17 @@ def find_with_report(
 def request_translator(
     services: Services, context: RequestContext, request: FitRequest
 ) -> tables.JobRow:
-    """Queue the fit and its report. Raises what can be known now: the not-found errors, UnknownOption, InvalidOption."""
+    """Queue a job that fits and measures a translator.
+
+    Raises the not-found errors, UnknownOption, InvalidOption, TooManyJobs, QueueFull.
+    """
     source, _ = find_pair(services, context.project, request)
     check_options(request, anchors=source.anchor_set.size)
     return submit_job(services, context, JobKind.translator, asdict(request))
 
 
 def run_translator(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
-    """The job itself: the translator is in the cache and its report in its row."""
+    """Run the job: fit the translator, and write its report."""
     request, context = FitRequest(**job.arguments), RequestContext.of_job(job)
     progress(0, 2)
     source, target = find_pair(services, job.project, request)
@@ -225,7 +238,10 @@ def run_translator(services: Services, job: tables.JobRow, progress: Progress) -
 def _choose_method(
     services: Services, source: tables.SpaceRow, target: tables.SpaceRow, request: FitRequest
 ) -> tuple[str, methods.Options, selection.Choice | None]:
-    """The method and its options, and why, where it was chosen here. Raises UnknownOption and InvalidOption."""
+    """Return the method, all its options, and the choice of auto.
+
+    Raises UnknownOption, InvalidOption, Overloaded.
+    """
     if request.method != "auto":
         return (
             request.method,
@@ -245,11 +261,11 @@ def _choose_method(
 
 
 def _check_shape(options: methods.Options) -> methods.Options:
-    """What a client may say of a method that is yet to be chosen. Raises UnknownOption."""
+    """Return the options if they apply to every method. Raises UnknownOption."""
     for option in options:
         if option not in methods.SHAPE:
             raise UnknownOption(
-                f"auto chooses {option}, or does without: name a method to set it",
+                f"`method: auto` chooses `{option}` itself. Remove it, or name a method",
                 field=f"options.{option}",
             )
     return options
@@ -258,7 +274,7 @@ def _check_shape(options: methods.Options) -> methods.Options:
 def find_pair(
     services: Services, project: str, request: FitRequest
 ) -> tuple[tables.SpaceRow, tables.SpaceRow]:
-    """Both spaces of a request. Raises the not-found errors and AnchorsNotEmbedded."""
+    """Return both spaces of a request. Raises the not-found errors and AnchorsNotEmbedded."""
     assert request.source is not None
     return resolve(
         services, pair_name(project, request.anchor_set, request.source, request.target)
@@ -266,14 +282,15 @@ def find_pair(
 
 
 def pair_name(project: str, anchor_set: str, source: str | None, target: str | None) -> Name:
-    """What a pair is remembered by."""
+    """The name under which a pair is remembered."""
     return Name(project, "spaces", (anchor_set, source, target))
 
 
 def resolve(services: Services, name: Name) -> SpacePair:
-    """What `name_of` names, without a query if it was looked up a moment ago.
+    """Return the pair of that name, from memory where possible.
 
-    Raises the not-found errors, AnchorsNotEmbedded, and Conflict when the set was made anew at this moment.
+    Raises the not-found errors, AnchorsNotEmbedded, and Conflict when the set was replaced
+    meanwhile.
     """
     return services.names.find_or(name, lambda: _look_up(services, name))
 
@@ -289,7 +306,7 @@ def _look_up(services: Services, name: Name) -> SpacePair:
             for field, encoder in wanted.items():
                 find_space_row(session, name.project, anchor_set, encoder, field)
             raise Conflict(
-                f"{anchor_set!r} was made anew meanwhile; look at it and try again",
+                f"anchor set {anchor_set!r} was replaced by another of that name. Try again",
                 field="anchor_set",
             )
         first, second = found.get(source or ""), found.get(target or "")
@@ -324,7 +341,7 @@ def _write_row(
     options: methods.Options,
     choice: selection.Choice | None,
 ) -> str:
-    """The translator's public id, once a row says how it was made, and why where auto chose it."""
+    """Store how the translator was fitted, and return its public id."""
     content = _public_id(translator, method, options)
     row = tables.TranslatorRow(
         project=context.project,
@@ -337,21 +354,19 @@ def _write_row(
     )
     try:
         _add_row(services, context, row)
-    except (
-        Conflict
-    ):  # another process wrote it at the same moment, unless one of the spaces has gone
+    except Conflict:  # another process was faster, unless a space was deleted
         _add_row(services, context, row)
     return content
 
 
 def _add_row(services: Services, context: RequestContext, row: tables.TranslatorRow) -> None:
-    """Add the row, or say that the one that is there is in use, and add the choices to it. Raises Conflict."""
+    """Add the row, or record the use and the choices in the existing one. Raises Conflict."""
     between = (row.source_id, row.target_id)
     with services.db.transaction() as session:
         if not resources.touch_translator(session, row, now=tables.now()):
             session.add(row)
             record_audit(session, context, "create", "translator", row.content)
-        elif row.choices:  # it was made by its name, or for another use, before
+        elif row.choices:  # the existing row lacks these choices
             found = resources.translator(
                 session, row.project, row.content, between=between, change=True
             )
@@ -359,10 +374,11 @@ def _add_row(services: Services, context: RequestContext, row: tables.Translator
 
 
 def _public_id(translator: Translator, method: str, options: methods.Options) -> str:
-    """A content hash that also covers the recipe: two methods may end in one matrix, and their reports are still two."""
+    """A hash of content and method: equal matrices of two methods have two reports."""
     text = f"{content_hash(translator)} {method} {canonical_json(options)!r}"
     return "tr_" + sha256(text.encode()).hexdigest()[:32]
 
 
 def canonical_json(options: Mapping[str, Any]) -> bytes:
+    """Equal for equal options, whatever their order."""
     return orjson.dumps(dict(options), option=orjson.OPT_SORT_KEYS)

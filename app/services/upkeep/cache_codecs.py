@@ -1,4 +1,7 @@
-"""How what the maths makes travels between processes: as named tensors, numbers as tensors of no dimension."""
+"""Converts results of the maths to named tensors and back, to share them between processes.
+
+A number becomes a tensor without dimensions.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ Value = TypeVar("Value")
 
 
 def _dump_dataclass(value: Any, prefix: str = "") -> dict[str, Tensor]:
-    """The fields of a dataclass that are not None; those of one within it as `field.name`."""
+    """The fields of a dataclass that are not None; those of a nested one as `field.name`."""
     tensors: dict[str, Tensor] = {}
     for name, each in ((field.name, getattr(value, field.name)) for field in fields(value)):
         if is_dataclass(each):
@@ -33,7 +36,7 @@ def _dump_dataclass(value: Any, prefix: str = "") -> dict[str, Tensor]:
 
 
 def _load_dataclass(kind: type[Value], tensors: dict[str, Tensor], **parts: type) -> Value:
-    """The dataclass again, with its `parts`, which are dataclasses too."""
+    """The dataclass again; `parts` are its nested dataclasses."""
     own: dict[str, Any] = {
         name: each if each.dim() else each.item()
         for name, each in tensors.items()
@@ -59,8 +62,8 @@ def _dataclass_codec(kind: type[Value], **parts: type) -> Shared[Value]:
 
 
 def _load_choice(tensors: dict[str, Tensor]) -> Choice:
-    told = orjson.loads(tensors["json"].numpy().tobytes())
-    return Choice(**{**told, "candidates": [Scored(**each) for each in told["candidates"]]})
+    stored = orjson.loads(tensors["json"].numpy().tobytes())
+    return Choice(**{**stored, "candidates": [Scored(**each) for each in stored["candidates"]]})
 
 
 CHOICE: Shared[Choice] = Shared(
@@ -71,9 +74,11 @@ CHOICE: Shared[Choice] = Shared(
 )
 
 
-#: None: there are too few anchors for any. An entry holds a tensor, also where there is nothing to tell
+#: None: too few anchors. It is stored as a tensor too, because an entry must hold one
 CONFIDENCE: Shared[Confidence | None] = Shared(
-    dump=lambda made: {"nothing": torch.tensor(1.0)} if made is None else _dump_dataclass(made),
+    dump=lambda fitted: (
+        {"nothing": torch.tensor(1.0)} if fitted is None else _dump_dataclass(fitted)
+    ),
     load=lambda tensors: (
         None if "nothing" in tensors else _load_dataclass(Confidence, tensors, reference=Reference)
     ),

@@ -1,4 +1,6 @@
-"""Metrics that only the database knows: jobs of the whole service, quality of a project's translators."""
+"""Metrics that only the database knows: jobs of the whole service, quality of a project's
+translators.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ MOST_TRANSLATORS = 200
 
 @dataclass(frozen=True)
 class TranslatorQuality:
-    """Held-out measures of a translator; by `vectors` "translated" or "do_nothing", then by measure."""
+    """Held-out measures of a translator; by `vectors` "translated" or "do_nothing", then by
+    measure.
+    """
 
     translator: str
     method: str

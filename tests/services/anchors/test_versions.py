@@ -70,20 +70,20 @@ def delete(services: Services, project: str) -> None:
 def translated(services: Services, project: str) -> torch.Tensor:
     return plans.apply_map(
         services, RequestContext(project), maps.Translation(TRANSLATION), vectors=VECTORS
-    ).made.vectors
+    ).output.vectors
 
 
 def related(services: Services, project: str) -> torch.Tensor:
     return plans.apply_map(
         services, RequestContext(project), maps.Relation("a", "s"), vectors=VECTORS
-    ).made.vectors
+    ).output.vectors
 
 
 def decoded(services: Services, project: str) -> torch.Tensor:
     vectors = torch.randn(3, 12, generator=torch.Generator().manual_seed(9))
     return plans.apply_map(
         services, RequestContext(project), maps.Decoding(TRANSLATION, 1.0), vectors=vectors
-    ).made.vectors
+    ).output.vectors
 
 
 def stitched(services: Services, project: str) -> torch.Tensor:

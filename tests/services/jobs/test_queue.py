@@ -53,19 +53,21 @@ _days_due = itertools.count(1)
 def run(
     services: Services,
     job: tables.JobRow,
-    runner: runner.JobRunner,
+    work: runner.JobRunner,
     leases: Leases | None = None,
     **more: Any,
 ) -> tables.JobRow:
     """A worker's turn with the job, however long the pause before its next try is."""
     alter(services, job, due_at=tables.now() - timedelta(days=next(_days_due)))
-    turn(services, runner, leases, **more)
+    turn(services, work, leases, **more)
     return again(services, job)
 
 
-def turn(services: Services, runner: runner.JobRunner, leases: Leases | None = None, **more: Any) -> bool:
+def turn(
+    services: Services, work: runner.JobRunner, leases: Leases | None = None, **more: Any
+) -> bool:
     """A worker's turn with whatever is due; returns whether there was a job."""
-    return runner.run_next(services, {JobKind.bootstrap: runner}, leases or Leases(services), **more)
+    return runner.run_next(services, {JobKind.bootstrap: work}, leases or Leases(services), **more)
 
 
 def well(services: Services, row: tables.JobRow, progress: progress.Progress) -> JobResult:
@@ -321,7 +323,9 @@ def going(services: Services, job: tables.JobRow, *steps: int) -> int | None:
 def resumed(services: Services, job: tables.JobRow) -> int | None:
     """A last turn, which ends well; returns the step from which it went on."""
     row = run(
-        services, job, lambda services, row, progress: JobResult({"from": step_of(progress.resume())})
+        services,
+        job,
+        lambda services, row, progress: JobResult({"from": step_of(progress.resume())}),
     )
     assert row.state == JobState.succeeded
     return row.result["from"]  # type: ignore[no-any-return]
@@ -380,7 +384,11 @@ def test_a_job_that_loses_its_worker_at_one_place_ends_after_five_tries(
     for _ in range(runner.MOST_ATTEMPTS - 1):
         assert going(services, job, *steps) == 7
     row = run(services, job, never)
-    assert (row.state, row.attempts, row.checkpoint) == (JobState.failed, runner.MOST_ATTEMPTS, None)
+    assert (row.state, row.attempts, row.checkpoint) == (
+        JobState.failed,
+        runner.MOST_ATTEMPTS,
+        None,
+    )
     assert row.error == {
         "code": "attempts-exhausted",
         "detail": "its worker was lost 5 times after step 7",
@@ -789,7 +797,9 @@ def test_handing_back_twice_or_too_late_changes_nothing(services, job):
 
 def test_a_project_may_have_so_many_unfinished_jobs_and_another_project_its_own(services):
     services = replace(services, limits=Limits(project_jobs=2))
-    first, _ = (submission.submit_job(services, CONTEXT, JobKind.bootstrap, {"x": 1}) for _ in range(2))
+    first, _ = (
+        submission.submit_job(services, CONTEXT, JobKind.bootstrap, {"x": 1}) for _ in range(2)
+    )
     with pytest.raises(errors.TooManyJobs) as caught:
         submission.submit_job(services, CONTEXT, JobKind.bootstrap, {})
     assert (caught.value.limit, caught.value.retry_after_s > 0) == (2, True)
