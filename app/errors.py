@@ -35,7 +35,8 @@ No class knows HTTP: `app.api.http.problems` turns a class into a status, and a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
 #: how many row numbers an error carries before it only counts them
@@ -82,6 +83,26 @@ class AnchorageError(Exception):
         """The same error, of rows that are counted from further up."""
         self.rows = [row + rows for row in self.rows]
         return self
+
+
+@contextmanager
+def blaming(
+    field: str | None = None, *, rows_from: int = 0, always: bool = False
+) -> Iterator[None]:
+    """Tell every AnchorageError raised inside its place in the request, and raise it again.
+
+    field      the request's name for what is checked; kept off errors that name a field already
+    rows_from  the row at which the checked part begins: the error counts its rows from the part's
+               first row, and afterwards from the request's
+    always     name `field` in place of any other
+    """
+    try:
+        yield
+    except AnchorageError as error:
+        if always or error.field is None:
+            error.field = field
+        error.rows = [row + rows_from for row in error.rows]
+        raise
 
 
 class NotFound(AnchorageError):

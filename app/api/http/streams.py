@@ -44,6 +44,7 @@ from app.errors import (
     NotAcceptable,
     TooManyVectors,
     UnsupportedMedia,
+    blaming,
 )
 from app.maths.translators.translator import Precision
 from app.observability import metrics
@@ -202,10 +203,8 @@ class _Stream(Response):
     async def _send(self, send: Send, block: _Block, begun: bool) -> bool:
         """The rows of a block, once they are there; the answer begins with the first."""
         await block.running.wait()
-        try:
+        with blaming(self.plan.served.reads, rows_from=block.start):
             block.running.result()
-        except AnchorageError as error:
-            raise error.at(self.plan.served.reads).shifted(block.start) from None
         if not begun:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         for part in self._parts(block):
@@ -226,14 +225,11 @@ class _Stream(Response):
             )
         out = torch.empty(len(vectors), makes, dtype=TORCH[plan.dtype])
         self._make_room(HELD * (size + out.nbytes))
-        try:
-            return _Block(
-                products.begin(plan.services, plan.served.product, vectors, out, plan.precision),
-                start,
-                batch,
+        with blaming(plan.served.reads, rows_from=start):
+            running = products.begin(
+                plan.services, plan.served.product, vectors, out, plan.precision
             )
-        except AnchorageError as error:
-            raise error.at(self.plan.served.reads).shifted(start) from None
+        return _Block(running, start, batch)
 
     def _make_room(self, size: int) -> None:
         if size > self._room:
