@@ -294,7 +294,7 @@ def _require_right(
     raise SeedsInsufficient(
         why,
         field="seeds",
-        told={"more_seeds": more, **told},
+        more={"more_seeds": more, **told},
     )
 
 

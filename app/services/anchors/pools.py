@@ -210,7 +210,7 @@ def _write(services: Services, rows: Tensor) -> dict[str, Any]:
 def _elsewhere(pool: tables.PoolRow, offset: int) -> OffsetMismatch:
     """What is wrong with a piece that does not begin where the pool ends."""
     says = f"pool {pool.name!r} has {pool.items} items: its next piece begins at offset {pool.items}, not {offset}"
-    return OffsetMismatch(says, items=pool.items)
+    return OffsetMismatch(says, field="offset", more={"items": pool.items})
 
 
 def _require_room(services: Services, count: int, field: str) -> None:
