@@ -1,4 +1,7 @@
-"""/docs and /redoc: pages of files of this machine, which run no script but their own and stand in no other page's frame."""
+"""/docs, /redoc and /docs/errors: pages that load nothing from other hosts.
+
+They run only their own scripts, and no other page can show them in a frame.
+"""
 
 from __future__ import annotations
 
@@ -10,33 +13,41 @@ from pathlib import Path
 import fastapi_offline
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
+from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
+
+from app.api import error_page
 
 STATIC = "/static-offline-docs"
 FILES = Path(fastapi_offline.__file__).parent / "static"
 
-#: answered to everyone: they say nothing about anyone's data
-PATHS = frozenset({"/docs", "/redoc", "/openapi.json"})
+#: the page with one section for each error code; `type` in a problem document links to it
+ERRORS_PATH = "/docs/errors"
 
-#: what a browser may do with an answer of these paths that is no page, and with any of them
+#: paths that need no API key: they show no project's data
+PATHS = frozenset({"/docs", "/redoc", "/openapi.json", ERRORS_PATH})
+
+#: the Content-Security-Policy of answers below these paths that are not pages
 CLOSED = "default-src 'none'; frame-ancestors 'none'"
+#: headers of all answers below these paths
 HEADERS = ((b"x-frame-options", b"DENY"), (b"referrer-policy", b"no-referrer"))
 
-#: both pages set styles by scripts; ReDoc searches in a worker that it makes itself
+#: the pages' policy. Scripts set styles on both, and ReDoc creates its own search worker
 POLICY = (
-    "default-src 'none'; script-src 'self' {hashes}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self'; "
-    "connect-src 'self'; worker-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self' {hashes}; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; font-src 'self'; connect-src 'self'; worker-src blob:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
+INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
 
 def is_public(path: str) -> bool:
-    """Whether a path belongs to the documentation."""
+    """Returns whether a path belongs to the documentation."""
     return path in PATHS or path.startswith(f"{STATIC}/")
 
 
 def install(app: FastAPI) -> None:
-    """Add the pages and their files."""
+    """Add the pages and their files to the app."""
     app.mount(STATIC, StaticFiles(directory=FILES), name="static-offline-docs")
 
     @app.get("/docs", include_in_schema=False)
@@ -65,12 +76,16 @@ def install(app: FastAPI) -> None:
             )
         )
 
+    @app.get(ERRORS_PATH, include_in_schema=False)
+    async def errors(request: Request) -> Response:
+        return _guarded(HTMLResponse(error_page.html()))
+
 
 def _guarded(page: Response) -> Response:
-    """The page, with a policy that names its own scripts by their hashes."""
+    """Returns the page with a policy that allows its own inline scripts, by their hashes."""
     digests = [
         b64encode(hashlib.sha256(script).digest()).decode()
-        for script in INLINE.findall(bytes(page.body))
+        for script in INLINE_SCRIPT.findall(bytes(page.body))
     ]
     page.headers["Content-Security-Policy"] = POLICY.format(
         hashes=" ".join(f"'sha256-{digest}'" for digest in digests)

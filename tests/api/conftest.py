@@ -381,7 +381,7 @@ def refused() -> Callable[..., dict[str, Any]]:
         problem = answer.json()
         assert (problem["code"], problem.get("field")) == (code, field), problem
         assert problem["status"] == status
-        assert problem["type"] == f"urn:anchorage:{code}"
+        assert problem["type"] == f"/docs/errors#{code}"
         assert problem["title"]
         assert problem["instance"].startswith("/")
         assert detail in problem["detail"]

@@ -14,7 +14,7 @@ from app.api.compat.openai import parse_model
 from app.api.http.bodies import json_body
 from app.api.http.deps import Reads, Svc
 from app.api.http.error_dialects import InferenceError
-from app.api.http.problems import spoken
+from app.api.http.problems import documented_as
 from app.api.resources.translate import Method
 from app.api.schemas import fields
 from app.api.schemas.fields import Body
@@ -137,7 +137,7 @@ class Ready(BaseModel):
     ready: bool
 
 
-@router.get("", responses=spoken(InferenceError))
+@router.get("", responses=documented_as(InferenceError))
 def server(project: Reads) -> ServerMetadata:
     """What this server is."""
     return ServerMetadata()
@@ -156,7 +156,7 @@ async def ready(request: Request, response: Response, services: Svc) -> Ready:
     return Ready(ready=found.status in ("ok", "degraded"))
 
 
-@router.get("/models/{model}", responses=spoken(InferenceError, 404, 409, 422))
+@router.get("/models/{model}", responses=documented_as(InferenceError, 404, 409, 422))
 def model_metadata(model: ModelPath, services: Svc, project: Reads) -> ModelMetadata:
     """What a head reads and answers."""
     row, encoder, anchor_set = _find(services, project, model, Parameters())
@@ -179,7 +179,7 @@ def model_metadata(model: ModelPath, services: Svc, project: Reads) -> ModelMeta
     )
 
 
-@router.get("/models/{model}/ready", responses=spoken(InferenceError, 404, 409, 422))
+@router.get("/models/{model}/ready", responses=documented_as(InferenceError, 404, 409, 422))
 def model_ready(model: ModelPath, services: Svc, project: Reads) -> Ready:
     """Whether the head can be asked."""
     row, encoder, anchor_set = _find(services, project, model, Parameters())
@@ -190,7 +190,10 @@ def model_ready(model: ModelPath, services: Svc, project: Reads) -> Ready:
 
 @router.post(
     "/models/{model}/infer",
-    responses={200: {"model": InferAnswer}, **spoken(InferenceError, 400, 404, 409, 413, 415, 422)},
+    responses={
+        200: {"model": InferAnswer},
+        **documented_as(InferenceError, 400, 404, 409, 413, 415, 422),
+    },
     response_model=None,
 )
 def infer(

@@ -20,7 +20,7 @@ from torch import Tensor
 from app.api.http.bodies import json_body
 from app.api.http.deps import Reads, Svc
 from app.api.http.error_dialects import OpenAIError
-from app.api.http.problems import spoken
+from app.api.http.problems import documented_as
 from app.api.schemas import fields
 from app.api.schemas.fields import Body
 from app.encoders.base import Input, Spec
@@ -271,7 +271,7 @@ def _look_up(services: Services, project: str, name: str) -> tables.EncoderRow:
 
 @router.post(
     "/embeddings",
-    responses={200: {"model": Embeddings}, **spoken(OpenAIError, 400, 404, 413, 415, 422)},
+    responses={200: {"model": Embeddings}, **documented_as(OpenAIError, 400, 404, 413, 415, 422)},
     response_model=None,
 )
 async def create_embeddings(
@@ -311,13 +311,13 @@ def _rows(vectors: Tensor, encoding_format: str) -> list[Any]:
     return [pybase64.b64encode_as_string(row.data) for row in array]
 
 
-@router.get("/models", responses=spoken(OpenAIError, 400))
+@router.get("/models", responses=documented_as(OpenAIError, 400))
 def list_models(services: Svc, project: Reads) -> ModelList:
     """The encoders that the service runs, and what they can be translated into."""
     return ModelList(data=list(islice(_models(services, project), MOST_LISTED)))
 
 
-@router.get("/models/{model}", responses=spoken(OpenAIError, 400, 404, 422))
+@router.get("/models/{model}", responses=documented_as(OpenAIError, 400, 404, 422))
 def get_model(model: Annotated[str, Path(max_length=400)], services: Svc, project: Reads) -> Model:
     """One model."""
     row, target = look_at(services, project, model)

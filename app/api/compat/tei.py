@@ -13,7 +13,7 @@ from app.api.compat.openai import Inputs, embed, look_at, read_inputs
 from app.api.http.bodies import json_body
 from app.api.http.deps import Reads, Svc
 from app.api.http.error_dialects import TeiError
-from app.api.http.problems import spoken
+from app.api.http.problems import documented_as
 from app.api.schemas import fields
 from app.api.schemas.fields import Body
 from app.errors import InputTooLong
@@ -71,7 +71,7 @@ class Info(BaseModel):
 _EMBED: dict[str, Any] = {
     "responses": {
         200: {"model": list[list[float]]},
-        **spoken(TeiError, 400, 404, 409, 413, 415, 422),
+        **documented_as(TeiError, 400, 404, 409, 413, 415, 422),
     },
     "response_model": None,
 }
@@ -107,7 +107,7 @@ async def embed_inputs(
     return fields.respond(np.ascontiguousarray(vectors.numpy()))
 
 
-@router.get("/{model}/info", responses=spoken(TeiError, 404, 409, 422))
+@router.get("/{model}/info", responses=documented_as(TeiError, 404, 409, 422))
 def info(model: ModelPath, services: Svc, project: Reads) -> Info:
     """What the model is."""
     row, _ = look_at(services, project, model)
@@ -121,7 +121,7 @@ def info(model: ModelPath, services: Svc, project: Reads) -> Info:
     )
 
 
-@router.get("/{model}/health", responses=spoken(TeiError, 404, 409, 422))
+@router.get("/{model}/health", responses=documented_as(TeiError, 404, 409, 422))
 def health(model: ModelPath, services: Svc, project: Reads) -> None:
     """200 when the model can be asked for."""
     info(model, services, project)

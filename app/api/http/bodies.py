@@ -20,19 +20,21 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import orjson
 from fastapi import Depends, Request
-from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from app.api.codecs import arrow, npy
 from app.api.http import multipart, query_fields
 from app.api.http.deps import project_of
+from app.api.http.field_errors import Place, located
 from app.api.schemas.fields import Body
 from app.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, Malformed, UnsupportedMedia
 from app.services.context import Repeat, Services, answer_bytes, on_departure, origin
 from app.types import Scope
 
 JSON = "application/json"
+#: bodies that hold nothing but vectors: their fields are in the query string
+VECTOR_MEDIA = (npy.MEDIA, arrow.MEDIA)
 
 #: a body has this time to arrive, and one second more for each BODY_BYTES_PER_S
 BODY_S = 20
@@ -158,7 +160,8 @@ async def read_call(model: type[BodyT], reading: Reading, request: Request) -> C
     services: Services = request.app.state.services
     project = project_of(request, Scope.read)
     if query_fields.wants_stream(request):
-        body = validated(model, query_fields.read(request, model, streams=reading.streams))
+        fields = query_fields.read(request, model, streams=reading.streams)
+        body = validated(model, fields, "query string")
         return Call(request, services, project, body, media_of(request), streamed=True)
     body, media, rows, arrived = await _read(model, reading, request)
     parsed = time.perf_counter()
@@ -206,15 +209,15 @@ async def _read(
     return body, media, rows, arrived
 
 
-def validated(model: type[BodyT], fields: Any) -> BodyT:
-    """The fields as the model has them. Raises RequestValidationError, as FastAPI does, and the errors of vectors fields."""
+def validated(model: type[BodyT], fields: Any, place: Place = "body") -> BodyT:
+    """Returns the fields as the model; `place` is where the client sent them.
+
+    Raises RequestValidationError, as FastAPI does, and the errors of vectors fields.
+    """
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
-        raise RequestValidationError(
-            [{**each, "loc": ("body", *each["loc"])} for each in found]
-        ) from None
+        raise located(error, model, place=place) from None
 
 
 def parse_json(data: Data) -> Any:
@@ -337,8 +340,8 @@ def _parsed(
         if files is not None:
             fields = _with_files(fields, files)
     if query:
-        fields = query_fields.joined(fields, query, only_vectors=media in (npy.MEDIA, arrow.MEDIA))
-    return validated(model, fields), rows
+        fields = query_fields.joined(fields, query, only_vectors=media in VECTOR_MEDIA)
+    return validated(model, fields, "query string" if media in VECTOR_MEDIA else "body"), rows
 
 
 def _count_cost(data: Data) -> None:

@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
-from fastapi.exceptions import RequestValidationError
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -21,6 +20,7 @@ from pydantic import (
 
 from app.api.http.bodies import json_body
 from app.api.http.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes, settled
+from app.api.http.field_errors import located
 from app.api.http.problems import documented
 from app.api.schemas import fields
 from app.api.schemas.fields import Body, Name, OfRow, Vectors
@@ -95,10 +95,7 @@ class NewEncoder(Body):
         except ValidationError as error:
             if isinstance(value, dict):
                 options.refuse_other_kinds(EncoderKind(kind), value)
-            found = error.errors(include_url=False)
-            raise RequestValidationError(
-                [{**each, "loc": ("body", "options", *each["loc"])} for each in found]
-            ) from None
+            raise located(error, options.KINDS[kind], below=("options",)) from None
 
     @model_validator(mode="after")
     def _names_no_path(self) -> NewEncoder:
