@@ -183,7 +183,7 @@ async def _read(
     query = (
         query_fields.read(request, model, streams=reading.streams)
         if reading.query
-        else query_fields.none(request)
+        else query_fields.refuse_fields(request)
     )
     data = await read_whole(request, request.app.state.admission.max_body_bytes)
     arrived = time.perf_counter()
@@ -340,7 +340,7 @@ def _parsed(
         if files is not None:
             fields = _with_files(fields, files)
     if query:
-        fields = query_fields.joined(fields, query, only_vectors=media in VECTOR_MEDIA)
+        fields = query_fields.join(fields, query, only_vectors=media in VECTOR_MEDIA)
     return validated(model, fields, "query string" if media in VECTOR_MEDIA else "body"), rows
 
 

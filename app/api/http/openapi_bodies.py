@@ -1,4 +1,4 @@
-"""What the OpenAPI document says beside what FastAPI finds out: bodies that dependencies read, and the problem document."""
+"""Adds to the OpenAPI document the bodies that dependencies read, and the problem document."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from app.types import Scope
 _BINARY = {
     "type": "string",
     "format": "binary",
-    "description": "a matrix of floats, or record batches with a column of lists of them",
+    "description": "A matrix of floats, or record batches with a column of lists of floats.",
 }
 _COLUMN = {
     "name": "column",
     "in": "query",
     "schema": {
         "type": "string",
-        "description": "Arrow: the column that holds the vectors, if there are several",
+        "description": "Arrow: the column with the vectors, if several hold lists of floats.",
     },
 }
 
-#: what a route's `responses` say of answers in npy and Arrow
-BULK: dict[str, Any] = {
+#: a route's `responses` for answers in npy and Arrow
+VECTOR_ANSWERS: dict[str, Any] = {
     "content": {media: {"schema": _BINARY} for media in (npy.MEDIA, arrow.MEDIA)}
 }
 
 
 def install(app: FastAPI, routers: Iterable[APIRouter]) -> None:
-    """Have `app.openapi()` describe the request bodies of the routers' routes, and problem documents."""
+    """Make `app.openapi()` describe the request bodies of the routes, and problem documents."""
     make = app.openapi
     bodies = [body for router in routers for body in _bodies(router)]
 
@@ -51,7 +51,7 @@ def install(app: FastAPI, routers: Iterable[APIRouter]) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-#: a route that reads a body, the body's model, and in which forms it comes
+#: a route that reads a body, the body's model, and its formats
 _Read = tuple[APIRoute, type[Body], Reading]
 
 
@@ -64,7 +64,7 @@ def _complete(document: dict[str, Any], bodies: list[_Read]) -> None:
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for name, schema in definitions["$defs"].items():
         if schemas.setdefault(name, schema) != schema:
-            raise RuntimeError(f"two models of the API are called {name}: rename one")
+            raise RuntimeError(f"two models of the API have the name {name}: rename one")
     for route, model, reading in bodies:
         for method in route.methods or ():
             operation = document["paths"][route.path_format][method.lower()]

@@ -168,7 +168,7 @@ def test_a_set_takes_another_encoders_embeddings_as_arrow(service, refused):
         batch(a=fixed(vectors[:12]), b=fixed(-vectors[:12])),
         batch(a=fixed(vectors[12:]), b=fixed(-vectors[12:])),
     )
-    refused(put(body), 422, "bad-column", "column", detail="a, b")
+    refused(put(body), 422, "bad-column", "column", detail="`a`, `b`")
     refused(put(body[:-30], "?column=b"), 400, "bad-arrow", "vectors")
     assert put(body, "?column=b").status_code == 201
     asked = written(batch(v=fixed(-vectors)))
