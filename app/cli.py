@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from app import __version__
 from app.demo import SENTENCE, DemoError
 from app.errors import AnchorageError
+from app.services.request_context import RequestContext
 from app.settings import Settings
 from app.types import LONGEST_GRACE_S
 
@@ -69,13 +70,13 @@ def serve(
         )
     # Loading torch takes seconds: not before the options are known to be right, and not for --help.
     from app import server
-    from app.main import asks_for_keys, create_app, is_loopback
+    from app.main import create_app, is_loopback, requires_keys
 
     with _storage_trouble(), _alone(settings):
         application = create_app(settings)
         services = application.state.services
         services.db.migrate()
-        if asks_for_keys(settings):
+        if requires_keys(settings):
             _require_a_key(services, settings)
         elif not is_loopback(settings.host):
             typer.secho(
@@ -123,7 +124,9 @@ def migrate(
             from app.services.access.api_keys import create_key
             from app.types import Scope
 
-            _, key = create_key(services, "default", name="first", scopes=list(Scope))
+            _, key = create_key(
+                services, RequestContext("default"), name="first", scopes=list(Scope)
+            )
             typer.echo(f"no API key yet: made one with every scope, shown this once:\n{key}")
 
 
@@ -240,7 +243,12 @@ def create(
         expires_at = None if days is None else now() + timedelta(days=days)
         scopes = [Scope(item) for item in scope or [Scope.read]]
         row, key = create_key(
-            services, project, name=name, scopes=scopes, expires_at=expires_at, rate_limit=rate
+            services,
+            RequestContext(project),
+            name=name,
+            scopes=scopes,
+            expires_at=expires_at,
+            rate_limit=rate,
         )
     typer.echo(
         f"{row.id} for project {project}, {', '.join(row.scopes)}; shown this once:", err=True
@@ -282,7 +290,9 @@ def rotate(
     from app.services.access.api_keys import rotate_key
 
     with _migrated(_settings()) as services:
-        _, key = rotate_key(services, _project_of(services, key_id), key_id, grace_s=grace)
+        _, key = rotate_key(
+            services, RequestContext(_project_of(services, key_id)), key_id, grace_s=grace
+        )
     typer.echo(key)
 
 
@@ -292,7 +302,7 @@ def revoke(key_id: str) -> None:
     from app.services.access.api_keys import revoke_key
 
     with _migrated(_settings()) as services:
-        revoke_key(services, _project_of(services, key_id), key_id)
+        revoke_key(services, RequestContext(_project_of(services, key_id)), key_id)
     typer.echo(f"{key_id} is revoked")
 
 

@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from prometheus_client.multiprocess import mark_process_dead
 
 from app.api.health import METRICS_DIR
-from app.api.http.connections import Connections, backlog, most_connections
+from app.api.http.limits.connections import Connections, backlog, most_connections
 from app.api.http.protocol import BoundedHttp
 from app.main import create_app
 from app.observability import logs
@@ -30,10 +30,10 @@ from workers.supervisor import supervise
 log = logging.getLogger("anchorage.server")
 
 #: an idle connection is kept for longer than load balancers and clients keep theirs: whoever closes first may cut a request
-KEEP_ALIVE_S = 75
+IDLE_CONNECTION_S = 75
 
 #: how much longer than its own limits a stopping process is waited for
-STOP_S = 5.0
+STOP_GRACE_S = 5.0
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -60,7 +60,7 @@ def run_several(settings: Settings, listening: socket.socket) -> None:
     with tempfile.TemporaryDirectory(prefix="anchorage-metrics-") as folder:
         os.environ[METRICS_DIR] = folder
         log.info("%d processes serve on %s:%d", settings.workers, *listening.getsockname()[:2])
-        stop_s = settings.drain_s + settings.shutdown_s + STOP_S
+        stop_s = settings.drain_s + settings.shutdown_s + STOP_GRACE_S
         supervise(
             _serve,
             [(settings, listening)] * settings.workers,
@@ -94,7 +94,7 @@ def _config(settings: Settings, application: FastAPI | None) -> uvicorn.Config:
         host=settings.host,
         port=settings.port,
         timeout_graceful_shutdown=int(settings.shutdown_s),
-        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_keep_alive=IDLE_CONNECTION_S,
         http=partial(BoundedHttp, held=Connections(most_connections(settings.max_connections))),  # type: ignore[arg-type]
         backlog=backlog(),
         ws="none",

@@ -98,7 +98,7 @@ class Scope(StrEnum):
     admin = "admin"
 
 
-def repeats(items: Iterable[Hashable]) -> list[int]:
+def repeated_positions(items: Iterable[Hashable]) -> list[int]:
     """The places of items that stand earlier in the list too."""
     seen: set[Hashable] = set()
     found = []

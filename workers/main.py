@@ -95,7 +95,7 @@ class Worker:
                 self._wakeup.wait(POLL_S)
 
     def _renew(self) -> None:
-        metrics.CARETAKER.set_to_current_time()
+        metrics.LEASES_RENEWED.set_to_current_time()
         self._leases.renew()
 
     def _delete_old(self) -> None:

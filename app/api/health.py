@@ -28,7 +28,7 @@ router = APIRouter(tags=["health"])
 log = logging.getLogger("anchorage")
 
 #: what has not answered by then counts as away
-ANSWER_S = 1.5
+PROBE_ANSWER_S = 1.5
 
 #: the library's variable: the folder where several processes count together
 METRICS_DIR = "PROMETHEUS_MULTIPROC_DIR"
@@ -79,7 +79,7 @@ async def readyz(request: Request, response: Response, services: Svc) -> Ready:
     answers: dict[str, bool] = {}
 
     async def ask(name: str, question: Callable[[], bool], thread: CapacityLimiter) -> None:
-        with move_on_after(ANSWER_S):
+        with move_on_after(PROBE_ANSWER_S):
             answers[name] = await to_thread.run_sync(
                 question, limiter=thread, abandon_on_cancel=True
             )
@@ -122,7 +122,7 @@ def _database_answers(services: Services) -> bool:
 )
 def metrics(request: Request, services: Svc, project: Reads) -> Response:
     """For Prometheus. No label holds a name; of translators only the project's own are shown."""
-    admission.tell(request.app.state.admission)
+    admission.set_gauges(request.app.state.admission)
     data = generate_latest(_counted())
     try:
         data += generate_latest(database_metrics.collect(services, project))

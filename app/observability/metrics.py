@@ -26,13 +26,13 @@ IN_FLIGHT_BYTES = Gauge(
     "Declared body bytes of the requests being answered now.",
     multiprocess_mode="livesum",
 )
-REFUSED = Counter(
+REFUSALS = Counter(
     "anchorage_refused_total", "Requests refused, by the code of their problem document.", ["code"]
 )
 BATCH_VECTORS = Histogram(
     "anchorage_batch_vectors", "Vectors in one request.", ["operation"], buckets=_BATCH
 )
-CACHE = Counter(
+CACHE_LOOKUPS = Counter(
     "anchorage_cache_total",
     "Look-ups of what can be recomputed: found in memory or in Redis, or made; corrupt and away are Redis's faults.",
     ["kind", "outcome"],
@@ -42,7 +42,7 @@ CACHE = Counter(
 @lru_cache(maxsize=256)
 def cache_outcome(kind: str, outcome: str) -> Counter:
     """The counter of one kind and outcome: looked up by its labels once."""
-    return CACHE.labels(kind, outcome)
+    return CACHE_LOOKUPS.labels(kind, outcome)
 
 
 CACHE_BYTES = Gauge(
@@ -51,7 +51,7 @@ CACHE_BYTES = Gauge(
 JOB_SECONDS = Histogram(
     "anchorage_job_seconds", "One try of a job.", ["kind", "outcome"], buckets=_LONG_SECONDS
 )
-CARETAKER = Gauge(
+LEASES_RENEWED = Gauge(
     "anchorage_worker_seen_timestamp_seconds",
     "When this process last renewed its leases.",
     multiprocess_mode="livemax",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import BoundedSemaphore
 
@@ -152,37 +151,3 @@ class Services:
     def patient(self) -> bool:
         """Whether work here waits for as long as it takes: a worker's does."""
         return self.turn_wait_s is None
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """A creating request that its client may send again: the Idempotency-Key, and what the request was."""
-
-    key: str
-    fingerprint: str
-
-
-@dataclass(frozen=True)
-class Origin:
-    """On whose behalf this context works, for the audit log: the key, and a request's id, `job <id>` or the command line."""
-
-    text: str = "command line"
-    key_id: str | None = None
-    repeat: Repeat | None = None
-    #: the row id and the claim of this try in `idempotent_requests`, while it makes what it is asked for
-    claim: tuple[str, str] | None = None
-
-
-#: set where work comes in: by the HTTP edge, the worker and the command line
-origin: ContextVar[Origin] = ContextVar("origin", default=Origin())  # noqa: B039 -- it is frozen
-
-#: takes room for an answer of so many bytes, which its request gives back; raises Overloaded and TooMuchAtOnce. Set by the HTTP
-#: edge: what a job makes goes to nobody who might not read it
-answer_bytes: ContextVar[Callable[[int], None]] = ContextVar(
-    "answer_bytes", default=lambda size: None
-)
-
-#: calls back when the client of this request leaves before its answer. Set by the HTTP edge
-on_departure: ContextVar[Callable[[Callable[[], object]], None]] = ContextVar(
-    "on_departure", default=lambda call: None
-)

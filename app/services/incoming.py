@@ -10,8 +10,9 @@ from app.errors import (
     TooManyVectors,
 )
 from app.maths.geometry import space as spaces
-from app.services.context import Limits, Services, answer_bytes
+from app.services.context import Limits, Services
 from app.services.encoders.encoding import Encoded, Inputs, encode
+from app.services.request_context import RequestContext
 from app.storage import tables
 
 #: what a number of an answer takes until it is sent: as float32, and as text or base64
@@ -54,18 +55,28 @@ def exactly_one(vectors: Tensor | None, inputs: Inputs | None) -> tuple[str, int
 
 
 def vectors_or_encoded(
-    services: Services, encoder: tables.EncoderRow, vectors: Tensor | None, inputs: Inputs | None
+    services: Services,
+    context: RequestContext,
+    encoder: tables.EncoderRow,
+    vectors: Tensor | None,
+    inputs: Inputs | None,
 ) -> Encoded:
     """The client's vectors, or its inputs encoded. Raises NotExactlyOne, the vector errors, and as `encode`."""
     field, _ = exactly_one(vectors, inputs)
     if vectors is None:
         assert inputs is not None
-        return encode(services, encoder, inputs.values, role=inputs.role)
+        return encode(services, context, encoder, inputs.values, role=inputs.role)
     return Encoded(checked_vectors(vectors, field=field, limits=services.limits, dim=encoder.dim))
 
 
 def reserve_answer(
-    services: Services, field: str, count: int, *, dim: int, number_bytes: int = ANSWER_NUMBER_BYTES
+    services: Services,
+    context: RequestContext,
+    field: str,
+    count: int,
+    *,
+    dim: int,
+    number_bytes: int = ANSWER_NUMBER_BYTES,
 ) -> None:
     """Take room for an answer of `count` rows of `dim` numbers: before any work is done.
 
@@ -78,4 +89,4 @@ def reserve_answer(
             field=field,
             limit=most,
         )
-    answer_bytes.get()(count * dim * number_bytes)
+    context.reserve_bytes(count * dim * number_bytes)

@@ -16,6 +16,7 @@ from fitting import REQUEST
 from prometheus_client import REGISTRY
 
 from app.maths.translators.translator import Translator
+from app.services.request_context import RequestContext
 from app.services.translators import translators
 from app.services.upkeep.cache_codecs import TRANSLATOR
 from app.settings import Settings
@@ -32,7 +33,7 @@ def main() -> None:
     for turn in range(-1, int(rounds)):
         with closing(make_services(settings)) as services:
             pair = translators.pair(services, "default", REQUEST)
-            call = partial(translators.fit, services, "default", *pair, REQUEST)
+            call = partial(translators.fit, services, RequestContext("default"), *pair, REQUEST)
             call_ms, fitted = timed(call)
             again_ms, _ = timed(call)
         with closing(make_services(settings)) as services:

@@ -26,6 +26,7 @@ from app.maths.translators import methods
 from app.maths.translators.translator import Translator, make_translator
 from app.services.anchors import anchor_sets
 from app.services.encoders import encoders
+from app.services.request_context import RequestContext
 from app.services.translators import translators
 from app.settings import Settings
 from app.types import EncoderKind
@@ -122,12 +123,12 @@ def _through_redis(source: Matrix, target: Matrix, redis_url: str, rounds: int) 
                 services = make_services(settings)
                 services.db.migrate()
                 for name in ("a", "b"):
-                    encoders.create_encoder(services, "default", name=name, kind=EncoderKind.external, dim=DIM)
+                    encoders.create_encoder(services, RequestContext("default"), name=name, kind=EncoderKind.external, dim=DIM)
                 made = {"a": torch.from_numpy(source), "b": torch.from_numpy(target)}
-                anchor_sets.create_anchor_set(services, "default", name="items", embeddings=made)
+                anchor_sets.create_anchor_set(services, RequestContext("default"), name="items", embeddings=made)
                 pair = translators.pair(services, "default", REQUEST)
                 started = time.perf_counter()
-                fitted = translators.fit(services, "default", *pair, REQUEST)
+                fitted = translators.fit(services, RequestContext("default"), *pair, REQUEST)
                 first = (time.perf_counter() - started) * 1e3
                 entry = max(client.strlen(key) for key in client.scan_iter(f"{prefix}:cache:translator:*"))
                 services.close()

@@ -24,10 +24,11 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from app.api.http.failed_keys import FailedKeys
+from app.api.http.limits.failed_keys import FailedKeys
 from app.api.http.protocol import BoundedHttp
 from app.main import create_app
 from app.services.access.api_keys import create_key
+from app.services.request_context import RequestContext
 from app.settings import Settings
 from app.storage.tables import Base
 from app.types import Scope
@@ -318,7 +319,12 @@ def new_key() -> Callable[..., str]:
     ) -> str:
         services = client.app.state.services
         _, key = create_key(
-            services, project, name="test", scopes=[Scope(scope)], rate_limit=rate, expires_at=until
+            services,
+            RequestContext(project),
+            name="test",
+            scopes=[Scope(scope)],
+            rate_limit=rate,
+            expires_at=until,
         )
         return key
 
@@ -333,7 +339,8 @@ def first_keys(tmp_path: Path) -> Callable[..., list[str]]:
         services = make_services(Settings(data_dir=tmp_path))
         services.db.migrate()
         keys = [
-            create_key(services, project, name="x", scopes=[scope])[1] for project, scope in wanted
+            create_key(services, RequestContext(project), name="x", scopes=[scope])[1]
+            for project, scope in wanted
         ]
         services.close()
         return keys

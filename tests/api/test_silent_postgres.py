@@ -11,6 +11,7 @@ import httpx2
 import pytest
 
 from app.services.access import api_keys
+from app.services.request_context import RequestContext
 from app.settings import Settings
 from app.types import Scope
 from app.wiring import make_services
@@ -36,7 +37,9 @@ class Service:
 
 def make_key(database_url: str, tmp_path) -> str:
     services = make_services(Settings(data_dir=tmp_path / "keys", database_url=database_url))
-    _, key = api_keys.create_key(services, "default", name="k", scopes=[Scope.write])
+    _, key = api_keys.create_key(
+        services, RequestContext("default"), name="k", scopes=[Scope.write]
+    )
     services.close()
     return key
 

@@ -13,6 +13,7 @@ from app.services.context import Services
 from app.services.encoders import encoders
 from app.services.jobs import queue
 from app.services.jobs.leases import Leases
+from app.services.request_context import RequestContext
 from app.settings import Settings
 from app.storage import tables
 from app.storage.blobs import ORPHAN_AGE_S
@@ -21,6 +22,7 @@ from app.wiring import make_services
 from workers.runners import RUNNERS
 
 PROJECT = "p"
+CONTEXT = RequestContext(PROJECT)
 
 
 def some(k: int, d: int, seed: int = 0) -> Tensor:
@@ -29,9 +31,9 @@ def some(k: int, d: int, seed: int = 0) -> Tensor:
 
 
 def create_encoder(
-    services: Services, name: str, dim: int, project: str = PROJECT
+    services: Services, name: str, dim: int, context: RequestContext = CONTEXT
 ) -> tables.EncoderRow:
-    return encoders.create_encoder(services, project, name=name, kind=EncoderKind.external, dim=dim)
+    return encoders.create_encoder(services, context, name=name, kind=EncoderKind.external, dim=dim)
 
 
 def again(services: Services, row: Any) -> Any:

@@ -21,6 +21,7 @@ from app.settings import Settings
 from app.storage import tables
 from app.types import EncoderKind
 from app.wiring import make_services, make_wakeup
+from tests.services.helpers import CONTEXT
 from workers.main import Worker
 
 PROJECT = "default"
@@ -49,7 +50,7 @@ class Deployment:
         draw = torch.Generator().manual_seed(0)
         row = bootstrapping.request_bootstrap(
             self.services,
-            PROJECT,
+            CONTEXT,
             name=name,
             source="a",
             target="b",
@@ -67,7 +68,7 @@ class Deployment:
         for name, dim in dims.items():
             with suppress(NameTaken):
                 encoders.create_encoder(
-                    self.services, PROJECT, name=name, kind=EncoderKind.external, dim=dim
+                    self.services, CONTEXT, name=name, kind=EncoderKind.external, dim=dim
                 )
 
     def row(self, job_id: str) -> tables.JobRow:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from app.services.jobs import queue
+from app.services.request_context import RequestContext
 from app.settings import Settings
 from app.storage import tables
 from app.types import JobState
@@ -169,12 +170,17 @@ def test_a_job_whose_worker_is_killed_again_and_again_ends_with_the_same_bits_as
     hold = tmp_path / "hold"
     worker = fork()
     arguments = {"steps": 300, "hold": str(hold)}
-    undisturbed = queue.submit(deployment.services, "default", "iterate", arguments).id
+    undisturbed = queue.submit(
+        deployment.services, RequestContext("default"), "iterate", arguments
+    ).id
     expected = deployment.wait(undisturbed, lambda row: row.finished_at is not None).result
     assert expected["begun"] == 0
 
     hold.touch()
-    job_id, furthest = queue.submit(deployment.services, "default", "iterate", arguments).id, 0
+    job_id, furthest = (
+        queue.submit(deployment.services, RequestContext("default"), "iterate", arguments).id,
+        0,
+    )
     for number in range(queue.ATTEMPTS + 1):
         row = deployment.wait(job_id, lambda row, before=furthest: row.furthest > before)
         time.sleep(0.03 * number)  # each somewhere else: between steps, in a write, while it waits
@@ -199,7 +205,7 @@ def test_a_job_whose_worker_is_killed_again_and_again_ends_with_the_same_bits_as
 def test_a_process_one_of_whose_threads_has_died_ends(deployment, fork):
     """Whoever watches it starts another one."""
     worker = fork()
-    job_id = queue.submit(deployment.services, "default", "die", {}).id
+    job_id = queue.submit(deployment.services, RequestContext("default"), "die", {}).id
     deployment.wait(job_id, lambda row: row.attempts == 1)
     until(lambda: not Path(f"/proc/{worker}").exists())
 

@@ -19,6 +19,7 @@ from app.storage import tables
 from app.storage.queries import resources
 from app.types import JobState
 from app.wiring import make_wakeup
+from tests.services.helpers import CONTEXT
 from tests.waiting import until
 from workers import main as worker_main
 from workers.runners import RUNNERS
@@ -36,7 +37,7 @@ def encoders(deployment) -> list[str]:
 
 
 def submit(deployment, kind: str) -> str:
-    return queue.submit(deployment.services, PROJECT, kind, {}).id
+    return queue.submit(deployment.services, CONTEXT, kind, {}).id
 
 
 def ended(deployment, job_id: str) -> tables.JobRow:
@@ -108,7 +109,7 @@ def test_jobs_are_run_while_redis_is_away_and_a_submission_does_not_wait_for_it(
     services = replace(without_redis.services, notify_workers=api.notify)
     without_redis.worker(redis_url=broken_redis).start()
     begun = time.monotonic()
-    ids = [queue.submit(services, PROJECT, quick, {}).id for _ in range(5)]
+    ids = [queue.submit(services, CONTEXT, quick, {}).id for _ in range(5)]
     submitted_s = time.monotonic() - begun
     for job_id in ids:
         assert ended(without_redis, job_id).attempts == 1

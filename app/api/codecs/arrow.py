@@ -44,7 +44,7 @@ __all__ = [
     "next_frame",
 ]
 
-MEDIA = "application/vnd.apache.arrow.stream"
+ARROW = "application/vnd.apache.arrow.stream"
 
 #: the column of vectors, if several columns hold lists of floats and the request names none
 VECTOR = "vector"
@@ -54,7 +54,7 @@ MOST_MESSAGES, MOST_BATCH_FIELDS = 4_096, 2**17
 
 
 @dataclass(frozen=True)
-class Rows:
+class ArrowRows:
     """The batches of a body, and their vectors in one matrix.
 
     place  the position of the vectors among the columns
@@ -66,7 +66,7 @@ class Rows:
     place: int
 
 
-def read(data: bytes | memoryview, column: str | None, most_rows: int) -> Rows:
+def read(data: bytes | memoryview, column: str | None, most_rows: int) -> ArrowRows:
     """Returns the batches and vectors of a whole stream, the vectors without a copy if possible.
 
     Raises BadArrow, BadColumn, BadDtype, EmptyVectors, RaggedRows, TooManyVectors.
@@ -96,7 +96,7 @@ def read(data: bytes | memoryview, column: str | None, most_rows: int) -> Rows:
     if len({part.shape[1] for part in parts}) > 1:
         detail = "The record batches hold vectors of different lengths. Send one length."
         raise RaggedRows(detail, field="vectors")
-    return Rows(
+    return ArrowRows(
         parts[0] if len(parts) == 1 else torch.cat(parts), batches, reader.schema, reader.place
     )
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyarrow import ipc
 from torch import Tensor
 
-from app.api.codecs.arrow import Rows
+from app.api.codecs.arrow import ArrowRows
 from app.errors import BadColumn
 
 #: the column that an answer adds: the flag of the row, or null
@@ -97,7 +97,7 @@ def answer_batch(
 
 
 def write(
-    rows: Rows | None, columns: Mapping[str, pa.Array], about: Mapping[str, str]
+    rows: ArrowRows | None, columns: Mapping[str, pa.Array], about: Mapping[str, str]
 ) -> list[memoryview]:
     """Returns a whole stream in parts: the client's batches with the answer's columns (n rows)."""
     place = 0 if rows is None else rows.place
@@ -115,7 +115,7 @@ def write(
     return sink.parts
 
 
-def _spans(rows: Rows | None, count: int) -> Iterator[tuple[pa.RecordBatch | None, int, int]]:
+def _spans(rows: ArrowRows | None, count: int) -> Iterator[tuple[pa.RecordBatch | None, int, int]]:
     if rows is None:
         yield None, 0, count
         return

@@ -15,12 +15,10 @@ from torch import Tensor
 
 from app.errors import BadDtype, BadNpy, BadShape, EmptyVectors
 
-MEDIA = "application/x-npy"
-
 #: the number types that a header may name: little-endian, big-endian, or of this machine
-FLOATS = {"float16": "f2", "float32": "f4", "float64": "f8"}
-DTYPES: dict[str, np.dtype[Any]] = {
-    order + code: np.dtype(order + code) for order in "<>=" for code in FLOATS.values()
+FLOAT_CODES = {"float16": "f2", "float32": "f4", "float64": "f8"}
+NPY_DTYPES: dict[str, np.dtype[Any]] = {
+    order + code: np.dtype(order + code) for order in "<>=" for code in FLOAT_CODES.values()
 }
 
 #: a type that an error may repeat
@@ -31,7 +29,7 @@ KEYS = ("descr", "fortran_order", "shape")
 VERSIONS = (b"\x01\x00", b"\x02\x00", b"\x03\x00")
 
 #: largest header: numpy writes 128 bytes, and parsing takes some microseconds for each byte
-MOST_HEADER_BYTES = 1_024
+MOST_NPY_HEADER_BYTES = 1_024
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ def read_header(data: bytes | memoryview, field: str = "vectors") -> Header:
     size = header_size(bytes(data[:12]), field)
     # Errors repeat no other values of the header: they can be of any size.
     descr, fortran, shape = _parse(bytes(data[:size]), field)
-    if not isinstance(descr, str) or descr not in DTYPES:
+    if not isinstance(descr, str) or descr not in NPY_DTYPES:
         named = descr if isinstance(descr, str) and PLAIN.fullmatch(descr) else "another type"
         raise BadDtype(
             f"The npy file holds {named}. Send float16, float32 or float64.", field=field
@@ -90,7 +88,7 @@ def read_header(data: bytes | memoryview, field: str = "vectors") -> Header:
         raise BadShape("The npy header's `shape` must be two whole numbers.", field=field)
     if 0 in shape:
         raise EmptyVectors("The npy file holds no numbers. Send at least one vector.", field=field)
-    return Header(size, DTYPES[descr], (shape[0], shape[1]), fortran)
+    return Header(size, NPY_DTYPES[descr], (shape[0], shape[1]), fortran)
 
 
 def _parse(head: bytes, field: str) -> list[Any]:
@@ -118,9 +116,9 @@ def header_size(start: bytes, field: str = "vectors") -> int:
         if wide
         else int.from_bytes(start[8:10], "little") + 10
     )
-    if not 12 <= size <= MOST_HEADER_BYTES:
+    if not 12 <= size <= MOST_NPY_HEADER_BYTES:
         raise BadNpy(
-            f"The npy header must have 12 to {MOST_HEADER_BYTES} bytes, and has {size}.",
+            f"The npy header must have 12 to {MOST_NPY_HEADER_BYTES} bytes, and has {size}.",
             field=field,
         )
     return size

@@ -12,7 +12,7 @@ from app import __version__
 from app.api import health
 from app.api.compat.openai import parse_model
 from app.api.http.bodies import json_body
-from app.api.http.deps import Reads, Svc
+from app.api.http.deps import ReadContext, Reads, Svc
 from app.api.http.error_dialects import InferenceError
 from app.api.http.problems import documented_as
 from app.api.resources.translate import Method
@@ -198,12 +198,12 @@ def model_ready(model: ModelPath, services: Svc, project: Reads) -> Ready:
 )
 def infer(
     model: ModelPath,
-    project: Reads,
+    context: ReadContext,
     body: Annotated[InferRequest, json_body(InferRequest)],
     services: Svc,
 ) -> Response:
     """The head's predictions, as /stitch makes them."""
-    row, encoder, anchor_set = _find(services, project, model, body.parameters)
+    row, encoder, anchor_set = _find(services, context.project, model, body.parameters)
     if encoder is None:
         if row.encoder is None:
             raise InvalidRequest(
@@ -214,7 +214,7 @@ def infer(
     vectors, inputs = _read(body.inputs[0])
     answer = stitching.stitch(
         services,
-        project,
+        context,
         encoder=encoder,
         head=row.name,
         anchor_set=anchor_set,

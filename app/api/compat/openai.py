@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from torch import Tensor
 
 from app.api.http.bodies import json_body
-from app.api.http.deps import Reads, Svc
+from app.api.http.deps import ReadContext, Reads, Svc
 from app.api.http.error_dialects import OpenAIError
 from app.api.http.problems import documented_as
 from app.api.schemas import fields
@@ -38,6 +38,7 @@ from app.services import incoming
 from app.services.context import Services
 from app.services.encoders import encoding
 from app.services.encoders.encoding import Encoded
+from app.services.request_context import RequestContext
 from app.services.serving import plans
 from app.services.translators import translators
 from app.storage import tables
@@ -185,7 +186,7 @@ def read_inputs(value: Any, field: str) -> list[Input]:
 
 async def embed(
     services: Services,
-    project: str,
+    context: RequestContext,
     model: str,
     inputs: Sequence[Input],
     *,
@@ -195,23 +196,23 @@ async def embed(
 ) -> Encoded:
     """The inputs' vectors by a model: an encoder's own, or translated. Small requests wait without a thread."""
     chosen = parse_model(model)
-    row, spec = await _encoder(services, project, chosen.encoder)
+    row, spec = await _encoder(services, context.project, chosen.encoder)
     asked = chosen.request()
     if asked is None:
         _require_dimensions(model, row.dim, dimensions)
-        incoming.reserve_answer(services, field, len(inputs), dim=row.dim)
-        return await _encode(services, row, spec, inputs, role, field)
+        incoming.reserve_answer(services, context, field, len(inputs), dim=row.dim)
+        return await _encode(services, context, row, spec, inputs, role, field)
     translating = plans.Translation(asked)
-    pair = await run_in_threadpool(translators.resolve, services, translating.name(project))
+    pair = await run_in_threadpool(translators.resolve, services, translating.name(context.project))
     source, target = pair.both
     row, spec = (
         source.encoder,
         encoding.spec_of(source.encoder),
     )  # of this moment, as the anchors are
     _require_dimensions(model, target.encoder.dim, dimensions)
-    own = await _encode(services, row, spec, inputs, role, field)
+    own = await _encode(services, context, row, spec, inputs, role, field)
     done = await run_in_threadpool(
-        plans.apply, services, project, translating, vectors=own.vectors, pair=pair
+        plans.apply, services, context, translating, vectors=own.vectors, pair=pair
     )
     return Encoded(done.made.vectors, own.tokens, own.truncated)
 
@@ -226,6 +227,7 @@ def _require_dimensions(model: str, dim: int, asked: int | None) -> None:
 
 async def _encode(
     services: Services,
+    context: RequestContext,
     row: tables.EncoderRow,
     spec: Spec,
     inputs: Sequence[Input],
@@ -235,10 +237,10 @@ async def _encode(
     model = encoding.loaded(services, row, spec)
     if model is None or not encoding.small(model, inputs):
         return await run_in_threadpool(
-            encoding.encode, services, row, inputs, role=role, field=field
+            encoding.encode, services, context, row, inputs, role=role, field=field
         )
     ready = encoding.readable(row, inputs, limits=services.limits, field=field)
-    work, items = encoding.start(services, model, ready, role, field)
+    work, items = encoding.start(services, context, model, ready, role, field)
     try:
         vectors = await asyncio.wrap_future(work.future)
     except asyncio.CancelledError:
@@ -275,13 +277,15 @@ def _look_up(services: Services, project: str, name: str) -> tables.EncoderRow:
     response_model=None,
 )
 async def create_embeddings(
-    project: Reads, body: Annotated[EmbeddingsRequest, json_body(EmbeddingsRequest)], services: Svc
+    context: ReadContext,
+    body: Annotated[EmbeddingsRequest, json_body(EmbeddingsRequest)],
+    services: Svc,
 ) -> Response:
     """Vectors of texts or images, as OpenAI's clients ask for them."""
     inputs = read_inputs(body.input, "input")
     role = InputRole(body.input_type)
     done = await embed(
-        services, project, body.model, inputs, role=role, field="input", dimensions=body.dimensions
+        services, context, body.model, inputs, role=role, field="input", dimensions=body.dimensions
     )
     count = len(done.vectors)
     if done.truncated and not body.truncate:

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from app.api.compat.openai import Inputs, embed, look_at, read_inputs
 from app.api.http.bodies import json_body
-from app.api.http.deps import Reads, Svc
+from app.api.http.deps import ReadContext, Reads, Svc
 from app.api.http.error_dialects import TeiError
 from app.api.http.problems import documented_as
 from app.api.schemas import fields
@@ -86,7 +86,7 @@ _EMBED: dict[str, Any] = {
 @router.post("/{model}/embed", **_EMBED)
 async def embed_inputs(
     model: ModelPath,
-    project: Reads,
+    context: ReadContext,
     body: Annotated[EmbedRequest, json_body(EmbedRequest)],
     services: Svc,
 ) -> Response:
@@ -94,7 +94,7 @@ async def embed_inputs(
     inputs = read_inputs(body.inputs, "inputs")
     role = InputRole(body.prompt_name or "document")
     done = await embed(
-        services, project, model, inputs, role=role, field="inputs", dimensions=body.dimensions
+        services, context, model, inputs, role=role, field="inputs", dimensions=body.dimensions
     )
     if done.truncated and not body.truncate:
         raise InputTooLong(

@@ -12,14 +12,12 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from app.errors import BodyTooLarge, MalformedParts
 
-MEDIA = "multipart/form-data"
-
 #: names of the parts
 REQUEST, FILES = "request", "inputs"
 
 #: most parts of one body, and most bytes of one header of a part
 MOST_PARTS = 4_096
-MOST_HEADER_BYTES = 4_096
+MOST_PART_HEADER_BYTES = 4_096
 
 
 class _Parts:
@@ -78,9 +76,9 @@ class _Parts:
 
     def _grow(self, place: int, data: bytes) -> None:
         self._header[place].extend(data)
-        if len(self._header[place]) > MOST_HEADER_BYTES:
+        if len(self._header[place]) > MOST_PART_HEADER_BYTES:
             raise MalformedParts(
-                f"A header of a part has more than {MOST_HEADER_BYTES} bytes, the limit."
+                f"A header of a part has more than {MOST_PART_HEADER_BYTES} bytes, the limit."
             )
 
 

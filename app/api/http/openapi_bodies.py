@@ -10,9 +10,9 @@ from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 
-from app.api.codecs import arrow, npy
+from app.api.codecs import media_types
 from app.api.http import query_fields
-from app.api.http.bodies import JSON, Reading, read_body, read_call
+from app.api.http.bodies import BodyFormats, read_body, read_call
 from app.api.http.deps import bearer
 from app.api.http.problems import Problem
 from app.api.schemas.fields import Body
@@ -34,7 +34,7 @@ _COLUMN = {
 
 #: a route's `responses` for answers in npy and Arrow
 VECTOR_ANSWERS: dict[str, Any] = {
-    "content": {media: {"schema": _BINARY} for media in (npy.MEDIA, arrow.MEDIA)}
+    "content": {media: {"schema": _BINARY} for media in (media_types.NPY, media_types.ARROW)}
 }
 
 
@@ -52,7 +52,7 @@ def install(app: FastAPI, routers: Iterable[APIRouter]) -> None:
 
 
 #: a route that reads a body, the body's model, and its formats
-_Read = tuple[APIRoute, type[Body], Reading]
+_Read = tuple[APIRoute, type[Body], BodyFormats]
 
 
 def _complete(document: dict[str, Any], bodies: list[_Read]) -> None:
@@ -72,11 +72,11 @@ def _complete(document: dict[str, Any], bodies: list[_Read]) -> None:
 
 
 def _describe(
-    operation: dict[str, Any], schema: dict[str, Any], model: type[Body], reading: Reading
+    operation: dict[str, Any], schema: dict[str, Any], model: type[Body], reading: BodyFormats
 ) -> None:
-    content: dict[str, Any] = {JSON: {"schema": schema}}
+    content: dict[str, Any] = {media_types.JSON: {"schema": schema}}
     if reading.vectors:
-        content |= {media: {"schema": _BINARY} for media in (npy.MEDIA, arrow.MEDIA)}
+        content |= {media: {"schema": _BINARY} for media in (media_types.NPY, media_types.ARROW)}
         operation.setdefault("parameters", []).append(_COLUMN)
     operation.setdefault("security", [{bearer.scheme_name: [Scope.read.value]}])
     operation["requestBody"] = {"required": True, "content": content}

@@ -18,14 +18,13 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from app import errors
+from app.api.codecs import media_types
 from app.api.docs import ERRORS_PATH
 from app.api.http import error_dialects
 from app.api.http.field_errors import CODES, field_of, sentence
 from app.observability import metrics
 
 log = logging.getLogger("anchorage")
-
-MEDIA_TYPE = "application/problem+json"
 
 #: the status of each family of errors; the nearest base class of an error decides
 STATUS: dict[type[errors.AnchorageError], HTTPStatus] = {
@@ -90,7 +89,9 @@ class Problem(BaseModel):
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Returns OpenAPI's `responses` for a route that answers problems of these statuses."""
-    return _responses(statuses, {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}})
+    return _responses(
+        statuses, {media_types.PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    )
 
 
 def documented_as(dialect: type[BaseModel], *statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -142,7 +143,7 @@ def problem(request: Request, status: HTTPStatus, code: str, detail: str, **more
         **{name: value for name, value in more.items() if value is not None},
     }
     response = error_dialects.respond(request.url.path, body) or Response(
-        orjson.dumps(body), status_code=status, media_type=MEDIA_TYPE
+        orjson.dumps(body), status_code=status, media_type=media_types.PROBLEM
     )
     if "retry_after" in body:
         response.headers["Retry-After"] = str(body["retry_after"])
@@ -153,7 +154,7 @@ def problem(request: Request, status: HTTPStatus, code: str, detail: str, **more
 
 def respond(request: Request, error: errors.AnchorageError) -> Response:
     """Counts the error and returns its problem document."""
-    metrics.REFUSED.labels(error.code).inc()
+    metrics.REFUSALS.labels(error.code).inc()
     return problem(
         request,
         status_of(error),

@@ -11,8 +11,8 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.api.docs import ERRORS_PATH
-from app.api.http import connections
-from app.api.http.connections import Connections, most_connections
+from app.api.http.limits import connections
+from app.api.http.limits.connections import Connections, most_connections
 from app.observability import metrics
 
 #: most bytes of the request line, the headers and the parts of a chunked body that are not data
@@ -47,7 +47,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._held.add(self):
             self._expect_head()
         else:
-            metrics.REFUSED.labels("too-many-connections").inc()
+            metrics.REFUSALS.labels("too-many-connections").inc()
             self.hang_up()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -143,7 +143,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         self._due = None
-        metrics.REFUSED.labels("head-too-slow").inc()
+        metrics.REFUSALS.labels("head-too-slow").inc()
         self.hang_up()
 
     def on_body(self, body: bytes) -> None:
@@ -164,7 +164,7 @@ class BoundedHttp(HttpToolsProtocol):
             detail = f"The address, headers and trailers have more than {HEAD_BYTES} bytes."
         else:
             status, code, detail = HTTPStatus.BAD_REQUEST, "malformed-http", self._wrong
-        metrics.REFUSED.labels(code).inc()
+        metrics.REFUSALS.labels(code).inc()
         _hang_up(
             self.transport,
             _problem(status, code, detail),

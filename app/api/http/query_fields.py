@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from fastapi import Request
 
-from app.api.codecs import arrow
+from app.api.codecs import media_types
 from app.api.schemas.fields import BODY_ROWS, Body
 from app.errors import InvalidRequest
 
@@ -137,7 +137,7 @@ def _refuse_column(request: Request) -> None:
     """Raises InvalidRequest for a `column` if the body is not Arrow."""
     if "column" in request.query_params and not request.headers.get(
         "content-type", ""
-    ).strip().lower().startswith(arrow.MEDIA):
+    ).strip().lower().startswith(media_types.ARROW):
         raise InvalidRequest("`column` only applies to Arrow bodies. Remove it.", field="column")
 
 

@@ -10,9 +10,9 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from app.api.codecs import arrow
+from app.api.codecs import arrow_answers, media_types
+from app.api.codecs.media_types import JSON
 from app.api.http import answers
-from app.api.http.bodies import JSON
 from app.api.http.deps import PathName, Reads, Svc
 from app.api.http.problems import documented
 from app.api.schemas import fields
@@ -24,7 +24,7 @@ router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"])
 MOST_ROWS = 10_000
 
 #: an answer's forms
-MEDIA = (JSON, arrow.MEDIA)
+MEDIA = (JSON, media_types.ARROW)
 
 
 class Pairs(BaseModel):
@@ -42,7 +42,7 @@ class Pairs(BaseModel):
     "/{name}/pairs",
     response_model=Pairs,
     responses={
-        200: {"content": {arrow.MEDIA: {"schema": {"type": "string", "format": "binary"}}}},
+        200: {"content": {media_types.ARROW: {"schema": {"type": "string", "format": "binary"}}}},
         **documented(404, 406, 409, 422),
     },
 )
@@ -57,7 +57,7 @@ def get_pairs(
     limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 1_000,
 ) -> Response:
     """Which items of the two pools each anchor is, and how sure that is; of a set that `POST /bootstrap` made."""
-    media = answers.preferred(request, JSON, MEDIA)
+    media = answers.preferred_media(request, JSON, MEDIA)
     pairs, confidence = anchor_sets.bootstrapped_pairs(services, project, name)
     start = min(after + 1, len(pairs))
     page = slice(start, start + limit)
@@ -73,4 +73,4 @@ def _written(media: str, pairs: Tensor, confidence: Tensor) -> Response:
         for side, name in enumerate(("source_row", "target_row"))
     }
     columns = {**rows, "confidence": pa.array(sure, from_pandas=True)}  # the same
-    return answers.PartsResponse(arrow.write(None, columns, {}), arrow.MEDIA)
+    return answers.PartsResponse(arrow_answers.write(None, columns, {}), media_types.ARROW)

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.http.bodies import json_body
-from app.api.http.deps import PathName, Reads, Svc
+from app.api.http.deps import PathName, ReadContext, Reads, Svc
 from app.api.http.problems import documented
 from app.api.schemas.fields import Body, InputsBody, Name, Vectors
 from app.maths.anchors import mismatch, value_facts
@@ -189,14 +189,14 @@ def report_anchor_set(name: PathName, services: Svc, project: Reads) -> Report:
 @router.post("/{name}/suggest", responses=documented(400, 404, 409, 413, 415, 422))
 def suggest_anchors(
     name: PathName,
-    project: Reads,
+    context: ReadContext,
     body: Annotated[SuggestRequest, json_body(SuggestRequest)],
     services: Svc,
 ) -> Suggestions:
     """Which items of a pool to embed by the other encoders and add next: those that raise the coverage of the pool most."""
     found = anchor_reports.suggest(
         services,
-        project,
+        context,
         anchor_set=name,
         encoder=body.encoder,
         pool=body.pool,
@@ -221,13 +221,13 @@ def suggest_anchors(
 @router.post("/{name}/drift", responses=documented(400, 404, 409, 413, 415, 422))
 def find_drift(
     name: PathName,
-    project: Reads,
+    context: ReadContext,
     body: Annotated[DriftRequest, json_body(DriftRequest)],
     services: Svc,
 ) -> DriftReport:
     """Whether an encoder still makes the vectors that it made when the set was embedded, and if not, what to do."""
     asked = drift.DriftOptions(body.vectors, body.rows, body.sample, body.seed)
-    return drift.detect_drift(services, project, anchor_set=name, encoder=body.encoder, asked=asked)
+    return drift.detect_drift(services, context, anchor_set=name, encoder=body.encoder, asked=asked)
 
 
 def _space(facts: anchor_findings.SpaceFacts) -> SpaceReport:

@@ -10,7 +10,16 @@ from fastapi import APIRouter, Response
 from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
 
 from app.api.http.bodies import json_body
-from app.api.http.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes, settled
+from app.api.http.deps import (
+    After,
+    IdempotencyKey,
+    Limit,
+    PathName,
+    Reads,
+    Svc,
+    WriteContext,
+    settle,
+)
 from app.api.http.problems import documented
 from app.api.resources.jobs import ASYNC, Job, Prefer, accepted, wants_job
 from app.api.schemas import fields
@@ -19,6 +28,7 @@ from app.errors import InvalidRequest, NotExactlyOne
 from app.services.access.idempotency import idempotent
 from app.services.anchors import anchor_embedding, anchor_sets
 from app.services.anchors.anchor_embedding import MOST_ENCODERS
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 
@@ -121,11 +131,11 @@ class AnchorSetPage(BaseModel):
     responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
 )
 def create_anchor_set(
-    project: Writes,
+    context: WriteContext,
     body: Annotated[NewAnchorSet, json_body(NewAnchorSet)],
     response: Response,
     services: Svc,
-    _: IdempotencyKey = None,
+    repeat: IdempotencyKey,
     prefer: Prefer = None,
 ) -> AnchorSet | Job:
     """Create a set with all its embeddings, or nothing. Duplicate and collinear anchors are accepted and reported.
@@ -141,19 +151,18 @@ def create_anchor_set(
         wanted = partial(
             anchor_embedding.request_set,
             services,
-            project,
             name=body.name,
             inputs=inputs,
             encoders=encoders,
             keep=body.keep_inputs,
         )
-        return accepted(response, idempotent(services, project, tables.JobRow, wanted))
+        return accepted(response, idempotent(services, context, repeat, tables.JobRow, wanted))
 
-    def make() -> tables.AnchorSetRow:
+    def make(context: RequestContext) -> tables.AnchorSetRow:
         if inputs is not None:
             return anchor_embedding.create_from_inputs(
                 services,
-                project,
+                context,
                 name=body.name,
                 inputs=inputs,
                 encoders=encoders,
@@ -164,10 +173,10 @@ def create_anchor_set(
             for key, value in (body.embeddings or {}).items()
         }
         return anchor_sets.create_anchor_set(
-            services, project, name=body.name, embeddings=embeddings
+            services, context, name=body.name, embeddings=embeddings
         )
 
-    row = idempotent(services, project, tables.AnchorSetRow, make)
+    row = idempotent(services, context, repeat, tables.AnchorSetRow, make)
     response.headers["Location"] = f"/anchor-sets/{row.name}"
     return AnchorSet.model_validate(row)
 
@@ -180,7 +189,7 @@ def create_anchor_set(
 def add_embeddings(
     name: PathName,
     encoder: PathName,
-    project: Writes,
+    context: WriteContext,
     body: Annotated[NewEmbeddings, json_body(NewEmbeddings, vectors=True)],
     response: Response,
     services: Svc,
@@ -192,7 +201,7 @@ def add_embeddings(
             raise NotExactlyOne("send vectors or inputs, not both", field="vectors")
         return AnchorSet.model_validate(
             anchor_sets.add_embeddings(
-                services, project, anchor_set=name, encoder=encoder, vectors=body.vectors
+                services, context, anchor_set=name, encoder=encoder, vectors=body.vectors
             )
         )
     inputs = body.given_inputs()
@@ -202,12 +211,12 @@ def add_embeddings(
         )
     if wants_job(prefer):
         job = anchor_embedding.request_addition(
-            services, project, anchor_set=name, encoder=encoder, inputs=inputs
+            services, context, anchor_set=name, encoder=encoder, inputs=inputs
         )
         return accepted(response, job)
     return AnchorSet.model_validate(
         anchor_embedding.add_encoded(
-            services, project, anchor_set=name, encoder=encoder, inputs=inputs
+            services, context, anchor_set=name, encoder=encoder, inputs=inputs
         )
     )
 
@@ -232,6 +241,6 @@ def get_anchor_set(name: PathName, services: Svc, project: Reads) -> AnchorSet:
 
 
 @router.delete("/{name}", status_code=204, responses=documented(404, 409, 422))
-async def delete_anchor_set(name: PathName, services: Svc, project: Writes) -> None:
+async def delete_anchor_set(name: PathName, services: Svc, context: WriteContext) -> None:
     """Forget a set, its embeddings and its translators; refused while a head uses it."""
-    await settled(anchor_sets.delete_anchor_set, services, project, name)
+    await settle(anchor_sets.delete_anchor_set, services, context, name)

@@ -9,12 +9,13 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.http.bodies import json_body
-from app.api.http.deps import Administers, IdempotencyKey, Limit, Moment, Svc
+from app.api.http.deps import AdminContext, Administers, IdempotencyKey, Limit, Moment, Svc
 from app.api.http.problems import documented
 from app.api.schemas.fields import Body, OfRow
 from app.errors import ResourceGone
 from app.services.access import api_keys as keys
 from app.services.access.idempotency import idempotent
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import LONGEST_GRACE_S, RATE, Scope
@@ -93,19 +94,19 @@ class AuditPage(BaseModel):
 
 @router.post("/api-keys", status_code=201, responses=documented(400, 409, 413, 415, 422))
 def create_api_key(
-    project: Administers,
+    context: AdminContext,
     body: Annotated[NewApiKey, json_body(NewApiKey)],
     response: Response,
     services: Svc,
-    _: IdempotencyKey = None,
+    repeat: IdempotencyKey,
 ) -> FreshApiKey:
     """Make a key. It is in this answer and nowhere else: a repeated request cannot show it again."""
     shown: list[str] = []
 
-    def make() -> tables.ApiKeyRow:
+    def make(context: RequestContext) -> tables.ApiKeyRow:
         row, key = keys.create_key(
             services,
-            project,
+            context,
             name=body.name,
             scopes=body.scopes,
             expires_at=body.expires_at,
@@ -114,7 +115,7 @@ def create_api_key(
         shown.append(key)
         return row
 
-    return _fresh(idempotent(services, project, tables.ApiKeyRow, make), shown, response)
+    return _fresh(idempotent(services, context, repeat, tables.ApiKeyRow, make), shown, response)
 
 
 @router.get("/api-keys", responses=documented(422))
@@ -138,30 +139,30 @@ def get_api_key(id: KeyId, services: Svc, project: Administers) -> ApiKey:
 )
 def rotate_api_key(
     id: KeyId,
-    project: Administers,
+    context: AdminContext,
     body: Annotated[Rotation, json_body(Rotation)],
     request: Request,
     response: Response,
     services: Svc,
-    _: IdempotencyKey = None,
+    repeat: IdempotencyKey,
 ) -> FreshApiKey:
     """A new key with the same rights; the old one ends after `grace_s`."""
     shown: list[str] = []
 
-    def make() -> tables.ApiKeyRow:
-        row, key = keys.rotate_key(services, project, id, grace_s=body.grace_s)
+    def make(context: RequestContext) -> tables.ApiKeyRow:
+        row, key = keys.rotate_key(services, context, id, grace_s=body.grace_s)
         shown.append(key)
         return row
 
-    row = idempotent(services, project, tables.ApiKeyRow, make)
+    row = idempotent(services, context, repeat, tables.ApiKeyRow, make)
     _forget(request, id)
     return _fresh(row, shown, response)
 
 
 @router.delete("/api-keys/{id}", status_code=204, responses=documented(404, 422))
-def revoke_api_key(id: KeyId, request: Request, services: Svc, project: Administers) -> None:
+def revoke_api_key(id: KeyId, request: Request, services: Svc, context: AdminContext) -> None:
     """End a key: here at once, in other processes within two seconds. Its row stays, for the audit log."""
-    keys.revoke_key(services, project, id)
+    keys.revoke_key(services, context, id)
     _forget(request, id)
 
 

@@ -8,13 +8,14 @@ from fastapi import APIRouter, Response
 from pydantic import ConfigDict, Field
 
 from app.api.http.bodies import json_body
-from app.api.http.deps import IdempotencyKey, Svc, Writes
+from app.api.http.deps import IdempotencyKey, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.resources import pools
 from app.api.resources.jobs import Job
 from app.api.schemas.fields import Body, Inputs, Name, Role, VectorsOrPool
 from app.services.access.idempotency import idempotent
 from app.services.anchors import bootstrap as bootstrapping
+from app.services.request_context import RequestContext
 from app.storage import tables
 
 router = APIRouter(tags=["bootstrap"])
@@ -122,11 +123,11 @@ class BootstrapRequest(Body):
 
 @router.post("/bootstrap", status_code=202, responses=documented(400, 404, 409, 413, 415, 422))
 def bootstrap(
-    project: Writes,
+    context: WriteContext,
     body: Annotated[BootstrapRequest, json_body(BootstrapRequest)],
     response: Response,
     services: Svc,
-    _: IdempotencyKey = None,
+    repeat: IdempotencyKey,
 ) -> Job:
     """Queue a search for pairs; when the job has succeeded, the anchor set `name` exists, and `/anchor-sets/{name}/pairs`.
 
@@ -135,10 +136,10 @@ def bootstrap(
     (`ask`, rows of the source's pool), and which of the seeds contradict the others (`wrong_seeds`).
     """
 
-    def make() -> tables.JobRow:
+    def make(context: RequestContext) -> tables.JobRow:
         return bootstrapping.request_bootstrap(
             services,
-            project,
+            context,
             name=body.name,
             source=body.source,
             target=body.target,
@@ -155,6 +156,6 @@ def bootstrap(
             min_right=body.min_right,
         )
 
-    row = idempotent(services, project, tables.JobRow, make)
+    row = idempotent(services, context, repeat, tables.JobRow, make)
     response.headers["Location"] = f"/jobs/{row.id}"
     return Job.model_validate(row)

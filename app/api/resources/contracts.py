@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from app.api.http.bodies import json_body
-from app.api.http.deps import PathName, Reads, Svc, Writes, settled
+from app.api.http.deps import PathName, Reads, Svc, WriteContext, settle
 from app.api.http.problems import documented
 from app.api.resources.translate import MinQuality
 from app.api.schemas.fields import Body, OfRow
@@ -52,7 +52,7 @@ async def put_contract(
     name: PathName,
     source: PathName,
     target: PathName,
-    project: Writes,
+    context: WriteContext,
     body: Annotated[NewContract, json_body(NewContract)],
     services: Svc,
 ) -> Contract:
@@ -66,10 +66,10 @@ async def put_contract(
 
     def agree(services: Services) -> tables.ContractRow:
         return promises.agree(
-            services, project, *_pair(services, project, name, source, target), minimum
+            services, context, *_pair(services, context.project, name, source, target), minimum
         )
 
-    return Contract.model_validate(await settled(agree, services))
+    return Contract.model_validate(await settle(agree, services))
 
 
 @router.get("", responses=documented(404, 422))
@@ -83,12 +83,12 @@ def list_contracts(name: PathName, services: Svc, project: Reads) -> ContractLis
 
 @router.delete("/{source}/{target}", status_code=204, responses=documented(404, 422))
 async def delete_contract(
-    name: PathName, source: PathName, target: PathName, services: Svc, project: Writes
+    name: PathName, source: PathName, target: PathName, services: Svc, context: WriteContext
 ) -> None:
     """Ask nothing of a pair any more."""
-    await settled(
+    await settle(
         lambda services: promises.end(
-            services, project, *_pair(services, project, name, source, target)
+            services, context, *_pair(services, context.project, name, source, target)
         ),
         services,
     )

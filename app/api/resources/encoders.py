@@ -19,7 +19,17 @@ from pydantic import (
 )
 
 from app.api.http.bodies import json_body
-from app.api.http.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes, settled
+from app.api.http.deps import (
+    After,
+    IdempotencyKey,
+    Limit,
+    PathName,
+    ReadContext,
+    Reads,
+    Svc,
+    WriteContext,
+    settle,
+)
 from app.api.http.field_errors import located
 from app.api.http.problems import documented
 from app.api.schemas import fields
@@ -31,6 +41,7 @@ from app.services.access.idempotency import idempotent
 from app.services.encoders import encoder_verification, encoders
 from app.services.encoders.encoder_verification import Verified
 from app.services.encoders.encoding import Inputs
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import EncoderKind, InputRole, Modality
@@ -167,18 +178,18 @@ class Verification(Body):
 
 @router.post("", status_code=201, responses=documented(400, 409, 413, 415, 422))
 def create_encoder(
-    project: Writes,
+    context: WriteContext,
     body: Annotated[NewEncoder, json_body(NewEncoder)],
     response: Response,
     services: Svc,
-    _: IdempotencyKey = None,
+    repeat: IdempotencyKey,
 ) -> Encoder:
     """Register an encoder. One that the service runs is loaded now, so that a wrong model name shows at once."""
 
-    def make() -> tables.EncoderRow:
+    def make(context: RequestContext) -> tables.EncoderRow:
         return encoders.create_encoder(
             services,
-            project,
+            context,
             name=body.name,
             kind=EncoderKind(body.kind),
             dim=body.dim,
@@ -190,7 +201,7 @@ def create_encoder(
             else body.options.model_dump(exclude_unset=True, exclude_none=True),
         )
 
-    row = idempotent(services, project, tables.EncoderRow, make)
+    row = idempotent(services, context, repeat, tables.EncoderRow, make)
     response.headers["Location"] = f"/encoders/{row.name}"
     return Encoder.model_validate(row)
 
@@ -213,20 +224,20 @@ def get_encoder(name: PathName, services: Svc, project: Reads) -> Encoder:
 
 
 @router.delete("/{name}", status_code=204, responses=documented(404, 409, 422))
-async def delete_encoder(name: PathName, services: Svc, project: Writes) -> None:
+async def delete_encoder(name: PathName, services: Svc, context: WriteContext) -> None:
     """Forget an encoder; refused while an anchor set or a head uses it."""
-    await settled(encoders.delete_encoder, services, project, name)
+    await settle(encoders.delete_encoder, services, context, name)
 
 
 @router.post("/{name}/verify", responses=documented(400, 404, 409, 413, 415, 422))
 def verify_encoder(
     name: PathName,
-    project: Reads,
+    context: ReadContext,
     body: Annotated[Verification, json_body(Verification)],
     services: Svc,
 ) -> Verified:
     """Whether the service's copy of an encoder makes the vectors that yours makes; if not, the likely cause."""
     inputs = Inputs(body.inputs, InputRole(body.input_type))
     return encoder_verification.verify(
-        services, project, encoder=name, inputs=inputs, vectors=body.vectors
+        services, context, encoder=name, inputs=inputs, vectors=body.vectors
     )

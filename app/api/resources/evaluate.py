@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.http.bodies import json_body
-from app.api.http.deps import IdempotencyKey, Reads, Svc, project_of
+from app.api.http.deps import IdempotencyKey, ReadContext, Svc, context_of
 from app.api.http.problems import documented
 from app.api.resources.jobs import ASYNC, Job, Prefer, accepted, wants_job
 from app.api.resources.translate import PairRequest, WithIntervals
@@ -127,12 +127,12 @@ class Evaluation(BaseModel):
 
 @router.post("/evaluate", responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)})
 def evaluate(
-    project: Reads,
+    context: ReadContext,
     body: Annotated[EvaluateRequest, json_body(EvaluateRequest)],
     request: Request,
     response: Response,
     services: Svc,
-    _: IdempotencyKey = None,
+    repeat: IdempotencyKey,
     prefer: Prefer = None,
 ) -> Evaluation | Job:
     """Measure a translation on items that the client holds by both encoders, beside doing nothing and beside the native vectors.
@@ -142,7 +142,7 @@ def evaluate(
     """
     asked = evaluation.ask(
         services,
-        project,
+        context.project,
         body.pair(),
         vectors=body.vectors,
         native=body.native,
@@ -150,12 +150,13 @@ def evaluate(
         settings=body.settings(),
     )
     if asked.is_small and not wants_job(prefer):
-        return Evaluation.model_validate(evaluation.evaluate(services, project, asked))
-    project_of(request, Scope.write)
+        return Evaluation.model_validate(evaluation.evaluate(services, context, asked))
+    context_of(request, Scope.write)
     job = idempotent(
         services,
-        project,
+        context,
+        repeat,
         tables.JobRow,
-        lambda: evaluation.request_evaluation(services, project, asked),
+        lambda context: evaluation.request_evaluation(services, context, asked),
     )
     return accepted(response, job, preferred=wants_job(prefer))

@@ -13,7 +13,7 @@ from fastapi.sse import EventSourceResponse, format_sse_event
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from app.api.http.deps import Limit, Moment, Reads, Svc, Writes
+from app.api.http.deps import Limit, Moment, Reads, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.fields import OfRow
 from app.errors import AnchorageError, Overloaded, TooMuchAtOnce
@@ -114,9 +114,9 @@ def get_job(id: JobId, services: Svc, project: Reads) -> Job:
 
 
 @router.post("/{id}/cancel", status_code=202, responses=documented(404, 409, 422))
-def cancel_job(id: JobId, services: Svc, project: Writes) -> Job:
+def cancel_job(id: JobId, services: Svc, context: WriteContext) -> Job:
     """Ask a job to stop; a running one does at its next step."""
-    return Job.model_validate(queue.cancel(services, project, id))
+    return Job.model_validate(queue.cancel(services, context, id))
 
 
 @router.get(

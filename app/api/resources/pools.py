@@ -10,7 +10,15 @@ from fastapi import APIRouter, Response
 from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from app.api.http.bodies import json_body
-from app.api.http.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes
+from app.api.http.deps import (
+    After,
+    IdempotencyKey,
+    Limit,
+    PathName,
+    Reads,
+    Svc,
+    WriteContext,
+)
 from app.api.http.problems import documented
 from app.api.schemas import fields
 from app.api.schemas.fields import InputsBody, Name, OfRow, Role, Vectors
@@ -19,6 +27,7 @@ from app.errors import NotExactlyOne
 from app.services.access.idempotency import idempotent
 from app.services.anchors import pools
 from app.services.encoders.encoding import Inputs
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import InputRole
@@ -80,25 +89,25 @@ def given(
 @router.put("/{name}", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
 def create_pool(
     name: PathName,
-    project: Writes,
+    context: WriteContext,
     body: Annotated[NewPool, json_body(NewPool, vectors=True, query=True)],
     response: Response,
     services: Svc,
-    _: IdempotencyKey = None,
+    repeat: IdempotencyKey,
 ) -> Pool:
     """Make a pool of its first piece; `POST /pools/{name}/vectors` adds others."""
 
-    def make() -> tables.PoolRow:
+    def make(context: RequestContext) -> tables.PoolRow:
         return pools.create(
             services,
-            project,
+            context,
             name=name,
             encoder=body.encoder,
             vectors=body.vectors,
             inputs=body.given_inputs(),
         )
 
-    row = idempotent(services, project, tables.PoolRow, make)
+    row = idempotent(services, context, repeat, tables.PoolRow, make)
     response.headers["Location"] = f"/pools/{row.name}"
     return Pool.model_validate(row)
 
@@ -106,24 +115,24 @@ def create_pool(
 @router.post("/{name}/vectors", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
 def extend_pool(
     name: PathName,
-    project: Writes,
+    context: WriteContext,
     body: Annotated[NewPiece, json_body(NewPiece, vectors=True, query=True)],
     services: Svc,
-    _: IdempotencyKey = None,
+    repeat: IdempotencyKey,
 ) -> Pool:
     """Add a piece. One that was sent before is refused, and the problem's `items` says where to go on."""
 
-    def make() -> tables.PoolRow:
+    def make(context: RequestContext) -> tables.PoolRow:
         return pools.append(
             services,
-            project,
+            context,
             name=name,
             offset=body.offset,
             vectors=body.vectors,
             inputs=body.given_inputs(),
         )
 
-    return Pool.model_validate(idempotent(services, project, tables.PoolRow, make))
+    return Pool.model_validate(idempotent(services, context, repeat, tables.PoolRow, make))
 
 
 @router.get("", responses=documented(422))
@@ -142,6 +151,6 @@ def get_pool(name: PathName, services: Svc, project: Reads) -> Pool:
 
 
 @router.delete("/{name}", status_code=204, responses=documented(404, 422))
-def delete_pool(name: PathName, services: Svc, project: Writes) -> None:
+def delete_pool(name: PathName, services: Svc, context: WriteContext) -> None:
     """Forget a pool. Jobs that were asked for with it keep its vectors until they end."""
-    pools.delete(services, project, name)
+    pools.delete(services, context, name)

@@ -10,9 +10,9 @@ from starlette.concurrency import run_in_threadpool
 
 from app.api.http import answers, streams
 from app.api.http.bodies import Call, vector_call
-from app.api.http.openapi_bodies import BULK
+from app.api.http.openapi_bodies import VECTOR_ANSWERS
 from app.api.http.problems import documented
-from app.api.http.streams import Plan
+from app.api.http.streams import StreamPlan
 from app.api.resources.translate import Flag
 from app.api.schemas.fields import Dtype, Encoding, InputsBody, Name, Vectors
 from app.errors import InvalidOption, NotExactlyOne
@@ -20,6 +20,7 @@ from app.maths.geometry import quantise
 from app.maths.geometry.quantise import FEWEST_BITS, MOST_BITS
 from app.observability import metrics
 from app.services.context import Services
+from app.services.request_context import RequestContext
 from app.services.serving import plans
 
 router = APIRouter(tags=["vectors"])
@@ -89,7 +90,7 @@ class RelativeAnswer(BaseModel):
 @router.post(
     "/relative",
     responses={
-        200: {"model": RelativeAnswer, **BULK},
+        200: {"model": RelativeAnswer, **VECTOR_ANSWERS},
         **documented(400, 404, 406, 409, 413, 415, 422),
     },
     response_model=None,
@@ -98,13 +99,13 @@ async def relative(
     call: Annotated[Call[RelativeRequest], vector_call(RelativeRequest, streams=True)],
 ) -> Response:
     """The similarities of each vector to each anchor, both centred on the anchors' mean."""
-    services, project, body = call.services, call.project, call.body
+    services, context, body = call.services, call.context, call.body
     if call.streamed:
-        return await streams.respond(call.request, await _plan(body, services, project))
-    writer = answers.choose(call, body.encoding, body.dtype)
+        return await streams.respond(call.request, await _plan(body, services, context))
+    writer = answers.choose_writer(call, body.encoding, body.dtype)
     with call.encoding():
         answer = await plans.serve(
-            services, project, body.relation(), body.vectors, body.given_inputs(), writer.form
+            services, context, body.relation(), body.vectors, body.given_inputs(), writer.form
         )
     made = answer.made
     count, dim = made.vectors.shape
@@ -118,10 +119,12 @@ async def relative(
     return await answers.write(call, writer, made.vectors, about)
 
 
-async def _plan(body: RelativeRequest, services: Services, project: str) -> Plan:
+async def _plan(body: RelativeRequest, services: Services, context: RequestContext) -> StreamPlan:
     """What serves a stream of vectors."""
     if body.vectors is not None or body.inputs is not None:
         raise NotExactlyOne("the vectors of a stream are its body", field="vectors")
     answers.refuse_base64(body.encoding)
-    served = await run_in_threadpool(plans.make, services, project, body.relation())
-    return Plan(services, served, body.dtype, "float32", "relative", body.quantised())
+    served = await run_in_threadpool(plans.make, services, context, body.relation())
+    return StreamPlan(
+        services, context, served, body.dtype, "float32", "relative", body.quantised()
+    )

@@ -11,11 +11,21 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
+from app.api.codecs.media_types import JSON
 from app.api.http import answers
 from app.api.http.answers import Writer
-from app.api.http.bodies import JSON, Call, json_body, vector_call
-from app.api.http.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, Writes, settled
-from app.api.http.openapi_bodies import BULK
+from app.api.http.bodies import Call, json_body, vector_call
+from app.api.http.deps import (
+    After,
+    IdempotencyKey,
+    Limit,
+    PathName,
+    Reads,
+    Svc,
+    WriteContext,
+    settle,
+)
+from app.api.http.openapi_bodies import VECTOR_ANSWERS
 from app.api.http.problems import documented
 from app.api.resources.translate import NO_MINIMUM, NO_OPTIONS, Flag, Method, MinQuality, Options
 from app.api.schemas import fields
@@ -31,6 +41,7 @@ from app.services.access.idempotency import idempotent
 from app.services.context import Services
 from app.services.heads import stitching
 from app.services.heads.stitching import StitchQuality
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import HeadOutput
@@ -295,20 +306,21 @@ def describe(row: tables.HeadRow) -> Head:
 
 @router.post("/heads", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
 def create_head(
-    project: Writes,
+    context: WriteContext,
     body: Annotated[NewHead, json_body(NewHead)],
     response: Response,
     services: Svc,
-    _: IdempotencyKey = None,
+    repeat: IdempotencyKey,
 ) -> Head:
     """Register a head."""
     new = body.described()
-    make = partial(body.made, services.onnx, project)
+    make = partial(body.made, services.onnx, context.project)
     row = idempotent(
         services,
-        project,
+        context,
+        repeat,
         tables.HeadRow,
-        lambda: stitching.create_head(services, project, new, make),
+        lambda context: stitching.create_head(services, context, new, make),
     )
     response.headers["Location"] = f"/heads/{row.name}"
     return describe(row)
@@ -336,32 +348,34 @@ def get_head(name: PathName, services: Svc, project: Reads) -> Head:
 
 
 @router.delete("/heads/{name}", status_code=204, responses=documented(404, 422))
-async def delete_head(name: PathName, services: Svc, project: Writes) -> None:
+async def delete_head(name: PathName, services: Svc, context: WriteContext) -> None:
     """Forget a head."""
-    await settled(stitching.delete_head, services, project, name)
+    await settle(stitching.delete_head, services, context, name)
 
 
 @router.post(
     "/stitch",
     responses={
-        200: {"model": StitchAnswer, **BULK},
+        200: {"model": StitchAnswer, **VECTOR_ANSWERS},
         **documented(400, 404, 406, 409, 413, 415, 422),
     },
     response_model=None,
 )
 async def stitch(call: Annotated[Call[StitchRequest], vector_call(StitchRequest)]) -> Response:
     """Predictions of a head for vectors it was never trained on: translated into its space, or made relative, as it needs."""
-    writer = answers.choose(call, call.body.encoding, call.body.dtype)
+    writer = answers.choose_writer(call, call.body.encoding, call.body.dtype)
     with call.encoding():
-        response = await run_in_threadpool(_stitch, call.body, writer, call.services, call.project)
+        response = await run_in_threadpool(_stitch, call.body, writer, call.services, call.context)
     response.headers["Server-Timing"] = call.timing()
     return response
 
 
-def _stitch(body: StitchRequest, writer: Writer, services: Services, project: str) -> Response:
+def _stitch(
+    body: StitchRequest, writer: Writer, services: Services, context: RequestContext
+) -> Response:
     answer = stitching.stitch(
         services,
-        project,
+        context,
         encoder=body.encoder,
         head=body.head,
         anchor_set=body.anchor_set,

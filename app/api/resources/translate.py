@@ -10,13 +10,13 @@ from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
-from app.api.codecs import npy
+from app.api.codecs import media_types
 from app.api.http import answers, streams
 from app.api.http.bodies import Call, json_body, vector_call
-from app.api.http.deps import IdempotencyKey, Reads, Svc, Writes
-from app.api.http.openapi_bodies import BULK
+from app.api.http.deps import IdempotencyKey, Reads, Svc, WriteContext
+from app.api.http.openapi_bodies import VECTOR_ANSWERS
 from app.api.http.problems import documented
-from app.api.http.streams import Plan
+from app.api.http.streams import StreamPlan
 from app.api.resources.jobs import ASYNC, Job, Prefer, accepted, wants_job
 from app.api.schemas.confidence import Confidence, columns
 from app.api.schemas.fields import BODY_ROWS, Body, Dtype, Encoding, InputsBody, Name, Vectors
@@ -27,6 +27,7 @@ from app.maths.translators.translator import Precision
 from app.observability import metrics
 from app.services.access.idempotency import idempotent
 from app.services.context import Services
+from app.services.request_context import RequestContext
 from app.services.serving import plans, products
 from app.services.translators import confidence, contracts, translators
 from app.storage import tables
@@ -492,7 +493,7 @@ def describe(row: tables.TranslatorRow) -> Translator:
 @router.post(
     "/translate",
     responses={
-        200: {"model": TranslateAnswer, **BULK},
+        200: {"model": TranslateAnswer, **VECTOR_ANSWERS},
         **documented(400, 404, 406, 409, 413, 415, 422),
     },
     response_model=None,
@@ -501,17 +502,17 @@ async def translate(
     call: Annotated[Call[TranslateRequest], vector_call(TranslateRequest, streams=True)],
 ) -> Response:
     """Translate vectors, inputs or relative vectors into the target encoder's space."""
-    services, project, body = call.services, call.project, call.body
+    services, context, body = call.services, call.context, call.body
     if call.streamed:
-        return await streams.respond(call.request, await _plan(body, services, project))
+        return await streams.respond(call.request, await _plan(body, services, context))
     given = [name for name in ("vectors", "inputs", "relative") if getattr(body, name) is not None]
     if len(given) != 1:
         raise NotExactlyOne(
             "send exactly one of vectors, inputs and relative",
             field=given[1] if given else "vectors",
         )
-    writer = answers.choose(call, body.encoding, body.dtype)
-    level = body.level(whole=writer.media != npy.MEDIA)
+    writer = answers.choose_writer(call, body.encoding, body.dtype)
+    level = body.level(whole=writer.media != media_types.NPY)
     wanted, vectors = (
         (body.translation(), body.vectors)
         if body.relative is None
@@ -519,7 +520,7 @@ async def translate(
     )
     with call.encoding():
         answer = await plans.serve(
-            services, project, wanted, vectors, body.given_inputs(), writer.form, body.precision
+            services, context, wanted, vectors, body.given_inputs(), writer.form, body.precision
         )
     made, by = answer.made, answer.served
     count, dim = made.vectors.shape
@@ -528,7 +529,7 @@ async def translate(
         None
         if level is None
         else await run_in_threadpool(
-            confidence.confidence_of, services, answer, level, field=given[0]
+            confidence.confidence_of, services, context, answer, level, field=given[0]
         )
     )
     about: dict[str, Any] = {
@@ -554,7 +555,7 @@ async def translate(
     return await answers.write(call, writer, made.vectors, about)
 
 
-async def _plan(body: TranslateRequest, services: Services, project: str) -> Plan:
+async def _plan(body: TranslateRequest, services: Services, context: RequestContext) -> StreamPlan:
     """What serves a stream of vectors, or of relative ones, which then is said by `relative=true`."""
     if (
         body.vectors is not None
@@ -565,8 +566,8 @@ async def _plan(body: TranslateRequest, services: Services, project: str) -> Pla
     answers.refuse_base64(body.encoding)
     body.level(whole=False)
     wanted = body.decoding() if body.relative else body.translation()
-    served = await run_in_threadpool(plans.make, services, project, wanted)
-    return Plan(services, served, body.dtype, body.precision, "translate")
+    served = await run_in_threadpool(plans.make, services, context, wanted)
+    return StreamPlan(services, context, served, body.dtype, body.precision, "translate")
 
 
 @router.post(
@@ -575,11 +576,11 @@ async def _plan(body: TranslateRequest, services: Services, project: str) -> Pla
     responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
 )
 def create_translator(
-    project: Writes,
+    context: WriteContext,
     body: Annotated[TranslatorRequest, json_body(TranslatorRequest)],
     response: Response,
     services: Svc,
-    _: IdempotencyKey = None,
+    repeat: IdempotencyKey,
     prefer: Prefer = None,
 ) -> Translator | Job:
     """Fit a translator and measure it on held-out anchors, without translating anything.
@@ -589,24 +590,29 @@ def create_translator(
     if wants_job(prefer):
         job = idempotent(
             services,
-            project,
+            context,
+            repeat,
             tables.JobRow,
-            lambda: translators.request_translator(services, project, body.pair()),
+            lambda context: translators.request_translator(services, context, body.pair()),
         )
         return accepted(response, job)
 
-    def make() -> tables.TranslatorRow:
+    def make(context: RequestContext) -> tables.TranslatorRow:
         request = body.pair()
-        source, target = translators.pair(services, project, request)
-        fitted = translators.fit(services, project, source, target, request)
-        row = translators.report(services, project, fitted.id, between=(source.id, target.id))
+        source, target = translators.pair(services, context.project, request)
+        fitted = translators.fit(services, context, source, target, request)
+        row = translators.report(
+            services, context.project, fitted.id, between=(source.id, target.id)
+        )
         contracts.require(row, request.min_quality)
         return row
 
-    row = idempotent(services, project, tables.TranslatorRow, make)
+    row = idempotent(services, context, repeat, tables.TranslatorRow, make)
     response.headers["Location"] = f"/translators/{row.content}"
     return describe(
-        translators.report(services, project, row.content, between=(row.source_id, row.target_id))
+        translators.report(
+            services, context.project, row.content, between=(row.source_id, row.target_id)
+        )
     )
 
 

@@ -23,6 +23,7 @@ from sqlalchemy.orm import Session
 from app.errors import Conflict, DatabaseUnavailable, InvalidRequest, Unauthenticated
 from app.services.access.audit import record_audit
 from app.services.context import Services
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import RATE, Scope
@@ -63,7 +64,7 @@ class Caller:
 
 def create_key(
     services: Services,
-    project: str,
+    context: RequestContext,
     *,
     name: str,
     scopes: Sequence[Scope],
@@ -85,8 +86,9 @@ def create_key(
     with services.db.transaction() as session:
         return _added(
             session,
+            context,
             "create",
-            project=project,
+            project=context.project,
             name=name,
             scopes=[scope.value for scope in LADDER if scope in scopes],
             rate_limit=rate_limit,
@@ -95,12 +97,12 @@ def create_key(
 
 
 def rotate_key(
-    services: Services, project: str, key_id: str, *, grace_s: float
+    services: Services, context: RequestContext, key_id: str, *, grace_s: float
 ) -> tuple[tables.ApiKeyRow, str]:
     """A new key like the old one, which works `grace_s` longer. Raises ApiKeyNotFound, InvalidRequest, Conflict."""
     now = tables.now()
     with services.db.transaction() as session:
-        old = resources.api_key(session, project, key_id, lock=True)
+        old = resources.api_key(session, context.project, key_id, lock=True)
         if not _usable(old):
             raise InvalidRequest("this key does not work any more: make a new one", field="id")
         same = {
@@ -114,16 +116,16 @@ def rotate_key(
             raise Conflict(
                 "this key was rotated or revoked at the same moment: look at it and try again"
             )
-        return _added(session, "rotate", noted_as=key_id, **same)
+        return _added(session, context, "rotate", noted_as=key_id, **same)
 
 
-def revoke_key(services: Services, project: str, key_id: str) -> None:
+def revoke_key(services: Services, context: RequestContext, key_id: str) -> None:
     """End a key now; revoking twice is no error. Raises ApiKeyNotFound."""
     with services.db.transaction() as session:
-        row = resources.api_key(session, project, key_id, lock=True)
+        row = resources.api_key(session, context.project, key_id, lock=True)
         if row.revoked_at is None:
             row.revoked_at = tables.now()
-            record_audit(session, project, "revoke", "api-key", key_id)
+            record_audit(session, context, "revoke", "api-key", key_id)
 
 
 def check_rate(text: str | None, *, field: str) -> None:
@@ -251,14 +253,19 @@ class KeyRing:
 
 
 def _added(
-    session: Session, action: str, *, noted_as: str | None = None, **columns: Any
+    session: Session,
+    context: RequestContext,
+    action: str,
+    *,
+    noted_as: str | None = None,
+    **columns: Any,
 ) -> tuple[tables.ApiKeyRow, str]:
     """A new key's row, noted by its id or that of the key that it replaces, and the key itself."""
     secret = secrets.token_urlsafe(32)
     row = tables.ApiKeyRow(secret_hash=_hash(secret), **columns)
     session.add(row)
     session.flush()
-    record_audit(session, row.project, action, "api-key", noted_as or row.id, row)
+    record_audit(session, context, action, "api-key", noted_as or row.id, row)
     return row, f"anc_{row.id}_{secret}"
 
 

@@ -16,7 +16,8 @@ from app.errors import (
     RequestInProgress,
     ResourceGone,
 )
-from app.services.context import Repeat, Services, origin
+from app.services.context import Services
+from app.services.request_context import Repeat, RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 
@@ -29,27 +30,28 @@ Made = TypeVar("Made", bound=tables.Owned)
 
 
 def idempotent(
-    services: Services, project: str, table: type[Made], make: Callable[[], Made]
+    services: Services,
+    context: RequestContext,
+    repeat: Repeat | None,
+    table: type[Made],
+    make: Callable[[RequestContext], Made],
 ) -> Made:
-    """`make()`, or what an earlier request with this Idempotency-Key made.
+    """Return the row that `make` creates, or that an earlier request with the same key created.
 
-    A lost process cannot make it twice: what was made is noted in the transaction that makes it.
+    `make` gets the context to write with: its claim lets only one try of a request commit, so a
+    lost process cannot create a row twice. Without a key every request is carried out.
     Raises IdempotencyKeyReused, RequestInProgress, ResourceGone, and what `make` raises.
     """
-    who = origin.get()
-    if who.repeat is None:
-        return make()
-    claim = _claim(services, project, who.repeat)
+    if repeat is None:
+        return make(context)
+    claim = _claim(services, context.project, repeat)
     if isinstance(claim, str):
         return _recall(services, table, claim)
-    token = origin.set(replace(who, claim=claim))
     try:
-        row = make()
+        row = make(replace(context, claim=claim))
     except Exception:
         _release(services, claim)
         raise
-    finally:
-        origin.reset(token)
     with services.db.transaction() as session:  # for a `make` that found its row made already
         resources.settle_request(session, *claim, made=row.id)
     return row

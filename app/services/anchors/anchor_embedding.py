@@ -15,6 +15,7 @@ from app.services.anchors import anchor_sets
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs, encode, readable, spec_of
 from app.services.jobs.queue import Done, Progress, submit
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import InputRole, JobKind
@@ -25,7 +26,7 @@ MOST_ENCODERS = 64
 
 def create_from_inputs(
     services: Services,
-    project: str,
+    context: RequestContext,
     *,
     name: str,
     inputs: Inputs,
@@ -33,16 +34,16 @@ def create_from_inputs(
     keep: bool,
 ) -> tables.AnchorSetRow:
     """A new set, its items encoded now. Raises as `request_set`, and the errors of encoding."""
-    rows, inputs = _encoders(services, project, name, inputs, encoders)
-    made = _encode_set(services, project, name, inputs, rows, keep, lambda done, total: None)
+    rows, inputs = _encoders(services, context.project, name, inputs, encoders)
+    made = _encode_set(services, context, name, inputs, rows, keep, lambda done, total: None)
     with services.db.transaction() as session:
-        anchor_sets.add_anchor_set(session, made)
+        anchor_sets.add_anchor_set(session, context, made)
     return made
 
 
 def request_set(
     services: Services,
-    project: str,
+    context: RequestContext,
     *,
     name: str,
     inputs: Inputs,
@@ -52,23 +53,28 @@ def request_set(
     """The job that makes a new set, once everything is checked that can be. Raises NameTaken, EncoderNotFound, InvalidRequest,
     EncoderNeedsVectors, and the errors of inputs that nobody could read.
     """
-    _, inputs = _encoders(services, project, name, inputs, encoders)
+    _, inputs = _encoders(services, context.project, name, inputs, encoders)
     arguments = {"anchor_set": name, "new": True, "encoders": list(encoders), "keep": keep}
-    return _submit(services, project, arguments, inputs)
+    return _submit(services, context, arguments, inputs)
 
 
 def add_encoded(
-    services: Services, project: str, *, anchor_set: str, encoder: str, inputs: Inputs | None
+    services: Services,
+    context: RequestContext,
+    *,
+    anchor_set: str,
+    encoder: str,
+    inputs: Inputs | None,
 ) -> tables.AnchorSetRow:
     """An encoder's embeddings of a set, of the inputs or else of those that the set has kept, encoded now.
 
     Raises the not-found errors, EmbeddingsExist, InputsNotStored, AnchorCountMismatch, and the errors of encoding.
     """
-    set_row, encoder_row, ready = _addition(services, project, anchor_set, encoder, inputs)
-    vectors = encode(services, encoder_row, ready.values, role=ready.role).vectors
+    set_row, encoder_row, ready = _addition(services, context.project, anchor_set, encoder, inputs)
+    vectors = encode(services, context, encoder_row, ready.values, role=ready.role).vectors
     return anchor_sets.add_embeddings(
         services,
-        project,
+        context,
         anchor_set=set_row.name,
         encoder=encoder,
         vectors=vectors,
@@ -78,18 +84,23 @@ def add_encoded(
 
 
 def request_addition(
-    services: Services, project: str, *, anchor_set: str, encoder: str, inputs: Inputs | None
+    services: Services,
+    context: RequestContext,
+    *,
+    anchor_set: str,
+    encoder: str,
+    inputs: Inputs | None,
 ) -> tables.JobRow:
     """The job that adds an encoder's embeddings to a set. Raises as `add_encoded`, as far as can be known before."""
-    _, _, ready = _addition(services, project, anchor_set, encoder, inputs)
+    _, _, ready = _addition(services, context.project, anchor_set, encoder, inputs)
     return _submit(
-        services, project, {"anchor_set": anchor_set, "new": False, "encoders": [encoder]}, ready
+        services, context, {"anchor_set": anchor_set, "new": False, "encoders": [encoder]}, ready
     )
 
 
 def run_embed(services: Services, job: tables.JobRow, progress: Progress) -> Done:
     """The job itself; on success the set exists, or has the new embeddings."""
-    arguments = job.arguments
+    arguments, context = job.arguments, RequestContext.of_job(job)
     inputs = read_inputs(services, arguments["blobs"]["inputs"], of="this job")
 
     if arguments["new"]:
@@ -98,7 +109,7 @@ def run_embed(services: Services, job: tables.JobRow, progress: Progress) -> Don
         )
         made = _encode_set(
             services,
-            job.project,
+            context,
             arguments["anchor_set"],
             inputs,
             rows,
@@ -106,7 +117,8 @@ def run_embed(services: Services, job: tables.JobRow, progress: Progress) -> Don
             progress,
         )
         return Done(
-            _result(made, arguments), keep=lambda session: anchor_sets.add_anchor_set(session, made)
+            _result(made, arguments),
+            keep=lambda session: anchor_sets.add_anchor_set(session, context, made),
         )
     [encoder] = arguments["encoders"]
     set_row, encoder_row = anchor_sets.set_and_encoder(
@@ -115,6 +127,7 @@ def run_embed(services: Services, job: tables.JobRow, progress: Progress) -> Don
     total = len(inputs.values)
     vectors = encode(
         services,
+        context,
         encoder_row,
         inputs.values,
         role=inputs.role,
@@ -125,7 +138,7 @@ def run_embed(services: Services, job: tables.JobRow, progress: Progress) -> Don
     )
     return Done(
         _result(set_row, arguments),
-        keep=lambda session: anchor_sets.add_space(session, set_row, space),
+        keep=lambda session: anchor_sets.add_space(session, context, set_row, space),
     )
 
 
@@ -182,7 +195,7 @@ def _encoders(
 
 def _encode_set(
     services: Services,
-    project: str,
+    context: RequestContext,
     name: str,
     inputs: Inputs,
     encoders: Sequence[tables.EncoderRow],
@@ -196,6 +209,7 @@ def _encode_set(
         before = place * count
         done = encode(
             services,
+            context,
             row,
             inputs.values,
             role=inputs.role,
@@ -205,7 +219,7 @@ def _encode_set(
     kept = write_inputs(services, inputs) if keep else None
     made_by = {row.name: row.id for row in encoders}
     return anchor_sets.build_anchor_set(
-        services, project, name=name, embeddings=embeddings, inputs=kept, made_by=made_by
+        services, context.project, name=name, embeddings=embeddings, inputs=kept, made_by=made_by
     )
 
 
@@ -238,11 +252,11 @@ def _addition(
 
 
 def _submit(
-    services: Services, project: str, arguments: dict[str, Any], inputs: Inputs
+    services: Services, context: RequestContext, arguments: dict[str, Any], inputs: Inputs
 ) -> tables.JobRow:
     return submit(
         services,
-        project,
+        context,
         JobKind.embed,
         {**arguments, "blobs": {"inputs": write_inputs(services, inputs)}},
     )

@@ -17,6 +17,7 @@ from app.services.anchors import spaces
 from app.services.anchors.anchor_findings import Finding, PairFacts, SpaceFacts, lint
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs, encode
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 
@@ -92,7 +93,7 @@ def report(services: Services, project: str, name: str) -> Report:
 
 def suggest(
     services: Services,
-    project: str,
+    context: RequestContext,
     *,
     anchor_set: str,
     encoder: str,
@@ -105,7 +106,7 @@ def suggest(
     Raises the not-found errors, AnchorsNotEmbedded, NotExactlyOne, TooManyVectors, the vector errors, DegenerateAnchors,
     Overloaded, and as `encode`.
     """
-    space = space_of(services, project, anchor_set=anchor_set, encoder=encoder)
+    space = space_of(services, context.project, anchor_set=anchor_set, encoder=encoder)
     if (pool is None) == (inputs is None):
         raise NotExactlyOne("send exactly one of pool and inputs", field="pool")
     anchors = spaces.raw_anchors(services, space)
@@ -118,7 +119,7 @@ def suggest(
     else:
         assert inputs is not None
         _check_pool(len(inputs.values), anchors, read, "inputs")
-        vectors = encode(services, space.encoder, inputs.values, role=inputs.role).vectors
+        vectors = encode(services, context, space.encoder, inputs.values, role=inputs.role).vectors
     with services.fitting():
         fitted = spaces.require_direction(anchors[:read], field="anchor_set")
         directions, _ = normalise(vectors.double(), fitted.mean)

@@ -25,25 +25,26 @@ from app.services.anchors.spaces import require_direction
 from app.services.context import Services
 from app.services.incoming import checked_vectors
 from app.services.name_lookup import refuse_in_use, require_free
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 
 
 def create_anchor_set(
-    services: Services, project: str, *, name: str, embeddings: Mapping[str, Tensor]
+    services: Services, context: RequestContext, *, name: str, embeddings: Mapping[str, Tensor]
 ) -> tables.AnchorSetRow:
     """A new set with all its embeddings, or nothing. Raises as `new_anchor_set`."""
-    row = build_anchor_set(services, project, name=name, embeddings=embeddings)
+    row = build_anchor_set(services, context.project, name=name, embeddings=embeddings)
     with services.db.transaction() as session:
-        add_anchor_set(session, row)
+        add_anchor_set(session, context, row)
     return row
 
 
-def add_anchor_set(session: Session, row: tables.AnchorSetRow) -> None:
+def add_anchor_set(session: Session, context: RequestContext, row: tables.AnchorSetRow) -> None:
     """Add a new set. Raises NameTaken."""
     resources.require_free(session, tables.AnchorSetRow, row.project, row.name)
     session.add(row)
-    record_audit(session, row.project, "create", "anchor-set", row.name, row)
+    record_audit(session, context, "create", "anchor-set", row.name, row)
 
 
 def build_anchor_set(
@@ -104,7 +105,7 @@ def build_anchor_set(
 
 def add_embeddings(
     services: Services,
-    project: str,
+    context: RequestContext,
     *,
     anchor_set: str,
     encoder: str,
@@ -117,12 +118,14 @@ def add_embeddings(
     Raises the not-found errors, EmbeddingsExist, AnchorCountMismatch, and the vector errors.
     """
     set_row, encoder_row = set_and_encoder(
-        services, project, anchor_set=anchor_set, encoder=encoder
+        services, context.project, anchor_set=anchor_set, encoder=encoder
     )
     _require_maker(encoder_row, made_by)
-    space = build_space(services, project, encoder_row, vectors, size=set_row.size, field=field)
+    space = build_space(
+        services, context.project, encoder_row, vectors, size=set_row.size, field=field
+    )
     with services.db.transaction() as session:
-        return add_space(session, set_row, space)
+        return add_space(session, context, set_row, space)
 
 
 def set_and_encoder(
@@ -139,7 +142,7 @@ def set_and_encoder(
 
 
 def add_space(
-    session: Session, set_row: tables.AnchorSetRow, space: tables.SpaceRow
+    session: Session, context: RequestContext, set_row: tables.AnchorSetRow, space: tables.SpaceRow
 ) -> tables.AnchorSetRow:
     """Add a space to its set. Raises AnchorSetNotFound, EmbeddingsExist, and Conflict when the set was made anew meanwhile."""
     found = resources.by_name(session, tables.AnchorSetRow, set_row.project, set_row.name)
@@ -151,19 +154,19 @@ def add_space(
     _refuse_present(session, found, space.encoder)
     space.anchor_set_id = found.id
     session.add(space)
-    record_audit(session, found.project, "embed", "anchor-set", found.name)
+    record_audit(session, context, "embed", "anchor-set", found.name)
     session.flush()
     session.refresh(found)
     return found
 
 
-def delete_anchor_set(services: Services, project: str, name: str) -> None:
+def delete_anchor_set(services: Services, context: RequestContext, name: str) -> None:
     """The set, its spaces and its translators. Raises AnchorSetNotFound, InUse."""
     with services.db.transaction() as session:
-        row = resources.by_name(session, tables.AnchorSetRow, project, name)
+        row = resources.by_name(session, tables.AnchorSetRow, context.project, name)
         refuse_in_use(f"anchor set {name!r}", resources.users_of_anchor_set(session, row))
         resources.remove(session, row)
-        record_audit(session, project, "delete", "anchor-set", name)
+        record_audit(session, context, "delete", "anchor-set", name)
     services.names.forget()
 
 

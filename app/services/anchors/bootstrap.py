@@ -22,6 +22,7 @@ from app.maths.bootstrap import pools as common
 from app.services.anchors import anchor_sets, pools
 from app.services.context import Services
 from app.services.jobs.queue import Done, Progress, submit
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import JobKind
@@ -36,7 +37,7 @@ FEWEST_PAIRS, FEWEST_JUDGED = 2, 10
 
 def request_bootstrap(
     services: Services,
-    project: str,
+    context: RequestContext,
     *,
     name: str,
     source: str,
@@ -62,13 +63,13 @@ def request_bootstrap(
             "source and target are one encoder: its items are their own partners", field="target"
         )
     with services.db.transaction() as session:
-        resources.require_free(session, tables.AnchorSetRow, project, name)
+        resources.require_free(session, tables.AnchorSetRow, context.project, name)
         encoders = [
-            resources.by_name(session, tables.EncoderRow, project, encoder, field=field)
+            resources.by_name(session, tables.EncoderRow, context.project, encoder, field=field)
             for field, encoder in (("source", source), ("target", target))
         ]
     x, y = (
-        pools.find(services, project, row, given)
+        pools.find(services, context.project, row, given)
         for row, given in zip(encoders, (source_pool, target_pool), strict=True)
     )
     settings = _settings(method, size, options or {}, most=min(x.rows, y.rows))
@@ -82,14 +83,17 @@ def request_bootstrap(
         "settings": _plain(settings),
         "min_right": min_right,
         "made_by": {row.name: row.id for row in encoders},
-        "blobs": {"source_pool": pools.keep(services, x), "target_pool": pools.keep(services, y)},
+        "blobs": {
+            "source_pool": pools.keep(services, context, x),
+            "target_pool": pools.keep(services, context, y),
+        },
     }
-    return submit(services, project, JobKind.bootstrap, arguments)
+    return submit(services, context, JobKind.bootstrap, arguments)
 
 
 def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) -> Done:
     """The job itself; on success the anchor set exists. Raises SeedsInsufficient, and NameTaken before anything is computed."""
-    arguments = job.arguments
+    arguments, context = job.arguments, RequestContext.of_job(job)
     with services.db.transaction() as session:
         resources.require_free(session, tables.AnchorSetRow, job.project, arguments["name"])
     method = arguments.get("method", "paper")  # the only one of before it had a name
@@ -152,7 +156,7 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
             "pairs": found.pairs.tolist(),
             "confidence": _rounded(found.confidence.tolist()),
         },
-        keep=lambda session: anchor_sets.add_anchor_set(session, made),
+        keep=lambda session: anchor_sets.add_anchor_set(session, context, made),
     )
 
 

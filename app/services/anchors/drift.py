@@ -26,8 +26,9 @@ from app.services.anchors.anchor_embedding import read_inputs
 from app.services.anchors.anchor_reports import space_of
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs, encode
+from app.services.request_context import RequestContext
 from app.storage import tables
-from app.types import repeats
+from app.types import repeated_positions
 
 #: items that are embedded again in one request, and how many when nobody says
 MOST_SAMPLED, SAMPLED = 1_024, 128
@@ -95,17 +96,22 @@ class DriftReport(BaseModel):
 
 
 def detect_drift(
-    services: Services, project: str, *, anchor_set: str, encoder: str, asked: DriftOptions
+    services: Services,
+    context: RequestContext,
+    *,
+    anchor_set: str,
+    encoder: str,
+    asked: DriftOptions,
 ) -> DriftReport:
     """Compare a space with what its encoder makes of the same items now; nothing is written.
 
     Raises the not-found errors, AnchorsNotEmbedded, AnchorCountMismatch, InvalidRequest, TooManyInputs, InputsNotStored,
     EncoderNeedsVectors, the vector errors, Overloaded, and as `encode`.
     """
-    space = space_of(services, project, anchor_set=anchor_set, encoder=encoder)
+    space = space_of(services, context.project, anchor_set=anchor_set, encoder=encoder)
     rows = _rows(asked, space.anchor_set.size)
     new = (
-        _embedded_again(services, space, rows)
+        _embedded_again(services, context, space, rows)
         if asked.vectors is None
         else _given(services, asked.vectors, rows, asked)
     )
@@ -133,7 +139,7 @@ def _rows(asked: DriftOptions, size: int) -> list[int]:
         raise InvalidRequest(
             f"the set has {size} anchors, counted from 0", field="rows", rows=outside
         )
-    if again := repeats(rows):
+    if again := repeated_positions(rows):
         raise InvalidRequest("a row is named twice", field="rows", rows=again)
     if asked.vectors is None and len(rows) > MOST_SAMPLED:
         raise TooManyInputs(
@@ -157,7 +163,9 @@ def _given(services: Services, vectors: Tensor, rows: list[int], asked: DriftOpt
     return new
 
 
-def _embedded_again(services: Services, space: tables.SpaceRow, rows: list[int]) -> Tensor:
+def _embedded_again(
+    services: Services, context: RequestContext, space: tables.SpaceRow, rows: list[int]
+) -> Tensor:
     """The set's own inputs by the encoder as it is now. Raises InputsNotStored, EncoderNeedsVectors, and as `encode`."""
     if space.encoder.model is None:
         raise EncoderNeedsVectors(
@@ -173,7 +181,9 @@ def _embedded_again(services: Services, space: tables.SpaceRow, rows: list[int])
         services, space.anchor_set.inputs, of=f"anchor set {space.anchor_set.name!r}"
     )
     some = Inputs([kept.values[row] for row in rows], kept.role)
-    return encode(services, space.encoder, some.values, role=some.role, field="encoder").vectors
+    return encode(
+        services, context, space.encoder, some.values, role=some.role, field="encoder"
+    ).vectors
 
 
 def _told(

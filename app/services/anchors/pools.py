@@ -23,6 +23,7 @@ from app.services import incoming
 from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs, encode, readable, spec_of
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 
@@ -56,7 +57,7 @@ class Found:
 
 def create(
     services: Services,
-    project: str,
+    context: RequestContext,
     *,
     name: str,
     encoder: str,
@@ -69,16 +70,17 @@ def create(
     """
     field, count = incoming.exactly_one(vectors, inputs)
     with services.db.transaction() as session:
-        resources.require_free(session, tables.PoolRow, project, name)
+        resources.require_free(session, tables.PoolRow, context.project, name)
         encoder_row = resources.by_name(
-            session, tables.EncoderRow, project, encoder, field="encoder"
+            session, tables.EncoderRow, context.project, encoder, field="encoder"
         )
     _require_room(services, count, field)
     piece = _write(
-        services, incoming.vectors_or_encoded(services, encoder_row, vectors, inputs).vectors
+        services,
+        incoming.vectors_or_encoded(services, context, encoder_row, vectors, inputs).vectors,
     )
     row = tables.PoolRow(
-        project=project,
+        project=context.project,
         name=name,
         encoder_id=encoder_row.id,
         encoder=encoder_row,
@@ -86,15 +88,15 @@ def create(
         pieces=[piece],
     )
     with services.db.transaction() as session:
-        resources.require_free(session, tables.PoolRow, project, name)
+        resources.require_free(session, tables.PoolRow, context.project, name)
         session.add(row)
-        record_audit(session, project, "create", "pool", name, row)
+        record_audit(session, context, "create", "pool", name, row)
     return row
 
 
 def append(
     services: Services,
-    project: str,
+    context: RequestContext,
     *,
     name: str,
     offset: int,
@@ -107,7 +109,7 @@ def append(
     """
     field, count = incoming.exactly_one(vectors, inputs)
     with services.db.transaction() as session:
-        row = resources.whole_pool(session, project, name)
+        row = resources.whole_pool(session, context.project, name)
     if offset != row.items:
         raise _elsewhere(row, offset)
     _require_room(services, row.items + count, field)
@@ -118,26 +120,27 @@ def append(
             limit=MOST_PIECES,
         )
     piece = _write(
-        services, incoming.vectors_or_encoded(services, row.encoder, vectors, inputs).vectors
+        services,
+        incoming.vectors_or_encoded(services, context, row.encoder, vectors, inputs).vectors,
     )
     with services.db.transaction() as session:
         extended = resources.extend_pool(session, row, piece)
-        found = resources.by_name(session, tables.PoolRow, project, name)
+        found = resources.by_name(session, tables.PoolRow, context.project, name)
         if found.id != row.id:
             raise Conflict(
                 f"pool {name!r} was made anew meanwhile; look at it and try again", field="name"
             )
         if not extended:
             raise _elsewhere(found, offset)
-        record_audit(session, project, "append", "pool", name, found)
+        record_audit(session, context, "append", "pool", name, found)
     return found
 
 
-def delete(services: Services, project: str, name: str) -> None:
+def delete(services: Services, context: RequestContext, name: str) -> None:
     """Forget a pool; jobs that use it have its blobs' names. Raises PoolNotFound."""
     with services.db.transaction() as session:
-        resources.remove(session, resources.by_name(session, tables.PoolRow, project, name))
-        record_audit(session, project, "delete", "pool", name)
+        resources.remove(session, resources.by_name(session, tables.PoolRow, context.project, name))
+        record_audit(session, context, "delete", "pool", name)
 
 
 def find(services: Services, project: str, encoder: tables.EncoderRow, given: Given) -> Found:
@@ -172,12 +175,12 @@ def find(services: Services, project: str, encoder: tables.EncoderRow, given: Gi
     return found
 
 
-def keep(services: Services, found: Found) -> list[str]:
+def keep(services: Services, context: RequestContext, found: Found) -> list[str]:
     """The blobs of one side, which no sweep takes until a job names them. Raises DegenerateAnchors, and as `encode`."""
     content = found.content
     if isinstance(content, Inputs):
         content = encode(
-            services, found.encoder, content.values, role=content.role, field=found.field
+            services, context, found.encoder, content.values, role=content.role, field=found.field
         ).vectors
         _require_direction(services, content, found.field)
     if isinstance(content, Tensor):

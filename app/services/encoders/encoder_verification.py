@@ -15,8 +15,9 @@ from app.maths.anchors import drift
 from app.maths.anchors.drift import HALF, SAME
 from app.maths.quality.metrics import unit
 from app.services import incoming
-from app.services.context import Services, on_departure
+from app.services.context import Services
 from app.services.encoders.encoding import Inputs, encode, load, readable
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 
@@ -66,11 +67,11 @@ class Verified(BaseModel):
 
 
 def verify(
-    services: Services, project: str, *, encoder: str, inputs: Inputs, vectors: Tensor
+    services: Services, context: RequestContext, *, encoder: str, inputs: Inputs, vectors: Tensor
 ) -> Verified:
     """Encode the inputs and compare. Raises EncoderNotFound, TooManyInputs, DimensionMismatch, and as `encode`."""
     with services.db.transaction() as session:
-        row = resources.by_name(session, tables.EncoderRow, project, encoder)
+        row = resources.by_name(session, tables.EncoderRow, context.project, encoder)
     if len(inputs.values) > MOST_INPUTS:
         raise TooManyInputs(
             f"{len(inputs.values)} inputs to verify, {MOST_INPUTS} are allowed and tell as much",
@@ -82,7 +83,7 @@ def verify(
         raise DimensionMismatch(
             f"{len(inputs.values)} inputs and {len(given)} vectors", field="vectors"
         )
-    ours = encode(services, row, inputs.values, role=inputs.role).vectors
+    ours = encode(services, context, row, inputs.values, role=inputs.role).vectors
     same_dim = given.shape[1] == ours.shape[1]
     deviation = _apart(ours, given) if same_dim else None
     cosines = drift.cosines(ours, given) if same_dim else None
@@ -92,7 +93,7 @@ def verify(
         texts = readable(row, inputs.values, limits=services.limits, field="inputs")
         with services.verifying():
             gone: list[bool] = []
-            on_departure.get()(lambda: gone.append(True))
+            context.on_departure(lambda: gone.append(True))
             explanations = list(
                 takewhile(lambda _: not gone, _explain(load(services, row), texts, ours, given))
             )

@@ -12,6 +12,7 @@ from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.encoders.encoding import load_anew, spec_of
 from app.services.name_lookup import refuse_in_use, require_free
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import EncoderKind, Modality
@@ -19,7 +20,7 @@ from app.types import EncoderKind, Modality
 
 def create_encoder(
     services: Services,
-    project: str,
+    context: RequestContext,
     *,
     name: str,
     kind: EncoderKind,
@@ -33,9 +34,9 @@ def create_encoder(
 
     Raises NameTaken, InvalidRequest, and as the model's loader.
     """
-    require_free(services, tables.EncoderRow, project, name)
+    require_free(services, tables.EncoderRow, context.project, name)
     row = tables.EncoderRow(
-        project=project,
+        project=context.project,
         name=name,
         kind=kind,
         dim=dim,
@@ -52,9 +53,9 @@ def create_encoder(
     else:
         _describe_model(services, row, dim, modality)
     with services.db.transaction() as session:
-        resources.require_free(session, tables.EncoderRow, project, name)
+        resources.require_free(session, tables.EncoderRow, context.project, name)
         session.add(row)
-        record_audit(session, project, "create", "encoder", name, row)
+        record_audit(session, context, "create", "encoder", name, row)
     return row
 
 
@@ -75,11 +76,11 @@ def _describe_model(
     row.dim, row.modality, row.identity = model.dim, model.modality, model.identity.members
 
 
-def delete_encoder(services: Services, project: str, name: str) -> None:
+def delete_encoder(services: Services, context: RequestContext, name: str) -> None:
     """Raises EncoderNotFound, InUse."""
     with services.db.transaction() as session:
-        row = resources.by_name(session, tables.EncoderRow, project, name)
+        row = resources.by_name(session, tables.EncoderRow, context.project, name)
         refuse_in_use(f"encoder {name!r}", resources.users_of_encoder(session, row))
         resources.remove(session, row)
-        record_audit(session, project, "delete", "encoder", name)
+        record_audit(session, context, "delete", "encoder", name)
     services.names.forget()

@@ -29,7 +29,8 @@ from app.errors import (
     TooManyInputs,
 )
 from app.maths.geometry.space import check_vectors
-from app.services.context import Limits, Services, on_departure, origin
+from app.services.context import Limits, Services
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.types import InputRole, Modality
 
@@ -71,6 +72,7 @@ class Encoded:
 
 def encode(
     services: Services,
+    context: RequestContext,
     encoder: tables.EncoderRow,
     inputs: Sequence[Input],
     *,
@@ -86,7 +88,7 @@ def encode(
     ready = readable(encoder, inputs, limits=services.limits, field=field)
     model = load(services, encoder)
     with services.encoding():
-        pieces = _pieces(services, model, ready, role, field)
+        pieces = _pieces(services, context, model, ready, role, field)
         begun: deque[tuple[Work, Sequence[Item]]] = deque()
         done: list[Encoded] = []
         count = 0
@@ -123,10 +125,15 @@ def encode(
 
 
 def _pieces(
-    services: Services, model: EncoderModel, inputs: Sequence[Input], role: InputRole, field: str
+    services: Services,
+    context: RequestContext,
+    model: EncoderModel,
+    inputs: Sequence[Input],
+    role: InputRole,
+    field: str,
 ) -> Iterator[tuple[Work, Sequence[Item]]]:
     size = PIECE[model.modality]
-    owner = owner_of_request()
+    owner = context.owner
     for start in range(0, len(inputs), size):
         try:
             with services.decoding if model.modality is Modality.image else nullcontext():
@@ -137,7 +144,7 @@ def _pieces(
             raise
         # A request that was let in goes on: what it has waiting is never more than two pieces.
         work = services.encoders.submit(model, items, owner, patient=services.patient or start > 0)
-        on_departure.get()(work.future.cancel)
+        context.on_departure(work.future.cancel)
         yield work, items
 
 
@@ -172,12 +179,6 @@ def finished(
         ) from None
     truncated = [row for row, item in enumerate(items) if item.truncated]
     return Encoded(vectors, sum(item.tokens for item in items), truncated)
-
-
-def owner_of_request() -> str:
-    """Whose inputs they are, among whom lanes are shared: a key, a job, or everyone who needs no key."""
-    who = origin.get()
-    return who.key_id or (who.text if who.text.startswith("job ") else "anyone")
 
 
 def load(services: Services, encoder: tables.EncoderRow) -> EncoderModel:
@@ -298,8 +299,13 @@ def small(model: EncoderModel, inputs: Sequence[Input]) -> bool:
 
 
 def start(
-    services: Services, model: EncoderModel, inputs: Sequence[Input], role: InputRole, field: str
+    services: Services,
+    context: RequestContext,
+    model: EncoderModel,
+    inputs: Sequence[Input],
+    role: InputRole,
+    field: str,
 ) -> tuple[Work, Sequence[Item]]:
     """Queue the inputs of a small request, which waits without a thread. Raises as `encode`."""
-    [(work, items)] = _pieces(services, model, inputs, role, field)
+    [(work, items)] = _pieces(services, context, model, inputs, role, field)
     return work, items

@@ -33,11 +33,12 @@ from app.services import incoming, name_lookup
 from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs
+from app.services.request_context import RequestContext
 from app.services.serving import plans
 from app.services.translators import translators
 from app.storage import tables
 from app.storage.queries import resources
-from app.types import EncoderKind, HeadOutput, repeats
+from app.types import EncoderKind, HeadOutput, repeated_positions
 
 log = logging.getLogger("anchorage.stitching")
 
@@ -142,7 +143,7 @@ class _Ready:
 
 
 def create_head(
-    services: Services, project: str, new: NewHead, make: Callable[[int], HeadModel]
+    services: Services, context: RequestContext, new: NewHead, make: Callable[[int], HeadModel]
 ) -> tables.HeadRow:
     """Store a head of an encoder's space, or of an anchor set's relative space. `make` reads it, given its vectors' dimension.
 
@@ -152,21 +153,21 @@ def create_head(
         raise NotExactlyOne(
             "a head belongs to exactly one of encoder and anchor_set", field="encoder"
         )
-    if repeated := repeats(new.classes):
+    if repeated := repeated_positions(new.classes):
         raise InvalidHead("class names repeat", field="classes", rows=repeated)
     if new.anchor_set is None and (new.encode_power or new.ridge is not None):
         raise InvalidHead(
             "encode_power and ridge belong to a head of an anchor set", field="encode_power"
         )
-    name_lookup.require_free(services, tables.HeadRow, project, new.name)
+    name_lookup.require_free(services, tables.HeadRow, context.project, new.name)
     with services.db.transaction() as session:
-        row = _new_row(session, project, new)
+        row = _new_row(session, context.project, new)
     head = make(row.dim)
     _check_outputs(new, head)
     row.outputs, row.blob = head.outputs, services.blobs.put(head.tensors())
     with services.db.transaction() as session:
         kept = _new_row(
-            session, project, new
+            session, context.project, new
         )  # what it belongs to may have gone, or been made anew
         if kept.dim != row.dim:
             raise InvalidHead(
@@ -174,7 +175,7 @@ def create_head(
             )
         kept.outputs, kept.blob = row.outputs, row.blob
         session.add(kept)
-        record_audit(session, project, "create", "head", new.name, kept)
+        record_audit(session, context, "create", "head", new.name, kept)
     return kept
 
 
@@ -228,17 +229,17 @@ def _check_outputs(new: NewHead, head: HeadModel) -> None:
         _draw(new.image, torch.zeros(1, head.outputs))
 
 
-def delete_head(services: Services, project: str, name: str) -> None:
+def delete_head(services: Services, context: RequestContext, name: str) -> None:
     """Raises HeadNotFound."""
     with services.db.transaction() as session:
-        resources.remove(session, resources.by_name(session, tables.HeadRow, project, name))
-        record_audit(session, project, "delete", "head", name)
+        resources.remove(session, resources.by_name(session, tables.HeadRow, context.project, name))
+        record_audit(session, context, "delete", "head", name)
     services.names.forget()
 
 
 def stitch(
     services: Services,
-    project: str,
+    context: RequestContext,
     *,
     encoder: str,
     head: str,
@@ -254,20 +255,20 @@ def stitch(
     anchor set), HeadTooSlow, and the option and vector errors.
     """
     truth = truth or Truth()
-    row = name_lookup.find_by_name(services, tables.HeadRow, project, head, field="head")
+    row = name_lookup.find_by_name(services, tables.HeadRow, context.project, head, field="head")
     source = name_lookup.find_by_name(
-        services, tables.EncoderRow, project, encoder, field="encoder"
+        services, tables.EncoderRow, context.project, encoder, field="encoder"
     )
     sent_as, count = incoming.exactly_one(vectors, inputs)
-    incoming.reserve_answer(services, sent_as, count, dim=row.outputs)
+    incoming.reserve_answer(services, context, sent_as, count, dim=row.outputs)
     known = _known(services, row, truth, count)
     ready = _bring(
-        services, project, row, source, anchor_set, way or TranslationChoice(), vectors, inputs
+        services, context, row, source, anchor_set, way or TranslationChoice(), vectors, inputs
     )
     values = _ask(services, row, ready.vectors)
     output = output_of(row)
     native = _native(
-        services, project, row, source, truth, inputs, values, wanted=known is not None
+        services, context, row, source, truth, inputs, values, wanted=known is not None
     )
     return Prediction(
         output=output,
@@ -286,7 +287,7 @@ def stitch(
 
 def _bring(
     services: Services,
-    project: str,
+    context: RequestContext,
     row: tables.HeadRow,
     source: tables.EncoderRow,
     anchor_set: str | None,
@@ -308,17 +309,17 @@ def _bring(
             row.settings.get("encode_power", 0.0),
             row.settings.get("ridge"),
         )
-        pair = translators.resolve(services, relation.name(project))
+        pair = translators.resolve(services, relation.name(context.project))
         space, *_ = relation.sides(pair)
         _require_same((space.anchor_set_id, space.encoder_id), (row.anchor_set_id, source.id))
         related = plans.apply(
-            services, project, relation, vectors=vectors, inputs=inputs, pair=pair
+            services, context, relation, vectors=vectors, inputs=inputs, pair=pair
         )
         return _Ready(related.made.vectors, related.truncated, at_mean=related.made.at_mean)
     assert row.encoder is not None
     if row.encoder_id == source.id:
         _refuse_way(way, f"head {row.name!r} was trained on {source.name!r} itself")
-        given = incoming.vectors_or_encoded(services, source, vectors, inputs)
+        given = incoming.vectors_or_encoded(services, context, source, vectors, inputs)
         return _Ready(given.vectors, given.truncated)
     if anchor_set is None:
         raise MissingField(
@@ -331,9 +332,9 @@ def _bring(
         source.name, row.encoder.name, anchor_set, way.method, way.options, prefer, way.min_quality
     )
     asked = plans.Translation(request)
-    pair = translators.resolve(services, asked.name(project))
+    pair = translators.resolve(services, asked.name(context.project))
     _require_same([space.encoder_id for space in pair.both], [source.id, row.encoder_id])
-    answer = plans.apply(services, project, asked, vectors=vectors, inputs=inputs, pair=pair)
+    answer = plans.apply(services, context, asked, vectors=vectors, inputs=inputs, pair=pair)
     done, by = answer.made, answer.served
     return _Ready(done.vectors, answer.truncated, done.at_mean, done.outside, by.method, by.id)
 
@@ -413,7 +414,7 @@ def _require_count(count: int, expected: int, field: str) -> None:
 
 def _native(
     services: Services,
-    project: str,
+    context: RequestContext,
     row: tables.HeadRow,
     source: tables.EncoderRow,
     truth: Truth,
@@ -441,7 +442,9 @@ def _native(
     if inputs is None or own.kind == EncoderKind.external:
         return None
     try:
-        return _ask(services, row, incoming.vectors_or_encoded(services, own, None, inputs).vectors)
+        return _ask(
+            services, row, incoming.vectors_or_encoded(services, context, own, None, inputs).vectors
+        )
     except (EncoderUnavailable, EncoderChanged, EncoderFailed, InvalidInput) as error:
         log.info(
             "no native answers of head %s: %s", row.id, error.detail

@@ -33,8 +33,9 @@ from app.errors import (
 )
 from app.observability import metrics
 from app.services.access.audit import record_audit
-from app.services.context import Origin, Services, origin
+from app.services.context import Services
 from app.services.jobs.leases import Leases, hand_back
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import jobs, resources
 from app.types import JobKind, JobState
@@ -207,15 +208,15 @@ Run = Callable[[Services, tables.JobRow, Progress], Done]
 
 
 def submit(
-    services: Services, project: str, kind: JobKind, arguments: dict[str, Any]
+    services: Services, context: RequestContext, kind: JobKind, arguments: dict[str, Any]
 ) -> tables.JobRow:
     """Write a queued job down, and wake a worker for it. Raises TooManyJobs, QueueFull."""
     limits = services.limits
     row = tables.JobRow(
-        project=project, kind=kind, state=JobState.queued, arguments=arguments, progress={}
+        project=context.project, kind=kind, state=JobState.queued, arguments=arguments, progress={}
     )
     with services.db.transaction() as session:
-        ours, all_projects = jobs.count_unfinished(session, project)
+        ours, all_projects = jobs.count_unfinished(session, context.project)
         if ours >= limits.project_jobs:
             raise TooManyJobs(
                 f"this project has {limits.project_jobs} unfinished jobs, which is what is allowed",
@@ -226,19 +227,19 @@ def submit(
             raise QueueFull("the queue is full; try again", retry_after_s=10, limit=limits.jobs)
         session.add(row)
         session.flush()
-        record_audit(session, project, "create", "job", row.id, row)
+        record_audit(session, context, "create", "job", row.id, row)
     services.notify_workers()
     return row
 
 
-def cancel(services: Services, project: str, job_id: str) -> tables.JobRow:
+def cancel(services: Services, context: RequestContext, job_id: str) -> tables.JobRow:
     """Ask a job to stop: at once when it still waits, at its next step when it runs. Raises JobNotFound, JobFinished."""
     with services.db.transaction() as session:
-        row = resources.job(session, project, job_id)
+        row = resources.job(session, context.project, job_id)
         if JobState(row.state).finished:
             raise JobFinished(f"job {job_id} is {row.state} already: there is nothing to cancel")
         jobs.cancel(session, row.id, now=tables.now())
-        record_audit(session, project, "cancel", "job", row.id)
+        record_audit(session, context, "cancel", "job", row.id)
         session.flush()
         session.refresh(row)
     return row
@@ -304,14 +305,11 @@ def _run_claimed(
     stopping: Callable[[], bool],
 ) -> None:
     """Run the job, and log and count how this try ended."""
-    token = origin.set(Origin(text=f"job {row.id}"))
     started = time.monotonic()
     try:
         outcome = _run(services, row, lease, runners, stopping)
     except LeaseLost:
         outcome = "taken over"
-    finally:
-        origin.reset(token)
     seconds = time.monotonic() - started
     log.info("%s job %s after %.2f s, attempt %d", row.kind, outcome, seconds, row.attempts)
     metrics.JOB_SECONDS.labels(row.kind, outcome).observe(seconds)

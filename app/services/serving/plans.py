@@ -24,6 +24,7 @@ from app.services import incoming
 from app.services.anchors import spaces
 from app.services.context import Services
 from app.services.encoders.encoding import Encoded, Inputs
+from app.services.request_context import RequestContext
 from app.services.serving import products
 from app.services.serving.products import (
     DecodeProduct,
@@ -79,12 +80,22 @@ class Served:
         return self.product.dims
 
     def begin(
-        self, services: Services, vectors: Tensor, form: Form, precision: Precision
+        self,
+        services: Services,
+        context: RequestContext,
+        vectors: Tensor,
+        form: Form,
+        precision: Precision,
     ) -> Running:
         """Check what can be known without looking at numbers, take room for the answer, and begin. Raises the vector errors."""
         incoming.check_count(vectors, field=self.reads, limits=services.limits, dim=self.dims[0])
         incoming.reserve_answer(
-            services, self.reads, len(vectors), dim=self.dims[1], number_bytes=form.number_bytes
+            services,
+            context,
+            self.reads,
+            len(vectors),
+            dim=self.dims[1],
+            number_bytes=form.number_bytes,
         )
         try:
             return products.begin(
@@ -129,12 +140,12 @@ class Translation:
         return source, source.encoder.dim, target.encoder.dim
 
     def make(
-        self, services: Services, project: str, pair: SpacePair
+        self, services: Services, context: RequestContext, pair: SpacePair
     ) -> tuple[_Recipe, Sequence[Any]]:
         """Raises the option errors, QualityBelowMinimum, and Conflict when a space was deleted meanwhile."""
         source, target = pair.both
-        fitted = translators.fit(services, project, source, target, self.request)
-        translators.enforce_minimum(services, project, fitted, pair, self.request)
+        fitted = translators.fit(services, context, source, target, self.request)
+        translators.enforce_minimum(services, context, fitted, pair, self.request)
         build = partial(_translating, fitted.id, fitted.method, fitted.options, (source, target))
         return _Recipe((fitted.key,), build), (fitted.translator,)
 
@@ -175,7 +186,7 @@ class Relation:
         return pair.source, pair.source.encoder.dim, pair.source.anchor_set.size
 
     def make(
-        self, services: Services, project: str, pair: SpacePair
+        self, services: Services, context: RequestContext, pair: SpacePair
     ) -> tuple[_Recipe, Sequence[Any]]:
         """Raises UnknownOption and InvalidOption."""
         row, *_ = self.sides(pair)
@@ -226,7 +237,7 @@ class Decoding:
         return pair.target, pair.target.anchor_set.size, pair.target.encoder.dim
 
     def make(
-        self, services: Services, project: str, pair: SpacePair
+        self, services: Services, context: RequestContext, pair: SpacePair
     ) -> tuple[_Recipe, Sequence[Any]]:
         """Raises MethodNotIndependent, UnknownOption, and InvalidOption for a power that the method cannot decode."""
         target, *_ = self.sides(pair)
@@ -295,9 +306,11 @@ def find(services: Services, project: str, asked: Asked) -> Served | None:
     return None if pair is None else _ready(services, pair, asked)
 
 
-def make(services: Services, project: str, asked: Asked) -> Served:
+def make(services: Services, context: RequestContext, asked: Asked) -> Served:
     """What serves a request, found, or else looked up and fitted. Raises the not-found and option errors."""
-    return _made(services, project, asked, translators.resolve(services, asked.name(project)))
+    return _made(
+        services, context, asked, translators.resolve(services, asked.name(context.project))
+    )
 
 
 def _ready(services: Services, pair: SpacePair, asked: Asked) -> Served | None:
@@ -309,11 +322,11 @@ def _ready(services: Services, pair: SpacePair, asked: Asked) -> Served | None:
     return None if any(part is None for part in parts) else recipe.build(*parts)
 
 
-def _made(services: Services, project: str, asked: Asked, pair: SpacePair) -> Served:
+def _made(services: Services, context: RequestContext, asked: Asked, pair: SpacePair) -> Served:
     served = _ready(services, pair, asked)
     if served is not None:
         return served
-    recipe, parts = asked.make(services, project, pair)
+    recipe, parts = asked.make(services, context, pair)
     if len(pair.recipes) >= MOST_RECIPES:
         pair.recipes.clear()
     pair.recipes[asked.key] = recipe
@@ -322,7 +335,7 @@ def _made(services: Services, project: str, asked: Asked, pair: SpacePair) -> Se
 
 def apply(
     services: Services,
-    project: str,
+    context: RequestContext,
     asked: Asked,
     *,
     vectors: Tensor | None,
@@ -337,18 +350,20 @@ def apply(
 
     Raises the not-found, option and vector errors, MethodNotIndependent, Conflict, and as `encode`.
     """
-    pair = pair or translators.resolve(services, asked.name(project))
+    pair = pair or translators.resolve(services, asked.name(context.project))
     space, reads, makes = asked.sides(pair)
     field, count = incoming.exactly_one(vectors, inputs)
     field = asked.field or field
-    incoming.reserve_answer(services, field, count, dim=makes, number_bytes=form.number_bytes)
+    incoming.reserve_answer(
+        services, context, field, count, dim=makes, number_bytes=form.number_bytes
+    )
     if vectors is not None and asked.field is not None:
         given = Encoded(
             incoming.checked_vectors(vectors, field=field, limits=services.limits, dim=reads)
         )
     else:
-        given = incoming.vectors_or_encoded(services, space.encoder, vectors, inputs)
-    served = _made(services, project, asked, pair)
+        given = incoming.vectors_or_encoded(services, context, space.encoder, vectors, inputs)
+    served = _made(services, context, asked, pair)
     try:
         made = products.begin(
             services, served.product, given.vectors, form.empty(count, makes), precision
@@ -360,7 +375,7 @@ def apply(
 
 async def serve(
     services: Services,
-    project: str,
+    context: RequestContext,
     asked: Asked,
     vectors: Tensor | None,
     inputs: Inputs | None = None,
@@ -368,12 +383,14 @@ async def serve(
     precision: Precision = "float32",
 ) -> Answer:
     """Vectors or inputs, by what serves the request: at once where that takes no IO, else in a thread. Raises as `apply`."""
-    served = None if vectors is None or inputs is not None else find(services, project, asked)
+    served = (
+        None if vectors is None or inputs is not None else find(services, context.project, asked)
+    )
     if served is None or vectors is None:
         work = partial(
             apply,
             services,
-            project,
+            context,
             asked,
             vectors=vectors,
             inputs=inputs,
@@ -381,7 +398,7 @@ async def serve(
             precision=precision,
         )
         return await to_thread.run_sync(work)
-    running = served.begin(services, vectors, form, precision)
+    running = served.begin(services, context, vectors, form, precision)
     await running.wait()
     return Answer(result(running, served.reads), served, vectors)
 

@@ -17,7 +17,8 @@ from app.maths.quality.confidence import (
 )
 from app.services import incoming
 from app.services.anchors import spaces
-from app.services.context import Services, answer_bytes
+from app.services.context import Services
+from app.services.request_context import RequestContext
 from app.services.serving.plans import Answer, Served
 from app.services.translators.translators import canonical
 from app.services.upkeep.cache_codecs import CONFIDENCE
@@ -46,14 +47,16 @@ class RowConfidence:
     reason: str | None
 
 
-def confidence_of(services: Services, answer: Answer, level: float, *, field: str) -> RowConfidence:
+def confidence_of(
+    services: Services, context: RequestContext, answer: Answer, level: float, *, field: str
+) -> RowConfidence:
     """What to expect of each row of a translator's answer; a row that became the target's mean has no cosine, and one that
     equals the source's mean, whose own flag says so, no p-value.
 
     Raises Overloaded while too many others fit, and TooMuchAtOnce.
     """
     count = len(answer.given)
-    answer_bytes.get()(count * COLUMNS * incoming.ANSWER_NUMBER_BYTES)
+    context.reserve_bytes(count * COLUMNS * incoming.ANSWER_NUMBER_BYTES)
     model = _confidence(services, answer.served)
     if model is None:
         nothing = torch.full((count,), torch.nan, dtype=torch.float64)

@@ -7,29 +7,30 @@ from collections.abc import Mapping, Sequence
 from app.errors import Conflict, QualityBelowMinimum
 from app.services.access.audit import record_audit
 from app.services.context import Services
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 
 
 def agree(
     services: Services,
-    project: str,
+    context: RequestContext,
     source: tables.SpaceRow,
     target: tables.SpaceRow,
     minimum: Mapping[str, float],
 ) -> tables.ContractRow:
     """Every translator from source to target must promise this from now on, in place of what was agreed before."""
     try:
-        row = _agree(services, project, source, target, minimum)
+        row = _agree(services, context, source, target, minimum)
     except Conflict:  # another request agreed at the same moment; unless a space has gone, there is a row to change now
-        row = _agree(services, project, source, target, minimum)
+        row = _agree(services, context, source, target, minimum)
     services.names.forget()
     return row
 
 
 def _agree(
     services: Services,
-    project: str,
+    context: RequestContext,
     source: tables.SpaceRow,
     target: tables.SpaceRow,
     minimum: Mapping[str, float],
@@ -37,20 +38,24 @@ def _agree(
     with services.db.transaction() as session:
         row = resources.contract(session, source.id, target.id)
         if row is None:
-            row = tables.ContractRow(project=project, source_id=source.id, target_id=target.id)
+            row = tables.ContractRow(
+                project=context.project, source_id=source.id, target_id=target.id
+            )
             session.add(row)
         row.min_quality = dict(minimum)
         session.flush()
         session.refresh(row)
-        record_audit(session, project, "agree", "contract", _name(row))
+        record_audit(session, context, "agree", "contract", _name(row))
     return row
 
 
-def end(services: Services, project: str, source: tables.SpaceRow, target: tables.SpaceRow) -> None:
+def end(
+    services: Services, context: RequestContext, source: tables.SpaceRow, target: tables.SpaceRow
+) -> None:
     """Raises ContractNotFound."""
     with services.db.transaction() as session:
         row = resources.require_contract(session, source, target)
-        record_audit(session, project, "delete", "contract", _name(row))
+        record_audit(session, context, "delete", "contract", _name(row))
         session.delete(row)
     services.names.forget()
 

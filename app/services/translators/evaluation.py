@@ -21,6 +21,7 @@ from app.services import incoming
 from app.services.anchors import spaces
 from app.services.context import Services
 from app.services.jobs.queue import Done, Progress, submit
+from app.services.request_context import RequestContext
 from app.services.translators import translators
 from app.storage import tables
 from app.types import JobKind
@@ -154,7 +155,7 @@ def ask(
 
 def evaluate(
     services: Services,
-    project: str,
+    context: RequestContext,
     asked: Asked,
     tell: Callable[[int, int], object] = lambda *_: None,
 ) -> dict[str, Any]:
@@ -175,7 +176,7 @@ def evaluate(
         with services.evaluating():
             alike = relative_similarity(x, y, first, second, of_anchors=True, cosines=cosines)
         return {**about, **NOTHING_TRANSLATED, "similarity": _similarity(alike)}
-    fitted = translators.fit(services, project, asked.source, asked.target, request)
+    fitted = translators.fit(services, context, asked.source, asked.target, request)
     with services.evaluating():
         made = _translated(fitted.translator, items.vectors)
         settings, n = asked.settings, len(items.vectors)
@@ -200,17 +201,17 @@ def evaluate(
         }
 
 
-def request_evaluation(services: Services, project: str, asked: Asked) -> tables.JobRow:
+def request_evaluation(services: Services, context: RequestContext, asked: Asked) -> tables.JobRow:
     """Store the items, and queue the job. Raises StorageUnavailable, TooManyJobs, QueueFull."""
     arguments = {"request": asdict(asked.request), "settings": asdict(asked.settings)}
     if asked.items is not None:
         arguments["blobs"] = {"items": services.blobs.put(asked.items.tensors)}
-    return submit(services, project, JobKind.evaluate, arguments)
+    return submit(services, context, JobKind.evaluate, arguments)
 
 
 def run_evaluation(services: Services, job: tables.JobRow, progress: Progress) -> Done:
     """The job itself; its result is what a request would have been answered."""
-    arguments = job.arguments
+    arguments, context = job.arguments, RequestContext.of_job(job)
     given = services.blobs.get(arguments["blobs"]["items"]) if "blobs" in arguments else {}
     asked = ask(
         services,
@@ -221,7 +222,7 @@ def run_evaluation(services: Services, job: tables.JobRow, progress: Progress) -
         corpus=given.get("corpus"),
         settings=Settings(**arguments["settings"]),
     )
-    result = evaluate(services, job.project, asked, progress)
+    result = evaluate(services, context, asked, progress)
     progress(asked.cosines, asked.cosines)
     return Done(result)
 

@@ -20,6 +20,7 @@ from app.services.access.audit import record_audit
 from app.services.anchors import spaces
 from app.services.context import Services
 from app.services.jobs.queue import Done, Progress, submit
+from app.services.request_context import RequestContext
 from app.services.translators import contracts, translator_reports
 from app.services.upkeep.cache_codecs import CHOICE, TRANSLATOR
 from app.storage import tables
@@ -101,7 +102,7 @@ class Fitted:
 
 def fit(
     services: Services,
-    project: str,
+    context: RequestContext,
     source: tables.SpaceRow,
     target: tables.SpaceRow,
     request: Request,
@@ -122,7 +123,7 @@ def fit(
     content = services.cache.get_or_make(
         ("written", source.id, target.id, method, canonical(options), prefer, tables.now().date()),
         lambda: _written_down(
-            services, project, source, target, translator, method, options, choice
+            services, context, source, target, translator, method, options, choice
         ),
         lambda _: ID_BYTES,
     )
@@ -130,12 +131,12 @@ def fit(
 
 
 def enforce_minimum(
-    services: Services, project: str, fitted: Fitted, pair: SpacePair, request: Request
+    services: Services, context: RequestContext, fitted: Fitted, pair: SpacePair, request: Request
 ) -> None:
     """Raises QualityBelowMinimum where the translator promises less than the request, or its pair's contract, asks for."""
     if pair.agreed or request.min_quality:
         source, target = pair.both
-        row = report(services, project, fitted.id, between=(source.id, target.id))
+        row = report(services, context.project, fitted.id, between=(source.id, target.id))
         contracts.require(row, pair.agreed, field="anchor_set")
         contracts.require(row, request.min_quality, field="min_quality")
 
@@ -179,19 +180,21 @@ def report(
     return row
 
 
-def request_translator(services: Services, project: str, request: Request) -> tables.JobRow:
+def request_translator(
+    services: Services, context: RequestContext, request: Request
+) -> tables.JobRow:
     """Queue the fit and its report. Raises what can be known now: the not-found errors, UnknownOption, InvalidOption."""
-    source, _ = pair(services, project, request)
+    source, _ = pair(services, context.project, request)
     check(request, anchors=source.anchor_set.size)
-    return submit(services, project, JobKind.translator, asdict(request))
+    return submit(services, context, JobKind.translator, asdict(request))
 
 
 def run_translator(services: Services, job: tables.JobRow, progress: Progress) -> Done:
     """The job itself: the translator is in the cache and its report in its row."""
-    request = Request(**job.arguments)
+    request, context = Request(**job.arguments), RequestContext.of_job(job)
     progress(0, 2)
     source, target = pair(services, job.project, request)
-    fitted = fit(services, job.project, source, target, request)
+    fitted = fit(services, context, source, target, request)
     progress(1, 2)
     row = report(services, job.project, fitted.id, between=(source.id, target.id))
     contracts.require(row, request.min_quality)
@@ -293,7 +296,7 @@ def space_row(
 
 def _written_down(
     services: Services,
-    project: str,
+    context: RequestContext,
     source: tables.SpaceRow,
     target: tables.SpaceRow,
     translator: Translator,
@@ -304,7 +307,7 @@ def _written_down(
     """The translator's public id, once a row says how it was made, and why where auto chose it."""
     content = _public_id(translator, method, options)
     row = tables.TranslatorRow(
-        project=project,
+        project=context.project,
         content=content,
         source_id=source.id,
         target_id=target.id,
@@ -313,21 +316,21 @@ def _written_down(
         choices=None if choice is None else {choice.prefer: asdict(choice)},
     )
     try:
-        _add_row(services, row)
+        _add_row(services, context, row)
     except (
         Conflict
     ):  # another process wrote it at the same moment, unless one of the spaces has gone
-        _add_row(services, row)
+        _add_row(services, context, row)
     return content
 
 
-def _add_row(services: Services, row: tables.TranslatorRow) -> None:
+def _add_row(services: Services, context: RequestContext, row: tables.TranslatorRow) -> None:
     """Add the row, or say that the one that is there is in use, and add the choices to it. Raises Conflict."""
     between = (row.source_id, row.target_id)
     with services.db.transaction() as session:
         if not resources.touch_translator(session, row, now=tables.now()):
             session.add(row)
-            record_audit(session, row.project, "create", "translator", row.content)
+            record_audit(session, context, "create", "translator", row.content)
         elif row.choices:  # it was made by its name, or for another use, before
             found = resources.translator(
                 session, row.project, row.content, between=between, change=True

@@ -13,6 +13,7 @@ from app.encoders.model_files import find
 from app.errors import Conflict, EncoderUnavailable
 from app.services.anchors import anchor_sets
 from app.services.encoders import encoding as encoding_service
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 
@@ -69,7 +70,7 @@ def test_vectors_never_become_those_of_another_encoder_of_the_same_name(services
     with pytest.raises(Conflict):
         anchor_sets.add_embeddings(
             services,
-            "default",
+            RequestContext("default"),
             anchor_set="texts",
             encoder="toy",
             vectors=torch.randn(size, 16),

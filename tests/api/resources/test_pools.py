@@ -16,13 +16,14 @@ import pytest
 import torch
 from pyarrow import ipc
 
-from app.api.codecs import arrow, npy
+from app.api.codecs import media_types
 from app.services.anchors import anchor_sets, pools
 from app.services.encoders import encoding as encoding_service
 from app.storage.blobs import BlobStore
 from app.storage.queries import resources
+from tests.services.helpers import CONTEXT
 
-JSON, NPY, ARROW = "application/json", npy.MEDIA, arrow.MEDIA
+JSON, NPY, ARROW = "application/json", media_types.NPY, media_types.ARROW
 ROWS = np.random.default_rng(11).normal(size=(30, 8)).astype(np.float32)
 DOCUMENT = Path(__file__).parents[3] / "docs" / "pools.md"
 
@@ -599,7 +600,7 @@ def grown(stocked, embeddings):
         pairs={"pairs": pairs, "confidence": confidence},
     )
     with services.db.transaction() as session:
-        anchor_sets.add_anchor_set(session, row)
+        anchor_sets.add_anchor_set(session, CONTEXT, row)
     return stocked, pairs.tolist(), [None if sure != sure else sure for sure in confidence.tolist()]
 
 
@@ -666,7 +667,7 @@ def test_pairs_that_nobody_can_be_told_are_refused(grown, refused):
 LOADING = """
 import sys
 from pathlib import Path
-from app.services import pools
+from app.services.anchors import pools
 from app.settings import Settings
 from app.wiring import make_services
 

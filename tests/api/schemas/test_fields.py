@@ -12,9 +12,9 @@ import pytest
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
-from app.api.http.bodies import departures
+from app.api.http.body_reading import watch_departure
 from app.main import create_app
-from app.services.context import Limits, on_departure
+from app.services.context import Limits
 from app.settings import Settings
 
 JSON = {"content-type": "application/json"}
@@ -456,8 +456,9 @@ def test_who_begins_to_listen_after_the_client_has_left_hears_of_it(early):
         return {"type": "http.disconnect"}
 
     async def serve():
-        with departures(Request({"type": "http", "headers": []}, receive)):
-            listen = on_departure.get()
+        request = Request({"type": "http", "headers": []}, receive)
+        with watch_departure(request):
+            listen = request.scope["state"]["on_departure"]
             if early:
                 listen(lambda: heard.append("first"))
                 await asyncio.sleep(0.01)

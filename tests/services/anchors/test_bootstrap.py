@@ -20,7 +20,7 @@ from app.services.jobs import queue
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import JobKind, JobState
-from tests.services.helpers import PROJECT, create_encoder, run
+from tests.services.helpers import CONTEXT, PROJECT, create_encoder, run
 
 #: two of the demo's encoders, by the names that they have here
 ENCODERS = {"minilm": "minilm6-384", "static": "static-256"}
@@ -85,7 +85,7 @@ def ask(
 ) -> tables.JobRow:
     return bootstrap.request_bootstrap(
         services,
-        PROJECT,
+        CONTEXT,
         name=name,
         source="minilm",
         target="static",
@@ -370,7 +370,7 @@ def test_a_job_cancelled_while_its_set_is_made_makes_none(quick, mixed, monkeypa
     job, made = ask(quick, mixed, 10, **{"method": "paper", **METHODS["paper"]}), []
 
     def cancelled_meanwhile(*arguments: Any, **more: Any) -> tables.SpaceRow:
-        made.append(queue.cancel(quick, PROJECT, job.id).state)
+        made.append(queue.cancel(quick, CONTEXT, job.id).state)
         return make(*arguments, **more)
 
     make = anchor_sets.build_space
@@ -407,7 +407,7 @@ def test_a_job_queued_by_the_version_before_this_one_still_runs_as_what_it_was(r
             for side, rows in (("source_pool", mixed.x), ("target_pool", mixed.y))
         },
     }
-    row = run(ready, queue.submit(ready, PROJECT, JobKind.bootstrap, arguments))
+    row = run(ready, queue.submit(ready, CONTEXT, JobKind.bootstrap, arguments))
     assert (row.state, row.error) == (JobState.succeeded, None)
     assert (row.result["method"], row.result["asked"]) == ("paper", 30)
     again = run(

@@ -30,11 +30,12 @@ from app.services.context import Limits, Services
 from app.services.jobs import queue
 from app.services.jobs.leases import Leases, hand_back
 from app.services.jobs.queue import Done
+from app.services.request_context import RequestContext
 from app.services.upkeep import blob_sweep
 from app.storage import tables
 from app.storage.queries import jobs as job_queries
 from app.types import JobKind, JobState
-from tests.services.helpers import PROJECT, again, age, alter, files
+from tests.services.helpers import CONTEXT, PROJECT, again, age, alter, files
 from tests.storage.helpers import closed, end_connections
 
 LONG_AGO = timedelta(hours=-1)
@@ -42,7 +43,7 @@ LONG_AGO = timedelta(hours=-1)
 
 @pytest.fixture
 def job(services: Services) -> tables.JobRow:
-    return queue.submit(services, PROJECT, JobKind.bootstrap, {"x": 1})
+    return queue.submit(services, CONTEXT, JobKind.bootstrap, {"x": 1})
 
 
 #: each turn takes the job that a test means: nothing else has been due for as long
@@ -248,7 +249,7 @@ def test_a_step_that_tells_nothing_new_is_no_event_and_still_learns_of_cancellat
         for _ in range(5):
             progress(1, 10)
         assert again(services, row).version == version
-        queue.cancel(services, PROJECT, row.id)
+        queue.cancel(services, CONTEXT, row.id)
         progress(1, 10)
         raise AssertionError("the report should have stopped it")
 
@@ -258,7 +259,7 @@ def test_a_step_that_tells_nothing_new_is_no_event_and_still_learns_of_cancellat
 def test_a_job_asks_whether_it_should_stop_four_times_a_second(services, job):
     def work(services, row, progress):
         progress(1, 10)
-        queue.cancel(services, PROJECT, row.id)
+        queue.cancel(services, CONTEXT, row.id)
         time.sleep(0.25)
         progress(1, 10)
         raise AssertionError("the report should have stopped it")
@@ -439,7 +440,7 @@ def test_only_the_last_checkpoint_is_on_disk(services, job, keep_all):
 
 
 def test_jobs_in_the_same_state_have_files_of_their_own(services, job, keep_all):
-    other = queue.submit(services, PROJECT, JobKind.bootstrap, {"x": 1})
+    other = queue.submit(services, CONTEXT, JobKind.bootstrap, {"x": 1})
     for each in (job, other):
         going(services, each, 1)
     assert len(files(services)) == 2
@@ -599,7 +600,7 @@ def test_a_waiting_job_is_cancelled_at_once_never_runs_again_and_forgets_its_che
         going(services, job, 1)
         hand_back(services, again(services, job).lease)
         assert again(services, job).checkpoint is not None
-    assert queue.cancel(services, PROJECT, job.id).state == JobState.cancelled
+    assert queue.cancel(services, CONTEXT, job.id).state == JobState.cancelled
     assert not turn(services, never)
     row = again(services, job)
     assert (row.state, row.attempts, row.checkpoint) == (JobState.cancelled, 0, None)
@@ -611,7 +612,7 @@ def test_a_running_job_learns_at_its_next_report_that_it_should_stop_and_forgets
 ):
     def work(services, row, progress):
         progress.checkpoint(1, at(1))
-        assert queue.cancel(services, PROJECT, row.id).state == JobState.running
+        assert queue.cancel(services, CONTEXT, row.id).state == JobState.running
         progress(10, 10, {})
         raise AssertionError("the report should have stopped it")
 
@@ -626,7 +627,7 @@ def test_a_running_job_learns_at_its_next_report_that_it_should_stop_and_forgets
 
 def test_a_lost_worker_takes_a_cancelled_job_along(services, job):
     going(services, job, 1)
-    assert queue.cancel(services, PROJECT, job.id).state == JobState.running
+    assert queue.cancel(services, CONTEXT, job.id).state == JobState.running
     row = run(services, job, never)
     assert (row.state, row.result, row.checkpoint) == (JobState.cancelled, None, None)
     assert row.finished_at is not None
@@ -636,13 +637,13 @@ def test_a_lost_worker_takes_a_cancelled_job_along(services, job):
 def test_a_finished_job_cannot_be_cancelled(services, job, state):
     alter(services, job, state=state, finished_at=tables.now())
     with pytest.raises(errors.JobFinished, match=state):
-        queue.cancel(services, PROJECT, job.id)
+        queue.cancel(services, CONTEXT, job.id)
     assert not again(services, job).cancel_requested
 
 
 def test_a_job_is_its_projects_own(services, job):
     with pytest.raises(errors.JobNotFound):
-        queue.cancel(services, "other", job.id)
+        queue.cancel(services, RequestContext("other"), job.id)
     assert again(services, job).state == JobState.queued
 
 
@@ -718,7 +719,7 @@ def test_of_two_workers_that_finish_one_job_at_once_exactly_one_has_an_effect(se
 
 def test_a_process_renews_the_leases_of_its_running_jobs_only(services, job):
     leases = Leases(services)
-    other = queue.submit(services, PROJECT, JobKind.bootstrap, {})
+    other = queue.submit(services, CONTEXT, JobKind.bootstrap, {})
     lose(services, other)
 
     def work(services, row, progress):
@@ -788,21 +789,21 @@ def test_handing_back_twice_or_too_late_changes_nothing(services, job):
 
 def test_a_project_may_have_so_many_unfinished_jobs_and_another_project_its_own(services):
     services = replace(services, limits=Limits(project_jobs=2))
-    first, _ = (queue.submit(services, PROJECT, JobKind.bootstrap, {"x": 1}) for _ in range(2))
+    first, _ = (queue.submit(services, CONTEXT, JobKind.bootstrap, {"x": 1}) for _ in range(2))
     with pytest.raises(errors.TooManyJobs) as caught:
-        queue.submit(services, PROJECT, JobKind.bootstrap, {})
+        queue.submit(services, CONTEXT, JobKind.bootstrap, {})
     assert (caught.value.limit, caught.value.retry_after_s > 0) == (2, True)
-    queue.submit(services, "q", JobKind.bootstrap, {})
+    queue.submit(services, RequestContext("q"), JobKind.bootstrap, {})
     run(services, first, well)
-    queue.submit(services, PROJECT, JobKind.bootstrap, {})
+    queue.submit(services, CONTEXT, JobKind.bootstrap, {})
 
 
 def test_all_projects_together_may_have_so_many_unfinished_jobs(services):
     services = replace(services, limits=Limits(jobs=2))
     for project in ("p", "q"):
-        queue.submit(services, project, JobKind.bootstrap, {})
+        queue.submit(services, RequestContext(project), JobKind.bootstrap, {})
     with pytest.raises(errors.QueueFull) as caught:
-        queue.submit(services, "r", JobKind.bootstrap, {})
+        queue.submit(services, RequestContext("r"), JobKind.bootstrap, {})
     assert caught.value.retry_after_s > 0
     with services.db.transaction() as session:
         assert job_queries.count_unfinished(session, "p") == (1, 2)
@@ -816,14 +817,14 @@ def test_workers_are_woken_once_a_job_is_written_down_or_handed_back(services):
             seen.append(list(session.scalars(select(tables.JobRow.state))))
 
     listening = replace(services, notify_workers=states)
-    job = queue.submit(listening, PROJECT, JobKind.bootstrap, {})
+    job = queue.submit(listening, CONTEXT, JobKind.bootstrap, {})
     assert seen == [["queued"]]
     run(listening, job, lambda services, row, progress: progress(1, 2), stopping=lambda: True)
     assert seen == [["queued"], ["queued"]]
 
 
 def test_a_job_that_is_handed_back_keeps_its_place(services, job):
-    other = queue.submit(services, PROJECT, JobKind.bootstrap, {"x": 2})
+    other = queue.submit(services, CONTEXT, JobKind.bootstrap, {"x": 2})
     turn(services, lambda services, row, progress: progress(1, 2), stopping=lambda: True)
     turn(services, well)
     assert (again(services, job).state, again(services, other).state) == ("succeeded", "queued")
@@ -837,7 +838,7 @@ def test_an_end_lost_on_its_way_is_recorded_again_with_what_the_job_made(
     on_postgres, monkeypatch, flushed
 ):
     monkeypatch.setattr(queue, "BACKOFF_S", 0.01)
-    job = queue.submit(on_postgres, PROJECT, JobKind.bootstrap, {})
+    job = queue.submit(on_postgres, CONTEXT, JobKind.bootstrap, {})
     made, tries = encoder("made"), []
 
     def keep(session):
@@ -855,7 +856,7 @@ def test_an_end_lost_on_its_way_is_recorded_again_with_what_the_job_made(
 
 def test_progress_that_cannot_be_recorded_stops_no_job(on_postgres, monkeypatch):
     monkeypatch.setattr("app.storage.db.CONNECT_FOR_S", 0.1)
-    job = queue.submit(on_postgres, PROJECT, JobKind.bootstrap, {"x": 1})
+    job = queue.submit(on_postgres, CONTEXT, JobKind.bootstrap, {"x": 1})
 
     def work(services, row, progress):
         with closed(services.db):

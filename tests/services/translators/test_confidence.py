@@ -12,6 +12,7 @@ from app.services.translators import translators
 from app.services.translators.confidence import confidence_of
 from app.services.upkeep.cache_codecs import CONFIDENCE
 from app.storage.cache import pack, unpack
+from tests.services.helpers import CONTEXT
 
 PROJECT = "p"
 
@@ -43,8 +44,8 @@ def test_it_is_learnt_once_for_each_translator(
     asked = torch.ones(2, 3)
     for method in ("graded", "ridge", "graded"):
         request = translators.Request("a", "b", "s", method, {})
-        answer = plans.apply(stocked, PROJECT, Translation(request), vectors=asked)
-        told = confidence_of(stocked, answer, 0.9, field="vectors")
+        answer = plans.apply(stocked, CONTEXT, Translation(request), vectors=asked)
+        told = confidence_of(stocked, CONTEXT, answer, 0.9, field="vectors")
         assert (told.held_out, told.threshold) == (0, None)
         assert told.reason is not None
     keys = [key for key in stocked.cache.memory._entries if key[0] == "confidence"]

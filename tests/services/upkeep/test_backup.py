@@ -19,7 +19,7 @@ from app.services.upkeep import blob_sweep
 from app.services.upkeep.backup import ROWS, BackupError, back_up, restore
 from app.storage import tables
 from app.storage.db import Database
-from tests.services.helpers import PROJECT, age, another_process
+from tests.services.helpers import CONTEXT, PROJECT, age, another_process
 from tests.storage.helpers import delete_all
 
 VECTORS = torch.tensor([[1.0, 2.0, 3.0], [0.5, -1.0, 0.0]])
@@ -27,13 +27,13 @@ VECTORS = torch.tensor([[1.0, 2.0, 3.0], [0.5, -1.0, 0.0]])
 
 def translated(services: Services, name: str) -> bytes:
     asked = plans.Translation(translators.Request("a", "b", name, "graded", {}))
-    return plans.apply(services, PROJECT, asked, vectors=VECTORS).made.vectors.numpy().tobytes()
+    return plans.apply(services, CONTEXT, asked, vectors=VECTORS).made.vectors.numpy().tobytes()
 
 
 def add_set(services: Services, name: str, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     embeddings = {"a": torch.randn(12, 3, generator=draw), "b": torch.randn(12, 2, generator=draw)}
-    anchor_sets.create_anchor_set(services, PROJECT, name=name, embeddings=embeddings)
+    anchor_sets.create_anchor_set(services, CONTEXT, name=name, embeddings=embeddings)
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def test_what_was_deleted_and_swept_during_a_backup_is_in_it_and_translates_to_t
     before = {name: translated(stocked, name) for name in ("s", "doomed")}
 
     def delete_and_sweep() -> None:
-        anchor_sets.delete_anchor_set(stocked, PROJECT, "doomed")
+        anchor_sets.delete_anchor_set(stocked, CONTEXT, "doomed")
         age(stocked)
         assert blob_sweep.sweep_blobs(stocked) == 0
 
@@ -206,7 +206,7 @@ def test_a_backup_that_lacks_blobs_says_which_and_the_rest_can_be_restored(
     with pytest.raises(BlobMissing, match="anchor set 's'"):
         translated(restored, "s")
     assert sorted(back_up(restored, tmp_path / "again").lacking) == sorted([missing, damaged])
-    anchor_sets.delete_anchor_set(restored, PROJECT, "s")  # the way out
+    anchor_sets.delete_anchor_set(restored, CONTEXT, "s")  # the way out
     add_set(restored, "s", 0)
     assert translated(restored, "s")
     restored.db.close()

@@ -14,6 +14,7 @@ from app.services.translators import translators
 from app.services.upkeep import database_metrics
 from app.storage import tables
 from app.storage.db import Database
+from tests.services.helpers import CONTEXT
 
 PROJECT = "p"
 
@@ -65,7 +66,7 @@ def test_unfinished_jobs_of_all_projects_are_counted_and_the_oldest_that_waits_g
 def test_a_measured_translator_shows_its_held_out_quality(stocked):
     request = translators.Request("a", "b", "s", "procrustes", {})
     fitted = translators.fit(
-        stocked, PROJECT, *translators.pair(stocked, PROJECT, request), request
+        stocked, CONTEXT, *translators.pair(stocked, PROJECT, request), request
     )
     assert not any("quality" in name for name in shown(stocked))  # not measured yet
     report = translators.report(stocked, PROJECT, fitted.id).report

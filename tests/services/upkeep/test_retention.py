@@ -17,6 +17,7 @@ from app.storage import tables
 from app.storage.cache import Cache
 from app.storage.queries import retention as queries
 from app.types import JobState
+from tests.services.helpers import CONTEXT
 
 PROJECT = "p"
 REQUEST = translators.Request("a", "b", "s", "ridge", {})
@@ -139,7 +140,7 @@ def test_rows_that_another_process_is_deleting_are_not_waited_for(on_postgres):
 
 def fitted(services: Services) -> str:
     return translators.fit(
-        services, PROJECT, *translators.pair(services, PROJECT, REQUEST), REQUEST
+        services, CONTEXT, *translators.pair(services, PROJECT, REQUEST), REQUEST
     ).id
 
 
@@ -181,7 +182,7 @@ def test_a_translator_in_use_is_kept(stocked, use):
 
 def test_a_translator_between_spaces_with_a_contract_is_kept(stocked):
     fitted(stocked)
-    contracts.agree(stocked, PROJECT, *translators.pair(stocked, PROJECT, REQUEST), {"cosine": 0.0})
+    contracts.agree(stocked, CONTEXT, *translators.pair(stocked, PROJECT, REQUEST), {"cosine": 0.0})
     services = unused_for(keeping(stocked, translators_days=7), 99)
     retention.delete_old(services)
     assert rows(services) == 1

@@ -43,7 +43,7 @@ class Connections:
         return fits
 
     def wait(self, connection: Closable) -> None:
-        """Notes that this connection answers no request; the client may still send a refused one."""
+        """Notes that this connection answers no request; it may still carry a refused one."""
         if connection in self._open:
             self._waiting[connection] = None
 
