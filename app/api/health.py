@@ -1,4 +1,4 @@
-"""/livez, /readyz and /metrics: is the process alive, can it serve, and what has it done."""
+"""/livez, /readyz and /metrics: probes of the process, and its metrics."""
 
 from __future__ import annotations
 
@@ -27,20 +27,22 @@ from app.services.upkeep import database_metrics
 router = APIRouter(tags=["health"])
 log = logging.getLogger("anchorage")
 
-#: what has not answered by then counts as away
+#: time for the database and Redis to answer; after it they count as away
 PROBE_ANSWER_S = 1.5
 
-#: the library's variable: the folder where several processes count together
+#: prometheus_client's variable for the folder in which several processes share their metrics
 METRICS_DIR = "PROMETHEUS_MULTIPROC_DIR"
 
 
 @dataclass(frozen=True)
 class Parts:
-    """How to ask what the process stands on: None where it does without."""
+    """How to check what the process depends on; None: it does not depend on it.
+
+    database_thread, redis_thread  one thread for each check that can hang: other probes share it
+    """
 
     worker_alive: Callable[[], bool] | None
     redis_answers: Callable[[], bool] | None
-    #: one thread for each question that may hang: whoever asks meanwhile waits for it, and no longer than ANSWER_S
     database_thread: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
     redis_thread: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
 
@@ -53,9 +55,10 @@ class Live(BaseModel):
 
 
 class Ready(BaseModel):
-    """What the process needs to serve a request, and whether it has it; null is what it does without.
+    """What the process needs to serve requests, and whether it works; null: not needed.
 
-    degraded: requests are answered, but Redis is away or stores nothing, so that each process caches and counts for itself.
+    degraded: the process serves, but Redis is away or stores nothing, so that each process has its
+    own cache and counts its own rates.
     """
 
     status: Literal["ok", "degraded", "stopping", "unavailable"]
@@ -67,14 +70,14 @@ class Ready(BaseModel):
 @router.head("/livez", include_in_schema=False)
 @router.get("/livez")
 async def livez() -> Live:
-    """200 while the process answers at all."""
+    """Answers 200 while the process runs."""
     return Live()
 
 
 @router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", responses={503: {"model": Ready}})
 async def readyz(request: Request, response: Response, services: Svc) -> Ready:
-    """200 once a request can be served; 503 says what is missing, or that the server is stopping. Answers within 2 seconds."""
+    """Answers 200 if the process can serve, and 503 with the reason if not, within 2 seconds."""
     parts: Parts = request.app.state.parts
     answers: dict[str, bool] = {}
 
@@ -110,7 +113,7 @@ def _database_answers(services: Services) -> bool:
     try:
         services.db.ping()
     except SQLAlchemyError as error:
-        log.warning("the database does not answer: %s", type(error).__name__)
+        log.warning("database check failed: %s", type(error).__name__)
         return False
     return True
 
@@ -121,18 +124,18 @@ def _database_answers(services: Services) -> bool:
     response_class=Response,
 )
 def metrics(request: Request, services: Svc, project: Reads) -> Response:
-    """For Prometheus. No label holds a name; of translators only the project's own are shown."""
+    """Metrics for Prometheus: of this process, and of the project's translators, without names."""
     admission.set_gauges(request.app.state.admission)
     data = generate_latest(_counted())
     try:
         data += generate_latest(database_metrics.collect(services, project))
     except DatabaseUnavailable as error:
-        log.warning("no figures from the database: %s", error.detail)
+        log.warning("no metrics from the database: %s", error.detail)
     return Response(data, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 def _counted() -> CollectorRegistry:
-    """What this process counts, or all those that serve together."""
+    """Returns the metrics of this process, or of all processes that serve together."""
     if METRICS_DIR not in os.environ:
         return REGISTRY
     registry = CollectorRegistry()
