@@ -85,7 +85,7 @@ def database(request: pytest.FixtureRequest) -> dict[str, str]:
     )
 
 
-# --- serve ------------------------------------------------------------------------------
+# --- serve ----------------------------------------------------------------------------
 
 
 def test_beyond_loopback_without_a_key_the_server_refuses_and_says_what_to_do(
@@ -207,7 +207,7 @@ def test_a_way_back_to_an_unknown_revision_is_refused(tmp_path) -> None:
     assert run(tmp_path, "keys", "list").exit_code == 0
 
 
-# --- keys and migrate -------------------------------------------------------------------
+# --- keys and migrate -----------------------------------------------------------------
 
 
 def test_migrating_is_safe_at_any_time_and_the_first_key_is_shown_once(
@@ -317,7 +317,7 @@ def test_the_version_is_printed(tmp_path: Path) -> None:
     assert run(tmp_path, "version").stdout.strip() == __version__
 
 
-# --- settings ---------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------
 
 
 def test_secrets_may_come_as_files_and_the_environment_wins(
@@ -345,7 +345,7 @@ def test_a_database_of_a_newer_version_is_said_to_be_one(tmp_path: Path) -> None
     assert "newer" in refusal(tmp_path, "serve")
 
 
-# --- backup and restore -----------------------------------------------------------------
+# --- backup and restore ---------------------------------------------------------------
 
 
 def test_what_was_backed_up_is_there_again_after_it_was_lost(

@@ -21,33 +21,18 @@ from app.api.codecs import npy
 from app.api.codecs.arrow_messages import (
     BATCH,
     DICTIONARY,
-    END,
     END_OF_STREAM,
-    FRAME_BYTES,
     SCHEMA,
     Dictionaries,
     Frame,
     layout_of,
-    metadata_size,
     next_frame,
 )
 from app.errors import BadArrow, BadColumn, BadDtype, EmptyVectors, RaggedRows, TooManyVectors
 
-__all__ = [
-    "BATCH",
-    "END",
-    "END_OF_STREAM",
-    "FRAME_BYTES",
-    "SCHEMA",
-    "Frame",
-    "metadata_size",
-    "next_frame",
-]
-
-ARROW = "application/vnd.apache.arrow.stream"
-
 #: the column of vectors, if several columns hold lists of floats and the request names none
 VECTOR = "vector"
+
 #: most messages of a body that is not a stream; and most messages times fields, as pyarrow
 #: keeps 250 bytes for each field of each batch
 MOST_MESSAGES, MOST_BATCH_FIELDS = 4_096, 2**17
