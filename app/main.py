@@ -40,7 +40,7 @@ from app.api.resources import (
 from app.encoders.threads import use_threads
 from app.observability import tracing
 from app.services.access.api_keys import KeyRing
-from app.services.context import THREADS, Services
+from app.services.context import ANSWER_THREADS, Services
 from app.settings import Settings
 from app.wiring import make_services, make_wakeup
 from workers.main import Worker
@@ -98,7 +98,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        to_thread.current_default_thread_limiter().total_tokens = THREADS
+        to_thread.current_default_thread_limiter().total_tokens = ANSWER_THREADS
         await run_in_threadpool(_start, services, worker)
         use_threads(1)  # the event loop computes small products; the lanes use the cores
         gauges = asyncio.create_task(admission.refresh_gauges(app.state.admission))

@@ -17,12 +17,13 @@ from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 
 from app import __version__
+from app.api.database_collector import make_registry
 from app.api.http import admission
 from app.api.http.deps import Reads, Svc
 from app.api.http.problems import documented
 from app.errors import DatabaseUnavailable
 from app.services.context import Services
-from app.services.upkeep import database_metrics
+from app.services.upkeep.database_metrics import read_metrics
 
 router = APIRouter(tags=["health"])
 log = logging.getLogger("anchorage")
@@ -128,7 +129,7 @@ def metrics(request: Request, services: Svc, project: Reads) -> Response:
     admission.set_gauges(request.app.state.admission)
     data = generate_latest(_counted())
     try:
-        data += generate_latest(database_metrics.collect(services, project))
+        data += generate_latest(make_registry(read_metrics(services, project)))
     except DatabaseUnavailable as error:
         log.warning("no metrics from the database: %s", error.detail)
     return Response(data, headers={"Content-Type": CONTENT_TYPE_LATEST})

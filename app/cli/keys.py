@@ -84,11 +84,11 @@ def list_keys(
     ] = None,
 ) -> None:
     """List the keys, without their secrets."""
-    from app.storage.queries import resources
+    from app.storage.queries import access
     from app.storage.tables import now
 
     with _open_database() as services, services.db.transaction() as session:
-        rows = resources.api_keys(session, project)
+        rows = access.api_keys(session, project)
     lines = []
     for row in rows:
         expired = row.expires_at is not None and row.expires_at <= now()
@@ -136,10 +136,10 @@ def _open_database() -> Iterator[Services]:
 
 def _project_of(services: Services, key_id: str) -> str:
     """Returns the project of a key. Raises ApiKeyNotFound."""
-    from app.storage.queries import resources
+    from app.storage.queries import access
 
     with services.db.transaction() as session:
-        return resources.api_key(session, None, key_id).project
+        return access.api_key(session, None, key_id).project
 
 
 def _print_columns(rows: Sequence[Sequence[str]]) -> None:

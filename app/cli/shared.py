@@ -88,11 +88,11 @@ def open_services(settings: Settings) -> Iterator[Services]:
 
 def has_usable_key(services: Services) -> bool:
     """Returns whether any API key works."""
-    from app.storage.queries import resources
+    from app.storage.queries import access
     from app.storage.tables import now
 
     with services.db.transaction() as session:
-        return resources.has_usable_key(session, now=now())
+        return access.has_usable_key(session, now=now())
 
 
 def _setting_error(setting: object, message: str, value: object) -> str:

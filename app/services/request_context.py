@@ -44,7 +44,7 @@ class RequestContext:
 
 @dataclass(frozen=True)
 class Repeat:
-    """The Idempotency-Key of a request that its client may repeat, and what identifies its content."""
+    """The Idempotency-Key of a request, and the hash of the request's content."""
 
     key: str
     fingerprint: str

@@ -32,7 +32,7 @@ def main() -> None:
     found: dict[str, list[float]] = {"fetch_ms": [], "call_ms": [], "again_ms": []}
     for turn in range(-1, int(rounds)):
         with closing(make_services(settings)) as services:
-            pair = translators.pair(services, "default", REQUEST)
+            pair = translators.find_pair(services, "default", REQUEST)
             call = partial(translators.fit, services, RequestContext("default"), *pair, REQUEST)
             call_ms, fitted = timed(call)
             again_ms, _ = timed(call)

@@ -38,7 +38,7 @@ RIDGES = np.logspace(-2, 2, 12)
 SECONDS, FETCH_MS = 1.5, 20.0
 
 #: what two processes ask for
-REQUEST = translators.Request("a", "b", "items", "irp", {})
+REQUEST = translators.FitRequest("a", "b", "items", "irp", {})
 
 NOTE = (
     "From float32 anchors to a translator, both spaces fitted anew each time, with all of torch's threads. irp has its "
@@ -126,7 +126,7 @@ def _through_redis(source: Matrix, target: Matrix, redis_url: str, rounds: int) 
                     encoders.create_encoder(services, RequestContext("default"), name=name, kind=EncoderKind.external, dim=DIM)
                 made = {"a": torch.from_numpy(source), "b": torch.from_numpy(target)}
                 anchor_sets.create_anchor_set(services, RequestContext("default"), name="items", embeddings=made)
-                pair = translators.pair(services, "default", REQUEST)
+                pair = translators.find_pair(services, "default", REQUEST)
                 started = time.perf_counter()
                 fitted = translators.fit(services, RequestContext("default"), *pair, REQUEST)
                 first = (time.perf_counter() - started) * 1e3

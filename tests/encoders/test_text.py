@@ -17,7 +17,7 @@ from app.encoders import text
 from app.encoders.base import Shelf, Spec
 from app.encoders.torchvision_ops import make_importable
 from app.errors import EncoderChanged, EncoderUnavailable, InvalidInput, InvalidOption
-from app.services.encoders.encoding import require_same
+from app.services.encoders.encoding import require_unchanged
 from app.storage import tables
 from app.types import InputRole
 
@@ -86,7 +86,7 @@ def library():
     )
 
 
-# --- as the library -----------------------------------------------------------------------------------------------
+# --- as the library -------------------------------------------------------------------------------
 
 
 def test_sentences_become_vectors_that_know_what_is_alike(minilm):
@@ -153,7 +153,7 @@ def test_what_is_no_text_is_refused_by_its_rows(minilm, wrong):
     assert (caught.value.field, caught.value.rows) == ("inputs", [1, 3])
 
 
-# --- models of other kinds ----------------------------------------------------------------------------------------
+# --- models of other kinds ------------------------------------------------------------------------
 
 WORDS = [
     "[UNK]",
@@ -325,7 +325,7 @@ def test_a_pooling_that_leaves_the_prompt_out_goes_the_librarys_way(tmp_path):
     )
 
 
-# --- how it is used -----------------------------------------------------------------------------------------------
+# --- how it is used -------------------------------------------------------------------------------
 
 
 def test_prompts_stand_before_the_inputs_of_their_role(minilm):
@@ -453,7 +453,7 @@ def test_variants_of_small_models_ask_nothing_that_they_cannot_read(tmp_path, ma
     assert "truncation" not in causes
 
 
-# --- where it comes from ------------------------------------------------------------------------------------------
+# --- where it comes from --------------------------------------------------------------------------
 
 
 def copied(source, target):
@@ -493,11 +493,11 @@ def registered(model):
 def test_files_that_change_under_an_encoder_are_noticed(tmp_path):
     tiny(tmp_path, prompts={"query": "q : "})
     row = registered(load("tiny", tmp_path))
-    require_same(row, load("tiny", tmp_path))
+    require_unchanged(row, load("tiny", tmp_path))
     file = tmp_path / "tiny" / "config_sentence_transformers.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "prompts": {"query": "other : "}}))
     with pytest.raises(EncoderChanged, match="prompts, revision differ") as caught:
-        require_same(row, load("tiny", tmp_path))
+        require_unchanged(row, load("tiny", tmp_path))
     assert caught.value.field == "encoder"
 
 
@@ -505,7 +505,7 @@ def test_an_encoder_used_otherwise_is_another(tmp_path):
     tiny(tmp_path)
     row = registered(load("tiny", tmp_path))
     with pytest.raises(EncoderChanged, match=": dim differ"):
-        require_same(row, load("tiny", tmp_path, dim=3))
+        require_unchanged(row, load("tiny", tmp_path, dim=3))
     prints = [
         load("tiny", tmp_path, **options).identity.fingerprint
         for options in ({}, {"dim": 3}, {"normalise": True}, {})
@@ -594,7 +594,7 @@ def test_code_beside_a_model_is_never_run(tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
-# --- over HTTP ----------------------------------------------------------------------------------------------------
+# --- over HTTP ------------------------------------------------------------------------------------
 
 
 def test_inputs_are_worth_the_vectors_the_client_makes_itself(client, minilm):

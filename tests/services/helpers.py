@@ -11,7 +11,7 @@ from torch import Tensor
 
 from app.services.context import Services
 from app.services.encoders import encoders
-from app.services.jobs import queue
+from app.services.jobs import runner
 from app.services.jobs.leases import Leases
 from app.services.request_context import RequestContext
 from app.settings import Settings
@@ -52,7 +52,7 @@ def alter(services: Services, row: Any, **values: Any) -> None:
 
 def run(services: Services, job: tables.JobRow, **more: Any) -> tables.JobRow:
     """A worker's turn with the job, which is the only one."""
-    queue.run_next(services, RUNNERS, Leases(services), **more)
+    runner.run_next(services, RUNNERS, Leases(services), **more)
     row: tables.JobRow = again(services, job)
     return row
 

@@ -1,6 +1,7 @@
-"""Worker processes that know one more kind of job and start quickly: for each line it reads, this forks one and prints its id.
+"""Forks a worker process for each line it reads and prints its id: forks start quickly.
 
-It has loaded everything and computed nothing; what it forks is a worker like any other, with connections of its own.
+It has imported everything and computed nothing. Each fork opens its own connections and also runs
+the test's own kind of job.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 import torch
 
 from app.services.context import Services
-from app.services.jobs import queue
+from app.services.jobs import progress, runner
 from app.settings import Settings
 from app.storage import tables
 from workers.processes import work
@@ -24,7 +25,9 @@ from workers.runners import RUNNERS
 STEPS_OF_A_TRY = 20
 
 
-def iterate(services: Services, job: tables.JobRow, progress: queue.Progress) -> queue.Done:
+def iterate(
+    services: Services, job: tables.JobRow, progress: progress.Progress
+) -> runner.JobResult:
     """A chaotic sequence with random draws: a step left out or done twice changes every number of its end."""
     hold, total = Path(job.arguments["hold"]), job.arguments["steps"]
     weights = torch.randn(50, 50, generator=torch.Generator().manual_seed(0))
@@ -45,10 +48,10 @@ def iterate(services: Services, job: tables.JobRow, progress: queue.Progress) ->
         progress(step, total, {"length": float(x.norm())})
         if hold.exists():
             time.sleep(0.005)  # somewhere here it is killed
-    return queue.Done({"x": x.tolist(), "begun": begun})
+    return runner.JobResult({"x": x.tolist(), "begun": begun})
 
 
-def die(services: Services, job: tables.JobRow, progress: queue.Progress) -> queue.Done:
+def die(services: Services, job: tables.JobRow, progress: progress.Progress) -> runner.JobResult:
     """Ends the thread that runs it."""
     sys.exit()
 
@@ -56,7 +59,7 @@ def die(services: Services, job: tables.JobRow, progress: queue.Progress) -> que
 def main() -> None:
     """Fork until the input ends."""
     RUNNERS.update(iterate=iterate, die=die)
-    queue.CHECKPOINT_EVERY_S, queue.CHECKPOINT_SHARE = 0.0, 0.5
+    progress.CHECKPOINT_EVERY_S, progress.CHECKPOINT_SHARE = 0.0, 0.5
     settings = Settings()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     for _ in sys.stdin:

@@ -22,7 +22,7 @@ from app.errors import BadShape, HeadNotFound, InvalidHead, InvalidRequest
 from app.observability import metrics
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs
-from app.services.heads import stitching
+from app.services.heads import heads, stitching
 from app.services.translators import translators
 from app.storage import tables
 from app.storage.queries import resources
@@ -184,7 +184,7 @@ def model_ready(model: ModelPath, services: Svc, project: Reads) -> Ready:
     """Whether the head can be asked."""
     row, encoder, anchor_set = _find(services, project, model, Parameters())
     _require_way(services, project, row, encoder, anchor_set)
-    stitching.loaded_head(services, row)
+    heads.load_head(services, row)
     return Ready(ready=True)
 
 
@@ -220,7 +220,7 @@ def infer(
         anchor_set=anchor_set,
         vectors=vectors,
         inputs=inputs,
-        way=stitching.TranslationChoice(body.parameters.method),
+        choice=stitching.TranslationChoice(body.parameters.method),
     )
     metrics.BATCH_VECTORS.labels("infer").observe(len(answer.values))
     content: dict[str, Any] = {
@@ -264,10 +264,10 @@ def _require_way(
     if encoder is None or anchor_set is None:
         return
     if row.encoder is not None:
-        translators.pair(
+        translators.find_pair(
             services,
             project,
-            translators.Request(encoder, row.encoder.name, anchor_set, "auto", {}),
+            translators.FitRequest(encoder, row.encoder.name, anchor_set, "auto", {}),
         )
         return
     assert row.anchor_set is not None
@@ -276,7 +276,7 @@ def _require_way(
             f"head {row.name!r} belongs to anchor set {row.anchor_set.name!r}", field="anchor_set"
         )
     with services.db.transaction() as session:
-        translators.space_row(session, project, anchor_set, encoder, "encoder")
+        translators.find_space_row(session, project, anchor_set, encoder, "encoder")
 
 
 def _read(tensor: TensorIn) -> tuple[Tensor | None, Inputs | None]:

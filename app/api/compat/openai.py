@@ -37,12 +37,12 @@ from app.observability import metrics
 from app.services import incoming
 from app.services.context import Services
 from app.services.encoders import encoding
-from app.services.encoders.encoding import Encoded
+from app.services.encoders.encoding import EncodedVectors
 from app.services.request_context import RequestContext
-from app.services.serving import plans
+from app.services.serving import maps, plans
 from app.services.translators import translators
 from app.storage import tables
-from app.storage.name_cache import Name
+from app.storage.name_cache import NameKey
 from app.storage.queries import resources
 from app.types import EncoderKind, InputRole
 
@@ -139,11 +139,11 @@ class Chosen:
     target: str | None
     anchor_set: str | None
 
-    def request(self) -> translators.Request | None:
+    def request(self) -> translators.FitRequest | None:
         """The translation that it asks for, if any."""
         if self.target is None or self.anchor_set is None:
             return None
-        return translators.Request(self.encoder, self.target, self.anchor_set, "auto", {})
+        return translators.FitRequest(self.encoder, self.target, self.anchor_set, "auto", {})
 
 
 def parse_model(
@@ -193,7 +193,7 @@ async def embed(
     role: InputRole,
     field: str,
     dimensions: int | None = None,
-) -> Encoded:
+) -> EncodedVectors:
     """The inputs' vectors by a model: an encoder's own, or translated. Small requests wait without a thread."""
     chosen = parse_model(model)
     row, spec = await _encoder(services, context.project, chosen.encoder)
@@ -202,7 +202,7 @@ async def embed(
         _require_dimensions(model, row.dim, dimensions)
         incoming.reserve_answer(services, context, field, len(inputs), dim=row.dim)
         return await _encode(services, context, row, spec, inputs, role, field)
-    translating = plans.Translation(asked)
+    translating = maps.Translation(asked)
     pair = await run_in_threadpool(translators.resolve, services, translating.name(context.project))
     source, target = pair.both
     row, spec = (
@@ -212,9 +212,9 @@ async def embed(
     _require_dimensions(model, target.encoder.dim, dimensions)
     own = await _encode(services, context, row, spec, inputs, role, field)
     done = await run_in_threadpool(
-        plans.apply, services, context, translating, vectors=own.vectors, pair=pair
+        plans.apply_map, services, context, translating, vectors=own.vectors, pair=pair
     )
-    return Encoded(done.made.vectors, own.tokens, own.truncated)
+    return EncodedVectors(done.output.vectors, own.tokens, own.truncated)
 
 
 def _require_dimensions(model: str, dim: int, asked: int | None) -> None:
@@ -233,14 +233,14 @@ async def _encode(
     inputs: Sequence[Input],
     role: InputRole,
     field: str,
-) -> Encoded:
-    model = encoding.loaded(services, row, spec)
-    if model is None or not encoding.small(model, inputs):
+) -> EncodedVectors:
+    model = encoding.find_model(services, row, spec)
+    if model is None or not encoding.is_small(model, inputs):
         return await run_in_threadpool(
             encoding.encode, services, context, row, inputs, role=role, field=field
         )
-    ready = encoding.readable(row, inputs, limits=services.limits, field=field)
-    work, items = encoding.start(services, context, model, ready, role, field)
+    ready = encoding.check_inputs(row, inputs, limits=services.limits, field=field)
+    work, items = encoding.start_small(services, context, model, ready, role, field)
     try:
         vectors = await asyncio.wrap_future(work.future)
     except asyncio.CancelledError:
@@ -248,11 +248,11 @@ async def _encode(
         if task is not None and task.cancelling():
             raise
         raise ClientLeft("the client left before its inputs were encoded") from None
-    return encoding.finished(vectors, items, row, field=field)
+    return encoding.check_encoded(vectors, items, row, field=field)
 
 
 async def _encoder(services: Services, project: str, name: str) -> tuple[tables.EncoderRow, Spec]:
-    remembered = Name(project, "encoder and spec", (name,))
+    remembered = NameKey(project, "encoder and spec", (name,))
     found: tuple[tables.EncoderRow, Spec] | None = services.names.find(remembered)
     if found is None:
         found = await run_in_threadpool(
@@ -339,7 +339,7 @@ def look_at(
     row = _look_up(services, project, chosen.encoder)
     encoding.spec_of(row)
     asked = chosen.request()
-    return row, None if asked is None else translators.pair(services, project, asked)[1]
+    return row, None if asked is None else translators.find_pair(services, project, asked)[1]
 
 
 def _models(services: Services, project: str) -> Iterator[Model]:

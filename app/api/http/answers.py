@@ -23,7 +23,7 @@ from app.api.schemas.fields import Dtype, Encoding
 from app.errors import InvalidRequest, NotAcceptable
 from app.maths.translators.translator import no_flags
 from app.services.incoming import ANSWER_NUMBER_BYTES
-from app.services.serving.plans import Form
+from app.services.serving.maps import AnswerForm
 from app.services.serving.products import refuse_overflow
 
 ANSWER_MEDIA = (media_types.JSON, media_types.NPY, media_types.ARROW)
@@ -84,10 +84,12 @@ class Writer:
     _file: np.ndarray[Any, np.dtype[np.uint8]] | None = field(default=None, init=False)
 
     @property
-    def form(self) -> Form:
+    def form(self) -> AnswerForm:
         """The bytes of the answer's numbers, and the memory to compute them in."""
         as_computed = self.media != media_types.JSON
-        return Form(DTYPE_BYTES[self.dtype] if as_computed else ANSWER_NUMBER_BYTES, self._empty)
+        return AnswerForm(
+            DTYPE_BYTES[self.dtype] if as_computed else ANSWER_NUMBER_BYTES, self._empty
+        )
 
     def is_small(self, vectors: Tensor) -> bool:
         """Returns whether the answer is small enough to be written without a thread."""

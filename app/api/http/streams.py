@@ -50,7 +50,7 @@ from app.observability import metrics
 from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.services.serving import products
-from app.services.serving.plans import Served
+from app.services.serving.maps import ServedMap
 from app.services.serving.products import Running
 
 #: size of the blocks in which npy is read and answered
@@ -72,7 +72,7 @@ class StreamPlan:
 
     services: Services
     context: RequestContext
-    served: Served
+    served: ServedMap
     dtype: Dtype
     precision: Precision
     what: str
@@ -261,7 +261,7 @@ class _NpyStream(_StreamedAnswer):
         return found
 
     def _parts(self, block: _Block) -> list[Any]:
-        numbers = memoryview(block.running.made.vectors.numpy().data).cast("B")
+        numbers = memoryview(block.running.output.vectors.numpy().data).cast("B")
         parts = [numbers] if self._head is None else [self._head, numbers]
         self._head = None
         return parts
@@ -341,7 +341,7 @@ class _ArrowStream(_StreamedAnswer):
         self._writer = ipc.new_stream(pa.PythonFile(self._sink, mode="w"), self._schema)
 
     def _parts(self, block: _Block) -> list[Any]:
-        made = block.running.made
+        made = block.running.output
         columns = [
             arrow_answers.vectors_array(made.vectors),
             arrow_answers.flags_array(len(made.vectors), flags(made.at_mean, made.outside)),

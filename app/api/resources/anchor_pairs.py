@@ -58,7 +58,7 @@ def get_pairs(
 ) -> Response:
     """Which items of the two pools each anchor is, and how sure that is; of a set that `POST /bootstrap` made."""
     media = answers.preferred_media(request, JSON, MEDIA)
-    pairs, confidence = anchor_sets.bootstrapped_pairs(services, project, name)
+    pairs, confidence = anchor_sets.load_pairs(services, project, name)
     start = min(after + 1, len(pairs))
     page = slice(start, start + limit)
     return _written(media, pairs[page], confidence[page])

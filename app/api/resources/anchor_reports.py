@@ -16,7 +16,7 @@ from app.maths.anchors import mismatch, value_facts
 from app.maths.anchors.health import LISTED
 from app.services.anchors import anchor_findings, anchor_reports, drift
 from app.services.anchors.anchor_reports import MOST_SUGGESTED
-from app.services.anchors.drift import MOST_SAMPLED, SAMPLED, DriftReport
+from app.services.anchors.drift import DEFAULT_REEMBEDDED, MOST_REEMBEDDED, DriftReport
 
 router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"])
 
@@ -90,7 +90,7 @@ class PairReport(BaseModel):
 class Finding(BaseModel):
     """One thing to do something about."""
 
-    code: anchor_findings.Code
+    code: anchor_findings.FindingCode
     severity: anchor_findings.Severity
     detail: str
     encoders: list[str]
@@ -160,9 +160,9 @@ class DriftRequest(Body):
     rows: Annotated[list[int], Field(fail_fast=True, max_length=65_536)] | None = Field(
         None, description="which anchors, in the order of the vectors; default: all"
     )
-    sample: Annotated[int, Field(ge=1, le=MOST_SAMPLED)] | None = Field(
+    sample: Annotated[int, Field(ge=1, le=MOST_REEMBEDDED)] | None = Field(
         None,
-        description=f"how many inputs are embedded again, drawn by the seed; default {SAMPLED}",
+        description=f"how many inputs are embedded again, drawn by the seed; default {DEFAULT_REEMBEDDED}",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
@@ -174,7 +174,7 @@ def report_anchor_set(name: PathName, services: Svc, project: Reads) -> Report:
     Nothing is written, and equal sets have equal reports. Of sets too large for a few seconds, random rows
     and the first pairs are read.
     """
-    found = anchor_reports.report(services, project, name)
+    found = anchor_reports.report_anchor_set(services, project, name)
     return Report(
         anchor_set=found.anchor_set,
         size=found.size,
@@ -194,7 +194,7 @@ def suggest_anchors(
     services: Svc,
 ) -> Suggestions:
     """Which items of a pool to embed by the other encoders and add next: those that raise the coverage of the pool most."""
-    found = anchor_reports.suggest(
+    found = anchor_reports.suggest_items(
         services,
         context,
         anchor_set=name,
@@ -227,7 +227,9 @@ def find_drift(
 ) -> DriftReport:
     """Whether an encoder still makes the vectors that it made when the set was embedded, and if not, what to do."""
     asked = drift.DriftOptions(body.vectors, body.rows, body.sample, body.seed)
-    return drift.detect_drift(services, context, anchor_set=name, encoder=body.encoder, asked=asked)
+    return drift.detect_drift(
+        services, context, anchor_set=name, encoder=body.encoder, options=asked
+    )
 
 
 def _space(facts: anchor_findings.SpaceFacts) -> SpaceReport:

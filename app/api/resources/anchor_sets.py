@@ -27,7 +27,7 @@ from app.api.schemas.fields import InputsBody, Name, OfRow, UndecodedVectors, Ve
 from app.errors import InvalidRequest, NotExactlyOne
 from app.services.access.idempotency import idempotent
 from app.services.anchors import anchor_embedding, anchor_sets
-from app.services.anchors.anchor_embedding import MOST_ENCODERS
+from app.services.anchors.anchor_embedding import MOST_SET_ENCODERS
 from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
@@ -56,10 +56,10 @@ class NewAnchorSet(InputsBody):
     )
 
     name: Name
-    embeddings: Annotated[dict[Name, UndecodedVectors], Field(max_length=MOST_ENCODERS)] | None = (
-        None
-    )
-    encoders: Annotated[list[Name], Field(max_length=MOST_ENCODERS)] | None = None
+    embeddings: (
+        Annotated[dict[Name, UndecodedVectors], Field(max_length=MOST_SET_ENCODERS)] | None
+    ) = None
+    encoders: Annotated[list[Name], Field(max_length=MOST_SET_ENCODERS)] | None = None
     keep_inputs: bool = True
 
 
@@ -149,7 +149,7 @@ def create_anchor_set(
     inputs, encoders = body.given_inputs(), body.encoders or []
     if inputs is not None and wants_job(prefer):
         wanted = partial(
-            anchor_embedding.request_set,
+            anchor_embedding.request_anchor_set,
             services,
             name=body.name,
             inputs=inputs,
@@ -215,7 +215,7 @@ def add_embeddings(
         )
         return accepted(response, job)
     return AnchorSet.model_validate(
-        anchor_embedding.add_encoded(
+        anchor_embedding.add_from_inputs(
             services, context, anchor_set=name, encoder=encoder, inputs=inputs
         )
     )

@@ -65,7 +65,7 @@ async def put_contract(
         raise MissingField("name at least one measure and its least value", field="min_quality")
 
     def agree(services: Services) -> tables.ContractRow:
-        return promises.agree(
+        return promises.agree_contract(
             services, context, *_pair(services, context.project, name, source, target), minimum
         )
 
@@ -77,7 +77,7 @@ def list_contracts(name: PathName, services: Svc, project: Reads) -> ContractLis
     """What was agreed for a set's pairs."""
     row = name_lookup.find_by_name(services, tables.AnchorSetRow, project, name, field="name")
     return ContractList(
-        contracts=[Contract.model_validate(each) for each in promises.contracts(services, row)]
+        contracts=[Contract.model_validate(each) for each in promises.list_contracts(services, row)]
     )
 
 
@@ -87,7 +87,7 @@ async def delete_contract(
 ) -> None:
     """Ask nothing of a pair any more."""
     await settle(
-        lambda services: promises.end(
+        lambda services: promises.end_contract(
             services, context, *_pair(services, context.project, name, source, target)
         ),
         services,
@@ -97,6 +97,6 @@ async def delete_contract(
 def _pair(
     services: Services, project: str, name: str, source: str, target: str
 ) -> tuple[tables.SpaceRow, tables.SpaceRow]:
-    return translators.pair(
-        services, project, translators.Request(source, target, name, "auto", {})
+    return translators.find_pair(
+        services, project, translators.FitRequest(source, target, name, "auto", {})
     )

@@ -39,7 +39,7 @@ from app.encoders.options import ImageOptions, RemoteOptions, TextOptions
 from app.errors import InvalidRequest
 from app.services.access.idempotency import idempotent
 from app.services.encoders import encoder_verification, encoders
-from app.services.encoders.encoder_verification import Verified
+from app.services.encoders.encoder_verification import VerificationReport
 from app.services.encoders.encoding import Inputs
 from app.services.request_context import RequestContext
 from app.storage import tables
@@ -235,7 +235,7 @@ def verify_encoder(
     context: ReadContext,
     body: Annotated[Verification, json_body(Verification)],
     services: Svc,
-) -> Verified:
+) -> VerificationReport:
     """Whether the service's copy of an encoder makes the vectors that yours makes; if not, the likely cause."""
     inputs = Inputs(body.inputs, InputRole(body.input_type))
     return encoder_verification.verify(

@@ -63,8 +63,8 @@ class EvaluateRequest(PairRequest):
         None, description="of the correction; default 10, or as many as there are"
     )
 
-    def settings(self) -> evaluation.Settings:
-        return evaluation.Settings(self.k, self.csls, self.csls_neighbours)
+    def settings(self) -> evaluation.EvaluationSettings:
+        return evaluation.EvaluationSettings(self.k, self.csls, self.csls_neighbours)
 
 
 class Corrected(BaseModel):
@@ -140,7 +140,7 @@ def evaluate(
     What takes longer than about a second is done by a job, whose result is this answer; with `Prefer: respond-async`, everything
     is. A job needs a key that may write.
     """
-    asked = evaluation.ask(
+    asked = evaluation.check_evaluation(
         services,
         context.project,
         body.pair(),

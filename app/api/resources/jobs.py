@@ -17,9 +17,9 @@ from app.api.http.deps import Limit, Moment, Reads, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.fields import OfRow
 from app.errors import AnchorageError, Overloaded, TooMuchAtOnce
-from app.services.access.api_keys import TRUST_S
+from app.services.access.api_keys import KEY_TRUST_S
 from app.services.context import Services
-from app.services.jobs import queue
+from app.services.jobs import submission
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import JobState
@@ -116,7 +116,7 @@ def get_job(id: JobId, services: Svc, project: Reads) -> Job:
 @router.post("/{id}/cancel", status_code=202, responses=documented(404, 409, 422))
 def cancel_job(id: JobId, services: Svc, context: WriteContext) -> Job:
     """Ask a job to stop; a running one does at its next step."""
-    return Job.model_validate(queue.cancel(services, context, id))
+    return Job.model_validate(submission.cancel_job(services, context, id))
 
 
 @router.get(
@@ -198,7 +198,7 @@ async def _events(
                 spoke = time.monotonic()
             await asyncio.sleep(LOOK_S)
             try:
-                if ring is not None and time.monotonic() - asked > TRUST_S:
+                if ring is not None and time.monotonic() - asked > KEY_TRUST_S:
                     if not await run_in_threadpool(ring.works, key_id):
                         return
                     asked = time.monotonic()

@@ -76,14 +76,14 @@ class PoolPage(BaseModel):
 
 def given(
     side: Literal["source", "target"], pool: object, inputs: Sequence[Input] | None, role: Role
-) -> pools.Given:
+) -> pools.PoolInput:
     """One side of a bootstrap: vectors or a pool's name, or inputs. Raises NotExactlyOne, and as `wire.matrix`."""
     field = f"{side}_pool"
     if (pool is None) == (inputs is None):
         raise NotExactlyOne(f"send exactly one of {field} and {side}_inputs", field=field)
     if inputs is not None:
-        return pools.Given(f"{side}_inputs", Inputs(inputs, InputRole(role)))
-    return pools.Given(field, pool if isinstance(pool, str) else fields.matrix(pool, field))
+        return pools.PoolInput(f"{side}_inputs", Inputs(inputs, InputRole(role)))
+    return pools.PoolInput(field, pool if isinstance(pool, str) else fields.matrix(pool, field))
 
 
 @router.put("/{name}", status_code=201, responses=documented(400, 404, 409, 413, 415, 422))
@@ -98,7 +98,7 @@ def create_pool(
     """Make a pool of its first piece; `POST /pools/{name}/vectors` adds others."""
 
     def make(context: RequestContext) -> tables.PoolRow:
-        return pools.create(
+        return pools.create_pool(
             services,
             context,
             name=name,
@@ -123,7 +123,7 @@ def extend_pool(
     """Add a piece. One that was sent before is refused, and the problem's `items` says where to go on."""
 
     def make(context: RequestContext) -> tables.PoolRow:
-        return pools.append(
+        return pools.append_piece(
             services,
             context,
             name=name,
@@ -153,4 +153,4 @@ def get_pool(name: PathName, services: Svc, project: Reads) -> Pool:
 @router.delete("/{name}", status_code=204, responses=documented(404, 422))
 def delete_pool(name: PathName, services: Svc, context: WriteContext) -> None:
     """Forget a pool. Jobs that were asked for with it keep its vectors until they end."""
-    pools.delete(services, context, name)
+    pools.delete_pool(services, context, name)

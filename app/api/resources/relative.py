@@ -21,7 +21,7 @@ from app.maths.geometry.quantise import FEWEST_BITS, MOST_BITS
 from app.observability import metrics
 from app.services.context import Services
 from app.services.request_context import RequestContext
-from app.services.serving import plans
+from app.services.serving import maps, plans
 
 router = APIRouter(tags=["vectors"])
 
@@ -51,13 +51,13 @@ class RelativeRequest(InputsBody):
     encoding: Encoding = "float"
     dtype: Dtype = "float32"
 
-    def relation(self) -> plans.Relation:
+    def relation(self) -> maps.Relation:
         if self.bits is not None and not quantise.keeps_levels(self.bits, self.dtype):
             raise InvalidOption(
                 f"{self.dtype} cannot tell the levels of {self.bits} bits apart: ask for float32",
                 field="bits",
             )
-        return plans.Relation(
+        return maps.Relation(
             self.encoder, self.anchor_set, self.encode_power, self.ridge, self.bits
         )
 
@@ -104,10 +104,10 @@ async def relative(
         return await streams.respond(call.request, await _plan(body, services, context))
     writer = answers.choose_writer(call, body.encoding, body.dtype)
     with call.encoding():
-        answer = await plans.serve(
+        answer = await plans.serve_map(
             services, context, body.relation(), body.vectors, body.given_inputs(), writer.form
         )
-    made = answer.made
+    made = answer.output
     count, dim = made.vectors.shape
     metrics.BATCH_VECTORS.labels("relative").observe(count)
     about = {
@@ -124,7 +124,7 @@ async def _plan(body: RelativeRequest, services: Services, context: RequestConte
     if body.vectors is not None or body.inputs is not None:
         raise NotExactlyOne("the vectors of a stream are its body", field="vectors")
     answers.refuse_base64(body.encoding)
-    served = await run_in_threadpool(plans.make, services, context, body.relation())
+    served = await run_in_threadpool(plans.prepare_map, services, context, body.relation())
     return StreamPlan(
         services, context, served, body.dtype, "float32", "relative", body.quantised()
     )

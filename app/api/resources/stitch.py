@@ -31,7 +31,7 @@ from app.api.resources.translate import NO_MINIMUM, NO_OPTIONS, Flag, Method, Mi
 from app.api.schemas import fields
 from app.api.schemas.fields import Body, Dtype, Encoding, InputsBody, Name, Numbers, Vectors
 from app.errors import InvalidHead, InvalidRequest, NotExactlyOne
-from app.heads import registry as heads
+from app.heads import registry
 from app.heads.base import HeadModel
 from app.heads.linear import linear_head
 from app.heads.onnx.process import OnnxRunner
@@ -39,7 +39,7 @@ from app.maths.quality.selection import Use
 from app.observability import metrics
 from app.services.access.idempotency import idempotent
 from app.services.context import Services
-from app.services.heads import stitching
+from app.services.heads import heads, stitching
 from app.services.heads.stitching import StitchQuality
 from app.services.request_context import RequestContext
 from app.storage import tables
@@ -135,7 +135,7 @@ class NewHead(Body):
     safetensors: str | None = None
     onnx: str | None = None
 
-    def described(self) -> stitching.NewHead:
+    def described(self) -> heads.HeadDefinition:
         if (self.classes is None) == (self.output is None):
             raise NotExactlyOne("a head has either classes or an output", field="classes")
         if self.probabilities and self.classes is None:
@@ -150,7 +150,7 @@ class NewHead(Body):
             "encode_power",
             "ridge",
         )
-        return stitching.NewHead(
+        return heads.HeadDefinition(
             **{field: getattr(self, field) for field in same},
             output=HeadOutput.classes if self.output is None else HeadOutput(self.output.kind),
             classes=self.classes or [],
@@ -161,7 +161,7 @@ class NewHead(Body):
         )
 
     def made(self, runner: OnnxRunner, owner: str, dim: int) -> HeadModel:
-        """Raises NotExactlyOne, BadBase64, the vector errors, and as `heads.make`."""
+        """Raises NotExactlyOne, BadBase64, the vector errors, and as `registry.make`."""
         given = [
             name for name in ("weight", "safetensors", "onnx") if getattr(self, name) is not None
         ]
@@ -182,7 +182,9 @@ class NewHead(Body):
         if self.bias is not None:
             raise NotExactlyOne("a file brings its own bias", field="bias")
         data = bytes(fields.from_base64(self.safetensors or self.onnx or "", given[0]))
-        return heads.make(self.kind, data, self.architecture, dim=dim, runner=runner, owner=owner)
+        return registry.make(
+            self.kind, data, self.architecture, dim=dim, runner=runner, owner=owner
+        )
 
 
 class Head(BaseModel):
@@ -285,7 +287,7 @@ class StitchAnswer(BaseModel):
 
 def describe(row: tables.HeadRow) -> Head:
     settings = row.settings
-    output = stitching.output_of(row)
+    output = heads.output_of(row)
     return Head(
         name=row.name,
         kind=row.kind,
@@ -320,7 +322,7 @@ def create_head(
         context,
         repeat,
         tables.HeadRow,
-        lambda context: stitching.create_head(services, context, new, make),
+        lambda context: heads.create_head(services, context, new, make),
     )
     response.headers["Location"] = f"/heads/{row.name}"
     return describe(row)
@@ -350,7 +352,7 @@ def get_head(name: PathName, services: Svc, project: Reads) -> Head:
 @router.delete("/heads/{name}", status_code=204, responses=documented(404, 422))
 async def delete_head(name: PathName, services: Svc, context: WriteContext) -> None:
     """Forget a head."""
-    await settle(stitching.delete_head, services, context, name)
+    await settle(heads.delete_head, services, context, name)
 
 
 @router.post(
@@ -379,7 +381,7 @@ def _stitch(
         encoder=body.encoder,
         head=body.head,
         anchor_set=body.anchor_set,
-        way=body.way(),
+        choice=body.way(),
         vectors=body.vectors,
         inputs=body.given_inputs(),
         truth=body.truth(),

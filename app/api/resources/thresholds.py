@@ -12,7 +12,7 @@ from app.api.http.problems import documented
 from app.errors import NotExactlyOne
 from app.maths.thresholds.score_pairs import Given
 from app.services.translators import thresholds
-from app.services.translators.thresholds import Found, Question
+from app.services.translators.thresholds import ScoreMap, ThresholdQuestion
 from app.types import Scores
 
 router = APIRouter(prefix="/translators/{id}", tags=["vectors"])
@@ -124,8 +124,8 @@ def get_threshold(
     given: Given = "source" if target is None else "target"
     score = source if source is not None else target
     assert score is not None
-    question = Question(id, scores, given, level)
-    found = thresholds.threshold(services, project, question, score)
+    question = ThresholdQuestion(id, scores, given, level)
+    found = thresholds.map_score(services, project, question, score)
     [answer] = _answers(question, found)
     return Threshold.model_validate(
         {**answer, **_about(question, found), "agreement": found.agreement}, from_attributes=True
@@ -142,14 +142,14 @@ def get_calibration(
     level: Level = 0.9,
 ) -> Calibration:
     """The whole map from one score to the other, for whoever has many scores to convert."""
-    question = Question(id, scores, given, level)
-    found = thresholds.table(services, project, question)
+    question = ThresholdQuestion(id, scores, given, level)
+    found = thresholds.map_all_scores(services, project, question)
     return Calibration.model_validate(
         {"given": given, "points": _answers(question, found), **_about(question, found)}
     )
 
 
-def _answers(question: Question, found: Found) -> list[dict[str, Any]]:
+def _answers(question: ThresholdQuestion, found: ScoreMap) -> list[dict[str, Any]]:
     other = "target" if question.given == "source" else "source"
     return [
         {**vars(expected), question.given: score, other: expected.answer}
@@ -157,7 +157,7 @@ def _answers(question: Question, found: Found) -> list[dict[str, Any]]:
     ]
 
 
-def _about(question: Question, found: Found) -> dict[str, Any]:
+def _about(question: ThresholdQuestion, found: ScoreMap) -> dict[str, Any]:
     same = (
         None
         if found.same_item is None

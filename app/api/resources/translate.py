@@ -28,7 +28,7 @@ from app.observability import metrics
 from app.services.access.idempotency import idempotent
 from app.services.context import Services
 from app.services.request_context import RequestContext
-from app.services.serving import plans, products
+from app.services.serving import maps, plans, products
 from app.services.translators import confidence, contracts, translators
 from app.storage import tables
 
@@ -127,9 +127,9 @@ NO_MINIMUM = MinQuality()
 @lru_cache(maxsize=1024)
 def _usual(
     source: str | None, target: str, anchor_set: str, method: str, prefer: Use
-) -> translators.Request:
+) -> translators.FitRequest:
     """A request without options: most are, and equal to one a moment ago."""
-    return translators.Request(source, target, anchor_set, method, {}, prefer)
+    return translators.FitRequest(source, target, anchor_set, method, {}, prefer)
 
 
 class PairRequest(Body):
@@ -143,14 +143,14 @@ class PairRequest(Body):
     prefer: Annotated[Use, Field(description="auto: what to choose the method by")] = "retrieval"
     min_quality: MinQuality = Field(default_factory=lambda: NO_MINIMUM)
 
-    def pair(self) -> translators.Request:
+    def pair(self) -> translators.FitRequest:
         if self.method != "auto" and "prefer" in self.model_fields_set:
             raise InvalidRequest(
                 "prefer is what auto chooses by; a method is named", field="prefer"
             )
         if self.options is NO_OPTIONS and self.min_quality is NO_MINIMUM:
             return _usual(self.source, self.target, self.anchor_set, self.method, self.prefer)
-        return translators.Request(
+        return translators.FitRequest(
             self.source,
             self.target,
             self.anchor_set,
@@ -233,7 +233,7 @@ class TranslateRequest(PairRequest, InputsBody):
             )
         return 0.9 if self.confidence_level is None else self.confidence_level
 
-    def translation(self) -> plans.Translation:
+    def translation(self) -> maps.Translation:
         if self.relative_power is not None:
             raise NotExactlyOne(
                 "relative_power belongs to relative vectors", field="relative_power"
@@ -242,12 +242,12 @@ class TranslateRequest(PairRequest, InputsBody):
             raise MissingField(
                 "vectors and inputs need a source, the encoder they come from", field="source"
             )
-        return plans.Translation(self.pair())
+        return maps.Translation(self.pair())
 
-    def decoding(self) -> plans.Decoding:
+    def decoding(self) -> maps.Decoding:
         if self.precision != "float32":
             raise InvalidRequest("relative vectors are decoded in float32", field="precision")
-        return plans.Decoding(self.pair(), self.relative_power or 0.0)
+        return maps.Decoding(self.pair(), self.relative_power or 0.0)
 
 
 class Flag(BaseModel):
@@ -519,10 +519,10 @@ async def translate(
         else (body.decoding(), body.relative)
     )
     with call.encoding():
-        answer = await plans.serve(
+        answer = await plans.serve_map(
             services, context, wanted, vectors, body.given_inputs(), writer.form, body.precision
         )
-    made, by = answer.made, answer.served
+    made, by = answer.output, answer.served
     count, dim = made.vectors.shape
     BATCH.observe(count)
     rated = (
@@ -550,7 +550,7 @@ async def translate(
     if body.precision != "float32" and by.translator is not None:
         about["precision"] = {
             "name": body.precision,
-            "error": products.precision_error(by.translator, answer.given, made.vectors),
+            "error": products.precision_error(by.translator, answer.vectors, made.vectors),
         }
     return await answers.write(call, writer, made.vectors, about)
 
@@ -566,7 +566,7 @@ async def _plan(body: TranslateRequest, services: Services, context: RequestCont
     answers.refuse_base64(body.encoding)
     body.level(whole=False)
     wanted = body.decoding() if body.relative else body.translation()
-    served = await run_in_threadpool(plans.make, services, context, wanted)
+    served = await run_in_threadpool(plans.prepare_map, services, context, wanted)
     return StreamPlan(services, context, served, body.dtype, body.precision, "translate")
 
 
@@ -599,18 +599,18 @@ def create_translator(
 
     def make(context: RequestContext) -> tables.TranslatorRow:
         request = body.pair()
-        source, target = translators.pair(services, context.project, request)
+        source, target = translators.find_pair(services, context.project, request)
         fitted = translators.fit(services, context, source, target, request)
-        row = translators.report(
+        row = translators.find_with_report(
             services, context.project, fitted.id, between=(source.id, target.id)
         )
-        contracts.require(row, request.min_quality)
+        contracts.require_promise(row, request.min_quality)
         return row
 
     row = idempotent(services, context, repeat, tables.TranslatorRow, make)
     response.headers["Location"] = f"/translators/{row.content}"
     return describe(
-        translators.report(
+        translators.find_with_report(
             services, context.project, row.content, between=(row.source_id, row.target_id)
         )
     )
@@ -621,4 +621,4 @@ def get_translator(
     id: Annotated[str, Path(pattern=r"^tr_[0-9a-f]{32}$")], services: Svc, project: Reads
 ) -> Translator:
     """A translator's quality report, by the id that /translate or /stitch answered: kept until nobody has used it for 90 days."""
-    return describe(translators.report(services, project, id))
+    return describe(translators.find_with_report(services, project, id))

@@ -1,4 +1,4 @@
-"""The audit log: one row for each write, in the transaction of the write."""
+"""The audit log: each write adds a row to it, in the transaction of the write."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from app.errors import (
 )
 from app.services.request_context import RequestContext
 from app.storage import tables
-from app.storage.queries import resources
+from app.storage.queries import access
 
 
 def record_audit(
@@ -20,7 +20,10 @@ def record_audit(
     name: str,
     row: tables.Owned | None = None,
 ) -> None:
-    """Write the audit row; `row` is what a creating request made. Raises Conflict when another try made it meanwhile."""
+    """Add the audit row of a write; `row` is the resource that a request creates.
+
+    Raises Conflict when another try of the same idempotent request has created it meanwhile.
+    """
     session.add(
         tables.AuditRow(
             project=context.project,
@@ -33,5 +36,7 @@ def record_audit(
     )
     if row is not None and context.claim is not None:
         session.flush()
-        if not resources.settle_request(session, *context.claim, made=row.id):
-            raise Conflict("another try of this request was faster")
+        if not access.settle_request(session, *context.claim, made=row.id):
+            raise Conflict(
+                "another try of this request has created the resource. Repeat the request to get it"
+            )

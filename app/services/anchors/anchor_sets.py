@@ -33,7 +33,7 @@ from app.storage.queries import resources
 def create_anchor_set(
     services: Services, context: RequestContext, *, name: str, embeddings: Mapping[str, Tensor]
 ) -> tables.AnchorSetRow:
-    """A new set with all its embeddings, or nothing. Raises as `new_anchor_set`."""
+    """Create a set with all its embeddings. Raises the errors of `build_anchor_set`."""
     row = build_anchor_set(services, context.project, name=name, embeddings=embeddings)
     with services.db.transaction() as session:
         add_anchor_set(session, context, row)
@@ -41,7 +41,7 @@ def create_anchor_set(
 
 
 def add_anchor_set(session: Session, context: RequestContext, row: tables.AnchorSetRow) -> None:
-    """Add a new set. Raises NameTaken."""
+    """Add the row of a set. Raises NameTaken."""
     resources.require_free(session, tables.AnchorSetRow, row.project, row.name)
     session.add(row)
     record_audit(session, context, "create", "anchor-set", row.name, row)
@@ -59,15 +59,16 @@ def build_anchor_set(
     pairs: Mapping[str, Tensor] | None = None,
     beat: Beat = silent,
 ) -> tables.AnchorSetRow:
-    """The row of a new set and its spaces, not yet in any session; its blobs are written.
+    """Return the row of a new set and its spaces, not yet in a session. Their blobs are written.
 
-    inputs   the blob of its items, where they are kept
-    made_by  ids of the encoders that made the embeddings, when the service did
-    pairs    where a bootstrap found each anchor: `pairs` (k, 2) int64, rows of the source's and the target's pool, and
-             `confidence` (k,) float32, nan where the method has none
-    beat     called before each space is made, which takes seconds of many anchors; what it raises ends it
+    inputs   the blob of its items, if they are stored
+    made_by  the ids of the encoders that the service encoded the embeddings with
+    pairs    of a bootstrap: `pairs` (k, 2) int64, rows of the source's and the target's pool, and
+             `confidence` (k,) float32, nan if the method has none
+    beat     called before each space, which takes seconds for many anchors; it may raise to stop
 
-    Raises NameTaken, EncoderNotFound, UnequalAnchors, and every vector error, naming `embeddings.<encoder>`.
+    Raises EmptyVectors, NameTaken, EncoderNotFound, UnequalAnchors, and the vector errors, which
+    name `embeddings.<encoder>`.
     """
     if not embeddings:
         raise EmptyVectors("expected embeddings by at least one encoder", field="embeddings")
@@ -86,7 +87,8 @@ def build_anchor_set(
     for key, other in sizes.items():
         if other != size:
             raise UnequalAnchors(
-                f"{next(iter(sizes))!r} brings {size} vectors, {key!r} {other}",
+                f"{next(iter(sizes))!r} has {size} vectors and {key!r} has {other}. Send one for "
+                f"each item",
                 field=f"embeddings.{key}",
             )
     row = tables.AnchorSetRow(
@@ -113,11 +115,13 @@ def add_embeddings(
     field: str = "vectors",
     made_by: str | None = None,
 ) -> tables.AnchorSetRow:
-    """Another encoder's embeddings of a set; `made_by`: the id of the encoder that made them, when the service did.
+    """Add an encoder's embeddings to a set.
+
+    made_by  the id of the encoder that the service encoded them with
 
     Raises the not-found errors, EmbeddingsExist, AnchorCountMismatch, and the vector errors.
     """
-    set_row, encoder_row = set_and_encoder(
+    set_row, encoder_row = find_set_and_encoder(
         services, context.project, anchor_set=anchor_set, encoder=encoder
     )
     _require_maker(encoder_row, made_by)
@@ -128,30 +132,37 @@ def add_embeddings(
         return add_space(session, context, set_row, space)
 
 
-def set_and_encoder(
+def find_set_and_encoder(
     services: Services, project: str, *, anchor_set: str, encoder: str
 ) -> tuple[tables.AnchorSetRow, tables.EncoderRow]:
-    """A set, and an encoder that has not embedded it. Raises the not-found errors and EmbeddingsExist."""
+    """Return a set, and an encoder without embeddings in it.
+
+    Raises the not-found errors and EmbeddingsExist.
+    """
     with services.db.transaction() as session:
         set_row = resources.by_name(session, tables.AnchorSetRow, project, anchor_set)
         encoder_row = resources.by_name(
             session, tables.EncoderRow, project, encoder, field="encoder"
         )
-        _refuse_present(session, set_row, encoder_row)
+        _refuse_existing(session, set_row, encoder_row)
     return set_row, encoder_row
 
 
 def add_space(
     session: Session, context: RequestContext, set_row: tables.AnchorSetRow, space: tables.SpaceRow
 ) -> tables.AnchorSetRow:
-    """Add a space to its set. Raises AnchorSetNotFound, EmbeddingsExist, and Conflict when the set was made anew meanwhile."""
+    """Add the row of a space to its set.
+
+    Raises AnchorSetNotFound, EmbeddingsExist, and Conflict when the set was replaced meanwhile.
+    """
     found = resources.by_name(session, tables.AnchorSetRow, set_row.project, set_row.name)
-    if found.id != set_row.id:  # another set, made meanwhile under the name of a deleted one
+    if found.id != set_row.id:
         raise Conflict(
-            f"anchor set {set_row.name!r} was made anew meanwhile; look at it and try again",
+            f"anchor set {set_row.name!r} was replaced by another of that name. Check it, and "
+            f"try again",
             field="anchor_set",
         )
-    _refuse_present(session, found, space.encoder)
+    _refuse_existing(session, found, space.encoder)
     space.anchor_set_id = found.id
     session.add(space)
     record_audit(session, context, "embed", "anchor-set", found.name)
@@ -161,7 +172,7 @@ def add_space(
 
 
 def delete_anchor_set(services: Services, context: RequestContext, name: str) -> None:
-    """The set, its spaces and its translators. Raises AnchorSetNotFound, InUse."""
+    """Delete a set with its spaces and translators. Raises AnchorSetNotFound, InUse."""
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.AnchorSetRow, context.project, name)
         refuse_in_use(f"anchor set {name!r}", resources.users_of_anchor_set(session, row))
@@ -170,19 +181,20 @@ def delete_anchor_set(services: Services, context: RequestContext, name: str) ->
     services.names.forget()
 
 
-def bootstrapped_pairs(services: Services, project: str, name: str) -> tuple[Tensor, Tensor]:
-    """Where a bootstrap found a set's anchors: pairs (k, 2) of rows of the two pools, and their confidence (k,).
+def load_pairs(services: Services, project: str, name: str) -> tuple[Tensor, Tensor]:
+    """Return the pairs (k, 2) of rows of two pools that a bootstrap found, and their confidence
+    (k,).
 
-    Raises AnchorSetNotFound, and PairsNotFound for a set that no bootstrap made.
+    Raises AnchorSetNotFound, PairsNotFound, BlobMissing, StorageUnavailable.
     """
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.AnchorSetRow, project, name)
     if row.pairs is None:
         raise PairsNotFound(
-            f"anchor set {name!r} keeps no pairs: no bootstrap made it", field="name"
+            f"anchor set {name!r} has no pairs: no bootstrap created it", field="name"
         )
-    kept = services.blobs.get(row.pairs, of=f"anchor set {name!r}")
-    return kept["pairs"], kept["confidence"]
+    stored = services.blobs.get(row.pairs, of=f"anchor set {name!r}")
+    return stored["pairs"], stored["confidence"]
 
 
 def build_space(
@@ -194,14 +206,16 @@ def build_space(
     size: int,
     field: str,
 ) -> tables.SpaceRow:
-    """Check and examine `size` anchors, write their blob, and return a row not yet in any session.
+    """Check and examine `size` anchors, write their blob, and return a row not yet in a session.
 
     Raises AnchorCountMismatch and the vector errors.
     """
     raw = checked_vectors(vectors, field=field, limits=services.limits, dim=encoder.dim)
     if raw.shape[0] != size:
         raise AnchorCountMismatch(
-            f"the set has {size} anchors, this encoder brings {raw.shape[0]}", field=field
+            f"the set has {size} anchors, and the request {raw.shape[0]} vectors. Send one for "
+            f"each anchor",
+            field=field,
         )
     health = asdict(examine(raw.double(), require_direction(raw, field=field)))
     return tables.SpaceRow(
@@ -214,15 +228,16 @@ def build_space(
 
 
 def _require_maker(encoder: tables.EncoderRow, made_by: str | None) -> None:
-    """Raises Conflict when the encoder of that name is not the one that made the vectors."""
+    """Raises Conflict when another encoder of that name encoded the vectors."""
     if made_by not in (None, encoder.id):
         raise Conflict(
-            f"encoder {encoder.name!r} was made anew meanwhile; look at it and try again",
+            f"encoder {encoder.name!r} was replaced by another of that name. Check it, and try "
+            f"again",
             field="encoder",
         )
 
 
-def _refuse_present(
+def _refuse_existing(
     session: Session, anchor_set: tables.AnchorSetRow, encoder: tables.EncoderRow
 ) -> None:
     try:
@@ -230,6 +245,8 @@ def _refuse_present(
     except AnchorsNotEmbedded:
         return
     raise EmbeddingsExist(
-        f"anchor set {anchor_set.name!r} already has embeddings by {encoder.name!r}; they never change, make a new set",
+        f"anchor set {anchor_set.name!r} has embeddings by {encoder.name!r} already, and they "
+        f"cannot "
+        "change. Create a new set",
         field="encoder",
     )

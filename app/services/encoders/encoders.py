@@ -10,7 +10,7 @@ from app.errors import (
 )
 from app.services.access.audit import record_audit
 from app.services.context import Services
-from app.services.encoders.encoding import load_anew, spec_of
+from app.services.encoders.encoding import load_current_model, spec_of
 from app.services.name_lookup import refuse_in_use, require_free
 from app.services.request_context import RequestContext
 from app.storage import tables
@@ -30,9 +30,9 @@ def create_encoder(
     modality: Modality | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> tables.EncoderRow:
-    """Register an encoder; one the service runs is loaded now, so that a wrong name shows at once.
+    """Register an encoder. A model that the service runs is loaded now, which finds a wrong name.
 
-    Raises NameTaken, InvalidRequest, and as the model's loader.
+    Raises NameTaken, InvalidRequest, and the errors of loading a model.
     """
     require_free(services, tables.EncoderRow, context.project, name)
     row = tables.EncoderRow(
@@ -47,7 +47,10 @@ def create_encoder(
     if kind is EncoderKind.external:
         if dim is None or model is not None or revision is not None or options:
             raise InvalidRequest(
-                "an external encoder has a dim, and no model, revision or options", field="dim"
+                "an encoder of kind `external` needs `dim`, and takes no `model`, `revision` or "
+                "`options`. "
+                "Remove them, or name another kind",
+                field="dim",
             )
         row.modality = modality or Modality.text
     else:
@@ -62,17 +65,24 @@ def create_encoder(
 def _describe_model(
     services: Services, row: tables.EncoderRow, dim: int | None, modality: Modality | None
 ) -> None:
-    """Load the model, and write down what it is. Raises InvalidRequest for what it is said to be and is not."""
+    """Load the model, and copy its properties to the row.
+
+    Raises InvalidRequest when the request contradicts them.
+    """
     if dim is not None or row.model is None:
         raise InvalidRequest(
-            f"an encoder of kind {row.kind} has a model, which tells its dim", field="model"
+            f"an encoder of kind `{row.kind}` needs `model`, and takes no `dim`: the model has one",
+            field="model",
         )
-    services.encoders.forget(
-        spec_of(row)
-    )  # its files may be others than when another encoder was registered
-    model = load_anew(services, spec_of(row))
+    # Its files may have changed since another encoder was registered with it.
+    services.encoders.forget(spec_of(row))
+    model = load_current_model(services, spec_of(row))
     if modality not in (None, model.modality):
-        raise InvalidRequest(f"this model reads {model.modality}, not {modality}", field="modality")
+        raise InvalidRequest(
+            f"this model reads {model.modality}, not {modality}. Remove `modality`, or name "
+            f"another model",
+            field="modality",
+        )
     row.dim, row.modality, row.identity = model.dim, model.modality, model.identity.members
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from app.demo.pack import load_pack
 from app.services.anchors import anchor_findings, anchor_reports
-from app.services.anchors.anchor_reports import POOL_WORK, rows_within
+from app.services.anchors.anchor_reports import POOL_WORK, most_rows_within
 
 PACK = load_pack()
 SIZE = 300
@@ -67,7 +67,7 @@ def noise(seed, *shape):
     return np.random.default_rng(seed).normal(size=shape)
 
 
-# --- the report ----------------------------------------------------------------------------------------------------------
+# --- the report -----------------------------------------------------------------------------------
 
 
 def test_real_parallel_anchors_have_nothing_wrong_with_them(real):
@@ -328,13 +328,13 @@ def test_an_unknown_set_has_no_report(client, refused):
 def test_every_code_is_documented():
     from pathlib import Path
 
-    text = (Path(__file__).parents[3] / "docs" / "anchor-sets.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "how-to" / "anchor-sets.md").read_text()
     assert [
-        code for code in typing.get_args(anchor_findings.Code) if f"| `{code}` |" not in text
+        code for code in typing.get_args(anchor_findings.FindingCode) if f"| `{code}` |" not in text
     ] == []
 
 
-# --- suggestions ---------------------------------------------------------------------------------------------------------
+# --- suggestions ----------------------------------------------------------------------------------
 
 
 def suggest(client, status=200, name="s", **body):
@@ -424,17 +424,17 @@ def test_a_pool_that_would_take_too_long_is_refused_with_what_is_allowed(serve, 
         json={"encoder": "a", "pool": packed(noise(11, 2_100, dim), "float16")},
     )
     problem = refused(answer, 413, "too-many-vectors", "pool")
-    assert problem["limit"] == rows_within(POOL_WORK, dim) - 20
+    assert problem["limit"] == most_rows_within(POOL_WORK, dim) - 20
     assert 1_000 < problem["limit"] < 2_100
 
 
 @pytest.mark.parametrize("dim", [1, 3, 384, 1536, 8192])
 def test_the_rows_of_a_bound_are_the_most_that_it_holds(dim):
-    rows = rows_within(POOL_WORK, dim)
+    rows = most_rows_within(POOL_WORK, dim)
     assert rows * dim * min(rows, dim) <= POOL_WORK < (rows + 1) * dim * min(rows + 1, dim)
 
 
-# --- drift ---------------------------------------------------------------------------------------------------------------
+# --- drift ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -588,7 +588,7 @@ def test_nan_is_refused_by_row_and_an_unknown_set_by_name(make, refused, packed,
     refused(answer, 404, "anchor-set-not-found", "name")
 
 
-# --- by encoders that the service runs -----------------------------------------------------------------------------------
+# --- by encoders that the service runs ------------------------------------------------------------
 
 
 @pytest.fixture

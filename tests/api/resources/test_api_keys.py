@@ -323,7 +323,7 @@ def test_a_key_that_worked_lately_does_not_wait_long_for_a_busy_database(
     locked, new_key, bearing, monkeypatch
 ):
     good = new_key(locked)
-    monkeypatch.setattr(api_keys, "TRUST_S", 0.0)
+    monkeypatch.setattr(api_keys, "KEY_TRUST_S", 0.0)
     assert locked.get("/encoders", headers=bearing(good)).status_code == 200
     engine = locked.app.state.services.db.engine
     with ExitStack() as holding:
@@ -337,7 +337,7 @@ def test_a_key_that_worked_lately_does_not_wait_long_for_a_busy_database(
         assert KEY_LOOK_UP_S <= time.monotonic() - begun < KEY_LOOK_UP_S + 5
 
 
-# --- wrong keys -----------------------------------------------------------------------------------------------------------
+# --- wrong keys -----------------------------------------------------------------------------------
 
 
 def wrong_key(number: int) -> str:
@@ -347,7 +347,7 @@ def wrong_key(number: int) -> str:
 def test_wrong_keys_are_limited_per_address_and_keys_that_worked_are_not(
     locked, new_key, bearing, refused, monkeypatch
 ):
-    monkeypatch.setattr(api_keys, "TRUST_S", 0.0)  # keys are looked up each time
+    monkeypatch.setattr(api_keys, "KEY_TRUST_S", 0.0)  # keys are looked up each time
     good, other = new_key(locked), new_key(locked)
     assert locked.get("/encoders", headers=bearing(good)).status_code == 200
     statuses = [

@@ -81,7 +81,7 @@ def test_vectors_never_become_those_of_another_encoder_of_the_same_name(services
 def test_a_model_whose_files_changed_is_refused_and_can_be_restored_or_registered_anew(
     encoding, complaint, fresh, monkeypatch
 ):
-    monkeypatch.setattr(encoding_service, "CHANGED_S", 0.0)
+    monkeypatch.setattr(encoding_service, "RECHECK_MODEL_S", 0.0)
     folder, first, second = encoding.models / "changing", fresh(), fresh()
     shutil.copytree(encoding.models / "toy", folder)
 

@@ -57,7 +57,7 @@ def good(answer):
     return answer.json()
 
 
-# --- what is measured ----------------------------------------------------------------------------------------------------
+# --- what is measured -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["among themselves", "in a corpus"])
@@ -194,7 +194,7 @@ def test_the_smallest_evaluations_have_numbers(ask, items, n, rows):
     )
 
 
-# --- as a job ------------------------------------------------------------------------------------------------------------
+# --- as a job -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -218,10 +218,10 @@ def test_a_job_has_the_answer_of_a_request_as_its_result(ask, stocked, finished,
 
 def test_what_takes_long_is_done_by_a_job_unasked(ask, stocked, finished, monkeypatch):
     now = good(ask(csls=True))
-    cost = (2 + 11) * 30 * 30 * (8 + evaluation.PER_COSINE) + 3 * 40 * 8 * 8
-    monkeypatch.setattr(evaluation, "INLINE", cost)
+    cost = (2 + 11) * 30 * 30 * (8 + evaluation.MULTIPLICATIONS_PER_COSINE) + 3 * 40 * 8 * 8
+    monkeypatch.setattr(evaluation, "REQUEST_MULTIPLICATIONS", cost)
     assert ask(csls=True).status_code == 200
-    monkeypatch.setattr(evaluation, "INLINE", cost - 1)
+    monkeypatch.setattr(evaluation, "REQUEST_MULTIPLICATIONS", cost - 1)
     answer = ask(csls=True)
     assert (answer.status_code, "preference-applied" in answer.headers) == (202, False)
     assert answer.headers["location"] == f"/jobs/{answer.json()['id']}"
@@ -284,7 +284,7 @@ def test_a_job_that_is_asked_for_twice_under_one_key_is_made_once(ask, stocked, 
     assert len(stocked.get("/jobs").json()["jobs"]) == 1
 
 
-# --- bad requests --------------------------------------------------------------------------------------------------------
+# --- bad requests ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,13 @@ from app.services.access import api_keys, audit, idempotency
 from app.services.anchors import anchor_sets
 from app.services.context import Services
 from app.services.encoders import encoders
-from app.services.heads import stitching
-from app.services.jobs import queue
+from app.services.heads import heads
+from app.services.jobs import runner, submission
 from app.services.jobs.leases import Leases
 from app.services.request_context import Repeat, RequestContext
 from app.services.translators import translators
 from app.storage import tables
-from app.storage.queries import resources
+from app.storage.queries import access
 from app.types import HeadOutput, JobKind, Scope
 from tests.services.helpers import CONTEXT, PROJECT, create_encoder
 
@@ -60,7 +60,7 @@ def ask(
 
 
 def submit_bootstrap(services: Services, context: RequestContext) -> tables.JobRow:
-    return queue.submit(services, context, JobKind.bootstrap, {})
+    return submission.submit_job(services, context, JobKind.bootstrap, {})
 
 
 def submit(services: Services) -> tables.JobRow:
@@ -79,7 +79,7 @@ def audit_rows(services: Services) -> list[tuple[str, str, str]]:
     with services.db.transaction() as session:
         return [
             (row.action, row.resource, row.name)
-            for row in resources.audit(session, PROJECT, before=None, limit=99)
+            for row in access.audit(session, PROJECT, before=None, limit=99)
         ]
 
 
@@ -90,7 +90,7 @@ def end_claims(services: Services) -> None:
             row.claimed_until = tables.now() - timedelta(seconds=1)
 
 
-# --- once -----------------------------------------------------------------------------------------------------------------
+# --- once -----------------------------------------------------------------------------------------
 
 
 def test_the_same_request_twice_makes_one_row_and_answers_alike(services):
@@ -236,7 +236,7 @@ def test_what_was_deleted_since_is_gone(services):
     assert ask(services, repeat=Repeat("new", "f")).name == "e"
 
 
-# --- note -----------------------------------------------------------------------------------------------------------------
+# --- note -----------------------------------------------------------------------------------------
 
 
 def test_an_audit_row_goes_the_way_of_its_transaction(services):
@@ -260,7 +260,7 @@ def test_an_audit_row_goes_the_way_of_its_transaction(services):
 def test_every_write_is_noted_with_its_key_and_origin_and_in_order(stocked):
     services = stocked
     three = torch.eye(3)
-    pair = translators.Request("a", "b", "s", "procrustes", {})
+    pair = translators.FitRequest("a", "b", "s", "procrustes", {})
     before = len(audit_rows(services))
     create(services, name="c")
     anchor_sets.add_embeddings(
@@ -270,12 +270,14 @@ def test_every_write_is_noted_with_its_key_and_origin_and_in_order(stocked):
     encoders.delete_encoder(services, REQUEST, "d")
     anchor_sets.create_anchor_set(services, REQUEST, name="t", embeddings={"a": torch.randn(5, 3)})
     anchor_sets.delete_anchor_set(services, REQUEST, "t")
-    new = stitching.NewHead("h", "linear", "a", None, HeadOutput.classes, list("xyz"))
-    stitching.create_head(services, REQUEST, new, lambda dim: linear_head(three, None, dim=dim))
-    stitching.delete_head(services, REQUEST, "h")
-    fitted = translators.fit(services, REQUEST, *translators.pair(services, PROJECT, pair), pair)
-    job = queue.submit(services, REQUEST, JobKind.bootstrap, {})
-    queue.cancel(services, REQUEST, job.id)
+    new = heads.HeadDefinition("h", "linear", "a", None, HeadOutput.classes, list("xyz"))
+    heads.create_head(services, REQUEST, new, lambda dim: linear_head(three, None, dim=dim))
+    heads.delete_head(services, REQUEST, "h")
+    fitted = translators.fit(
+        services, REQUEST, *translators.find_pair(services, PROJECT, pair), pair
+    )
+    job = submission.submit_job(services, REQUEST, JobKind.bootstrap, {})
+    submission.cancel_job(services, REQUEST, job.id)
     key, _ = api_keys.create_key(services, REQUEST, name="k", scopes=[Scope.read])
     rotated, _ = api_keys.rotate_key(services, REQUEST, key.id, grace_s=60)
     api_keys.revoke_key(services, REQUEST, rotated.id)
@@ -297,7 +299,7 @@ def test_every_write_is_noted_with_its_key_and_origin_and_in_order(stocked):
         ("revoke", "api-key", rotated.id),
     ]
     with services.db.transaction() as session:
-        rows = resources.audit(session, PROJECT, before=None, limit=len(noted) - before)
+        rows = access.audit(session, PROJECT, before=None, limit=len(noted) - before)
     assert {(row.key_id, row.origin) for row in rows} == {(KEY_ID, "request 1")}
 
 
@@ -306,7 +308,7 @@ def test_what_changes_nothing_is_not_noted(stocked):
     key, _ = api_keys.create_key(services, CONTEXT, name="k", scopes=[Scope.read])
     api_keys.revoke_key(services, CONTEXT, key.id)
     before = audit_rows(services)
-    pair = translators.Request("a", "b", "s", "procrustes", {})
+    pair = translators.FitRequest("a", "b", "s", "procrustes", {})
     api_keys.revoke_key(services, CONTEXT, key.id)
     for call in (
         lambda: create(services, name="a"),
@@ -315,29 +317,29 @@ def test_what_changes_nothing_is_not_noted(stocked):
             services, CONTEXT, name="s", embeddings={"a": torch.randn(5, 3)}
         ),
         lambda: anchor_sets.delete_anchor_set(services, RequestContext("q"), "s"),
-        lambda: stitching.delete_head(services, CONTEXT, "nothing"),
-        lambda: queue.cancel(services, CONTEXT, "0" * 32),
+        lambda: heads.delete_head(services, CONTEXT, "nothing"),
+        lambda: submission.cancel_job(services, CONTEXT, "0" * 32),
         lambda: api_keys.rotate_key(services, CONTEXT, key.id, grace_s=0),
     ):
         with pytest.raises(Exception, match=r"already|used by|there is no|does not work"):
             call()
     assert audit_rows(services) == before
     for _ in range(2):
-        translators.fit(services, CONTEXT, *translators.pair(services, PROJECT, pair), pair)
+        translators.fit(services, CONTEXT, *translators.find_pair(services, PROJECT, pair), pair)
     assert len(audit_rows(services)) == len(before) + 1
 
 
 def test_what_a_job_makes_is_noted_in_the_jobs_name(services):
-    job = queue.submit(services, CONTEXT, JobKind.bootstrap, {})
+    job = submission.submit_job(services, CONTEXT, JobKind.bootstrap, {})
 
     def run(services, job, progress):
         context = RequestContext.of_job(job)
-        return queue.Done(
+        return runner.JobResult(
             {},
             lambda session: audit.record_audit(session, context, "create", "anchor-set", "made"),
         )
 
-    queue.run_next(services, {JobKind.bootstrap: run}, Leases(services))
+    runner.run_next(services, {JobKind.bootstrap: run}, Leases(services))
     with services.db.transaction() as session:
-        row = resources.audit(session, PROJECT, before=None, limit=1)[0]
+        row = access.audit(session, PROJECT, before=None, limit=1)[0]
     assert (row.name, row.origin, row.key_id) == ("made", f"job {job.id}", None)

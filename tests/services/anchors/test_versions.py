@@ -16,16 +16,16 @@ from app.services import name_lookup
 from app.services.anchors import anchor_sets
 from app.services.context import Services
 from app.services.encoders import encoders
-from app.services.heads import stitching
+from app.services.heads import heads, stitching
 from app.services.request_context import RequestContext
-from app.services.serving import plans
+from app.services.serving import maps, plans
 from app.services.translators import contracts, translators
 from app.storage import name_cache, tables
 from app.types import HeadOutput
 from tests.services.helpers import CONTEXT, PROJECT, another_process, create_encoder
 
 VECTORS = torch.randn(3, 4, generator=torch.Generator().manual_seed(9))
-TRANSLATION = translators.Request("a", "b", "s", "graded", {})
+TRANSLATION = translators.FitRequest("a", "b", "s", "graded", {})
 
 
 @pytest.fixture
@@ -55,35 +55,35 @@ def make(services: Services, project: str, version: int) -> None:
     )
     for name, encoder, anchor_set, dim in (("h", "b", None, 3), ("r", None, "s", 12)):
         head = linear_head(torch.randn(2, dim, generator=draw), None, dim=dim)
-        new = stitching.NewHead(name, "linear", encoder, anchor_set, HeadOutput.numbers)
-        stitching.create_head(services, RequestContext(project), new, lambda _dim, head=head: head)
+        new = heads.HeadDefinition(name, "linear", encoder, anchor_set, HeadOutput.numbers)
+        heads.create_head(services, RequestContext(project), new, lambda _dim, head=head: head)
 
 
 def delete(services: Services, project: str) -> None:
     for name in ("h", "r"):
-        stitching.delete_head(services, RequestContext(project), name)
+        heads.delete_head(services, RequestContext(project), name)
     anchor_sets.delete_anchor_set(services, RequestContext(project), "s")
     for name in ("a", "b"):
         encoders.delete_encoder(services, RequestContext(project), name)
 
 
 def translated(services: Services, project: str) -> torch.Tensor:
-    return plans.apply(
-        services, RequestContext(project), plans.Translation(TRANSLATION), vectors=VECTORS
-    ).made.vectors
+    return plans.apply_map(
+        services, RequestContext(project), maps.Translation(TRANSLATION), vectors=VECTORS
+    ).output.vectors
 
 
 def related(services: Services, project: str) -> torch.Tensor:
-    return plans.apply(
-        services, RequestContext(project), plans.Relation("a", "s"), vectors=VECTORS
-    ).made.vectors
+    return plans.apply_map(
+        services, RequestContext(project), maps.Relation("a", "s"), vectors=VECTORS
+    ).output.vectors
 
 
 def decoded(services: Services, project: str) -> torch.Tensor:
     vectors = torch.randn(3, 12, generator=torch.Generator().manual_seed(9))
-    return plans.apply(
-        services, RequestContext(project), plans.Decoding(TRANSLATION, 1.0), vectors=vectors
-    ).made.vectors
+    return plans.apply_map(
+        services, RequestContext(project), maps.Decoding(TRANSLATION, 1.0), vectors=vectors
+    ).output.vectors
 
 
 def stitched(services: Services, project: str) -> torch.Tensor:
@@ -190,7 +190,7 @@ def test_a_name_that_was_just_deleted_is_given_again_when_no_process_remembers_i
         assert dim() == version
         encoders.delete_encoder(other, CONTEXT, "x")
         assert (
-            reader.names.find(name_cache.Name(PROJECT, "encoders", ("x",))) is not None
+            reader.names.find(name_cache.NameKey(PROJECT, "encoders", ("x",))) is not None
         )  # or the test shows nothing
     assert other.names.settle_s > name_cache.MEMORY_S
 
@@ -208,12 +208,12 @@ def test_a_name_that_was_never_deleted_is_given_at_once(reader, other, monkeypat
 def test_a_contract_counts_for_every_process_from_its_answer_on(reader, other, monkeypatch):
     monkeypatch.setattr(name_cache, "MEMORY_S", 0.05)
     make(other, PROJECT, 1)
-    pair = translators.pair(other, PROJECT, TRANSLATION)
+    pair = translators.find_pair(other, PROJECT, TRANSLATION)
     translated(reader, PROJECT)
-    contracts.agree(other, CONTEXT, *pair, {"recall": 0.999})
+    contracts.agree_contract(other, CONTEXT, *pair, {"recall": 0.999})
     threading.Event().wait(other.names.settle_s)
     with pytest.raises(QualityBelowMinimum):
         translated(reader, PROJECT)
-    contracts.end(other, CONTEXT, *pair)
+    contracts.end_contract(other, CONTEXT, *pair)
     threading.Event().wait(other.names.settle_s)
     translated(reader, PROJECT)

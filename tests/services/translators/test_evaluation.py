@@ -7,7 +7,7 @@ import pytest
 from app.services.anchors import anchor_sets
 from app.services.encoders import encoders
 from app.services.translators import evaluation, translators
-from app.services.translators.evaluation import Settings
+from app.services.translators.evaluation import EvaluationSettings
 from app.services.upkeep import blob_sweep
 from tests.services.helpers import CONTEXT, PROJECT, age, create_encoder, run, some
 
@@ -15,9 +15,11 @@ from tests.services.helpers import CONTEXT, PROJECT, age, create_encoder, run, s
 @pytest.fixture
 def queued(stocked):
     """A job that waits: eight items, with a corpus."""
-    request = translators.Request("a", "b", "s", "procrustes", {})
+    request = translators.FitRequest("a", "b", "s", "procrustes", {})
     given = {"vectors": some(8, 3, 1), "native": some(8, 2, 2), "corpus": some(9, 2, 3)}
-    asked = evaluation.ask(stocked, PROJECT, request, **given, settings=Settings(csls=True))
+    asked = evaluation.check_evaluation(
+        stocked, PROJECT, request, **given, settings=EvaluationSettings(csls=True)
+    )
     return evaluation.request_evaluation(stocked, CONTEXT, asked), asked
 
 
@@ -76,6 +78,8 @@ def test_the_cost_that_decides_is_that_of_the_cosines_that_are_computed(stocked,
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert told[-1][0] in (asked.cosines - 8 * 8, asked.cosines - 8 * 9)
     nothing = dict.fromkeys(("vectors", "native", "corpus"))
-    request = translators.Request("a", "b", "s", "auto", {})
-    anchors = evaluation.ask(stocked, PROJECT, request, **nothing, settings=Settings())
+    request = translators.FitRequest("a", "b", "s", "auto", {})
+    anchors = evaluation.check_evaluation(
+        stocked, PROJECT, request, **nothing, settings=EvaluationSettings()
+    )
     assert anchors.cosines == 2 * 12 * 12

@@ -13,10 +13,10 @@ from sqlalchemy import Engine, event, select
 from app.errors import AnchorSetNotFound, BlobMissing
 from app.services.anchors import anchor_sets
 from app.services.context import Services
-from app.services.serving import plans
+from app.services.serving import maps, plans
 from app.services.translators import translators
 from app.services.upkeep import blob_sweep
-from app.services.upkeep.backup import ROWS, BackupError, back_up, restore
+from app.services.upkeep.backup import ROWS_FILE, BackupError, back_up, restore
 from app.storage import tables
 from app.storage.db import Database
 from tests.services.helpers import CONTEXT, PROJECT, age, another_process
@@ -26,8 +26,10 @@ VECTORS = torch.tensor([[1.0, 2.0, 3.0], [0.5, -1.0, 0.0]])
 
 
 def translated(services: Services, name: str) -> bytes:
-    asked = plans.Translation(translators.Request("a", "b", name, "graded", {}))
-    return plans.apply(services, CONTEXT, asked, vectors=VECTORS).made.vectors.numpy().tobytes()
+    asked = maps.Translation(translators.FitRequest("a", "b", name, "graded", {}))
+    return (
+        plans.apply_map(services, CONTEXT, asked, vectors=VECTORS).output.vectors.numpy().tobytes()
+    )
 
 
 def add_set(services: Services, name: str, seed: int) -> None:
@@ -76,7 +78,7 @@ def test_what_was_deleted_and_swept_during_a_backup_is_in_it_and_translates_to_t
         copied = back_up(stocked, tmp_path / "backup")
     assert done
     assert (copied.blobs, copied.lacking) == (4, [])
-    assert sorted(path.name for path in (tmp_path / "backup").iterdir()) == [ROWS, "blobs"]
+    assert sorted(path.name for path in (tmp_path / "backup").iterdir()) == [ROWS_FILE, "blobs"]
     assert blob_sweep.sweep_blobs(stocked) == 2  # once the backup is made
     with pytest.raises(AnchorSetNotFound):
         translated(stocked, "doomed")
@@ -215,7 +217,7 @@ def test_a_backup_that_lacks_blobs_says_which_and_the_rest_can_be_restored(
 def test_a_backup_of_an_older_version_is_brought_to_this_ones_schema(stocked, tmp_path):
     """And the backup itself stays as it was: it may lie where nothing can be written."""
     back_up(stocked, tmp_path / "backup")
-    file = tmp_path / "backup" / ROWS
+    file = tmp_path / "backup" / ROWS_FILE
     before = file.read_bytes()
     file.chmod(0o400)
     restored = empty(stocked)

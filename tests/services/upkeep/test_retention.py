@@ -20,7 +20,7 @@ from app.types import JobState
 from tests.services.helpers import CONTEXT
 
 PROJECT = "p"
-REQUEST = translators.Request("a", "b", "s", "ridge", {})
+REQUEST = translators.FitRequest("a", "b", "s", "ridge", {})
 
 
 def days_ago(days: float) -> datetime:
@@ -104,7 +104,7 @@ def test_zero_days_mean_for_ever(stocked):
 
 
 def test_many_rows_are_deleted_in_statements_of_bounded_size(services, monkeypatch):
-    monkeypatch.setattr(queries, "BATCH", 10)
+    monkeypatch.setattr(queries, "DELETE_BATCH", 10)
     put(services, *(audit(str(number), 9) for number in range(25)))
     deleted: list[int] = []
 
@@ -118,7 +118,7 @@ def test_many_rows_are_deleted_in_statements_of_bounded_size(services, monkeypat
 
 
 def test_a_stop_is_heard_between_two_batches(services, monkeypatch):
-    monkeypatch.setattr(queries, "BATCH", 10)
+    monkeypatch.setattr(queries, "DELETE_BATCH", 10)
     put(services, *(audit(str(number), 9) for number in range(25)))
     retention.delete_old(
         keeping(services, audit_days=7), stopping=iter([False, True, True, True]).__next__
@@ -135,12 +135,12 @@ def test_rows_that_another_process_is_deleting_are_not_waited_for(on_postgres):
         assert names(on_postgres, tables.AuditRow.name) == {"theirs"}
 
 
-# --- translators ----------------------------------------------------------------------------------------------------------
+# --- translators ----------------------------------------------------------------------------------
 
 
 def fitted(services: Services) -> str:
     return translators.fit(
-        services, CONTEXT, *translators.pair(services, PROJECT, REQUEST), REQUEST
+        services, CONTEXT, *translators.find_pair(services, PROJECT, REQUEST), REQUEST
     ).id
 
 
@@ -163,9 +163,9 @@ def test_a_translator_that_nobody_uses_is_deleted_and_fitted_again_under_the_sam
     services = unused_for(keeping(stocked, translators_days=7), 9)
     retention.delete_old(services)
     with pytest.raises(TranslatorNotFound):
-        translators.report(services, PROJECT, content)
+        translators.find_with_report(services, PROJECT, content)
     assert fitted(services) == content
-    assert translators.report(services, PROJECT, content).report is not None
+    assert translators.find_with_report(services, PROJECT, content).report is not None
 
 
 @pytest.mark.parametrize("use", ["fitted", "asked about"])
@@ -175,14 +175,16 @@ def test_a_translator_in_use_is_kept(stocked, use):
     if use == "fitted":
         fitted(services)
     else:
-        translators.report(services, PROJECT, content)
+        translators.find_with_report(services, PROJECT, content)
     retention.delete_old(services)
     assert rows(services) == 1
 
 
 def test_a_translator_between_spaces_with_a_contract_is_kept(stocked):
     fitted(stocked)
-    contracts.agree(stocked, CONTEXT, *translators.pair(stocked, PROJECT, REQUEST), {"cosine": 0.0})
+    contracts.agree_contract(
+        stocked, CONTEXT, *translators.find_pair(stocked, PROJECT, REQUEST), {"cosine": 0.0}
+    )
     services = unused_for(keeping(stocked, translators_days=7), 99)
     retention.delete_old(services)
     assert rows(services) == 1
