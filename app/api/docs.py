@@ -1,4 +1,7 @@
-"""/docs and /redoc: the API reference, from local files, with a strict security policy."""
+"""/docs, /redoc and /docs/errors: pages that load nothing from other hosts.
+
+They run only their own scripts, and no other page can show them in a frame.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,19 @@ from pathlib import Path
 import fastapi_offline
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
-from fastapi.responses import RedirectResponse
+from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
+
+from app.api import error_page
 
 STATIC = "/static-offline-docs"
 FILES = Path(fastapi_offline.__file__).parent / "static"
 
+#: The page with one section for each error code. The `type` of a problem document links to it.
+ERRORS_PATH = "/docs/errors"
+
 #: Public paths: they hold no data of a project.
-PATHS = frozenset({"/", "/docs", "/redoc", "/openapi.json"})
+PATHS = frozenset({"/", "/docs", "/redoc", "/openapi.json", ERRORS_PATH})
 
 #: The policy of answers that are no pages, and the other headers of all answers.
 DENY_ALL_POLICY = "default-src 'none'; frame-ancestors 'none'"
@@ -70,6 +78,10 @@ def install(app: FastAPI) -> None:
                 with_google_fonts=False,
             )
         )
+
+    @app.get(ERRORS_PATH, include_in_schema=False)
+    async def errors(request: Request) -> Response:
+        return _guarded(HTMLResponse(error_page.html()))
 
 
 def _guarded(page: Response) -> Response:

@@ -29,7 +29,7 @@ router = APIRouter(tags=["health"])
 log = logging.getLogger("anchorage")
 
 #: Seconds after which the database or Redis counts as unavailable.
-PROBE_TIMEOUT_S = 1.5
+PROBE_ANSWER_S = 1.5
 
 #: prometheus_client's variable: the folder where several processes add up their metrics.
 METRICS_DIR = "PROMETHEUS_MULTIPROC_DIR"
@@ -41,7 +41,7 @@ class HealthChecks:
 
     worker_alive: Callable[[], bool] | None
     redis_answers: Callable[[], bool] | None
-    #: One thread for each check that can hang. Later probes wait for it, up to PROBE_TIMEOUT_S.
+    #: One thread for each check that can hang. Later probes wait for it, up to PROBE_ANSWER_S.
     database_thread: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
     redis_thread: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
 
@@ -91,7 +91,7 @@ async def readyz(request: Request, response: Response, services: Svc) -> Ready:
     answers: dict[str, bool] = {}
 
     async def run_check(name: str, check: Callable[[], bool], thread: CapacityLimiter) -> None:
-        with move_on_after(PROBE_TIMEOUT_S):
+        with move_on_after(PROBE_ANSWER_S):
             answers[name] = await to_thread.run_sync(check, limiter=thread, abandon_on_cancel=True)
 
     async with create_task_group() as group:
@@ -120,7 +120,7 @@ def _database_answers(services: Services) -> bool:
     try:
         services.db.ping()
     except SQLAlchemyError as error:
-        log.warning("database does not answer: %s", type(error).__name__)
+        log.warning("database check failed: %s", type(error).__name__)
         return False
     return True
 
@@ -136,7 +136,7 @@ def metrics(request: Request, services: Svc, project: Reads) -> Response:
 
     No label holds the name of a resource.
     """
-    admission.tell(request.app.state.admission)
+    admission.set_gauges(request.app.state.admission)
     data = generate_latest(_registry())
     try:
         data += generate_latest(make_registry(read_metrics(services, project)))

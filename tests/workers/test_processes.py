@@ -178,7 +178,9 @@ def test_a_job_whose_worker_is_killed_again_and_again_ends_with_the_same_bits_as
 
     hold.touch()
     job_id, furthest = (
-        submission.submit_job(deployment.services, RequestContext("default"), "iterate", arguments).id,
+        submission.submit_job(
+            deployment.services, RequestContext("default"), "iterate", arguments
+        ).id,
         0,
     )
     for number in range(runner.MOST_ATTEMPTS + 1):
@@ -198,7 +200,8 @@ def test_a_job_whose_worker_is_killed_again_and_again_ends_with_the_same_bits_as
     assert row.result["x"] == expected["x"]
     assert row.progress == {"done": 300, "total": 300, "length": row.progress["length"]}
     assert (
-        len(list((deployment.settings.data_dir / "blobs").glob("??/*"))) <= 2 + runner.MOST_ATTEMPTS + 1
+        len(list((deployment.settings.data_dir / "blobs").glob("??/*")))
+        <= 2 + runner.MOST_ATTEMPTS + 1
     )
 
 

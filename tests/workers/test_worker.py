@@ -16,7 +16,7 @@ from sqlalchemy import event, select
 from app.services.jobs import submission
 from app.services.jobs.runner import JobResult
 from app.storage import tables
-from app.storage.queries import resources
+from app.storage.queries import access, resources
 from app.types import JobState
 from app.wiring import make_wakeup
 from tests.services.helpers import CONTEXT
@@ -62,7 +62,7 @@ def test_twenty_jobs_of_two_workers_all_succeed_once(deployment):
     with deployment.services.db.transaction() as session:
         sets = resources.page(session, tables.AnchorSetRow, PROJECT, after="", limit=99)
         assert {row.name: row.provenance["job"] for row in sets} == ids
-        noted = resources.audit(session, PROJECT, before=None, limit=99)
+        noted = access.audit(session, PROJECT, before=None, limit=99)
         assert sum(row.resource == "anchor-set" for row in noted) == 20
 
 

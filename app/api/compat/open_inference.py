@@ -17,7 +17,7 @@ from app.api.compat.openai import parse_model
 from app.api.http.bodies import json_body
 from app.api.http.deps import ReadContext, Reads, Svc
 from app.api.http.error_dialects import InferenceError
-from app.api.http.problems import spoken
+from app.api.http.problems import documented_as
 from app.api.schemas import fields
 from app.api.schemas.fields import Body
 from app.api.schemas.translation import MethodName
@@ -162,7 +162,7 @@ class ServerReady(BaseModel):
     ready: bool = Field(description="Whether requests are served.")
 
 
-@router.get("", summary="Describe the server", responses=spoken(InferenceError))
+@router.get("", summary="Describe the server", responses=documented_as(InferenceError))
 def server(project: Reads) -> ServerMetadata:
     """Returns the server's name and version."""
     return ServerMetadata()
@@ -190,7 +190,7 @@ async def ready(request: Request, response: Response, services: Svc) -> ServerRe
 @router.get(
     "/models/{model}",
     summary="Describe a head",
-    responses=spoken(InferenceError, 404, 409, 422),
+    responses=documented_as(InferenceError, 404, 409, 422),
 )
 def model_metadata(model: ModelPath, services: Svc, project: Reads) -> ModelMetadata:
     """Returns what a head reads and answers."""
@@ -217,7 +217,7 @@ def model_metadata(model: ModelPath, services: Svc, project: Reads) -> ModelMeta
 @router.get(
     "/models/{model}/ready",
     summary="Check a head",
-    responses=spoken(InferenceError, 404, 409, 422),
+    responses=documented_as(InferenceError, 404, 409, 422),
 )
 def model_ready(model: ModelPath, services: Svc, project: Reads) -> ServerReady:
     """Returns 200 if the head can be loaded and used."""
@@ -230,7 +230,10 @@ def model_ready(model: ModelPath, services: Svc, project: Reads) -> ServerReady:
 @router.post(
     "/models/{model}/infer",
     summary="Apply a head",
-    responses={200: {"model": InferAnswer}, **spoken(InferenceError, 400, 404, 409, 413, 415, 422)},
+    responses={
+        200: {"model": InferAnswer},
+        **documented_as(InferenceError, 400, 404, 409, 413, 415, 422),
+    },
     response_model=None,
 )
 def infer(

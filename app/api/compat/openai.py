@@ -23,7 +23,7 @@ from torch import Tensor
 from app.api.http.bodies import json_body
 from app.api.http.deps import ReadContext, Reads, Svc
 from app.api.http.error_dialects import OpenAIError
-from app.api.http.problems import spoken
+from app.api.http.problems import documented_as
 from app.api.schemas import fields
 from app.api.schemas.fields import Body
 from app.encoders.base import Input, Spec
@@ -45,7 +45,7 @@ from app.services.request_context import RequestContext
 from app.services.serving import maps, plans
 from app.services.translators import translators
 from app.storage import tables
-from app.storage.name_cache import Name
+from app.storage.name_cache import NameKey
 from app.storage.queries import resources
 from app.types import EncoderKind, InputRole
 
@@ -266,7 +266,7 @@ async def _encode(
 
 
 async def _encoder(services: Services, project: str, name: str) -> tuple[tables.EncoderRow, Spec]:
-    cache_key = Name(project, "encoder and spec", (name,))
+    cache_key = NameKey(project, "encoder and spec", (name,))
     cached: tuple[tables.EncoderRow, Spec] | None = services.names.find(cache_key)
     if cached is not None:
         return cached
@@ -288,7 +288,7 @@ def _look_up(services: Services, project: str, name: str) -> tables.EncoderRow:
 @router.post(
     "/embeddings",
     summary="Create embeddings",
-    responses={200: {"model": Embeddings}, **spoken(OpenAIError, 400, 404, 413, 415, 422)},
+    responses={200: {"model": Embeddings}, **documented_as(OpenAIError, 400, 404, 413, 415, 422)},
     response_model=None,
 )
 async def create_embeddings(
@@ -337,13 +337,15 @@ def _rows(vectors: Tensor, encoding_format: str) -> list[Any]:
     return [pybase64.b64encode_as_string(row.data) for row in array]
 
 
-@router.get("/models", summary="List models", responses=spoken(OpenAIError, 400))
+@router.get("/models", summary="List models", responses=documented_as(OpenAIError, 400))
 def list_models(services: Svc, project: Reads) -> ModelList:
     """Returns the encoders that the service runs, and the translations of their vectors."""
     return ModelList(data=list(islice(_models(services, project), MAX_MODELS_LISTED)))
 
 
-@router.get("/models/{model}", summary="Get a model", responses=spoken(OpenAIError, 400, 404, 422))
+@router.get(
+    "/models/{model}", summary="Get a model", responses=documented_as(OpenAIError, 400, 404, 422)
+)
 def get_model(
     model: Annotated[
         str, Path(max_length=400, description="`encoder` or `encoder->target@anchor-set`.")

@@ -16,7 +16,7 @@ from app.api.compat.openai import Inputs, embed, find_model, read_inputs
 from app.api.http.bodies import json_body
 from app.api.http.deps import ReadContext, Reads, Svc
 from app.api.http.error_dialects import TeiError
-from app.api.http.problems import spoken
+from app.api.http.problems import documented_as
 from app.api.schemas import fields
 from app.api.schemas.fields import Body
 from app.errors import InputTooLong
@@ -84,7 +84,7 @@ class Info(BaseModel):
 _EMBED: dict[str, Any] = {
     "responses": {
         200: {"model": list[list[float]]},
-        **spoken(TeiError, 400, 404, 409, 413, 415, 422),
+        **documented_as(TeiError, 400, 404, 409, 413, 415, 422),
     },
     "response_model": None,
 }
@@ -124,7 +124,9 @@ async def embed_inputs(
     return fields.respond_json(np.ascontiguousarray(vectors.numpy()))
 
 
-@router.get("/{model}/info", summary="Describe a model", responses=spoken(TeiError, 404, 409, 422))
+@router.get(
+    "/{model}/info", summary="Describe a model", responses=documented_as(TeiError, 404, 409, 422)
+)
 def info(model: ModelPath, services: Svc, project: Reads) -> Info:
     """Returns a description of the model."""
     row, _ = find_model(services, project, model)
@@ -138,7 +140,9 @@ def info(model: ModelPath, services: Svc, project: Reads) -> Info:
     )
 
 
-@router.get("/{model}/health", summary="Check a model", responses=spoken(TeiError, 404, 409, 422))
+@router.get(
+    "/{model}/health", summary="Check a model", responses=documented_as(TeiError, 404, 409, 422)
+)
 def health(model: ModelPath, services: Svc, project: Reads) -> None:
     """Returns 200 if the model exists and can be used."""
     info(model, services, project)

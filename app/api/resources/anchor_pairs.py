@@ -10,9 +10,9 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from app.api.codecs import arrow
+from app.api.codecs import arrow_answers, media_types
+from app.api.codecs.media_types import JSON
 from app.api.http import answers
-from app.api.http.bodies import JSON
 from app.api.http.deps import PathName, Reads, Svc
 from app.api.http.problems import documented
 from app.api.schemas import fields
@@ -22,7 +22,7 @@ router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"])
 
 MAX_PAIRS_PER_PAGE = 10_000
 
-PAIRS_MEDIA = (JSON, arrow.MEDIA)
+PAIRS_MEDIA = (JSON, media_types.ARROW)
 
 
 class AnchorPairsOut(BaseModel):
@@ -42,7 +42,7 @@ class AnchorPairsOut(BaseModel):
     summary="List bootstrapped pairs",
     response_model=AnchorPairsOut,
     responses={
-        200: {"content": {arrow.MEDIA: {"schema": {"type": "string", "format": "binary"}}}},
+        200: {"content": {media_types.ARROW: {"schema": {"type": "string", "format": "binary"}}}},
         **documented(404, 406, 409, 422),
     },
 )
@@ -59,7 +59,7 @@ def get_pairs(
     ] = 1_000,
 ) -> Response:
     """Returns the rows of the two pools behind each anchor of a set from `POST /bootstrap`."""
-    media = answers.preferred(request, JSON, PAIRS_MEDIA)
+    media = answers.preferred_media(request, JSON, PAIRS_MEDIA)
     pairs, confidence = anchor_sets.load_pairs(services, project, name)
     start = min(after + 1, len(pairs))
     page = slice(start, start + limit)
@@ -77,4 +77,4 @@ def _respond(media: str, pairs: Tensor, confidence: Tensor) -> Response:
         for side, name in enumerate(("source_row", "target_row"))
     }
     columns = {**rows, "confidence": pa.array(probabilities, from_pandas=True)}  # NaN becomes null
-    return answers.PartsResponse(arrow.write(None, columns, {}), arrow.MEDIA)
+    return answers.PartsResponse(arrow_answers.write(None, columns, {}), media_types.ARROW)

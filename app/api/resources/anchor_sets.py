@@ -19,7 +19,7 @@ from app.api.http.deps import (
     Reads,
     Svc,
     WriteContext,
-    settled,
+    settle,
 )
 from app.api.http.problems import documented
 from app.api.schemas import fields
@@ -275,4 +275,4 @@ def get_anchor_set(name: PathName, services: Svc, project: Reads) -> AnchorSet:
 )
 async def delete_anchor_set(name: PathName, services: Svc, context: WriteContext) -> None:
     """Deletes a set with its embeddings and translators. Fails with `in-use` if a head uses it."""
-    await settled(anchor_sets.delete_anchor_set, services, context, name)
+    await settle(anchor_sets.delete_anchor_set, services, context, name)

@@ -17,7 +17,7 @@ from app.services.access import api_keys
 from app.services.access.idempotency import idempotent
 from app.services.request_context import RequestContext
 from app.storage import tables
-from app.storage.queries import resources
+from app.storage.queries import access
 from app.types import LONGEST_GRACE_S, RATE, Scope
 
 router = APIRouter(tags=["keys"])
@@ -144,7 +144,7 @@ def list_api_keys(services: Svc, project: Administers) -> ApiKeyPage:
     """Returns all keys of the project, including expired and revoked ones."""
     with services.db.transaction() as session:
         return ApiKeyPage(
-            api_keys=[ApiKey.model_validate(row) for row in resources.api_keys(session, project)]
+            api_keys=[ApiKey.model_validate(row) for row in access.api_keys(session, project)]
         )
 
 
@@ -152,7 +152,7 @@ def list_api_keys(services: Svc, project: Administers) -> ApiKeyPage:
 def get_api_key(id: KeyId, services: Svc, project: Administers) -> ApiKey:
     """Returns one key without its secret."""
     with services.db.transaction() as session:
-        return ApiKey.model_validate(resources.api_key(session, project, id))
+        return ApiKey.model_validate(access.api_key(session, project, id))
 
 
 @router.post(
@@ -210,7 +210,7 @@ def list_writes(
 ) -> AuditPage:
     """Returns the project's changes from the audit log, newest first."""
     with services.db.transaction() as session:
-        rows = resources.audit(session, project, before=before, limit=limit)
+        rows = access.audit(session, project, before=before, limit=limit)
         return AuditPage(writes=[AuditEntry.model_validate(row) for row in rows])
 
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from app.api.http.bodies import json_body
-from app.api.http.deps import PathName, Reads, Svc, WriteContext, settled
+from app.api.http.deps import PathName, Reads, Svc, WriteContext, settle
 from app.api.http.problems import documented
 from app.api.schemas.fields import Body, RowModel
 from app.api.schemas.translation import MinQuality
@@ -87,7 +87,7 @@ async def put_contract(
             services, context, *_pair(services, context.project, name, source, target), minimum
         )
 
-    return Contract.model_validate(await settled(agree, services))
+    return Contract.model_validate(await settle(agree, services))
 
 
 @router.get("", summary="List contracts", responses=documented(404, 422))
@@ -111,7 +111,7 @@ async def delete_contract(
     name: PathName, source: PathName, target: PathName, services: Svc, context: WriteContext
 ) -> None:
     """Deletes a pair's contract, so that its translators have no minimum."""
-    await settled(
+    await settle(
         lambda services: contracts.end_contract(
             services, context, *_pair(services, context.project, name, source, target)
         ),

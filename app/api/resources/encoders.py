@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
-from fastapi.exceptions import RequestValidationError
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -29,8 +28,9 @@ from app.api.http.deps import (
     Reads,
     Svc,
     WriteContext,
-    settled,
+    settle,
 )
+from app.api.http.field_errors import located
 from app.api.http.problems import documented
 from app.api.schemas import fields
 from app.api.schemas.fields import Body, Name, RowModel, Vectors
@@ -116,12 +116,7 @@ class NewEncoder(Body):
         except ValidationError as error:
             if isinstance(value, dict):
                 options.refuse_other_kinds(EncoderKind(kind), value)
-            raise RequestValidationError(
-                [
-                    {**problem, "loc": ("body", "options", *problem["loc"])}
-                    for problem in error.errors(include_url=False)
-                ]
-            ) from None
+            raise located(error, options.KINDS[kind], below=("options",)) from None
 
     @model_validator(mode="after")
     def _refuse_paths(self) -> NewEncoder:
@@ -257,7 +252,7 @@ def get_encoder(name: PathName, services: Svc, project: Reads) -> Encoder:
 )
 async def delete_encoder(name: PathName, services: Svc, context: WriteContext) -> None:
     """Deletes an encoder. Fails with `in-use` if an anchor set, a head or a pool uses it."""
-    await settled(encoders.delete_encoder, services, context, name)
+    await settle(encoders.delete_encoder, services, context, name)
 
 
 @router.post(

@@ -18,7 +18,7 @@ from app.api.http.deps import (
     Reads,
     Svc,
     WriteContext,
-    settled,
+    settle,
 )
 from app.api.http.problems import documented
 from app.api.schemas import fields
@@ -305,4 +305,4 @@ def get_head(name: PathName, services: Svc, project: Reads) -> Head:
 @router.delete("/{name}", status_code=204, summary="Delete a head", responses=documented(404, 422))
 async def delete_head(name: PathName, services: Svc, context: WriteContext) -> None:
     """Deletes a head and its weights."""
-    await settled(heads.delete_head, services, context, name)
+    await settle(heads.delete_head, services, context, name)

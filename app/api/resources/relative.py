@@ -10,9 +10,9 @@ from starlette.concurrency import run_in_threadpool
 
 from app.api.http import answers, streams
 from app.api.http.bodies import Call, vector_call
-from app.api.http.openapi_bodies import BULK
+from app.api.http.openapi_bodies import VECTOR_ANSWERS
 from app.api.http.problems import documented
-from app.api.http.streams import Plan
+from app.api.http.streams import StreamPlan
 from app.api.schemas.fields import Dtype, Encoding, InputsBody, Name, Vectors
 from app.api.schemas.translation import Flag
 from app.errors import InvalidOption, NotExactlyOne
@@ -101,7 +101,7 @@ class RelativeAnswer(BaseModel):
     "/relative",
     summary="Make relative vectors",
     responses={
-        200: {"model": RelativeAnswer, **BULK},
+        200: {"model": RelativeAnswer, **VECTOR_ANSWERS},
         **documented(400, 404, 406, 409, 413, 415, 422),
     },
     response_model=None,
@@ -113,7 +113,7 @@ async def relative(
     services, context, body = call.services, call.context, call.body
     if call.streamed:
         return await streams.respond(call.request, await _stream_plan(body, services, context))
-    writer = answers.choose(call, body.encoding, body.dtype)
+    writer = answers.choose_writer(call, body.encoding, body.dtype)
     with call.encoding():
         answer = await plans.serve_map(
             services, context, body.relation(), body.vectors, body.encoder_inputs(), writer.form
@@ -130,7 +130,9 @@ async def relative(
     return await answers.write(call, writer, relatives.vectors, about)
 
 
-async def _stream_plan(body: RelativeRequest, services: Services, context: RequestContext) -> Plan:
+async def _stream_plan(
+    body: RelativeRequest, services: Services, context: RequestContext
+) -> StreamPlan:
     """What serves a stream. Raises NotExactlyOne, InvalidOption, and as `plans.prepare_map`."""
     if body.vectors is not None or body.inputs is not None:
         raise NotExactlyOne(
@@ -139,4 +141,6 @@ async def _stream_plan(body: RelativeRequest, services: Services, context: Reque
         )
     answers.refuse_base64(body.encoding)
     served = await run_in_threadpool(plans.prepare_map, services, context, body.relation())
-    return Plan(services, context, served, body.dtype, "float32", "relative", body.quantisation())
+    return StreamPlan(
+        services, context, served, body.dtype, "float32", "relative", body.quantisation()
+    )

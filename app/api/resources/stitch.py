@@ -9,10 +9,11 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
+from app.api.codecs.media_types import JSON
 from app.api.http import answers
 from app.api.http.answers import Writer
-from app.api.http.bodies import JSON, Call, vector_call
-from app.api.http.openapi_bodies import BULK
+from app.api.http.bodies import Call, vector_call
+from app.api.http.openapi_bodies import VECTOR_ANSWERS
 from app.api.http.problems import documented
 from app.api.schemas import fields
 from app.api.schemas.fields import Dtype, Encoding, InputsBody, Name, Vectors
@@ -131,7 +132,7 @@ class StitchAnswer(BaseModel):
     "/stitch",
     summary="Apply a head",
     responses={
-        200: {"model": StitchAnswer, **BULK},
+        200: {"model": StitchAnswer, **VECTOR_ANSWERS},
         **documented(400, 404, 406, 409, 413, 415, 422),
     },
     response_model=None,
@@ -141,7 +142,7 @@ async def stitch(call: Annotated[Call[StitchRequest], vector_call(StitchRequest)
 
     The vectors are translated into the head's space, or made relative, as the head requires.
     """
-    writer = answers.choose(call, call.body.encoding, call.body.dtype)
+    writer = answers.choose_writer(call, call.body.encoding, call.body.dtype)
     with call.encoding():
         response = await run_in_threadpool(_stitch, call.body, writer, call.services, call.context)
     response.headers["Server-Timing"] = call.timing()

@@ -8,12 +8,12 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
-from app.api.codecs import npy
+from app.api.codecs import media_types
 from app.api.http import answers, streams
 from app.api.http.bodies import Call, vector_call
-from app.api.http.openapi_bodies import BULK
+from app.api.http.openapi_bodies import VECTOR_ANSWERS
 from app.api.http.problems import documented
-from app.api.http.streams import Plan
+from app.api.http.streams import StreamPlan
 from app.api.schemas.confidence import ConfidenceOut, confidence_members
 from app.api.schemas.fields import BODY_ROWS, Dtype, Encoding, InputsBody, Vectors
 from app.api.schemas.translation import Flag, PairRequest, Share
@@ -172,7 +172,7 @@ class TranslateAnswer(BaseModel):
     "/translate",
     summary="Translate vectors",
     responses={
-        200: {"model": TranslateAnswer, **BULK},
+        200: {"model": TranslateAnswer, **VECTOR_ANSWERS},
         **documented(400, 404, 406, 409, 413, 415, 422),
     },
     response_model=None,
@@ -193,8 +193,8 @@ async def translate(
             "Send exactly one of `vectors`, `inputs` and `relative`.",
             field=fields[1] if fields else "vectors",
         )
-    writer = answers.choose(call, body.encoding, body.dtype)
-    level = body.interval_level(has_columns=writer.media != npy.MEDIA)
+    writer = answers.choose_writer(call, body.encoding, body.dtype)
+    level = body.interval_level(has_columns=writer.media != media_types.NPY)
     plan, vectors = (
         (body.translation(), body.vectors)
         if body.relative is None
@@ -239,7 +239,9 @@ async def translate(
     return await answers.write(call, writer, translated.vectors, about)
 
 
-async def _stream_plan(body: TranslateRequest, services: Services, context: RequestContext) -> Plan:
+async def _stream_plan(
+    body: TranslateRequest, services: Services, context: RequestContext
+) -> StreamPlan:
     """What serves a stream. Its rows are relative vectors if the query string has `relative=true`.
 
     Raises NotExactlyOne, InvalidRequest, and as `plans.prepare_map`.
@@ -257,4 +259,4 @@ async def _stream_plan(body: TranslateRequest, services: Services, context: Requ
     body.interval_level(has_columns=False)
     plan = body.decoding() if body.relative else body.translation()
     served = await run_in_threadpool(plans.prepare_map, services, context, plan)
-    return Plan(services, context, served, body.dtype, body.precision, "translate")
+    return StreamPlan(services, context, served, body.dtype, body.precision, "translate")

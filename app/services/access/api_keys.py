@@ -26,7 +26,7 @@ from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.storage import tables
-from app.storage.queries import resources
+from app.storage.queries import access
 from app.types import RATE, Scope
 
 KEY_PATTERN = re.compile(r"anc_([0-9a-f]{32})_([A-Za-z0-9_-]{43})")
@@ -106,7 +106,7 @@ def rotate_key(
     """
     now = tables.now()
     with services.db.transaction() as session:
-        old = resources.api_key(session, context.project, key_id, lock=True)
+        old = access.api_key(session, context.project, key_id, lock=True)
         if not _is_usable(old):
             raise InvalidRequest(
                 "this key has expired or was revoked. Create a new key", field="id"
@@ -116,7 +116,7 @@ def rotate_key(
             for field in ("project", "name", "scopes", "rate_limit", "expires_at")
         }
         end = now + timedelta(seconds=grace_s)
-        if not resources.end_key(
+        if not access.end_key(
             session, old, end=end if old.expires_at is None else min(end, old.expires_at)
         ):
             raise Conflict(
@@ -128,7 +128,7 @@ def rotate_key(
 def revoke_key(services: Services, context: RequestContext, key_id: str) -> None:
     """End a key now. Revoking it again changes nothing. Raises ApiKeyNotFound."""
     with services.db.transaction() as session:
-        row = resources.api_key(session, context.project, key_id, lock=True)
+        row = access.api_key(session, context.project, key_id, lock=True)
         if row.revoked_at is None:
             row.revoked_at = tables.now()
             record_audit(session, context, "revoke", "api-key", key_id)
@@ -249,7 +249,7 @@ class KeyRing:
             ):
                 raise refusal
             if row.last_used_at is None or now - row.last_used_at > LAST_USED_PRECISION:
-                resources.touch_key(session, row.id, now=now)
+                access.touch_key(session, row.id, now=now)
             caller = Caller(
                 row.project, row.id, frozenset(Scope(scope) for scope in row.scopes), row.rate_limit
             )

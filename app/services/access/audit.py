@@ -9,7 +9,7 @@ from app.errors import (
 )
 from app.services.request_context import RequestContext
 from app.storage import tables
-from app.storage.queries import resources
+from app.storage.queries import access
 
 
 def record_audit(
@@ -36,7 +36,7 @@ def record_audit(
     )
     if row is not None and context.claim is not None:
         session.flush()
-        if not resources.settle_request(session, *context.claim, made=row.id):
+        if not access.settle_request(session, *context.claim, made=row.id):
             raise Conflict(
                 "another try of this request has created the resource. Repeat the request to get it"
             )

@@ -19,7 +19,7 @@ from app.errors import (
 from app.services.context import Services
 from app.services.request_context import Repeat, RequestContext
 from app.storage import tables
-from app.storage.queries import resources
+from app.storage.queries import access
 
 log = logging.getLogger("anchorage.idempotency")
 
@@ -53,7 +53,7 @@ def idempotent(
         _release(services, claim)
         raise
     with services.db.transaction() as session:  # where `make` found an existing row
-        resources.settle_request(session, *claim, made=row.id)
+        access.settle_request(session, *claim, made=row.id)
     return row
 
 
@@ -65,7 +65,7 @@ def _claim(services: Services, project: str, repeat: Repeat) -> tuple[str, str] 
         "an earlier try of this request is still running. Try again in 1 s", retry_after_s=1
     )
     with services.db.transaction() as session:
-        row = resources.idempotent_request(session, project, repeat.key)
+        row = access.idempotent_request(session, project, repeat.key)
         if row is None:
             row = tables.IdempotentRequestRow(
                 project=project,
@@ -87,7 +87,7 @@ def _claim(services: Services, project: str, repeat: Repeat) -> tuple[str, str] 
             )
         if row.made is not None:
             return row.made
-        if not resources.take_over_request(
+        if not access.take_over_request(
             session, row.id, now=tables.now(), claim=claim, until=until
         ):
             raise busy
@@ -98,7 +98,7 @@ def _release(services: Services, claim: tuple[str, str]) -> None:
     """Forget a request that failed. While the database is away, its claim has to run out."""
     try:
         with services.db.transaction() as session:
-            resources.release_request(session, *claim)
+            access.release_request(session, *claim)
     except DatabaseUnavailable as error:
         log.warning("a failed request stays claimed for %d s: %s", CLAIM_S, error.detail)
 

@@ -28,7 +28,7 @@ from app.services.context import Services
 from app.services.encoders.encoding import Inputs, encode
 from app.services.request_context import RequestContext
 from app.storage import tables
-from app.types import repeats
+from app.types import repeated_positions
 
 #: most items that one request embeds again, and the default
 MOST_REEMBEDDED, DEFAULT_REEMBEDDED = 1_024, 128
@@ -153,7 +153,7 @@ def _choose_rows(options: DriftOptions, size: int) -> list[int]:
             field="rows",
             rows=outside,
         )
-    if again := repeats(rows):
+    if again := repeated_positions(rows):
         raise InvalidRequest(
             "rows must differ; these repeat an earlier one", field="rows", rows=again
         )

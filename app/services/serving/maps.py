@@ -32,7 +32,7 @@ from app.services.translators.translators import SpacePair
 from app.services.upkeep.cache_codecs import DECODER, MATRIX
 from app.storage import tables
 from app.storage.cache import Key
-from app.storage.name_cache import Name
+from app.storage.name_cache import NameKey
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Translation:
     def key(self) -> Key:
         return ("translate", *self.request.key)
 
-    def name(self, project: str) -> Name:
+    def name(self, project: str) -> NameKey:
         """The name of the spaces that it needs."""
         return translators.pair_name(
             project, self.request.anchor_set, self.request.source, self.request.target
@@ -158,7 +158,7 @@ class Relation:
     def key(self) -> Key:
         return ("relative", self.encoder, self.anchor_set, self.encode_power, self.ridge, self.bits)
 
-    def name(self, project: str) -> Name:
+    def name(self, project: str) -> NameKey:
         """The name of the spaces that it needs."""
         return translators.pair_name(project, self.anchor_set, self.encoder, None)
 
@@ -222,7 +222,7 @@ class Decoding:
     def key(self) -> Key:
         return ("decode", *self.request.key, self.relative_power)
 
-    def name(self, project: str) -> Name:
+    def name(self, project: str) -> NameKey:
         """The name of the spaces that it needs. A source, if named, must exist too."""
         return translators.pair_name(
             project, self.request.anchor_set, self.request.source, self.request.target

@@ -16,7 +16,7 @@ from app.maths.geometry.space import Space
 from app.maths.quality.confidence import Confidence, Reference
 from app.maths.quality.selection import Choice, Scored
 from app.maths.translators.translator import Decoder, Translator
-from app.storage.cache import Shared
+from app.storage.cache import TensorCodec
 
 Value = TypeVar("Value")
 
@@ -55,8 +55,8 @@ def _load_dataclass(kind: type[Value], tensors: dict[str, Tensor], **parts: type
     return kind(**own)
 
 
-def _dataclass_codec(kind: type[Value], **parts: type) -> Shared[Value]:
-    return Shared(
+def _dataclass_codec(kind: type[Value], **parts: type) -> TensorCodec[Value]:
+    return TensorCodec(
         dump=_dump_dataclass, load=lambda tensors: _load_dataclass(kind, tensors, **parts)
     )
 
@@ -66,7 +66,7 @@ def _load_choice(tensors: dict[str, Tensor]) -> Choice:
     return Choice(**{**stored, "candidates": [Scored(**each) for each in stored["candidates"]]})
 
 
-CHOICE: Shared[Choice] = Shared(
+CHOICE: TensorCodec[Choice] = TensorCodec(
     dump=lambda choice: {
         "json": torch.frombuffer(bytearray(orjson.dumps(asdict(choice))), dtype=torch.uint8)
     },
@@ -75,7 +75,7 @@ CHOICE: Shared[Choice] = Shared(
 
 
 #: None: too few anchors. It is stored as a tensor too, because an entry must hold one
-CONFIDENCE: Shared[Confidence | None] = Shared(
+CONFIDENCE: TensorCodec[Confidence | None] = TensorCodec(
     dump=lambda fitted: (
         {"nothing": torch.tensor(1.0)} if fitted is None else _dump_dataclass(fitted)
     ),
@@ -83,7 +83,7 @@ CONFIDENCE: Shared[Confidence | None] = Shared(
         None if "nothing" in tensors else _load_dataclass(Confidence, tensors, reference=Reference)
     ),
 )
-MATRIX: Shared[Tensor] = Shared(
+MATRIX: TensorCodec[Tensor] = TensorCodec(
     dump=lambda matrix: {"matrix": matrix}, load=lambda tensors: tensors["matrix"]
 )
 SPACE = _dataclass_codec(Space)

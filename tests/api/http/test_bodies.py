@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.http import bodies
+from app.api.http import json_cost
 from app.api.schemas import fields
 from app.errors import BodyTooLarge, Malformed, RaggedRows
 
@@ -85,35 +85,35 @@ print(now("VmHWM") - before)
 def test_a_body_takes_room_for_all_that_it_costs(data):
     taken = []
     with suppress(Malformed):
-        bodies.parse_json(data, taken.append)
+        json_cost.parse_json(data, taken.append)
     child = subprocess.run(
         [sys.executable, "-c", PEAK], input=data, capture_output=True, check=True
     )
-    assert int(child.stdout) <= bodies.MEMORY_FACTOR * (len(data) + sum(taken))
+    assert int(child.stdout) <= json_cost.MEMORY_FACTOR * (len(data) + sum(taken))
 
 
 @pytest.mark.parametrize(
     ("data", "most"),
     [
-        (b"[" + b"1," * bodies.MOST_VALUES + b'"\\u0041",NaN]', bodies.MOST_VALUES),
-        (b"[" + b"[]," * bodies.MOST_CONTAINERS + b"[]]", bodies.MOST_CONTAINERS),
-        (b'{"a":' * (bodies.MOST_CONTAINERS + 1), bodies.MOST_CONTAINERS),
-        (b'"' * (bodies.MOST_QUOTES + 1), bodies.MOST_QUOTES),
+        (b"[" + b"1," * json_cost.MOST_VALUES + b'"\\u0041",NaN]', json_cost.MOST_VALUES),
+        (b"[" + b"[]," * json_cost.MOST_CONTAINERS + b"[]]", json_cost.MOST_CONTAINERS),
+        (b'{"a":' * (json_cost.MOST_CONTAINERS + 1), json_cost.MOST_CONTAINERS),
+        (b'"' * (json_cost.MOST_QUOTES + 1), json_cost.MOST_QUOTES),
     ],
     ids=["numbers", "lists", "objects", "quotes"],
 )
 def test_more_than_one_body_may_have_is_refused_before_it_is_parsed(data, most):
     with pytest.raises(BodyTooLarge) as refused:
-        bodies.parse_json(data, lambda size: None)
+        json_cost.parse_json(data, lambda size: None)
     assert refused.value.limit == most
 
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_what_is_counted_does_not_depend_on_where_blocks_end(monkeypatch, more):
     data = b"[1,2,3,[4,5],{}]" * 7 + b"," * more
-    monkeypatch.setattr(bodies, "BLOCK", 5)
+    monkeypatch.setattr(json_cost, "COUNTED_AT_ONCE", 5)
     for character in b",[{":
-        assert bodies._count(data, character) == data.count(character)
+        assert json_cost._count(data, character) == data.count(character)
 
 
 @pytest.mark.parametrize("count", [1, 60, 900])  # parsed at once, and in a thread

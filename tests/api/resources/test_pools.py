@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -16,16 +14,15 @@ import pytest
 import torch
 from pyarrow import ipc
 
-from app.api.codecs import arrow, npy
+from app.api.codecs import media_types
 from app.services.anchors import anchor_sets, pools
 from app.services.encoders import encoding as encoding_service
 from app.storage.blobs import BlobStore
 from app.storage.queries import resources
 from tests.services.helpers import CONTEXT
 
-JSON, NPY, ARROW = "application/json", npy.MEDIA, arrow.MEDIA
+JSON, NPY, ARROW = "application/json", media_types.NPY, media_types.ARROW
 ROWS = np.random.default_rng(11).normal(size=(30, 8)).astype(np.float32)
-DOCUMENT = Path(__file__).parents[3] / "docs" / "pools.md"
 
 
 def as_npy(rows):
@@ -700,23 +697,3 @@ def test_loading_takes_memory_for_the_items_and_one_piece(tmp_path):
     grown, whole = map(int, done.stdout.split())
     assert whole == 16 * 4_096 * 1_024 * 4
     assert grown < whole + whole // 16 + 2**22, f"{grown / 2**20:.0f} MiB for {whole / 2**20:.0f}"
-
-
-def test_the_document_works_as_written(listen, tmp_path):
-    """Every Python example of docs/pools.md, in order, against a new service."""
-    host, port = listen(max_vectors=16_384)
-    text = DOCUMENT.read_text()
-    np.save(
-        tmp_path / "new.npy", np.random.default_rng(0).normal(size=(20_000, 4)).astype(np.float32)
-    )
-    np.save(
-        tmp_path / "old.npy", np.random.default_rng(1).normal(size=(20_000, 3)).astype(np.float32)
-    )
-    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)).replace(
-        "localhost:8080", f"{host}:{port}"
-    )
-    assert code.count("httpx2") >= 1
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120
-    )
-    assert done.returncode == 0, done.stderr

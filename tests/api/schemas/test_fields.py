@@ -12,7 +12,7 @@ import pytest
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
-from app.api.http.bodies import departures
+from app.api.http.body_reading import watch_departure
 from app.main import create_app
 from app.services.context import Limits
 from app.settings import Settings
@@ -457,7 +457,7 @@ def test_who_begins_to_listen_after_the_client_has_left_hears_of_it(early):
 
     async def serve():
         request = Request({"type": "http", "headers": []}, receive)
-        with departures(request):
+        with watch_departure(request):
             listen = request.scope["state"]["on_departure"]
             if early:
                 listen(lambda: heard.append("first"))

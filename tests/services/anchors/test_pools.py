@@ -15,17 +15,21 @@ from app.services.context import Limits
 from app.services.encoders import encoders
 from app.services.upkeep import blob_sweep
 from app.storage import tables
-from app.storage.queries import resources
+from app.storage.queries import access, resources
 from tests.services.helpers import CONTEXT, PROJECT, age, create_encoder, files, run, some
 
 
 def make(services, name="pool", encoder="a", rows=None):
     vectors = some(10, 3) if rows is None else rows
-    return pools.create_pool(services, CONTEXT, name=name, encoder=encoder, vectors=vectors, inputs=None)
+    return pools.create_pool(
+        services, CONTEXT, name=name, encoder=encoder, vectors=vectors, inputs=None
+    )
 
 
 def add(services, offset, rows, name="pool"):
-    return pools.append_piece(services, CONTEXT, name=name, offset=offset, vectors=rows, inputs=None)
+    return pools.append_piece(
+        services, CONTEXT, name=name, offset=offset, vectors=rows, inputs=None
+    )
 
 
 def stored(services, name="pool"):
@@ -61,7 +65,7 @@ def test_a_piece_that_another_was_faster_than_is_refused_and_not_half_written(st
     with stocked.db.transaction() as session:
         actions = [
             row.action
-            for row in resources.audit(session, PROJECT, before=None, limit=100)
+            for row in access.audit(session, PROJECT, before=None, limit=100)
             if row.resource == "pool"
         ]
     assert actions == ["append", "create"]
@@ -197,7 +201,9 @@ def test_a_pools_files_are_young_again_before_a_job_names_them(pooled):
         encoder = resources.by_name(session, tables.EncoderRow, PROJECT, "a")
         named = {piece["blob"] for piece in resources.whole_pool(session, PROJECT, "x").pieces}
     pools.store_side(
-        pooled, CONTEXT, pools.check_side(pooled, PROJECT, encoder, pools.PoolInput("source_pool", "x"))
+        pooled,
+        CONTEXT,
+        pools.check_side(pooled, PROJECT, encoder, pools.PoolInput("source_pool", "x")),
     )
     pooled.blobs.sweep(set())
     assert files(pooled) == named

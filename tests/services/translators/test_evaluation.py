@@ -17,7 +17,9 @@ def queued(stocked):
     """A job that waits: eight items, with a corpus."""
     request = translators.FitRequest("a", "b", "s", "procrustes", {})
     given = {"vectors": some(8, 3, 1), "native": some(8, 2, 2), "corpus": some(9, 2, 3)}
-    asked = evaluation.check_evaluation(stocked, PROJECT, request, **given, settings=EvaluationSettings(csls=True))
+    asked = evaluation.check_evaluation(
+        stocked, PROJECT, request, **given, settings=EvaluationSettings(csls=True)
+    )
     return evaluation.request_evaluation(stocked, CONTEXT, asked), asked
 
 
@@ -77,5 +79,7 @@ def test_the_cost_that_decides_is_that_of_the_cosines_that_are_computed(stocked,
     assert told[-1][0] in (asked.cosines - 8 * 8, asked.cosines - 8 * 9)
     nothing = dict.fromkeys(("vectors", "native", "corpus"))
     request = translators.FitRequest("a", "b", "s", "auto", {})
-    anchors = evaluation.check_evaluation(stocked, PROJECT, request, **nothing, settings=EvaluationSettings())
+    anchors = evaluation.check_evaluation(
+        stocked, PROJECT, request, **nothing, settings=EvaluationSettings()
+    )
     assert anchors.cosines == 2 * 12 * 12

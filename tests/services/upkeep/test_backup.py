@@ -27,7 +27,9 @@ VECTORS = torch.tensor([[1.0, 2.0, 3.0], [0.5, -1.0, 0.0]])
 
 def translated(services: Services, name: str) -> bytes:
     asked = maps.Translation(translators.FitRequest("a", "b", name, "graded", {}))
-    return plans.apply_map(services, CONTEXT, asked, vectors=VECTORS).output.vectors.numpy().tobytes()
+    return (
+        plans.apply_map(services, CONTEXT, asked, vectors=VECTORS).output.vectors.numpy().tobytes()
+    )
 
 
 def add_set(services: Services, name: str, seed: int) -> None:
