@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from app.types import repeats
+from app.types import repeated_positions
 
 #: on the scale of squared singular values of unit anchors: one anchor that stands alone covers half of its direction
 RIDGE = 1.0
@@ -148,7 +148,9 @@ def new_items(anchors: Float[Tensor, "k d"], pool: Float[Tensor, "n d"]) -> Bool
     """Which rows of the pool (n, d) equal neither an anchor (k, d) nor an earlier row of the pool; one dtype."""
     rows = [row.tobytes() for each in (anchors, pool) for row in each.contiguous().numpy()]
     new = torch.ones(len(pool), dtype=torch.bool)
-    new[[place - len(anchors) for place in repeats(rows) if place >= len(anchors)]] = False
+    new[[place - len(anchors) for place in repeated_positions(rows) if place >= len(anchors)]] = (
+        False
+    )
     return new
 
 

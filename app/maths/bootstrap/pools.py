@@ -12,7 +12,7 @@ from torch import Tensor
 from app.errors import DegenerateAnchors, InvalidSeeds
 from app.maths.bootstrap.neighbours import Beat, silent
 from app.maths.geometry.space import check_vectors, directions, row_norms
-from app.types import repeats
+from app.types import repeated_positions
 
 #: numbers of a pool that are made ready between two beats
 PIECE = 2**22
@@ -146,7 +146,7 @@ def check_pairs(seeds: list[tuple[int, int]], *, source: int, target: int) -> No
             f"seeds point outside pools of {source} and {target} items", field="seeds", rows=outside
         )
     for side, name in enumerate(("source", "target")):
-        if rows := repeats(pair[side] for pair in seeds):
+        if rows := repeated_positions(pair[side] for pair in seeds):
             raise InvalidSeeds(
                 f"a seed repeats an item of the {name}'s pool", field="seeds", rows=rows
             )

@@ -324,7 +324,7 @@ def _require_quality(
     raise SeedsInsufficient(
         detail,
         field="seeds",
-        told={"more_seeds": more, **report},
+        more={"more_seeds": more, **report},
     )
 
 

@@ -236,7 +236,7 @@ def _offset_mismatch(pool: tables.PoolRow, offset: int) -> OffsetMismatch:
         f"pool {pool.name!r} has {pool.items} items. Send its next piece with offset "
         f"{pool.items}, not {offset}"
     )
-    return OffsetMismatch(detail, items=pool.items)
+    return OffsetMismatch(detail, field="offset", more={"items": pool.items})
 
 
 def _require_room(services: Services, count: int, field: str) -> None:

@@ -23,7 +23,7 @@ from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
-from app.types import HeadOutput, repeats
+from app.types import HeadOutput, repeated_positions
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def create_head(
     """
     if (new.encoder is None) == (new.anchor_set is None):
         raise NotExactlyOne("send exactly one of `encoder` and `anchor_set`", field="encoder")
-    if repeated := repeats(new.classes):
+    if repeated := repeated_positions(new.classes):
         raise InvalidHead(
             "class names must differ; these repeat an earlier one", field="classes", rows=repeated
         )

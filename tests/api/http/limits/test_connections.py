@@ -21,8 +21,9 @@ import pytest
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from app.api.http import admission, connections, protocol
-from app.api.http.connections import Connections
+from app.api.http import body_reading, protocol
+from app.api.http.limits import connections
+from app.api.http.limits.connections import Connections
 from app.api.http.protocol import BoundedHttp
 from app.demo.client import free_port
 
@@ -147,7 +148,7 @@ def test_requests_without_a_key_hold_no_connection_while_their_bodies_are_thrown
     listen, monkeypatch
 ) -> None:
     host, port = listen(auth="keys")
-    monkeypatch.setattr(protocol.CONNECTIONS, "most", 5)
+    monkeypatch.setattr(protocol.PROCESS_CONNECTIONS, "most", 5)
     with ExitStack() as stack:
         for _ in range(12):
             half = stack.enter_context(socket.create_connection((host, port), timeout=20))
@@ -156,12 +157,12 @@ def test_requests_without_a_key_hold_no_connection_while_their_bodies_are_thrown
             )
         begun = time.monotonic()
         assert ask(port, "/livez") == 200
-        assert time.monotonic() - begun < admission.DISCARD_S / 2
+        assert time.monotonic() - begun < body_reading.DISCARD_S / 2
 
 
 def test_a_request_that_is_answered_is_closed_for_nobody(listen, monkeypatch) -> None:
     host, port = listen()
-    monkeypatch.setattr(protocol.CONNECTIONS, "most", 2)
+    monkeypatch.setattr(protocol.PROCESS_CONNECTIONS, "most", 2)
     body = json.dumps({"name": "x", "dim": 2}).encode()
     with ExitStack() as stack:
         slow = stack.enter_context(socket.create_connection((host, port), timeout=20))
@@ -279,7 +280,7 @@ def test_the_parts_of_uvicorn_that_are_used_here_are_what_they_were() -> None:
 
 @pytest.mark.parametrize("module", [uvicorn, httptools])
 def test_no_version_of_them_is_installed_that_nobody_has_looked_at(module) -> None:
-    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+    text = (Path(__file__).parents[4] / "pyproject.toml").read_text()
     [bound] = re.findall(rf'"{module.__name__}(?:\[standard\])?>=[\d.]+,<([\d.]+)"', text)
     found = [int(part) for part in module.__version__.split(".")[:2]]
     assert found < [int(part) for part in bound.split(".")]

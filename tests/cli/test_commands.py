@@ -160,7 +160,7 @@ def test_a_database_that_is_no_url_or_is_away_is_said_in_a_sentence(tmp_path: Pa
         "mysql://localhost/x",
         f"postgresql://nobody@127.0.0.1:{free_port()}/none",
     ):
-        assert "the database cannot be used" in refusal(tmp_path, "migrate", database_url=url)
+        assert "The database cannot be used" in refusal(tmp_path, "migrate", database_url=url)
 
 
 @pytest.mark.parametrize("command", ["serve", "migrate", "worker"])
