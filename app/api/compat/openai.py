@@ -23,7 +23,7 @@ from app.api.http.error_dialects import OpenAIError
 from app.api.http.problems import documented_as
 from app.api.schemas import fields
 from app.api.schemas.fields import Body
-from app.encoders.base import Input, Spec
+from app.encoders.base import EncoderSpec, Input
 from app.errors import (
     ClientLeft,
     EncoderNotFound,
@@ -229,7 +229,7 @@ async def _encode(
     services: Services,
     context: RequestContext,
     row: tables.EncoderRow,
-    spec: Spec,
+    spec: EncoderSpec,
     inputs: Sequence[Input],
     role: InputRole,
     field: str,
@@ -251,9 +251,11 @@ async def _encode(
     return encoding.check_encoded(vectors, items, row, field=field)
 
 
-async def _encoder(services: Services, project: str, name: str) -> tuple[tables.EncoderRow, Spec]:
+async def _encoder(
+    services: Services, project: str, name: str
+) -> tuple[tables.EncoderRow, EncoderSpec]:
     remembered = NameKey(project, "encoder and spec", (name,))
-    found: tuple[tables.EncoderRow, Spec] | None = services.names.find(remembered)
+    found: tuple[tables.EncoderRow, EncoderSpec] | None = services.names.find(remembered)
     if found is None:
         found = await run_in_threadpool(
             services.names.find_or, remembered, lambda: _with_spec(services, project, name)
@@ -261,7 +263,9 @@ async def _encoder(services: Services, project: str, name: str) -> tuple[tables.
     return found
 
 
-def _with_spec(services: Services, project: str, name: str) -> tuple[tables.EncoderRow, Spec]:
+def _with_spec(
+    services: Services, project: str, name: str
+) -> tuple[tables.EncoderRow, EncoderSpec]:
     row = _look_up(services, project, name)
     return row, encoding.spec_of(row)
 

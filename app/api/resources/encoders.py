@@ -102,7 +102,7 @@ class NewEncoder(Body):
                 field="options",
             )
         try:
-            return options.KINDS[kind].model_validate(value)
+            return options.OPTIONS_BY_KIND[kind].model_validate(value)
         except ValidationError as error:
             if isinstance(value, dict):
                 options.refuse_other_kinds(EncoderKind(kind), value)
@@ -136,7 +136,7 @@ def _with_fingerprint(members: dict[str, Any] | None) -> dict[str, Any] | None:
     return (
         None
         if members is None
-        else {**members, "fingerprint": base.Identity(**members).fingerprint}
+        else {**members, "fingerprint": base.ModelIdentity(**members).fingerprint}
     )
 
 

@@ -33,7 +33,7 @@ from app.api.schemas.fields import Body, Dtype, Encoding, InputsBody, Name, Numb
 from app.errors import InvalidHead, InvalidRequest, NotExactlyOne
 from app.heads import registry
 from app.heads.base import HeadModel
-from app.heads.linear import linear_head
+from app.heads.linear import make_linear_head
 from app.heads.onnx.process import OnnxRunner
 from app.maths.quality.selection import Use
 from app.observability import metrics
@@ -178,7 +178,7 @@ class NewHead(Body):
                 )
             bias = None if self.bias is None else fields.vector(self.bias, "bias")
             classes = None if self.classes is None else len(self.classes)
-            return linear_head(self.weight, bias, dim=dim, classes=classes)
+            return make_linear_head(self.weight, bias, dim=dim, classes=classes)
         if self.bias is not None:
             raise NotExactlyOne("a file brings its own bias", field="bias")
         data = bytes(fields.from_base64(self.safetensors or self.onnx or "", given[0]))

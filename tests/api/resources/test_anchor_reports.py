@@ -157,13 +157,13 @@ def test_a_missing_row_is_called_so(beside):
     said = finding(found, "mismatched-rows")
     assert said["count"] > 100
     assert (len(said["rows"]), len(found["pairs"][0]["mismatched"])) == (20, 20)
-    assert "1 further up: one is missing or doubled on one side" in said["detail"]
+    assert "1 further up: one side lacks an item, or repeats one" in said["detail"]
 
 
 @pytest.mark.parametrize(
     ("static", "says"),
     [
-        (np.random.default_rng(0).permutation(STATIC), "make a new set"),
+        (np.random.default_rng(0).permutation(STATIC), "create a new set"),
         (
             np.roll(STATIC, -1, axis=0),
             "agree with the rows of static-256 1 further up. Shift one side",
@@ -188,7 +188,7 @@ def test_rows_that_add_nothing_and_rows_that_stand_out_are_named(make):
     assert finding(found, "duplicates") == {
         "code": "duplicates",
         "severity": "warning",
-        "detail": "anchors that equal an earlier one and add nothing: replace them",
+        "detail": "these anchors equal an earlier one and add nothing. Replace them",
         "encoders": ["a"],
         "rows": [10, 11],
         "count": 2,
@@ -302,7 +302,7 @@ def test_the_rows_of_a_large_set_are_drawn_from_all_of_it_and_keep_their_numbers
     assert len(set(named) - set(rows)) <= 2
     partners = dict(zip(rows, np.roll(rows, -7).tolist(), strict=True))
     assert sum(partners.get(each["row"]) == each["fits"] for each in pair["mismatched"]) >= 3
-    assert "drawn at random" in finding(found, "partly-read")["detail"]
+    assert "random anchors" in finding(found, "partly-read")["detail"]
 
 
 def test_a_large_set_that_begins_with_one_vector_many_times_covers_what_the_rest_does(make, partly):
@@ -515,14 +515,14 @@ def test_shuffled_and_unrelated_and_cut_vectors_are_called_so(embedded, drift):
     assert f"{other['held_out']['translator']:.2f}" in other["detail"]
     assert any("translate" in words for words in other["recommendations"])
     assert "another order" in drift(np.random.default_rng(0).permutation(OLD))["detail"]
-    assert "nothing to do with" in drift(noise(14, SIZE, 384))["detail"]
+    assert "unrelated" in drift(noise(14, SIZE, 384))["detail"]
     cut = drift(OLD[:, :128])
     assert (cut["verdict"], cut["detail"]) == (
         "changed",
-        "128 dimensions in place of 384, of which the first 128 agree",
+        "the vectors have 128 dimensions instead of 384; the first 128 agree",
     )
     near = drift(OLD + 0.004 * noise(15, SIZE, 384))
-    assert (near["verdict"], near["detail"][:26]) == ("changed", "nearly the same vectors: m")
+    assert (near["verdict"], near["detail"][:26]) == ("changed", "the vectors are nearly equ")
 
 
 def test_some_rows_may_be_named_in_any_order(embedded, drift):
