@@ -106,7 +106,7 @@ class NewEncoder(Body):
         except ValidationError as error:
             if isinstance(value, dict):
                 options.refuse_other_kinds(EncoderKind(kind), value)
-            raise located(error, options.KINDS[kind], below=("options",)) from None
+            raise located(error, options.OPTIONS_BY_KIND[kind], below=("options",)) from None
 
     @model_validator(mode="after")
     def _names_no_path(self) -> NewEncoder:
