@@ -94,7 +94,7 @@ class Several:
 
     @contextmanager
     def only(self, pid: int) -> Iterator[None]:
-        """This process answers requests on new connections meanwhile."""
+        """Let only this process answer requests on new connections."""
         others = [other for other in self.children if other != pid]
         for other in others:
             os.kill(other, signal.SIGSTOP)
