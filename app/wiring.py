@@ -38,7 +38,7 @@ def make_services(settings: Settings, *, device: str | None = None) -> Services:
         blobs=BlobStore(settings.data_dir / "blobs"),
         cache=Cache(settings.cache_bytes, store),
         encoders=EncoderPool(
-            _model_files(settings),
+            _model_sources(settings),
             device=models_on,
             limit_bytes=settings.model_bytes,
             cores=settings.encode_cores or settings.threads,
@@ -64,7 +64,7 @@ def make_services(settings: Settings, *, device: str | None = None) -> Services:
     )
 
 
-def _model_files(settings: Settings) -> ModelSources:
+def _model_sources(settings: Settings) -> ModelSources:
     """Returns where models may come from. Raises ValueError for a URL that is not one."""
     remote: dict[str, str | None] = {}
     for entry in _split(settings.remote_urls):

@@ -1,4 +1,4 @@
-"""Arrow bodies that say much more than they hold: each is refused, or read, at a cost in proportion to its bytes.
+"""Arrow bodies that stand for more than they hold cost only in proportion to their bytes.
 
 The messages are written here by hand: no Arrow library writes them.
 """
@@ -30,7 +30,7 @@ TEXT = "é".encode()  # checked eight times slower than ASCII
 
 
 class Metadata:
-    """Writes one message's flatbuffer; what a method returns may be referred to any number of times."""
+    """Writes the flatbuffer of one message; any number of references can share a part."""
 
     def __init__(self) -> None:
         self.builder = Builder(1024)
@@ -221,7 +221,7 @@ TWO_ENCODED = [(1, 0)] * 3, [(0, 0), (0, 0), (8, 1), (0, 0), (16, 1)], b"\0" * 2
 
 
 def growing(batches: int = 50, size: int = 2**20) -> bytes:
-    """A dictionary that grows by a byte before each batch: 20 MB were 6.5 GB in memory, and an answer of 6 GB."""
+    """A dictionary that grows by a byte before each batch: 20 MB took 6.5 GB of memory."""
     begin = schema(lambda metadata: [encoded(metadata, 7)]) + words(7, size) + rows(1, *ENCODED)
     return begin + (words(7, 1, adds=True) + rows(1, *ENCODED)) * batches
 
@@ -287,8 +287,8 @@ BODIES: dict[str, tuple[Callable[[], bytes], tuple[int, str]]] = {
     "one buffer for many columns": (one_buffer_for_many, BAD),
     "one dictionary for many columns": (one_dictionary_for_many, BAD),
     "a growing dictionary": (growing, BAD),
-    "a dictionary that is replaced beside a large one": (replaced_beside_a_large_one, BAD),
-    "a dictionary of nobody": (lambda: schema(nothing) + words(9, 1) + rows(1), BAD),
+    "a dictionary that is replaced next to a large one": (replaced_beside_a_large_one, BAD),
+    "a dictionary of no column": (lambda: schema(nothing) + words(9, 1) + rows(1), BAD),
     "one name for many columns": (lambda: schema(one_name_for_many), BAD),
     "one time zone for many columns": (lambda: schema(one_timezone_for_many), BAD),
     "one field for many": (lambda: schema(one_field_for_many), BAD),
@@ -313,7 +313,7 @@ BODIES: dict[str, tuple[Callable[[], bytes], tuple[int, str]]] = {
 }
 
 #: those that are found out after a batch
-LATER = {"a growing dictionary", "a dictionary that is replaced beside a large one"}
+LATER = {"a growing dictionary", "a dictionary that is replaced next to a large one"}
 
 
 def null(metadata: Metadata) -> Sequence[int]:
@@ -350,7 +350,7 @@ def test_what_would_cost_more_than_its_bytes_is_refused(service, refused, monkey
 
 
 def test_the_messages_written_here_are_arrow():
-    """What is refused above is refused for what it says, not for how it is written."""
+    """The test's own writer is correct: the bodies above are refused for their contents."""
     whole = (
         schema(two_encoded, (3, 5))
         + words(7, 6)
@@ -419,7 +419,7 @@ def test_many_columns_in_many_batches_are_for_streams(service, refused):
 
 
 def test_a_client_that_sends_only_dictionaries_fills_no_memory(service, refused):
-    """Each replaces the one before, so that they never were too many at once; unread, all of them were kept."""
+    """Each dictionary replaces the one before, but pyarrow kept all that it had not read."""
     begin = schema(lambda metadata: [encoded(metadata, 7)])
     body = begin + words(7, 2**19) * 40 + rows(1, *ENCODED)
     answer = service.post(TRANSLATE + "&stream=true", content=body, headers={"content-type": ARROW})
