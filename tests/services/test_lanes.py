@@ -26,7 +26,7 @@ def lanes():
 
 
 class Held:
-    """A span that waits until it may go on, one step at a time."""
+    """A span that waits for permission before each step."""
 
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)

@@ -1,4 +1,4 @@
-"""Confidence between processes: what is written is what is read."""
+"""Confidence models that processes share: reading one restores the model that was written."""
 
 from __future__ import annotations
 
