@@ -378,10 +378,8 @@ def test_a_job_cancelled_while_its_set_is_made_makes_none(quick, mixed, monkeypa
     make = anchor_sets.build_space
     monkeypatch.setattr(anchor_sets, "build_space", cancelled_meanwhile)
     row = run(quick, job)
-    assert (row.state, made) == (
-        JobState.cancelled,
-        [JobState.running],
-    )  # and the second space was not begun
+    # The second space was not begun.
+    assert (row.state, made) == (JobState.cancelled, [JobState.running])
     assert nothing_made(quick)
 
 
