@@ -339,9 +339,8 @@ def _predict_native(
             services, row, incoming.vectors_or_encoded(services, context, own, None, inputs).vectors
         )
     except (EncoderUnavailable, EncoderChanged, EncoderFailed, InvalidInput) as error:
-        log.info(
-            "head %s has no native answers: %s", row.id, error.detail
-        )  # a head outlives its encoder's model
+        # The encoder's model may be gone, and the head still there.
+        log.info("head %s has no native answers: %s", row.id, error.detail)
         return None
 
 

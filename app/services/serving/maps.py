@@ -280,7 +280,8 @@ class Decoding:
             )
         if "keep_norms" in overrides:
             raise UnknownOption(
-                "`keep_norms` does not apply to relative vectors, which have no norms. Remove it",
+                "`keep_norms` does not apply to relative vectors, because they have no norms. "
+                "Remove it",
                 field="options.keep_norms",
             )
         if method in ("auto", "graded"):

@@ -254,11 +254,11 @@ def _refuse_without_items(
         "csls": settings.csls,
         "csls_neighbours": settings.csls_neighbours is not None,
     }
-    for field, number in unused.items():
-        if number:
+    for field, is_set in unused.items():
+        if is_set:
             raise InvalidRequest(
-                f"`{field}` only applies to a translation. Remove it, or send `vectors` and "
-                "`native`",
+                f"`{field}` only applies with `vectors` and `native`. Send both, or remove "
+                f"`{field}`",
                 field=field,
             )
 
@@ -291,7 +291,7 @@ def _fill_settings(items: EvaluationItems, settings: EvaluationSettings) -> Eval
         )
     if settings.csls_neighbours is not None:
         raise InvalidRequest(
-            "`csls_neighbours` only applies to `csls: true`. Remove it, or set `csls`",
+            "`csls_neighbours` only applies with `csls: true`. Set it, or remove `csls_neighbours`",
             field="csls_neighbours",
         )
     return EvaluationSettings(k)

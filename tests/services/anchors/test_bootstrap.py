@@ -243,7 +243,7 @@ def test_how_many_must_be_right_is_the_clients_choice(quick, mixed, least, state
 
 
 def outcome(count: int, right: float) -> methods.Outcome:
-    """So many pairs, of which that share is said to be right."""
+    """An outcome of `count` pairs whose estimated share of right pairs is `right`."""
     rows = torch.arange(count)
     told = estimate.Estimate(
         right=right,
@@ -263,8 +263,8 @@ def outcome(count: int, right: float) -> methods.Outcome:
     [
         (10, 0.5, None, 0.5, True),
         (10, 0.49, None, 0.5, False),
-        (9, 1.0, None, 0.5, False),  # of so few nobody can tell
-        (9, 1.0, 9, 0.5, True),  # all that were asked for
+        (9, 1.0, None, 0.5, False),  # too few for an estimate
+        (9, 1.0, 9, 0.5, True),  # as many as the client wants
         (9, 0.0, None, 0.0, True),
         (2, 0.0, None, 0.0, True),
         (1, 1.0, None, 0.0, False),  # no anchor set
@@ -378,10 +378,8 @@ def test_a_job_cancelled_while_its_set_is_made_makes_none(quick, mixed, monkeypa
     make = anchor_sets.build_space
     monkeypatch.setattr(anchor_sets, "build_space", cancelled_meanwhile)
     row = run(quick, job)
-    assert (row.state, made) == (
-        JobState.cancelled,
-        [JobState.running],
-    )  # and the second space was not begun
+    # The second space was not begun.
+    assert (row.state, made) == (JobState.cancelled, [JobState.running])
     assert nothing_made(quick)
 
 

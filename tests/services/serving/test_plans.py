@@ -209,7 +209,7 @@ def create(client, version):
 
 @pytest.fixture(params=["alone", "two, SQLite", "two, PostgreSQL"])
 def clients(request, tmp_path, monkeypatch) -> Iterator[list[TestClient]]:
-    """One service, or two of one database, each as a process of its own sees it."""
+    """One service, or two with one database, as two processes see it."""
     monkeypatch.setattr(name_cache, "MEMORY_S", 0.1)
     monkeypatch.setattr(name_cache, "SETTLE_S", 0.15)
     with ExitStack() as stack:

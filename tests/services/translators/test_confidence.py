@@ -1,4 +1,4 @@
-"""Confidence between processes: what is written is what is read."""
+"""Confidence models that processes share: reading one restores the model that was written."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ def test_a_confidence_read_back_expects_the_same_to_the_last_bit() -> None:
         made.threshold,
         made.nbytes,
     )
-    assert (
-        CONFIDENCE.load(unpack(b"key", pack(b"key", CONFIDENCE.dump(None)))) is None
-    )  # that there is none is known, too
+    assert CONFIDENCE.load(unpack(b"key", pack(b"key", CONFIDENCE.dump(None)))) is None
 
 
 def test_it_is_learnt_once_for_each_translator(
