@@ -93,7 +93,7 @@ def lanes(count=1, budget=32, most=10**6, each=None):
 
 
 @contextmanager
-def held(batcher, count=1):
+def hold_lanes(batcher, count=1):
     """Keep all lanes busy during the block, so that all requests of the block wait together."""
     plug = Squares()
     plug.gate.clear()
@@ -113,10 +113,10 @@ def result(work):
     return work.future.result(LONG_S)
 
 
-def together(*requests, count=1, **options):
+def run_together(*requests, count=1, **options):
     """Run requests (model, items, owner) that wait together, and return their tasks."""
     with lanes(count, **options) as batcher:
-        with held(batcher, count):
+        with hold_lanes(batcher, count):
             works = [batcher.submit(*request) for request in requests]
         for work in works:
             work.future.exception(LONG_S)

@@ -11,13 +11,13 @@ from app.encoders.batch_queue import LENGTH_RATIOS
 from tests.encoders.squares import (
     LONG_S,
     Squares,
-    held,
+    hold_lanes,
     item,
     lanes,
     order,
     result,
+    run_together,
     squares,
-    together,
 )
 
 
@@ -35,7 +35,7 @@ def test_an_idle_lane_takes_a_single_input_at_once():
 def test_requests_that_wait_together_share_a_batch():
     model = Squares()
     for n, work in enumerate(
-        together(*((model, [item(n, length=4)], f"owner {n}") for n in range(8)))
+        run_together(*((model, [item(n, length=4)], f"owner {n}") for n in range(8)))
     ):
         torch.testing.assert_close(result(work), squares([n]))
     assert [len(batch) for batch in model.batches] == [8]
@@ -43,7 +43,7 @@ def test_requests_that_wait_together_share_a_batch():
 
 def test_short_inputs_are_not_padded_to_the_length_of_long_ones():
     model = Squares()
-    [work] = together((model, [item(n, length=n) for n in range(1, 101)], "a"), budget=1000)
+    [work] = run_together((model, [item(n, length=n) for n in range(1, 101)], "a"), budget=1000)
     torch.testing.assert_close(result(work), squares(range(1, 101)))
     for batch in model.batches:
         lengths = [each.length for each in batch]
@@ -55,7 +55,7 @@ def test_short_inputs_are_not_padded_to_the_length_of_long_ones():
 
 def test_many_small_inputs_are_one_batch_and_few_are_spread_over_lanes():
     model = Squares()
-    for work in together(*((model, [item(n)], "a") for n in range(64)), count=4, budget=64):
+    for work in run_together(*((model, [item(n)], "a") for n in range(64)), count=4, budget=64):
         result(work)
     assert sum(map(len, model.batches)) == 64
     # The first lanes leave a share for each idle lane, but at least half a budget is a batch.
@@ -72,7 +72,7 @@ def test_many_small_inputs_are_one_batch_and_few_are_spread_over_lanes():
 )
 def test_a_batch_is_limited_by_cost(budget, items, batches):
     model = Squares()
-    [work] = together((model, items, "a"), budget=budget)
+    [work] = run_together((model, items, "a"), budget=budget)
     torch.testing.assert_close(result(work), squares([each.features for each in items]))
     assert [len(batch) for batch in model.batches] == batches
 
@@ -104,7 +104,7 @@ def test_every_task_gets_its_own_rows_in_order(drawn, count, budget):
     number = iter(range(10**6))
     works = []
     with lanes(count, budget) as batcher:
-        with held(batcher, count):
+        with hold_lanes(batcher, count):
             for owner, model, lengths, fate, patient in drawn:
                 items = [item(next(number), length) for length in lengths]
                 works.append(
@@ -139,7 +139,7 @@ def test_every_task_gets_its_own_rows_in_order(drawn, count, budget):
 def test_one_input_does_not_wait_for_a_thousand_of_another_owner_or_its_own(length, owner):
     model = Squares()
     many = [item(n, length=8) for n in range(1000)]
-    for work in together((model, many, "many"), (model, [item(5000, length=length)], owner)):
+    for work in run_together((model, many, "many"), (model, [item(5000, length=length)], owner)):
         result(work)
     assert len(model.batches) > 200
     assert order(model)[5000] <= 1
@@ -148,7 +148,7 @@ def test_one_input_does_not_wait_for_a_thousand_of_another_owner_or_its_own(leng
 def test_one_long_input_does_not_starve_among_many_short_ones_of_others():
     model = Squares()
     short = [(model, [item(100 * o + n) for n in range(100)], f"owner {o}") for o in range(5)]
-    for work in together(*short, (model, [item(5000, length=30)], "long")):
+    for work in run_together(*short, (model, [item(5000, length=30)], "long")):
         result(work)
     assert order(model)[5000] <= 5
 
@@ -157,7 +157,7 @@ def test_one_long_input_does_not_starve_among_many_short_ones_of_others():
 def test_owners_share_a_batch_evenly(pads):
     model = Squares()
     model.pads = pads
-    for work in together(
+    for work in run_together(
         *((model, [item(100 * o + n) for n in range(90)], f"owner {o}") for o in range(3)),
         budget=30,
     ):
@@ -175,7 +175,7 @@ def test_a_model_with_little_work_does_not_wait_for_a_busy_one():
         model.vectors = lambda items, name=name: (
             happened.append(name) or squares([each.features for each in items])
         )
-    for work in together(
+    for work in run_together(
         (busy, [item(n, length=8) for n in range(100)], "a"), (quiet, [item(1)], "a")
     ):
         result(work)
@@ -188,5 +188,7 @@ def test_a_model_with_little_work_does_not_wait_for_a_busy_one():
 )
 def test_a_batch_has_similar_lengths_unless_it_is_small(lengths, batches):
     model = Squares()
-    together((model, [item(n, length=length) for n, length in enumerate(lengths)], "a"), budget=100)
+    run_together(
+        (model, [item(n, length=length) for n, length in enumerate(lengths)], "a"), budget=100
+    )
     assert [[each.length for each in batch] for batch in model.batches] == batches

@@ -17,14 +17,14 @@ from tests.encoders.squares import (
     LONG_S,
     Failing,
     Squares,
-    held,
+    hold_lanes,
     item,
     lanes,
     metric,
     order,
     result,
+    run_together,
     squares,
-    together,
 )
 
 # Limits
@@ -33,7 +33,7 @@ from tests.encoders.squares import (
 def test_too_much_of_one_owner_is_refused_while_others_are_served():
     model = Squares()
     with lanes(most=100) as batcher:
-        with held(batcher):
+        with hold_lanes(batcher):
             first = batcher.submit(model, [item(1, length=50)], "greedy")
             with pytest.raises(TooMuchAtOnce) as caught:
                 batcher.submit(model, [item(9)], "greedy")
@@ -58,7 +58,7 @@ def test_too_much_of_one_owner_is_refused_while_others_are_served():
 def test_a_jobs_task_is_never_refused_and_refuses_no_other():
     model = Squares()
     with lanes(most=100) as batcher:
-        with held(batcher):
+        with hold_lanes(batcher):
             job = [
                 batcher.submit(
                     model, [item(n, length=90) for n in range(10)], "job 1", patient=True
@@ -78,7 +78,7 @@ def test_inputs_of_a_cancelled_task_are_dropped_and_counted():
     model = Squares()
     dropped = metric("encode_dropped_total")
     with lanes() as batcher:
-        with held(batcher):
+        with hold_lanes(batcher):
             gone = batcher.submit(model, [item(n) for n in range(5)], "a")
             kept = batcher.submit(model, [item(100)], "a")
             assert gone.future.cancel()
@@ -105,7 +105,7 @@ def test_a_task_cancelled_while_it_runs_loses_only_its_own_rest():
 def test_a_bad_input_fails_only_its_own_request():
     model = Failing()
     good = [(model, [item(n), item(n + 0.5)], f"owner {n}") for n in range(3)]
-    *works, bad = together(*good, (model, [item(1), item(InvalidInput("no", rows=[1]))], "bad"))
+    *works, bad = run_together(*good, (model, [item(1), item(InvalidInput("no", rows=[1]))], "bad"))
     for n, work in enumerate(works):
         torch.testing.assert_close(result(work), squares([n, n + 0.5]))
     with pytest.raises(InvalidInput):
@@ -115,7 +115,7 @@ def test_a_bad_input_fails_only_its_own_request():
 def test_a_task_fails_as_a_whole_and_its_rest_is_dropped():
     model = Failing()
     with lanes(budget=2) as batcher:
-        with held(batcher):
+        with hold_lanes(batcher):
             work = batcher.submit(
                 model, [item(RuntimeError(), length=3), *(item(n) for n in range(50))], "a"
             )
@@ -159,7 +159,9 @@ def test_any_error_of_a_model_fails_the_request_and_not_the_lane(error):
 def test_vectors_of_another_shape_are_an_error(wrong):
     model = Squares()
     model.vectors = lambda items: wrong(squares([each.features for each in items]))
-    for work in together(*((model, [item(1), item(2), item(3)], owner) for owner in ("a", "b"))):
+    for work in run_together(
+        *((model, [item(1), item(2), item(3)], owner) for owner in ("a", "b"))
+    ):
         with pytest.raises(EncoderFailed):
             result(work)
 
@@ -170,13 +172,13 @@ def test_rows_delivered_twice_do_not_complete_a_task():
     own = model.vectors
     model.vectors = lambda items: own(items)[:2] if len(items) > 2 else own(items)
     requests = [(model, [item(10 * o + n) for n in range(4)], f"owner {o}") for o in range(2)]
-    for o, work in enumerate(together(*requests, budget=4)):
+    for o, work in enumerate(run_together(*requests, budget=4)):
         torch.testing.assert_close(result(work), squares([10 * o + n for n in range(4)]))
 
 
 def test_a_failing_endpoint_gets_one_request_for_all_tasks():
     model = Failing(remote=True)
-    works = together(*((model, [item(EncoderFailed("away"))], f"owner {n}") for n in range(5)))
+    works = run_together(*((model, [item(EncoderFailed("away"))], f"owner {n}") for n in range(5)))
     errors = [work.future.exception(0) for work in works]
     assert {type(error) for error in errors} == {EncoderFailed}
     assert len({id(error) for error in errors}) == 5  # each names its own field later

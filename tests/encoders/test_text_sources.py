@@ -36,7 +36,7 @@ def minilm():
 # Sources
 
 
-def copied(source, target):
+def link_or_copy(source, target):
     """Use hard links if possible, because the weights are large."""
     try:
         Path(target).hardlink_to(source)
@@ -48,7 +48,7 @@ def copied(source, target):
 @pytest.fixture
 def mine(tmp_path):
     """The packaged model's files, in the operator's folder."""
-    shutil.copytree(PACKAGED, tmp_path / "mine", copy_function=copied)
+    shutil.copytree(PACKAGED, tmp_path / "mine", copy_function=link_or_copy)
     return tmp_path
 
 
@@ -64,7 +64,7 @@ def test_an_operators_folder_has_priority_over_a_package(mine, minilm):
     assert load("all-MiniLM-L6-v2", mine).identity.prompts == {"query": "mine: "}
 
 
-def registered(model):
+def make_row(model):
     return tables.EncoderRow(
         name="e", kind=KIND, dim=model.dim, identity=json.loads(json.dumps(model.identity.members))
     )
@@ -72,7 +72,7 @@ def registered(model):
 
 def test_changed_files_change_the_revision(tmp_path):
     tiny(tmp_path, prompts={"query": "q : "})
-    row = registered(load("tiny", tmp_path))
+    row = make_row(load("tiny", tmp_path))
     require_same(row, load("tiny", tmp_path))
     file = tmp_path / "tiny" / "config_sentence_transformers.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "prompts": {"query": "other : "}}))
@@ -83,7 +83,7 @@ def test_changed_files_change_the_revision(tmp_path):
 
 def test_other_options_make_another_identity(tmp_path):
     tiny(tmp_path)
-    row = registered(load("tiny", tmp_path))
+    row = make_row(load("tiny", tmp_path))
     with pytest.raises(EncoderChanged, match=": dim differ"):
         require_same(row, load("tiny", tmp_path, dim=3))
     prints = [

@@ -36,7 +36,7 @@ from tests.encoders.timm_models import (  # noqa: E402
 # Unavailable models
 
 
-def refused(folder, name, **shelf) -> EncoderUnavailable:
+def load_error(folder, name, **shelf) -> EncoderUnavailable:
     with pytest.raises(EncoderUnavailable) as caught:
         vision.load(EncoderSpec("timm", name), ModelSources(folder=folder, **shelf), "cpu")
     assert str(folder) not in caught.value.detail
@@ -67,7 +67,7 @@ def test_the_error_for_a_missing_model_says_what_to_do(folder, tmp_path, name):
     (shelf / "out").symlink_to(tmp_path / "out")
     (shelf / "lost").symlink_to(shelf / "nowhere")
     (shelf / "loop").symlink_to(shelf / "loop")
-    error = refused(shelf, name)
+    error = load_error(shelf, name)
     assert error.field == "model"
     assert "ANCHORAGE_MODELS_DIR" in error.detail
     assert "ANCHORAGE_HUB_MODELS" in error.detail
@@ -80,7 +80,7 @@ def test_a_link_out_of_the_folder_is_rejected_inside_a_model(folder, mine):
     weights = root / "mine" / "model.safetensors"
     weights.rename(root / "blob")
     weights.symlink_to(folder / "vit" / "model.safetensors")
-    assert "model.safetensors" in refused(root, "mine").detail
+    assert "model.safetensors" in load_error(root, "mine").detail
     weights.unlink()
     weights.symlink_to("../blob")
     assert load(root, "mine").identity.revision == load(folder, "vit").identity.revision
@@ -93,7 +93,7 @@ def trap(where: Path) -> bytes:
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pth", "model.safetensors"])
 def test_pickled_weights_are_never_opened(mine, tmp_path, name):
-    assert refused(mine(weights=trap(tmp_path / "sprung"), name=name), "mine").field == "model"
+    assert load_error(mine(weights=trap(tmp_path / "sprung"), name=name), "mine").field == "model"
     assert not (tmp_path / "sprung").exists()
 
 
@@ -123,7 +123,7 @@ def changed(config, path, value):
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(folder, mine, path, value):
-    assert refused(mine(changed(config_of(folder), path, value)), "mine").field == "model"
+    assert load_error(mine(changed(config_of(folder), path, value)), "mine").field == "model"
 
 
 OTHERS = {
@@ -138,7 +138,7 @@ OTHERS = {
 @pytest.mark.parametrize("argument", OTHERS)
 def test_arguments_that_would_load_other_files_are_rejected(folder, mine, argument):
     config = changed(config_of(folder), ["model_args", argument], OTHERS[argument])
-    assert f"may not contain {argument}" in refused(mine(config), "mine").detail
+    assert f"may not contain {argument}" in load_error(mine(config), "mine").detail
 
 
 @pytest.mark.parametrize(
@@ -161,18 +161,18 @@ def test_a_pair_that_does_not_fit_is_refused(folder, tmp_path, path, value):
         json.dumps(changed(json.loads(json.dumps(PAIR)), path, value))
     )
     (tmp_path / "mine.safetensors").write_bytes((folder / "pair.safetensors").read_bytes())
-    assert refused(tmp_path, "mine").field == "model"
+    assert load_error(tmp_path, "mine").field == "model"
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", "garbage", "[" * 100_000])
 def test_an_invalid_config_is_rejected(mine, content):
-    assert refused(mine(content, b""), "mine").field == "model"
+    assert load_error(mine(content, b""), "mine").field == "model"
 
 
 def test_missing_weights_are_rejected(folder, mine):
     weights = load_file(folder / "vit" / "model.safetensors")
     del weights["blocks.0.attn.qkv.weight"]
-    assert refused(mine(weights=save_safetensors(weights)), "mine").field == "model"
+    assert load_error(mine(weights=save_safetensors(weights)), "mine").field == "model"
 
 
 # The hub

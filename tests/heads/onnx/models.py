@@ -23,12 +23,12 @@ from app.heads.onnx import child  # noqa: E402  # as above
 DIM = 16
 
 
-def made(data: bytes, runner: OnnxRunner) -> OnnxHead:
+def make_head(data: bytes, runner: OnnxRunner) -> OnnxHead:
     """Try a client's file and return its head."""
     return make_onnx(data, dim=DIM, runner=runner, owner="")
 
 
-def stored(head: OnnxHead, runner: OnnxRunner) -> OnnxHead:
+def reload_head(head: OnnxHead, runner: OnnxRunner) -> OnnxHead:
     """Load a head from the stored tensors of another."""
     return load_onnx(head.tensors()["onnx"].numpy().tobytes(), dim=DIM, runner=runner, owner="")
 
@@ -131,7 +131,7 @@ SHAPES = {
 EXPORTS = {name: export(network) for name, network in NETWORKS.items()}
 
 
-def here(data: bytes) -> child.OnnxSession:
+def open_here(data: bytes) -> child.OnnxSession:
     """Try and open a client's file in this process."""
     return child.open_session(child.try_file(data, DIM)[1])
 

@@ -28,10 +28,10 @@ from tests.heads.onnx.models import (  # noqa: E402
     PRODUCT,
     VECTORS,
     W,
-    here,
     hold,
-    made,
+    make_head,
     model,
+    open_here,
     product,
     tensor,
 )
@@ -39,12 +39,12 @@ from tests.heads.onnx.models import (  # noqa: E402
 
 def test_a_file_may_fix_its_batch_at_one_row_and_at_no_other_number(trial):
     fixed = "z = MatMul(x, w) y = Reshape(z, shape)"
-    one = here(model(fixed, more="int64[3] shape = {1, 4, 1}", x="float[1,16] x"))
+    one = open_here(model(fixed, more="int64[3] shape = {1, 4, 1}", x="float[1,16] x"))
     assert (one.most, one.shape) == (1, [4, 1])
     np.testing.assert_allclose(one.run(VECTORS)[..., 0], product(VECTORS), rtol=1e-5)
     two = model(fixed, more="int64[3] shape = {2, 4, 1}", x="float[2,16] x")
     assert "cannot run the model on 1 rows" in refusal(trial, two)
-    free = here(model(x="float[7,16] x", y="float[7,4] y"))
+    free = open_here(model(x="float[7,16] x", y="float[7,4] y"))
     assert (free.most, free.run(VECTORS[:5]).shape) == (1024, (5, 4))
 
 
@@ -344,7 +344,7 @@ def test_an_attack_is_rejected_in_time_without_memory_of_the_service(runner, mon
     data = make_it()
     before, start = memory(), time.monotonic()
     with pytest.raises(AnchorageError) as caught:
-        made(data, runner)
+        make_head(data, runner)
     assert (caught.value.code, caught.value.field) == (code, "onnx")
     assert time.monotonic() - start < 25
     assert memory() - before < 4 * len(data) + 64 * 2**20
@@ -354,7 +354,7 @@ def test_an_attack_is_rejected_in_time_without_memory_of_the_service(runner, mon
 def test_without_a_package_the_error_says_what_to_install(monkeypatch, runner, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(InvalidHead, match=r"pip install 'anchorage\[onnx\]'"):
-        made(EXPORTS["mlp"], runner)
+        make_head(EXPORTS["mlp"], runner)
 
 
 # Damage

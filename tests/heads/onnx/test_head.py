@@ -26,12 +26,12 @@ from tests.heads.onnx.models import (  # noqa: E402
     VECTORS,
     W,
     export,
-    here,
     hold,
-    made,
+    make_head,
     model,
+    open_here,
     product,
-    stored,
+    reload_head,
     tensor,
 )
 
@@ -39,7 +39,7 @@ from tests.heads.onnx.models import (  # noqa: E402
 @pytest.mark.parametrize(("opset", "dynamic"), [(13, True), (20, True), (17, False)])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_outputs_of_an_export_equal_torchs(name, dynamic, opset):
-    session = here(export(NETWORKS[name], opset=opset, dynamic=dynamic))
+    session = open_here(export(NETWORKS[name], opset=opset, dynamic=dynamic))
     vectors = torch.randn(37, DIM, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = NETWORKS[name](vectors)
@@ -51,7 +51,7 @@ def test_outputs_of_an_export_equal_torchs(name, dynamic, opset):
 
 @pytest.fixture(scope="module")
 def mlp(runner: OnnxRunner) -> OnnxHead:
-    return made(EXPORTS["mlp"], runner)
+    return make_head(EXPORTS["mlp"], runner)
 
 
 @pytest.mark.parametrize("n", [0, 1, 3, 1023, 1024, 2049])
@@ -107,21 +107,21 @@ HALF, DOUBLE = (tensor(numpy_helper.to_array(W), "c", dtype) for dtype in (np.fl
     ids=["an initialiser", "a constant", "listed as an input", "of 16 bits", "of 64 bits"],
 )
 def test_weights_may_have_several_forms(data, weight):
-    np.testing.assert_allclose(here(data).run(VECTORS), product(VECTORS, weight), rtol=1e-5)
+    np.testing.assert_allclose(open_here(data).run(VECTORS), product(VECTORS, weight), rtol=1e-5)
 
 
 def test_an_output_may_have_one_axis(runner):
-    head = made(
+    head = make_head(
         model("y = ReduceSum <keepdims=0> (x, i)", more="int64[1] i = {1}", y="float[n] y"), runner
     )
-    again = stored(head, runner)
+    again = reload_head(head, runner)
     assert (head.shape, again.shape, again.outputs) == ((), (), 1)
     vectors = torch.from_numpy(VECTORS)
     torch.testing.assert_close(again.run(vectors)[:, 0], vectors.sum(dim=1))
 
 
 def test_errors_name_the_rows_of_non_finite_outputs(runner):
-    head = made(model("z = MatMul(x, w) y = Exp(z)"), runner)
+    head = make_head(model("z = MatMul(x, w) y = Exp(z)"), runner)
     vectors = torch.zeros(4, DIM)
     vectors[2] = 1e4 * torch.tensor(numpy_helper.to_array(W))[:, 0]
     with pytest.raises(InvalidHead, match="NaN or infinity") as caught:
