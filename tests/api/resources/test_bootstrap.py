@@ -349,7 +349,7 @@ def test_pools_that_have_nothing_in_common_are_refused_with_what_would_help(
         "seeds",
         10,
     )
-    assert "10 more may do" in error["detail"]
+    assert "about 10 more seeds may be enough" in error["detail"]
     assert 0 <= error["estimate"]["right"] < 0.5
     assert all(wrong["pair"] == pools.seeds(10)[wrong["row"]] for wrong in error["wrong_seeds"])
     assert len(error["ask"]) == len(set(error["ask"])) == 10

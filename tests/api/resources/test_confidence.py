@@ -209,7 +209,7 @@ def test_with_too_few_anchors_nothing_is_told_and_the_answer_says_why(ask):
 def test_with_too_few_for_the_level_there_is_a_cosine_and_no_interval(ask):
     found = told(ask(anchor_set="some"))
     assert found["held_out"] == 24
-    assert "needs 19 anchors to calibrate with, and there are 12" in found["reason"]
+    assert "need 19 anchors for calibration; there are 12" in found["reason"]
     assert None not in found["cosine"] + found["p_value"]
     assert found["low"] == found["high"] == [None] * ASKED
     half = told(ask(anchor_set="some", confidence_level=0.5))

@@ -205,7 +205,7 @@ def test_deletions_that_wait_until_all_processes_have_forgotten_hold_up_nobody(
 ):
     """More deletions than threads: each is done, but none is answered yet."""
     monkeypatch.setattr(name_cache, "SETTLE_S", 4.0)
-    monkeypatch.setattr(main, "THREADS", 4)
+    monkeypatch.setattr(main, "ANSWER_THREADS", 4)
     host, port = listen(redis_url=redis_url, redis_prefix=redis_prefix)
 
     async def ask() -> tuple[bool, list[int]]:

@@ -52,7 +52,7 @@ def test_rows_that_were_cut_are_named_across_pieces(encoding):
 
 def test_vectors_never_become_those_of_another_encoder_of_the_same_name(services):
     vectors = torch.randn(8, 384)
-    with pytest.raises(Conflict, match="made anew"):
+    with pytest.raises(Conflict, match="was replaced"):
         anchor_sets.build_anchor_set(
             services,
             "default",

@@ -402,5 +402,5 @@ def test_a_server_that_evaluates_as_much_as_it_can_says_so(ask, stocked, refused
     services = stocked.app.state.services
     monkeypatch.setitem(services.__dict__, "turn_wait_s", 0.01)
     with services.evaluating(), services.evaluating():
-        refused(ask(), 503, "overloaded", detail="evaluating")
+        refused(ask(), 503, "overloaded", detail="evaluations are running")
     assert ask().status_code == 200

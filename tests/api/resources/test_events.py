@@ -141,7 +141,7 @@ def test_a_client_that_goes_away_gives_its_stream_back(api, job, monkeypatch):
 def test_the_stream_of_a_key_that_is_revoked_ends(
     listen, first_keys, endless_bootstrap, bearing, monkeypatch
 ):
-    monkeypatch.setattr(jobs, "TRUST_S", 0.0)
+    monkeypatch.setattr(jobs, "KEY_TRUST_S", 0.0)
     admin, reader = first_keys(("p", Scope.admin), ("p", Scope.read))
     api = Api(listen(auth="keys"))
     for name, dim in (("first", 8), ("second", 6)):

@@ -673,9 +673,9 @@ def peak():
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 services = make_services(Settings(data_dir=sys.argv[1]))
-pools.load(services, sys.argv[2:3])  # what the first use of every library brings
+pools.load_items(services, sys.argv[2:3])  # what the first use of every library brings
 before = peak()
-whole = pools.load(services, sys.argv[2:])
+whole = pools.load_items(services, sys.argv[2:])
 print(peak() - before, whole.nbytes)
 """
 
