@@ -45,7 +45,7 @@ def run(settings: Settings, application: FastAPI, listening: socket.socket) -> N
     """Serve in this process, until SIGTERM or SIGINT."""
     if (most := most_connections(settings.max_connections)) < (settings.max_connections or 0):
         log.warning(
-            "ANCHORAGE_MAX_CONNECTIONS is more than half of `ulimit -n`: the limit is %d connections",
+            "ANCHORAGE_MAX_CONNECTIONS exceeds half of `ulimit -n`: the limit is %d connections",
             most,
         )
     server = uvicorn.Server(_config(settings, application))
@@ -56,7 +56,7 @@ def run(settings: Settings, application: FastAPI, listening: socket.socket) -> N
 
 
 def run_several(settings: Settings, listening: socket.socket) -> None:
-    """Serve in `settings.workers` processes until SIGTERM or SIGINT; a process that ends restarts."""
+    """Serve in several processes until SIGTERM or SIGINT, and restart a process that ends."""
     with tempfile.TemporaryDirectory(prefix="anchorage-metrics-") as folder:
         os.environ[METRICS_DIR] = folder
         log.info("starting %d processes on %s:%d", settings.workers, *listening.getsockname()[:2])

@@ -6,9 +6,9 @@ import re
 
 import torch
 
-from app.encoders.base import Shelf
+from app.encoders.base import ModelSources
 from app.encoders.pool import EncoderPool
-from app.encoders.remote import normal_url
+from app.encoders.remote.options import normal_url
 from app.services.context import Limits, Retention, Services
 from app.services.lanes import Lanes
 from app.settings import Settings
@@ -38,7 +38,7 @@ def make_services(settings: Settings, *, device: str | None = None) -> Services:
         blobs=BlobStore(settings.data_dir / "blobs"),
         cache=Cache(settings.cache_bytes, store),
         encoders=EncoderPool(
-            _model_files(settings),
+            _model_sources(settings),
             device=models_on,
             limit_bytes=settings.model_bytes,
             cores=settings.encode_cores or settings.threads,
@@ -64,7 +64,7 @@ def make_services(settings: Settings, *, device: str | None = None) -> Services:
     )
 
 
-def _model_files(settings: Settings) -> Shelf:
+def _model_sources(settings: Settings) -> ModelSources:
     """Returns where models may come from. Raises ValueError for a URL that is not one."""
     remote: dict[str, str | None] = {}
     for entry in _split(settings.remote_urls):
@@ -72,7 +72,7 @@ def _model_files(settings: Settings) -> Shelf:
             entry.rpartition("=") if re.search(r"=[A-Za-z_]\w*$", entry) else (entry, "", "")
         )
         remote[normal_url(url)] = key or None
-    return Shelf(settings.models_dir, tuple(_split(settings.hub_models)), remote)
+    return ModelSources(settings.models_dir, tuple(_split(settings.hub_models)), remote)
 
 
 def _split(text: str) -> list[str]:

@@ -40,7 +40,7 @@ from rich.console import Console
 from torch import Tensor
 
 from app.demo.run import new_table
-from app.encoders.base import Shelf, Spec
+from app.encoders.base import EncoderSpec, ModelSources
 from app.encoders.text import load
 from app.maths.geometry.space import fit_space
 from app.maths.quality.metrics import unit
@@ -306,10 +306,10 @@ def stsb() -> Data:
     # A run needs 1,300 sentences, and encoding them all would take longer than everything else.
     kept = (units < 900).nonzero().flatten()
     sentences, units = [sentences[row] for row in kept.tolist()], units[kept]
-    shelf = Shelf(folder=DATA / "encoders" / "text")
+    shelf = ModelSources(folder=DATA / "encoders" / "text")
     vectors = {}
     for model in ("all-MiniLM-L6-v2", "minilm3-512", "static-256"):
-        encoder = load(Spec("sentence-transformers", model), shelf, "cpu")
+        encoder = load(EncoderSpec("sentence-transformers", model), shelf, "cpu")
         # sentence-transformers itself, because nothing else uses the machine
         plain = encoder._model  # type: ignore[attr-defined]
         vectors[model] = torch.from_numpy(

@@ -47,11 +47,6 @@ class AnchorageError(Exception):
         every = {"field": self.field, **rows, "limit": self.limit, **self.more}
         return {name: value for name, value in every.items() if value is not None}
 
-    def at(self, field: str) -> AnchorageError:
-        """Name `field`, unless the error names one already. Use `blaming` in new code."""
-        self.field = self.field or field
-        return self
-
     def shifted(self, rows: int) -> Self:
         """Count the rows from another start. Use `blaming` in new code."""
         self.rows = [row + rows for row in self.rows]

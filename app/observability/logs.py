@@ -64,9 +64,8 @@ class JsonLines(logging.Formatter):
         }
         line.update(level=record.levelname.lower(), logger=record.name)
         line.update((name, own[name]) for name in own.keys() - _STANDARD)
-        line["timestamp"] = (
-            f"{datetime.fromtimestamp(record.created, UTC).isoformat(timespec='microseconds')[:-6]}Z"
-        )
+        moment = datetime.fromtimestamp(record.created, UTC)
+        line["timestamp"] = f"{moment.isoformat(timespec='microseconds')[:-6]}Z"
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         try:

@@ -1,4 +1,4 @@
-"""Prometheus metrics. No label holds a name that a client chose, which another project could read."""
+"""Prometheus metrics. No label holds a client's name, which other projects could read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BATCH_VECTORS = Histogram(
 )
 CACHE_LOOKUPS = Counter(
     "anchorage_cache_total",
-    "Cache look-ups by outcome: found in memory or Redis, or computed; corrupt and away: Redis faults.",
+    "Cache look-ups by outcome: found in memory or Redis, or computed; Redis corrupt or away.",
     ["kind", "outcome"],
 )
 

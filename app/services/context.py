@@ -64,7 +64,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Retention:
-    """Days after which unused rows are deleted; 0 keeps them for ever.
+    """Days after which unused rows are deleted; 0: never.
 
     jobs_days         after a job ended
     audit_days        after the write that the audit row records

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 import torch
 
 from app.encoders.threads import use_threads
-from app.errors import AnchorageError
+from app.errors import blaming
 
 #: computes the rows start..stop
 Span = Callable[[int, int], None]
@@ -43,10 +43,9 @@ class _Task:
         if start >= self._rows or self.future.done():
             return False
         try:
-            self._span(start, min(start + self._step, self._rows))
+            with blaming(rows_from=start):
+                self._span(start, min(start + self._step, self._rows))
         except BaseException as error:
-            if isinstance(error, AnchorageError):
-                error.shifted(start)
             with suppress(InvalidStateError):
                 self.future.set_exception(error)
             return False

@@ -155,7 +155,7 @@ def test_an_exception_whose_words_are_half_a_surrogate_is_logged():
     assert "ValueError" in found["exception"]
 
 
-#: what a client may write into a path or a name: line breaks of Unicode, escape sequences, marks that turn the text around
+#: what a client can write into a path or a name: line breaks, escape sequences, direction marks
 TRICKS = "a\nb\rc\x1b[2Jd\x9b2Je\x07f\x7fg\u2028h\u2029i\x85j\u202ek\u2066l\x00m"
 
 

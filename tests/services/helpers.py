@@ -58,7 +58,9 @@ def run(services: Services, job: tables.JobRow, **more: Any) -> tables.JobRow:
 
 
 def another_process(services: Services, **settings: Any) -> Services:
-    """The same deployment as another process sees it: the same database and blobs, its own memory."""
+    """The same deployment as another process sees it: the same database and blobs, its own
+    memory.
+    """
     places = {
         "data_dir": services.blobs.root.parent,
         "database_url": services.db.url.render_as_string(hide_password=False),

@@ -19,7 +19,7 @@ from app.errors import (
     Overloaded,
     TooManyVectors,
 )
-from app.heads.linear import linear_head
+from app.heads.linear import make_linear_head
 from app.services.anchors import anchor_sets
 from app.services.context import Limits
 from app.services.encoders import encoders
@@ -130,7 +130,8 @@ def test_two_processes_that_first_fit_one_translator_at_once_both_answer(on_post
             session.flush()
             second = pool.submit(translators.fit, cold, CONTEXT, source, target, request())
             blocked = text(
-                "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY(pg_blocking_pids(pid)))"
+                "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted "
+                "AND pg_backend_pid() = ANY(pg_blocking_pids(pid)))"
             )
             while not session.scalar(blocked):
                 time.sleep(0.01)
@@ -176,7 +177,7 @@ def test_a_damaged_blob_is_noticed_and_nothing_wrong_is_served(stocked):
 def test_a_head_is_stored_in_float32_and_loaded_once(stocked):
     new = heads.HeadDefinition("h", "linear", "b", None, HeadOutput.classes, ["x", "y"])
     head = heads.create_head(
-        stocked, CONTEXT, new, lambda dim: linear_head(some(2, 2).double(), None, dim=dim)
+        stocked, CONTEXT, new, lambda dim: make_linear_head(some(2, 2).double(), None, dim=dim)
     )
     loaded = heads.load_head(stocked, head)
     assert loaded.weight.dtype == torch.float32
@@ -187,7 +188,9 @@ def test_a_head_is_stored_in_float32_and_loaded_once(stocked):
 def test_embeddings_meant_for_a_deleted_set_never_reach_another_one_of_its_name(
     stocked, monkeypatch
 ):
-    """The set is deleted and made anew, with another size, while the embeddings are being examined."""
+    """The set is deleted and made anew, with another size, while the embeddings are being
+    examined.
+    """
     examine = anchor_sets.examine
 
     def examine_late(*arguments):

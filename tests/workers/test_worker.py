@@ -171,7 +171,7 @@ def test_a_stop_hands_back_even_what_is_in_a_long_step_and_its_late_end_has_no_e
         begun.set()
         go_on.wait(30)
         threading.Timer(0.5, over.set).start()
-        return JobResult({}, keep=lambda session: session.add(encoder("late")))
+        return JobResult({}, write=lambda session: session.add(encoder("late")))
 
     monkeypatch.setitem(RUNNERS, "stuck", work)
     worker = deployment.worker()

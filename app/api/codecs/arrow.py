@@ -256,7 +256,7 @@ def matrix(
     if column.null_count:
         rows = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)) + first
         raise BadColumn(
-            f"{column.null_count} rows have null in place of a vector. Remove them.",
+            f"The column of vectors is null in {column.null_count} rows. Remove these rows.",
             field="vectors",
             rows=rows.tolist(),
         )

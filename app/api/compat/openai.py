@@ -26,7 +26,7 @@ from app.api.http.error_dialects import OpenAIError
 from app.api.http.problems import documented_as
 from app.api.schemas import fields
 from app.api.schemas.fields import Body
-from app.encoders.base import Input, Spec
+from app.encoders.base import EncoderSpec, Input
 from app.errors import (
     ClientLeft,
     EncoderNotFound,
@@ -243,7 +243,7 @@ async def _encode(
     services: Services,
     context: RequestContext,
     row: tables.EncoderRow,
-    spec: Spec,
+    spec: EncoderSpec,
     inputs: Sequence[Input],
     role: InputRole,
     field: str,
@@ -265,9 +265,11 @@ async def _encode(
     return encoding.check_encoded(vectors, items, row, field=field)
 
 
-async def _encoder(services: Services, project: str, name: str) -> tuple[tables.EncoderRow, Spec]:
+async def _encoder(
+    services: Services, project: str, name: str
+) -> tuple[tables.EncoderRow, EncoderSpec]:
     cache_key = NameKey(project, "encoder and spec", (name,))
-    cached: tuple[tables.EncoderRow, Spec] | None = services.names.find(cache_key)
+    cached: tuple[tables.EncoderRow, EncoderSpec] | None = services.names.find(cache_key)
     if cached is not None:
         return cached
     return await run_in_threadpool(
@@ -275,7 +277,9 @@ async def _encoder(services: Services, project: str, name: str) -> tuple[tables.
     )
 
 
-def _with_spec(services: Services, project: str, name: str) -> tuple[tables.EncoderRow, Spec]:
+def _with_spec(
+    services: Services, project: str, name: str
+) -> tuple[tables.EncoderRow, EncoderSpec]:
     row = _look_up(services, project, name)
     return row, encoding.spec_of(row)
 

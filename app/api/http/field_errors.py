@@ -101,7 +101,8 @@ def _length(unit: str) -> Callable[[Mapping[str, Any], object], str]:
             if "min_length" in context
             else f"at most {context['max_length']}"
         )
-        return f"must have {bound} {unit}" + ("" if size is None else f", and has {size}")
+        noun = unit if bound.endswith(" 1") else f"{unit}s"
+        return f"must have {bound} {noun}" + ("" if size is None else f", and has {size}")
 
     return write
 
@@ -154,10 +155,10 @@ _MESSAGES: dict[str, Callable[[Mapping[str, Any], object], str]] = {
     "greater_than": _bound("greater than", "gt"),
     "less_than_equal": _bound("at most", "le"),
     "less_than": _bound("less than", "lt"),
-    "too_short": _length("items"),
-    "too_long": _length("items"),
-    "string_too_short": _length("characters"),
-    "string_too_long": _length("characters"),
+    "too_short": _length("item"),
+    "too_long": _length("item"),
+    "string_too_short": _length("character"),
+    "string_too_long": _length("character"),
     "literal_error": _bound("one of", "expected"),
     "enum": _bound("one of", "expected"),
     "union_tag_invalid": lambda context, value: (

@@ -199,7 +199,7 @@ async def _routing_error(request: Request, error: Exception) -> Response:
     status = HTTPStatus(error.status_code)
     path = request.url.path
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
-        detail = f"{path} does not accept {request.method}. See /docs for all routes."
+        detail = f"The path {path} does not accept {request.method}. See /docs for all routes."
     else:
         detail = f"The path {path} does not exist. See /docs for all routes."
     response = problem(request, status, status.phrase.lower().replace(" ", "-"), detail)

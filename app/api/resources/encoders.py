@@ -112,11 +112,11 @@ class NewEncoder(Body):
                 field="options",
             )
         try:
-            return options.KINDS[kind].model_validate(value)
+            return options.OPTIONS_BY_KIND[kind].model_validate(value)
         except ValidationError as error:
             if isinstance(value, dict):
                 options.refuse_other_kinds(EncoderKind(kind), value)
-            raise located(error, options.KINDS[kind], below=("options",)) from None
+            raise located(error, options.OPTIONS_BY_KIND[kind], below=("options",)) from None
 
     @model_validator(mode="after")
     def _refuse_paths(self) -> NewEncoder:
@@ -152,7 +152,7 @@ def _with_fingerprint(members: dict[str, Any] | None) -> dict[str, Any] | None:
     return (
         None
         if members is None
-        else {**members, "fingerprint": base.Identity(**members).fingerprint}
+        else {**members, "fingerprint": base.ModelIdentity(**members).fingerprint}
     )
 
 

@@ -26,7 +26,7 @@ from app.api.schemas.fields import Body, Name, Numbers, Vectors
 from app.errors import InvalidHead, NotExactlyOne
 from app.heads import registry
 from app.heads.base import HeadModel
-from app.heads.linear import linear_head
+from app.heads.linear import make_linear_head
 from app.heads.onnx.process import OnnxRunner
 from app.services.access.idempotency import idempotent
 from app.services.heads import heads
@@ -197,7 +197,7 @@ class NewHead(Body):
                 )
             bias = None if self.bias is None else fields.parse_vector(self.bias, "bias")
             classes = None if self.classes is None else len(self.classes)
-            return linear_head(self.weight, bias, dim=dim, classes=classes)
+            return make_linear_head(self.weight, bias, dim=dim, classes=classes)
         if self.bias is not None:
             raise NotExactlyOne(
                 f"`bias` only applies with `weight`. Remove it: `{source}` holds the bias.",

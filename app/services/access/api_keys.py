@@ -171,13 +171,21 @@ class KeyRing:
         """Return the caller of a key whose last look-up still counts, without IO."""
         if self._services.db.away:
             return self.outlast(text)
-        known = self._find(text)
-        return known.caller if known is not None and time.monotonic() < known.until else None
+        remembered = self._find(text)
+        return (
+            remembered.caller
+            if remembered is not None and time.monotonic() < remembered.until
+            else None
+        )
 
     def outlast(self, text: str) -> Caller | None:
         """Return the caller of a key that is trusted while the database is away, without IO."""
-        known = self._find(text)
-        return known.caller if known is not None and time.monotonic() < known.away_until else None
+        remembered = self._find(text)
+        return (
+            remembered.caller
+            if remembered is not None and time.monotonic() < remembered.away_until
+            else None
+        )
 
     def knows(self, text: str) -> bool:
         """Whether the key worked at its last look-up, however long ago; without IO."""
@@ -191,7 +199,7 @@ class KeyRing:
         """
         patience_s = None if self.outlast(text) is None else 0.0
         try:
-            known = self._read(text, patience_s)
+            remembered = self._read(text, patience_s)
         except DatabaseUnavailable:
             caller = self.outlast(text)
             if caller is None:
@@ -202,11 +210,11 @@ class KeyRing:
                 self.forget(text.split("_")[1])
             raise
         with self._lock:
-            self._known[known.key_id] = known
-            self._known.move_to_end(known.key_id)
+            self._known[remembered.key_id] = remembered
+            self._known.move_to_end(remembered.key_id)
             while len(self._known) > MOST_REMEMBERED_KEYS:
                 self._known.popitem(last=False)
-        return known.caller
+        return remembered.caller
 
     def works(self, key_id: str) -> bool:
         """Whether the key still works, looked up now. Raises DatabaseUnavailable."""
@@ -225,10 +233,10 @@ class KeyRing:
             return None
         key_id, secret = parsed.groups()
         with self._lock:
-            known = self._known.get(key_id)
+            remembered = self._known.get(key_id)
         return (
-            known
-            if known is not None and hmac.compare_digest(_hash(secret), known.secret_hash)
+            remembered
+            if remembered is not None and hmac.compare_digest(_hash(secret), remembered.secret_hash)
             else None
         )
 

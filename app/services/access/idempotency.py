@@ -108,7 +108,7 @@ def _recall(services: Services, table: type[CreatedRow], row_id: str) -> Created
         row = session.get(table, row_id)
     if row is None:
         raise ResourceGone(
-            "the resource that this request created has been deleted. "
-            "Use a new Idempotency-Key to create it again"
+            "the resource that this request created has been deleted. Use a new Idempotency-Key "
+            "to create it again"
         )
     return row

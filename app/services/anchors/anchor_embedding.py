@@ -253,7 +253,7 @@ def _check_addition(
         if set_row.inputs is None:
             raise InputsNotStored(
                 f"anchor set {anchor_set!r} stores no inputs. Send vectors or inputs, in the "
-                f"order of its items",
+                "order of its items",
                 field="inputs",
             )
         inputs = read_inputs(services, set_row.inputs, of=f"anchor set {set_row.name!r}")

@@ -114,8 +114,7 @@ def _check_pair(pair: PairFacts) -> Iterator[AnchorFinding]:
     if suspects:
         text = (
             f"these rows are probably different items in {x} and {y}: translators of the other "
-            f"rows "
-            "miss them in both directions. Check these items, and those that `fits` names"
+            "rows miss them in both directions. Check these items, and those that `fits` names"
         )
         offset, count = _find_common_offset(suspects)
         if count:
@@ -163,9 +162,8 @@ def _check_size(space: SpaceFacts) -> Iterator[AnchorFinding]:
             "low-coverage",
             "warning",
             f"the other anchors explain {space.coverage.left_out:.0%} of an average anchor, and "
-            f"as little of "
-            "new items like them. Add anchors like the items to translate: POST .../suggest "
-            "names some",
+            "as little of new items like them. Add anchors like the items to translate: POST "
+            ".../suggest names some",
             [space.encoder],
         )
 
@@ -178,13 +176,13 @@ def _check_rows(space: SpaceFacts) -> Iterator[AnchorFinding]:
         ),
         "collinear": (
             "collinear",
-            "these anchors lie on the line through the mean and an earlier anchor, and add "
-            "almost nothing. Replace them",
+            "these anchors lie on the line through the mean and an earlier anchor, and add almost "
+            "nothing. Replace them",
         ),
         "at-mean": (
             "at_mean",
-            "these anchors equal the mean of all anchors: they have no direction and add "
-            "nothing. Replace them",
+            "these anchors equal the mean of all anchors: they have no direction and add nothing. "
+            "Replace them",
         ),
     }
     for code, (name, text) in texts.items():
@@ -199,8 +197,7 @@ def _check_rows(space: SpaceFacts) -> Iterator[AnchorFinding]:
             "outliers",
             "warning",
             "these anchors differ from the others in length or in distance from the mean. Check "
-            "whether "
-            "their items are empty or cut off, or their vectors another encoder's",
+            "whether their items are empty or cut off, or their vectors another encoder's",
             [space.encoder],
             sorted(each.row for each in outliers)[:LISTED],
             len(outliers),
@@ -213,8 +210,8 @@ def _check_numbers(space: SpaceFacts) -> Iterator[AnchorFinding]:
             "half-precision",
             "info",
             "all numbers have half precision, which costs a translation almost nothing. To "
-            "compare vectors "
-            "with the encoder's own, allow for 3e-4 (float16) or 2e-3 (bfloat16) of their length",
+            "compare vectors with the encoder's own, allow for 3e-4 (float16) or 2e-3 (bfloat16) "
+            "of their length",
             [space.encoder],
         )
     if space.numbers.precision == "quantised":
@@ -222,8 +219,7 @@ def _check_numbers(space: SpaceFacts) -> Iterator[AnchorFinding]:
             "quantised",
             "info",
             "the numbers have at most 256 different values: they are quantised, perhaps for an "
-            "index. "
-            "Send the encoder's own vectors",
+            "index. Send the encoder's own vectors",
             [space.encoder],
         )
 
@@ -243,10 +239,8 @@ def _check_all(spaces: Sequence[SpaceFacts]) -> Iterator[AnchorFinding]:
             "not-normalised",
             "info",
             "some spaces have vectors of length 1, and these have not. Translated vectors are "
-            "about as long "
-            "as the target's anchors. Compare them by cosine, or normalise them; set "
-            "`keep_norms` if "
-            "lengths have a meaning",
+            "about as long as the target's anchors. Compare them by cosine, or normalise them; "
+            "set `keep_norms` if lengths have a meaning",
             others,
         )
 

@@ -117,23 +117,29 @@ def suggest_items(
     if (pool is None) == (inputs is None):
         raise NotExactlyOne("send exactly one of `pool` and `inputs`", field="pool")
     anchors = spaces.raw_anchors(services, space)
-    read = min(len(anchors), most_rows_within(POOL_WORK // 2, anchors.shape[1]))
+    row_count = min(len(anchors), most_rows_within(POOL_WORK // 2, anchors.shape[1]))
     if pool is not None:
-        _check_pool_size(len(pool), anchors, read, "pool")
+        _check_pool_size(len(pool), anchors, row_count, "pool")
         vectors = incoming.checked_vectors(
             pool, field="pool", limits=services.limits, dim=anchors.shape[1]
         )
     else:
         assert inputs is not None
-        _check_pool_size(len(inputs.values), anchors, read, "inputs")
+        _check_pool_size(len(inputs.values), anchors, row_count, "inputs")
         vectors = encode(services, context, space.encoder, inputs.values, role=inputs.role).vectors
     with services.fitting():
-        fitted = spaces.require_direction(anchors[:read], field="anchor_set")
+        fitted = spaces.require_direction(anchors[:row_count], field="anchor_set")
         directions, _ = normalise(vectors.double(), fitted.mean)
         new = coverage.new_items(anchors, vectors)
-        found = coverage.suggest(fitted.unit, directions, count=count, open_=new)
+        suggestion = coverage.suggest(fitted.unit, directions, count=count, open_=new)
     return SuggestedRows(
-        found.rows, found.gains, found.before, found.after, len(vectors), int((~new).sum()), read
+        suggestion.rows,
+        suggestion.gains,
+        suggestion.before,
+        suggestion.after,
+        len(vectors),
+        int((~new).sum()),
+        row_count,
     )
 
 
@@ -160,14 +166,13 @@ def most_rows_within(work: int, dim: int) -> int:
     return max(1, isqrt(work // dim) if work < dim**3 else work // dim**2)
 
 
-def _check_pool_size(size: int, anchors: Tensor, read: int, field: str) -> None:
+def _check_pool_size(size: int, anchors: Tensor, row_count: int, field: str) -> None:
     """Raises TooManyVectors for a pool whose suggestion exceeds POOL_WORK."""
-    most = most_rows_within(POOL_WORK, anchors.shape[1]) - read
+    most = most_rows_within(POOL_WORK, anchors.shape[1]) - row_count
     if size > most:
         raise TooManyVectors(
-            f"the pool has {size} items of dimension {anchors.shape[1]}; with {read} anchors at "
-            f"most "
-            f"{most} are allowed. Send a random part of it",
+            f"the pool has {size} items of dimension {anchors.shape[1]}; with {row_count} anchors "
+            f"at most {most} are allowed. Send a random part of it",
             field=field,
             limit=most,
         )
@@ -198,15 +203,17 @@ def _compare(
     """Compare two spaces by as many rows as n^2 (d_x + d_y) <= work allows."""
     x, y = spaces.raw_anchors(services, first), spaces.raw_anchors(services, second)
     rows = _draw_rows(len(x), isqrt(work // (x.shape[1] + y.shape[1])))
-    found = mismatch.compare(x[rows], y[rows])
-    suspects = [each._replace(row=rows[each.row], fits=rows[each.fits]) for each in found.suspects]
-    shift = found.shift
-    # A shift only shows between neighbouring rows, which a random draw has not.
-    if found.verdict == "unrelated" and len(rows) < len(x):
+    comparison = mismatch.compare(x[rows], y[rows])
+    suspects = [
+        each._replace(row=rows[each.row], fits=rows[each.fits]) for each in comparison.suspects
+    ]
+    shift = comparison.shift
+    # Only neighbouring rows show a shift, and a random draw has none.
+    if comparison.verdict == "unrelated" and len(rows) < len(x):
         shift = mismatch.compare(x[: len(rows)], y[: len(rows)]).shift
     return PairFacts(
         [first.encoder.name, second.encoder.name],
-        replace(found, suspects=suspects, shift=shift),
+        replace(comparison, suspects=suspects, shift=shift),
         len(rows),
     )
 

@@ -88,7 +88,7 @@ def build_anchor_set(
         if other != size:
             raise UnequalAnchors(
                 f"{next(iter(sizes))!r} has {size} vectors and {key!r} has {other}. Send one for "
-                f"each item",
+                "each item",
                 field=f"embeddings.{key}",
             )
     row = tables.AnchorSetRow(
@@ -155,20 +155,20 @@ def add_space(
 
     Raises AnchorSetNotFound, EmbeddingsExist, and Conflict when the set was replaced meanwhile.
     """
-    found = resources.by_name(session, tables.AnchorSetRow, set_row.project, set_row.name)
-    if found.id != set_row.id:
+    current = resources.by_name(session, tables.AnchorSetRow, set_row.project, set_row.name)
+    if current.id != set_row.id:
         raise Conflict(
-            f"anchor set {set_row.name!r} was replaced by another of that name. Check it, and "
-            f"try again",
+            f"anchor set {set_row.name!r} was replaced by another of that name. Check it, and try "
+            "again",
             field="anchor_set",
         )
-    _refuse_existing(session, found, space.encoder)
-    space.anchor_set_id = found.id
+    _refuse_existing(session, current, space.encoder)
+    space.anchor_set_id = current.id
     session.add(space)
-    record_audit(session, context, "embed", "anchor-set", found.name)
+    record_audit(session, context, "embed", "anchor-set", current.name)
     session.flush()
-    session.refresh(found)
-    return found
+    session.refresh(current)
+    return current
 
 
 def delete_anchor_set(services: Services, context: RequestContext, name: str) -> None:
@@ -214,7 +214,7 @@ def build_space(
     if raw.shape[0] != size:
         raise AnchorCountMismatch(
             f"the set has {size} anchors, and the request {raw.shape[0]} vectors. Send one for "
-            f"each anchor",
+            "each anchor",
             field=field,
         )
     health = asdict(examine(raw.double(), require_direction(raw, field=field)))
@@ -232,7 +232,7 @@ def _require_maker(encoder: tables.EncoderRow, made_by: str | None) -> None:
     if made_by not in (None, encoder.id):
         raise Conflict(
             f"encoder {encoder.name!r} was replaced by another of that name. Check it, and try "
-            f"again",
+            "again",
             field="encoder",
         )
 
@@ -246,7 +246,6 @@ def _refuse_existing(
         return
     raise EmbeddingsExist(
         f"anchor set {anchor_set.name!r} has embeddings by {encoder.name!r} already, and they "
-        f"cannot "
-        "change. Create a new set",
+        "cannot change. Create a new set",
         field="encoder",
     )

@@ -72,8 +72,8 @@ def request_bootstrap(
             for field, encoder in (("source", source), ("target", target))
         ]
     x, y = (
-        pools.check_side(services, context.project, row, given)
-        for row, given in zip(encoders, (source_pool, target_pool), strict=True)
+        pools.check_side(services, context.project, row, side)
+        for row, side in zip(encoders, (source_pool, target_pool), strict=True)
     )
     settings = _read_settings(method, size, options or {}, most=min(x.rows, y.rows))
     _require_startable(settings, seeds, x, y, most=services.limits.vectors)
@@ -116,12 +116,12 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
         memory=services.limits.bootstrap_bytes,
         beat=listener.beat,
     )
-    found = methods.run(fitted, seeds, settings, state=state, on_step=listener)
+    outcome = methods.run(fitted, seeds, settings, state=state, on_step=listener)
     listener.end()
-    report = _describe(found, seeds)
+    report = _describe(outcome, seeds)
     items = min(len(source_pool), len(target_pool))
     _require_quality(
-        found,
+        outcome,
         report,
         seeds=len(seeds),
         items=items,
@@ -133,11 +133,11 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
         job.project,
         name=arguments["name"],
         embeddings={
-            arguments["source"]: source_pool[found.pairs[:, 0]],
-            arguments["target"]: target_pool[found.pairs[:, 1]],
+            arguments["source"]: source_pool[outcome.pairs[:, 0]],
+            arguments["target"]: target_pool[outcome.pairs[:, 1]],
         },
         made_by=arguments.get("made_by"),
-        pairs={"pairs": found.pairs, "confidence": found.confidence},
+        pairs={"pairs": outcome.pairs, "confidence": outcome.confidence},
         beat=listener.end,
         provenance={
             "job": job.id,
@@ -153,11 +153,11 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
         {
             "anchor_set": arguments["name"],
             "method": method,
-            "size": len(found.pairs),
+            "size": len(outcome.pairs),
             "asked": arguments["settings"]["size"],
             **report,
-            "pairs": found.pairs.tolist(),
-            "confidence": _round(found.confidence.tolist()),
+            "pairs": outcome.pairs.tolist(),
+            "confidence": _round(outcome.confidence.tolist()),
         },
         write=lambda session: anchor_sets.add_anchor_set(session, context, row),
     )
@@ -175,11 +175,12 @@ def _read_settings(
             f"expected one of the methods {', '.join(methods.SETTINGS)}", field="method"
         )
     kind = methods.SETTINGS[method]
-    known = {field.name for field in fields(kind)} - {"size"}
+    method_options = {field.name for field in fields(kind)} - {"size"}
     for name in options:
-        if name not in known:
+        if name not in method_options:
             raise UnknownOption(
-                f"the method {method} has no option `{name}`. It has {', '.join(sorted(known))}",
+                f"the method {method} has no option `{name}`. It has "
+                f"{', '.join(sorted(method_options))}",
                 field=f"options.{name}",
             )
     if size is None and kind is not self_learning.Settings:
@@ -238,14 +239,14 @@ def _require_learnable(
         raise InvalidRequest(detail, field=smaller.field)
     if settings.size is not None and settings.size > smaller.rows:
         raise InvalidSeeds(
-            f"`size` is {settings.size}; the smaller pool has {smaller.rows} items",
+            f"`size` is {settings.size}; the smaller pool has {smaller.rows} items. Lower `size`",
             field="size",
         )
     size = settings.size or most
     if len(seeds) > size:
         raise InvalidSeeds(
             f"there are {len(seeds)} seeds; the set has at most {size} pairs. Send fewer, or "
-            f"raise `size`",
+            "raise `size`",
             field="seeds",
         )
     pool_maths.check_pairs(seeds, source=x.rows, target=y.rows)
@@ -277,23 +278,23 @@ def _settings_as_json(settings: methods.Settings) -> dict[str, Any]:
     return {name: value for name, value in asdict(settings).items() if not isinstance(value, dict)}
 
 
-def _describe(found: methods.Outcome, seeds: list[tuple[int, int]]) -> dict[str, Any]:
+def _describe(outcome: methods.Outcome, seeds: list[tuple[int, int]]) -> dict[str, Any]:
     """The facts that a result and a refusal have in common."""
     estimate = {
         name: None if math.isnan(value) else round(value, 4)
-        for name, value in asdict(found.estimate).items()
+        for name, value in asdict(outcome.estimate).items()
     }
-    wrong = [{"row": row, "pair": list(seeds[row])} for row in found.wrong_seeds]
+    wrong = [{"row": row, "pair": list(seeds[row])} for row in outcome.wrong_seeds]
     return {
         "estimate": estimate,
         "wrong_seeds": wrong,
-        "ask": found.ask.tolist(),
-        "facts": dict(found.facts),
+        "ask": outcome.ask.tolist(),
+        "facts": dict(outcome.facts),
     }
 
 
 def _require_quality(
-    found: methods.Outcome,
+    outcome: methods.Outcome,
     report: dict[str, Any],
     *,
     seeds: int,
@@ -307,7 +308,7 @@ def _require_quality(
     size   the number of pairs that the client wants
     least  the least share of right pairs; 0 accepts any
     """
-    right, count = found.estimate.right, len(found.pairs)
+    right, count = outcome.estimate.right, len(outcome.pairs)
     fewest = min(FEWEST_JUDGED, size or FEWEST_JUDGED) if least else FEWEST_PAIRS
     if count >= fewest and right >= least:
         return
@@ -318,8 +319,7 @@ def _require_quality(
     if more:
         detail += (
             f". If the pools share most items and the seeds are right, about {more} more seeds "
-            f"may be "
-            "enough: see `more_seeds` and `ask`"
+            "may be enough: see `more_seeds` and `ask`"
         )
     raise SeedsInsufficient(
         detail,

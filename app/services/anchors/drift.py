@@ -1,4 +1,4 @@
-"""Compares an encoder's vectors of today with those that an anchor set has of it."""
+"""Compares the vectors that an encoder makes today with those in an anchor set."""
 
 from __future__ import annotations
 
@@ -127,8 +127,10 @@ def detect_drift(
     )
     old = spaces.raw_anchors(services, space)[rows]
     with services.fitting():
-        found = drift.compare(old, new, seed=options.seed)
-    return _report(found, rows, space, given_dim=new.shape[1], reembedded=options.vectors is None)
+        comparison = drift.compare(old, new, seed=options.seed)
+    return _report(
+        comparison, rows, space, given_dim=new.shape[1], reembedded=options.vectors is None
+    )
 
 
 def _choose_rows(options: DriftOptions, size: int) -> list[int]:
@@ -160,8 +162,7 @@ def _choose_rows(options: DriftOptions, size: int) -> list[int]:
     if options.vectors is None and len(rows) > MOST_REEMBEDDED:
         raise TooManyInputs(
             f"there are {len(rows)} rows to embed again; at most {MOST_REEMBEDDED} are allowed, "
-            f"which is "
-            "enough to detect drift. Send fewer",
+            "which is enough to detect drift. Send fewer",
             field="rows",
             limit=MOST_REEMBEDDED,
         )
@@ -180,8 +181,7 @@ def _check_vectors(
         if options.rows is None:
             raise AnchorCountMismatch(
                 f"the set has {len(rows)} anchors, and the request {len(new)} vectors. Send one "
-                f"for each, or "
-                "name their anchors in `rows`",
+                "for each, or name their anchors in `rows`",
                 field="vectors",
             )
         raise InvalidRequest(
@@ -201,14 +201,13 @@ def _embed_again(
     if space.encoder.model is None:
         raise EncoderNeedsVectors(
             f"the service cannot encode inputs with an encoder of kind `{space.encoder.kind}`. "
-            f"Send its "
-            "vectors of today",
+            "Send its vectors of today",
             field="vectors",
         )
     if space.anchor_set.inputs is None:
         raise InputsNotStored(
             f"anchor set {space.anchor_set.name!r} stores no inputs. Send the encoder's vectors "
-            f"of today",
+            "of today",
             field="vectors",
         )
     inputs = read_inputs(
@@ -226,11 +225,16 @@ def _embed_again(
 
 
 def _report(
-    found: drift.Drift, rows: list[int], space: tables.SpaceRow, *, given_dim: int, reembedded: bool
+    comparison: drift.Drift,
+    rows: list[int],
+    space: tables.SpaceRow,
+    *,
+    given_dim: int,
+    reembedded: bool,
 ) -> DriftReport:
     dim = space.encoder.dim
-    changed = [rows[place] for place in found.changed.nonzero().flatten().tolist()]
-    cosines, deviations = found.cosines, found.deviations
+    changed = [rows[place] for place in comparison.changed.nonzero().flatten().tolist()]
+    cosines, deviations = comparison.cosines, comparison.deviations
     worst = []
     if cosines is not None and deviations is not None:
         places = torch.argsort(cosines, stable=True)[:LISTED].tolist()
@@ -238,37 +242,39 @@ def _report(
             RowDrift(row=rows[i], cosine=float(cosines[i]), deviation=float(deviations[i]))
             for i in places
         ]
-    detail, recommendations = _explain(found, len(changed), len(rows), dim=dim, given_dim=given_dim)
+    detail, recommendations = _explain(
+        comparison, len(changed), len(rows), dim=dim, given_dim=given_dim
+    )
     return DriftReport(
         anchor_set=space.anchor_set.name,
         encoder=space.encoder.name,
-        verdict=found.verdict,
+        verdict=comparison.verdict,
         detail=detail,
         recommendations=recommendations,
         count=len(rows),
         dim=dim,
         given_dim=given_dim,
         reembedded=reembedded,
-        rounding=found.rounding,
+        rounding=comparison.rounding,
         max_deviation=None if deviations is None else float(deviations.max()),
         mean_cosine=None if cosines is None else float(cosines.mean()),
         min_cosine=None if cosines is None else float(cosines.min()),
-        scale=found.scale,
+        scale=comparison.scale,
         changed=sorted(changed)[:LISTED],
         changed_count=len(changed),
         changed_share=len(changed) / len(rows),
         worst=worst,
-        held_out=None if found.held_out is None else DriftHeldOut(**vars(found.held_out)),
+        held_out=None if comparison.held_out is None else DriftHeldOut(**vars(comparison.held_out)),
     )
 
 
 def _explain(
-    found: drift.Drift, changed: int, count: int, *, dim: int, given_dim: int
+    comparison: drift.Drift, changed: int, count: int, *, dim: int, given_dim: int
 ) -> tuple[str, list[str]]:
     """Explain the verdict, and what to do."""
     move = "register the changed encoder by another name, PUT its embeddings, and translate"
-    match found.verdict:
-        case "unchanged" if found.rounding == "half":
+    match comparison.verdict:
+        case "unchanged" if comparison.rounding == "half":
             return (
                 "the vectors are equal to half precision: one of the two computes or stores in it",
                 ["nothing to do"],
@@ -278,14 +284,14 @@ def _explain(
         case "partly-changed":
             return f"{changed} of {count} vectors have changed, the others have not", [
                 "check these items: were they edited, truncated, or embedded with another prompt?",
-                "the encoder is the same, so translators stay valid; to use the new items, "
-                "create a new set",
+                "the encoder is the same, so translators stay valid; to use the new items, create "
+                "a new set",
             ]
         case "rescaled":
             return "the directions are equal, the lengths have changed", [
                 "searches by cosine are not affected",
-                "for dot products or Euclidean distances, scale old and new vectors to one "
-                "length first",
+                "for dot products or Euclidean distances, scale old and new vectors to one length "
+                "first",
             ]
         case "rotated":
             return (
@@ -296,18 +302,18 @@ def _explain(
                 ],
             )
         case "changed":
-            return _explain_change(found, move, dim=dim, given_dim=given_dim)
+            return _explain_change(comparison, move, dim=dim, given_dim=given_dim)
 
 
 def _explain_change(
-    found: drift.Drift, move: str, *, dim: int, given_dim: int
+    comparison: drift.Drift, move: str, *, dim: int, given_dim: int
 ) -> tuple[str, list[str]]:
-    held_out = found.held_out
-    if found.moved:
+    held_out = comparison.held_out
+    if comparison.moved:
         return "the vectors are equal, in another order", [
             "send the vectors in the order of the anchors, or name their anchors in `rows`"
         ]
-    if found.z is not None and found.z < RELATED:
+    if comparison.z is not None and comparison.z < RELATED:
         return "the new vectors are unrelated to the old ones", [
             "check that they are the same items in the same order; with these rows, nothing can "
             "be translated"
@@ -321,7 +327,7 @@ def _explain_change(
             shorter = min(dim, given_dim)
             return (
                 f"the vectors have {given_dim} dimensions instead of {dim}; the first {shorter} "
-                f"agree",
+                "agree",
                 [f"cut the longer ones to {shorter} dimensions, or {move}"],
             )
         return (
@@ -332,7 +338,7 @@ def _explain_change(
             ],
         )
     return (
-        f"the space is another one: translated old vectors have a held-out cosine of "
+        "the space is another one: translated old vectors have a held-out cosine of "
         f"{held_out.translator:.2f}",
         [
             "do not mix old and new vectors: their cosines mean little",

@@ -118,7 +118,7 @@ def append_piece(
     if len(row.pieces) >= MOST_POOL_PIECES:
         raise PoolTooLarge(
             f"the pool has {MOST_POOL_PIECES} pieces, the most allowed. Create a pool of larger "
-            f"pieces",
+            "pieces",
             field=field,
             limit=MOST_POOL_PIECES,
         )
@@ -128,16 +128,16 @@ def append_piece(
     )
     with services.db.transaction() as session:
         is_appended = resources.extend_pool(session, row, piece)
-        found = resources.by_name(session, tables.PoolRow, context.project, name)
-        if found.id != row.id:
+        current = resources.by_name(session, tables.PoolRow, context.project, name)
+        if current.id != row.id:
             raise Conflict(
                 f"pool {name!r} was replaced by another of that name. Check it, and try again",
                 field="name",
             )
         if not is_appended:
-            raise _offset_mismatch(found, offset)
-        record_audit(session, context, "append", "pool", name, found)
-    return found
+            raise _offset_mismatch(current, offset)
+        record_audit(session, context, "append", "pool", name, current)
+    return current
 
 
 def delete_pool(services: Services, context: RequestContext, name: str) -> None:
@@ -161,14 +161,13 @@ def check_side(
             row = resources.whole_pool(session, project, content, field=field)
         if row.encoder_id != encoder.id:
             raise PoolOfAnotherEncoder(
-                f"pool {content!r} belongs to encoder {row.encoder.name!r}, not "
-                f"{encoder.name!r}. Name a "
-                "pool of that encoder",
+                f"pool {content!r} belongs to encoder {row.encoder.name!r}, not {encoder.name!r}. "
+                "Name a pool of that encoder",
                 field=field,
             )
-        found = PoolSide(encoder, field, row.items, [piece["blob"] for piece in row.pieces])
+        pool_side = PoolSide(encoder, field, row.items, [piece["blob"] for piece in row.pieces])
     elif isinstance(content, Inputs):
-        found = PoolSide(
+        pool_side = PoolSide(
             encoder,
             field,
             len(content.values),
@@ -179,24 +178,29 @@ def check_side(
         rows = incoming.checked_vectors(
             content, field=field, limits=services.limits, dim=encoder.dim
         )
-        found = PoolSide(encoder, field, len(rows), rows)
-    _require_room(services, found.rows, field)
-    if not isinstance(found.content, Inputs):
-        _require_direction(services, found.content, field)
-    return found
+        pool_side = PoolSide(encoder, field, len(rows), rows)
+    _require_room(services, pool_side.rows, field)
+    if not isinstance(pool_side.content, Inputs):
+        _require_direction(services, pool_side.content, field)
+    return pool_side
 
 
-def store_side(services: Services, context: RequestContext, found: PoolSide) -> list[str]:
+def store_side(services: Services, context: RequestContext, pool_side: PoolSide) -> list[str]:
     """Store one side, and return its blobs, which no sweep deletes before a job names them.
 
     Raises DegenerateAnchors, and the errors of `encode`.
     """
-    content = found.content
+    content = pool_side.content
     if isinstance(content, Inputs):
         content = encode(
-            services, context, found.encoder, content.values, role=content.role, field=found.field
+            services,
+            context,
+            pool_side.encoder,
+            content.values,
+            role=content.role,
+            field=pool_side.field,
         ).vectors
-        _require_direction(services, content, found.field)
+        _require_direction(services, content, pool_side.field)
     if isinstance(content, Tensor):
         return [_store_piece(services, content)["blob"]]
     services.blobs.touch(content)

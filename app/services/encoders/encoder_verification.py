@@ -93,8 +93,7 @@ def verify(
     if len(inputs.values) > MOST_VERIFIED_INPUTS:
         raise TooManyInputs(
             f"the request has {len(inputs.values)} inputs; at most {MOST_VERIFIED_INPUTS} are "
-            f"allowed, "
-            "which is enough for a verification. Send fewer",
+            "allowed, which is enough for a verification. Send fewer",
             field="inputs",
             limit=MOST_VERIFIED_INPUTS,
         )
@@ -102,7 +101,7 @@ def verify(
     if len(theirs) != len(inputs.values):
         raise DimensionMismatch(
             f"the request has {len(inputs.values)} inputs and {len(theirs)} vectors. Send one "
-            f"vector for each",
+            "vector for each",
             field="vectors",
         )
     ours = encode(services, context, row, inputs.values, role=inputs.role).vectors
@@ -213,13 +212,13 @@ def _find_likely_cause(
     if likeness >= SAME_FAMILY:
         return (
             "revision",
-            f"both models find the same inputs similar (correlation {likeness:.2f}): "
-            "probably another revision of the model",
+            f"both models find the same inputs similar (correlation {likeness:.2f}): probably "
+            "another revision of the model",
         )
     return (
         "another-model",
-        f"the two models find different inputs similar (correlation {likeness:.2f}): "
-        "probably another model, or other inputs",
+        f"the two models find different inputs similar (correlation {likeness:.2f}): probably "
+        "another model, or other inputs",
     )
 
 

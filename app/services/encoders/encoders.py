@@ -48,8 +48,7 @@ def create_encoder(
         if dim is None or model is not None or revision is not None or options:
             raise InvalidRequest(
                 "an encoder of kind `external` needs `dim`, and takes no `model`, `revision` or "
-                "`options`. "
-                "Remove them, or name another kind",
+                "`options`. Remove them, or name another kind",
                 field="dim",
             )
         row.modality = modality or Modality.text
@@ -80,7 +79,7 @@ def _describe_model(
     if modality not in (None, model.modality):
         raise InvalidRequest(
             f"this model reads {model.modality}, not {modality}. Remove `modality`, or name "
-            f"another model",
+            "another model",
             field="modality",
         )
     row.dim, row.modality, row.identity = model.dim, model.modality, model.identity.members

@@ -16,7 +16,7 @@ from app.errors import (
 )
 from app.heads import registry as heads
 from app.heads.base import HeadModel
-from app.heads.image import png
+from app.heads.image import encode_png
 from app.services import name_lookup
 from app.services.access.audit import record_audit
 from app.services.context import Services
@@ -89,8 +89,7 @@ def create_head(
         if new_row.dim != row.dim:
             raise InvalidHead(
                 f"the head reads vectors of {row.dim} dimensions, and its encoder or anchor set "
-                f"was "
-                f"replaced by one of {new_row.dim}. Try again",
+                f"was replaced by one of {new_row.dim}. Try again",
                 field="encoder",
             )
         new_row.outputs, new_row.blob = row.outputs, row.blob
@@ -136,16 +135,15 @@ def _check_outputs(new: HeadDefinition, head: HeadModel) -> None:
     """Raises InvalidHead when the head's outputs contradict its definition."""
     if new.output is HeadOutput.classes and head.outputs != len(new.classes):
         raise InvalidHead(
-            f"there are {len(new.classes)} classes, and the head has {head.outputs} outputs. "
-            "Send one class for each output",
+            f"there are {len(new.classes)} classes, and the head has {head.outputs} outputs. Send "
+            "one class for each output",
             field="classes",
         )
     if new.output is HeadOutput.image:
         sides = [int(new.image[side]) for side in ("height", "width", "channels")]
         if sides[0] * sides[1] * sides[2] != head.outputs:
             raise InvalidHead(
-                f"an image of {sides} has not {head.outputs} numbers, as many as the head has "
-                f"outputs. "
+                f"the head has {head.outputs} outputs, not the numbers of an image of {sides}. "
                 "Correct `image`",
                 field="output",
             )
@@ -187,4 +185,4 @@ def draw_images(image: Mapping[str, Any], values: Tensor) -> list[bytes]:
     shape = [image["height"], image["width"], image["channels"]]
     if image["layout"] == "chw":
         values = values.reshape(-1, shape[2], *shape[:2]).permute(0, 2, 3, 1).contiguous()
-    return [png(each, image["low"], image["high"]) for each in values.reshape(-1, *shape)]
+    return [encode_png(each, image["low"], image["high"]) for each in values.reshape(-1, *shape)]

@@ -190,8 +190,8 @@ def _reach_head(
         _refuse_translation(choice, "this head reads relative vectors")
         if anchor_set is not None and anchor_set != row.anchor_set.name:
             raise InvalidHead(
-                f"head {row.name!r} belongs to anchor set {row.anchor_set.name!r}. Name that "
-                f"set, or none",
+                f"head {row.name!r} belongs to anchor set {row.anchor_set.name!r}. Name that set, "
+                "or none",
                 field="anchor_set",
             )
         relation = maps.Relation(
@@ -319,8 +319,8 @@ def _predict_native(
     if truth.native_vectors is not None:
         if own is None:
             raise InvalidRequest(
-                "`native_vectors` does not apply to a relative head, which belongs to no "
-                "encoder. Remove it",
+                "`native_vectors` does not apply to a relative head, which belongs to no encoder. "
+                "Remove it",
                 field="native_vectors",
             )
         native = incoming.checked_vectors(

@@ -53,7 +53,7 @@ class LeaseLost(Exception):
 class Progress:
     """Records steps and checkpoints of a running job, and tells the job when to stop.
 
-    A job goes on while the database or the disk is away: it records less.
+    A job continues while the database or the disk is away, and records less.
     """
 
     def __init__(

@@ -29,15 +29,15 @@ def submit_job(
         own, total = jobs.count_unfinished(session, context.project)
         if own >= limits.project_jobs:
             raise TooManyJobs(
-                f"this project has {limits.project_jobs} unfinished jobs, the most allowed. "
-                "Wait for some to end, or cancel them",
+                f"this project has {limits.project_jobs} unfinished jobs, the most allowed. Wait "
+                "for some to end, or cancel them",
                 retry_after_s=10,
                 limit=limits.project_jobs,
             )
         if total >= limits.jobs:
             raise QueueFull(
-                f"the queue holds {limits.jobs} unfinished jobs, the most allowed. "
-                "Try again in 10 s",
+                f"the queue holds {limits.jobs} unfinished jobs, the most allowed. Try again in "
+                "10 s",
                 retry_after_s=10,
                 limit=limits.jobs,
             )

@@ -247,7 +247,7 @@ class Decoding:
         decoder = services.cache.get_or_make(
             key,
             lambda: methods.fit_decoder(method, spaces.fitted_space(services, target), options),
-            lambda made: made.nbytes,
+            lambda value: value.nbytes,
             shared=DECODER,
         )
         visible = {
@@ -259,12 +259,11 @@ class Decoding:
         return MapRecipe((key,), partial(_build_decoding, method, visible)), (decoder,)
 
     def _resolve(self, anchors: int) -> tuple[str, methods.Options]:
-        method, chosen = self.request.method, self.request.options
-        if "encode_power" in chosen:
+        method, overrides = self.request.method, self.request.options
+        if "encode_power" in overrides:
             raise UnknownOption(
                 "`encode_power` does not apply to relative vectors. Set `relative_power` to the "
-                "power that "
-                "encoded them",
+                "power that encoded them",
                 field="options.encode_power",
             )
         if self.request.min_quality:
@@ -273,20 +272,20 @@ class Decoding:
                 "a source",
                 field="min_quality",
             )
-        if "centre" in chosen:
+        if "centre" in overrides:
             raise UnknownOption(
                 "`centre` does not apply to relative vectors: they are centred on the anchors' "
                 "mean. Remove it",
                 field="options.centre",
             )
-        if "keep_norms" in chosen:
+        if "keep_norms" in overrides:
             raise UnknownOption(
                 "`keep_norms` does not apply to relative vectors, which have no norms. Remove it",
                 field="options.keep_norms",
             )
         if method in ("auto", "graded"):
-            method, chosen = "graded", {**selection.decoding(self.relative_power), **chosen}
-        options = methods.resolve(method, chosen, anchors=anchors)
+            method, overrides = "graded", {**selection.decoding(self.relative_power), **overrides}
+        options = methods.resolve(method, overrides, anchors=anchors)
         if methods.METHODS[method].independent and method != "graded" and self.relative_power != 0:
             raise InvalidOption(
                 f"the method {method} only decodes `relative_power` 0, not {self.relative_power}. "

@@ -44,22 +44,22 @@ class MappedVectors:
     truncated: Sequence[int] = ()
 
 
-def find_map(services: Services, project: str, wanted: MapRequest) -> ServedMap | None:
+def find_map(services: Services, project: str, request: MapRequest) -> ServedMap | None:
     """Return the map of a recent request, if its names still mean the same; without IO."""
-    pair: SpacePair | None = services.names.find(wanted.name(project))
-    return None if pair is None else _find_ready(services, pair, wanted)
+    pair: SpacePair | None = services.names.find(request.name(project))
+    return None if pair is None else _find_ready(services, pair, request)
 
 
-def prepare_map(services: Services, context: RequestContext, wanted: MapRequest) -> ServedMap:
+def prepare_map(services: Services, context: RequestContext, request: MapRequest) -> ServedMap:
     """Return the map, from memory or fitted now. Raises the not-found and option errors."""
     return _prepare_map(
-        services, context, wanted, translators.resolve(services, wanted.name(context.project))
+        services, context, request, translators.resolve(services, request.name(context.project))
     )
 
 
-def _find_ready(services: Services, pair: SpacePair, wanted: MapRequest) -> ServedMap | None:
+def _find_ready(services: Services, pair: SpacePair, request: MapRequest) -> ServedMap | None:
     """Return the map for this pair, if all its parts are in memory."""
-    recipe: MapRecipe | None = pair.recipes.get(wanted.key)
+    recipe: MapRecipe | None = pair.recipes.get(request.key)
     if recipe is None:
         return None
     parts = [services.cache.find(key) for key in recipe.keys]
@@ -67,22 +67,22 @@ def _find_ready(services: Services, pair: SpacePair, wanted: MapRequest) -> Serv
 
 
 def _prepare_map(
-    services: Services, context: RequestContext, wanted: MapRequest, pair: SpacePair
+    services: Services, context: RequestContext, request: MapRequest, pair: SpacePair
 ) -> ServedMap:
-    served = _find_ready(services, pair, wanted)
+    served = _find_ready(services, pair, request)
     if served is not None:
         return served
-    recipe, parts = wanted.make(services, context, pair)
+    recipe, parts = request.make(services, context, pair)
     if len(pair.recipes) >= MOST_RECIPES:
         pair.recipes.clear()
-    pair.recipes[wanted.key] = recipe
+    pair.recipes[request.key] = recipe
     return recipe.build(*parts)
 
 
 def apply_map(
     services: Services,
     context: RequestContext,
-    wanted: MapRequest,
+    request: MapRequest,
     *,
     vectors: Tensor | None,
     inputs: Inputs | None = None,
@@ -97,14 +97,14 @@ def apply_map(
     Raises the not-found, option and vector errors, MethodNotIndependent, Conflict, and the errors
     of `encode`.
     """
-    pair = pair or translators.resolve(services, wanted.name(context.project))
-    space, reads, makes = wanted.sides(pair)
+    pair = pair or translators.resolve(services, request.name(context.project))
+    space, reads, makes = request.sides(pair)
     field, count = incoming.exactly_one(vectors, inputs)
-    field = wanted.field or field
+    field = request.field or field
     incoming.reserve_answer(
         services, context, field, count, dim=makes, number_bytes=form.number_bytes
     )
-    if vectors is not None and wanted.field is not None:
+    if vectors is not None and request.field is not None:
         source_vectors = EncodedVectors(
             incoming.checked_vectors(vectors, field=field, limits=services.limits, dim=reads)
         )
@@ -112,7 +112,7 @@ def apply_map(
         source_vectors = incoming.vectors_or_encoded(
             services, context, space.encoder, vectors, inputs
         )
-    served = _prepare_map(services, context, wanted, pair)
+    served = _prepare_map(services, context, request, pair)
     with blaming(field):
         output = products.begin(
             services, served.product, source_vectors.vectors, form.empty(count, makes), precision
@@ -123,7 +123,7 @@ def apply_map(
 async def serve_map(
     services: Services,
     context: RequestContext,
-    wanted: MapRequest,
+    request: MapRequest,
     vectors: Tensor | None,
     inputs: Inputs | None = None,
     form: AnswerForm = FLOAT32_ANSWER,
@@ -136,14 +136,14 @@ async def serve_map(
     served = (
         None
         if vectors is None or inputs is not None
-        else find_map(services, context.project, wanted)
+        else find_map(services, context.project, request)
     )
     if served is None or vectors is None:
         work = partial(
             apply_map,
             services,
             context,
-            wanted,
+            request,
             vectors=vectors,
             inputs=inputs,
             form=form,

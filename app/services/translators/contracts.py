@@ -79,8 +79,7 @@ def require_promise(
         if promise is None:
             raise QualityBelowMinimum(
                 f"{pair}: {measure} must be at least {least}, and there are too few distinct "
-                f"anchors "
-                "to promise any quality. Add anchors, or lower the minimum",
+                "anchors to promise any quality. Add anchors, or lower the minimum",
                 field=field,
             )
         if report["evidence"]["verdict"] == "useless":

@@ -258,7 +258,7 @@ def _refuse_without_items(
         if number:
             raise InvalidRequest(
                 f"`{field}` only applies to a translation. Remove it, or send `vectors` and "
-                f"`native`",
+                "`native`",
                 field=field,
             )
 
@@ -268,9 +268,8 @@ def _fill_settings(items: EvaluationItems, settings: EvaluationSettings) -> Eval
     n = len(items.vectors)
     if n != len(items.native):
         raise InvalidRequest(
-            f"there are {n} `vectors` and {len(items.native)} `native`. Send as many of both: "
-            f"row i is "
-            "the same item",
+            f"there are {n} `vectors` and {len(items.native)} `native`. Send as many of both: row "
+            "i is the same item",
             field="native",
         )
     if n < FEWEST_EVALUATED:

@@ -82,7 +82,7 @@ def _find_calibration(services: Services, project: str, question: ThresholdQuest
     row = find_translator(services, project, question.translator)
     key: Key = (row.source.blob, row.target.blob, row.method, canonical_json(row.options))
     items = services.cache.get_or_make(
-        ("held-out", *key), partial(_hold_out, services, row), lambda made: made.nbytes
+        ("held-out", *key), partial(_hold_out, services, row), lambda value: value.nbytes
     )
 
     def make() -> Calibration:
@@ -90,7 +90,7 @@ def _find_calibration(services: Services, project: str, question: ThresholdQuest
             return calibration.calibrate(items, question.scores, given=question.given)
 
     return services.cache.get_or_make(
-        ("calibration", question.scores, question.given, *key), make, lambda made: made.nbytes
+        ("calibration", question.scores, question.given, *key), make, lambda value: value.nbytes
     )
 
 

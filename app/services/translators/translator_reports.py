@@ -63,8 +63,8 @@ def _promise_json(promised: Promise) -> dict[str, Any]:
     }
 
 
-def _evidence_json(found: Evidence) -> dict[str, Any]:
-    return {**vars(found), "cosine": found.cosine._asdict(), "mrr": found.mrr._asdict()}
+def _evidence_json(result: Evidence) -> dict[str, Any]:
+    return {**vars(result), "cosine": result.cosine._asdict(), "mrr": result.mrr._asdict()}
 
 
 def _learning_json(curve: Curve) -> dict[str, Any]:
@@ -88,13 +88,13 @@ def _learning_json(curve: Curve) -> dict[str, Any]:
 
 
 def _influence_json(source: Tensor, target: Tensor) -> dict[str, Any]:
-    found = influence(source, target)
+    result = influence(source, target)
     return {
         "hurting": [
-            {"row": i, "gain": float(found.gain[i]), "own": float(found.own[i])}
-            for i in found.hurting[:MOST_LISTED_ANCHORS]
+            {"row": i, "gain": float(result.gain[i]), "own": float(result.own[i])}
+            for i in result.hurting[:MOST_LISTED_ANCHORS]
         ],
-        "hurting_count": len(found.hurting),
+        "hurting_count": len(result.hurting),
     }
 
 

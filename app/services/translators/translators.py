@@ -124,10 +124,11 @@ def fit(
             return methods.fit(method, x, y, options)
 
     key: Key = ("translator", source.blob, target.blob, method, canonical_json(options))
-    translator = services.cache.get_or_make(key, make, lambda made: made.nbytes, shared=TRANSLATOR)
-    # The key has the spaces' rows, not their content: a set that was deleted and created again
-    # needs
-    # new rows. It has the day, because a write also records the translator's last use.
+    translator = services.cache.get_or_make(
+        key, make, lambda value: value.nbytes, shared=TRANSLATOR
+    )
+    # The key has the spaces' rows, not their content: a set that was created again needs new rows.
+    # It has the day, because a write also records the translator's last use.
     prefer = None if choice is None else choice.prefer
     content = services.cache.get_or_make(
         (
@@ -197,7 +198,7 @@ def find_with_report(
             content,
             translator_reports.REPORT_VERSION,
         )
-        measured = services.cache.get_or_make(
+        measures = services.cache.get_or_make(
             key,
             lambda: translator_reports.measure_report(services, row),
             lambda _: CACHED_REPORT_BYTES,
@@ -206,7 +207,7 @@ def find_with_report(
             row = resources.translator(
                 session, project, content, between=(row.source_id, row.target_id)
             )
-            row.report = measured
+            row.report = measures
     return row
 
 
@@ -299,17 +300,17 @@ def _look_up(services: Services, name: NameKey) -> SpacePair:
     anchor_set, source, target = name.names
     assert anchor_set is not None
     fields = {"source" if target is not None else "encoder": source, "target": target}
-    wanted = {field: encoder for field, encoder in fields.items() if encoder is not None}
+    encoders = {field: encoder for field, encoder in fields.items() if encoder is not None}
     with services.db.transaction() as session:
-        found = resources.spaces_of(session, name.project, anchor_set, set(wanted.values()))
-        if len(found) < len(set(wanted.values())):
-            for field, encoder in wanted.items():
+        by_encoder = resources.spaces_of(session, name.project, anchor_set, set(encoders.values()))
+        if len(by_encoder) < len(set(encoders.values())):
+            for field, encoder in encoders.items():
                 find_space_row(session, name.project, anchor_set, encoder, field)
             raise Conflict(
                 f"anchor set {anchor_set!r} was replaced by another of that name. Try again",
                 field="anchor_set",
             )
-        first, second = found.get(source or ""), found.get(target or "")
+        first, second = by_encoder.get(source or ""), by_encoder.get(target or "")
         contract = (
             resources.contract(session, first.id, second.id)
             if first is not None and second is not None
@@ -367,10 +368,10 @@ def _add_row(services: Services, context: RequestContext, row: tables.Translator
             session.add(row)
             record_audit(session, context, "create", "translator", row.content)
         elif row.choices:  # the existing row lacks these choices
-            found = resources.translator(
+            existing = resources.translator(
                 session, row.project, row.content, between=between, change=True
             )
-            found.choices = {**(found.choices or {}), **row.choices}
+            existing.choices = {**(existing.choices or {}), **row.choices}
 
 
 def _public_id(translator: Translator, method: str, options: methods.Options) -> str:

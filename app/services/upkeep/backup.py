@@ -34,9 +34,8 @@ MOST_NAMED_BLOBS = 20
 
 #: counts the other sessions of a PostgreSQL database
 COUNT_OTHER_SESSIONS = (
-    "SELECT count(*) FROM pg_stat_activity "
-    "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client "
-    "backend'"
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> "
+    "pg_backend_pid() AND backend_type = 'client backend'"
 )
 
 
@@ -140,7 +139,7 @@ def require_alone(db: Database) -> None:
             if time.monotonic() >= deadline:
                 raise BackupError(
                     f"{others} other sessions use the database. Stop all API processes and "
-                    f"workers first"
+                    "workers first"
                 )
             time.sleep(0.1)
 

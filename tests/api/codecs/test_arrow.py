@@ -27,7 +27,7 @@ BOTH = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def service(stock: Callable[..., TestClient], parallel: dict[str, np.ndarray]) -> TestClient:
-    """The running service with two encoders, their parallel anchors and a classifier, for all tests here."""
+    """The running service with two encoders, their parallel anchors and a classifier."""
     return stock(
         parallel,
         heads={

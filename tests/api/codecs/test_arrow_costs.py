@@ -1,4 +1,4 @@
-"""Arrow bodies that say much more than they hold: each is refused, or read, at a cost in proportion to its bytes.
+"""Arrow bodies that stand for more than they hold cost only in proportion to their bytes.
 
 The messages are written here by hand: no Arrow library writes them.
 """
@@ -30,7 +30,7 @@ TEXT = "é".encode()  # checked eight times slower than ASCII
 
 
 class Metadata:
-    """Writes one message's flatbuffer; what a method returns may be referred to any number of times."""
+    """Writes the flatbuffer of one message; any number of references can share a part."""
 
     def __init__(self) -> None:
         self.builder = Builder(1024)
@@ -221,7 +221,7 @@ TWO_ENCODED = [(1, 0)] * 3, [(0, 0), (0, 0), (8, 1), (0, 0), (16, 1)], b"\0" * 2
 
 
 def growing(batches: int = 50, size: int = 2**20) -> bytes:
-    """A dictionary that grows by a byte before each batch: 20 MB were 6.5 GB in memory, and an answer of 6 GB."""
+    """A dictionary that grows by a byte before each batch: 20 MB took 6.5 GB of memory."""
     begin = schema(lambda metadata: [encoded(metadata, 7)]) + words(7, size) + rows(1, *ENCODED)
     return begin + (words(7, 1, adds=True) + rows(1, *ENCODED)) * batches
 
@@ -419,7 +419,7 @@ def test_many_columns_in_many_batches_are_for_streams(service, refused):
 
 
 def test_a_client_that_sends_only_dictionaries_fills_no_memory(service, refused):
-    """Each replaces the one before, so that they never were too many at once; unread, all of them were kept."""
+    """Each dictionary replaces the one before, but pyarrow kept all that it had not read."""
     begin = schema(lambda metadata: [encoded(metadata, 7)])
     body = begin + words(7, 2**19) * 40 + rows(1, *ENCODED)
     answer = service.post(TRANSLATE + "&stream=true", content=body, headers={"content-type": ARROW})

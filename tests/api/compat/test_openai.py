@@ -267,7 +267,7 @@ def test_a_name_no_model_could_have_is_refused(api, encoding, complaint):
 
 @pytest.mark.parametrize("model", ["own", "own->minilm@texts"])
 def test_an_external_encoder_makes_no_vectors_of_texts(api, encoding, complaint, model):
-    with pytest.raises(openai.BadRequestError, match="cannot encode inputs") as caught:
+    with pytest.raises(openai.BadRequestError, match="Send the encoder's vectors") as caught:
         api.embeddings.create(model=model, input="x")
     assert caught.value.code == "encoder-needs-vectors"
     assert complaint(encoding.http.get("/v1/models/" + quote(model, safe=""))) == (

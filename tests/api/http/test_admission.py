@@ -1,4 +1,4 @@
-"""What every request passes before any route sees it: ids, Host, rates, and room. Keys: see test_keys.py."""
+"""Admission: request ids, Host and Origin, rates, and limits of requests and bytes in flight."""
 
 from __future__ import annotations
 
@@ -317,7 +317,7 @@ def ask(address, verb="GET", path="/encoders", body=None, headers=None):
 
 
 def until(status, address, **request):
-    """Ask until the answer has this status: the server learns of the end of a request a moment after we do."""
+    """Ask until the answer has this status: the server notices the end of a request later."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         answer, problem = ask(address, **request)
@@ -391,7 +391,7 @@ def test_requests_without_a_working_key_take_no_room_for_their_bodies(listen, be
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
 def test_answers_take_room_before_they_are_made(listen, encoding):
-    """A few bytes of a small encoder may ask for megabytes of a large one, and their client need not read them."""
+    """A small request can cause an answer of megabytes, which its client need not read."""
     address = listen(max_in_flight_bytes=300_000)
     body = {**enlarging(address, 2000), "vectors": [[1.5]] * 8, "encoding": encoding}
     slow = [
@@ -527,7 +527,7 @@ def test_a_refusal_does_not_wait_for_a_body_that_does_not_arrive(listen, monkeyp
     ("settings", "status"), [({"rate_limit": "1/day"}, 429), ({"auth": "keys"}, 401)]
 )
 def test_a_refused_body_is_answered_and_its_connection_serves_on(listen, settings, status, size):
-    """3 MB are more than max_body_bytes; clients send the whole body before they read the answer."""
+    """Clients send all 3 MB, more than max_body_bytes, before they read the answer."""
     address = listen(max_body_bytes=2_000_000, **settings)
     ask(address)  # uses up the rate
     connection = http.client.HTTPConnection(*address, timeout=30)

@@ -1,4 +1,4 @@
-"""JSON bodies: numbers become tensors as numpy would make them, and no body costs more than the room it takes."""
+"""JSON bodies: numbers become tensors as with numpy, and no body costs more than it reserves."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ COSTLY = {
 #: parses its standard input, and prints by how many bytes the process has grown at most
 PEAK = """
 import sys, orjson
-def now(name): return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) * 1024
+def now(name):
+    lines = open("/proc/self/status")
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
 data = sys.stdin.buffer.read()
 before = now("VmRSS")
 open("/proc/self/clear_refs", "w").write("5")
@@ -154,6 +156,10 @@ def test_bodies_of_every_size_are_answered_and_refused_alike(stocked, refused, c
 
 def test_brackets_and_quotes_within_texts_are_no_lists(stocked, refused):
     inputs = ['[]{}"' * 4000] * 10
-    answer = stocked.post("/relative", content=orjson.dumps({"encoder": "first", "anchor_set": "items", "inputs": inputs}),
-                          headers={"content-type": "application/json"})  # fmt: skip
+    body = {"encoder": "first", "anchor_set": "items", "inputs": inputs}
+    answer = stocked.post(
+        "/relative",
+        content=orjson.dumps(body),
+        headers={"content-type": "application/json"},
+    )
     refused(answer, 422, "encoder-needs-vectors", "inputs")

@@ -76,7 +76,7 @@ NOWHERE = {
 
 @pytest.fixture
 def two(locked, new_key, bearing, finished):
-    """Projects a, which has everything, and b, which has two encoders of its own and a set between them."""
+    """Projects a, which has everything, and b, which has two encoders and a set between them."""
     a, b = (
         Project(locked, key, bearing(key), prefix)
         for prefix, key in (

@@ -1,4 +1,4 @@
-"""stream=true over real sockets: the client reads while it sends, and rows go out before the last have come."""
+"""stream=true over real sockets: the client reads answers while it sends rows."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ class Service:
         size = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
         more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         connection.sendall(
-            f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: {media}\r\n{more}{size}\r\n\r\n".encode()
+            f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+            f"content-type: {media}\r\n{more}{size}\r\n\r\n".encode()
         )
         return connection
 
@@ -130,7 +131,7 @@ def service(
     behind_a_socket: Callable[[ExitStack, FastAPI], tuple[str, int]],
     parallel: dict[str, np.ndarray],
 ) -> Iterator[Service]:
-    """A service behind a socket, with two encoders and their parallel anchors, for all tests here."""
+    """A service behind a socket, with two encoders and their parallel anchors."""
     settings = Settings(
         data_dir=tmp_path_factory.mktemp("streams"),
         max_body_bytes=256 * 1024,
@@ -255,7 +256,10 @@ def test_relative_vectors_may_be_streamed(service, media):
     body = FORMS[media](VECTORS)
     coordinates = service.ask(relation, [body], media, len(body))
     assert (coordinates.status, coordinates.whole) == (200, True)
-    decoding = "/translate?target=second&anchor_set=items&relative=true&relative_power=1&method=graded&stream=true"
+    decoding = (
+        "/translate?target=second&anchor_set=items&relative=true&relative_power=1&method=graded"
+        "&stream=true"
+    )
     decoded = service.ask(decoding, pieces(coordinates.body[:]), media) if media == NPY else None
     if decoded is None:
         with ipc.open_stream(coordinates.body) as reader:

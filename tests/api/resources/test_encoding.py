@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from app.encoders.base import Shelf, Spec
-from app.encoders.model_files import find
+from app.encoders.base import EncoderSpec, ModelSources
+from app.encoders.model_files import find_model
 from app.errors import Conflict, EncoderUnavailable
 from app.services.anchors import anchor_sets
 from app.services.encoders import encoding as encoding_service
@@ -112,7 +112,10 @@ def test_a_model_whose_files_changed_is_refused_and_can_be_restored_or_registere
 
 def test_a_model_above_the_limit_is_refused_before_it_is_read(encoding):
     with pytest.raises(EncoderUnavailable, match="ANCHORAGE_MODEL_BYTES"):
-        find(Spec("sentence-transformers", "toy"), Shelf(encoding.models, largest=1_000))
+        find_model(
+            EncoderSpec("sentence-transformers", "toy"),
+            ModelSources(encoding.models, largest=1_000),
+        )
 
 
 def test_what_was_registered_of_a_hub_is_one_commit_of_it():

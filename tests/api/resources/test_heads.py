@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from app.heads.base import LARGEST_FILE
+from app.heads.base import MAX_HEAD_BYTES
 
 DIM = 6  # dimension of `second`, the encoder of these heads
 
@@ -460,7 +460,7 @@ def test_a_file_that_is_no_head_is_refused_and_nothing_is_written(stocked, tmp_p
 def test_a_file_above_the_limit_is_too_large_whatever_the_body_may_be(serve, complaint):
     client = serve(max_body_bytes=2**27)
     client.post("/encoders", json={"name": "second", "dim": DIM})
-    large = text(b"\0" * (LARGEST_FILE + 1))
+    large = text(b"\0" * (MAX_HEAD_BYTES + 1))
     for more in ({"kind": "onnx", "onnx": large}, {"safetensors": large}):
         answer = client.post("/heads", json={"name": "h", "encoder": "second", **CLASSES, **more})
         assert complaint(answer) == (413, "head-too-large")

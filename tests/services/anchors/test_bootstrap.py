@@ -1,4 +1,6 @@
-"""Bootstraps on both databases: what is refused before a job exists, interruptions, refusals, and jobs of earlier versions."""
+"""Bootstraps on both databases: what is refused before a job exists, interruptions, refusals, and
+jobs of earlier versions.
+"""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_a_piece_never_reaches_another_pool_of_the_name(stocked, meanwhile):
 
     make(stocked)
     meanwhile(anew)
-    with pytest.raises(Conflict, match="made anew"):
+    with pytest.raises(Conflict, match="was replaced"):
         add(stocked, 10, some(5, 3))
     assert torch.equal(stored(stocked), some(10, 3, seed=9))
 
@@ -195,7 +195,9 @@ def test_a_waiting_job_outlives_its_pools_and_a_sweep(pooled):
 
 
 def test_a_pools_files_are_young_again_before_a_job_names_them(pooled):
-    """Else a sweep that has read the rows could take them, when the pool is deleted before the job's row is there."""
+    """Else a sweep that has read the rows could take them, when the pool is deleted before the
+    job's row is there.
+    """
     age(pooled)
     with pooled.db.transaction() as session:
         encoder = resources.by_name(session, tables.EncoderRow, PROJECT, "a")

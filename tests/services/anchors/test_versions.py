@@ -1,4 +1,6 @@
-"""A set that is deleted and made again with other content: each answer is by one of the two versions, whole."""
+"""A set that is deleted and made again with other content: each answer is by one of the two
+versions, whole.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import torch
 from sqlalchemy import event
 
 from app.errors import AnchorSetNotFound, Conflict, EncoderNotFound, QualityBelowMinimum
-from app.heads.linear import linear_head
+from app.heads.linear import make_linear_head
 from app.services import name_lookup
 from app.services.anchors import anchor_sets
 from app.services.context import Services
@@ -45,7 +47,9 @@ def reader(other, services) -> Iterator[Services]:
 
 
 def make(services: Services, project: str, version: int) -> None:
-    """Encoders a (4) and b (3), the set s, and the heads h of b and r of s: all names are the same in each version."""
+    """Encoders a (4) and b (3), the set s, and the heads h of b and r of s: all names are the
+    same in each version.
+    """
     draw = torch.Generator().manual_seed(version)
     for name, dim in (("a", 4), ("b", 3)):
         create_encoder(services, name, dim, RequestContext(project))
@@ -54,7 +58,7 @@ def make(services: Services, project: str, version: int) -> None:
         services, RequestContext(project), name="s", embeddings=embeddings
     )
     for name, encoder, anchor_set, dim in (("h", "b", None, 3), ("r", None, "s", 12)):
-        head = linear_head(torch.randn(2, dim, generator=draw), None, dim=dim)
+        head = make_linear_head(torch.randn(2, dim, generator=draw), None, dim=dim)
         new = heads.HeadDefinition(name, "linear", encoder, anchor_set, HeadOutput.numbers)
         heads.create_head(services, RequestContext(project), new, lambda _dim, head=head: head)
 
@@ -95,7 +99,7 @@ def stitched(services: Services, project: str) -> torch.Tensor:
         anchor_set="s",
         vectors=VECTORS,
         inputs=None,
-        way=stitching.TranslationChoice("graded"),
+        choice=stitching.TranslationChoice("graded"),
     ).values
 
 
@@ -115,7 +119,9 @@ def stitched_relative(services: Services, project: str) -> torch.Tensor:
 def before_statement(
     services: Services, number: int, change: Callable[[], None]
 ) -> Iterator[list[int]]:
-    """Call `change` once, before the given statement or the first after it that follows no write of its transaction."""
+    """Call `change` once, before the given statement or the first after it that follows no write
+    of its transaction.
+    """
     seen: list[int] = []
     written = False
 

@@ -1,4 +1,6 @@
-"""What serves requests: products in lanes, and names that stand for what they stand for now, in every process."""
+"""What serves requests: products in lanes, and names that stand for what they stand for now, in
+every process.
+"""
 
 from __future__ import annotations
 
@@ -237,7 +239,7 @@ def clients(request, tmp_path, monkeypatch) -> Iterator[list[TestClient]]:
         yield made
 
 
-def test_after_a_deletion_was_answered_no_process_knows_the_name_and_after_it_was_made_again_all_know_the_new_one(
+def test_after_a_deletion_no_process_knows_the_name_and_after_a_new_one_all_know_it(
     clients,
 ):
     for version in range(1, 8):

@@ -40,7 +40,9 @@ def add_set(services: Services, name: str, seed: int) -> None:
 
 @contextmanager
 def in_the_middle(act: Callable[[], None]) -> Iterator[list[None]]:
-    """Do something once, when the backup begins to write the spaces, after it has read the sets that they belong to."""
+    """Do something once, when the backup begins to write the spaces, after it has read the sets
+    that they belong to.
+    """
     done: list[None] = []
 
     def before(connection, cursor, statement, *_) -> None:
@@ -197,7 +199,7 @@ def test_a_backup_that_lacks_blobs_says_which_and_the_rest_can_be_restored(
     (folder / missing[:2] / missing).unlink()
     (folder / damaged[:2] / damaged).write_bytes(b"torn")
     restored = empty(services)
-    with pytest.raises(BackupError, match="lacks 2 of 4") as caught:
+    with pytest.raises(BackupError, match="2 of 4 blobs of the backup are missing") as caught:
         restore(restored, tmp_path / "backup")
     assert missing in str(caught.value)
     assert damaged in str(caught.value)

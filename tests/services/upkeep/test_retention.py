@@ -145,7 +145,9 @@ def fitted(services: Services) -> str:
 
 
 def unused_for(services: Services, days: float) -> Services:
-    """As if nobody had used any translator for so long; returns a process that has written none down yet."""
+    """As if nobody had used any translator for so long; returns a process that has written none
+    down yet.
+    """
     with services.db.transaction() as session:
         session.execute(
             update(tables.TranslatorRow).values(used_at=days_ago(days), created_at=days_ago(days))
@@ -191,7 +193,9 @@ def test_a_translator_between_spaces_with_a_contract_is_kept(stocked):
 
 
 def test_what_a_running_process_wrote_down_today_is_never_deleted_by_the_shortest_setting(stocked):
-    """A process writes the use of a translator down once a day, and the row must outlive that day."""
+    """A process writes the use of a translator down once a day, and the row must outlive that
+    day.
+    """
     services = keeping(stocked, translators_days=1)
     fitted(services)
     with services.db.transaction() as session:

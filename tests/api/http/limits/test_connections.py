@@ -137,7 +137,10 @@ def test_a_request_that_takes_longer_than_a_head_may_is_answered(listen, monkeyp
     monkeypatch.setattr(connections, "HEAD_S", 0.2)
     body = json.dumps({"name": "x", "dim": 2}).encode()
     with socket.create_connection(listen(), timeout=20) as connection:
-        head = f"POST /encoders HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        head = (
+            "POST /encoders HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}"
+        )
         connection.sendall(head.encode() + b"\r\n\r\n" + body[:5])
         time.sleep(0.6)
         connection.sendall(body[5:])
@@ -166,7 +169,10 @@ def test_a_request_that_is_answered_is_closed_for_nobody(listen, monkeypatch) ->
     body = json.dumps({"name": "x", "dim": 2}).encode()
     with ExitStack() as stack:
         slow = stack.enter_context(socket.create_connection((host, port), timeout=20))
-        head = f"POST /encoders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        head = (
+            "POST /encoders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}"
+        )
         slow.sendall(head.encode() + b"\r\nExpect: 100-continue\r\n\r\n" + body[:5])
         assert slow.recv(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
         others = [
@@ -244,7 +250,10 @@ def test_hundreds_of_half_sent_heads_lock_nobody_out(served) -> None:
 
 
 def test_the_parts_of_uvicorn_that_are_used_here_are_what_they_were() -> None:
-    """They are private: after an upgrade, read `app/api/http/protocol.py` against them, and then change this and pyproject.toml."""
+    """They are private: after an upgrade, compare `app/api/http/protocol.py` with them.
+
+    Then change this test and pyproject.toml.
+    """
     overridden = {
         name: list(inspect.signature(getattr(HttpToolsProtocol, name)).parameters)
         for name, each in vars(BoundedHttp).items()
