@@ -13,7 +13,7 @@ from torch import Tensor
 
 from app import __version__
 from app.api import health
-from app.api.compat.openai import parse_model
+from app.api.compat.model_ids import parse_model
 from app.api.http.bodies import json_body
 from app.api.http.deps import ReadContext, Reads, Svc
 from app.api.http.error_dialects import InferenceError

@@ -6,9 +6,7 @@ A model is an encoder, or `encoder->target@anchor-set`: the encoder's vectors, t
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from typing import Annotated, Any, Literal
@@ -20,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from starlette.concurrency import run_in_threadpool
 from torch import Tensor
 
+from app.api.compat.model_ids import parse_model
 from app.api.http.bodies import json_body
 from app.api.http.deps import ReadContext, Reads, Svc
 from app.api.http.error_dialects import OpenAIError
@@ -29,11 +28,9 @@ from app.api.schemas.fields import Body
 from app.encoders.base import EncoderSpec, Input
 from app.errors import (
     ClientLeft,
-    EncoderNotFound,
     InputTooLong,
     InvalidOption,
     InvalidRequest,
-    NotFound,
     TokensNotRead,
 )
 from app.observability import metrics
@@ -50,12 +47,6 @@ from app.storage.queries import resources
 from app.types import EncoderKind, InputRole
 
 router = APIRouter(prefix="/v1", tags=["openai"])
-
-_NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
-MODEL_ID_PATTERN = re.compile(
-    rf"(?P<encoder>{_NAME_PATTERN})"
-    rf"(->(?P<target>{_NAME_PATTERN})@(?P<anchor_set>{_NAME_PATTERN}))?"
-)
 
 MAX_MODELS_LISTED = 10_000
 
@@ -142,34 +133,6 @@ class ModelList(BaseModel):
 
     object: Literal["list"] = Field("list", description="Always `list`.")
     data: list[OpenAIModel] = Field(description=f"At most {MAX_MODELS_LISTED:,} models.")
-
-
-@dataclass(frozen=True)
-class ModelId:
-    """A parsed model id. `target` and `anchor_set` are None for an encoder's own vectors."""
-
-    encoder: str
-    target: str | None
-    anchor_set: str | None
-
-    def translator_request(self) -> translators.FitRequest | None:
-        """The translation that the id names, or None."""
-        if self.target is None or self.anchor_set is None:
-            return None
-        return translators.FitRequest(self.encoder, self.target, self.anchor_set, "auto", {})
-
-
-def parse_model(
-    text: str,
-    error: type[NotFound] = EncoderNotFound,
-    detail: str = "There is no model {!r}. A model is `encoder` or `encoder->target@anchor-set`; "
-    "/v1/models lists them.",
-) -> ModelId:
-    """The parts of a model id. Raises `error`, with `detail`, if the text is not one."""
-    match = MODEL_ID_PATTERN.fullmatch(text)
-    if match is None:
-        raise error(detail.format(text[:200]), field="model")
-    return ModelId(**match.groupdict())
 
 
 def _is_token(item: Any) -> bool:

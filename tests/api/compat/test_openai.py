@@ -216,9 +216,9 @@ def test_a_translated_model_answers_what_translate_answers(api, encoding, texts)
     "model",
     [
         *[
-            "nobody",
-            "minilm->nobody@texts",
-            "nobody->own@texts",
+            "unknown",
+            "minilm->unknown@texts",
+            "unknown->own@texts",
             "minilm->own@nowhere",
             "minilm->own",
             "minilm@texts",

@@ -370,7 +370,7 @@ def test_anchors_and_repeated_items_are_not_suggested(real, packed):
 @pytest.mark.parametrize(
     ("change", "status", "code", "field", "rows"),
     [
-        ({"encoder": "nobody"}, 404, "encoder-not-found", "encoder", None),
+        ({"encoder": "unknown"}, 404, "encoder-not-found", "encoder", None),
         ({"encoder": "idle"}, 409, "anchors-not-embedded", "encoder", None),
         ({"encoder": ...}, 422, "missing-field", "encoder", None),
         ({"pool": ...}, 422, "not-exactly-one", "pool", None),
@@ -543,7 +543,7 @@ def test_some_rows_may_be_named_in_any_order(embedded, drift):
 @pytest.mark.parametrize(
     ("change", "status", "code", "field", "rows"),
     [
-        ({"encoder": "nobody"}, 404, "encoder-not-found", "encoder", None),
+        ({"encoder": "unknown"}, 404, "encoder-not-found", "encoder", None),
         ({"encoder": "idle"}, 409, "anchors-not-embedded", "encoder", None),
         ({"encoder": ...}, 422, "missing-field", "encoder", None),
         ({"vectors": ...}, 422, "encoder-needs-vectors", "vectors", None),

@@ -182,10 +182,10 @@ def test_anchors_of_extreme_magnitude_are_measured_in_finite_numbers(pair, scale
             "embeddings.b",
         ),
         (
-            {"a": [[1, 2, 3], [4, 5, 6]], "nobody": [[1, 2], [4, 5]]},
+            {"a": [[1, 2, 3], [4, 5, 6]], "unknown": [[1, 2], [4, 5]]},
             404,
             "encoder-not-found",
-            "embeddings.nobody",
+            "embeddings.unknown",
         ),
         ({"a": [[1, 2, 3], [4, 5, 6]] * 1001}, 413, "too-many-vectors", "embeddings.a"),
     ],
@@ -259,7 +259,7 @@ def test_what_goes_together_and_what_does_not(pair, refused, body, code, field):
 
 
 def test_an_unknown_encoder_for_inputs_is_refused(pair, refused):
-    body = {"name": "s", "inputs": ["x", "y"], "encoders": ["nobody"]}
+    body = {"name": "s", "inputs": ["x", "y"], "encoders": ["unknown"]}
     refused(pair.post("/anchor-sets", json=body), 404, "encoder-not-found", "encoders")
 
 
@@ -341,7 +341,7 @@ def test_bad_added_embeddings_leave_the_set_as_it_was(stocked, refused):
 
 def test_unknown_names_in_the_path_say_which_one(stocked, refused):
     refused(put(stocked, some(40, 6), name="nothing"), 404, "anchor-set-not-found", "name")
-    refused(put(stocked, some(40, 6), encoder="nobody"), 404, "encoder-not-found", "encoder")
+    refused(put(stocked, some(40, 6), encoder="unknown"), 404, "encoder-not-found", "encoder")
     refused(put(stocked, some(40, 6), encoder="a%20b"), 422, "invalid-request", "encoder")
 
 

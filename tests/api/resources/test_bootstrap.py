@@ -147,8 +147,8 @@ MANY: dict[str, list[list[float]]] = {
         ({"source_pool": ...}, 422, "not-exactly-one", "source_pool", None),
         ({"name": "items"}, 409, "name-taken", "name", None),
         ({"name": "a b"}, 422, "invalid-request", "name", None),
-        ({"source": "nobody"}, 404, "encoder-not-found", "source", None),
-        ({"target": "nobody"}, 404, "encoder-not-found", "target", None),
+        ({"source": "unknown"}, 404, "encoder-not-found", "source", None),
+        ({"target": "unknown"}, 404, "encoder-not-found", "target", None),
         # a set has one space for each encoder
         (
             {"target": "first", "target_pool": MANY["source_pool"]},

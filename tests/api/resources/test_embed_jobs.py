@@ -198,7 +198,7 @@ def test_images_are_kept_as_files_and_read_again(encoding, fresh):
         ({"encoders": []}, 422, "invalid-request", "encoders"),
         ({"encoders": None}, 422, "invalid-request", "encoders"),
         ({"encoders": ["toy", "toy"]}, 422, "invalid-request", "encoders"),
-        ({"encoders": ["nobody"]}, 404, "encoder-not-found", "encoders"),
+        ({"encoders": ["unknown"]}, 404, "encoder-not-found", "encoders"),
         ({"encoders": ["own"]}, 422, "encoder-needs-vectors", "inputs"),
         ({"inputs": []}, 422, "empty-vectors", "inputs"),
         ({"inputs": None}, 422, "not-exactly-one", "embeddings"),

@@ -290,8 +290,8 @@ def test_a_job_that_is_asked_for_twice_under_one_key_is_made_once(ask, stocked, 
 @pytest.mark.parametrize(
     ("change", "status", "code", "field", "rows"),
     [
-        ({"source": "nobody"}, 404, "encoder-not-found", "source", None),
-        ({"target": "nobody"}, 404, "encoder-not-found", "target", None),
+        ({"source": "unknown"}, 404, "encoder-not-found", "source", None),
+        ({"target": "unknown"}, 404, "encoder-not-found", "target", None),
         ({"anchor_set": "nothing"}, 404, "anchor-set-not-found", "anchor_set", None),
         ({"source": ...}, 422, "missing-field", "source", None),
         ({"target": ...}, 422, "missing-field", "target", None),

@@ -87,7 +87,7 @@ def test_a_wrong_power_or_ridge_is_refused(ask, refused, options, code, field):
 @pytest.mark.parametrize(
     ("change", "status", "code", "field"),
     [
-        ({"encoder": "nobody"}, 404, "encoder-not-found", "encoder"),
+        ({"encoder": "unknown"}, 404, "encoder-not-found", "encoder"),
         ({"anchor_set": "nothing"}, 404, "anchor-set-not-found", "anchor_set"),
         ({"encoder": ...}, 422, "missing-field", "encoder"),
         ({"encoder": "a b"}, 422, "invalid-request", "encoder"),

@@ -175,7 +175,7 @@ def test_relative_vectors_need_no_source_and_everything_else_does(
         == ask(vectors=..., relative=coordinates).json()
     )
     refused(
-        ask(vectors=..., relative=coordinates, source="nobody"), 404, "encoder-not-found", "source"
+        ask(vectors=..., relative=coordinates, source="unknown"), 404, "encoder-not-found", "source"
     )
     refused(ask(source=...), 422, "missing-field", "source")
     refused(ask(vectors=..., inputs=["x"], source=...), 422, "missing-field", "source")
@@ -222,8 +222,8 @@ def test_relative_vectors_that_are_not_finite_are_refused_by_row(ask, refused, p
 @pytest.mark.parametrize(
     ("change", "status", "code", "field"),
     [
-        ({"source": "nobody"}, 404, "encoder-not-found", "source"),
-        ({"target": "nobody"}, 404, "encoder-not-found", "target"),
+        ({"source": "unknown"}, 404, "encoder-not-found", "source"),
+        ({"target": "unknown"}, 404, "encoder-not-found", "target"),
         ({"anchor_set": "nothing"}, 404, "anchor-set-not-found", "anchor_set"),
         ({"source": "a b"}, 422, "invalid-request", "source"),
         ({"target": ...}, 422, "missing-field", "target"),

@@ -176,7 +176,7 @@ def test_vectors_at_the_ends_of_the_range_are_a_difference_and_no_fault(verify, 
 @pytest.mark.parametrize(
     ("encoder", "change", "status", "code", "field"),
     [
-        ("nobody", {}, 404, "encoder-not-found", "name"),
+        ("unknown", {}, 404, "encoder-not-found", "name"),
         ("own", {}, 422, "encoder-needs-vectors", "inputs"),
         ("minilm", {"inputs": ["a", "b"]}, 422, "dimension-mismatch", "vectors"),
         ("minilm", {"inputs": []}, 422, "dimension-mismatch", "vectors"),
