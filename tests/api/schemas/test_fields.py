@@ -273,7 +273,7 @@ def test_another_content_type_is_refused(client, refused, media):
 
 def test_no_content_type_is_refused(client, refused):
     answer = client.post("/encoders", content=b'{"name": "x", "dim": 2}')
-    refused(answer, 415, "unsupported-media-type", detail="no content type")
+    refused(answer, 415, "unsupported-media-type", detail="no Content-Type")
 
 
 @pytest.mark.parametrize(
