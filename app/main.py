@@ -30,12 +30,14 @@ from app.api.resources import (
     contracts,
     encoders,
     evaluate,
+    heads,
     jobs,
     pools,
     relative,
     stitch,
     thresholds,
     translate,
+    translators,
 )
 from app.encoders.threads import use_threads
 from app.observability import tracing
@@ -55,6 +57,7 @@ RESOURCES = (
     tei,
     stitch,
     open_inference,
+    heads,
     encoders,
     anchor_sets,
     anchor_reports,
@@ -63,6 +66,7 @@ RESOURCES = (
     pools,
     bootstrap,
     evaluate,
+    translators,
     thresholds,
     jobs,
     api_keys,
@@ -122,7 +126,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     docs.install(app)
     app.state.services = services
-    app.state.parts = health.Parts(
+    app.state.health_checks = health.HealthChecks(
         worker_alive=None if worker is None else lambda: worker.alive,
         redis_answers=None if services.cache.store is None else services.cache.store.takes_writes,
     )

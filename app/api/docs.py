@@ -13,7 +13,7 @@ from pathlib import Path
 import fastapi_offline
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
 
 from app.api import error_page
@@ -21,19 +21,18 @@ from app.api import error_page
 STATIC = "/static-offline-docs"
 FILES = Path(fastapi_offline.__file__).parent / "static"
 
-#: the page with one section for each error code; `type` in a problem document links to it
+#: The page with one section for each error code. The `type` of a problem document links to it.
 ERRORS_PATH = "/docs/errors"
 
-#: paths that need no API key: they show no project's data
-PATHS = frozenset({"/docs", "/redoc", "/openapi.json", ERRORS_PATH})
+#: Public paths: they hold no data of a project.
+PATHS = frozenset({"/", "/docs", "/redoc", "/openapi.json", ERRORS_PATH})
 
-#: the Content-Security-Policy of answers below these paths that are not pages
-CLOSED = "default-src 'none'; frame-ancestors 'none'"
-#: headers of all answers below these paths
-HEADERS = ((b"x-frame-options", b"DENY"), (b"referrer-policy", b"no-referrer"))
+#: The policy of answers that are no pages, and the other headers of all answers.
+DENY_ALL_POLICY = "default-src 'none'; frame-ancestors 'none'"
+SECURITY_HEADERS = ((b"x-frame-options", b"DENY"), (b"referrer-policy", b"no-referrer"))
 
-#: the pages' policy. Scripts set styles on both, and ReDoc creates its own search worker
-POLICY = (
+#: Both pages set styles from scripts, and ReDoc searches in a worker from a blob.
+PAGE_POLICY = (
     "default-src 'none'; script-src 'self' {hashes}; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; font-src 'self'; connect-src 'self'; worker-src blob:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -42,13 +41,17 @@ INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
 
 def is_public(path: str) -> bool:
-    """Returns whether a path belongs to the documentation."""
+    """Whether a path belongs to the documentation or redirects to it."""
     return path in PATHS or path.startswith(f"{STATIC}/")
 
 
 def install(app: FastAPI) -> None:
-    """Add the pages and their files to the app."""
+    """Adds the pages, their files, and a redirect from / to /docs."""
     app.mount(STATIC, StaticFiles(directory=FILES), name="static-offline-docs")
+
+    @app.get("/", include_in_schema=False)
+    async def root(request: Request) -> Response:
+        return RedirectResponse(f"{request.scope.get('root_path', '')}/docs")
 
     @app.get("/docs", include_in_schema=False)
     async def swagger(request: Request) -> Response:
@@ -82,12 +85,12 @@ def install(app: FastAPI) -> None:
 
 
 def _guarded(page: Response) -> Response:
-    """Returns the page with a policy that allows its own inline scripts, by their hashes."""
+    """The page, with a policy that allows its inline scripts by their hashes."""
     digests = [
         b64encode(hashlib.sha256(script).digest()).decode()
         for script in INLINE_SCRIPT.findall(bytes(page.body))
     ]
-    page.headers["Content-Security-Policy"] = POLICY.format(
+    page.headers["Content-Security-Policy"] = PAGE_POLICY.format(
         hashes=" ".join(f"'sha256-{digest}'" for digest in digests)
     )
     return page

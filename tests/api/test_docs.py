@@ -23,7 +23,7 @@ def rules(answer):
 
 
 @pytest.mark.parametrize(
-    "path", ["/docs", "/redoc", "/openapi.json", STATIC, "/static-offline-docs/none.js"]
+    "path", ["/", "/docs", "/redoc", "/openapi.json", STATIC, "/static-offline-docs/none.js"]
 )
 def test_no_page_frames_them_and_no_browser_guesses_what_they_are(client, path):
     answer = client.get(path)
@@ -31,6 +31,15 @@ def test_no_page_frames_them_and_no_browser_guesses_what_they_are(client, path):
     assert answer.headers["x-frame-options"] == "DENY"
     assert answer.headers["referrer-policy"] == "no-referrer"
     assert rules(answer)["default-src"] == rules(answer)["frame-ancestors"] == ["'none'"]
+
+
+def test_the_root_redirects_to_the_reference(client):
+    answer = client.get("/", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (307, "/docs")
+    mounted = TestClient(client.app, base_url="http://127.0.0.1", root_path="/prefix")
+    answer = mounted.get("/", follow_redirects=False)
+    assert answer.headers["location"] == "/prefix/docs"
+    assert "/" not in client.get("/openapi.json").json()["paths"]
 
 
 @pytest.mark.parametrize("path", ["/docs", "/redoc"])

@@ -76,8 +76,8 @@ class AnswerSender:
             headers["X-Request-ID"] = self.request_id
             headers.raw.append((b"x-content-type-options", b"nosniff"))
             if self._page:
-                headers.raw.extend(docs.HEADERS)
-                headers.setdefault("Content-Security-Policy", docs.CLOSED)
+                headers.raw.extend(docs.SECURITY_HEADERS)
+                headers.setdefault("Content-Security-Policy", docs.DENY_ALL_POLICY)
             if self._stopping():
                 headers["Connection"] = "close"
         data = message.get("body", b"")

@@ -12,7 +12,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityS
 from pydantic import AfterValidator, AwareDatetime
 from starlette.concurrency import run_in_threadpool
 
-from app.api.schemas.fields import NAME
+from app.api.schemas.fields import NAME_PATTERN
 from app.errors import ScopeMissing
 from app.services.access.api_keys import Caller
 from app.services.context import Services
@@ -108,7 +108,7 @@ def _utc(moment: datetime) -> datetime:
 
 #: a time with its offset from UTC
 Moment = Annotated[AwareDatetime, AfterValidator(_utc)]
-PathName = Annotated[str, Path(pattern=NAME)]
+PathName = Annotated[str, Path(pattern=NAME_PATTERN)]
 After = Annotated[
     str,
     Query(

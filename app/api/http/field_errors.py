@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 
-from app.api.schemas.fields import NAME
+from app.api.schemas.fields import NAME_PATTERN
 from app.types import RATE
 
 #: characters of a field's name that an error shows: a client can send any name
@@ -126,7 +126,7 @@ def _bound(word: str, key: str) -> Callable[[Mapping[str, Any], object], str]:
 
 
 def _pattern(context: Mapping[str, Any], _value: object) -> str:
-    if context["pattern"] == NAME:
+    if context["pattern"] == NAME_PATTERN:
         return (
             "must be a name of 1 to 100 letters, digits, dots, hyphens and underscores, "
             "and begin with a letter or a digit"

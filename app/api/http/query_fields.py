@@ -119,7 +119,7 @@ def parameters(model: type[Body], *, streams: bool) -> list[dict[str, Any]]:
     }
     plain = {name: each for name, each in schema["properties"].items() if name not in tables}
     if options:
-        plain |= schema["$defs"]["Options"]["properties"]
+        plain |= schema["$defs"]["TranslationOptions"]["properties"]
     if streams:
         plain["stream"] = {
             "type": "boolean",
@@ -162,7 +162,7 @@ def _texts_and_options(model: type[Body]) -> tuple[frozenset[str], frozenset[str
     options = (
         set()
         if "options" not in schema["properties"]
-        else set(schema["$defs"]["Options"]["properties"])
+        else set(schema["$defs"]["TranslationOptions"]["properties"])
     )
     return frozenset(texts), frozenset(options)
 

@@ -49,49 +49,58 @@ class DriftOptions:
 
 
 class RowDrift(BaseModel):
-    """One anchor; `deviation` is the length of the difference over that of the old vector."""
+    """The change of one anchor's vector."""
 
-    row: int
-    cosine: float
-    deviation: float
+    row: int = Field(description="Row of the anchor set, from 0.")
+    cosine: float = Field(description="Cosine of the new vector to the old one.")
+    deviation: float = Field(
+        description="Norm of the difference, divided by the norm of the old vector."
+    )
 
 
 class DriftHeldOut(BaseModel):
-    """Mean centred cosines of old vectors, translated into the new space by fits on other rows."""
+    """Quality of old vectors, translated into the new space by fits on other rows."""
 
-    rows: int
-    rotation: float = Field(description="by the nearest rotation")
-    translator: float = Field(description="by the method graded, whose `mrr` and `recall` follow")
-    mrr: float
-    recall: float
-    nothing: float = Field(description="without a translation: cut or padded to the dimension")
+    rows: int = Field(description="Number of rows measured.")
+    rotation: float = Field(description="Mean centred cosine after the nearest rotation.")
+    translator: float = Field(description="Mean centred cosine after the method `graded`.")
+    mrr: float = Field(description="Mean reciprocal rank after the method `graded`, 0 to 1.")
+    recall: float = Field(description="Recall after the method `graded`, 0 to 1.")
+    nothing: float = Field(
+        description="Mean centred cosine without translation, cut or padded with zeros."
+    )
 
 
 class DriftReport(BaseModel):
     """The change of an encoder's vectors. Measures are null if the dimensions differ."""
 
-    anchor_set: str
-    encoder: str
-    verdict: drift.Verdict
-    detail: str
-    recommendations: list[str]
-    count: int
-    dim: int
-    given_dim: int
-    reembedded: bool = Field(description="whether the service embedded the inputs again")
-    rounding: drift.Rounding | None = Field(description="of unchanged vectors")
-    max_deviation: float | None
-    mean_cosine: float | None
-    min_cosine: float | None
-    scale: float | None = Field(
-        description="median length of the new vectors over that of the old ones"
+    anchor_set: str = Field(description="Name of the anchor set.")
+    encoder: str = Field(description="Name of the encoder.")
+    verdict: drift.Verdict = Field(description="How the vectors changed.")
+    detail: str = Field(description="The verdict in words.")
+    recommendations: list[str] = Field(description="What to do.")
+    count: int = Field(description="Number of anchors compared.")
+    dim: int = Field(description="Dimension of the old vectors.")
+    given_dim: int = Field(description="Dimension of the new vectors.")
+    reembedded: bool = Field(description="Whether the service encoded the stored inputs.")
+    rounding: drift.Rounding | None = Field(
+        description="Rounding of unchanged vectors. Null if they changed."
     )
-    changed: list[int] = Field(description="the first 20 anchors whose vector has changed")
-    changed_count: int
-    changed_share: float
-    worst: list[RowDrift] = Field(description="the 20 anchors with the smallest cosine")
+    max_deviation: float | None = Field(
+        description="Largest norm of a difference, divided by the norm of the old vector."
+    )
+    mean_cosine: float | None = Field(description="Mean cosine of new and old vectors.")
+    min_cosine: float | None = Field(description="Smallest cosine of a new and an old vector.")
+    scale: float | None = Field(
+        description="Median norm of the new vectors, divided by that of the old vectors."
+    )
+    changed: list[int] = Field(description="The first 20 rows whose vector changed, from 0.")
+    changed_count: int = Field(description="Number of rows whose vector changed.")
+    changed_share: float = Field(description="Share of the compared rows that changed, 0 to 1.")
+    worst: list[RowDrift] = Field(description="The 20 rows with the smallest cosine.")
     held_out: DriftHeldOut | None = Field(
-        description="of rotated and changed vectors; null below ten rows"
+        description="Quality of a translation from old to new. "
+        "Only for rotated and changed vectors; null below 10 rows."
     )
 
 

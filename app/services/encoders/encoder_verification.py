@@ -46,26 +46,39 @@ FEWEST_TO_TELL = 4
 class Explanation(BaseModel):
     """A possible cause, and the largest deviation once it is undone."""
 
-    cause: Annotated[Cause, WithJsonSchema({"title": "Cause", "type": "string"})]
-    detail: str
-    max_deviation: float
+    cause: Annotated[
+        Cause,
+        WithJsonSchema(
+            {"title": "Cause", "type": "string", "description": "Code of the possible cause."}
+        ),
+    ]
+    detail: str = Field(description="The cause in words.")
+    max_deviation: float = Field(
+        description="Largest relative deviation that remains if the cause is undone."
+    )
 
 
 class VerificationReport(BaseModel):
     """How far the vectors differ. A deviation is |yours - ours| / |ours|, in the worst row."""
 
-    matches: bool
-    count: int
-    dim: int
-    given_dim: int
-    max_deviation: float | None = Field(description="null when the dimensions differ")
-    min_cosine: float | None
-    mean_cosine: float | None
-    likely_cause: Cause | None
-    detail: str
-    explanations: list[Explanation] = Field(
-        description="the causes that were tried, the closest first"
+    matches: bool = Field(description="Whether the vectors are equal within rounding.")
+    count: int = Field(description="Number of vectors compared.")
+    dim: int = Field(description="Dimension of the service's vectors.")
+    given_dim: int = Field(description="Dimension of the client's vectors.")
+    max_deviation: float | None = Field(
+        description="Largest relative deviation of a row. Null if the dimensions differ."
     )
+    min_cosine: float | None = Field(
+        description="Smallest cosine of a row. Null if the dimensions differ."
+    )
+    mean_cosine: float | None = Field(
+        description="Mean cosine of the rows. Null if the dimensions differ."
+    )
+    likely_cause: Cause | None = Field(
+        description="Likely cause of the difference. Null if the vectors match."
+    )
+    detail: str = Field(description="The result in words.")
+    explanations: list[Explanation] = Field(description="Causes that were tried, closest first.")
 
 
 def verify(

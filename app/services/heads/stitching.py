@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -68,16 +68,25 @@ class Truth:
 class Score(BaseModel):
     """Accuracy of a classifier, or mean squared error of other heads; null without the truth."""
 
-    accuracy: float | None
-    mse: float | None
+    accuracy: float | None = Field(
+        description="Share of right classes, 0 to 1. Null without `labels`."
+    )
+    mse: float | None = Field(
+        description="Mean squared error of the numbers. Null without `targets`."
+    )
 
 
 class StitchQuality(BaseModel):
     """Scores with this encoder and with the head's own; agreement: the share of equal classes."""
 
-    stitched: Score
-    native: Score | None
-    agreement: float | None
+    stitched: Score = Field(description="Scores with the request's encoder.")
+    native: Score | None = Field(
+        description="Scores with the head's own encoder. Null without its vectors."
+    )
+    agreement: float | None = Field(
+        description="Share of rows with the same class for both encoders, 0 to 1. "
+        "Only for classifiers with native vectors; otherwise null."
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,7 @@ ODD = st.sampled_from([True, False, None, "1", "", [], [1.0], {}, {"a": 1}])
     )
 )
 def test_lists_of_numbers_are_the_tensor_that_numpy_makes_of_them(rows):
-    made = fields.matrix(rows, "vectors")
+    made = fields.parse_matrix(rows, "vectors")
     assert made.dtype == torch.float64
     assert made.numpy().tobytes() == np.array(rows, np.float64).tobytes()
 
@@ -43,13 +43,13 @@ def test_whatever_is_no_number_is_refused_by_its_row(data):
     for row in wrong:
         rows[row][data.draw(st.integers(0, 2))] = data.draw(ODD)
     with pytest.raises(fields.BadDtype) as refused:
-        fields.matrix(rows, "vectors")
+        fields.parse_matrix(rows, "vectors")
     assert refused.value.rows == sorted(wrong)
 
 
 def test_rows_of_different_lengths_are_refused_by_row():
     with pytest.raises(RaggedRows) as refused:
-        fields.matrix([[1.0, 2.0], [1.0], [1.0, 2.0]], "vectors")
+        fields.parse_matrix([[1.0, 2.0], [1.0], [1.0, 2.0]], "vectors")
     assert refused.value.rows == [1]
 
 

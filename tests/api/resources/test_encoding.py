@@ -1,4 +1,4 @@
-"""What may go wrong between a request's inputs and their vectors, with real models."""
+"""Faults between a request's inputs and their vectors, with real models."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def test_a_request_that_was_let_in_is_not_refused_by_its_own_first_piece(
 ):
     monkeypatch.setattr(
         services.encoders._compute, "_most", 2_000
-    )  # one piece is more than anyone's half of it
+    )  # one piece is more than half of the budget
     texts = [f"the {n}th of many texts of one request" for n in range(700)]
     answer = encoding.http.post("/v1/embeddings", json={"model": "toy", "input": texts})
     assert answer.status_code == 200, answer.text
     vectors = np.array([each["embedding"] for each in answer.json()["data"]])
-    for row in (0, 255, 256, 699):  # the first and last of pieces
+    for row in (0, 255, 256, 699):  # in the first and the last piece
         alone = encoding.http.post(
             "/v1/embeddings", json={"model": "toy", "input": texts[row]}
         ).json()
@@ -99,14 +99,14 @@ def test_a_model_whose_files_changed_is_refused_and_can_be_restored_or_registere
     config = folder / "config_sentence_transformers.json"
     original = config.read_text()
     config.write_text(original + "\n")
-    after = register(second)  # loads what is there now, whatever is in memory
+    after = register(second)  # loads the files, although the model is in memory
     assert (after["model"], after["dim"]) == (before["model"], before["dim"])
     assert after["revision"] != before["revision"]
     assert after["fingerprint"] != before["fingerprint"]
     assert ask(second).status_code == 200
     assert complaint(ask(first)) == (400, "encoder-changed")
     config.write_text(original)
-    assert ask(first).status_code == 200  # what was in memory is forgotten, and read again
+    assert ask(first).status_code == 200  # the model is loaded again
     assert complaint(ask(second)) == (400, "encoder-changed")
 
 

@@ -19,7 +19,7 @@ RETRIEVAL = ("mrr", "recall", "recall_1", "jaccard_target")
 
 @pytest.fixture(scope="module")
 def items() -> dict[str, np.ndarray]:
-    """Thirty items by both encoders of `embeddings`, and fifty more by the target: the same map, but other items."""
+    """Thirty new items by both encoders of `embeddings`, and fifty more by the target."""
     generator = np.random.default_rng(7)
     generator.normal(size=(40, 8))
     rotation, _ = np.linalg.qr(generator.normal(size=(8, 8)))
@@ -32,7 +32,7 @@ def items() -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def ask(stocked, items):
-    """POST /evaluate of the thirty items; a change of ... leaves a field out."""
+    """POST /evaluate of the thirty items; a value of ... leaves a field out."""
 
     def post(headers=None, client=None, **more):
         body = {
