@@ -59,8 +59,8 @@ class PairMeasures:
     @classmethod
     def of(cls, translated: Tensor, native: Tensor, mean: Tensor) -> PairMeasures:
         """Compare `translated` with `native`; `mean` is the mean of the target's anchors."""
-        plain = metrics.summary(metrics.per_item(translated, native))
-        centred = metrics.summary(metrics.per_item(translated - mean, native - mean))
+        plain = metrics.mean_quality(metrics.item_metrics(translated, native))
+        centred = metrics.mean_quality(metrics.item_metrics(translated - mean, native - mean))
         return cls(plain.cosine, plain.recall, centred.cosine, centred.recall, centred.mrr)
 
 

@@ -22,13 +22,13 @@ from torch import Tensor
 from app.types import repeated_positions
 
 #: on the scale of squared singular values of unit anchors: one anchor that stands alone covers half of its direction
-RIDGE = 1.0
+COVERAGE_RIDGE = 1.0
 
 #: two unit anchors are near each other from this cosine on
-NEAR = 0.5
+NEAR_COSINE = 0.5
 
 #: rows whose cosines to all others are held at once
-CHUNK = 1024
+COSINE_ROWS = 1024
 
 #: an item that would add less to the mean coverage adds nothing
 LEAST_GAIN = 1e-12
@@ -54,7 +54,7 @@ class Coverage:
 
 
 #: of anchors without a direction
-NOTHING = Coverage(effective_rank=0.0, participation=0.0, left_out=0.0, isolated=0, nearest=0.0)
+NO_COVERAGE = Coverage(effective_rank=0.0, participation=0.0, left_out=0.0, isolated=0, nearest=0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +78,8 @@ def cover(unit: Float64[Tensor, "k d"]) -> Coverage:
     return Coverage(
         effective_rank=rank,
         participation=participation,
-        left_out=1.0 - float(unreached_by_others(unit).mean()),
-        isolated=int((nearest < NEAR).sum()),
+        left_out=1.0 - float(uncovered_shares(unit).mean()),
+        isolated=int((nearest < NEAR_COSINE).sum()),
         nearest=float(nearest.mean()),
     )
 
@@ -93,8 +93,8 @@ def effective_ranks(unit: Float64[Tensor, "k d"]) -> tuple[float, float]:
     return float(torch.special.entr(shares).sum().exp()), 1.0 / float(shares.square().sum())
 
 
-def unreached_by_others(
-    unit: Float64[Tensor, "k d"], *, ridge: float = RIDGE
+def uncovered_shares(
+    unit: Float64[Tensor, "k d"], *, ridge: float = COVERAGE_RIDGE
 ) -> Float64[Tensor, " k"]:
     """What the other anchors do not reach of each: ridge l / (1 - l), with the leverage l = u^T (C + ridge I)^-1 u.
 
@@ -105,7 +105,7 @@ def unreached_by_others(
     return unreached
 
 
-def leverages(unit: Float64[Tensor, "k d"], *, ridge: float = RIDGE) -> Float64[Tensor, " k"]:
+def leverages(unit: Float64[Tensor, "k d"], *, ridge: float = COVERAGE_RIDGE) -> Float64[Tensor, " k"]:
     """u^T (C + ridge I)^-1 u of each row u of unit (k, d): at most 1 / (1 + ridge). ridge > 0. Returns (k,)."""
     if unit.shape[0] <= unit.shape[1]:
         # The same from the k x k side: U (C + r I)^-1 U^T = I - r (U U^T + r I)^-1.
@@ -137,8 +137,8 @@ def ridge_factor(rows: Float64[Tensor, "k d"], *, ridge: float) -> Float64[Tenso
 def nearest_cosines(unit: Float64[Tensor, "k d"]) -> Float64[Tensor, " k"]:
     """The largest cosine of each unit anchor to another one; -1 for a single anchor."""
     found = []
-    for start in range(0, len(unit), CHUNK):
-        block = unit[start : start + CHUNK] @ unit.T
+    for start in range(0, len(unit), COSINE_ROWS):
+        block = unit[start : start + COSINE_ROWS] @ unit.T
         block.diagonal(start).fill_(-1.0)
         found.append(block.amax(dim=1).clamp(-1.0, 1.0))
     return torch.cat(found)
@@ -160,7 +160,7 @@ def suggest(
     *,
     count: int,
     open_: Bool[Tensor, " n"] | None = None,
-    ridge: float = RIDGE,
+    ridge: float = COVERAGE_RIDGE,
 ) -> Suggestion:
     """Up to `count` items of the pool that together cover the pool best, chosen one after the other.
 
@@ -188,7 +188,7 @@ def suggest(
     # From here on in coordinates in which B is the identity: z = L^-1 v, and S becomes L^-1 S L^-T.
     z = torch.linalg.solve_triangular(factor, pool.T, upper=False).T.contiguous()
     variance = z.square().sum(dim=1)
-    reach = _quadratic(z, spread)
+    reach = _quadratic_forms(z, spread)
     before = 1.0 - ridge * float(variance.sum()) / size
     choosable = usable.clone() if open_ is None else usable & open_
     rows: list[int] = []
@@ -202,21 +202,21 @@ def suggest(
         rows.append(row)
         gains.append(float(gain[row]))
         choosable[row] = False
-        step = _through(steps, z[row]) / (1.0 + variance[row]).sqrt()
+        step = _apply_updates(steps, z[row]) / (1.0 + variance[row]).sqrt()
         image = spread @ step
-        own, cross = z @ step, z @ _through(steps, image)
+        own, cross = z @ step, z @ _apply_updates(steps, image)
         reach = (reach - 2.0 * own * cross + own.square() * (step @ image)).clamp_min(0.0)
         variance = (variance - own.square()).clamp_min(0.0)
         steps.append(step)
     return Suggestion(rows, gains, before, 1.0 - ridge * float(variance.sum()) / size)
 
 
-def _quadratic(rows: Float64[Tensor, "n d"], form: Float64[Tensor, "d d"]) -> Float64[Tensor, " n"]:
+def _quadratic_forms(rows: Float64[Tensor, "n d"], form: Float64[Tensor, "d d"]) -> Float64[Tensor, " n"]:
     """z^T form z of each row, a chunk at a time."""
-    return torch.cat([((part @ form) * part).sum(dim=1) for part in torch.split(rows, CHUNK)])
+    return torch.cat([((part @ form) * part).sum(dim=1) for part in torch.split(rows, COSINE_ROWS)])
 
 
-def _through(
+def _apply_updates(
     steps: list[Float64[Tensor, " d"]], vector: Float64[Tensor, " d"]
 ) -> Float64[Tensor, " d"]:
     """(I - sum of g g^T) vector over the steps g so far."""

@@ -14,41 +14,41 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from app.errors import DegenerateAnchors
-from app.maths.anchors.mismatch import relatedness, within_span
-from app.maths.geometry.sampling import uniform
+from app.maths.anchors.mismatch import relatedness, reduce_to_span
+from app.maths.geometry.sampling import draw_uniformly
 from app.maths.geometry.space import fit_space, row_norms
-from app.maths.quality.crossfit import FEWEST, cross_fit
+from app.maths.quality.crossfit import FEWEST_DISTINCT, cross_fit
 from app.maths.quality.metrics import cosine, do_nothing, unit
 from app.maths.translators.methods import resolve
 
-Verdict = Literal["unchanged", "partly-changed", "rescaled", "rotated", "changed"]
+DriftVerdict = Literal["unchanged", "partly-changed", "rescaled", "rotated", "changed"]
 Rounding = Literal["none", "float32", "half"]
 
 #: |new - old| / |old| of one item: what batches of other sizes, and what half precision, make of the same vector. Half precision
 #: rounds to 3e-4 (float16) or 2e-3 (bfloat16), a model that computes in it to about 1e-2
-SAME, HALF = 1e-4, 2e-2
+SAME_DEVIATION, HALF_DEVIATION = 1e-4, 2e-2
 
 #: mean held-out cosine from which on a rotation explains the new vectors
-ROTATED = 0.99
+ROTATED_COSINE = 0.99
 
 #: rows shorter than this share of the mean length count as that long: half precision rounds them to nothing
-SHORT = 1e-3
+SHORT_SHARE = 1e-3
 
 #: multiplications k^2 d up to which rows are compared with each other, and their number: a table of all of them is 32 MiB.
 #: Of more rows, so many are drawn
-WORK, MOST_ROWS = 2**27, 2048
+MOST_PRODUCTS, MOST_COMPARED_ROWS = 2**27, 2048
 
 #: with fewer distinct rows than this a rotation is not told from chance: unrelated vectors of 4,096 dimensions have cosines
 #: within HALF of each other, too (measured on normal ones: 11 of 400 pairs at five rows at most, 2 at six, none at eight)
-FEWEST_TURNED = 8
+FEWEST_FOR_ROTATION = 8
 
 #: from so many dimensions on, translators are fitted to vectors in a basis of their own rows: a matrix of all of them takes
 #: seconds. It is the same translator, but for the graded method's ridge, which knows the dimension
-WIDE = 4096
+WIDE_DIM = 4096
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class OldToNewQuality:
     """Every one of `rows` items translated old -> new by a fit on the others: mean cosines, centred on the new vectors' mean.
 
     rotation    by the nearest rotation
@@ -77,18 +77,18 @@ class Drift:
     moved       every new vector is another row's old one: the same in another order
     """
 
-    verdict: Verdict
+    verdict: DriftVerdict
     rounding: Rounding | None
     deviations: Float64[Tensor, " k"] | None
     cosines: Float64[Tensor, " k"] | None
     changed: Bool[Tensor, " k"]
     scale: float | None
-    held_out: HeldOut | None = None
+    held_out: OldToNewQuality | None = None
     z: float | None = None
     moved: bool = False
 
 
-def compare(old: Float[Tensor, "k d"], new: Float[Tensor, "k e"], *, seed: int = 0) -> Drift:
+def compare_embeddings(old: Float[Tensor, "k d"], new: Float[Tensor, "k e"], *, seed: int = 0) -> Drift:
     """What has become of the vectors; `seed` draws the rows that are compared with each other where they are many.
 
     A row is what it was when |new - old| <= b |old|, b being SAME where half of the rows are that near, HALF elsewhere: whoever
@@ -98,28 +98,28 @@ def compare(old: Float[Tensor, "k d"], new: Float[Tensor, "k e"], *, seed: int =
     old, new = old.double(), new.double()
     size = len(old)
     nobody, all_ = torch.zeros(size, dtype=torch.bool), torch.ones(size, dtype=torch.bool)
-    scale = _scale(old, new)
+    scale = _median_scale(old, new)
     apart = alike = None
     if old.shape[1] == new.shape[1]:
         apart, alike = deviations(old, new), cosines(old, new)
-        differ, bound = _outside(apart)
+        differ, bound = _changed_rows(apart)
         if not bool(differ.any()):
             rounding: Rounding = (
-                "none" if torch.equal(old, new) else "float32" if bound == SAME else "half"
+                "none" if torch.equal(old, new) else "float32" if bound == SAME_DEVIATION else "half"
             )
             return Drift("unchanged", rounding, apart, alike, nobody, scale)
-        if _few(differ):
+        if _at_most_half(differ):
             return Drift("partly-changed", None, apart, alike, differ, scale)
-        turned, _ = _outside(deviations(unit(old), unit(new)))
+        turned, _ = _changed_rows(deviations(unit(old), unit(new)))
         if not bool(turned.any()):
             return Drift("rescaled", None, apart, alike, nobody, scale)
-        if _few(turned):
+        if _at_most_half(turned):
             return Drift("partly-changed", None, apart, alike, turned, scale)
-    rows = _drawn(old, new, seed)
-    held_out = _held_out(old[rows], new[rows])
-    if _turned(old[rows], new[rows], held_out):
+    rows = _compared_rows(old, new, seed)
+    held_out = _cross_fitted(old[rows], new[rows])
+    if _is_rotation(old[rows], new[rows], held_out):
         return Drift("rotated", None, apart, alike, all_, scale, held_out)
-    moved, z = _moved(old[rows], new[rows]), _relatedness(old[rows], new[rows])
+    moved, z = _is_reordered(old[rows], new[rows]), _relatedness_or_none(old[rows], new[rows])
     return Drift("changed", None, apart, alike, all_, scale, held_out, z, moved)
 
 
@@ -127,7 +127,7 @@ def deviations(old: Float[Tensor, "k d"], new: Float[Tensor, "k d"]) -> Float64[
     """|new - old| / |old| of each row."""
     old, new = old.double(), new.double()
     lengths = row_norms(old)
-    least = max(SHORT * float(lengths.mean()), torch.finfo(torch.float32).tiny)
+    least = max(SHORT_SHARE * float(lengths.mean()), torch.finfo(torch.float32).tiny)
     return row_norms(new - old) / lengths.clamp_min(least)
 
 
@@ -138,7 +138,7 @@ def cosines(old: Float[Tensor, "k d"], new: Float[Tensor, "k d"]) -> Float64[Ten
     return torch.where(both_zero, 1.0, (unit(old) * unit(new)).sum(dim=1).clamp(-1.0, 1.0))
 
 
-def reordered(old: Float[Tensor, "k d"], new: Float[Tensor, "k d"]) -> float:
+def reorder_deviation(old: Float[Tensor, "k d"], new: Float[Tensor, "k d"]) -> float:
     """The largest deviation of a row from the one that is nearest to it in direction on the other side, of both sides.
 
     Both ways: one vector sent many times has its like among the old ones, but these do not have theirs.
@@ -149,7 +149,7 @@ def reordered(old: Float[Tensor, "k d"], new: Float[Tensor, "k d"]) -> float:
     return max(float(each.max()) for each in apart)
 
 
-def likeness(old: Float[Tensor, "k d"], new: Float[Tensor, "k e"]) -> float:
+def cosine_correlation(old: Float[Tensor, "k d"], new: Float[Tensor, "k e"]) -> float:
     """Correlation of the cosines between different rows, centred, of either side: no rotation changes it. 0 below three rows."""
     tables = [unit(each.double() - each.double().mean(dim=0)) for each in (old, new)]
     above = torch.triu_indices(len(old), len(old), offset=1)
@@ -162,17 +162,17 @@ def likeness(old: Float[Tensor, "k d"], new: Float[Tensor, "k e"]) -> float:
     )
 
 
-def _outside(deviations: Float64[Tensor, " k"]) -> tuple[Bool[Tensor, " k"], float]:
+def _changed_rows(deviations: Float64[Tensor, " k"]) -> tuple[Bool[Tensor, " k"], float]:
     """Which rows deviate by more than their bound, and the bound."""
-    bound = SAME if float((deviations <= SAME).double().mean()) >= 0.5 else HALF
+    bound = SAME_DEVIATION if float((deviations <= SAME_DEVIATION).double().mean()) >= 0.5 else HALF_DEVIATION
     return deviations > bound, bound
 
 
-def _few(rows: Bool[Tensor, " k"]) -> bool:
+def _at_most_half(rows: Bool[Tensor, " k"]) -> bool:
     return float(rows.double().mean()) <= 0.5
 
 
-def _scale(old: Float64[Tensor, "k d"], new: Float64[Tensor, "k e"]) -> float | None:
+def _median_scale(old: Float64[Tensor, "k d"], new: Float64[Tensor, "k e"]) -> float | None:
     lengths = row_norms(old)
     if float(lengths.median()) == 0.0:
         return None
@@ -180,16 +180,16 @@ def _scale(old: Float64[Tensor, "k d"], new: Float64[Tensor, "k e"]) -> float | 
     return float((row_norms(new)[known] / lengths[known]).median())
 
 
-def _drawn(old: Float64[Tensor, "k d"], new: Float64[Tensor, "k e"], seed: int) -> Tensor:
+def _compared_rows(old: Float64[Tensor, "k d"], new: Float64[Tensor, "k e"], seed: int) -> Tensor:
     """All rows, or as many as WORK and MOST_ROWS allow, in their order."""
-    most = min(MOST_ROWS, int((WORK / max(old.shape[1], new.shape[1])) ** 0.5))
-    return torch.tensor(sorted(uniform(len(old), size=min(most, len(old)), seed=seed)))
+    most = min(MOST_COMPARED_ROWS, int((MOST_PRODUCTS / max(old.shape[1], new.shape[1])) ** 0.5))
+    return torch.tensor(sorted(draw_uniformly(len(old), size=min(most, len(old)), seed=seed)))
 
 
-def _held_out(old: Float64[Tensor, "m d"], new: Float64[Tensor, "m e"]) -> HeldOut | None:
-    if len(old) < FEWEST:
+def _cross_fitted(old: Float64[Tensor, "m d"], new: Float64[Tensor, "m e"]) -> OldToNewQuality | None:
+    if len(old) < FEWEST_DISTINCT:
         return None
-    x, y = (within_span(each) if each.shape[1] >= WIDE else each for each in (old, new))
+    x, y = (reduce_to_span(each) if each.shape[1] >= WIDE_DIM else each for each in (old, new))
     rotation, translator = (
         cross_fit(name, x, y, resolve(name, {}, anchors=len(x)))
         for name in ("procrustes", "graded")
@@ -197,24 +197,24 @@ def _held_out(old: Float64[Tensor, "m d"], new: Float64[Tensor, "m e"]) -> HeldO
     if rotation is None or translator is None:
         return None
     found = translator.translated
-    return HeldOut(
+    return OldToNewQuality(
         found.n,
         rotation.translated.cosine,
         found.cosine,
         found.mrr,
         found.recall,
-        _nothing(old, new),
+        _untranslated_cosine(old, new),
     )
 
 
-def _nothing(old: Float64[Tensor, "m d"], new: Float64[Tensor, "m e"]) -> float:
+def _untranslated_cosine(old: Float64[Tensor, "m d"], new: Float64[Tensor, "m e"]) -> float:
     """The mean cosine of old vectors as they are, cut or padded, to the new ones, centred on the mean of these."""
     mean = new.mean(dim=0)
     return cosine(do_nothing(old, new.shape[1]) - mean, new - mean)
 
 
-def _turned(
-    old: Float64[Tensor, "m d"], new: Float64[Tensor, "m e"], held_out: HeldOut | None
+def _is_rotation(
+    old: Float64[Tensor, "m d"], new: Float64[Tensor, "m e"], held_out: OldToNewQuality | None
 ) -> bool:
     """Whether a rotation, with one scale and one shift, explains the new vectors, and nothing less does.
 
@@ -222,13 +222,13 @@ def _turned(
     all cosines between rows, centred, are what they were: |U U^T - U' U'^T| <= HALF |U U^T|. Below FEWEST_TURNED distinct rows
     that says nothing.
     """
-    if (_nothing(old, new) if held_out is None else held_out.nothing) >= ROTATED:
+    if (_untranslated_cosine(old, new) if held_out is None else held_out.nothing) >= ROTATED_COSINE:
         return False
-    if held_out is not None and held_out.rotation >= ROTATED:
+    if held_out is not None and held_out.rotation >= ROTATED_COSINE:
         return True
     if (
         held_out is None
-        and min(len(torch.unique(each, dim=0)) for each in (old, new)) < FEWEST_TURNED
+        and min(len(torch.unique(each, dim=0)) for each in (old, new)) < FEWEST_FOR_ROTATION
     ):
         return False
     try:
@@ -236,16 +236,16 @@ def _turned(
     except DegenerateAnchors:
         return False
     before, now = x @ x.T, y @ y.T
-    return float((before - now).norm()) <= HALF * float(before.norm())
+    return float((before - now).norm()) <= HALF_DEVIATION * float(before.norm())
 
 
-def _moved(old: Float64[Tensor, "m d"], new: Float64[Tensor, "m e"]) -> bool:
+def _is_reordered(old: Float64[Tensor, "m d"], new: Float64[Tensor, "m e"]) -> bool:
     """Whether the directions are the same in another order: each row's nearest is another's, and so both ways."""
-    return old.shape[1] == new.shape[1] and reordered(unit(old), unit(new)) <= HALF
+    return old.shape[1] == new.shape[1] and reorder_deviation(unit(old), unit(new)) <= HALF_DEVIATION
 
 
-def _relatedness(old: Float64[Tensor, "m d"], new: Float64[Tensor, "m e"]) -> float | None:
-    if len(old) < FEWEST:
+def _relatedness_or_none(old: Float64[Tensor, "m d"], new: Float64[Tensor, "m e"]) -> float | None:
+    if len(old) < FEWEST_DISTINCT:
         return None
     try:
         x, y = fit_space(old).unit, fit_space(new).unit

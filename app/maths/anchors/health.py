@@ -13,12 +13,12 @@ from app.maths.geometry.spectrum import rank_and_condition
 from app.types import repeated_positions
 
 #: two anchors whose |cos| is above 1 - this are one direction
-COLLINEAR = 1e-6
+COLLINEAR_TOLERANCE = 1e-6
 
 #: how many rows a list in the report names
-LISTED = 20
+MOST_LISTED_ROWS = 20
 
-CHUNK = 1024
+COSINE_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -47,25 +47,25 @@ def examine(anchors: Float64[Tensor, "k d"], space: Space) -> Health:
     at_mean = (space.unit.abs().amax(dim=1) == 0).nonzero().flatten().tolist()
     _, groups = torch.unique(anchors, dim=0, return_inverse=True)
     duplicates = repeated_positions(groups.tolist())
-    lines = sorted(set(_on_earlier_line(space.unit)) - set(duplicates))
+    lines = sorted(set(_collinear_with_earlier(space.unit)) - set(duplicates))
     return Health(
         rank=rank,
         condition=condition,
-        at_mean=at_mean[:LISTED],
+        at_mean=at_mean[:MOST_LISTED_ROWS],
         at_mean_count=len(at_mean),
-        duplicates=duplicates[:LISTED],
+        duplicates=duplicates[:MOST_LISTED_ROWS],
         duplicate_count=len(duplicates),
-        collinear=lines[:LISTED],
+        collinear=lines[:MOST_LISTED_ROWS],
         collinear_count=len(lines),
     )
 
 
-def _on_earlier_line(unit: Float64[Tensor, "k d"]) -> list[int]:
+def _collinear_with_earlier(unit: Float64[Tensor, "k d"]) -> list[int]:
     """Rows with |cos| to an earlier row above 1 - COLLINEAR."""
     found = []
-    for start in range(0, unit.shape[0], CHUNK):
-        block = unit[start : start + CHUNK]
+    for start in range(0, unit.shape[0], COSINE_ROWS):
+        block = unit[start : start + COSINE_ROWS]
         cosines = (block @ unit[: start + block.shape[0]].T).abs()
-        earlier = cosines.tril(diagonal=start - 1) > 1 - COLLINEAR
+        earlier = cosines.tril(diagonal=start - 1) > 1 - COLLINEAR_TOLERANCE
         found += (earlier.any(dim=1).nonzero().flatten() + start).tolist()
     return found

@@ -21,35 +21,35 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from app.errors import DegenerateAnchors
-from app.maths.anchors.coverage import RIDGE, ridge_factor
-from app.maths.anchors.value_facts import robust_scores
+from app.maths.anchors.coverage import COVERAGE_RIDGE, ridge_factor
+from app.maths.geometry.robust import robust_scores
 from app.maths.geometry.space import fit_space
-from app.maths.quality.crossfit import FEWEST
+from app.maths.quality.crossfit import FEWEST_DISTINCT
 from app.maths.quality.evidence import cosine_moments
 from app.maths.quality.metrics import cka, unit
 
-Verdict = Literal["related", "unrelated", "unclear"]
+MismatchVerdict = Literal["related", "unrelated", "unclear"]
 
 #: standard deviations of the mean agreement of shuffled rows from which on two spaces are related: shuffled ones get there
 #: once in thirty thousand times, were they normal (measured: 3.0 at most of 710 pairs)
-RELATED = 4.0
+RELATED_Z = 4.0
 
 #: from so many rows on, related spaces of real encoders get there (measured at 40: 6.2 at least of 710 pairs of 24 embeddings)
-TELLING = 40
+ENOUGH_FOR_VERDICT = 40
 
 #: below this many rows a single one cannot be told from the others
-FEWEST_NAMED = 20
+FEWEST_FOR_SUSPECTS = 20
 
 #: a row is named when its agreement is this many robust standard deviations below the usual, and at least this share of the other
 #: rows fit better in both directions; or this larger share, which also finds them where half of the rows are wrong. Of five rows
 #: of 300 sentences exchanged between topics, 98 % are named; of right ones .6 % at most by text encoders, 3 % by small image ones
-LOW, FIT_BETTER, FIT_MUCH_BETTER = -3.0, 0.02, 0.2
+LOW_SCORE, BETTER_SHARE, MUCH_BETTER_SHARE = -3.0, 0.02, 0.2
 
 #: agreements that all but equal each other are not told apart: a cosine
-LEAST_SPREAD = 0.01
+LEAST_AGREEMENT_SPREAD = 0.01
 
 #: rows whose cosines to all others are held at once
-CHUNK = 1024
+COSINE_ROWS = 1024
 
 
 class Suspect(NamedTuple):
@@ -80,7 +80,7 @@ class Comparison:
     shift      of unrelated ones: 1 or -1 where row i of one side is related to row i + shift of the other; else 0
     """
 
-    verdict: Verdict
+    verdict: MismatchVerdict
     z: float | None
     agreement: float | None
     cka: float | None
@@ -97,12 +97,12 @@ class _Sides(NamedTuple):
     q: Float64[Tensor, "k dx"]
 
 
-def compare(source: Float[Tensor, "k dx"], target: Float[Tensor, "k dy"]) -> Comparison:
+def compare_anchors(source: Float[Tensor, "k dx"], target: Float[Tensor, "k dy"]) -> Comparison:
     """Compare raw anchors (k, d_x) and (k, d_y), the encoders' own units, row i meant to be the same item.
 
     Rows at the mean of either side have no direction, and are not judged. Costs O(k^2 (d_x + d_y)). Raises as `check_vectors`.
     """
-    source, target = within_span(source.double()), within_span(target.double())
+    source, target = reduce_to_span(source.double()), reduce_to_span(target.double())
     try:
         x, y = fit_space(source).unit, fit_space(target).unit
     except DegenerateAnchors:
@@ -110,17 +110,17 @@ def compare(source: Float[Tensor, "k dx"], target: Float[Tensor, "k dy"]) -> Com
     judged = ((x.abs().amax(dim=1) > 0) & (y.abs().amax(dim=1) > 0)).nonzero().flatten()
     x, y = x[judged], y[judged]
     alike = cka(source, target) if len(source) >= 4 else None
-    if len(judged) < FEWEST:
+    if len(judged) < FEWEST_DISTINCT:
         return Comparison("unclear", None, None, alike, [])
     z = relatedness(x, y)
-    verdict: Verdict = (
-        "related" if z >= RELATED else "unrelated" if len(judged) >= TELLING else "unclear"
+    verdict: MismatchVerdict = (
+        "related" if z >= RELATED_Z else "unrelated" if len(judged) >= ENOUGH_FOR_VERDICT else "unclear"
     )
     shift = _shift(x, y) if verdict == "unrelated" else 0
-    sides = _Sides(x, y, unit(left_out(x, y)), unit(left_out(y, x)))
+    sides = _Sides(x, y, unit(leave_one_out_predictions(x, y)), unit(leave_one_out_predictions(y, x)))
     agreement = _agreement(sides)
     suspects = (
-        _suspects(sides, agreement) if verdict == "related" and len(judged) >= FEWEST_NAMED else []
+        _suspects(sides, agreement) if verdict == "related" and len(judged) >= FEWEST_FOR_SUSPECTS else []
     )
     named = [
         each._replace(row=int(judged[each.row]), fits=int(judged[each.fits])) for each in suspects
@@ -128,7 +128,7 @@ def compare(source: Float[Tensor, "k dx"], target: Float[Tensor, "k dy"]) -> Com
     return Comparison(verdict, z, float(agreement.median()), alike, named, shift)
 
 
-def within_span(rows: Float64[Tensor, "k d"]) -> Float64[Tensor, "k r"]:
+def reduce_to_span(rows: Float64[Tensor, "k d"]) -> Float64[Tensor, "k r"]:
     """Rows (k, d) in an orthonormal basis of their own span, where that is smaller, r = min(k, d): their products stay."""
     if rows.shape[0] >= rows.shape[1]:
         return rows
@@ -136,8 +136,8 @@ def within_span(rows: Float64[Tensor, "k d"]) -> Float64[Tensor, "k r"]:
     return triangle.T.contiguous()
 
 
-def left_out(
-    source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"], *, ridge: float = RIDGE
+def leave_one_out_predictions(
+    source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"], *, ridge: float = COVERAGE_RIDGE
 ) -> Float64[Tensor, "k dy"]:
     """What ridge regression on the other rows predicts of each target row: p of the module.
 
@@ -167,7 +167,7 @@ def relatedness(
     order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))
     halves = order[: len(order) // 2], order[len(order) // 2 :]
     scores = [
-        permutation_score(unit(regressed(x[known], y[known], x[held])), y[held])
+        permutation_score(unit(ridge_predictions(x[known], y[known], x[held])), y[held])
         for x, y in ((source, target), (target, source))
         for known, held in (halves, halves[::-1])
     ]
@@ -183,12 +183,12 @@ def permutation_score(predicted: Float64[Tensor, "m d"], true: Float64[Tensor, "
     return (found - mean) / variance**0.5 if variance > 0 else 0.0
 
 
-def regressed(
+def ridge_predictions(
     source: Float64[Tensor, "k dx"],
     target: Float64[Tensor, "k dy"],
     queries: Float64[Tensor, "n dx"],
     *,
-    ridge: float = RIDGE,
+    ridge: float = COVERAGE_RIDGE,
 ) -> Float64[Tensor, "n dy"]:
     """Ridge regression of target rows (k, d_y) on source rows (k, d_x), applied to queries (n, d_x): n x T."""
     if source.shape[0] <= source.shape[1]:
@@ -201,7 +201,7 @@ def regressed(
 def _shift(source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"]) -> int:
     """The one of 1 and -1 by which row i is related to row i + shift, or 0: a heading read as an item, a first row lost."""
     down, up = relatedness(source[:-1], target[1:]), relatedness(source[1:], target[:-1])
-    return 0 if max(down, up) < RELATED else 1 if down > up else -1
+    return 0 if max(down, up) < RELATED_Z else 1 if down > up else -1
 
 
 def _agreement(sides: _Sides) -> Float64[Tensor, " k"]:
@@ -210,12 +210,12 @@ def _agreement(sides: _Sides) -> Float64[Tensor, " k"]:
 
 def _suspects(sides: _Sides, agreement: Float64[Tensor, " k"]) -> list[Suspect]:
     """The rows that are named, the worst agreement first."""
-    scores = robust_scores(agreement, least=LEAST_SPREAD)
+    scores = robust_scores(agreement, least=LEAST_AGREEMENT_SPREAD)
     better = torch.minimum(_fit_better(sides.p, sides.y), _fit_better(sides.q, sides.x)) / (
         len(agreement) - 1
     )
-    named: Bool[Tensor, " k"] = ((scores < LOW) & (better >= FIT_BETTER)) | (
-        better >= FIT_MUCH_BETTER
+    named: Bool[Tensor, " k"] = ((scores < LOW_SCORE) & (better >= BETTER_SHARE)) | (
+        better >= MUCH_BETTER_SHARE
     )
     rows = named.nonzero().flatten()
     rows = rows[agreement[rows].argsort(stable=True)]
@@ -230,10 +230,10 @@ def _fit_better(
     own = (predicted * true).sum(dim=1, keepdim=True)
     rounding = 1e-12  # a copy of the own row is no better, whatever the order of the sum
     counts = [
-        (predicted[start : start + CHUNK] @ true.T > own[start : start + CHUNK] + rounding).sum(
+        (predicted[start : start + COSINE_ROWS] @ true.T > own[start : start + COSINE_ROWS] + rounding).sum(
             dim=1
         )
-        for start in range(0, len(true), CHUNK)
+        for start in range(0, len(true), COSINE_ROWS)
     ]
     return torch.cat(counts).double()
 
@@ -242,6 +242,6 @@ def _best_partner(sides: _Sides, rows: Int64[Tensor, " m"]) -> Int64[Tensor, " m
     """For each of these rows of x the row j of y with the largest p_i . y_j + q_j . x_i."""
     found = [
         (sides.p[part] @ sides.y.T + sides.x[part] @ sides.q.T).argmax(dim=1)
-        for part in torch.split(rows, CHUNK)
+        for part in torch.split(rows, COSINE_ROWS)
     ]
     return torch.cat(found) if found else rows

@@ -33,10 +33,10 @@ from app.errors import InvalidOption
 FEWEST_BITS, MOST_BITS = 2, 16
 
 #: what writing a level in an answer's dtype costs at most: half the distance of its numbers below 1; float16 by way of float32
-ROUNDING = {"float32": 2.0**-25, "float16": 2.0**-12 + 2.0**-25}
+DTYPE_ROUNDING = {"float32": 2.0**-25, "float16": 2.0**-12 + 2.0**-25}
 
 #: numbers that are float64 at once, in the core's cache
-AT_ONCE = 2**17
+NUMBERS_PER_STEP = 2**17
 
 
 def largest_code(bits: int) -> int:
@@ -48,25 +48,25 @@ def largest_code(bits: int) -> int:
     return (1 << (bits - 1)) - 1
 
 
-def step(bits: int) -> float:
+def step_size(bits: int) -> float:
     """D = 1 / M, the distance between neighbouring levels; a cosine's unit. Raises InvalidOption."""
     return 1 / largest_code(bits)
 
 
-def bound(bits: int, *, dtype: str = "float32") -> float:
+def error_bound(bits: int, *, dtype: str = "float32") -> float:
     """D/2 + the rounding of `dtype`: no cosine in [-1, 1] is farther from its level as it is written. Raises InvalidOption."""
-    return step(bits) / 2 + ROUNDING[dtype]
+    return step_size(bits) / 2 + DTYPE_ROUNDING[dtype]
 
 
 def keeps_levels(bits: int, dtype: str) -> bool:
     """Whether levels written as `dtype` stay apart: a level's code is round(M value) then. Raises InvalidOption."""
-    return ROUNDING[dtype] < step(bits) / 2
+    return DTYPE_ROUNDING[dtype] < step_size(bits) / 2
 
 
 def quantise_in_place(relative: Float32[Tensor, "n k"], *, bits: int) -> None:
     """Replace cosines r (n, k), finite, by Q(r), a few rows at a time. Raises InvalidOption."""
     most = largest_code(bits)
-    count = max(1, AT_ONCE // relative.shape[1])
+    count = max(1, NUMBERS_PER_STEP // relative.shape[1])
     for start in range(0, len(relative), count):
         rows = relative[start : start + count]
         rows.copy_(levels(rows, most).div_(most))

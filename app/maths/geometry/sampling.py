@@ -9,7 +9,7 @@ from torch import Tensor
 from app.errors import InvalidOption
 
 #: Lloyd iterations: k-means on embeddings settles well before
-ITERATIONS = 50
+LLOYD_ITERATIONS = 50
 
 
 def check_size(size: int, pool: int) -> None:
@@ -20,18 +20,18 @@ def check_size(size: int, pool: int) -> None:
         )
 
 
-def uniform(pool: int, *, size: int, seed: int) -> list[int]:
+def draw_uniformly(pool: int, *, size: int, seed: int) -> list[int]:
     """`size` of `pool` indices without repetition, every subset equally likely. Raises InvalidOption."""
     check_size(size, pool)
     generator = torch.Generator().manual_seed(seed)
     return torch.randperm(pool, generator=generator)[:size].tolist()
 
 
-def clusters(points: Float64[Tensor, "n d"], *, size: int, seed: int) -> Float64[Tensor, "m d"]:
+def cluster_centres(points: Float64[Tensor, "n d"], *, size: int, seed: int) -> Float64[Tensor, "m d"]:
     """The centres (m, d) of `size` clusters of points (n, d) by k-means: k-means++ start, Lloyd; 1 <= size <= n."""
-    centres = _plus_plus(points, size, torch.Generator().manual_seed(seed))
+    centres = _kmeans_plus_plus(points, size, torch.Generator().manual_seed(seed))
     previous = None
-    for _ in range(ITERATIONS):
+    for _ in range(LLOYD_ITERATIONS):
         nearest = torch.cdist(points, centres).argmin(dim=1)
         if previous is not None and torch.equal(nearest, previous):
             break
@@ -43,7 +43,7 @@ def clusters(points: Float64[Tensor, "n d"], *, size: int, seed: int) -> Float64
     return centres
 
 
-def _plus_plus(
+def _kmeans_plus_plus(
     points: Float64[Tensor, "n d"], size: int, generator: torch.Generator
 ) -> Float64[Tensor, "m d"]:
     """k-means++ starts: each next one drawn with probability in proportion to its squared distance to the nearest so far."""

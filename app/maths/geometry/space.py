@@ -19,10 +19,10 @@ from app.errors import DegenerateAnchors, DimensionMismatch, EmptyVectors, NonFi
 from app.maths.geometry.spectrum import Spectrum, kept_svd
 
 #: the largest magnitude accepted, about 1.3e30: differences of such values stay finite in float32, and it is itself a float32
-LARGEST = 2.0**100
+LARGEST_MAGNITUDE = 2.0**100
 
 #: a row nearer to the mean than this many float32 roundings of its own magnitude has no direction worth the name
-ROUNDINGS = 8
+NOISE_ROUNDINGS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ def check_vectors(vectors: Float[Tensor, "n d"], *, dim: int | None = None) -> N
     check_shape(vectors, dim=dim)
     # One pass decides the usual case: NaN and infinity both survive a maximum of magnitudes.
     # As a Python number: float16 would round the bound itself to infinity.
-    if float(vectors.abs().amax()) <= LARGEST:
+    if float(vectors.abs().amax()) <= LARGEST_MAGNITUDE:
         return
     finite = vectors.isfinite().all(dim=1)
     if not bool(finite.all()):
@@ -72,7 +72,7 @@ def check_vectors(vectors: Float[Tensor, "n d"], *, dim: int | None = None) -> N
             f"{len(rows)} of {vectors.shape[0]} vectors hold NaN, infinity or a number no float can hold",
             rows=rows,
         )
-    rows = (vectors.abs().amax(dim=1) > LARGEST).nonzero().flatten().tolist()
+    rows = (vectors.abs().amax(dim=1) > LARGEST_MAGNITUDE).nonzero().flatten().tolist()
     raise OutOfRange(
         f"{len(rows)} of {vectors.shape[0]} vectors hold magnitudes above 2^100 (1.3e30)", rows=rows
     )
@@ -105,15 +105,15 @@ def normalise(
     mean     (d,), same units and dtype
     Returns n(x) (n, d), and the norms |x - m| (n,) in float64, exactly 0 for the rows that equal the mean.
     """
-    return directions(vectors - mean, mean)
+    return directions_and_norms(vectors - mean, mean)
 
 
-def directions(
+def directions_and_norms(
     centred: Float[Tensor, "n d"], mean: Float[Tensor, " d"]
 ) -> tuple[Float[Tensor, "n d"], Float64[Tensor, " n"]]:
     """Centred rows (n, d) over their norms, and the norms (n,): both zero where a norm is only rounding of the mean's (d,)."""
     norms = row_norms(centred)
-    rounding = ROUNDINGS * torch.finfo(torch.float32).eps
+    rounding = NOISE_ROUNDINGS * torch.finfo(torch.float32).eps
     floor = rounding * torch.linalg.vector_norm(mean, dtype=torch.float64)
     norms = torch.where(norms > floor, norms, 0.0)
     return unit_rows(centred, norms), norms
@@ -142,7 +142,7 @@ def fit_space(anchors: Float[Tensor, "k d"]) -> Space:
     else:
         # Only the rounding of the sum: kept, it would give a zero anchor among balanced ones a random direction.
         mean, centred = torch.zeros_like(mean), anchors
-    unit, norms = directions(centred, mean)
+    unit, norms = directions_and_norms(centred, mean)
     if not bool(norms.any()):
         raise DegenerateAnchors(
             f"the {anchors.shape[0]} anchors are all the same vector, up to float32 rounding: centred, they have rank 0"

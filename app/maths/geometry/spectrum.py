@@ -16,7 +16,7 @@ LARGEST_RIDGE = 1e6
 
 
 #: the part of a covariance that its shrinkage replaces at most
-MOST_SHRUNK = 0.9
+MOST_SHRINKAGE = 0.9
 
 
 def rank_tolerance(shape: tuple[int, ...], largest: float) -> float:
@@ -56,10 +56,10 @@ def pinv(matrix: Float64[Tensor, "n d"]) -> Float64[Tensor, "d n"]:
 
 def rank_and_condition(matrix: Float64[Tensor, "n d"]) -> tuple[int, float]:
     """How many singular values are kept, and the largest over the smallest kept one (1 for an empty matrix)."""
-    return spread(kept_svd(matrix).values)
+    return rank_and_ratio(kept_svd(matrix).values)
 
 
-def spread(values: Float64[Tensor, " r"]) -> tuple[int, float]:
+def rank_and_ratio(values: Float64[Tensor, " r"]) -> tuple[int, float]:
     """How many kept singular values (r,), falling, and the largest over the smallest (1 of none)."""
     return len(values), float(values[0] / values[-1]) if len(values) else 1.0
 
@@ -82,11 +82,11 @@ def whitened(
         return unit
     spectrum = kept_svd(unit)
     return (
-        spectrum.left * gain(spectrum, dim=unit.shape[1], power=power, ridge=ridge)
+        spectrum.left * whitened_values(spectrum, dim=unit.shape[1], power=power, ridge=ridge)
     ) @ spectrum.right
 
 
-def gain(
+def whitened_values(
     spectrum: Spectrum, *, dim: int, power: float, ridge: float | None
 ) -> Float64[Tensor, " r"]:
     """What whitening leaves of each direction of unit anchors in `dim` dimensions: s (s^2 + ridge)^-power; checked already."""
@@ -121,7 +121,7 @@ def shrinkage(spectrum: Spectrum, *, dim: int) -> float:
     k = spectrum.left.shape[0]
     power = float(spectrum.values.pow(4).sum()) / k**2
     spread = power - 1.0 / dim
-    rho = min(MOST_SHRUNK, max(0.0, 1.0 - power) / k / spread) if spread > 0 else MOST_SHRUNK
+    rho = min(MOST_SHRINKAGE, max(0.0, 1.0 - power) / k / spread) if spread > 0 else MOST_SHRINKAGE
     return k / dim * rho / (1.0 - rho)
 
 

@@ -43,46 +43,46 @@ from app.errors import DegenerateAnchors, OutOfRange
 from app.maths.geometry.pair import Pair
 from app.maths.geometry.space import check_vectors, fit_space, normalise, row_norms
 from app.maths.geometry.spectrum import usual_ridge
-from app.maths.quality.crossfit import cut, for_fewer
+from app.maths.quality.crossfit import cut_into_folds, limit_omega
 from app.maths.quality.metrics import unit
 from app.maths.translators import align
 from app.maths.translators.methods import Options, fit
-from app.maths.translators.translator import STEP, apply
+from app.maths.translators.translator import ROWS_PER_STEP, apply
 
 #: parts of the anchors; each fit sees all but one. Of five, the fits are so much worse than the served one that it shows
-FOLDS = 10
+CONFIDENCE_PARTS = 10
 
 #: held-out anchors after which no further part is held out
-ENOUGH = 400
+ENOUGH_HELD_OUT = 400
 
 #: fewer distinct anchors than this teach nothing: half of them would fit, and half calibrate
-FEWEST = 20
+FEWEST_FOR_CONFIDENCE = 20
 
 #: of how many anchors a vector's nearest are sought, and how many of those count
-MOST_COMPARED = 2048
-NEAREST = 10
+MOST_COMPARED_ANCHORS = 2048
+NEAREST_ANCHORS = 10
 
 #: a vector with a smaller p-value is flagged; where there are fewer anchors than can tell, one stranger than all of them
-STRANGE = 0.01
+STRANGE_P_VALUE = 0.01
 
 #: standard deviations: features farther out are taken as so far by the regression, and count extra as strange
-FARTHEST, EXTREME = 4.0, 2.5
+FARTHEST_DEVIATION, EXTREME_DEVIATION = 4.0, 2.5
 
 #: the least spread of log |x| that is taken for one: unit vectors have none, and rounding is not strange
-LEAST_SPREAD = 0.05
+LEAST_LENGTH_SPREAD = 0.05
 
 #: ridges that leave-one-out chooses from; the features are standardised
-RIDGES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+LEAVE_ONE_OUT_RIDGES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 #: the columns of `features`; the first LEARNT predict
 FEATURES = ("leverage", "distance", "nearest", "near", "explained", "balance", "length")
-LEARNT = 5
+REGRESSION_FEATURES = 5
 LEVERAGE, DISTANCE, BALANCE, LENGTH = (
     FEATURES.index(name) for name in ("leverage", "distance", "balance", "length")
 )
 
 #: cosines nearer to 1 are taken as so near: artanh of 1 is infinite
-MOST_COSINE = 0.999999
+LARGEST_COSINE = 0.999999
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,11 +150,11 @@ class Confidence:
     @property
     def threshold(self) -> float:
         """The p-value at or below which a vector is flagged: how often a vector like the anchors is."""
-        return max(STRANGE, 1.0 / (self.held_out + 1))
+        return max(STRANGE_P_VALUE, 1.0 / (self.held_out + 1))
 
 
 @dataclass(frozen=True, eq=False)
-class Expected:
+class ExpectedCosines:
     """Of n vectors, each (n,): the expected cosine, its interval, and the p-value of being drawn as the anchors were.
 
     NaN where a vector has no direction (it equals the mean), and `low`, `high` also where the level needs more anchors. What
@@ -183,29 +183,29 @@ def fit_confidence(
     Returns None below FEWEST distinct anchors, or when all anchors outside a part are one vector. Raises InvalidOption.
     """
     source, target = source.double(), target.double()
-    parted = cut(source, target, folds=FOLDS, seed=seed)
-    if parted is None or int(parted[0].sum()) < FEWEST:
+    parted = cut_into_folds(source, target, folds=CONFIDENCE_PARTS, seed=seed)
+    if parted is None or int(parted[0].sum()) < FEWEST_FOR_CONFIDENCE:
         return None
     first, fold_of = parted
-    parts = min(FOLDS, math.ceil(ENOUGH * FOLDS / int(first.sum())))
+    parts = min(CONFIDENCE_PARTS, math.ceil(ENOUGH_HELD_OUT * CONFIDENCE_PARTS / int(first.sum())))
     mean = target.mean(dim=0)
     described, cosines, reference = [], [], None
     for part in range(parts):
         others, held = fold_of != part, (fold_of == part) & first
         try:
-            here, translated = _held_out(name, source, target, options, others, held)
+            here, translated = _reference_and_translations(name, source, target, options, others, held)
         except DegenerateAnchors:
             return None
         described.append(features(here, source[held].float()).double())
         cosines.append((unit(translated - mean) * unit(target[held] - mean)).sum(dim=1))
         reference = reference or here
     assert reference is not None
-    return _calibrated(reference, torch.cat(described), torch.cat(cosines), seed)
+    return _calibrate(reference, torch.cat(described), torch.cat(cosines), seed)
 
 
-def expect(
+def expected_cosines(
     confidence: Confidence, vectors: Float[Tensor, "n d"], *, level: float = 0.9
-) -> Expected:
+) -> ExpectedCosines:
     """What to expect of the translations of vectors (n, d), in the source encoder's units, any float dtype.
 
     level  in (0, 1), how often the interval is to hold the cosine
@@ -217,7 +217,7 @@ def expect(
     found = features(confidence.reference, vectors.float()).double()
     pointless = found[:, DISTANCE].isinf()
     predicted = _predict(confidence, found)
-    tails = interval(confidence.errors, level)
+    tails = error_interval(confidence.errors, level)
     low, high = (torch.nan, torch.nan) if tails is None else tails
     p_value = p_values(
         _strangeness(found, confidence.usual, confidence.deviation), confidence.strangeness
@@ -227,15 +227,15 @@ def expect(
         torch.where(pointless, torch.nan, end).tanh()
         for end in (predicted, predicted + low, predicted + high)
     )
-    return Expected(cosine, least, most, p_value, p_value <= confidence.threshold)
+    return ExpectedCosines(cosine, least, most, p_value, p_value <= confidence.threshold)
 
 
-def needed(level: float) -> int:
+def anchors_needed(level: float) -> int:
     """How many calibrating anchors, half of those held out, an interval of that level needs: 2/a - 1."""
     return math.ceil(round(2.0 / (1.0 - level), 6)) - 1
 
 
-def interval(errors: Float64[Tensor, " m"], level: float) -> tuple[float, float] | None:
+def error_interval(errors: Float64[Tensor, " m"], level: float) -> tuple[float, float] | None:
     """What to add to a prediction for either end, from sorted errors (m,); None where the level needs more of them."""
     count = len(errors)
     place = math.ceil(round((count + 1) * (1.0 + level) / 2.0, 6))
@@ -261,8 +261,8 @@ def features(reference: Reference, vectors: Float32[Tensor, "n d"]) -> Float32[T
     """
     return torch.cat(
         [
-            _features(reference, vectors[start : start + STEP])
-            for start in range(0, len(vectors), STEP)
+            _features(reference, vectors[start : start + ROWS_PER_STEP])
+            for start in range(0, len(vectors), ROWS_PER_STEP)
         ]
     )
 
@@ -274,7 +274,7 @@ def _features(reference: Reference, vectors: Float32[Tensor, "n d"]) -> Float32[
     squared = inside.square()
     outside = (1.0 - squared.sum(dim=1)).clamp_min(0.0)
     cosines = inside @ reference.anchors.T
-    near = cosines.topk(min(NEAREST, cosines.shape[1]), dim=1).values
+    near = cosines.topk(min(NEAREST_ANCHORS, cosines.shape[1]), dim=1).values
     far = cosines.topk(near.shape[1], dim=1, largest=False).values
     return torch.stack(
         [
@@ -290,7 +290,7 @@ def _features(reference: Reference, vectors: Float32[Tensor, "n d"]) -> Float32[
     )
 
 
-def _held_out(
+def _reference_and_translations(
     name: str,
     source: Float64[Tensor, "k dx"],
     target: Float64[Tensor, "k dy"],
@@ -303,7 +303,7 @@ def _held_out(
     x, spectrum = pair.source, pair.x
     # What float32 loses of |n(x)|^2 = 1 must not count as lying outside the span.
     ridge = max(usual_ridge(spectrum, dim=x.dim), 1e-6 * x.size)
-    compared = torch.randperm(x.size, generator=torch.Generator().manual_seed(0))[:MOST_COMPARED]
+    compared = torch.randperm(x.size, generator=torch.Generator().manual_seed(0))[:MOST_COMPARED_ANCHORS]
     reference = Reference(
         mean=x.mean.float(),
         scale=x.scale,
@@ -314,11 +314,11 @@ def _held_out(
         regression=align.regression(pair, ridge=None).float().contiguous(),
     )
     return reference, apply(
-        fit(name, x, pair.target, for_fewer(options, x.size)), source[held]
+        fit(name, x, pair.target, limit_omega(options, x.size)), source[held]
     ).vectors.double()
 
 
-def _calibrated(
+def _calibrate(
     reference: Reference,
     described: Float64[Tensor, "h f"],
     cosines: Float64[Tensor, " h"],
@@ -328,13 +328,13 @@ def _calibrated(
     known = described[:, DISTANCE].isfinite()  # an anchor that equals the mean says nothing
     described, cosines = described[known], cosines[known]
     halves = _halves(len(cosines), seed)
-    z = cosines.clamp(-MOST_COSINE, MOST_COSINE).atanh()
-    learnt = described[:, :LEARNT]
+    z = cosines.clamp(-LARGEST_COSINE, LARGEST_COSINE).atanh()
+    learnt = described[:, :REGRESSION_FEATURES]
     centre, spread = _moments(learnt[halves[0]])
-    weights, offset = _ridge(_standard(learnt[halves[0]], centre, spread), z[halves[0]])
+    weights, offset = _fit_ridge(_standardise(learnt[halves[0]], centre, spread), z[halves[0]])
     usual, deviation = _moments(described)
     # As it is: where lengths are all the same, `_moments` has 1 for it.
-    deviation[LENGTH] = described[:, LENGTH].std(correction=0).clamp_min(LEAST_SPREAD)
+    deviation[LENGTH] = described[:, LENGTH].std(correction=0).clamp_min(LEAST_LENGTH_SPREAD)
     made = Confidence(
         reference=reference,
         centre=centre,
@@ -363,21 +363,21 @@ def _moments(table: Float64[Tensor, "n f"]) -> tuple[Float64[Tensor, " f"], Floa
     return table.mean(dim=0), torch.where(spread > noise, spread, 1.0)
 
 
-def _standard(
+def _standardise(
     table: Float64[Tensor, "n f"], centre: Float64[Tensor, " f"], spread: Float64[Tensor, " f"]
 ) -> Float64[Tensor, "n f"]:
-    return ((table - centre) / spread).clamp(-FARTHEST, FARTHEST)
+    return ((table - centre) / spread).clamp(-FARTHEST_DEVIATION, FARTHEST_DEVIATION)
 
 
 def _predict(confidence: Confidence, found: Float64[Tensor, "n g"]) -> Float64[Tensor, " n"]:
     """The z expected of described vectors (n, 7)."""
     return (
-        _standard(found[:, :LEARNT], confidence.centre, confidence.spread) @ confidence.weights
+        _standardise(found[:, :REGRESSION_FEATURES], confidence.centre, confidence.spread) @ confidence.weights
         + confidence.offset
     )
 
 
-def _ridge(
+def _fit_ridge(
     table: Float64[Tensor, "n f"], wanted: Float64[Tensor, " n"]
 ) -> tuple[Float64[Tensor, " f"], float]:
     """Ridge regression with an intercept, by SVD; its ridge has the least squared leave-one-out error over RIDGES."""
@@ -392,7 +392,7 @@ def _ridge(
             ((wanted - middle - left @ (kept * turned)) / (1.0 - leverage)).square().mean()
         )
 
-    ridge = min(RIDGES, key=left_out)
+    ridge = min(LEAVE_ONE_OUT_RIDGES, key=left_out)
     weights = right.T @ (values / (values.square() + ridge) * turned)
     return weights, float(middle - means @ weights)
 
@@ -412,5 +412,5 @@ def _strangeness(
     return (
         standard[:, LEVERAGE]
         + standard[:, BALANCE]
-        + 2.0 * (extreme - EXTREME).clamp_min(0.0).square().sum(dim=0)
+        + 2.0 * (extreme - EXTREME_DEVIATION).clamp_min(0.0).square().sum(dim=0)
     )

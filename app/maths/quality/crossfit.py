@@ -13,24 +13,24 @@ from torch import Tensor
 from app.errors import DegenerateAnchors
 from app.maths.geometry.space import fit_space
 from app.maths.quality.intervals import bootstrap_interval
-from app.maths.quality.metrics import NEIGHBOURS, Quality, do_nothing, per_item
+from app.maths.quality.metrics import DEFAULT_NEIGHBOURS, Quality, do_nothing, item_metrics
 from app.maths.translators.methods import Options, fit
 from app.maths.translators.translator import apply
 
-FOLDS = 5
+HELD_OUT_FOLDS = 5
 
 #: fewer distinct anchors than this leave folds too small to say anything
-FEWEST = 10
+FEWEST_DISTINCT = 10
 
 #: so many held-out anchors tell enough
-MOST_HELD = 2000
+MOST_HELD_OUT = 2000
 
 #: a fold with fewer is too small an index
-SMALLEST = 5
+SMALLEST_FOLD = 5
 
 
 @dataclass(frozen=True)
-class Measured(Quality):
+class QualityWithIntervals(Quality):
     """Quality, and more.
 
     intervals  for each measure that in which 95 of 100 such means over other items would lie
@@ -42,7 +42,7 @@ class Measured(Quality):
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutQuality:
     """folds       how many parts the anchors were cut into
     translated  quality of the translated anchors, each by a fit on the other parts
     do_nothing  the same for source vectors put into the target index as they are
@@ -50,13 +50,13 @@ class HeldOut:
     """
 
     folds: int
-    translated: Measured
-    do_nothing: Measured
-    native: Measured
+    translated: QualityWithIntervals
+    do_nothing: QualityWithIntervals
+    native: QualityWithIntervals
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class HeldOutTranslations:
     """Every anchor translated by a fit that saw neither it nor a copy of it.
 
     translated  (k, d_y), in the target encoder's units
@@ -77,7 +77,7 @@ def hold_out(
     *,
     folds: int | None = None,
     seed: int = 0,
-) -> Held | None:
+) -> HeldOutTranslations | None:
     """Translate every anchor by a fit on the other folds.
 
     source  (k, d_x) and target (k, d_y): raw anchors, the encoders' own units, row i the same item
@@ -87,12 +87,12 @@ def hold_out(
     Returns None below FEWEST groups, or when all anchors outside a fold are one vector. Raises InvalidOption.
     """
     source, target = source.double(), target.double()
-    parted = cut(source, target, folds=folds, seed=seed)
+    parted = cut_into_folds(source, target, folds=folds, seed=seed)
     if parted is None:
         return None
     first, fold_of = parted
     folds = int(fold_of.max()) + 1
-    enough = min(folds, math.ceil(MOST_HELD * folds / int(first.sum())))
+    enough = min(folds, math.ceil(MOST_HELD_OUT * folds / int(first.sum())))
     first &= fold_of < enough
     translated = torch.zeros_like(target)
     for fold in range(enough):
@@ -102,12 +102,12 @@ def hold_out(
         except DegenerateAnchors:
             return None
         translated[held] = apply(
-            fit(name, x, y, for_fewer(options, x.size)), source[held]
+            fit(name, x, y, limit_omega(options, x.size)), source[held]
         ).vectors.double()
-    return Held(translated, first, fold_of)
+    return HeldOutTranslations(translated, first, fold_of)
 
 
-def cut(
+def cut_into_folds(
     source: Float64[Tensor, "k dx"],
     target: Float64[Tensor, "k dy"],
     *,
@@ -118,10 +118,10 @@ def cut(
     group_of = _equal_on_either_side(source, target)
     first = group_of == torch.arange(len(group_of))
     groups = int(first.sum())
-    if groups < FEWEST:
+    if groups < FEWEST_DISTINCT:
         return None
     if folds is None:
-        folds = FOLDS if groups >= SMALLEST * FOLDS else 2
+        folds = HELD_OUT_FOLDS if groups >= SMALLEST_FOLD * HELD_OUT_FOLDS else 2
     fold_of = torch.empty_like(group_of)
     fold_of[first] = torch.randperm(groups, generator=torch.Generator().manual_seed(seed)) % folds
     return first, fold_of[group_of]
@@ -134,13 +134,13 @@ def cross_fit(
     options: Options,
     *,
     seed: int = 0,
-) -> HeldOut | None:
+) -> HeldOutQuality | None:
     """Held-out quality of the distinct anchors; arguments, None and errors as of `hold_out`."""
     held = hold_out(name, source, target, options, seed=seed)
-    return None if held is None else summary(held, source, target)
+    return None if held is None else held_out_quality(held, source, target)
 
 
-def summary(held: Held, source: Float[Tensor, "k dx"], target: Float[Tensor, "k dy"]) -> HeldOut:
+def held_out_quality(held: HeldOutTranslations, source: Float[Tensor, "k dx"], target: Float[Tensor, "k dy"]) -> HeldOutQuality:
     """What held-out translations of raw anchors are worth.
 
     Each is searched for among the anchors that were held out with it. The others stay out of the index: its fit has seen them,
@@ -153,26 +153,26 @@ def summary(held: Held, source: Float[Tensor, "k dx"], target: Float[Tensor, "k 
         ((held.fold_of == fold) & held.first).nonzero().flatten()
         for fold in torch.unique(held.fold_of[held.first])
     ]
-    return HeldOut(
+    return HeldOutQuality(
         folds=len(parts),
-        translated=measured(held.translated - mean, target - mean, parts),
-        do_nothing=measured(do_nothing(source, target.shape[1]) - mean, target - mean, parts),
-        native=measured(target - mean, target - mean, parts),
+        translated=quality_in_parts(held.translated - mean, target - mean, parts),
+        do_nothing=quality_in_parts(do_nothing(source, target.shape[1]) - mean, target - mean, parts),
+        native=quality_in_parts(target - mean, target - mean, parts),
     )
 
 
-def measured(
+def quality_in_parts(
     translated: Float64[Tensor, "k d"],
     native: Float64[Tensor, "k d"],
     parts: Sequence[Int64[Tensor, " _"]],
-) -> Measured:
+) -> QualityWithIntervals:
     """Quality of centred vectors (k, d) against native ones, each searched for among those of its part, of 2 or more, alone.
 
     Recall and Jaccards are at the same number of neighbours in every part: 10, or half of the others in the smallest one.
     """
     smallest = min(map(len, parts))
-    k = max(1, min(NEIGHBOURS, (smallest - 1) // 2))
-    items = [per_item(translated[rows], native[rows], k) for rows in parts]
+    k = max(1, min(DEFAULT_NEIGHBOURS, (smallest - 1) // 2))
+    items = [item_metrics(translated[rows], native[rows], k) for rows in parts]
     names = {
         field.name: "reciprocal_rank" if field.name == "mrr" else field.name
         for field in fields(Quality)[2:]
@@ -183,7 +183,7 @@ def measured(
     ends = bootstrap_interval(table)
     intervals = dict(zip(names, zip(*(end.tolist() for end in ends), strict=True), strict=True))
     means = dict(zip(names, table.mean(dim=0).tolist(), strict=True))
-    return Measured(n=len(table), k=k, **means, intervals=intervals, index=len(table) / len(parts))
+    return QualityWithIntervals(n=len(table), k=k, **means, intervals=intervals, index=len(table) / len(parts))
 
 
 def _equal_on_either_side(
@@ -204,7 +204,7 @@ def _equal_on_either_side(
             return label
 
 
-def for_fewer(options: Options, anchors: int) -> Options:
+def limit_omega(options: Options, anchors: int) -> Options:
     """Options for a fit to a part of the anchors: omega, the subspaces that irp was told to average, may not exceed them."""
     omega = options.get("omega")
     return options if omega is None else {**options, "omega": min(int(omega), anchors)}

@@ -8,21 +8,12 @@ from dataclasses import dataclass
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from app.maths.quality.hubness import Similarities, csls, skewness
-from app.maths.quality.metrics import (
-    Found,
-    PerItem,
-    compare,
-    overlap,
-    search,
-    shared,
-    similarities,
-    unit,
-)
+from app.maths.quality.hubness import CosineBlockFunction, csls, skewness
+from app.maths.quality.metrics import SearchResult, ItemMetrics, compare_results, jaccard, search, shared_count, cosine_blocks, unit
 
 
 @dataclass(frozen=True, eq=False)
-class Corrected:
+class CslsQuality:
     """What queries find by CSLS, each (n,): as in `PerItem`, beside what the native queries find by plain cosine."""
 
     reciprocal_rank: Float64[Tensor, " n"]
@@ -33,15 +24,15 @@ class Corrected:
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluated:
+class QueryEvaluation:
     """items     the numbers of each item
     skewness  of N_k, how often each row of the index is found
     csls      the same, found by CSLS; None where that was not asked for
     """
 
-    items: PerItem
+    items: ItemMetrics
     skewness: float
-    csls: Corrected | None
+    csls: CslsQuality | None
 
 
 def evaluate(
@@ -51,8 +42,8 @@ def evaluate(
     *,
     corpus: Float[Tensor, "m d"] | None = None,
     csls_neighbours: int | None = None,
-    cosines: Similarities = similarities,
-) -> dict[str, Evaluated]:
+    cosines: CosineBlockFunction = cosine_blocks,
+) -> dict[str, QueryEvaluation]:
     """Each kind of query (n, d) measured against the native vectors of the same n items; all centred on the target's anchors.
 
     k                in 1..m; without a corpus in 1..n-1
@@ -81,13 +72,13 @@ def evaluate(
         corrected = None
         if csls_neighbours is not None:
             blocks = csls(ours, index, csls_neighbours, cosines=cosines)
-            corrected = _corrected(search(blocks, k, own=own, sought=sought), wanted, len(index))
-        items = compare(ours, truth, found=found, wanted=wanted, own=near, own_wanted=own_wanted)
-        made[name] = Evaluated(items, skewness(found.near, len(index)), corrected)
+            corrected = _csls_quality(search(blocks, k, own=own, sought=sought), wanted, len(index))
+        items = compare_results(ours, truth, found=found, wanted=wanted, own=near, own_wanted=own_wanted)
+        made[name] = QueryEvaluation(items, skewness(found.near, len(index)), corrected)
     return made
 
 
-def cosines_of(kinds: int, n: int, corpus: int | None, *, corrected: bool) -> int:
+def cosine_count(kinds: int, n: int, corpus: int | None, *, corrected: bool) -> int:
     """How many cosines `evaluate` asks for: n items by so many kinds of queries, the native ones among them."""
     if corpus is None:
         return (2 * kinds - 1 + (2 * kinds if corrected else 0)) * n * n
@@ -95,17 +86,17 @@ def cosines_of(kinds: int, n: int, corpus: int | None, *, corrected: bool) -> in
 
 
 def _own_neighbours(
-    queries: Float64[Tensor, "n d"], k: int, cosines: Similarities
+    queries: Float64[Tensor, "n d"], k: int, cosines: CosineBlockFunction
 ) -> Int64[Tensor, "n j"]:
     """Each unit query's nearest others."""
     return search(cosines(queries, queries), min(k, len(queries) - 1), own=True).near
 
 
-def _corrected(found: Found, wanted: Found, size: int) -> Corrected:
-    return Corrected(
+def _csls_quality(found: SearchResult, wanted: SearchResult, size: int) -> CslsQuality:
+    return CslsQuality(
         reciprocal_rank=1.0 / found.ranks.double(),
-        recall=shared(found.near, wanted.near).double() / found.near.shape[1],
+        recall=shared_count(found.near, wanted.near).double() / found.near.shape[1],
         recall_1=(found.near[:, 0] == wanted.near[:, 0]).double(),
-        jaccard_target=overlap(found.with_own, wanted.with_own),
+        jaccard_target=jaccard(found.with_own, wanted.with_own),
         skewness=skewness(found.near, size),
     )

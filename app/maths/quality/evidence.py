@@ -22,22 +22,22 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from app.maths.quality.metrics import similarities, unit
+from app.maths.quality.metrics import cosine_blocks, unit
 
-Verdict = Literal["related", "useless"]
+EvidenceVerdict = Literal["related", "useless"]
 
 #: z of either test above this is no accident: once in 741 normal values. That of the MRR is normal only about: of unrelated pairs
 #: it has the heavier tail
-CLEARLY = 3.0
+SIGNIFICANT_Z = 3.0
 
 #: the variance of a sum over cross-fitted folds, over the sum of their variances; see the module
-FOLDED = 2.0
+FOLD_VARIANCE_FACTOR = 2.0
 
 #: so many items are looked at, drawn by seed: their evidence is more than enough
-MOST_ITEMS = 4096
+MOST_EVIDENCE_ITEMS = 4096
 
 
-class Against(NamedTuple):
+class ChanceComparison(NamedTuple):
     """found  the mean over the items; chance: its mean over the pairings
     z      how many of their standard deviations found is above it; 0 where all pairings are worth the same
     """
@@ -58,11 +58,11 @@ class Evidence:
     skill    the share of the way from chance to the perfect cosine: (found - chance) / (1 - chance), at least 0
     """
 
-    verdict: Verdict
+    verdict: EvidenceVerdict
     level: float
     items: int
-    cosine: Against
-    mrr: Against
+    cosine: ChanceComparison
+    mrr: ChanceComparison
     skill: float
 
 
@@ -86,17 +86,17 @@ def evidence(
     """
     mean = native.double().mean(dim=0)
     rows = first.nonzero().flatten()
-    if len(rows) > MOST_ITEMS:
+    if len(rows) > MOST_EVIDENCE_ITEMS:
         rows = rows[
-            torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:MOST_ITEMS]
+            torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:MOST_EVIDENCE_ITEMS]
         ]
     queries, index = unit(translated.double()[rows] - mean), unit(native.double()[rows] - mean)
     folds = torch.zeros(len(rows), dtype=torch.int64) if fold_of is None else fold_of[rows]
     members = [(folds == fold).nonzero().flatten() for fold in sorted(set(folds.tolist()))]
-    cosine = _summed([cosine_moments(queries[each], index[each]) for each in members], len(rows))
-    mrr = _summed([_of_ranks(queries[each], index, each) for each in members], len(rows))
-    related = max(cosine.z, mrr.z) > CLEARLY
-    level = 2.0 * NormalDist().cdf(-CLEARLY)
+    cosine = _against_chance([cosine_moments(queries[each], index[each]) for each in members], len(rows))
+    mrr = _against_chance([_rank_moments(queries[each], index, each) for each in members], len(rows))
+    related = max(cosine.z, mrr.z) > SIGNIFICANT_Z
+    level = 2.0 * NormalDist().cdf(-SIGNIFICANT_Z)
     skill = (
         max(0.0, cosine.found - cosine.chance) / (1.0 - cosine.chance)
         if cosine.chance < 1.0
@@ -105,7 +105,7 @@ def evidence(
     return Evidence("related" if related else "useless", level, len(rows), cosine, mrr, skill)
 
 
-class Moments(NamedTuple):
+class PermutationMoments(NamedTuple):
     """Of a sum over n items: what it is, and its mean and variance over their n! pairings."""
 
     found: float
@@ -113,21 +113,21 @@ class Moments(NamedTuple):
     variance: float
 
 
-def moments(worth: Float64[Tensor, "n n"]) -> Moments:
+def permutation_moments(worth: Float64[Tensor, "n n"]) -> PermutationMoments:
     """Of the sum of C[i, pi(i)], at pi = identity; (n, n), any units. Source: Hoeffding 1951, theorem 2."""
     size = len(worth)
     found, mean = float(worth.diagonal().sum()), float(worth.mean())
     if size < 2:
-        return Moments(found, found, 0.0)
+        return PermutationMoments(found, found, 0.0)
     apart = worth - worth.mean(dim=1, keepdim=True) - worth.mean(dim=0) + mean
-    return Moments(
+    return PermutationMoments(
         found,
         size * mean,
-        _clean(float(apart.square().sum()), float(worth.square().sum())) / (size - 1),
+        _without_rounding(float(apart.square().sum()), float(worth.square().sum())) / (size - 1),
     )
 
 
-def cosine_moments(queries: Float64[Tensor, "n d"], index: Float64[Tensor, "n d"]) -> Moments:
+def cosine_moments(queries: Float64[Tensor, "n d"], index: Float64[Tensor, "n d"]) -> PermutationMoments:
     """`moments` of queries @ index^T: d_ij is a product of centred rows, and sum_ij d_ij^2 = tr(Q^T Q Y^T Y).
 
     That is of (d, d) matrices where these are smaller than (n, n). Rows of any length, their products' units.
@@ -135,35 +135,35 @@ def cosine_moments(queries: Float64[Tensor, "n d"], index: Float64[Tensor, "n d"
     size = len(queries)
     found, mean = float((queries * index).sum()), float(queries.mean(dim=0) @ index.mean(dim=0))
     if size < 2:
-        return Moments(found, found, 0.0)
+        return PermutationMoments(found, found, 0.0)
     q, y = queries - queries.mean(dim=0), index - index.mean(dim=0)
     squares = (q.T @ q) * (y.T @ y) if size > q.shape[1] else (q @ y.T).square()
     most = float(
         queries.square().sum() * index.square().sum()
     )  # of sum_ij C[i, j]^2, by Cauchy and Schwarz
-    return Moments(found, size * mean, _clean(float(squares.sum()), most) / (size - 1))
+    return PermutationMoments(found, size * mean, _without_rounding(float(squares.sum()), most) / (size - 1))
 
 
-def _of_ranks(
+def _rank_moments(
     queries: Float64[Tensor, "n d"], index: Float64[Tensor, "m d"], members: Int64[Tensor, " n"]
-) -> Moments:
+) -> PermutationMoments:
     """`moments` of 1 / the rank of each of the items `members` in the whole index, for each query; a tie counts against it."""
     worth = torch.empty(len(queries), len(queries), dtype=torch.float64)
-    for start, block in similarities(queries, index):
+    for start, block in cosine_blocks(queries, index):
         ordered = block.sort(dim=1).values
         below = torch.searchsorted(ordered, block[:, members].contiguous())
         worth[start : start + len(block)] = 1.0 / (len(index) - below).double()
-    return moments(worth)
+    return permutation_moments(worth)
 
 
-def _summed(folds: list[Moments], items: int) -> Against:
+def _against_chance(folds: list[PermutationMoments], items: int) -> ChanceComparison:
     found, mean, variance = (sum(column) for column in zip(*folds, strict=True))
-    variance *= FOLDED if len(folds) > 1 else 1.0
-    return Against(
+    variance *= FOLD_VARIANCE_FACTOR if len(folds) > 1 else 1.0
+    return ChanceComparison(
         found / items, mean / items, (found - mean) / variance**0.5 if variance > 0 else 0.0
     )
 
 
-def _clean(squares: float, of: float) -> float:
+def _without_rounding(squares: float, of: float) -> float:
     """A sum of squares, 0 where it is rounding of numbers whose squares add up to `of`."""
     return squares if squares > of * (64 * torch.finfo(torch.float64).eps) ** 2 else 0.0

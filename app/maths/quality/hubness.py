@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from app.maths.quality.metrics import Blocks, similarities
+from app.maths.quality.metrics import ScoreBlocks, cosine_blocks
 
 #: makes blocks of cosines of unit queries (n, d) to a unit index (m, d), as `similarities` does
-Similarities = Callable[[Float64[Tensor, "n d"], Float64[Tensor, "m d"]], Blocks]
+CosineBlockFunction = Callable[[Float64[Tensor, "n d"], Float64[Tensor, "m d"]], ScoreBlocks]
 
 
 def csls(
@@ -25,8 +25,8 @@ def csls(
     index: Float64[Tensor, "m d"],
     neighbours: int,
     *,
-    cosines: Similarities = similarities,
-) -> Blocks:
+    cosines: CosineBlockFunction = cosine_blocks,
+) -> ScoreBlocks:
     """CSLS of unit queries (n, d) to a unit index (m, d), in blocks, each in [-4, 4].
 
     neighbours  in 1..min(n, m): over how many both means are taken; an item that is on both sides counts like any other
@@ -43,7 +43,7 @@ def local_similarity(
     others: Float64[Tensor, "n d"],
     neighbours: int,
     *,
-    cosines: Similarities = similarities,
+    cosines: CosineBlockFunction = cosine_blocks,
 ) -> Float64[Tensor, " m"]:
     """The mean cosine of each unit row (m, d) to the `neighbours` in 1..n unit others (n, d) nearest to it, in [-1, 1]."""
     return torch.cat(

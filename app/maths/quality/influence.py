@@ -20,19 +20,19 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from app.errors import InvalidOption
-from app.maths.anchors.value_facts import robust_scores
+from app.maths.geometry.robust import robust_scores
 from app.maths.geometry.space import Space, fit_space
 from app.maths.geometry.spectrum import check_ridge, usual_ridge
-from app.maths.quality.crossfit import FEWEST
+from app.maths.quality.crossfit import FEWEST_DISTINCT
 
 #: how many pairs of anchors are looked at: all of up to 2,896 anchors; of more, each is judged by fewer others
-PAIRS = 2**23
+MOST_INFLUENCE_PAIRS = 2**23
 
 #: how many of them are held at once, 8 bytes each, in about a dozen matrices
-HELD = 2**20
+PAIRS_PER_STEP = 2**20
 
 #: a row hurts when it stands out by so many standard deviations of the usual rows, see `influence`
-OUTSTANDING = 5.0
+OUTSTANDING_SCORE = 5.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class Influence:
     ridge: float
 
 
-class _Fit(NamedTuple):
+class _RidgeFit(NamedTuple):
     """factor    (k, r) W diag(sqrt f), so that H is its product with its transpose
     residual  (k, d_y) E
     native    (k, d_y) U_y
@@ -69,9 +69,9 @@ class _Fit(NamedTuple):
     dots: Float64[Tensor, " k"]
     sizes: Float64[Tensor, " k"]
 
-    def of(self, rows: Int64[Tensor, " m"]) -> _Fit:
+    def of(self, rows: Int64[Tensor, " m"]) -> _RidgeFit:
         """The same of some rows."""
-        return _Fit(*(each[rows] for each in self))
+        return _RidgeFit(*(each[rows] for each in self))
 
 
 def influence(
@@ -99,25 +99,25 @@ def influence(
             field="options.ridge",
         )
     ridge = usual_ridge(x.spectrum, dim=x.dim) if ridge is None else ridge
-    fit, size = _fit(x, y, ridge), x.size
+    fit, size = _ridge_fit(x, y, ridge), x.size
     judges = torch.arange(size)
-    if size**2 > PAIRS:
+    if size**2 > MOST_INFLUENCE_PAIRS:
         judges = (
-            torch.randperm(size, generator=torch.Generator().manual_seed(seed))[: PAIRS // size]
+            torch.randperm(size, generator=torch.Generator().manual_seed(seed))[: MOST_INFLUENCE_PAIRS // size]
             .sort()
             .values
         )
-    step = max(1, HELD // len(judges))
+    step = max(1, PAIRS_PER_STEP // len(judges))
     others = fit.of(judges)
     chunks = [torch.arange(start, min(start + step, size)) for start in range(0, size, step)]
     gain = torch.cat(
-        [_gains(fit.of(rows), others, apart=rows[:, None] != judges) for rows in chunks]
+        [_mean_gains(fit.of(rows), others, apart=rows[:, None] != judges) for rows in chunks]
     )
-    own = _left_out(fit)
-    return Influence(gain, own, _hurting(gain, own), min(len(judges), size - 1), ridge)
+    own = _left_out_cosines(fit)
+    return Influence(gain, own, _hurting_rows(gain, own), min(len(judges), size - 1), ridge)
 
 
-def _fit(source: Space, target: Space, ridge: float) -> _Fit:
+def _ridge_fit(source: Space, target: Space, ridge: float) -> _RidgeFit:
     left, values, _ = source.spectrum
     squared = values.square()
     factor = left * (squared / (squared + ridge)).sqrt()
@@ -126,17 +126,17 @@ def _fit(source: Space, target: Space, ridge: float) -> _Fit:
         sum_of.sum(dim=1)
         for sum_of in (residual.square(), target.unit * residual, target.unit.square())
     )
-    return _Fit(
+    return _RidgeFit(
         factor, residual, target.unit, 1.0 - factor.square().sum(dim=1), lengths, dots, sizes
     )
 
 
-def _left_out(fit: _Fit) -> Float64[Tensor, " k"]:
+def _left_out_cosines(fit: _RidgeFit) -> Float64[Tensor, " k"]:
     """The cosine of each anchor by a fit without it: of p = y - e / a."""
-    return _cosine(fit.sizes, fit.dots / fit.free, fit.lengths / fit.free.square())
+    return _cosine_from_products(fit.sizes, fit.dots / fit.free, fit.lengths / fit.free.square())
 
 
-def _gains(rows: _Fit, judges: _Fit, *, apart: Bool[Tensor, "c m"]) -> Float64[Tensor, " c"]:
+def _mean_gains(rows: _RidgeFit, judges: _RidgeFit, *, apart: Bool[Tensor, "c m"]) -> Float64[Tensor, " c"]:
     """The mean over the judges that are not the row itself: by how much cos rises without the row."""
     leverage = rows.factor @ judges.factor.T
     residuals = rows.residual @ judges.residual.T
@@ -148,12 +148,12 @@ def _gains(rows: _Fit, judges: _Fit, *, apart: Bool[Tensor, "c m"]) -> Float64[T
     )
     squared = squared / determinant.square()
     dots = (free * judges.dots + leverage * crossed) / determinant
-    risen = torch.where(apart, _cosine(judges.sizes, dots, squared) - _left_out(judges), 0.0)
+    risen = torch.where(apart, _cosine_from_products(judges.sizes, dots, squared) - _left_out_cosines(judges), 0.0)
     gains: Tensor = risen.sum(dim=1) / apart.sum(dim=1).clamp_min(1)
     return gains
 
 
-def _cosine(
+def _cosine_from_products(
     native: Float64[Tensor, " ..."], dot: Float64[Tensor, " ..."], squared: Float64[Tensor, " ..."]
 ) -> Float64[Tensor, " ..."]:
     """cos(p, y) of p = y - e, from |y|^2 (1, or 0 of an anchor at the mean), y . e and |e|^2; 0 where either has no direction."""
@@ -166,16 +166,16 @@ def _cosine(
 
 
 #: a gain below it is rounding
-ROUNDING = 1e-9
+LEAST_HARMFUL_GAIN = 1e-9
 
 
-def _hurting(gain: Float64[Tensor, " k"], own: Float64[Tensor, " k"]) -> list[int]:
-    if len(gain) < FEWEST:
+def _hurting_rows(gain: Float64[Tensor, " k"], own: Float64[Tensor, " k"]) -> list[int]:
+    if len(gain) < FEWEST_DISTINCT:
         return []
     rounding = torch.finfo(torch.float64).eps * len(
         gain
     )  # where most are equal, that is the spread
     scores = [robust_scores(each, least=rounding) for each in (gain, own)]
-    outstanding: Bool[Tensor, " k"] = (scores[0] - scores[1]) / 2.0 > OUTSTANDING
-    rows = (outstanding & (gain > ROUNDING)).nonzero().flatten()
+    outstanding: Bool[Tensor, " k"] = (scores[0] - scores[1]) / 2.0 > OUTSTANDING_SCORE
+    rows = (outstanding & (gain > LEAST_HARMFUL_GAIN)).nonzero().flatten()
     return rows[gain[rows].argsort(descending=True, stable=True)].tolist()

@@ -12,7 +12,7 @@ from torch import Tensor
 from app.errors import OutOfRange
 
 #: how many counts (resamples x items) are held at once, 8 bytes each
-COUNTS = 1 << 21
+MOST_COUNTS = 1 << 21
 
 
 def bootstrap_interval(
@@ -52,7 +52,7 @@ def _resampled_means(
     """Means of `resamples` draws of n rows of (n, m) with replacement: how often each row was drawn, times the rows, over n."""
     n = table.shape[0]
     generator = torch.Generator().manual_seed(seed)
-    step = max(1, COUNTS // n)
+    step = max(1, MOST_COUNTS // n)
     means = []
     for start in range(0, resamples, step):
         drawn = torch.randint(n, (min(step, resamples - start), n), generator=generator)

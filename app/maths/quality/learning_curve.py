@@ -24,32 +24,32 @@ from torch import Tensor
 
 from app.errors import DegenerateAnchors, OutOfRange
 from app.maths.geometry.space import fit_space
-from app.maths.quality.crossfit import FOLDS, SMALLEST, cut, for_fewer
+from app.maths.quality.crossfit import HELD_OUT_FOLDS, SMALLEST_FOLD, cut_into_folds, limit_omega
 from app.maths.quality.intervals import bootstrap_interval
-from app.maths.quality.metrics import NEIGHBOURS, search, shared, similarities, unit
+from app.maths.quality.metrics import DEFAULT_NEIGHBOURS, search, shared_count, cosine_blocks, unit
 from app.maths.translators.methods import Options, fit
 from app.maths.translators.translator import apply
 
 Measure = Literal["recall", "mrr", "cosine"]
 
 #: of the anchors outside a fold, what the fits get
-SHARES = (0.25, 0.5, 0.75, 1.0)
+FIT_SHARES = (0.25, 0.5, 0.75, 1.0)
 
 #: c of each measure: of 0, .25, .5, .75 and 1 the one that foretold best what more anchors gave, over six kinds of embeddings
 EXPONENTS: Mapping[Measure, float] = {"recall": 0.25, "mrr": 0.5, "cosine": 0.25}
 
 #: curves of these c fit the points about as well: how far apart they come to lie is a part of what is not known
-FORMS = (0.0, 1.0)
+ALTERNATIVE_EXPONENTS = (0.0, 1.0)
 
 #: a curve looks at so many anchors, drawn by seed, and at so many folds as hold MOST_HELD of them out: that bounds its time
-MOST_ANCHORS = 1024
-MOST_HELD = 600
+MOST_CURVE_ANCHORS = 1024
+CURVE_HELD_OUT = 600
 
 #: it says nothing of more anchors than so many times those that it has looked at
-FARTHEST = 2
+EXTRAPOLATION_FACTOR = 2
 
 
-class Estimate(NamedTuple):
+class IntervalEstimate(NamedTuple):
     """A number, and the ends of its interval."""
 
     value: float
@@ -58,7 +58,7 @@ class Estimate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Line:
+class MeasureCurve:
     """One measure's curve.
 
     points    its means over the held-out anchors, by `Curve.sizes`
@@ -70,12 +70,12 @@ class Line:
 
     points: list[float]
     exponent: float
-    slopes: dict[float, Estimate]
-    last: Estimate
+    slopes: dict[float, IntervalEstimate]
+    last: IntervalEstimate
 
 
 @dataclass(frozen=True)
-class Curve:
+class LearningCurve:
     """anchors     k, distinct or not, that the served fit has
     looked      how many of them the curve looked at: all, or MOST_ANCHORS
     held        how many distinct ones were held out
@@ -90,14 +90,14 @@ class Curve:
     sizes: list[float]
     index: float
     neighbours: int
-    lines: dict[Measure, Line]
+    lines: dict[Measure, MeasureCurve]
 
     @property
     def farthest(self) -> int:
         """The most anchors that it says anything of."""
-        return FARTHEST * self.looked
+        return EXTRAPOLATION_FACTOR * self.looked
 
-    def gain(self, measure: Measure, start: float | int, stop: float | int) -> Estimate:
+    def gain(self, measure: Measure, start: float | int, stop: float | int) -> IntervalEstimate:
         """By how much the measure rises from `start` anchors to `stop`: b (g(start) - g(stop)).
 
         The interval is from the lowest to the highest end of those of all c. It knows nothing of which anchors the fits have
@@ -116,10 +116,10 @@ class Curve:
         }
         value, low, high = gains[line.exponent]
         lows, highs = zip(*(ends[1:] for ends in gains.values()), strict=True)
-        return Estimate(value, min(low, *lows), max(high, *highs))
+        return IntervalEstimate(value, min(low, *lows), max(high, *highs))
 
     @property
-    def missing(self) -> dict[Measure, Estimate]:
+    def missing(self) -> dict[Measure, IntervalEstimate]:
         """What the served fit gains over the held-out numbers, which are of fits on 4/5 of the anchors; {} where k is too far.
 
         To be added to a cosine measured by `cross_fit`. Not to recall and MRR measured in an index of all anchors: those that the
@@ -142,9 +142,9 @@ def learning_curve(
     target: Float[Tensor, "k dy"],
     options: Options,
     *,
-    folds: int = FOLDS,
+    folds: int = HELD_OUT_FOLDS,
     seed: int = 0,
-) -> Curve | None:
+) -> LearningCurve | None:
     """The curve of a method, its options resolved, on a pair of raw anchors.
 
     source  (k, d_x) and target (k, d_y): the encoders' own units, row i the same item; copies share a fold, and are counted once
@@ -154,16 +154,16 @@ def learning_curve(
     """
     source, target = source.double(), target.double()
     anchors, generator = len(source), torch.Generator().manual_seed(seed)
-    if anchors > MOST_ANCHORS:
-        rows = torch.randperm(anchors, generator=generator)[:MOST_ANCHORS]
+    if anchors > MOST_CURVE_ANCHORS:
+        rows = torch.randperm(anchors, generator=generator)[:MOST_CURVE_ANCHORS]
         source, target = source[rows], target[rows]
-    parted = cut(source, target, folds=folds, seed=seed)
-    if parted is None or int(parted[0].sum()) < SMALLEST * folds:
+    parted = cut_into_folds(source, target, folds=folds, seed=seed)
+    if parted is None or int(parted[0].sum()) < SMALLEST_FOLD * folds:
         return None
     first, fold_of = parted
     distinct = int(first.sum())
-    looked_at = min(folds, math.ceil(MOST_HELD * folds / distinct))
-    neighbours = min(NEIGHBOURS, (distinct // folds - 1) // 2)
+    looked_at = min(folds, math.ceil(CURVE_HELD_OUT * folds / distinct))
+    neighbours = min(DEFAULT_NEIGHBOURS, (distinct // folds - 1) // 2)
     native = target - target.mean(dim=0)
     values, sizes = [], []
     try:
@@ -171,18 +171,18 @@ def learning_curve(
             rest = (fold_of != fold).nonzero().flatten()
             rest = rest[torch.randperm(len(rest), generator=generator)]
             held = ((fold_of == fold) & first).nonzero().flatten()
-            fits = [rest[: max(1, round(share * len(rest)))] for share in SHARES]
+            fits = [rest[: max(1, round(share * len(rest)))] for share in FIT_SHARES]
             made = [
-                _translated(name, source, target, rows, held, options) - target.mean(dim=0)
+                _translate_held_out(name, source, target, rows, held, options) - target.mean(dim=0)
                 for rows in fits
             ]
-            values.append(_measured(made, native[held], neighbours))
+            values.append(_measure_fits(made, native[held], neighbours))
             sizes.append([float(len(rows)) for rows in fits])
     except DegenerateAnchors:
         return None
     table = torch.cat(values)
     mean_sizes = torch.tensor(sizes, dtype=torch.float64).mean(dim=0)
-    return Curve(
+    return LearningCurve(
         anchors=anchors,
         looked=len(source),
         held=len(table),
@@ -190,19 +190,19 @@ def learning_curve(
         index=len(table) / looked_at,
         neighbours=neighbours,
         lines={
-            measure: line(measure, table[:, :, place], mean_sizes)
+            measure: measure_curve(measure, table[:, :, place], mean_sizes)
             for place, measure in enumerate(get_args(Measure))
         },
     )
 
 
-def line(measure: Measure, values: Float64[Tensor, "n s"], sizes: Float64[Tensor, " s"]) -> Line:
+def measure_curve(measure: Measure, values: Float64[Tensor, "n s"], sizes: Float64[Tensor, " s"]) -> MeasureCurve:
     """The curve through a measure's values of n held-out anchors by fits on so many anchors.
 
     With weights w = n / (sum of n) and centred h = g - sum of w g: b = -(sum of w h m) / (sum of w h^2), linear in the values;
     so the slope is the mean of the items' slopes, and its interval that of a mean.
     """
-    exponents = (EXPONENTS[measure], *FORMS)
+    exponents = (EXPONENTS[measure], *ALTERNATIVE_EXPONENTS)
     columns = []
     for exponent in exponents:
         decays = torch.tensor(
@@ -214,18 +214,18 @@ def line(measure: Measure, values: Float64[Tensor, "n s"], sizes: Float64[Tensor
     table = torch.stack([*columns, values[:, -1]], dim=1)
     ends = torch.stack([table.mean(dim=0), *bootstrap_interval(table)], dim=1).tolist()
     slopes = {
-        c: Estimate(*(max(0.0, end) for end in each))
+        c: IntervalEstimate(*(max(0.0, end) for end in each))
         for c, each in zip(exponents, ends, strict=False)
     }
-    return Line(
+    return MeasureCurve(
         [*values[:, :-1].mean(dim=0).tolist(), ends[-1][0]],
         exponents[0],
         slopes,
-        Estimate(*ends[-1]),
+        IntervalEstimate(*ends[-1]),
     )
 
 
-def _translated(
+def _translate_held_out(
     name: str,
     source: Float64[Tensor, "k dx"],
     target: Float64[Tensor, "k dy"],
@@ -235,22 +235,22 @@ def _translated(
 ) -> Float64[Tensor, "h dy"]:
     """The held-out anchors by a fit on some others."""
     translator = fit(
-        name, fit_space(source[rows]), fit_space(target[rows]), for_fewer(options, len(rows))
+        name, fit_space(source[rows]), fit_space(target[rows]), limit_omega(options, len(rows))
     )
     return apply(translator, source[held]).vectors.double()
 
 
-def _measured(
+def _measure_fits(
     made: list[Float64[Tensor, "h dy"]], native: Float64[Tensor, "h dy"], neighbours: int
 ) -> Float64[Tensor, "h s m"]:
     """Each measure of each held-out anchor by each fit, in an index of the held-out anchors; all centred."""
     index = unit(native)
-    wanted = search(similarities(index, index), neighbours, own=True)
+    wanted = search(cosine_blocks(index, index), neighbours, own=True)
     columns = []
     for vectors in made:
         queries = unit(vectors)
-        found = search(similarities(queries, index), neighbours, own=True)
-        recall = shared(found.near, wanted.near).double() / neighbours
+        found = search(cosine_blocks(queries, index), neighbours, own=True)
+        recall = shared_count(found.near, wanted.near).double() / neighbours
         columns.append(
             torch.stack([recall, 1.0 / found.ranks.double(), (queries * index).sum(dim=1)], dim=1)
         )

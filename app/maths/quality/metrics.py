@@ -17,11 +17,11 @@ from torch import Tensor
 from app.maths.geometry.space import row_norms, unit_rows
 
 #: how many query rows are compared with the whole index at once, and how many cosines are held of them, 8 bytes each
-CHUNK = 1024
-COSINES = 2**24
+COSINE_ROWS = 1024
+MOST_COSINES = 2**24
 
 #: the neighbourhood size of recall and of the Jaccards
-NEIGHBOURS = 10
+DEFAULT_NEIGHBOURS = 10
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Quality:
 
 
 @dataclass(frozen=True, eq=False)
-class PerItem:
+class ItemMetrics:
     """One translation's numbers of each of n items, each (n,): their means are those of `Quality`, at `k` neighbours.
 
     cosine           cos(translated_i, native_i)
@@ -62,7 +62,7 @@ class PerItem:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class SearchResult:
     """What n queries find in an index of m rows, best first.
 
     near      (n, k) rows, the query's own item left out where it is one of them
@@ -76,7 +76,7 @@ class Found:
 
 
 #: scores of queries for a whole index, as (first query, block (c, m)); a block may be overwritten once it has been given
-Blocks = Iterator[tuple[int, Float64[Tensor, "c m"]]]
+ScoreBlocks = Iterator[tuple[int, Float64[Tensor, "c m"]]]
 
 
 def unit(vectors: Float[Tensor, "n d"]) -> Float64[Tensor, "n d"]:
@@ -90,16 +90,16 @@ def cosine(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> fl
     return float((unit(translated) * unit(native)).sum(dim=1).mean())
 
 
-def similarities(queries: Float64[Tensor, "n d"], index: Float64[Tensor, "m d"]) -> Blocks:
+def cosine_blocks(queries: Float64[Tensor, "n d"], index: Float64[Tensor, "m d"]) -> ScoreBlocks:
     """Cosines of unit queries (n, d) to a unit index (m, d), as (first row, block of at most CHUNK rows)."""
-    step = max(1, min(CHUNK, COSINES // index.shape[0]))
+    step = max(1, min(COSINE_ROWS, MOST_COSINES // index.shape[0]))
     for start in range(0, queries.shape[0], step):
         yield start, queries[start : start + step] @ index.T
 
 
 def search(
-    blocks: Blocks, k: int, *, own: bool, sought: Int64[Tensor, " n"] | None = None
-) -> Found:
+    blocks: ScoreBlocks, k: int, *, own: bool, sought: Int64[Tensor, " n"] | None = None
+) -> SearchResult:
     """What queries find by their scores, in one pass over the blocks.
 
     k       in 1..m, or 1..m-1 where the queries' own items are in the index
@@ -122,67 +122,67 @@ def search(
         if own:
             near.append(block.scatter_(1, wanted[:, None], -torch.inf).topk(k, dim=1).indices)
     everything = torch.cat(with_own)
-    return Found(torch.cat(near) if own else everything, everything, torch.cat(ranks))
+    return SearchResult(torch.cat(near) if own else everything, everything, torch.cat(ranks))
 
 
-def shared(first: Int64[Tensor, "n k"], second: Int64[Tensor, "n k"]) -> Int64[Tensor, " n"]:
+def shared_count(first: Int64[Tensor, "n k"], second: Int64[Tensor, "n k"]) -> Int64[Tensor, " n"]:
     """How many members two neighbour lists (n, k) have in common, row by row."""
-    steps = [slice(start, start + CHUNK) for start in range(0, len(first), CHUNK)]
+    steps = [slice(start, start + COSINE_ROWS) for start in range(0, len(first), COSINE_ROWS)]
     return torch.cat(
         [(first[rows, :, None] == second[rows, None, :]).sum(dim=(1, 2)) for rows in steps]
     )
 
 
-def overlap(first: Int64[Tensor, "n k"], second: Int64[Tensor, "n k"]) -> Float64[Tensor, " n"]:
+def jaccard(first: Int64[Tensor, "n k"], second: Int64[Tensor, "n k"]) -> Float64[Tensor, " n"]:
     """|A & B| / |A | B| of two neighbour lists (n, k), row by row, in [0, 1]."""
-    common = shared(first, second).double()
+    common = shared_count(first, second).double()
     return common / (2 * first.shape[1] - common)
 
 
-def per_item(
+def item_metrics(
     translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"], k: int | None = None
-) -> PerItem:
+) -> ItemMetrics:
     """Every number of every item, at k neighbours, at most n - 1; None: min(10, n - 1). Needs n >= 2, and centred vectors."""
-    k = min(NEIGHBOURS, translated.shape[0] - 1) if k is None else k
+    k = min(DEFAULT_NEIGHBOURS, translated.shape[0] - 1) if k is None else k
     ours, truth = unit(translated), unit(native)
-    wanted = search(similarities(truth, truth), k, own=True)
-    return compare(
+    wanted = search(cosine_blocks(truth, truth), k, own=True)
+    return compare_results(
         ours,
         truth,
-        found=search(similarities(ours, truth), k, own=True),
+        found=search(cosine_blocks(ours, truth), k, own=True),
         wanted=wanted,
-        own=search(similarities(ours, ours), k, own=True).near,
+        own=search(cosine_blocks(ours, ours), k, own=True).near,
         own_wanted=wanted.near,
     )
 
 
-def compare(
+def compare_results(
     translated: Float64[Tensor, "n d"],
     native: Float64[Tensor, "n d"],
     *,
-    found: Found,
-    wanted: Found,
+    found: SearchResult,
+    wanted: SearchResult,
     own: Int64[Tensor, "n j"],
     own_wanted: Int64[Tensor, "n j"],
-) -> PerItem:
+) -> ItemMetrics:
     """The numbers of unit queries (n, d) from what they find.
 
     found, wanted    what the translated and the native queries find in one index
     own, own_wanted  (n, j) each query's neighbours among the queries of its own kind, the item itself left out
     """
     k = found.near.shape[1]
-    return PerItem(
+    return ItemMetrics(
         k=k,
         cosine=(translated * native).sum(dim=1),
         reciprocal_rank=1.0 / found.ranks.double(),
-        recall=shared(found.near, wanted.near).double() / k,
+        recall=shared_count(found.near, wanted.near).double() / k,
         recall_1=(found.near[:, 0] == wanted.near[:, 0]).double(),
-        jaccard_target=overlap(found.with_own, wanted.with_own),
-        jaccard_own=overlap(own, own_wanted),
+        jaccard_target=jaccard(found.with_own, wanted.with_own),
+        jaccard_own=jaccard(own, own_wanted),
     )
 
 
-def summary(items: PerItem) -> Quality:
+def mean_quality(items: ItemMetrics) -> Quality:
     """The means over the items."""
     return Quality(
         n=len(items.cosine),

@@ -23,33 +23,33 @@ from torch import Tensor
 
 from app.errors import DegenerateAnchors
 from app.maths.geometry.pair import Core, Pair
-from app.maths.geometry.sampling import clusters
+from app.maths.geometry.sampling import cluster_centres
 from app.maths.geometry.space import Space, fit_space, normalise
-from app.maths.quality.crossfit import cut
-from app.maths.quality.metrics import NEIGHBOURS, search, similarities, unit
+from app.maths.quality.crossfit import cut_into_folds
+from app.maths.quality.metrics import DEFAULT_NEIGHBOURS, search, cosine_blocks, unit
 from app.maths.translators.methods import METHODS, Options, pair_for, resolve
 
-Use = Literal["retrieval", "cosine", "classification"]
+Preference = Literal["retrieval", "cosine", "classification"]
 
-FOLDS = 5
+SELECTION_FOLDS = 5
 
 #: a choice looks at so many anchors, drawn by seed; the fit itself takes all
-MOST_ANCHORS = 1024
+MOST_SELECTION_ANCHORS = 1024
 
 #: how much better than the usual one a candidate must be, in standard errors
-TOLD = 1.5
+DECISIVE_ERRORS = 1.5
 
 #: the fewer the anchors, the coarser their neighbourhoods: 10 of 50 are a fifth of the index. In the larger index of a client the
 #: order of the very nearest counts, which MRR sees: it weighs FINE / k beside recall
-FINE = 30.0
+MRR_WEIGHT = 30.0
 
-MEASURES = ("recall", "mrr", "cosine", "agreement")
+SELECTION_MEASURES = ("recall", "mrr", "cosine", "agreement")
 
 #: classes that stand for those of a head nobody has shown us
 MOST_CLUSTERS = 32
 
 #: what the two powers of a good graded translator add up to: (0, 1), (1/2, 3/4) and (1, 1/4) are each near the best of their row
-WHITENING = 1.25
+TOTAL_POWER = 1.25
 
 
 class Candidate(NamedTuple):
@@ -84,7 +84,7 @@ def _candidates() -> tuple[Candidate, ...]:
 CANDIDATES = _candidates()
 
 #: what stays unless another is told apart from it, and serves where the anchors are too few to hold any out
-USUAL: dict[Use, Candidate] = {
+DEFAULT_CANDIDATE: dict[Preference, Candidate] = {
     "retrieval": Candidate("graded", {"decode_power": 0.25, "ridge": None}),
     "cosine": Candidate("graded", {"decode_power": 0.0, "ridge": None}),
     "classification": Candidate("graded", {"decode_power": 0.25, "ridge": None}),
@@ -92,7 +92,7 @@ USUAL: dict[Use, Candidate] = {
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredCandidate:
     """A candidate's means over held-out anchors; `score`: what decides, `error`: of its difference from the usual one's."""
 
     method: str
@@ -117,19 +117,19 @@ class Choice:
 
     method: str
     options: Options
-    prefer: Use
+    prefer: Preference
     reason: str
     anchors: int
     folds: int
     found: dict[str, float] = field(default_factory=dict)
-    candidates: Sequence[Scored] = ()
+    candidates: Sequence[ScoredCandidate] = ()
 
 
-def choose(
+def choose_method(
     source: Float64[Tensor, "k dx"],
     target: Float64[Tensor, "k dy"],
     *,
-    prefer: Use = "retrieval",
+    prefer: Preference = "retrieval",
     shape: Options | None = None,
     seed: int = 0,
     candidates: Sequence[Candidate] = CANDIDATES,
@@ -142,13 +142,13 @@ def choose(
     Below `crossfit.FEWEST` distinct anchors, or where a fold leaves only one vector, it is the usual one. Raises UnknownOption.
     """
     source, target, shape = source.double(), target.double(), dict(shape or {})
-    usual = usual or USUAL[prefer]
+    usual = usual or DEFAULT_CANDIDATE[prefer]
     size = len(source)
-    if size > MOST_ANCHORS:
-        rows = torch.randperm(size, generator=torch.Generator().manual_seed(seed))[:MOST_ANCHORS]
+    if size > MOST_SELECTION_ANCHORS:
+        rows = torch.randperm(size, generator=torch.Generator().manual_seed(seed))[:MOST_SELECTION_ANCHORS]
         source, target = source[rows], target[rows]
-    parted = cut(source, target, folds=FOLDS, seed=seed)
-    measured = None if parted is None else _measured(candidates, source, target, *parted)
+    parted = cut_into_folds(source, target, folds=SELECTION_FOLDS, seed=seed)
+    measured = None if parted is None else _measure_candidates(candidates, source, target, *parted)
     if parted is None or measured is None:
         options = resolve(usual.method, {**usual.options, **shape}, anchors=size)
         return Choice(
@@ -162,13 +162,13 @@ def choose(
     first, fold_of = parted
     measured, folds = measured[:, first].double(), fold_of[first]
     scores, usual_at = _score(measured, prefer), list(candidates).index(usual)
-    winner = _best(scores, usual_at)
-    voted = [_best(scores[:, folds != fold], usual_at) for fold in range(FOLDS)]
+    winner = _best_candidate(scores, usual_at)
+    voted = [_best_candidate(scores[:, folds != fold], usual_at) for fold in range(SELECTION_FOLDS)]
     found = torch.stack(
-        [measured[voted[fold], folds == fold].sum(dim=0) for fold in range(FOLDS)]
+        [measured[voted[fold], folds == fold].sum(dim=0) for fold in range(SELECTION_FOLDS)]
     ).sum(dim=0) / len(folds)
     means, mean_scores = measured.mean(dim=1), scores.mean(dim=1)
-    errors = _error(scores - scores[usual_at])
+    errors = _standard_error(scores - scores[usual_at])
     order = mean_scores.argsort(descending=True, stable=True).tolist()
     chosen = candidates[winner]
     return Choice(
@@ -177,13 +177,13 @@ def choose(
         prefer=prefer,
         reason=_reason(winner == usual_at, order[0] == usual_at),
         anchors=len(folds),
-        folds=FOLDS,
-        found=_named(found),
+        folds=SELECTION_FOLDS,
+        found=_by_measure(found),
         candidates=[
-            Scored(
+            ScoredCandidate(
                 method,
                 given,
-                **_named(means[i]),
+                **_by_measure(means[i]),
                 score=float(mean_scores[i]),
                 error=float(errors[i]),
             )
@@ -198,10 +198,10 @@ def decode_power(relative_power: float) -> float:
 
     Plain cosines (0) need the full inverse, 1; vectors encoded with power 1 need .25.
     """
-    return min(1.0, WHITENING - relative_power)
+    return min(1.0, TOTAL_POWER - relative_power)
 
 
-def decoding(relative_power: float) -> dict[str, float]:
+def decoder_options(relative_power: float) -> dict[str, float]:
     """What a graded decoder is given for relative vectors made with a power in [0, 1].
 
     What the encoding has not regularised the decoder must: below power 1 a ridge of 1 keeps more neighbours than the anchors' own
@@ -211,26 +211,26 @@ def decoding(relative_power: float) -> dict[str, float]:
     return {"decode_power": decode_power(relative_power), **own}
 
 
-def _named(measures: Float64[Tensor, " m"]) -> dict[str, float]:
-    return dict(zip(MEASURES, measures.tolist(), strict=True))
+def _by_measure(measures: Float64[Tensor, " m"]) -> dict[str, float]:
+    return dict(zip(SELECTION_MEASURES, measures.tolist(), strict=True))
 
 
-def _score(measured: Float64[Tensor, "c n m"], prefer: Use) -> Float64[Tensor, "c n"]:
+def _score(measured: Float64[Tensor, "c n m"], prefer: Preference) -> Float64[Tensor, "c n"]:
     """What decides, of each candidate and anchor: recall and FINE / n of MRR; cosine; or the agreement of classes, and recall."""
     recall, mrr, cosine, agreement = measured.unbind(dim=2)
     if prefer == "retrieval":
-        return recall + FINE / measured.shape[1] * mrr
+        return recall + MRR_WEIGHT / measured.shape[1] * mrr
     return cosine if prefer == "cosine" else agreement + recall
 
 
-def _best(scores: Float64[Tensor, "c n"], usual: int) -> int:
+def _best_candidate(scores: Float64[Tensor, "c n"], usual: int) -> int:
     """The candidate with the best mean, the first of equals, if it is told apart from the usual one; else that."""
     best = int(scores.mean(dim=1).argmax())
     better = scores[best] - scores[usual]
-    return best if float(better.mean()) > TOLD * float(_error(better)) else usual
+    return best if float(better.mean()) > DECISIVE_ERRORS * float(_standard_error(better)) else usual
 
 
-def _error(values: Float64[Tensor, "*c n"]) -> Float64[Tensor, " *c"]:
+def _standard_error(values: Float64[Tensor, "*c n"]) -> Float64[Tensor, " *c"]:
     """The standard error of the means over the last dimension."""
     error: Tensor = values.std(dim=-1) / values.shape[-1] ** 0.5
     return error
@@ -241,9 +241,9 @@ def _reason(usual: bool, best: bool) -> str:
         return (
             "the usual, and the best of all"
             if best
-            else f"the usual: no other is better by {TOLD} standard errors"
+            else f"the usual: no other is better by {DECISIVE_ERRORS} standard errors"
         )
-    return f"the best of all, better than the usual by more than {TOLD} standard errors"
+    return f"the best of all, better than the usual by more than {DECISIVE_ERRORS} standard errors"
 
 
 class _Natives(NamedTuple):
@@ -265,14 +265,14 @@ def _natives(target: Float64[Tensor, "k dy"]) -> _Natives:
     mean = target.mean(dim=0)
     native = unit(target - mean)
     alike = unit(native)
-    found = search(similarities(alike, alike), min(NEIGHBOURS, len(native) - 1), own=True).near
+    found = search(cosine_blocks(alike, alike), min(DEFAULT_NEIGHBOURS, len(native) - 1), own=True).near
     truth = torch.zeros(len(native), len(native), dtype=torch.bool).scatter_(1, found, True)
     count = min(MOST_CLUSTERS, max(2, round(len(native) ** 0.5)))
-    centres = unit(clusters(native, size=count, seed=0))
+    centres = unit(cluster_centres(native, size=count, seed=0))
     return _Natives(mean, native, truth, centres, (native @ centres.T).argmax(dim=1))
 
 
-def _measured(
+def _measure_candidates(
     candidates: Sequence[Candidate],
     source: Float64[Tensor, "k dx"],
     target: Float64[Tensor, "k dy"],
@@ -282,8 +282,8 @@ def _measured(
     """Every candidate's MEASURES of every anchor that counts; None when all anchors outside a fold are one vector."""
     natives = _natives(target[first])
     place = first.cumsum(0) - 1  # of an anchor among those that count
-    scores = torch.zeros(len(candidates), len(source), len(MEASURES))
-    for fold in range(FOLDS):
+    scores = torch.zeros(len(candidates), len(source), len(SELECTION_MEASURES))
+    for fold in range(SELECTION_FOLDS):
         held, rest = ((fold_of == fold) & first).nonzero().flatten(), fold_of != fold
         try:
             x, y = fit_space(source[rest]), fit_space(target[rest])
@@ -328,7 +328,7 @@ class _Fold:
         own = index.gather(1, self._place[:, None])
         mrr = 1.0 / (index >= own).sum(dim=1)
         index.scatter_(1, self._place[:, None], -torch.inf)
-        found = index.topk(min(NEIGHBOURS, index.shape[1] - 1), dim=1).indices
+        found = index.topk(min(DEFAULT_NEIGHBOURS, index.shape[1] - 1), dim=1).indices
         recall = self._natives.truth[self._place].gather(1, found).float().mean(dim=1)
         agreed = centres.argmax(dim=1) == self._natives.own[self._place]
         return torch.stack([recall, mrr, own[:, 0], agreed.float()], dim=1)

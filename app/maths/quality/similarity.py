@@ -13,8 +13,8 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from app.maths.geometry.space import Space, normalise
-from app.maths.quality.hubness import Similarities
-from app.maths.quality.metrics import NEIGHBOURS, cka, overlap, search, similarities
+from app.maths.quality.hubness import CosineBlockFunction
+from app.maths.quality.metrics import DEFAULT_NEIGHBOURS, cka, jaccard as overlap, search, cosine_blocks
 
 #: fewer items than this have no debiased CKA
 FEWEST_FOR_CKA = 4
@@ -44,7 +44,7 @@ def relative_similarity(
     k: int | None = None,
     *,
     of_anchors: bool = False,
-    cosines: Similarities = similarities,
+    cosines: CosineBlockFunction = cosine_blocks,
 ) -> Similarity:
     """How alike n items, given as vectors (n, d_x) of one encoder and (n, d_y) of the other, lie to the k' anchors of both.
 
@@ -57,13 +57,13 @@ def relative_similarity(
     Relative vectors R = n(X) U^T (n, k') are never made: R_x,i . R_y,i = n(x_i) (U_x^T U_y) n(y_i)^T, and so within one space.
     A vector at its anchors' mean has a relative vector of zeros, and cosine 0.
     """
-    k = min(NEIGHBOURS, len(vectors) - 1) if k is None else k
+    k = min(DEFAULT_NEIGHBOURS, len(vectors) - 1) if k is None else k
     (x, _), (y, _) = (
         normalise(vectors.double(), source.mean),
         normalise(native.double(), target.mean),
     )
     common = ((x @ (source.unit.T @ target.unit)) * y).sum(dim=1)
-    (x_images, x_squared), (y_images, y_squared) = _images(x, source), _images(y, target)
+    (x_images, x_squared), (y_images, y_squared) = _relative_images(x, source), _relative_images(y, target)
     near_x = _neighbours(x, x_images, x_squared, k, cosines)
     near_y = _neighbours(y, y_images, y_squared, k, cosines)
     if of_anchors:
@@ -78,7 +78,7 @@ def relative_similarity(
     )
 
 
-def _images(
+def _relative_images(
     unit: Float64[Tensor, "n d"], space: Space
 ) -> tuple[Float64[Tensor, "n d"], Float64[Tensor, " n"]]:
     """N(X) U^T U, whose product with any n(x) is that of relative vectors; and the relative vectors' squared lengths."""
@@ -91,7 +91,7 @@ def _neighbours(
     images: Float64[Tensor, "n d"],
     squared: Float64[Tensor, " n"],
     k: int,
-    cosines: Similarities,
+    cosines: CosineBlockFunction,
 ) -> Int64[Tensor, "n k"]:
     """The k items (n, d) with the largest cosine of relative vectors, the item itself left out."""
     shorter = _inverse_root(squared)[:, None]

@@ -21,28 +21,19 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from app.maths.quality.crossfit import FOLDS
-from app.maths.thresholds.score_pairs import (
-    MOST_ITEMS,
-    STRATA,
-    Given,
-    Items,
-    Rows,
-    same_item,
-    sample,
-    strata,
-)
+from app.maths.quality.crossfit import HELD_OUT_FOLDS
+from app.maths.thresholds.score_pairs import MOST_CALIBRATION_ANCHORS, STRATA, GivenSide, CalibrationItems, ScorePairs, same_item_scores, sample_pairs, stratum_of
 from app.types import Scores
 
 #: fewer pairs than this on either side of a score, or near it, say nothing about it
-FEW = 10
+FEWEST_SCORE_PAIRS = 10
 
 #: what is near, as a part of the range of given scores; and how many of the nearest rows there an interval is made of
-REACH = 0.05
-WINDOW = 1_000
+NEAR_RANGE_SHARE = 0.05
+MOST_NEAR_ROWS = 1_000
 
 #: how often the items are drawn again for the interval of the map
-RESAMPLES = 200
+MAP_RESAMPLES = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +60,7 @@ class MonotoneMap:
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class PairGroup:
     """The pairs within one fold of one round, and those within the round's other folds, which share no item with them.
 
     own     (m,) its rows
@@ -98,10 +89,10 @@ class Calibration:
     same_item  (m,) sorted new scores of an item with itself; empty where it is 1 by definition
     """
 
-    rows: Rows
+    rows: ScorePairs
     by_answer: Int64[Tensor, " n"]
     map: MonotoneMap
-    groups: list[Group]
+    groups: list[PairGroup]
     residual: Float64[Tensor, " n"]
     grid: Float64[Tensor, " g"]
     resampled: Float64[Tensor, "b g"]
@@ -127,7 +118,7 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedScore:
     """What to expect where one score is given; None where too few pairs of anchors can say.
 
     answer        E[the other score]
@@ -149,36 +140,36 @@ class Expected:
 
 
 def calibrate(
-    items: Items, scores: Scores, *, given: Given = "source", seed: int = 0
+    items: CalibrationItems, scores: Scores, *, given: GivenSide = "source", seed: int = 0
 ) -> Calibration:
     """The map from the given score to the other one, with all that its intervals need.
 
     given  "source": from old scores to new ones; "target": from new to old ones, another regression and not the inverse
     Deterministic for equal seeds. An item whose vector is zero has cosine 0 with all others.
     """
-    rows = sample(items, scores, given, seed)
-    stratum = strata(rows.given)
-    bin_of = _bins(torch.bincount(stratum[rows.fresh], minlength=STRATA))[stratum]
+    rows = sample_pairs(items, scores, given, seed)
+    stratum = stratum_of(rows.given)
+    bin_of = join_strata(torch.bincount(stratum[rows.fresh], minlength=STRATA))[stratum]
     bins = int(bin_of.max()) + 1
     ones = torch.ones_like(rows.given)
-    grid, _, _ = _means(bin_of, bins, ones, rows)
-    groups = _groups(rows, bin_of, bins)
+    grid, _, _ = bin_means(bin_of, bins, ones, rows)
+    groups = _pair_groups(rows, bin_of, bins)
     residual = torch.empty_like(rows.answer)
     for group in groups:
         residual[group.own] = rows.answer[group.own] - group.map.at(rows.given[group.own])
     return Calibration(
         rows=rows,
         by_answer=rows.answer.argsort(stable=True),
-        map=_isotonic(*_means(bin_of, bins, ones, rows)),
+        map=fit_isotonic(*bin_means(bin_of, bins, ones, rows)),
         groups=groups,
         residual=residual,
         grid=grid,
-        resampled=_resample(rows, bin_of, bins, len(items.source), grid, seed),
-        same_item=same_item(items, scores),
+        resampled=_resampled_maps(rows, bin_of, bins, len(items.source), grid, seed),
+        same_item=same_item_scores(items, scores),
     )
 
 
-def expect(calibration: Calibration, score: float, *, level: float) -> Expected:
+def expected_score(calibration: Calibration, score: float, *, level: float) -> ExpectedScore:
     """What to expect of the other score of pairs with this score, and of the other threshold that corresponds.
 
     score  in [-1, 1]
@@ -187,23 +178,23 @@ def expect(calibration: Calibration, score: float, *, level: float) -> Expected:
     rows = calibration.rows
     start = int(torch.searchsorted(rows.given, score))
     above, below = int(rows.fresh[start:].sum()), int(rows.fresh[:start].sum())
-    near = _near(rows, score)
-    enough = above >= FEW and below >= FEW
-    extrapolated = not enough or int(rows.fresh[near].sum()) < FEW
+    near = _near_rows(rows, score)
+    enough = above >= FEWEST_SCORE_PAIRS and below >= FEWEST_SCORE_PAIRS
+    extrapolated = not enough or int(rows.fresh[near].sum()) < FEWEST_SCORE_PAIRS
     share = float(rows.weight[start:].sum() / rows.weight.sum())
     rate = (
-        by_rate(rows, score, torch.arange(len(rows.given)), calibration.by_answer)
+        rate_matched_threshold(rows, score, torch.arange(len(rows.given)), calibration.by_answer)
         if enough
         else None
     )
     if extrapolated:
-        return Expected(None, None, None, rate, share, above, extrapolated=True)
+        return ExpectedScore(None, None, None, rate, share, above, extrapolated=True)
     at = torch.tensor([score], dtype=torch.float64)
     answer = float(calibration.map.at(at))
-    low, high = _conformal(calibration.residual[near], _distinct(rows, near), level)
-    return Expected(
+    low, high = _conformal_interval(calibration.residual[near], _distinct_pairs(rows, near), level)
+    return ExpectedScore(
         answer=answer,
-        interval=(_cosine(answer + low), _cosine(answer + high)),
+        interval=(_clamp_cosine(answer + low), _clamp_cosine(answer + high)),
         map_interval=_map_interval(calibration, score, level),
         by_rate=rate,
         share=share,
@@ -212,18 +203,18 @@ def expect(calibration: Calibration, score: float, *, level: float) -> Expected:
     )
 
 
-def covered(calibration: Calibration) -> tuple[float, float] | None:
+def covered_range(calibration: Calibration) -> tuple[float, float] | None:
     """The given scores with at least FEW pairs on either side; None if there are none."""
     scores = calibration.rows.given[calibration.rows.fresh]
-    if len(scores) < 2 * FEW:
+    if len(scores) < 2 * FEWEST_SCORE_PAIRS:
         return None
-    above_few = scores[scores > scores[FEW - 1]]
-    high = float(scores[-FEW])
+    above_few = scores[scores > scores[FEWEST_SCORE_PAIRS - 1]]
+    high = float(scores[-FEWEST_SCORE_PAIRS])
     return (float(above_few[0]), high) if len(above_few) and float(above_few[0]) <= high else None
 
 
-def by_rate(
-    rows: Rows, score: float, by_given: Int64[Tensor, " m"], by_answer: Int64[Tensor, " m"]
+def rate_matched_threshold(
+    rows: ScorePairs, score: float, by_given: Int64[Tensor, " m"], by_answer: Int64[Tensor, " m"]
 ) -> float:
     """The other score's threshold that the same share of pairs reaches: Q_answer(F_given(score)), both linear between the scores.
 
@@ -250,47 +241,47 @@ def same_item_interval(calibration: Calibration, level: float) -> tuple[float, f
     return float(own.mean()), float(own.quantile(tail)), float(own.quantile(1 - tail))
 
 
-def _near(rows: Rows, score: float) -> slice:
+def _near_rows(rows: ScorePairs, score: float) -> slice:
     """The WINDOW rows whose given score is nearest, none farther than REACH of the range."""
-    reach = REACH * float(rows.given[-1] - rows.given[0])
+    reach = NEAR_RANGE_SHARE * float(rows.given[-1] - rows.given[0])
     ends = torch.tensor([score - reach, score + reach], dtype=torch.float64)
     low = int(torch.searchsorted(rows.given, ends[0]))
     high = int(torch.searchsorted(rows.given, ends[1], right=True))
-    if high - low <= WINDOW:
+    if high - low <= MOST_NEAR_ROWS:
         return slice(low, high)
     distance = (rows.given[low:high] - score).abs()
-    farthest = distance.kthvalue(WINDOW).values
+    farthest = distance.kthvalue(MOST_NEAR_ROWS).values
     inside = (distance <= farthest).nonzero().flatten()
     return slice(low + int(inside[0]), low + int(inside[-1]) + 1)
 
 
-def _distinct(rows: Rows, part: slice) -> int:
+def _distinct_pairs(rows: ScorePairs, part: slice) -> int:
     """How many pairs those rows are of."""
     low, high = (
         torch.minimum(rows.first, rows.second)[part],
         torch.maximum(rows.first, rows.second)[part],
     )
-    return len(torch.unique(low * MOST_ITEMS + high))
+    return len(torch.unique(low * MOST_CALIBRATION_ANCHORS + high))
 
 
 # --- the map -------------------------------------------------------------------------------------------------------------
 
 
-def _bins(pairs: Int64[Tensor, " s"]) -> Int64[Tensor, " s"]:
+def join_strata(pairs: Int64[Tensor, " s"]) -> Int64[Tensor, " s"]:
     """The bin of each stratum (s,), which has so many pairs (s,): joined from the highest down until each bin has FEW."""
     labels, bin_, held = [], 0, 0
     for count in reversed(pairs.tolist()):
-        if held >= FEW:
+        if held >= FEWEST_SCORE_PAIRS:
             bin_, held = bin_ + 1, 0
         labels.append(bin_)
         held += count
-    if held < FEW and bin_ > 0:  # what is left at the low end joins its neighbour
+    if held < FEWEST_SCORE_PAIRS and bin_ > 0:  # what is left at the low end joins its neighbour
         labels = [min(label, bin_ - 1) for label in labels]
     return max(labels) - torch.tensor(labels[::-1])
 
 
-def _means(
-    bin_of: Int64[Tensor, " n"], bins: int, weight: Float64[Tensor, " n"], rows: Rows
+def bin_means(
+    bin_of: Int64[Tensor, " n"], bins: int, weight: Float64[Tensor, " n"], rows: ScorePairs
 ) -> tuple[Float64[Tensor, " m"], Float64[Tensor, " m"], Float64[Tensor, " m"]]:
     """For each bin that has weight: mean of given, mean of answer, weight."""
     sums = torch.stack(
@@ -302,7 +293,7 @@ def _means(
     return given, answer, total[held]
 
 
-def _isotonic(
+def fit_isotonic(
     given: Float64[Tensor, " m"], answer: Float64[Tensor, " m"], weight: Float64[Tensor, " m"]
 ) -> MonotoneMap:
     """The non-falling values with the least weighted squared distance from answer (m,), in order of given (m,).
@@ -321,25 +312,25 @@ def _isotonic(
     return MonotoneMap(torch.from_numpy(centre), torch.from_numpy(fitted.x[starts]))
 
 
-def _groups(rows: Rows, bin_of: Int64[Tensor, " n"], bins: int) -> list[Group]:
+def _pair_groups(rows: ScorePairs, bin_of: Int64[Tensor, " n"], bins: int) -> list[PairGroup]:
     groups = []
     for number in range(int(rows.group.max()) + 1):
         own = rows.group == number
-        others = (rows.group // FOLDS == number // FOLDS) & ~own
+        others = (rows.group // HELD_OUT_FOLDS == number // HELD_OUT_FOLDS) & ~own
         place = others.nonzero().flatten()
         groups.append(
-            Group(
+            PairGroup(
                 own=own.nonzero().flatten(),
                 others=place,
                 by_answer=place[rows.answer[place].argsort(stable=True)],
-                map=_isotonic(*_means(bin_of, bins, others.double(), rows)),
+                map=fit_isotonic(*bin_means(bin_of, bins, others.double(), rows)),
             )
         )
     return groups
 
 
-def _resample(
-    rows: Rows,
+def _resampled_maps(
+    rows: ScorePairs,
     bin_of: Int64[Tensor, " n"],
     bins: int,
     items: int,
@@ -349,13 +340,13 @@ def _resample(
     """Maps of RESAMPLES draws of the items with replacement, at the grid; a pair counts as often as its items together."""
     generator = torch.Generator().manual_seed(seed)
     maps = []
-    for _ in range(RESAMPLES):
+    for _ in range(MAP_RESAMPLES):
         drawn = torch.bincount(
             torch.randint(items, (items,), generator=generator), minlength=items
         ).double()
         weight = drawn[rows.first] * drawn[rows.second]
         if bool(weight.any()):
-            maps.append(_isotonic(*_means(bin_of, bins, weight, rows)).at(grid))
+            maps.append(fit_isotonic(*bin_means(bin_of, bins, weight, rows)).at(grid))
     return torch.stack(maps)
 
 
@@ -373,13 +364,13 @@ def _map_interval(calibration: Calibration, score: float, level: float) -> tuple
 # --- intervals -----------------------------------------------------------------------------------------------------------
 
 
-def _conformal(residual: Float64[Tensor, " n"], pairs: int, level: float) -> tuple[float, float]:
+def _conformal_interval(residual: Float64[Tensor, " n"], pairs: int, level: float) -> tuple[float, float]:
     """Both ends of the interval of a new residual, each missed with probability (1 - level) / 2; infinite for too few pairs."""
     ordered = residual.sort().values
-    return -_upper(-ordered.flip(0), pairs, level), _upper(ordered, pairs, level)
+    return -_upper_residual(-ordered.flip(0), pairs, level), _upper_residual(ordered, pairs, level)
 
 
-def _upper(ordered: Float64[Tensor, " n"], pairs: int, level: float) -> float:
+def _upper_residual(ordered: Float64[Tensor, " n"], pairs: int, level: float) -> float:
     """The smallest residual that at least (pairs + 1)(1 + level) / 2 of the pairs do not pass."""
     rank = math.ceil((pairs + 1) * (1 + level) / 2 - 1e-9)
     if rank > pairs:
@@ -387,5 +378,5 @@ def _upper(ordered: Float64[Tensor, " n"], pairs: int, level: float) -> float:
     return float(ordered[math.ceil(rank / pairs * len(ordered) - 1e-9) - 1])
 
 
-def _cosine(value: float) -> float:
+def _clamp_cosine(value: float) -> float:
     return max(-1.0, min(1.0, value))

@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from app.maths.thresholds.calibration import FEW, Calibration, Group, by_rate, expect
-from app.maths.thresholds.score_pairs import Rows
+from app.maths.thresholds.score_pairs import FEWEST_SCORE_PAIRS
+from app.maths.thresholds.calibration import Calibration, PairGroup, rate_matched_threshold, expected_score
+from app.maths.thresholds.score_pairs import ScorePairs
 
 
 @dataclass(frozen=True)
@@ -45,39 +46,39 @@ class Agreement:
     best: Decisions
 
 
-def agreement(calibration: Calibration, threshold: float) -> Agreement | None:
+def threshold_agreement(calibration: Calibration, threshold: float) -> Agreement | None:
     """Decisions by thresholds of the other score, beside those by `threshold` of the given one; None with fewer than FEW pairs on
     either side of it.
     """
     rows = calibration.rows
     reached = rows.given >= threshold
-    if min(int(rows.fresh[reached].sum()), int(rows.fresh[~reached].sum())) < FEW:
+    if min(int(rows.fresh[reached].sum()), int(rows.fresh[~reached].sum())) < FEWEST_SCORE_PAIRS:
         return None
     at = torch.tensor([threshold], dtype=torch.float64)
     everything = torch.arange(len(rows.given))
-    mapped = expect(calibration, threshold, level=0.5).answer
+    mapped = expected_score(calibration, threshold, level=0.5).answer
 
-    def measured(chosen: float, choose: Callable[[Group], float]) -> Decisions:
+    def measured(chosen: float, choose: Callable[[PairGroup], float]) -> Decisions:
         accepted = torch.zeros_like(reached)
         for group in calibration.groups:
             accepted[group.own] = rows.answer[group.own] >= choose(group)
-        return _compare(chosen, accepted, reached, rows.weight)
+        return _decide(chosen, accepted, reached, rows.weight)
 
     return Agreement(
         unchanged=measured(threshold, lambda group: threshold),
         mapped=None if mapped is None else measured(mapped, lambda group: float(group.map.at(at))),
         by_rate=measured(
-            by_rate(rows, threshold, everything, calibration.by_answer),
-            lambda group: by_rate(rows, threshold, group.others, group.by_answer),
+            rate_matched_threshold(rows, threshold, everything, calibration.by_answer),
+            lambda group: rate_matched_threshold(rows, threshold, group.others, group.by_answer),
         ),
         best=measured(
-            best(rows, reached, calibration.by_answer),
-            lambda group: best(rows, reached, group.by_answer),
+            best_threshold(rows, reached, calibration.by_answer),
+            lambda group: best_threshold(rows, reached, group.by_answer),
         ),
     )
 
 
-def best(rows: Rows, reached: Bool[Tensor, " n"], by_answer: Int64[Tensor, " m"]) -> float:
+def best_threshold(rows: ScorePairs, reached: Bool[Tensor, " n"], by_answer: Int64[Tensor, " m"]) -> float:
     """The threshold of the answers with the highest F1 for the rows `reached`, among rows (m,) given in the order of the answer.
 
     F1 = 2 both / (accepted + reached), over weights; of equals the highest threshold; halfway between two scores.
@@ -92,7 +93,7 @@ def best(rows: Rows, reached: Bool[Tensor, " n"], by_answer: Int64[Tensor, " m"]
     return float(scores[last] + lower[last]) / 2
 
 
-def _compare(
+def _decide(
     threshold: float,
     accepted: Bool[Tensor, " n"],
     reached: Bool[Tensor, " n"],

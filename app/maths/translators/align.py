@@ -14,10 +14,10 @@ from app.maths.geometry.spectrum import check_power, check_ridge, usual_ridge
 from app.maths.translators import graded
 
 #: the ridges that cross-validation chooses from, on the scale of squared singular values of unit anchors
-RIDGES = tuple(10.0 ** (exponent / 4) for exponent in range(-12, 9))
+GCV_RIDGES = tuple(10.0 ** (exponent / 4) for exponent in range(-12, 9))
 
 #: a reduced rank, where none is given, holds this share of what the full map makes of the anchors
-KEPT = 0.99
+KEPT_VARIANCE = 0.99
 
 
 def procrustes(pair: Pair) -> Core:
@@ -38,7 +38,7 @@ def regression(pair: Pair, *, ridge: float | None) -> Core:
     Raises InvalidOption. With a ridge given it is the graded family at (1, 0); the choice of the ridge is joint.
     """
     if ridge is None:
-        ridge = cross_validated(pair, pair.overlap * pair.y.values)
+        ridge = cross_validated_ridge(pair, pair.overlap * pair.y.values)
     return graded.core(pair, encode_power=1.0, decode_power=0.0, ridge=ridge)
 
 
@@ -54,7 +54,7 @@ def toward_procrustes(pair: Pair, *, ridge: float | None) -> Core:
     nearest = trace / float(pair.x.values.square().sum()) * rotation
     rest = pair.overlap * pair.y.values - pair.x.values[:, None] * nearest
     if ridge is None:
-        ridge = cross_validated(pair, rest)
+        ridge = cross_validated_ridge(pair, rest)
     return nearest + (pair.x.values / (pair.x.values.square() + ridge))[:, None] * rest
 
 
@@ -70,7 +70,7 @@ def reduced_rank(pair: Pair, *, ridge: float | None, rank: int | None) -> Core:
         shares = values.square().cumsum(0) / values.square().sum().clamp_min(
             torch.finfo(torch.float64).tiny
         )
-        rank = int((shares < KEPT).sum()) + 1
+        rank = int((shares < KEPT_VARIANCE).sum()) + 1
     if rank < 1:
         raise InvalidOption(f"rank must be at least 1, got {rank}", field="options.rank")
     kept = right[:rank]
@@ -108,7 +108,7 @@ def canonical(
     return core
 
 
-def cross_validated(pair: Pair, rest: Core) -> float:
+def cross_validated_ridge(pair: Pair, rest: Core) -> float:
     """The one of RIDGES with the least generalised cross-validation error of a regression on the source's anchors.
 
     rest  (r_x, r_y): W_x^T of what is to be predicted, in the target's kept coordinates
@@ -122,10 +122,10 @@ def cross_validated(pair: Pair, rest: Core) -> float:
         0.0, float(pair.y.values.square().sum() - (pair.overlap * pair.y.values).square().sum())
     )
     errors = []
-    for ridge in RIDGES:
+    for ridge in GCV_RIDGES:
         kept = pair.x.values.square() / (pair.x.values.square() + ridge)
         residual = beyond + float(((1.0 - kept).square() * reached).sum())
         free = max(1e-9, 1.0 - (1.0 + float(kept.sum())) / size)
         errors.append(residual / free**2)
-    best: float = RIDGES[errors.index(min(errors))]
+    best: float = GCV_RIDGES[errors.index(min(errors))]
     return best

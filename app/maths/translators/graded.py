@@ -12,7 +12,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from app.maths.geometry.pair import Core, Pair
-from app.maths.geometry.spectrum import check_power, check_ridge, gain, whitened
+from app.maths.geometry.spectrum import check_power, check_ridge, whitened_values, whitened
 
 
 def projector(
@@ -46,6 +46,6 @@ def core(pair: Pair, *, encode_power: float, decode_power: float, ridge: float |
     check_power(encode_power, "options.encode_power")
     check_power(decode_power, "options.decode_power")
     check_ridge(ridge)
-    left = gain(pair.x, dim=pair.source.dim, power=encode_power, ridge=ridge)
-    right = gain(pair.y, dim=pair.target.dim, power=decode_power, ridge=ridge)
+    left = whitened_values(pair.x, dim=pair.source.dim, power=encode_power, ridge=ridge)
+    right = whitened_values(pair.y, dim=pair.target.dim, power=decode_power, ridge=ridge)
     return left[:, None] * pair.overlap * right

@@ -18,7 +18,8 @@ from app.errors import InvalidOption, MethodNotIndependent, UnknownOption
 from app.maths.geometry.pair import Core, Pair
 from app.maths.geometry.space import Space, uncentred, unscaled
 from app.maths.translators import align, graded, inverse
-from app.maths.translators.translator import Decoder, Translator, make_decoder, make_translator
+from app.maths.translators.decoder import Decoder, make_decoder
+from app.maths.translators.translator import Translator, make_translator
 
 Option = float | int | bool | None
 Options = Mapping[str, Option]
@@ -45,17 +46,17 @@ class Method:
         return self.decode is not None
 
 
-def _number(options: Options, name: str) -> float:
+def _required_float(options: Options, name: str) -> float:
     value = options[name]
     assert value is not None
     return float(value)
 
 
-def _maybe(options: Options, name: str) -> float | None:
-    return None if options[name] is None else _number(options, name)
+def _optional_float(options: Options, name: str) -> float | None:
+    return None if options[name] is None else _required_float(options, name)
 
 
-def _whole(options: Options, name: str) -> int:
+def _required_int(options: Options, name: str) -> int:
     """A seed of 63 bits would lose some as a float."""
     value = options[name]
     assert value is not None
@@ -64,11 +65,11 @@ def _whole(options: Options, name: str) -> int:
 
 def _irp(y: Space, o: Options) -> Float64[Tensor, "k dy"]:
     return inverse.irp(
-        y.unit, delta=_number(o, "delta"), omega=_whole(o, "omega"), seed=_whole(o, "seed")
+        y.unit, delta=_required_float(o, "delta"), omega=_required_int(o, "omega"), seed=_required_int(o, "seed")
     )
 
 
-def _decoded(
+def _decoder_core(
     decode: Callable[[Space, Options], Float64[Tensor, "k dy"]], pair: Pair, options: Options
 ) -> Core:
     """The core of plain cosines and a decoder that lies within the target's anchors."""
@@ -77,79 +78,79 @@ def _decoded(
 
 
 def _irp_ridge(y: Space, o: Options) -> Float64[Tensor, "k dy"]:
-    return inverse.irp_ridge(y.unit, ridge=_number(o, "ridge"))
+    return inverse.irp_ridge(y.unit, ridge=_required_float(o, "ridge"))
 
 
 #: what every method but the affine one takes
-SHAPE: Options = {"renormalise": True, "keep_norms": False}
+OUTPUT_OPTIONS: Options = {"renormalise": True, "keep_norms": False}
 
 METHODS: dict[str, Method] = {
     "irp": Method(
         "the paper's inverse: pruned anchors, mean of omega subspaces",
-        {"delta": 0.6, "omega": 8, "seed": 0, **SHAPE},
-        core=partial(_decoded, _irp),
+        {"delta": 0.6, "omega": 8, "seed": 0, **OUTPUT_OPTIONS},
+        core=partial(_decoder_core, _irp),
         decode=_irp,
         encode=lambda x, o: x.unit.T,
     ),
     "irp-ridge": Method(
         "the inverse in closed form, with a ridge in place of pruning",
-        {"ridge": 1.0, **SHAPE},
-        core=partial(_decoded, _irp_ridge),
+        {"ridge": 1.0, **OUTPUT_OPTIONS},
+        core=partial(_decoder_core, _irp_ridge),
         decode=_irp_ridge,
         encode=lambda x, o: x.unit.T,
     ),
     "graded": Method(
         "both sides whitened by a chosen power, each from its own anchors",
-        {"encode_power": 1.0, "decode_power": 0.25, "ridge": None, "centre": True, **SHAPE},
+        {"encode_power": 1.0, "decode_power": 0.25, "ridge": None, "centre": True, **OUTPUT_OPTIONS},
         core=lambda pair, o: graded.core(
             pair,
-            encode_power=_number(o, "encode_power"),
-            decode_power=_number(o, "decode_power"),
-            ridge=_maybe(o, "ridge"),
+            encode_power=_required_float(o, "encode_power"),
+            decode_power=_required_float(o, "decode_power"),
+            ridge=_optional_float(o, "ridge"),
         ),
         decode=lambda y, o: graded.decoder(
-            y.unit, power=_number(o, "decode_power"), ridge=_maybe(o, "ridge")
+            y.unit, power=_required_float(o, "decode_power"), ridge=_optional_float(o, "ridge")
         ),
         encode=lambda x, o: graded.projector(
-            x.unit, power=_number(o, "encode_power"), ridge=_maybe(o, "ridge")
+            x.unit, power=_required_float(o, "encode_power"), ridge=_optional_float(o, "ridge")
         ),
     ),
     "procrustes": Method(
         "the nearest rotation, fitted to both spaces' anchors",
-        {"centre": True, **SHAPE},
+        {"centre": True, **OUTPUT_OPTIONS},
         core=lambda pair, o: align.procrustes(pair),
     ),
     "ridge": Method(
         "ridge regression, its ridge by generalised cross-validation",
-        {"ridge": None, "centre": True, **SHAPE},
-        core=lambda pair, o: align.regression(pair, ridge=_maybe(o, "ridge")),
+        {"ridge": None, "centre": True, **OUTPUT_OPTIONS},
+        core=lambda pair, o: align.regression(pair, ridge=_optional_float(o, "ridge")),
     ),
     "toward-procrustes": Method(
         "ridge regression that shrinks towards a rotation",
-        {"ridge": None, "centre": True, **SHAPE},
-        core=lambda pair, o: align.toward_procrustes(pair, ridge=_maybe(o, "ridge")),
+        {"ridge": None, "centre": True, **OUTPUT_OPTIONS},
+        core=lambda pair, o: align.toward_procrustes(pair, ridge=_optional_float(o, "ridge")),
     ),
     "reduced-rank": Method(
         "ridge regression through a few directions",
-        {"ridge": None, "rank": None, "centre": True, **SHAPE},
+        {"ridge": None, "rank": None, "centre": True, **OUTPUT_OPTIONS},
         core=lambda pair, o: align.reduced_rank(
-            pair, ridge=_maybe(o, "ridge"), rank=None if o["rank"] is None else _whole(o, "rank")
+            pair, ridge=_optional_float(o, "ridge"), rank=None if o["rank"] is None else _required_int(o, "rank")
         ),
     ),
     "canonical": Method(
         "whitened on both sides, rotated, and the target's spectrum put back in part",
-        {"ridge": None, "correlation_power": 0.5, "dewhiten": 0.5, "centre": True, **SHAPE},
+        {"ridge": None, "correlation_power": 0.5, "dewhiten": 0.5, "centre": True, **OUTPUT_OPTIONS},
         core=lambda pair, o: align.canonical(
             pair,
-            ridge=_maybe(o, "ridge"),
-            correlation_power=_number(o, "correlation_power"),
-            dewhiten=_number(o, "dewhiten"),
+            ridge=_optional_float(o, "ridge"),
+            correlation_power=_required_float(o, "correlation_power"),
+            dewhiten=_required_float(o, "dewhiten"),
         ),
     ),
     "affine": Method(
         "ridge regression of the vectors as they are, lengths and all, with an intercept",
         {"ridge": None},
-        core=lambda pair, o: align.regression(pair, ridge=_maybe(o, "ridge")),
+        core=lambda pair, o: align.regression(pair, ridge=_optional_float(o, "ridge")),
         affine=True,
     ),
 }
@@ -171,7 +172,7 @@ def resolve(name: str, given: Options, *, anchors: int) -> dict[str, Option]:
             raise UnknownOption(f"{name} takes {known}; not {option}", field=f"options.{option}")
     options = {**method.defaults, **given}
     if "omega" in options and "omega" not in given:
-        options["omega"] = min(_whole(options, "omega"), anchors)
+        options["omega"] = min(_required_int(options, "omega"), anchors)
     if not 0 <= (options.get("seed") or 0) <= LARGEST_SEED:
         raise InvalidOption(
             f"seed must lie in [0, {LARGEST_SEED}], got {options['seed']}", field="options.seed"
@@ -182,7 +183,7 @@ def resolve(name: str, given: Options, *, anchors: int) -> dict[str, Option]:
 def fit(name: str, source: Space, target: Space, options: Options) -> Translator:
     """The translator source -> target by the named method and its resolved options. Raises InvalidOption."""
     pair = pair_for(name, source, target, options)
-    return served(name, pair, METHODS[name].core(pair, options), options)
+    return translator_of_core(name, pair, METHODS[name].core(pair, options), options)
 
 
 def pair_for(name: str, source: Space, target: Space, options: Options) -> Pair:
@@ -194,13 +195,13 @@ def pair_for(name: str, source: Space, target: Space, options: Options) -> Pair:
     return Pair(source, target)
 
 
-def served(name: str, pair: Pair, core: Core, options: Options) -> Translator:
+def translator_of_core(name: str, pair: Pair, core: Core, options: Options) -> Translator:
     """The translator of a core that the named method has made of a pair."""
     if METHODS[name].affine:
         return make_translator(
             pair.source, pair.target, pair.join(core), renormalise=False, keep_norms=True
         )
-    shape = {option: bool(options[option]) for option in SHAPE}
+    shape = {option: bool(options[option]) for option in OUTPUT_OPTIONS}
     return make_translator(pair.source, pair.target, pair.join(core), **shape)
 
 

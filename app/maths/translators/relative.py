@@ -8,7 +8,7 @@ from torch import Tensor
 
 from app.errors import AnchorageError
 from app.maths.geometry.space import check_vectors, normalise
-from app.maths.translators.translator import FARTHEST, STEP, least_distance
+from app.maths.translators.translator import SAFE_FARTHEST, ROWS_PER_STEP, least_distance
 
 
 def relate_into(
@@ -25,14 +25,14 @@ def relate_into(
     Returns which rows (n,) are at the mean. Raises NonFinite, OutOfRange: the rows are those of one step only.
     """
     at_mean = torch.zeros(len(vectors), dtype=torch.bool)
-    scratch = torch.empty(min(len(vectors), STEP), len(mean))
+    scratch = torch.empty(min(len(vectors), ROWS_PER_STEP), len(mean))
     nearest = least_distance(mean)
-    for start in range(0, len(vectors), STEP):
-        rows = slice(start, min(start + STEP, len(vectors)))
+    for start in range(0, len(vectors), ROWS_PER_STEP):
+        rows = slice(start, min(start + ROWS_PER_STEP, len(vectors)))
         centred = scratch[: rows.stop - start].copy_(vectors[rows]).sub_(mean)
         norms = torch.linalg.vector_norm(centred, dim=1)
         near, far = (float(bound) for bound in norms.aminmax())
-        if nearest <= near and far <= FARTHEST:
+        if nearest <= near and far <= SAFE_FARTHEST:
             torch.mm(centred, projector, out=out[rows])
             out[rows].div_(norms[:, None])
             continue

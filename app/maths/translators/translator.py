@@ -18,25 +18,16 @@ from jaxtyping import Bool, Float, Float32, Float64
 from torch import Tensor
 
 from app.errors import AnchorageError, OutOfRange
-from app.maths.geometry.space import (
-    LARGEST,
-    ROUNDINGS,
-    Space,
-    check_shape,
-    check_vectors,
-    normalise,
-    row_norms,
-    unit_rows,
-)
+from app.maths.geometry.space import LARGEST_MAGNITUDE, NOISE_ROUNDINGS, Space, check_shape, check_vectors, normalise, row_norms, unit_rows
 
 #: rows of one step of `apply`: 1.5 MB of scratch at 768 dimensions
-STEP = 512
+ROWS_PER_STEP = 512
 
 #: distances from the mean whose squares and products float32 holds without a thought: others take the careful way
-NEAREST, FARTHEST = 1e-12, 1e12
+SAFE_NEAREST, SAFE_FARTHEST = 1e-12, 1e12
 
 #: bfloat16 products have 8 bits of mantissa, and are as noisy
-Precision = Literal["float32", "bfloat16"]
+ProductPrecision = Literal["float32", "bfloat16"]
 UNIT_ROUNDOFF = {
     "float32": torch.finfo(torch.float32).eps,
     "bfloat16": torch.finfo(torch.bfloat16).eps,
@@ -52,7 +43,7 @@ class _Arrays(NamedTuple):
 
 
 #: which rows (n,) are at the mean, and which outside what the anchors span
-Flagged = tuple[Bool[Tensor, " n"], Bool[Tensor, " n"]]
+RowFlags = tuple[Bool[Tensor, " n"], Bool[Tensor, " n"]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +119,7 @@ class Translator:
 
 
 @dataclass(frozen=True, eq=False)
-class Translated:
+class TranslatedRows:
     """vectors  (n, d_y) in the target's units: float32, or float16 rounded from it
     at_mean  (n,) rows that equal the source's mean: they have no direction, and became the target's mean
     outside  (n,) rows whose direction the anchors do not span: nothing is known of it, and they became the target's mean
@@ -141,7 +132,7 @@ class Translated:
 
 def least_distance(mean: Float32[Tensor, " d"]) -> float:
     """The distance from a mean (d,), in its units, below which only the careful way tells whether a vector has a direction."""
-    return max(NEAREST, 2 * ROUNDINGS * UNIT_ROUNDOFF["float32"] * float(mean.double().norm()))
+    return max(SAFE_NEAREST, 2 * NOISE_ROUNDINGS * UNIT_ROUNDOFF["float32"] * float(mean.double().norm()))
 
 
 def make_decoder(
@@ -167,7 +158,7 @@ def make_translator(
     return Translator(source.mean.float(), decoder, source.scale if keep_norms else None)
 
 
-def decode(decoder: Decoder, relative: Float[Tensor, "n k"]) -> Translated:
+def decode(decoder: Decoder, relative: Float[Tensor, "n k"]) -> TranslatedRows:
     """s_y * r'(r D) + m_y for relative vectors r (n, k), float of any width, decoded in float32.
 
     A row of zeros is that of a vector equal to its own mean. Raises as `check_vectors`, and OutOfRange for rows so large that
@@ -175,7 +166,7 @@ def decode(decoder: Decoder, relative: Float[Tensor, "n k"]) -> Translated:
     """
     check_vectors(relative, dim=decoder.matrix.shape[0])
     coordinates = relative.float()
-    vectors, known = _finish(decoder, coordinates, torch.zeros(1))
+    vectors, known = decode_coordinates(decoder, coordinates, torch.zeros(1))
     overflowed = (~vectors.isfinite().all(dim=1)).nonzero().flatten().tolist()
     if overflowed:
         raise OutOfRange(
@@ -183,12 +174,12 @@ def decode(decoder: Decoder, relative: Float[Tensor, "n k"]) -> Translated:
             rows=overflowed,
         )
     at_mean = coordinates.abs().amax(dim=1) == 0
-    return Translated(vectors, at_mean, ~known & ~at_mean)
+    return TranslatedRows(vectors, at_mean, ~known & ~at_mean)
 
 
 def apply(
-    translator: Translator, vectors: Float[Tensor, "n dx"], *, precision: Precision = "float32"
-) -> Translated:
+    translator: Translator, vectors: Float[Tensor, "n dx"], *, precision: ProductPrecision = "float32"
+) -> TranslatedRows:
     """Translate vectors (n, d_x), in the source encoder's units and any float dtype, in float32.
 
     A vector equal to the source's mean, or outside what the anchors span, becomes the target's mean, and is flagged.
@@ -202,11 +193,11 @@ def apply(
     except AnchorageError:
         check_vectors(vectors)  # names all rows, not only those of one step
         raise
-    return Translated(translated, *(flagged or no_flags(len(vectors))))
+    return TranslatedRows(translated, *(flagged or no_flags(len(vectors))))
 
 
 @lru_cache(maxsize=64)
-def no_flags(count: int) -> Flagged:
+def no_flags(count: int) -> RowFlags:
     """Of so many rows none is at the mean, and none outside; nobody writes to these."""
     none = torch.zeros(count, dtype=torch.bool)
     return none, none
@@ -217,8 +208,8 @@ def apply_into(
     vectors: Float[Tensor, "n dx"],
     out: Float32[Tensor, "n dy"],
     *,
-    precision: Precision = "float32",
-) -> Flagged | None:
+    precision: ProductPrecision = "float32",
+) -> RowFlags | None:
     """`apply`, written to `out` (n, d_y), of vectors whose shape is right; at one thread of torch it is as fast as the product.
 
     precision  "bfloat16": the product is of bfloat16 numbers, for processors that multiply them faster; what it would leave
@@ -226,11 +217,11 @@ def apply_into(
     Returns which rows (n,) are at the mean, and outside; None: none is. Raises NonFinite, OutOfRange: of rows of one step only.
     """
     count = vectors.shape[0]
-    if count <= STEP or out.device.type != "cpu":  # a GPU has no use for steps
+    if count <= ROWS_PER_STEP or out.device.type != "cpu":  # a GPU has no use for steps
         return _step(translator, vectors, out, precision)
-    flagged: Flagged | None = None
-    for start in range(0, count, STEP):
-        rows = slice(start, min(start + STEP, count))
+    flagged: RowFlags | None = None
+    for start in range(0, count, ROWS_PER_STEP):
+        rows = slice(start, min(start + ROWS_PER_STEP, count))
         try:
             found = _step(translator, vectors[rows], out[rows], precision)
         except AnchorageError as error:
@@ -248,20 +239,20 @@ def _step(
     translator: Translator,
     vectors: Float[Tensor, "n dx"],
     out: Float32[Tensor, "n dy"],
-    precision: Precision,
-) -> Flagged | None:
-    if _plain_step(translator, vectors, out, precision):
+    precision: ProductPrecision,
+) -> RowFlags | None:
+    if _fast_step(translator, vectors, out, precision):
         return None
     careful = _careful_step(translator, vectors)
     out.copy_(careful.vectors)
     return careful.at_mean, careful.outside
 
 
-def _plain_step(
+def _fast_step(
     translator: Translator,
     vectors: Float[Tensor, "n dx"],
     out: Float32[Tensor, "n dy"],
-    precision: Precision,
+    precision: ProductPrecision,
 ) -> bool:
     """Translate rows where nothing is delicate; False, and nothing of worth in `out`, when something might be.
 
@@ -269,29 +260,29 @@ def _plain_step(
     """
     if vectors.shape[0] == 1 and precision == "float32" and out.device.type == "cpu":
         with np.errstate(all="ignore"):  # what overflows is left to the careful way
-            return _plain_row(translator, vectors[0], out)
+            return _fast_row(translator, vectors[0], out)
     decoder = translator.decoder
     centred = vectors.float() - translator.source_mean
     norms = torch.linalg.vector_norm(centred, dim=1)
-    near, far = _bounds(norms)
-    if not (translator.nearest <= near and far <= FARTHEST):  # NaN is neither
+    near, far = _shortest_and_longest(norms)
+    if not (translator.nearest <= near and far <= SAFE_FARTHEST):  # NaN is neither
         return False
     if precision == "float32":
         torch.mm(centred, decoder.matrix, out=out)
     else:
         out.copy_(centred.bfloat16() @ decoder.rounded)
     lengths = torch.linalg.vector_norm(out, dim=1)
-    short, long = _bounds(lengths)
+    short, long = _shortest_and_longest(lengths)
     noise: float = (
-        ROUNDINGS
+        NOISE_ROUNDINGS
         * UNIT_ROUNDOFF[precision]
         * (far * far * decoder.most_energy + translator.offset) ** 0.5
     )
-    if not (short > noise and short >= NEAREST and long <= FARTHEST):
+    if not (short > noise and short >= SAFE_NEAREST and long <= SAFE_FARTHEST):
         return False
     # What a row is scaled by is at most this: s_y / its length, and by how much its norm is kept.
     stretch = 1.0 if translator.kept_scale is None else far / translator.kept_scale
-    if not decoder.scale * stretch * (1.0 if decoder.renormalise else long / near) <= LARGEST:
+    if not decoder.scale * stretch * (1.0 if decoder.renormalise else long / near) <= LARGEST_MAGNITUDE:
         return False
     factor = (lengths if decoder.renormalise else norms).reciprocal_().mul_(decoder.scale)
     if translator.kept_scale is not None:
@@ -300,7 +291,7 @@ def _plain_step(
     return True
 
 
-def _plain_row(
+def _fast_row(
     translator: Translator, vector: Float[Tensor, " dx"], out: Float32[Tensor, "1 dy"]
 ) -> bool:
     """`_plain_step` of one row, in numpy: it takes half of the time there, as torch multiplies a row as if it were many."""
@@ -308,35 +299,35 @@ def _plain_row(
     centred = vector.numpy().astype(np.float32)
     centred -= rows.source_mean
     norm = math.sqrt(centred.dot(centred))
-    if not translator.nearest <= norm <= FARTHEST:
+    if not translator.nearest <= norm <= SAFE_FARTHEST:
         return False
     made = out.numpy()[0]
     np.dot(centred, rows.matrix, out=made)
     length = math.sqrt(made.dot(made))
     noise = (
-        ROUNDINGS
+        NOISE_ROUNDINGS
         * UNIT_ROUNDOFF["float32"]
         * math.sqrt(norm * norm * decoder.most_energy + translator.offset)
     )
-    if not (length > noise and NEAREST <= length <= FARTHEST):
+    if not (length > noise and SAFE_NEAREST <= length <= SAFE_FARTHEST):
         return False
     factor = decoder.scale / (length if decoder.renormalise else norm)
     if translator.kept_scale is not None:
         factor *= norm / translator.kept_scale
-    if not factor * length <= LARGEST:
+    if not factor * length <= LARGEST_MAGNITUDE:
         return False
     made *= factor
     made += rows.target_mean
     return True
 
 
-def _bounds(lengths: Float32[Tensor, " n"]) -> tuple[float, float]:
+def _shortest_and_longest(lengths: Float32[Tensor, " n"]) -> tuple[float, float]:
     """The shortest and the longest; NaN if one is."""
     low, high = lengths.aminmax()
     return low.item(), high.item()
 
 
-def _careful_step(translator: Translator, vectors: Float[Tensor, "n dx"]) -> Translated:
+def _careful_step(translator: Translator, vectors: Float[Tensor, "n dx"]) -> TranslatedRows:
     """Any rows whatever: NaN refused, tiny and huge ones scaled first, those without a direction told from those with one."""
     check_vectors(vectors)
     unit, norms = normalise(vectors.float(), translator.source_mean)
@@ -346,17 +337,17 @@ def _careful_step(translator: Translator, vectors: Float[Tensor, "n dx"]) -> Tra
     stretch = (
         None if translator.kept_scale is None else (norms.double() / translator.kept_scale).float()
     )
-    translated, known = _finish(translator.decoder, unit, carried.float(), stretch)
+    translated, known = decode_coordinates(translator.decoder, unit, carried.float(), stretch)
     if stretch is not None and (
         far := (~translated.isfinite().all(dim=1)).nonzero().flatten().tolist()
     ):
         raise OutOfRange(
             f"{len(far)} vectors are too far from the mean to keep their norm in float32", rows=far
         )
-    return Translated(translated, at_mean, ~known & ~at_mean)
+    return TranslatedRows(translated, at_mean, ~known & ~at_mean)
 
 
-def _finish(
+def decode_coordinates(
     decoder: Decoder,
     coordinates: Float32[Tensor, "n m"],
     more: Float32[Tensor, " *n"],
@@ -372,7 +363,7 @@ def _finish(
     """
     product = coordinates @ decoder.matrix
     lengths = row_norms(product)
-    rounding = ROUNDINGS * torch.finfo(torch.float32).eps
+    rounding = NOISE_ROUNDINGS * torch.finfo(torch.float32).eps
     known = lengths > rounding * (coordinates.square() @ decoder.energy + more).sqrt()
     if decoder.renormalise:
         product = unit_rows(product, torch.where(known, lengths, 0.0))

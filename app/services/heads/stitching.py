@@ -33,6 +33,7 @@ from app.services.serving import maps, plans
 from app.services.translators import translators
 from app.storage import tables
 from app.types import EncoderKind, HeadOutput
+from app.maths.quality import candidates
 
 log = logging.getLogger("anchorage.stitching")
 
@@ -47,7 +48,7 @@ class TranslationChoice:
 
     method: str = "auto"
     options: methods.Options = field(default_factory=dict)
-    prefer: selection.Use | None = None
+    prefer: candidates.Preference | None = None
     min_quality: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -220,7 +221,7 @@ def _reach_head(
             "translate with",
             field="anchor_set",
         )
-    usual: selection.Use = "retrieval" if output_of(row) is HeadOutput.classes else "cosine"
+    usual: candidates.Preference = "retrieval" if output_of(row) is HeadOutput.classes else "cosine"
     prefer = choice.prefer or usual
     request = translators.FitRequest(
         source.name,

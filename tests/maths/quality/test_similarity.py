@@ -15,6 +15,7 @@ from app.maths.quality.metrics import cka
 from app.maths.quality.similarity import FEWEST_FOR_CKA, relative_similarity
 from research.definitions import relative
 from tests.maths.clouds import cos, normal
+from app.maths.geometry import space
 
 seeds = st.integers(0, 2**31)
 
@@ -120,6 +121,6 @@ def test_the_smallest_sets_have_numbers_and_from_four_items_on_a_cka(n):
 def test_it_does_not_depend_on_the_chunk(monkeypatch):
     a, b = normal(11, 40, 6), normal(12, 40, 7)
     expected = relative_similarity(fit_space(a), fit_space(b), a, b)
-    monkeypatch.setattr(metrics, "CHUNK", 7)
+    monkeypatch.setattr(space, "COSINE_ROWS", 7)
     found = relative_similarity(fit_space(a), fit_space(b), a, b)
     assert torch.equal(found.jaccard, expected.jaccard)
