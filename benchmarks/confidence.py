@@ -37,7 +37,7 @@ from data import SHARED_ENCODERS, TASKS, Missing, Task, other_domain, split
 
 from app.demo.run import new_table
 from app.maths.geometry.space import fit_space
-from app.maths.quality.confidence import Expected, expect, fit_confidence
+from app.maths.quality.confidence import ExpectedCosines, expected_cosines, fit_confidence
 from app.maths.quality.metrics import unit
 from app.maths.translators import methods
 from app.maths.translators.translator import Translator, apply
@@ -102,7 +102,7 @@ def _cell(x: Tensor, y: Tensor, asked: Tensor, native: Tensor, elsewhere: Mappin
     translator = methods.fit(METHOD, fit_space(x), fit_space(y), options)
     middle = y.mean(dim=0)
     found, translated = _cosines(translator, asked, native, middle)
-    usual = expect(model, asked)
+    usual = expected_cosines(model, asked)
     cell = {
         "fit_seconds": taken,
         "cosine": float(found.mean()),
@@ -111,7 +111,7 @@ def _cell(x: Tensor, y: Tensor, asked: Tensor, native: Tensor, elsewhere: Mappin
         "flagged": _share(usual.strange),
     }
     for level in LEVELS:
-        cell |= {f"{name}_{level}": value for name, value in _covered(expect(model, asked, level=level), found).items()}
+        cell |= {f"{name}_{level}": value for name, value in _covered(expected_cosines(model, asked, level=level), found).items()}
     lost = ranks(translated - middle, native - middle) > 1
     cell["lost"] = _share(lost)
     if 0 < int(lost.sum()) < len(lost):
@@ -119,11 +119,11 @@ def _cell(x: Tensor, y: Tensor, asked: Tensor, native: Tensor, elsewhere: Mappin
     draw = torch.Generator().manual_seed(seed)
     for name, (theirs, their_native) in elsewhere.items():
         rows = torch.randperm(len(theirs), generator=draw)[:OTHERS]
-        told = expect(model, theirs[rows])
+        told = expected_cosines(model, theirs[rows])
         cell[f"auroc_{name}"] = _auroc(-told.p_value, -usual.p_value)
         cell[f"flagged_{name}"] = _share(told.strange)
         cell[f"covered_{name}"] = _covered(told, _cosines(translator, theirs[rows], their_native[rows], middle)[0])["coverage"]
-    return cell | {f"flagged_{name}": _share(expect(model, each).strange) for name, each in _garbage(x, asked, draw).items()}
+    return cell | {f"flagged_{name}": _share(expected_cosines(model, each).strange) for name, each in _garbage(x, asked, draw).items()}
 
 
 def _cosines(translator: Translator, asked: Tensor, native: Tensor, middle: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,7 +147,7 @@ def _garbage(x: Tensor, asked: Tensor, draw: torch.Generator) -> dict[str, Tenso
     }
 
 
-def _covered(told: Expected, found: Tensor) -> dict[str, float]:
+def _covered(told: ExpectedCosines, found: Tensor) -> dict[str, float]:
     return {"coverage": _share((told.low <= found) & (found <= told.high)), "width": float((told.high - told.low).mean())}
 
 

@@ -26,8 +26,8 @@ from rich.progress import track
 from torch import Tensor
 
 from app.demo.run import Numbers, new_table
-from app.maths.anchors.coverage import RIDGE, suggest
-from app.maths.geometry.sampling import uniform
+from app.maths.anchors.coverage import COVERAGE_RIDGE, suggest
+from app.maths.geometry.sampling import draw_uniformly
 from app.maths.geometry.space import fit_space, normalise
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
@@ -96,7 +96,7 @@ def determinant(anchors: Tensor, pool: Tensor, seed: int) -> list[int]:
     """Greedy by log det(C + ridge I): the largest v^T B v first, B brought up to date."""
     space = fit_space(anchors)
     items = normalise(pool.double(), space.mean)[0]
-    inverse = torch.linalg.inv(space.unit.T @ space.unit + RIDGE * torch.eye(space.dim, dtype=items.dtype))
+    inverse = torch.linalg.inv(space.unit.T @ space.unit + COVERAGE_RIDGE * torch.eye(space.dim, dtype=items.dtype))
     rows: list[int] = []
     for _ in range(ADDED):
         leverage = ((items @ inverse) * items).sum(dim=1)
@@ -109,7 +109,7 @@ def determinant(anchors: Tensor, pool: Tensor, seed: int) -> list[int]:
 
 SUGGESTED = "suggested, by the source"
 CHOICES: dict[str, Choice] = {
-    RANDOM: lambda anchors, pool, seed: uniform(len(pool), size=ADDED, seed=seed),
+    RANDOM: lambda anchors, pool, seed: draw_uniformly(len(pool), size=ADDED, seed=seed),
     "k-means medoids": lambda anchors, pool, seed: medoids(pool, size=ADDED, seed=seed),
     "D-optimal": determinant,
     SUGGESTED: suggested,

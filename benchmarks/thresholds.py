@@ -38,8 +38,8 @@ from app.encoders.base import Shelf, Spec
 from app.encoders.text import load
 from app.maths.geometry.space import fit_space
 from app.maths.quality.metrics import unit
-from app.maths.thresholds.calibration import Calibration, calibrate, covered, expect
-from app.maths.thresholds.decisions import agreement
+from app.maths.thresholds.calibration import Calibration, calibrate, covered_range, expected_score
+from app.maths.thresholds.decisions import threshold_agreement
 from app.maths.thresholds.score_pairs import translate_held_out
 from app.maths.translators.methods import fit, resolve
 from app.maths.translators.translator import apply
@@ -118,10 +118,10 @@ def one(
 
 def intervals(calibration: Calibration, old: np.ndarray, new: np.ndarray) -> dict[str, float]:
     """Coverage and mean absolute errors over the pairs that are covered, by a table as GET /calibration gives."""
-    ends = covered(calibration)
+    ends = covered_range(calibration)
     assert ends is not None
     grid = np.linspace(*ends, POINTS)
-    points = [(score, expect(calibration, score, level=LEVEL)) for score in grid.tolist()]
+    points = [(score, expected_score(calibration, score, level=LEVEL)) for score in grid.tolist()]
     known = [(score, each.answer, *each.interval) for score, each in points if each.interval is not None]
     score, answer, low, high = (np.array(column) for column in zip(*known, strict=True))
     inside = (old >= ends[0]) & (old <= ends[1])
@@ -147,7 +147,7 @@ def decisions(calibration: Calibration, old: np.ndarray, new: np.ndarray) -> lis
         reached = old >= threshold
         if reached.sum() < OCCURS or reached.mean() > 0.99:
             continue
-        expected, agreed = expect(calibration, threshold, level=LEVEL), agreement(calibration, threshold)
+        expected, agreed = expected_score(calibration, threshold, level=LEVEL), threshold_agreement(calibration, threshold)
         near = np.abs(old - threshold) < 0.01
         chosen = {
             "unchanged": threshold,

@@ -13,8 +13,16 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from app.maths.bootstrap import neighbours as matching
-from app.maths.bootstrap.neighbours import Beat, Best
-from app.maths.bootstrap.pools import Grown, OnStep, Pools, State, Step, check_seeds, ignore
+from app.maths.bootstrap.neighbours import Beat, BestMatches
+from app.maths.bootstrap.pools import (
+    GrownPairs,
+    OnStep,
+    Pools,
+    State,
+    Step,
+    check_seeds,
+    ignore_step,
+)
 from app.maths.geometry.spectrum import rank_tolerance
 
 
@@ -44,8 +52,8 @@ class Vecmap:
 
 
 def procrustes(
-    pools: Pools, seeds: list[tuple[int, int]], settings: Procrustes, *, state: State | None = None, on_step: OnStep = ignore
-) -> Grown:
+    pools: Pools, seeds: list[tuple[int, int]], settings: Procrustes, *, state: State | None = None, on_step: OnStep = ignore_step
+) -> GrownPairs:
     """The rotation of the seeds, then the pairs that choose each other by CSLS, the best scores first.
 
     state  never told, never needed: it is one step. Deterministic; no estimate of confidence. Raises InvalidSeeds.
@@ -65,8 +73,8 @@ def procrustes(
 
 
 def vecmap(
-    pools: Pools, seeds: list[tuple[int, int]], settings: Vecmap, *, state: State | None = None, on_step: OnStep = ignore
-) -> Grown:
+    pools: Pools, seeds: list[tuple[int, int]], settings: Vecmap, *, state: State | None = None, on_step: OnStep = ignore_step
+) -> GrownPairs:
     """Self-learning by orthogonal maps with a stochastic dictionary, from the seeds; the seeds themselves are not held on to.
 
     One round: the rotation of the dictionary; everybody's best partner by CSLS, from both sides, among a random `keep` of all
@@ -130,7 +138,7 @@ class _Stand:
         """Whether the rounds that look at everything have stalled, or there were enough."""
         return self.done >= settings.most or (self.keep >= 1.0 and self.stalled >= settings.patience)
 
-    def next(self, found: Best, objective: float, settings: Vecmap) -> _Stand:
+    def next(self, found: BestMatches, objective: float, settings: Vecmap) -> _Stand:
         """After a round."""
         better = objective > self.best + settings.tolerance
         best, stalled, keep = (objective, 0, self.keep) if better else (self.best, self.stalled + 1, self.keep)
@@ -157,10 +165,10 @@ def _rotation(pools: Pools, dictionary: Int64[Tensor, "p 2"]) -> Float32[Tensor,
     return rotation.float()
 
 
-def _looked_at(pools: Pools, translated: Float32[Tensor, "n dy"], k: int, stand: _Stand, beat: Beat) -> tuple[Best, float]:
+def _looked_at(pools: Pools, translated: Float32[Tensor, "n dy"], k: int, stand: _Stand, beat: Beat) -> tuple[BestMatches, float]:
     """Everybody's best partner by CSLS among the similarities that are drawn, and the mean cosine to the nearest of all."""
-    there, _ = matching.nearest(translated, pools.y, k, memory=pools.memory, beat=beat)
-    back, _ = matching.nearest(pools.y, translated, k, memory=pools.memory, beat=beat)
+    there, _ = matching.nearest_rows(translated, pools.y, k, memory=pools.memory, beat=beat)
+    back, _ = matching.nearest_rows(pools.y, translated, k, memory=pools.memory, beat=beat)
     objective = float(there[:, 0].double().mean() + back[:, 0].double().mean()) / 2
     return _drawn(pools, translated, there.mean(dim=1), back.mean(dim=1), stand, beat), objective
 
@@ -172,7 +180,7 @@ def _drawn(
     near_y: Float32[Tensor, " m"],
     stand: _Stand,
     beat: Beat,
-) -> Best:
+) -> BestMatches:
     """As `matching.best`, each similarity looked at with probability `keep`, the same ones from both sides."""
     n, m = len(translated), len(pools.y)
     y_of_x = torch.empty(n, dtype=torch.int64, device=pools.device)
@@ -183,7 +191,7 @@ def _drawn(
     left = torch.cat([2 * translated, -near_x[:, None], torch.ones_like(near_x)[:, None]], dim=1)
     right = torch.cat([pools.y, torch.ones_like(near_y)[:, None], -near_y[:, None]], dim=1)
     # Half of the memory for the scores, half for what is drawn.
-    for piece, scores in matching.products(left, right, memory=pools.memory // 2, beat=beat):
+    for piece, scores in matching.product_blocks(left, right, memory=pools.memory // 2, beat=beat):
         if stand.keep < 1.0:
             drawn = torch.rand(scores.shape, generator=stand.generator, device=pools.device)
             scores.masked_fill_(drawn >= stand.keep, -torch.inf)
@@ -192,10 +200,10 @@ def _drawn(
         better = column > score_y
         x_of_y = torch.where(better, row + piece.start, x_of_y)
         score_y = torch.where(better, column, score_y)
-    return Best(y_of_x, score_x, x_of_y, score_y)
+    return BestMatches(y_of_x, score_x, x_of_y, score_y)
 
 
-def _dictionary(found: Best) -> Int64[Tensor, "p 2"]:
+def _dictionary(found: BestMatches) -> Int64[Tensor, "p 2"]:
     """Each item with its best partner, from both sides: what chooses each other counts twice."""
     x = torch.arange(len(found.y_of_q), device=found.y_of_q.device)
     y = torch.arange(len(found.q_of_y), device=found.q_of_y.device)
@@ -211,14 +219,14 @@ def _mutual(
     k: int,
     facts: dict[str, float],
     beat: Beat,
-) -> Grown:
+) -> GrownPairs:
     """The seeds, then the other pairs that choose each other by CSLS, the best scores first."""
-    offset_x, offset_y = matching.hubness(translated, pools.y, k, memory=pools.memory, beat=beat)
-    found = matching.mutual(
-        matching.best(translated, pools.y, offset_q=offset_x, offset_y=offset_y, memory=pools.memory, beat=beat)
+    offset_x, offset_y = matching.hubness_offsets(translated, pools.y, k, memory=pools.memory, beat=beat)
+    found = matching.mutual_pairs(
+        matching.best_matches(translated, pools.y, offset_q=offset_x, offset_y=offset_y, memory=pools.memory, beat=beat)
     )
     order = found.score.argsort(descending=True, stable=True)
     taken_x, taken_y = ({pair[side] for pair in seeds} for side in (0, 1))
     others = zip(found.i[order].tolist(), found.j[order].tolist(), strict=True)
     pairs = [*seeds, *((i, j) for i, j in others if i not in taken_x and j not in taken_y)]
-    return Grown(torch.tensor(pairs), torch.full((len(pairs),), torch.nan), {**facts, "pairs": float(len(pairs))})
+    return GrownPairs(torch.tensor(pairs), torch.full((len(pairs),), torch.nan), {**facts, "pairs": float(len(pairs))})

@@ -10,15 +10,15 @@ from app.maths.geometry.pair import Pair
 from app.maths.geometry.quantise import largest_code, levels
 from app.maths.geometry.space import Space, check_vectors, normalise
 from app.maths.quality.metrics import (
-    NEIGHBOURS,
+    DEFAULT_NEIGHBOURS,
     Quality,
-    overlap,
-    per_item,
-    shared,
-    similarities,
-    summary,
+    cosine_blocks,
+    item_metrics,
+    mean_quality,
+    shared_count,
     unit,
 )
+from app.maths.quality.metrics import jaccard as overlap
 
 
 def relative(vectors: Float[Tensor, "n d"], space: Space) -> Float64[Tensor, "n k"]:
@@ -56,7 +56,7 @@ def ranks(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> Int
     """The 1-based rank of native_i among all native rows by cosine to translated_i; a tie counts against it."""
     queries, index = unit(translated), unit(native)
     found = []
-    for start, block in similarities(queries, index):
+    for start, block in cosine_blocks(queries, index):
         own = block.gather(1, torch.arange(start, start + block.shape[0])[:, None])
         found.append((block >= own).sum(dim=1))
     return torch.cat(found)
@@ -76,27 +76,27 @@ def neighbours(
     self_included  whether item i may be its own neighbour
     """
     found = []
-    for start, block in similarities(unit(queries), unit(index)):
+    for start, block in cosine_blocks(unit(queries), unit(index)):
         if not self_included:
             block.scatter_(1, torch.arange(start, start + block.shape[0])[:, None], -torch.inf)
         found.append(block.topk(k, dim=1).indices)
     return torch.cat(found)
 
 
-def recall(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"], k: int = NEIGHBOURS) -> float:
+def recall(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"], k: int = DEFAULT_NEIGHBOURS) -> float:
     """recall@k: of the k items a native query finds in the native index, the share a translated query finds too.
 
     The item itself is left out of both lists (in a search it is not in the index). In [0, 1]; k <= n - 1.
     """
     ours = neighbours(translated, native, k, self_included=False)
     truth = neighbours(native, native, k, self_included=False)
-    return float(shared(ours, truth).double().mean() / k)
+    return float(shared_count(ours, truth).double().mean() / k)
 
 
 def jaccard(
     translated: Float[Tensor, "n d"],
     native: Float[Tensor, "n d"],
-    k: int = NEIGHBOURS,
+    k: int = DEFAULT_NEIGHBOURS,
     *,
     own_space: bool = False,
 ) -> float:
@@ -115,4 +115,4 @@ def jaccard(
 
 def measure(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> Quality:
     """Every number at once, at min(10, n - 1) neighbours. Needs n >= 2; vectors centred, see the module."""
-    return summary(per_item(translated, native))
+    return mean_quality(item_metrics(translated, native))

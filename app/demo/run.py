@@ -42,7 +42,7 @@ class Numbers:
 
     @classmethod
     def of(cls, moved: Tensor, native: Tensor) -> Numbers:
-        found = metrics.summary(metrics.per_item(moved, native))
+        found = metrics.mean_quality(metrics.item_metrics(moved, native))
         return cls(found.cosine, found.recall, found.mrr)
 
 

@@ -11,7 +11,7 @@ from measure import Numbers, alike, over_seeds, relatives, translated
 from pools import POOL, TEXT_ENCODERS, Pools, texts
 from torch import Tensor
 
-from app.maths.geometry.sampling import uniform
+from app.maths.geometry.sampling import draw_uniformly
 from app.maths.geometry.space import fit_space
 
 SIZES = (30, 100, 300, 1_000)
@@ -44,7 +44,7 @@ def measure() -> dict[str, Any]:
 def _pairs(own: Pools, other: Pools, size: int, share: float, seed: int) -> list[Numbers]:
     """Each ordered pair by the same anchors."""
     near, far = round(share * size), size - round(share * size)
-    rows = {pools: torch.tensor(uniform(POOL, size=size, seed=seed)) for pools in (own, other)}
+    rows = {pools: torch.tensor(draw_uniformly(POOL, size=size, seed=seed)) for pools in (own, other)}
     known = {name: torch.cat([own.pool[name][rows[own][:near]], other.pool[name][rows[other][:far]]]) for name in TEXT_ENCODERS}
     return [_pair(own, known[source], known[target], source, target) for source, target in permutations(TEXT_ENCODERS, 2)]
 

@@ -10,12 +10,12 @@ from measure import GRADED, Numbers, averaged, cosines, found, over_seeds, relat
 from pools import SEEDS, Pools, texts, words
 from torch import Tensor
 
-from app.maths.geometry.quantise import step
-from app.maths.geometry.sampling import uniform
+from app.maths.geometry.quantise import step_size
+from app.maths.geometry.sampling import draw_uniformly
 from app.maths.geometry.space import fit_space
-from app.maths.quality import metrics, selection
+from app.maths.quality import candidates, metrics
 from app.maths.translators import methods
-from app.maths.translators.translator import decode
+from app.maths.translators.decoder import decode
 from research.definitions import codes, jaccard, mrr, values
 from research.quantisation import most_steps
 
@@ -75,7 +75,7 @@ def _name(bits: int | None) -> str:
 
 
 def _anchors(pools: Pools, source: str, target: str, seed: int) -> tuple[Tensor, Tensor]:
-    rows = uniform(len(pools.pool[source]), size=ANCHORS, seed=seed)
+    rows = draw_uniformly(len(pools.pool[source]), size=ANCHORS, seed=seed)
     return pools.pool[source][rows], pools.pool[target][rows]
 
 
@@ -98,7 +98,7 @@ def _on_grid(pools: Pools, bits: int | None, seed: int) -> list[Numbers]:
 
 def _decoding(anchors: int) -> methods.Options:
     """As the service decodes plain cosines."""
-    return methods.resolve("graded", {"decode_power": selection.decode_power(0), "ridge": GRADED["ridge"]}, anchors=anchors)
+    return methods.resolve("graded", {"decode_power": candidates.decode_power(0), "ridge": GRADED["ridge"]}, anchors=anchors)
 
 
 def _scored(x: Tensor, y: Tensor) -> Numbers:
@@ -133,7 +133,7 @@ def _centroids(vectors: Tensor, share: float) -> Tensor:
 def _guarantee(pools: Pools, bits: int, turn: float) -> Numbers:
     rows = [_distorted(pools, bits, turn, seed) for seed in SEEDS]
     largest = {name: max(row[name] for row in rows) for name in ("apart", "largest")}
-    return {"step": step(bits), "allowed": most_steps(2 * turn, bits=bits)} | averaged(rows) | largest
+    return {"step": step_size(bits), "allowed": most_steps(2 * turn, bits=bits)} | averaged(rows) | largest
 
 
 def _distorted(pools: Pools, bits: int, turn: float, seed: int) -> Numbers:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.maths.geometry.sampling import uniform
+from app.maths.geometry.sampling import draw_uniformly
 from research.anchors import farthest, medoids
 
 DATA = Path(os.environ.get("ANCHORAGE_DATA", "../shared/data"))
@@ -59,14 +59,14 @@ class Pools:
 def choose(pools: Pools, strategy: str, source: str, *, size: int, seed: int) -> list[int]:
     """Rows of the pool, by the geometry of the source's space where the strategy looks at one; k-means may give a few less."""
     if strategy == "uniform":
-        return uniform(len(pools.pool[source]), size=size, seed=seed)
+        return draw_uniformly(len(pools.pool[source]), size=size, seed=seed)
     if strategy == "fps":
         return _order(pools, source, seed)[:size]
     if strategy == "kmeans":
         return _medoids(pools, source, size, seed)
     assert pools.ranks is not None
     frequent = ((pools.ranks >= SKIPPED) & (pools.ranks < SKIPPED + FREQUENT[strategy])).nonzero().flatten().tolist()
-    return [frequent[place] for place in uniform(len(frequent), size=size, seed=seed)]
+    return [frequent[place] for place in draw_uniformly(len(frequent), size=size, seed=seed)]
 
 
 @cache

@@ -12,8 +12,8 @@ import store
 import torch
 from draws import GT, Case, draw
 
-from app.maths.bootstrap import methods, paper, self_learning, soft_plan
-from app.maths.bootstrap.pools import Grown, OnStep, Pools, ignore
+from app.maths.bootstrap import attempts, methods, paper, soft_plan
+from app.maths.bootstrap.pools import GrownPairs, OnStep, Pools, ignore_step
 from research import baselines
 
 Seeds = list[tuple[int, int]]
@@ -22,7 +22,7 @@ Changes = Mapping[str, object]
 UNCHANGED: Changes = {}
 
 #: (pools, seeds, settings, on_step=...) -> what grew
-Grow = Callable[..., Grown]
+Grow = Callable[..., GrownPairs]
 #: (pools, the draw's number) -> settings, a dataclass
 Settings = Callable[[Pools, int], Any]
 
@@ -30,11 +30,11 @@ Settings = Callable[[Pools, int], Any]
 SAID = "said"
 
 
-def served(pools: Pools, seeds: Seeds, settings: methods.Settings, *, on_step: OnStep) -> Grown:
+def served(pools: Pools, seeds: Seeds, settings: methods.MethodSettings, *, on_step: OnStep) -> GrownPairs:
     """By a method that is served, as it is served: judged by what it finds itself or by held-out maps."""
     found = methods.run(pools, seeds, settings, on_step=on_step)
     told = {SAID: found.estimate.right, "agreement": found.estimate.agreement, "wrong_seeds": float(len(found.wrong_seeds))}
-    return Grown(found.pairs, found.confidence, {**found.facts, **told})
+    return GrownPairs(found.pairs, found.confidence, {**found.facts, **told})
 
 
 def _size(pools: Pools) -> int:
@@ -45,15 +45,15 @@ def _size(pools: Pools) -> int:
 METHODS: dict[str, tuple[Grow, Settings]] = {
     "procrustes": (baselines.procrustes, lambda pools, number: baselines.Procrustes()),
     "vecmap": (baselines.vecmap, lambda pools, number: baselines.Vecmap(seed=number)),
-    "paper": (served, lambda pools, number: paper.Settings(_size(pools), seed=number)),
-    "soft-plan": (served, lambda pools, number: soft_plan.Settings(_size(pools), seed=number)),
-    "self-learning": (served, lambda pools, number: self_learning.Settings(seed=number)),
+    "paper": (served, lambda pools, number: paper.PaperSettings(_size(pools), seed=number)),
+    "soft-plan": (served, lambda pools, number: soft_plan.SoftPlanSettings(_size(pools), seed=number)),
+    "self-learning": (served, lambda pools, number: attempts.SelfLearningSettings(seed=number)),
 }
 
 
 def grow(
-    method: str, pools: Pools, seeds: Seeds, number: int, *, changes: Changes = UNCHANGED, on_step: OnStep = ignore
-) -> Grown:
+    method: str, pools: Pools, seeds: Seeds, number: int, *, changes: Changes = UNCHANGED, on_step: OnStep = ignore_step
+) -> GrownPairs:
     """By the named method; what it draws is decided by the draw's number."""
     make, settings = METHODS[method]
     return make(pools, seeds, changed(settings(pools, number), changes), on_step=on_step)
@@ -68,10 +68,10 @@ def changed(settings: Any, changes: Changes) -> Any:
     return settings
 
 
-def grown(method: str, case: Case, count: int, number: int, changes: Changes = UNCHANGED) -> tuple[Grown, float]:
+def grown(method: str, case: Case, count: int, number: int, changes: Changes = UNCHANGED) -> tuple[GrownPairs, float]:
     """What a method makes of the first `count` seeds of a draw, and the seconds of one core that it took."""
 
-    def made() -> tuple[Grown, float]:
+    def made() -> tuple[GrownPairs, float]:
         drawn = draw(case, number)
         begun = time.process_time()
         found = grow(method, drawn.pools, drawn.seeds(count), number, changes=changes)
@@ -80,13 +80,13 @@ def grown(method: str, case: Case, count: int, number: int, changes: Changes = U
     return store.grown((method, case.name, count, number, json.dumps(changes, sort_keys=True)), made)
 
 
-def beside_seeds(found: Grown, seeds: Seeds) -> torch.Tensor:
+def beside_seeds(found: GrownPairs, seeds: Seeds) -> torch.Tensor:
     """(p,) bool: which pairs are no seeds; a method may have dropped seeds that it does not believe."""
     given = set(seeds)
     return torch.tensor([(i, j) not in given for i, j in found.pairs.tolist()], dtype=torch.bool)
 
 
-def most_confident(found: Grown, count: int) -> torch.Tensor:
+def most_confident(found: GrownPairs, count: int) -> torch.Tensor:
     """The `count` pairs of most confidence; the first in the method's own order where it has none."""
     if bool(found.confidence.isnan().any()):
         return found.pairs[:count]

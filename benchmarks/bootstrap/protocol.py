@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from app.maths.geometry.space import fit_space, row_norms, unit_rows
-from app.maths.quality.metrics import NEIGHBOURS, overlap
+from app.maths.quality.metrics import DEFAULT_NEIGHBOURS
+from app.maths.quality.metrics import jaccard as overlap
 from app.maths.translators import methods
 from app.maths.translators.translator import Translator, apply
 
@@ -63,7 +64,7 @@ def relative(queries: Tensor, anchors_x: Tensor, index: Tensor, anchors_y: Tenso
     return Coordinates(queries @ (anchors_x.T @ q), lengths, index @ r.T)
 
 
-def retrieved(found: Coordinates, own: Tensor, k: int = NEIGHBOURS) -> Retrieved:
+def retrieved(found: Coordinates, own: Tensor, k: int = DEFAULT_NEIGHBOURS) -> Retrieved:
     """The paper's numbers; own (q,): the row of the index that is the query's own item."""
     index = unit(found.targets)
     # Only the order matters of what a query finds, so its length does not.

@@ -19,7 +19,7 @@ import torch
 from cells import Cell, Measured
 from draws import Draw
 
-from app.maths.bootstrap.pools import Grown, Step, fit_pools
+from app.maths.bootstrap.pools import GrownPairs, Step, fit_pools
 
 NAME = "scale"
 SIZES = (20_000,)
@@ -68,7 +68,7 @@ def measure(method: str, size: int) -> Measured:
     before = _memory("VmRSS")
     # From here on the high-water mark is of what follows.
     Path("/proc/self/clear_refs").write_text("5")
-    found: Grown | None = None
+    found: GrownPairs | None = None
     with suppress(_TimeUp):
         found = growers.grow(method, pools, drawn.seeds(COUNT), 0, on_step=watch)
     peak, seconds = _memory("VmHWM"), time.process_time() - begun

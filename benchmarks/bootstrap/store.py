@@ -19,7 +19,7 @@ from data import CACHE
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from app.maths.bootstrap.pools import Grown
+from app.maths.bootstrap.pools import GrownPairs
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -75,7 +75,7 @@ def keep(key: Key, measured: Mapping[str, Any]) -> None:
     partly.replace(path)
 
 
-def grown(key: Key, grow: Callable[[], tuple[Grown, float]]) -> tuple[Grown, float]:
+def grown(key: Key, grow: Callable[[], tuple[GrownPairs, float]]) -> tuple[GrownPairs, float]:
     """What a method grows, and its seconds: from disk where it did before."""
     path = _path("grown", key, "safetensors")
     if not path.exists():
@@ -87,7 +87,7 @@ def grown(key: Key, grow: Callable[[], tuple[Grown, float]]) -> tuple[Grown, flo
         return made, seconds
     with safe_open(path, "pt") as file:
         told = json.loads(file.metadata()["told"])
-        return Grown(file.get_tensor("pairs"), file.get_tensor("confidence"), told["facts"]), told["seconds"]
+        return GrownPairs(file.get_tensor("pairs"), file.get_tensor("confidence"), told["facts"]), told["seconds"]
 
 
 def _folder(kind: str) -> Path:

@@ -10,7 +10,7 @@ import counts
 from cells import Found, Measured
 from store import Key
 
-from app.maths.bootstrap.estimate import more_seeds
+from app.maths.bootstrap.estimate import seeds_to_add
 
 Section = dict[str, Any]
 
@@ -108,7 +108,7 @@ def _more(found: Found) -> dict[str, dict[str, int]]:
     """How often `more_seeds` is right: of self-learning's runs that were refused, those that were good with so many more."""
     told: dict[str, dict[str, int]] = {}
     for (section, case, method, count, number), cell in found.items():
-        more = found.get((section, case, method, int(count) + more_seeds(int(count)), number))
+        more = found.get((section, case, method, int(count) + seeds_to_add(int(count)), number))
         if method == "self-learning" and more is not None and not cell.get("said_good", True):
             entry = told.setdefault(str(count), {"refused": 0, "good_with_more": 0})
             entry["refused"] += 1

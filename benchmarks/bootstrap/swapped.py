@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from cells import Cell, Measured
 from draws import CASES, draw
 
-from app.maths.bootstrap import methods, self_learning
+from app.maths.bootstrap import attempts, methods
 
 NAME = "swapped"
 PLACES = (
@@ -34,7 +34,7 @@ def measure(name: str, method: str, count: int, number: int) -> Measured:
     drawn = draw(CASES[name], number)
     seeds, wrong = drawn.seeds(count), count // SHARE
     given = [(i, seeds[(row + 1) % wrong][1]) for row, (i, _) in enumerate(seeds[:wrong])] + seeds[wrong:]
-    found = methods.run(drawn.pools, given, self_learning.Settings(seed=number))
+    found = methods.run(drawn.pools, given, attempts.SelfLearningSettings(seed=number))
     right = drawn.right(found.pairs)
     return {
         "wrong": wrong,

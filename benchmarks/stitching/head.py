@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
-from app.maths.geometry.sampling import uniform
+from app.maths.geometry.sampling import draw_uniformly
 
 #: inverse strengths of the penalty that are tried, as in scikit-learn: sum of losses + |W|^2 / (2 C)
 STRENGTHS = (1.0, 10.0, 100.0)
@@ -61,7 +61,7 @@ def train_head(vectors: Tensor, labels: Tensor, *, classes: int, strength: float
 def best_strength(vectors: Tensor, labels: Tensor, *, classes: int) -> float:
     """The penalty with the best accuracy on a held-out fifth of the training rows: no test row, no translation is looked at."""
     held = torch.zeros(len(labels), dtype=torch.bool)
-    held[uniform(len(labels), size=int(VALIDATION * len(labels)), seed=0)] = True
+    held[draw_uniformly(len(labels), size=int(VALIDATION * len(labels)), seed=0)] = True
 
     def validated(strength: float) -> float:
         head = train_head(vectors[~held], labels[~held], classes=classes, strength=strength)
@@ -72,5 +72,5 @@ def best_strength(vectors: Tensor, labels: Tensor, *, classes: int) -> float:
 
 def seeded_head(vectors: Tensor, labels: Tensor, *, classes: int, strength: float, seed: int) -> Head:
     """A head trained on a seed's own 90 % of the training rows: the problem is convex, so no start could differ."""
-    rows = uniform(len(labels), size=int(SHARE * len(labels)), seed=seed)
+    rows = draw_uniformly(len(labels), size=int(SHARE * len(labels)), seed=seed)
     return train_head(vectors[rows], labels[rows], classes=classes, strength=strength)

@@ -45,7 +45,7 @@ from app.errors import (
     TooManyVectors,
     UnsupportedMedia,
 )
-from app.maths.translators.translator import Precision
+from app.maths.translators.translator import ProductPrecision
 from app.observability import metrics
 from app.services.context import Services, answer_bytes
 from app.services.serving import products
@@ -72,7 +72,7 @@ class Plan:
     services: Services
     served: Served
     dtype: Dtype
-    precision: Precision
+    precision: ProductPrecision
     what: str
     about: Mapping[str, Any] = field(default_factory=dict)
 

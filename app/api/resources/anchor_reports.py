@@ -13,7 +13,7 @@ from app.api.http.deps import PathName, Reads, Svc
 from app.api.http.problems import documented
 from app.api.schemas.fields import Body, InputsBody, Name, Vectors
 from app.maths.anchors import mismatch, value_facts
-from app.maths.anchors.health import LISTED
+from app.maths.anchors.health import MOST_LISTED_ROWS
 from app.services.anchors import anchor_findings, anchor_reports, drift
 from app.services.anchors.anchor_reports import MOST_SUGGESTED
 from app.services.anchors.drift import MOST_SAMPLED, SAMPLED, DriftReport
@@ -57,7 +57,7 @@ class SpaceReport(BaseModel):
     outlier_count: int
     length: float = Field(description="the median")
     normalised: bool
-    precision: value_facts.Precision
+    precision: value_facts.ValuePrecision
 
 
 class Mismatch(BaseModel):
@@ -74,7 +74,7 @@ class PairReport(BaseModel):
     """Two encoders, by `rows_read` anchors drawn at random: all, where they are not too many."""
 
     encoders: Annotated[list[str], Field(min_length=2, max_length=2)]
-    verdict: mismatch.Verdict
+    verdict: mismatch.MismatchVerdict
     z: float | None = Field(
         description="mean agreement in standard deviations of that of shuffled rows; null below ten rows"
     )
@@ -243,7 +243,7 @@ def _space(facts: anchor_findings.SpaceFacts) -> SpaceReport:
             "coverage": covered.left_out,
             "isolated": covered.isolated,
             "nearest_cosine": covered.nearest,
-            "outliers": [each._asdict() for each in found.outliers[:LISTED]],
+            "outliers": [each._asdict() for each in found.outliers[:MOST_LISTED_ROWS]],
             "outlier_count": len(found.outliers),
             "length": found.length,
             "normalised": found.normalised,
@@ -260,7 +260,7 @@ def _pair(facts: anchor_findings.PairFacts) -> PairReport:
         z=found.z,
         agreement=found.agreement,
         cka=found.cka,
-        mismatched=[Mismatch(**each._asdict()) for each in found.suspects[:LISTED]],
+        mismatched=[Mismatch(**each._asdict()) for each in found.suspects[:MOST_LISTED_ROWS]],
         mismatched_count=len(found.suspects),
         rows_read=facts.rows_read,
     )

@@ -64,7 +64,10 @@ class RelativeRequest(InputsBody):
         """What is said of a grid, if one was asked for."""
         if self.bits is None:
             return {}
-        step, bound = quantise.step(self.bits), quantise.bound(self.bits, dtype=self.dtype)
+        step, bound = (
+            quantise.step_size(self.bits),
+            quantise.error_bound(self.bits, dtype=self.dtype),
+        )
         return {"quantised": {"bits": self.bits, "step": step, "bound": bound}}
 
 

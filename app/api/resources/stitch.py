@@ -25,7 +25,7 @@ from app.heads import registry as heads
 from app.heads.base import HeadModel
 from app.heads.linear import linear_head
 from app.heads.onnx.process import OnnxRunner
-from app.maths.quality.selection import Use
+from app.maths.quality.candidates import Preference
 from app.observability import metrics
 from app.services.access.idempotency import idempotent
 from app.services.context import Services
@@ -225,7 +225,7 @@ class StitchRequest(InputsBody):
     method: Method = "auto"
     options: Options = Field(default_factory=lambda: NO_OPTIONS)
     prefer: Annotated[
-        Use | None,
+        Preference | None,
         Field(
             description="auto: what to choose the method by; default retrieval, and cosine for numbers"
         ),

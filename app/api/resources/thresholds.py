@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from app.api.http.deps import Reads, Svc
 from app.api.http.problems import documented
 from app.errors import NotExactlyOne
-from app.maths.thresholds.score_pairs import Given
+from app.maths.thresholds.score_pairs import GivenSide
 from app.services.translators import thresholds
 from app.services.translators.thresholds import Found, Question
 from app.types import Scores
@@ -97,7 +97,7 @@ class Threshold(Answer):
 class Calibration(BaseModel):
     """The whole map, at up to 100 scores evenly spaced over those that the anchors cover; linear in between is fine."""
 
-    given: Given
+    given: GivenSide
     points: list[Answer]
     covered: Interval | None
     same_item: SameItem | None
@@ -121,7 +121,7 @@ def get_threshold(
             "give exactly one of source and target, a cosine",
             field="source" if source is None else "target",
         )
-    given: Given = "source" if target is None else "target"
+    given: GivenSide = "source" if target is None else "target"
     score = source if source is not None else target
     assert score is not None
     question = Question(id, scores, given, level)
@@ -137,7 +137,9 @@ def get_calibration(
     id: TranslatorId,
     services: Svc,
     project: Reads,
-    given: Annotated[Given, Query(description="The score that the map starts from.")] = "source",
+    given: Annotated[
+        GivenSide, Query(description="The score that the map starts from.")
+    ] = "source",
     scores: WhichScores = Scores.translated_native,
     level: Level = 0.9,
 ) -> Calibration:

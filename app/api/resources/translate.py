@@ -21,9 +21,9 @@ from app.api.resources.jobs import ASYNC, Job, Prefer, accepted, wants_job
 from app.api.schemas.confidence import Confidence, columns
 from app.api.schemas.fields import BODY_ROWS, Body, Dtype, Encoding, InputsBody, Name, Vectors
 from app.errors import InvalidRequest, MissingField, NotExactlyOne
-from app.maths.quality.selection import Use
+from app.maths.quality.candidates import Preference
 from app.maths.translators.methods import Options as MethodOptions
-from app.maths.translators.translator import Precision
+from app.maths.translators.translator import ProductPrecision
 from app.observability import metrics
 from app.services.access.idempotency import idempotent
 from app.services.context import Services
@@ -125,7 +125,7 @@ NO_MINIMUM = MinQuality()
 
 @lru_cache(maxsize=1024)
 def _usual(
-    source: str | None, target: str, anchor_set: str, method: str, prefer: Use
+    source: str | None, target: str, anchor_set: str, method: str, prefer: Preference
 ) -> translators.Request:
     """A request without options: most are, and equal to one a moment ago."""
     return translators.Request(source, target, anchor_set, method, {}, prefer)
@@ -139,7 +139,9 @@ class PairRequest(Body):
     anchor_set: Name
     method: Method = "auto"
     options: Options = Field(default_factory=lambda: NO_OPTIONS)
-    prefer: Annotated[Use, Field(description="auto: what to choose the method by")] = "retrieval"
+    prefer: Annotated[Preference, Field(description="auto: what to choose the method by")] = (
+        "retrieval"
+    )
     min_quality: MinQuality = Field(default_factory=lambda: NO_MINIMUM)
 
     def pair(self) -> translators.Request:
@@ -190,7 +192,7 @@ class TranslateRequest(PairRequest, InputsBody):
     encoding: Encoding = "float"
     dtype: Dtype = "float32"
     precision: Annotated[
-        Precision,
+        ProductPrecision,
         Field(
             description="bfloat16: faster where processors multiply it; the answer says how far off it is"
         ),
@@ -413,7 +415,7 @@ class Candidate(BaseModel):
 class Choice(BaseModel):
     """Why auto chose this translator."""
 
-    prefer: Use
+    prefer: Preference
     reason: str
     anchors: int
     folds: int
@@ -467,7 +469,7 @@ class Translator(BaseModel):
     method: str
     options: dict[str, Any]
     report: Report
-    choices: dict[Use, Choice] = Field(
+    choices: dict[Preference, Choice] = Field(
         description="by what auto was asked to prefer, where it chose this one"
     )
     created_at: datetime

@@ -17,15 +17,15 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from torch.optim.adam import adam
 
-from app.maths.bootstrap.neighbours import Beat, product, products, silent
-from app.maths.bootstrap.pools import Grown, OnStep, Pools, State, Step, check_seeds
+from app.maths.bootstrap.neighbours import Beat, no_beat, product, product_blocks
+from app.maths.bootstrap.pools import GrownPairs, OnStep, Pools, State, Step, check_seeds
 
 #: rows of relative vectors that are compared at once
-ROWS = 8192
+LOSS_ROWS = 8192
 
 
 @dataclass(frozen=True)
-class Descent:
+class DescentSettings:
     """size           how many parallel anchors to aim for, seeds included
     steps          and Adam's learning rate
     freeze_seeds   whether the seeds' target anchors stay where they are
@@ -40,7 +40,7 @@ class Descent:
 
 
 @dataclass(frozen=True, eq=False)
-class Relative:
+class RelativePools:
     """What a correspondence is found from.
 
     x, y      (n, size) and (m, size) relative vectors of the pools to the anchors as they are
@@ -58,7 +58,7 @@ class Relative:
 
 
 @dataclass(frozen=True, eq=False)
-class Wanted:
+class TargetRelatives:
     """rows      (p,) of the target pool
     relative  (p, size) the relative vectors that they should have
     partner   (q,) the row of the other pool that is most like each of what was matched: only to see what changes
@@ -71,11 +71,11 @@ class Wanted:
     carried: Float64[Tensor, " r"] | None = None
 
 
-Correspondence = Callable[[Relative], Wanted]
+Correspondence = Callable[[RelativePools], TargetRelatives]
 
 
 @dataclass(eq=False)
-class Anchors:
+class AnchorState:
     """Where the optimisation stands.
 
     frozen   (f, d) unit target anchors that stay, the first of all
@@ -127,12 +127,12 @@ class Anchors:
 def optimise(
     pools: Pools,
     seeds: list[tuple[int, int]],
-    descent: Descent,
+    descent: DescentSettings,
     correspond: Correspondence,
     *,
     state: State | None,
     on_step: OnStep,
-) -> Grown:
+) -> GrownPairs:
     """Grow seed pairs into `descent.size` parallel anchors; fewer where two of them land on one item.
 
     Kept seeds come first, then those nearest to their items; no estimate of confidence, for optimisation has none.
@@ -154,12 +154,12 @@ def optimise(
     while anchors.done < descent.steps and len(anchors.free):
         _step(pools, relative_x, anchors, correspond, descent.learning_rate, beat)
         on_step(Step(anchors.done, descent.steps, anchors.facts, anchors.snapshot()))
-    return _rounded(pools, rows, seeds, anchors, beat)
+    return _round_to_items(pools, rows, seeds, anchors, beat)
 
 
 def _start(
-    pools: Pools, seeds: list[tuple[int, int]], descent: Descent
-) -> tuple[list[int], Anchors]:
+    pools: Pools, seeds: list[tuple[int, int]], descent: DescentSettings
+) -> tuple[list[int], AnchorState]:
     """Rows of the source anchors, seeds first and the others drawn; and the target anchors: the seeds', then random ones."""
     generator = torch.Generator().manual_seed(descent.seed)
     taken = {i for i, _ in seeds}
@@ -175,13 +175,13 @@ def _start(
     frozen, free = (
         (known, drawn) if descent.freeze_seeds else (known[:0], torch.cat([known, drawn]))
     )
-    return rows, Anchors(frozen, free, torch.zeros_like(free), torch.zeros_like(free))
+    return rows, AnchorState(frozen, free, torch.zeros_like(free), torch.zeros_like(free))
 
 
 def _step(
     pools: Pools,
     relative_x: Float32[Tensor, "n size"],
-    anchors: Anchors,
+    anchors: AnchorState,
     correspond: Correspondence,
     rate: float,
     beat: Beat,
@@ -189,7 +189,7 @@ def _step(
     """One step of Algorithm 1: lines 4 to 8."""
     relative_y = product(pools.y, torch.cat([anchors.frozen, anchors.free]).T, beat=beat)
     wanted = correspond(
-        Relative(relative_x, relative_y, anchors.done, anchors.carried, pools.memory, beat)
+        RelativePools(relative_x, relative_y, anchors.done, anchors.carried, pools.memory, beat)
     )
     loss, gradient = mean_squares(pools.y, relative_y, wanted, beat=beat)
     _descend(anchors, gradient[len(anchors.frozen) :], rate)
@@ -200,7 +200,7 @@ def _step(
     anchors.partner, anchors.carried = wanted.partner, wanted.carried
 
 
-def _descend(anchors: Anchors, gradient: Float32[Tensor, "g d"], rate: float) -> None:
+def _descend(anchors: AnchorState, gradient: Float32[Tensor, "g d"], rate: float) -> None:
     """A step of Adam, with the usual constants, and back onto the sphere: the constraint |a| = 1 of equation 1."""
     # The function, for the class behind it takes a second and 800 modules to make.
     adam(
@@ -224,13 +224,15 @@ def _descend(anchors: Anchors, gradient: Float32[Tensor, "g d"], rate: float) ->
 def mean_squares(
     y: Float32[Tensor, "m d"],
     relative_y: Float32[Tensor, "m size"],
-    wanted: Wanted,
+    wanted: TargetRelatives,
     *,
-    beat: Beat = silent,
+    beat: Beat = no_beat,
 ) -> tuple[float, Float32[Tensor, "size d"]]:
     """The mean of (relative - wanted)^2 over rows and anchors, and its gradient to the anchors (size, d)."""
     total, gradient = 0.0, y.new_zeros(relative_y.shape[1], y.shape[1])
-    for rows, relative in zip(wanted.rows.split(ROWS), wanted.relative.split(ROWS), strict=True):  # type: ignore[no-untyped-call]
+    for rows, relative in zip(
+        torch.split(wanted.rows, LOSS_ROWS), torch.split(wanted.relative, LOSS_ROWS), strict=True
+    ):
         beat()
         difference = relative_y[rows] - relative
         total += float(difference.square().sum(dtype=torch.float64))
@@ -238,16 +240,16 @@ def mean_squares(
     return total / wanted.relative.numel(), gradient.mul_(2 / wanted.relative.numel())
 
 
-def _rounded(
-    pools: Pools, rows: list[int], seeds: list[tuple[int, int]], anchors: Anchors, beat: Beat
-) -> Grown:
+def _round_to_items(
+    pools: Pools, rows: list[int], seeds: list[tuple[int, int]], anchors: AnchorState, beat: Beat
+) -> GrownPairs:
     """Each free anchor as its nearest item; the nearest claim to an item wins, and a frozen seed's item is taken."""
     frozen = len(anchors.frozen)
     cosines, nearest = (
         torch.empty(len(anchors.free)),
         torch.empty(len(anchors.free), dtype=torch.int64),
     )
-    for piece, block in products(anchors.free, pools.y, memory=pools.memory, beat=beat):
+    for piece, block in product_blocks(anchors.free, pools.y, memory=pools.memory, beat=beat):
         largest = block.max(dim=1)
         cosines[piece], nearest[piece] = (
             largest.values.clamp(-1.0, 1.0).cpu(),
@@ -265,7 +267,7 @@ def _rounded(
     if nearness:
         facts["nearness"] = sum(nearness) / len(nearness)
     given = set(seeds)
-    return Grown(
+    return GrownPairs(
         torch.tensor(sorted(pairs, key=lambda pair: pair not in given)),
         torch.full((len(pairs),), torch.nan),
         facts,

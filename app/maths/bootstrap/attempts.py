@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
 from app.maths.bootstrap import annealing, estimate, refinement, unseeded_start
-from app.maths.bootstrap.annealing import Directions, Plan, Schedule
+from app.maths.bootstrap.annealing import AnnealingState, Directions, Schedule
 from app.maths.bootstrap.pools import OnStep, State, Step
 
 #: how attempts differ, in turn; later ones take twice the rounds and weigh the seeds at random
@@ -21,13 +21,13 @@ VARIANTS: tuple[Mapping[str, float | int], ...] = (
     {"power": 0.6, "flattening": 0.4, "dimensions": 256},
 )
 #: items for which Schedule.seed_weight is meant: in larger pools a seed weighs more, for more items are beside it
-USUAL_POOL = 2_500
+REFERENCE_POOL_ITEMS = 2_500
 #: what is no map at all before it is annealed
-UNKNOWN_BREADTH = 0.05
+UNSEEDED_BREADTH = 0.05
 
 
 @dataclass(frozen=True)
-class Settings:
+class SelfLearningSettings:
     """attempts  at most; the first two always, unless `attempts` is 1
     agreed    share of equal partners at which two attempts are believed, in [0, 1]
     refinements  rounds at most, and `stable`: share of equal partners at which they end
@@ -42,16 +42,18 @@ class Settings:
     agreed: float = 0.8
     refinements: int = 4
     stable: float = 0.99
-    confirmations: int = estimate.REPEATS
+    confirmations: int = estimate.CONFIRMATIONS
     size: int | None = None
     seed: int = 0
     rows: int = 20_000
     schedule: Schedule = field(default_factory=Schedule)
-    centroids: unseeded_start.Centroids = field(default_factory=unseeded_start.Centroids)
+    centroids: unseeded_start.CentroidSettings = field(
+        default_factory=unseeded_start.CentroidSettings
+    )
 
 
 @dataclass(eq=False)
-class Course:
+class SelfLearningRun:
     """Where self-learning stands; every round, refinement and confirmation is a step of progress.
 
     x, y       the pools' directions
@@ -67,10 +69,10 @@ class Course:
     x: Directions
     y: Directions
     seeds: Int64[Tensor, "s 2"]
-    settings: Settings
+    settings: SelfLearningSettings
     memory: int
     on_step: OnStep
-    plan: Plan | None = None
+    plan: AnnealingState | None = None
     known: Float32[Tensor, "rx ry"] | None = None
     partners: list[Int64[Tensor, " n"]] = field(default_factory=list)
     refined: int = 0
@@ -96,7 +98,7 @@ class Course:
     def pairs(self) -> Int64[Tensor, "p 2"]:
         """Rows that chose each other last."""
         assert self.current is not None
-        return refinement.paired(self.current)
+        return refinement.partner_pairs(self.current)
 
     @property
     def votes(self) -> estimate.Votes:
@@ -108,11 +110,11 @@ class Course:
         return estimate.Votes.counted(pairs, chosen, ranks)
 
     @property
-    def outcome(self) -> estimate.Confirmed:
+    def outcome(self) -> estimate.Confirmation:
         """How much was confirmed."""
         confirmed = self.votes.confirmed
         share = float(confirmed.double().mean()) if len(confirmed) else 0.0
-        return estimate.Confirmed(share, len(confirmed) / self.smaller)
+        return estimate.Confirmation(share, len(confirmed) / self.smaller)
 
     @property
     def smaller(self) -> int:
@@ -127,15 +129,19 @@ class Course:
     # progress
 
     def _beat(self) -> None:
-        self.on_step(Step(self._done(), steps(self.settings), dict(self.facts)))
+        self.on_step(Step(self._done(), most_steps(self.settings), dict(self.facts)))
 
     def _step(self) -> None:
-        self.on_step(Step(self._done(), steps(self.settings), dict(self.facts), self.snapshot()))
+        self.on_step(
+            Step(self._done(), most_steps(self.settings), dict(self.facts), self.snapshot())
+        )
 
     def _done(self) -> int:
-        done = _rounds(self.settings, len(self.partners)) + (self.plan.done if self.plan else 0)
+        done = _total_rounds(self.settings, len(self.partners)) + (
+            self.plan.done if self.plan else 0
+        )
         return (
-            (done if self.current is None else _rounds(self.settings, self.settings.attempts))
+            (done if self.current is None else _total_rounds(self.settings, self.settings.attempts))
             + self.refined
             + self.halved
         )
@@ -176,7 +182,7 @@ class Course:
         if "partners" in held:
             self.partners = list(held["partners"].unbind())
         if "overlap" in held:
-            self.plan = Plan(
+            self.plan = AnnealingState(
                 held["overlap"], held["potential"], float(held["fit"]), int(held["done"])
             )
             self.known = held["known"]
@@ -210,19 +216,19 @@ class Course:
         if self.plan is None:
             self.known = overlap = self._known(x, y, schedule, number)
             if not len(self.seeds):
-                overlap = unseeded_start.overlap(
+                overlap = unseeded_start.centroid_overlap(
                     x, y, self.settings.centroids, seed=self._seed(number), beat=self._beat
                 )
-            self.plan = annealing.start(overlap, target=len(y))
+            self.plan = annealing.start_annealing(overlap, target=len(y))
         assert self.known is not None
         while self.plan.done < schedule.rounds:
-            self.plan = annealing.advance(
+            self.plan = annealing.anneal_round(
                 x, y, self.known, self.plan, schedule, memory=self.memory, beat=self._beat
             )
             self.facts |= {"attempt": float(number + 1), "fit": self.plan.fit}
             self._step()
-        q = annealing.mapped(x, self.plan.overlap, schedule.flattening)
-        partner = refinement.match(q, y, memory=self.memory, beat=self._beat)
+        q = annealing.map_rows(x, self.plan.overlap, schedule.flattening)
+        partner = refinement.mutual_partners(q, y, memory=self.memory, beat=self._beat)
         self.partners.append(partner)
         self.plan = None
         agreed, _ = self._consensus()
@@ -230,10 +236,10 @@ class Course:
         self._step()
 
     def _schedule(self, number: int) -> Schedule:
-        schedule = replace(self.settings.schedule, rounds=_rounds_of(self.settings, number))
+        schedule = replace(self.settings.schedule, rounds=_attempt_rounds(self.settings, number))
         schedule = replace(schedule, **VARIANTS[number % len(VARIANTS)])  # type: ignore[arg-type]
         if not len(self.seeds):
-            schedule = replace(schedule, breadth=UNKNOWN_BREADTH)
+            schedule = replace(schedule, breadth=UNSEEDED_BREADTH)
         return schedule
 
     def _known(
@@ -244,7 +250,7 @@ class Course:
         if number >= len(VARIANTS):
             generator = torch.Generator().manual_seed(self._seed(number))
             weights = torch.empty_like(weights).exponential_(generator=generator)
-        weights *= schedule.seed_weight * max(1.0, len(x) / USUAL_POOL)
+        weights *= schedule.seed_weight * max(1.0, len(x) / REFERENCE_POOL_ITEMS)
         return (x[self.seeds[:, 0]] * weights[:, None].to(x)).T @ y[self.seeds[:, 1]]
 
     def _seed(self, number: int) -> int:
@@ -253,7 +259,7 @@ class Course:
     def _consensus(self) -> tuple[float, tuple[int, int]]:
         """The largest agreement of two attempts, and which."""
         every = [
-            (estimate.agreement(a, self.partners[j]), (j, i))
+            (estimate.attempt_agreement(a, self.partners[j]), (j, i))
             for i, a in enumerate(self.partners)
             for j in range(i)
         ]
@@ -276,22 +282,22 @@ class Course:
 
     def _refine(self) -> None:
         assert self.current is not None
-        partner = refinement.rematch(
+        partner = refinement.learn_and_match(
             self.x.along,
             self.y.along,
             self._with_seeds(self.current),
             memory=self.memory,
             beat=self._beat,
         )
-        self.stability = estimate.agreement(self.current, partner)
+        self.stability = estimate.attempt_agreement(self.current, partner)
         self.current, self.refined = partner, self.refined + 1
         self.facts |= {"pairs": float((partner >= 0).sum()), "stability": self.stability}
         self._step()
 
     def _confirm(self) -> None:
         pairs = self.pairs
-        half = estimate.halves(len(pairs), self.halved, self.settings.seed).to(pairs.device)
-        chosen, ranks = estimate.confirm(
+        half = estimate.draw_half(len(pairs), self.halved, self.settings.seed).to(pairs.device)
+        chosen, ranks = estimate.confirm_pairs(
             self.x.along, self.y.along, pairs, self.seeds, half, memory=self.memory, beat=self._beat
         )
         self.chosen.append(chosen)
@@ -303,22 +309,24 @@ class Course:
     def _with_seeds(self, partner: Int64[Tensor, " n"]) -> Int64[Tensor, "p 2"]:
         """The pairs of a first matching, and the seeds in place of what contradicts them."""
         if self.refined or not len(self.seeds):
-            return refinement.paired(partner)
+            return refinement.partner_pairs(partner)
         joined = partner.clone()
         joined[torch.isin(joined, self.seeds[:, 1])] = -1
         joined[self.seeds[:, 0]] = self.seeds[:, 1]
-        return refinement.paired(joined)
+        return refinement.partner_pairs(joined)
 
 
-def steps(settings: Settings) -> int:
+def most_steps(settings: SelfLearningSettings) -> int:
     """Of a course, at most."""
-    return _rounds(settings, settings.attempts) + settings.refinements + settings.confirmations
+    return (
+        _total_rounds(settings, settings.attempts) + settings.refinements + settings.confirmations
+    )
 
 
-def _rounds(settings: Settings, attempts: int) -> int:
+def _total_rounds(settings: SelfLearningSettings, attempts: int) -> int:
     """Of the first attempts, together."""
-    return sum(_rounds_of(settings, number) for number in range(attempts))
+    return sum(_attempt_rounds(settings, number) for number in range(attempts))
 
 
-def _rounds_of(settings: Settings, attempt: int) -> int:
+def _attempt_rounds(settings: SelfLearningSettings, attempt: int) -> int:
     return settings.rounds * (1 if attempt < len(VARIANTS) else 2)

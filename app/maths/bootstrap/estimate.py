@@ -20,26 +20,26 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from app.maths.bootstrap.annealing import Directions, Schedule
-from app.maths.bootstrap.neighbours import Beat, products
-from app.maths.bootstrap.refinement import graded_map, match
+from app.maths.bootstrap.neighbours import Beat, product_blocks
+from app.maths.bootstrap.refinement import graded_map, mutual_partners
 
 #: times that the pairs are halved
-REPEATS = 3
+CONFIRMATIONS = 3
 #: P(right) of a pair that 0, 1, 2, 3 of 3 held-out maps confirm, where the attempts agree. This and the bounds below were chosen
 #: on draws of the benchmark's pairs of encoders and on synthetic clouds; how they do: docs/bootstrap-measured.md
-CONFIRMED = (0.55, 0.78, 0.90, 0.985)
+RIGHT_BY_VOTES = (0.55, 0.78, 0.90, 0.985)
 #: agreement of two attempts that means nothing, and agreement that means all
-WORTHLESS, CERTAIN = 0.45, 0.85
+NO_AGREEMENT, FULL_AGREEMENT = 0.45, 0.85
 #: the same of the confirmed share of all mutual pairs: one attempt of many may be right without a second
-UNCONFIRMED, WELL_CONFIRMED = 0.58, 0.70
+NO_CONFIRMATION, FULL_CONFIRMATION = 0.58, 0.70
 #: more of the smaller pool's items than by chance must be confirmed: excess that means nothing, and excess that means all
-NO_MORE, PLAINLY_MORE = 0.08, 0.25
+NO_EXCESS, FULL_EXCESS = 0.08, 0.25
 #: a seed is suspected when its partner is not among this share of the nearest, in either direction
-SUSPECT = 0.05
+SUSPECT_RANK = 0.05
 #: whose coordinates say what is like what, to ask
-SCHEDULE = Schedule()
+LABEL_SCHEDULE = Schedule()
 #: two-sided 95 %
-Z = 1.96
+Z_95 = 1.96
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,12 +65,12 @@ class Votes:
         return cls(
             pairs.cpu(),
             torch.stack([*chosen]).float().mean(dim=0).cpu(),
-            medians(torch.stack([*ranks])).cpu(),
+            median_ranks(torch.stack([*ranks])).cpu(),
         )
 
 
 @dataclass(frozen=True)
-class Confirmed:
+class Confirmation:
     """share  mean share of the held-out maps that choose a pair, in [0, 1]
     found  pairs that were judged, as a share of the smaller pool
     """
@@ -85,7 +85,7 @@ class Confirmed:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class BootstrapEstimate:
     """right            estimated share of the accepted pairs that are right, in [0, 1]
     agreement        of two attempts, in [0, 1]
     confirmed        mean share of held-out maps that choose a pair, in [0, 1]
@@ -102,7 +102,7 @@ class Estimate:
     orphans_paired: float
 
 
-def agreement(one: Int64[Tensor, " n"], other: Int64[Tensor, " n"]) -> float:
+def attempt_agreement(one: Int64[Tensor, " n"], other: Int64[Tensor, " n"]) -> float:
     """Share of equal partners among the rows that have one in both; 0 where fewer than a tenth of either have."""
     both = (one >= 0) & (other >= 0)
     if int(both.sum()) < max(1, max(int((one >= 0).sum()), int((other >= 0).sum())) // 10):
@@ -110,13 +110,13 @@ def agreement(one: Int64[Tensor, " n"], other: Int64[Tensor, " n"]) -> float:
     return float((one[both] == other[both]).double().mean())
 
 
-def halves(pairs: int, repeat: int, seed: int) -> Bool[Tensor, " p"]:
+def draw_half(pairs: int, repeat: int, seed: int) -> Bool[Tensor, " p"]:
     """(p,) which pairs the first of two maps learns from."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + repeat) % 2**63)
     return torch.randperm(pairs, generator=generator) < pairs // 2
 
 
-def confirm(
+def confirm_pairs(
     x: Float32[Tensor, "n rx"],
     y: Float32[Tensor, "m ry"],
     pairs: Int64[Tensor, "p 2"],
@@ -138,25 +138,25 @@ def confirm(
             continue
         transform = graded_map(x[pairs[known, 0]], y[pairs[known, 1]])
         q = normalize(x @ transform.float())
-        found = match(q, last, memory=memory, beat=beat)
+        found = mutual_partners(q, last, memory=memory, beat=beat)
         judged = ~known
         chosen[judged] = found[pairs[judged, 0]] == pairs[judged, 1]
         outside = ~torch.isin(seeds[:, 0], pairs[known, 0])
-        ranks[outside] = _rank(q, last, seeds[outside], memory=memory, beat=beat)
+        ranks[outside] = _seed_ranks(q, last, seeds[outside], memory=memory, beat=beat)
     return chosen, ranks
 
 
-def estimate(
-    votes: Votes, sure: Float32[Tensor, " a"], *, agreed: float, chance: Confirmed | None
-) -> Estimate:
+def estimate_right(
+    votes: Votes, sure: Float32[Tensor, " a"], *, agreed: float, chance: Confirmation | None
+) -> BootstrapEstimate:
     """The share that is right of pairs of these confidences (a,): their mean, no more than the seeds allow.
 
     The upper end of Wilson's interval for the share of seeds that were confirmed bounds it.
     """
     seeds = len(votes.seed_rank)
-    hits = int((votes.seed_rank <= SUSPECT).sum())
+    hits = int((votes.seed_rank <= SUSPECT_RANK).sum())
     mean = float(sure.double().mean()) if len(sure) else 0.0
-    return Estimate(
+    return BootstrapEstimate(
         right=min(mean, wilson_upper(hits, seeds)),
         agreement=agreed,
         confirmed=float(votes.confirmed.double().mean()) if len(votes.confirmed) else 0.0,
@@ -166,24 +166,27 @@ def estimate(
     )
 
 
-def confidence(votes: Votes, worth: float) -> Float32[Tensor, " p"]:
+def pair_confidence(votes: Votes, worth: float) -> Float32[Tensor, " p"]:
     """P(right) of each pair (p,): CONFIRMED by its votes, times what the answer as a whole is worth."""
-    table = votes.confirmed.new_tensor(CONFIRMED)
-    return table[(votes.confirmed * (len(CONFIRMED) - 1)).round().long()] * worth
+    table = votes.confirmed.new_tensor(RIGHT_BY_VOTES)
+    return table[(votes.confirmed * (len(RIGHT_BY_VOTES) - 1)).round().long()] * worth
 
 
-def worth(agreed: float, confirmed: Confirmed, chance: Confirmed | None = None) -> float:
+def answer_credibility(
+    agreed: float, confirmed: Confirmation, chance: Confirmation | None = None
+) -> float:
     """What an answer as a whole is worth, in [0, 1]: by agreement or confirmation, the larger, and by what exceeds chance."""
     alone = max(
-        _rise(agreed, WORTHLESS, CERTAIN), _rise(confirmed.share, UNCONFIRMED, WELL_CONFIRMED)
+        _ramp(agreed, NO_AGREEMENT, FULL_AGREEMENT),
+        _ramp(confirmed.share, NO_CONFIRMATION, FULL_CONFIRMATION),
     )
     if chance is None or not alone:
         return alone
-    beyond = _rise(confirmed.items - chance.items, NO_MORE, PLAINLY_MORE)
-    return alone * beyond * _right_of_confirmed(confirmed.share, chance.share)
+    beyond = _ramp(confirmed.items - chance.items, NO_EXCESS, FULL_EXCESS)
+    return alone * beyond * _right_share_of_confirmed(confirmed.share, chance.share)
 
 
-def _right_of_confirmed(share: float, by_chance: float) -> float:
+def _right_share_of_confirmed(share: float, by_chance: float) -> float:
     """Of confirmed pairs, how many are right: 1 - w c^2 / s, in [0, 1].
 
     s is the share that is confirmed and c that by chance. If all right pairs are, then w = (1 - s) / (1 - c) are wrong. Of wrong
@@ -194,7 +197,7 @@ def _right_of_confirmed(share: float, by_chance: float) -> float:
     return max(0.0, 1 - (1 - share) / (1 - by_chance) * by_chance**2 / share)
 
 
-def _rise(value: float, low: float, high: float) -> float:
+def _ramp(value: float, low: float, high: float) -> float:
     """0 up to `low`, 1 from `high` on, straight between."""
     return min(1.0, max(0.0, (value - low) / (high - low)))
 
@@ -208,41 +211,42 @@ def wrong_seeds(votes: Votes, seeds: Int64[Tensor, "s 2"]) -> list[int]:
     taken = torch.zeros(len(seeds), dtype=torch.bool)
     for side in (0, 1):
         other = torch.isin(seeds[:, side], certain[:, side])
-        taken |= other & ~torch.isin(_key(seeds), _key(certain))
-    return ((votes.seed_rank > SUSPECT) | taken).nonzero()[:, 0].tolist()
+        taken |= other & ~torch.isin(_pair_keys(seeds), _pair_keys(certain))
+    return ((votes.seed_rank > SUSPECT_RANK) | taken).nonzero()[:, 0].tolist()
 
 
 def wilson_upper(hits: int, of: int) -> float:
     """Upper end of the 95 % interval of a share (Wilson 1927); 1 where there is nothing to count."""
     if not of:
         return 1.0
-    share, z2 = hits / of, Z * Z
+    share, z2 = hits / of, Z_95 * Z_95
     centre = share + z2 / (2 * of)
     return min(
-        1.0, (centre + Z * math.sqrt(share * (1 - share) / of + z2 / (4 * of * of))) / (1 + z2 / of)
+        1.0,
+        (centre + Z_95 * math.sqrt(share * (1 - share) / of + z2 / (4 * of * of))) / (1 + z2 / of),
     )
 
 
-def more_seeds(seeds: int, *, fewest: int = 5) -> int:
+def seeds_to_add(seeds: int, *, fewest: int = 5) -> int:
     """How many more to try: as many again, five at least. How often they do: docs/bootstrap-measured.md."""
     return max(fewest, seeds)
 
 
-def ask(
+def rows_to_label(
     side: Directions, known: Int64[Tensor, " k"], certain: Int64[Tensor, " c"], count: int
 ) -> Int64[Tensor, " a"]:
     """(a,) rows of a side whose partner would help most, given seeds that are believed and rows whose partner is certain.
 
     In the coordinates of the first attempt; on the CPU.
     """
-    along = side.coordinates(power=SCHEDULE.power, dimensions=SCHEDULE.dimensions)
+    along = side.coordinates(power=LABEL_SCHEDULE.power, dimensions=LABEL_SCHEDULE.dimensions)
     settled = torch.zeros(len(along), dtype=torch.bool, device=along.device)
     settled[certain.to(along.device)] = True
     both = torch.unique(torch.cat([known, certain]).to(along.device))
-    return ask_next(along, both, settled, count).cpu()
+    return d_optimal_rows(along, both, settled, count).cpu()
 
 
-def ask_next(
+def d_optimal_rows(
     along: Float32[Tensor, "n r"],
     known: Int64[Tensor, " k"],
     settled: Bool[Tensor, " n"],
@@ -277,12 +281,12 @@ def ask_next(
     return torch.tensor(chosen, dtype=torch.int64, device=along.device)
 
 
-def _key(pairs: Int64[Tensor, "p 2"]) -> Int64[Tensor, " p"]:
+def _pair_keys(pairs: Int64[Tensor, "p 2"]) -> Int64[Tensor, " p"]:
     """One number for each pair of rows below 2^31: to compare all with all takes no table."""
     return pairs[:, 0] * 2**32 + pairs[:, 1]
 
 
-def _rank(
+def _seed_ranks(
     q: Float32[Tensor, "n ry"],
     y: Float32[Tensor, "m ry"],
     seeds: Int64[Tensor, "s 2"],
@@ -291,12 +295,12 @@ def _rank(
     beat: Beat,
 ) -> Float32[Tensor, " s"]:
     """The smaller of two shares: of y that are nearer to a seed's q than its partner, and of q nearer to its y."""
-    before = _before(q[seeds[:, 0]], y, seeds[:, 1], memory=memory, beat=beat)
-    behind = _before(y[seeds[:, 1]], q, seeds[:, 0], memory=memory, beat=beat)
+    before = _nearer_share(q[seeds[:, 0]], y, seeds[:, 1], memory=memory, beat=beat)
+    behind = _nearer_share(y[seeds[:, 1]], q, seeds[:, 0], memory=memory, beat=beat)
     return torch.minimum(before, behind)
 
 
-def _before(
+def _nearer_share(
     left: Float32[Tensor, "s r"],
     right: Float32[Tensor, "m r"],
     own: Int64[Tensor, " s"],
@@ -306,12 +310,12 @@ def _before(
 ) -> Float32[Tensor, " s"]:
     """(s,) share of `right` that is nearer to each row of `left` than its `own` row is."""
     shares = left.new_empty(len(left))
-    for piece, cosines in products(left, right, memory=memory, beat=beat):
+    for piece, cosines in product_blocks(left, right, memory=memory, beat=beat):
         # Its own cosine from the same product: made otherwise, it would be rounded otherwise, and be nearer than itself.
         shares[piece] = (cosines > cosines.gather(1, own[piece, None])).sum(dim=1) / len(right)
     return shares
 
 
-def medians(ranks: Float32[Tensor, "r s"]) -> Float32[Tensor, " s"]:
+def median_ranks(ranks: Float32[Tensor, "r s"]) -> Float32[Tensor, " s"]:
     """Over repeats."""
     return ranks.median(dim=0).values.float() if ranks.numel() else ranks.new_zeros(ranks.shape[1])

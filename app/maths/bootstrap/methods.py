@@ -10,19 +10,28 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from app.maths.bootstrap import annealing, paper, self_learning, soft_plan
-from app.maths.bootstrap import estimate as honesty
-from app.maths.bootstrap.pools import Grown, OnStep, Pools, State, Step, ignore
+from app.maths.bootstrap import annealing, attempts, paper, self_learning, soft_plan
+from app.maths.bootstrap.estimate import (
+    CONFIRMATIONS,
+    BootstrapEstimate,
+    Votes,
+    confirm_pairs,
+    draw_half,
+    estimate_right,
+    rows_to_label,
+    wrong_seeds,
+)
+from app.maths.bootstrap.pools import GrownPairs, OnStep, Pools, State, Step, ignore_step
 
-Settings = self_learning.Settings | soft_plan.Settings | paper.Settings
+MethodSettings = attempts.SelfLearningSettings | soft_plan.SoftPlanSettings | paper.PaperSettings
 
 #: the settings class of each method
-SETTINGS: dict[str, type[Settings]] = {
-    "self-learning": self_learning.Settings,
-    "soft-plan": soft_plan.Settings,
-    "paper": paper.Settings,
+SETTINGS_CLASSES: dict[str, type[MethodSettings]] = {
+    "self-learning": attempts.SelfLearningSettings,
+    "soft-plan": soft_plan.SoftPlanSettings,
+    "paper": paper.PaperSettings,
 }
-DEFAULT = "self-learning"
+DEFAULT_METHOD = "self-learning"
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +46,7 @@ class Outcome:
 
     pairs: Int64[Tensor, "p 2"]
     confidence: Float32[Tensor, " p"]
-    estimate: honesty.Estimate
+    estimate: BootstrapEstimate
     wrong_seeds: list[int]
     ask: Int64[Tensor, " a"]
     facts: Mapping[str, float]
@@ -46,13 +55,13 @@ class Outcome:
 def run(
     pools: Pools,
     seeds: list[tuple[int, int]],
-    settings: Settings,
+    settings: MethodSettings,
     *,
     state: State | None = None,
-    on_step: OnStep = ignore,
+    on_step: OnStep = ignore_step,
 ) -> Outcome:
     """Grow anchors by the method that the settings belong to. State, determinism, errors: as the method's own."""
-    if isinstance(settings, self_learning.Settings):
+    if isinstance(settings, attempts.SelfLearningSettings):
         learnt = self_learning.learn(pools, seeds, settings, state=state, on_step=on_step)
         return Outcome(
             learnt.pairs,
@@ -62,19 +71,21 @@ def run(
             learnt.ask,
             learnt.facts,
         )
-    optimise = soft_plan.grow if isinstance(settings, soft_plan.Settings) else paper.grow
+    optimise = soft_plan.grow if isinstance(settings, soft_plan.SoftPlanSettings) else paper.grow
     grown = optimise(pools, seeds, settings, state=state, on_step=on_step)  # type: ignore[arg-type]
-    return judge(pools, seeds, grown, seed=settings.seed, on_step=on_step, total=settings.steps)
+    return judge_pairs(
+        pools, seeds, grown, seed=settings.seed, on_step=on_step, total=settings.steps
+    )
 
 
 @torch.no_grad()
-def judge(
+def judge_pairs(
     pools: Pools,
     seeds: list[tuple[int, int]],
-    grown: Grown,
+    grown: GrownPairs,
     *,
     seed: int,
-    on_step: OnStep = ignore,
+    on_step: OnStep = ignore_step,
     total: int = 0,
 ) -> Outcome:
     """What held-out maps say of pairs that came without an estimate.
@@ -86,19 +97,26 @@ def judge(
     def beat() -> None:
         on_step(Step(total, total, grown.facts))
 
-    x, y = annealing.directions(pools.x, beat=beat), annealing.directions(pools.y, beat=beat)
-    pairs, known = (rows.to(pools.device) for rows in (grown.pairs, self_learning.given(seeds)))
+    x, y = (
+        annealing.principal_directions(pools.x, beat=beat),
+        annealing.principal_directions(pools.y, beat=beat),
+    )
+    pairs, known = (
+        rows.to(pools.device) for rows in (grown.pairs, self_learning.seed_tensor(seeds))
+    )
     rounds = []
-    for repeat in range(honesty.REPEATS):
-        half = honesty.halves(len(pairs), repeat, seed).to(pairs.device)
+    for repeat in range(CONFIRMATIONS):
+        half = draw_half(len(pairs), repeat, seed).to(pairs.device)
         rounds.append(
-            honesty.confirm(x.along, y.along, pairs, known, half, memory=pools.memory, beat=beat)
+            confirm_pairs(x.along, y.along, pairs, known, half, memory=pools.memory, beat=beat)
         )
-    votes = honesty.Votes.counted(pairs, *zip(*rounds, strict=True))
-    told = honesty.estimate(votes, votes.confirmed, agreed=math.nan, chance=None)
+    votes = Votes.counted(pairs, *zip(*rounds, strict=True))
+    told = estimate_right(votes, votes.confirmed, agreed=math.nan, chance=None)
     # Who has found nothing cannot say who is wrong.
-    wrong = honesty.wrong_seeds(votes, known.cpu()) if told.right > self_learning.LIKELY else []
+    wrong = wrong_seeds(votes, known.cpu()) if told.right > self_learning.LIKELY_RIGHT else []
     believed = [i for row, (i, _) in enumerate(seeds) if row not in set(wrong)]
-    certain = grown.pairs[votes.confirmed > self_learning.LIKELY, 0]
-    ask = honesty.ask(x, torch.tensor(believed, dtype=torch.int64), certain, self_learning.ASKED)
+    certain = grown.pairs[votes.confirmed > self_learning.LIKELY_RIGHT, 0]
+    ask = rows_to_label(
+        x, torch.tensor(believed, dtype=torch.int64), certain, self_learning.ROWS_TO_LABEL
+    )
     return Outcome(grown.pairs, votes.confirmed, told, wrong, ask, grown.facts)

@@ -19,17 +19,17 @@ from torch import Tensor
 Beat = Callable[[], None]
 
 #: bytes for rows of the table, unless the caller says otherwise
-MEMORY = 128 * 2**20
+TABLE_BYTES = 128 * 2**20
 #: multiplications in one piece of work on a CPU: well below a tenth of a second on two cores
-PIECE = 2 * 10**9
+PRODUCTS_PER_PIECE = 2 * 10**9
 
 
-def silent() -> None:
+def no_beat() -> None:
     """Nobody listens."""
 
 
 @dataclass(frozen=True, eq=False)
-class Best:
+class BestMatches:
     """Who chooses whom by CSLS scores in [-4, 4]; the lowest row where scores are equal.
 
     y_of_q     (n,) row of y with the largest score for each q
@@ -45,7 +45,7 @@ class Best:
 
 
 @dataclass(frozen=True, eq=False)
-class Mutual:
+class MutualPairs:
     """Pairs that choose each other, in the order of i: every row at most once.
 
     i, j    (p,) rows of q and of y
@@ -57,49 +57,49 @@ class Mutual:
     score: Float32[Tensor, " p"]
 
 
-def nearest(
+def nearest_rows(
     q: Float32[Tensor, "n d"],
     y: Float32[Tensor, "m d"],
     k: int,
     *,
-    memory: int = MEMORY,
-    beat: Beat = silent,
+    memory: int = TABLE_BYTES,
+    beat: Beat = no_beat,
 ) -> tuple[Float32[Tensor, "n k"], Int64[Tensor, "n k"]]:
     """The k largest cosines of each q to rows of y, best first, and those rows; k in 1..m. Any of equals may be named."""
     values = q.new_empty(len(q), k)
     rows = torch.empty(len(q), k, dtype=torch.int64, device=q.device)
-    for piece, cosines in products(q, y, memory=memory, beat=beat):
+    for piece, cosines in product_blocks(q, y, memory=memory, beat=beat):
         torch.topk(cosines, k, dim=1, out=(values[piece], rows[piece]))
     return values, rows
 
 
-def hubness(
+def hubness_offsets(
     q: Float32[Tensor, "n d"],
     y: Float32[Tensor, "m d"],
     k: int,
     *,
-    memory: int = MEMORY,
-    beat: Beat = silent,
+    memory: int = TABLE_BYTES,
+    beat: Beat = no_beat,
 ) -> tuple[Float32[Tensor, " n"], Float32[Tensor, " m"]]:
     """r_q (n,) and r_y (m,): the mean cosine of each row to the k nearest on the other side, in [-1, 1]; k in 1..min(n, m).
 
     The offsets of CSLS. Source: Conneau, Lample et al. 2018, section 2.3.
     """
     # The products are made anew for the other side: twice as fast as the largest of the columns of what is there.
-    there, _ = nearest(q, y, k, memory=memory, beat=beat)
-    back, _ = nearest(y, q, k, memory=memory, beat=beat)
+    there, _ = nearest_rows(q, y, k, memory=memory, beat=beat)
+    back, _ = nearest_rows(y, q, k, memory=memory, beat=beat)
     return there.mean(dim=1), back.mean(dim=1)
 
 
-def best(
+def best_matches(
     q: Float32[Tensor, "n d"],
     y: Float32[Tensor, "m d"],
     *,
     offset_q: Float32[Tensor, " n"],
     offset_y: Float32[Tensor, " m"],
-    memory: int = MEMORY,
-    beat: Beat = silent,
-) -> Best:
+    memory: int = TABLE_BYTES,
+    beat: Beat = no_beat,
+) -> BestMatches:
     """For every row the row of the other side with the largest CSLS = 2 q.y - offset_q - offset_y.
 
     offset_q, offset_y  from `hubness`; zeros give twice the cosine
@@ -112,28 +112,28 @@ def best(
     score_q = torch.empty_like(offset_q)
     q_of_y = torch.zeros(len(y), dtype=torch.int64, device=y.device)
     score_y = torch.full_like(offset_y, -torch.inf)
-    for piece, scores in products(left, right, memory=memory, beat=beat):
+    for piece, scores in product_blocks(left, right, memory=memory, beat=beat):
         column, row = scores.max(dim=0)
         # Not where equal: what was found before has the lower row.
         better = column > score_y
         torch.where(better, row + piece.start, q_of_y, out=q_of_y)
         torch.where(better, column, score_y, out=score_y)
         torch.max(scores, dim=1, out=(score_q[piece], y_of_q[piece]))
-    return Best(y_of_q, score_q, q_of_y, score_y)
+    return BestMatches(y_of_q, score_q, q_of_y, score_y)
 
 
-def mutual(found: Best) -> Mutual:
+def mutual_pairs(found: BestMatches) -> MutualPairs:
     """The pairs of `found` that choose each other."""
     every = torch.arange(len(found.y_of_q), device=found.y_of_q.device)
     i = every[found.q_of_y[found.y_of_q] == every]
-    return Mutual(i, found.y_of_q[i], found.score_q[i])
+    return MutualPairs(i, found.y_of_q[i], found.score_q[i])
 
 
-def products(
+def product_blocks(
     left: Float[Tensor, "n d"], right: Float[Tensor, "m d"], *, memory: int, beat: Beat
 ) -> Iterator[tuple[slice, Float[Tensor, "c m"]]]:
     """Rows of left right^T, as (which rows, the block); a block is overwritten by the next, and may be before that."""
-    step = rows_at_once(
+    step = rows_per_block(
         len(left),
         bytes_=len(right) * left.element_size(),
         work=right.numel(),
@@ -151,16 +151,19 @@ def product(
     left: Float32[Tensor, "n d"], right: Float32[Tensor, "d m"], *, beat: Beat
 ) -> Float32[Tensor, "n m"]:
     """The product, where all of it is wanted: a piece of work at a time."""
-    table, step = left.new_empty(len(left), right.shape[1]), max(1, PIECE // right.numel())
+    table, step = (
+        left.new_empty(len(left), right.shape[1]),
+        max(1, PRODUCTS_PER_PIECE // right.numel()),
+    )
     for start in range(0, len(left), step):
         beat()
         torch.mm(left[start : start + step], right, out=table[start : start + step])
     return table
 
 
-def rows_at_once(rows: int, *, bytes_: int, work: int, memory: int, device: torch.device) -> int:
+def rows_per_block(rows: int, *, bytes_: int, work: int, memory: int, device: torch.device) -> int:
     """How many of so many rows, of `bytes_` and `work` multiplications each, fit `memory` and a fraction of a CPU's second."""
     fits = memory // bytes_
     if device.type == "cpu":
-        fits = min(fits, PIECE // work)
+        fits = min(fits, PRODUCTS_PER_PIECE // work)
     return max(1, min(rows, fits))

@@ -10,14 +10,14 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from app.errors import DegenerateAnchors, InvalidSeeds
-from app.maths.bootstrap.neighbours import Beat, silent
-from app.maths.geometry.space import check_vectors, directions, row_norms
+from app.maths.bootstrap.neighbours import Beat, no_beat
+from app.maths.geometry.space import check_vectors, directions_and_norms, row_norms
 from app.types import repeats
 
 #: numbers of a pool that are made ready between two beats
-PIECE = 2**22
+NUMBERS_PER_PIECE = 2**22
 #: an item of so many times the median length has no say in where the middle is
-FAR = 100.0
+OUTLIER_LENGTH = 100.0
 
 #: where a method stands, enough to go on from there as if nothing had happened: tensors by name, on the CPU
 State = Mapping[str, Tensor]
@@ -40,7 +40,7 @@ class Step:
 OnStep = Callable[[Step], None]
 
 
-def ignore(step: Step) -> None:
+def ignore_step(step: Step) -> None:
     """Nobody looks."""
 
 
@@ -61,7 +61,7 @@ class Pools:
 
 
 @dataclass(frozen=True, eq=False)
-class Grown:
+class GrownPairs:
     """pairs       (p, 2) rows (i of x, j of y), the seeds that were kept first; no item twice on a side
     confidence  (p,) estimated probability that the pair is right; nan where the method has no estimate
     facts       numbers of the last step: loss, agreement
@@ -77,20 +77,20 @@ def fit_pools(
     target: Float[Tensor, "m dy"],
     *,
     memory: int = 512 * 2**20,
-    beat: Beat = silent,
+    beat: Beat = no_beat,
 ) -> Pools:
     """Pools of raw vectors, in the encoders' units, made ready. Raises as `fit_space`, whose unit rows these are.
 
     But for an outlier above FAR: one would move the mean so far that all others lay in one direction from it.
     """
-    return Pools(_unit(source, beat), _unit(target, beat), memory)
+    return Pools(_unit_about_mean(source, beat), _unit_about_mean(target, beat), memory)
 
 
-def _unit(pool: Float[Tensor, "n d"], beat: Beat) -> Float32[Tensor, "n d"]:
+def _unit_about_mean(pool: Float[Tensor, "n d"], beat: Beat) -> Float32[Tensor, "n d"]:
     """Rows of a pool about its mean, of length 1: as `fit_space` makes them, a piece at a time in float64."""
     beat()
     check_vectors(pool)
-    n, pieces = len(pool), torch.split(pool, max(1, PIECE // pool.shape[1]))
+    n, pieces = len(pool), torch.split(pool, max(1, NUMBERS_PER_PIECE // pool.shape[1]))
 
     def every(piece: Tensor) -> Tensor:
         beat()
@@ -98,7 +98,7 @@ def _unit(pool: Float[Tensor, "n d"], beat: Beat) -> Float32[Tensor, "n d"]:
 
     lengths = torch.cat([row_norms(every(piece)) for piece in pieces])
     heard = (
-        (lengths <= FAR * lengths.median())
+        (lengths <= OUTLIER_LENGTH * lengths.median())
         if bool(lengths.median() > 0)
         else torch.ones_like(lengths, dtype=torch.bool)
     )
@@ -117,7 +117,7 @@ def _unit(pool: Float[Tensor, "n d"], beat: Beat) -> Float32[Tensor, "n d"]:
         mean = rest = torch.zeros_like(mean)
     unit = torch.empty(pool.shape, dtype=torch.float32, device=pool.device)
     for start, piece in zip(range(0, n, len(pieces[0])), pieces, strict=True):
-        unit[start : start + len(piece)] = directions(every(piece) - mean - rest, mean)[0]
+        unit[start : start + len(piece)] = directions_and_norms(every(piece) - mean - rest, mean)[0]
     if not bool(unit.any()):
         raise DegenerateAnchors(
             f"the {n} items of a pool are all the same vector, up to float32 rounding"

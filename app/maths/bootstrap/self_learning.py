@@ -4,10 +4,10 @@
    wrong answers are many and differ, the right one is one. `agreed` ends it, or the number of attempts.
 2. Refinement (refining.py) from what both found: graded maps of the pools' leading directions, mutual best by CSLS, until the
    pairs stay the same.
-3. Confirmation (honesty.py): maps of random halves judge the pairs of the other half. Most of them must confirm a pair.
+3. Confirmation (estimate.py): maps of random halves judge the pairs of the other half. Most of them must confirm a pair.
 4. Chance: one short attempt from random seeds against a target pool that is scrambled, to know what would be confirmed of
    anything. Orphans (orphans.py): items whose partner is taken away, to know how readily what has no partner finds one.
-Nothing is said to be right here; `honesty.estimate` says how much probably is. Explained and ablated in docs/self-learning.md.
+Nothing is said to be right here; `estimate_right` says how much probably is. Explained and ablated in docs/self-learning.md.
 """
 
 from __future__ import annotations
@@ -19,30 +19,36 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from app.maths.bootstrap import estimate as honesty
 from app.maths.bootstrap import orphans
-from app.maths.bootstrap.annealing import directions
-from app.maths.bootstrap.attempts import Course, Settings, steps
-from app.maths.bootstrap.pools import OnStep, Pools, State, Step, check_pairs, ignore
-
-__all__ = ["ASKED", "FEWEST", "Learnt", "Settings", "learn"]
+from app.maths.bootstrap.annealing import principal_directions
+from app.maths.bootstrap.attempts import SelfLearningRun, SelfLearningSettings, most_steps
+from app.maths.bootstrap.estimate import (
+    BootstrapEstimate,
+    Votes,
+    answer_credibility,
+    estimate_right,
+    pair_confidence,
+    rows_to_label,
+    wrong_seeds,
+)
+from app.maths.bootstrap.pools import OnStep, Pools, State, Step, check_pairs, ignore_step
 
 #: items of a pool below which nobody can tell right from wrong
-FEWEST = 100
+FEWEST_POOL_ITEMS = 100
 #: rows that are named to be labelled next
-ASKED = 10
+ROWS_TO_LABEL = 10
 #: more likely right than wrong
-LIKELY = 0.5
+LIKELY_RIGHT = 0.5
 #: rounds, seeds and refinements of the course that has nothing to find
 CHANCE_ROUNDS, CHANCE_SEEDS, CHANCE_REFINEMENTS = 10, 10, 4
 #: orphans alone take no more than the rest from an estimate: where items have near twins, they find their partner's
-LEAST_LEFT = 0.25
+LEAST_ORPHAN_FACTOR = 0.25
 #: what their parts of a checkpoint are named with
-CHANCE, ORPHANS = "chance.", "orphans."
+CHANCE_PREFIX, ORPHANS_PREFIX = "chance.", "orphans."
 
 
 @dataclass(frozen=True, eq=False)
-class Learnt:
+class SelfLearningResult:
     """pairs        (p, 2) accepted rows (i of x, j of y), seeds that are believed first, then the most confident; no row twice
     confidence   (p,) probability that each is right
     estimate     of the share that is right
@@ -54,11 +60,11 @@ class Learnt:
 
     pairs: Int64[Tensor, "p 2"]
     confidence: Float32[Tensor, " p"]
-    estimate: honesty.Estimate
+    estimate: BootstrapEstimate
     wrong_seeds: list[int]
     ask: Int64[Tensor, " a"]
     attempts: int
-    votes: honesty.Votes
+    votes: Votes
 
     @property
     def facts(self) -> dict[str, float]:
@@ -76,18 +82,18 @@ class Learnt:
 def learn(
     pools: Pools,
     seeds: list[tuple[int, int]],
-    settings: Settings,
+    settings: SelfLearningSettings,
     *,
     state: State | None = None,
-    on_step: OnStep = ignore,
-) -> Learnt:
+    on_step: OnStep = ignore_step,
+) -> SelfLearningResult:
     """All pairs that the seeds lead to; without seeds, from an unsupervised start.
 
     state  as an earlier `on_step` was given it, for equal arguments: the answer is that of an undisturbed run
     Deterministic for equal inputs, settings, device and number of threads. Raises InvalidSeeds.
     """
     check_pairs(seeds, source=len(pools.x), target=len(pools.y))
-    total = _courses_steps(settings) + orphans.MOST_TRIALS
+    total = _total_steps(settings) + orphans.MOST_TRIALS
 
     def report(step: Step) -> None:
         on_step(replace(step, total=total))
@@ -95,26 +101,26 @@ def learn(
     def beat() -> None:
         report(Step(0, total))
 
-    known = given(seeds)
-    rows = _some(len(pools.x), settings.rows, known[:, 0], settings.seed)
+    known = seed_tensor(seeds)
+    rows = _participating_rows(len(pools.x), settings.rows, known[:, 0], settings.seed)
     taking_part = torch.stack(
         [torch.searchsorted(rows, known[:, 0].contiguous()), known[:, 1]], dim=1
     )
     some = None if len(rows) == len(pools.x) else rows.to(pools.device)
-    x, y = directions(pools.x, some, beat=beat), directions(pools.y, beat=beat)
-    run = _Run(
-        Course(x, y, taking_part.to(pools.device), settings, pools.memory, report),
+    x, y = principal_directions(pools.x, some, beat=beat), principal_directions(pools.y, beat=beat)
+    run = _Runs(
+        SelfLearningRun(x, y, taking_part.to(pools.device), settings, pools.memory, report),
         rows,
         state or {},
         report,
     )
-    learnt = _learnt(run, seeds, run.worth())
+    learnt = _result(run, seeds, run.worth())
     report(Step(total, total, run.course.facts))
     return learnt
 
 
 @dataclass(eq=False)
-class _Run:
+class _Runs:
     """The course of the pools, then that which has nothing to find, then orphans: what a checkpoint is made of.
 
     rows    (r,) of the source pool that take part
@@ -122,11 +128,11 @@ class _Run:
     chance  the course that has nothing to find; None where there is nothing to doubt
     """
 
-    course: Course
+    course: SelfLearningRun
     rows: Int64[Tensor, " r"]
     state: State
     report: OnStep
-    chance: Course | None = None
+    chance: SelfLearningRun | None = None
 
     def worth(self) -> float:
         """Run both courses; what the first one's answer is worth, in [0, 1]."""
@@ -136,30 +142,30 @@ class _Run:
             )
         self.course.run()
         agreed, outcome = self.course.agreed, self.course.outcome
-        worth = honesty.worth(agreed, outcome)
+        worth = answer_credibility(agreed, outcome)
         if worth:
             self.chance = self._chance()
             self.chance.run()
-            worth = honesty.worth(agreed, outcome, self.chance.outcome)
+            worth = answer_credibility(agreed, outcome, self.chance.outcome)
         return worth
 
-    def try_orphans(self, pairs: Int64[Tensor, "p 2"], given: float) -> orphans.Tried:
+    def try_orphans(self, pairs: Int64[Tensor, "p 2"], given: float) -> orphans.OrphanTrials:
         """Those made of pairs (p, 2) of all rows, a share `given` of the smaller pool; a trial is a step."""
         own = torch.stack(
             [torch.searchsorted(self.rows, pairs[:, 0].contiguous()), pairs[:, 1]], dim=1
         )
         own, course, settings = own.to(self.course.seeds.device), self.course, self.course.settings
-        done = _courses_steps(settings)
-        held = self._held(self.state, ORPHANS)
-        tried = orphans.Tried(*held["tried"].tolist()) if held else orphans.Tried()
+        done = _total_steps(settings)
+        held = self._held(self.state, ORPHANS_PREFIX)
+        tried = orphans.OrphanTrials(*held["tried"].tolist()) if held else orphans.OrphanTrials()
         assert self.chance is not None
-        before = {**course.snapshot(), **_named(CHANCE, self.chance.snapshot())}
+        before = {**course.snapshot(), **_prefixed(CHANCE_PREFIX, self.chance.snapshot())}
         while tried.wants(len(own), given):
 
             def beat(trials: int = tried.trials) -> None:
                 self.report(Step(done + trials, done, course.facts))
 
-            tried = orphans.trial(
+            tried = orphans.run_trial(
                 course.x.along,
                 course.y.along,
                 own,
@@ -170,17 +176,22 @@ class _Run:
             )
             counts = torch.tensor([tried.trials, tried.made, tried.found])
             self.report(
-                Step(done + tried.trials, done, course.facts, {**before, f"{ORPHANS}tried": counts})
+                Step(
+                    done + tried.trials,
+                    done,
+                    course.facts,
+                    {**before, f"{ORPHANS_PREFIX}tried": counts},
+                )
             )
         return tried
 
-    def _chance(self) -> Course:
+    def _chance(self) -> SelfLearningRun:
         """Nothing to find: the target's directions scrambled, seeds drawn at random. Where the checkpoint left it."""
         course, settings = self.course, _chance_settings(self.course.settings)
-        done, before = steps(course.settings), course.snapshot()
+        done, before = most_steps(course.settings), course.snapshot()
 
         def on_step(step: Step) -> None:
-            held = step.state and {**before, **_named(CHANCE, step.state)}
+            held = step.state and {**before, **_prefixed(CHANCE_PREFIX, step.state)}
             self.report(Step(done + step.done, step.total, course.facts, held))
 
         def beat() -> None:
@@ -193,7 +204,7 @@ class _Run:
             for side in (course.x, course.y)
         ]
         scrambled = course.y.scrambled(settings.seed, beat=beat)
-        other = Course(
+        other = SelfLearningRun(
             course.x,
             scrambled,
             torch.stack(drawn, dim=1).to(course.seeds),
@@ -201,7 +212,7 @@ class _Run:
             course.memory,
             on_step,
         )
-        if held := self._held(self.state, CHANCE):
+        if held := self._held(self.state, CHANCE_PREFIX):
             other.restore(held)
         return other
 
@@ -212,76 +223,76 @@ class _Run:
         }
 
 
-def _named(part: str, state: State) -> State:
+def _prefixed(part: str, state: State) -> State:
     return {part + name: held for name, held in state.items()}
 
 
-def _courses_steps(settings: Settings) -> int:
+def _total_steps(settings: SelfLearningSettings) -> int:
     """Of both courses, at most."""
-    return steps(settings) + steps(_chance_settings(settings))
+    return most_steps(settings) + most_steps(_chance_settings(settings))
 
 
-def _chance_settings(settings: Settings) -> Settings:
+def _chance_settings(settings: SelfLearningSettings) -> SelfLearningSettings:
     fewer = min(CHANCE_REFINEMENTS, settings.refinements)
     return replace(
         settings, attempts=1, rounds=min(CHANCE_ROUNDS, settings.rounds), refinements=fewer
     )
 
 
-def _learnt(run: _Run, seeds: list[tuple[int, int]], worth: float) -> Learnt:
+def _result(run: _Runs, seeds: list[tuple[int, int]], worth: float) -> SelfLearningResult:
     """What the pools' owner is told."""
     course, rows = run.course, run.rows
     votes = course.votes
     votes = replace(votes, pairs=torch.stack([rows[votes.pairs[:, 0]], votes.pairs[:, 1]], dim=1))
-    accepted = votes.confirmed > LIKELY
-    sure, size = honesty.confidence(votes, worth), course.settings.size
+    accepted = votes.confirmed > LIKELY_RIGHT
+    sure, size = pair_confidence(votes, worth), course.settings.size
     # Of the pairs that are given, which are the most confident.
     best = sure[accepted].sort(descending=True).values[:size]
-    told = honesty.estimate(
+    told = estimate_right(
         votes, best, agreed=course.agreed, chance=run.chance.outcome if run.chance else None
     )
     # Who has found nothing cannot say who is wrong.
     wrong = (
-        honesty.wrong_seeds(votes, given(seeds))
-        if len(best) and float(best.mean()) > LIKELY
+        wrong_seeds(votes, seed_tensor(seeds))
+        if len(best) and float(best.mean()) > LIKELY_RIGHT
         else []
     )
     if not wrong and not worth:
         told = replace(told, seeds_confirmed=math.nan)
     believed = [row for row in range(len(seeds)) if row not in set(wrong)]
-    pairs, certainty = _with_believed(
+    pairs, certainty = _seeds_first(
         votes.pairs[accepted], sure[accepted], [seeds[row] for row in believed], told.right
     )
-    told, share = _less_orphans(run, pairs, told)
+    told, share = _discount_orphans(run, pairs, told)
     certain = torch.searchsorted(
-        rows, votes.pairs[accepted & (sure * share > LIKELY), 0].contiguous()
+        rows, votes.pairs[accepted & (sure * share > LIKELY_RIGHT), 0].contiguous()
     )
-    ask = rows[honesty.ask(course.x, course.seeds[believed, 0].cpu(), certain, ASKED)]
-    return Learnt(
+    ask = rows[rows_to_label(course.x, course.seeds[believed, 0].cpu(), certain, ROWS_TO_LABEL)]
+    return SelfLearningResult(
         pairs[:size], (certainty * share)[:size], told, wrong, ask, len(course.partners), votes
     )
 
 
-def _less_orphans(
-    run: _Run, pairs: Int64[Tensor, "p 2"], told: honesty.Estimate
-) -> tuple[honesty.Estimate, float]:
+def _discount_orphans(
+    run: _Runs, pairs: Int64[Tensor, "p 2"], told: BootstrapEstimate
+) -> tuple[BootstrapEstimate, float]:
     """The estimate, and what is left of every confidence, after those pairs whose items probably have no partner at all."""
     if not told.right:
         return told, 1.0
     share = len(pairs) / run.course.smaller
     tried = run.try_orphans(pairs, share)
-    right = min(told.right, max(LEAST_LEFT, tried.right(len(pairs), share)))
+    right = min(told.right, max(LEAST_ORPHAN_FACTOR, tried.right(len(pairs), share)))
     return replace(told, right=right, orphans_paired=tried.share), right / told.right
 
 
-def _with_believed(
+def _seeds_first(
     pairs: Int64[Tensor, "p 2"],
     sure: Float32[Tensor, " p"],
     seeds: list[tuple[int, int]],
     right: float,
 ) -> tuple[Int64[Tensor, "q 2"], Float32[Tensor, " q"]]:
     """Seeds first, then what does not contradict them, the most confident first."""
-    known = given(seeds)
+    known = seed_tensor(seeds)
     others = ~(torch.isin(pairs[:, 0], known[:, 0]) | torch.isin(pairs[:, 1], known[:, 1]))
     order = sure[others].argsort(descending=True, stable=True)
     kept = torch.cat([known, pairs[others][order]])
@@ -290,12 +301,14 @@ def _with_believed(
     ).float()
 
 
-def given(seeds: list[tuple[int, int]]) -> Int64[Tensor, "s 2"]:
+def seed_tensor(seeds: list[tuple[int, int]]) -> Int64[Tensor, "s 2"]:
     """Rows (i, j)."""
     return torch.tensor(seeds, dtype=torch.int64).reshape(-1, 2)
 
 
-def _some(rows: int, most: int, always: Int64[Tensor, " s"], seed: int) -> Int64[Tensor, " r"]:
+def _participating_rows(
+    rows: int, most: int, always: Int64[Tensor, " s"], seed: int
+) -> Int64[Tensor, " r"]:
     """At most so many rows (the given ones anyway), drawn uniformly, in order."""
     if rows <= most:
         return torch.arange(rows)

@@ -19,14 +19,14 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from app.maths.bootstrap.neighbours import MEMORY, Beat, products, silent
+from app.maths.bootstrap.neighbours import TABLE_BYTES, Beat, no_beat, product_blocks
 
 #: numbers of a block that a CPU works through at once: they stay in its cache from one operation to the next
-CACHED = 2**21
+CACHED_NUMBERS = 2**21
 #: roundings of a potential over epsilon by which two equal masses may come to differ
-ROUNDING = 16
+EQUAL_MASS_ROUNDINGS = 16
 #: exp of less than this is nothing beside 1, and takes forty times as long where it has no float32
-NOTHING = -80.0
+NEGLIGIBLE_LOGIT = -80.0
 
 
 def sinkhorn(
@@ -36,8 +36,8 @@ def sinkhorn(
     epsilon: float,
     steps: int,
     start: Float64[Tensor, " m"] | None = None,
-    memory: int = MEMORY,
-    beat: Beat = silent,
+    memory: int = TABLE_BYTES,
+    beat: Beat = no_beat,
 ) -> tuple[Float64[Tensor, " n"], Float64[Tensor, " m"]]:
     """The potentials u (n,) and v (m,), in the cost's unit, after `steps` >= 1 iterations: u from v, then v from u.
 
@@ -55,8 +55,8 @@ def source_potential(
     epsilon: float,
     steps: int,
     start: Float64[Tensor, " m"] | None = None,
-    memory: int = MEMORY,
-    beat: Beat = silent,
+    memory: int = TABLE_BYTES,
+    beat: Beat = no_beat,
 ) -> Float64[Tensor, " n"]:
     """The u of `sinkhorn`, without its last pass: v is the same down a column, so columns need u alone."""
     v = torch.zeros(len(y), dtype=torch.float64, device=y.device) if start is None else start
@@ -73,12 +73,14 @@ def softmin(
     potential: Float64[Tensor, " m"],
     *,
     epsilon: float,
-    memory: int = MEMORY,
-    beat: Beat = silent,
+    memory: int = TABLE_BYTES,
+    beat: Beat = no_beat,
 ) -> Float64[Tensor, " n"]:
     """-epsilon (log n + log sum_j exp((potential_j - M_ij) / epsilon)) (n,): the potential that gives every row mass 1/n."""
     found = torch.empty(len(rows), dtype=torch.float64, device=rows.device)
-    for piece, block in logits(rows, others, potential, epsilon=epsilon, memory=memory, beat=beat):
+    for piece, block in logit_blocks(
+        rows, others, potential, epsilon=epsilon, memory=memory, beat=beat
+    ):
         largest, sums = _exponentials(block)
         found[piece] = largest.double() + sums.double().log_()
     return found.add_(math.log(len(rows))).mul_(-epsilon)
@@ -90,8 +92,8 @@ def column_argmax(
     u: Float64[Tensor, " n"],
     *,
     epsilon: float,
-    memory: int = MEMORY,
-    beat: Beat = silent,
+    memory: int = TABLE_BYTES,
+    beat: Beat = no_beat,
 ) -> Int64[Tensor, " m"]:
     """For each y the row of x with the most mass in its column (m,); for rows of the plan: `column_argmax(y, x, v)`.
 
@@ -100,9 +102,9 @@ def column_argmax(
     """
     found = torch.empty(len(y), dtype=torch.int64, device=y.device)
     scaled = (u / epsilon).to(y.dtype)
-    alike = ROUNDING * torch.finfo(y.dtype).eps * scaled.abs().max()
+    alike = EQUAL_MASS_ROUNDINGS * torch.finfo(y.dtype).eps * scaled.abs().max()
     # A fifth of the memory is for the mask, a byte where the block has four or eight.
-    for piece, block in logits(y, x, u, epsilon=epsilon, memory=memory * 4 // 5, beat=beat):
+    for piece, block in logit_blocks(y, x, u, epsilon=epsilon, memory=memory * 4 // 5, beat=beat):
         less = block < (block.amax(dim=1) - alike)[:, None]
         found[piece] = block.sub_(scaled).masked_fill_(less, -torch.inf).max(dim=1).indices
     return found
@@ -114,20 +116,20 @@ def barycentre(
     u: Float64[Tensor, " n"],
     *,
     epsilon: float,
-    memory: int = MEMORY,
-    beat: Beat = silent,
+    memory: int = TABLE_BYTES,
+    beat: Beat = no_beat,
 ) -> tuple[Float[Tensor, "m k"], Int64[Tensor, " m"]]:
     """The mean of the rows of x under each column of the plan, P^T x / sums (m, k), and the row with the most mass (m,)."""
     means = torch.empty_like(y)
     largest = torch.empty(len(y), dtype=torch.int64, device=y.device)
-    for piece, block in logits(y, x, u, epsilon=epsilon, memory=memory, beat=beat):
+    for piece, block in logit_blocks(y, x, u, epsilon=epsilon, memory=memory, beat=beat):
         largest[piece] = block.max(dim=1).indices
         _, sums = _exponentials(block)
         torch.mm(block, x, out=means[piece]).div_(sums[:, None])
     return means, largest
 
 
-def logits(
+def logit_blocks(
     rows: Float[Tensor, "n k"],
     others: Float[Tensor, "m k"],
     potential: Float64[Tensor, " m"],
@@ -147,10 +149,11 @@ def logits(
     left = torch.cat([left.mul_(-2), left_squares, torch.ones_like(left_squares)], dim=1)
     right = torch.cat([right, torch.ones_like(right_squares), right_squares], dim=1)
     scaled = (potential / epsilon).to(rows.dtype)
-    for piece, table in products(left, right, memory=memory, beat=beat):
+    for piece, table in product_blocks(left, right, memory=memory, beat=beat):
         start = piece.start
         for block in torch.split(
-            table, max(1, CACHED // len(others)) if table.device.type == "cpu" else len(table)
+            table,
+            max(1, CACHED_NUMBERS // len(others)) if table.device.type == "cpu" else len(table),
         ):
             block.clamp_(min=0).sqrt_()
             yield slice(start, start + len(block)), torch.sub(scaled, block, out=block)
@@ -160,7 +163,7 @@ def logits(
 def _exponentials(block: Float[Tensor, "c m"]) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"]]:
     """The largest of each row l (c,), and the sums of exp(block - l), which the block becomes."""
     largest = block.amax(dim=1)
-    return largest, block.sub_(largest[:, None]).clamp_(min=NOTHING).exp_().sum(dim=1)
+    return largest, block.sub_(largest[:, None]).clamp_(min=NEGLIGIBLE_LOGIT).exp_().sum(dim=1)
 
 
 def _scaled(

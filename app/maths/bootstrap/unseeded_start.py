@@ -20,13 +20,13 @@ from torch import Tensor
 from app.maths.bootstrap.neighbours import Beat
 
 #: rows of a pool that centroids are found from
-MOST_ROWS = 10_000
+MOST_CENTROID_ROWS = 10_000
 #: rounds of k-means, and rows that its first centroids are drawn from: scipy looks at all of them for each
-ROUNDS, FIRST_ROWS = 20, 2_000
+KMEANS_ROUNDS, INITIAL_ROWS = 20, 2_000
 
 
 @dataclass(frozen=True)
-class Centroids:
+class CentroidSettings:
     """count   of each pool
     starts  of the assignment, of which the best counts
     """
@@ -35,19 +35,21 @@ class Centroids:
     starts: int = 20
 
 
-def overlap(
+def centroid_overlap(
     x: Float32[Tensor, "n rx"],
     y: Float32[Tensor, "m ry"],
-    settings: Centroids,
+    settings: CentroidSettings,
     *,
     seed: int,
     beat: Beat,
 ) -> Float32[Tensor, "rx ry"]:
     """sum_c cx_c cy_p(c)^T (r_x, r_y) over matched centroids, weighted with the smaller cluster; x and y unit rows."""
     generator = np.random.default_rng(seed)
-    some_x, some_y = (_spread(side, MOST_ROWS).cpu().numpy().astype(np.float64) for side in (x, y))
+    some_x, some_y = (
+        _evenly_spread(side, MOST_CENTROID_ROWS).cpu().numpy().astype(np.float64) for side in (x, y)
+    )
     # No more than there are different rows: k-means++ cannot choose among rows that are all chosen already.
-    different = (_different(_spread(some, FIRST_ROWS)) for some in (some_x, some_y))
+    different = (_distinct_rows(_evenly_spread(some, INITIAL_ROWS)) for some in (some_x, some_y))
     count = min(settings.count, len(x) // 2, len(y) // 2, *different)
     (centres_x, weight_x), (centres_y, weight_y) = (
         _centroids(some, count, generator, beat) for some in (some_x, some_y)
@@ -68,15 +70,15 @@ def overlap(
     return torch.from_numpy((centres_x * weight[:, None]).T @ centres_y[best]).to(x)
 
 
-Rows = TypeVar("Rows", Tensor, np.ndarray)
+RowArray = TypeVar("RowArray", Tensor, np.ndarray)
 
 
-def _spread(rows: Rows, most: int) -> Rows:
+def _evenly_spread(rows: RowArray, most: int) -> RowArray:
     """Fewer than 2 `most` rows, evenly spread."""
     return rows[:: max(1, len(rows) // most)]
 
 
-def _different(rows: np.ndarray) -> int:
+def _distinct_rows(rows: np.ndarray) -> int:
     """How many rows there are that float32 tells apart."""
     return len(np.unique(rows.round(6), axis=0))
 
@@ -86,8 +88,10 @@ def _centroids(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Centroids (count, r) on the sphere, and how many rows each has."""
     beat()
-    centres, labels = kmeans2(_spread(rows, FIRST_ROWS), count, minit="++", seed=generator, iter=1)
-    for _ in range(ROUNDS - 1):
+    centres, labels = kmeans2(
+        _evenly_spread(rows, INITIAL_ROWS), count, minit="++", seed=generator, iter=1
+    )
+    for _ in range(KMEANS_ROUNDS - 1):
         beat()
         centres, labels = kmeans2(rows, centres, minit="matrix", iter=1)
     lengths = np.linalg.norm(centres, axis=1, keepdims=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from app.maths.anchors.coverage import Coverage
-from app.maths.anchors.health import LISTED
+from app.maths.anchors.health import MOST_LISTED_ROWS
 from app.maths.anchors.mismatch import Comparison, Suspect
-from app.maths.anchors.value_facts import Numbers
-from app.maths.quality.crossfit import FEWEST
+from app.maths.anchors.value_facts import ValueFacts
+from app.maths.quality.crossfit import FEWEST_DISTINCT
 
 Code = Literal[
     "unrelated-spaces",
@@ -63,7 +63,7 @@ class SpaceFacts:
     size: int
     health: dict[str, object]
     coverage: Coverage
-    numbers: Numbers
+    numbers: ValueFacts
     rows_read: int
 
 
@@ -115,7 +115,9 @@ def _of_pair(pair: PairFacts) -> Iterator[Finding]:
         if count:
             words += f"; {count} of them fit the row {_places(offset)}: one is missing or doubled on one side"
         rows = sorted(each.row for each in suspects)
-        yield Finding("mismatched-rows", "error", words, pair.encoders, rows[:LISTED], len(rows))
+        yield Finding(
+            "mismatched-rows", "error", words, pair.encoders, rows[:MOST_LISTED_ROWS], len(rows)
+        )
 
 
 def _common_offset(suspects: Sequence[Suspect]) -> tuple[int, int]:
@@ -131,8 +133,8 @@ def _places(offset: int) -> str:
 
 
 def _of_size(space: SpaceFacts) -> Iterator[Finding]:
-    if space.size <= space.dim or space.size < FEWEST:
-        few = space.size < max(FEWEST, FEW * space.dim)
+    if space.size <= space.dim or space.size < FEWEST_DISTINCT:
+        few = space.size < max(FEWEST_DISTINCT, FEW * space.dim)
         yield Finding(
             "too-few-anchors",
             "warning" if few else "info",
@@ -144,7 +146,7 @@ def _of_size(space: SpaceFacts) -> Iterator[Finding]:
             ),
             [space.encoder],
         )
-    if space.size >= FEWEST and space.coverage.left_out < LOW_COVERAGE:
+    if space.size >= FEWEST_DISTINCT and space.coverage.left_out < LOW_COVERAGE:
         yield Finding(
             "low-coverage",
             "warning",
@@ -174,7 +176,7 @@ def _of_rows(space: SpaceFacts) -> Iterator[Finding]:
         assert isinstance(rows, list)
         assert isinstance(count, int)
         if count:
-            yield Finding(code, "warning", words, [space.encoder], rows[:LISTED], count)
+            yield Finding(code, "warning", words, [space.encoder], rows[:MOST_LISTED_ROWS], count)
     outliers = space.numbers.outliers
     if outliers:
         yield Finding(
@@ -183,7 +185,7 @@ def _of_rows(space: SpaceFacts) -> Iterator[Finding]:
             "anchors much longer or shorter than the others, or nearer to the mean or farther from it: look whether they are "
             "empty, cut off, or another encoder's",
             [space.encoder],
-            sorted(each.row for each in outliers)[:LISTED],
+            sorted(each.row for each in outliers)[:MOST_LISTED_ROWS],
             len(outliers),
         )
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from app.errors import AnchorsNotEmbedded, DegenerateAnchors, NotExactlyOne, TooManyVectors
 from app.maths.anchors import coverage, mismatch, value_facts
-from app.maths.geometry.sampling import uniform
+from app.maths.geometry.sampling import draw_uniformly
 from app.maths.geometry.space import fit_space, normalise
 from app.services import incoming
 from app.services.anchors import spaces
@@ -166,14 +166,14 @@ def _look_at(services: Services, space: tables.SpaceRow, size: int, *, work: int
     try:
         covered = coverage.cover(fit_space(anchors[rows]).unit)
     except DegenerateAnchors:  # of a large set, the rows drawn may all be one vector
-        covered = coverage.NOTHING
+        covered = coverage.NO_COVERAGE
     return SpaceFacts(
         encoder=space.encoder.name,
         dim=anchors.shape[1],
         size=size,
         health=space.health,
         coverage=covered,
-        numbers=value_facts.describe(anchors),
+        numbers=value_facts.describe_values(anchors),
         rows_read=len(rows),
     )
 
@@ -184,13 +184,13 @@ def _compare(
     """Two spaces, by as many rows as the work n^2 (d_x + d_y) allows."""
     x, y = spaces.raw_anchors(services, first), spaces.raw_anchors(services, second)
     rows = _drawn(len(x), isqrt(work // (x.shape[1] + y.shape[1])))
-    found = mismatch.compare(x[rows], y[rows])
+    found = mismatch.compare_anchors(x[rows], y[rows])
     suspects = [each._replace(row=rows[each.row], fits=rows[each.fits]) for each in found.suspects]
     shift = found.shift
     if found.verdict == "unrelated" and len(rows) < len(
         x
     ):  # rows that were drawn are no neighbours
-        shift = mismatch.compare(x[: len(rows)], y[: len(rows)]).shift
+        shift = mismatch.compare_anchors(x[: len(rows)], y[: len(rows)]).shift
     return PairFacts(
         [first.encoder.name, second.encoder.name],
         replace(found, suspects=suspects, shift=shift),
@@ -200,4 +200,4 @@ def _compare(
 
 def _drawn(size: int, most: int) -> list[int]:
     """All rows, or so many of them drawn at random, always the same ones, in their order."""
-    return sorted(uniform(size, size=min(size, most), seed=0))
+    return sorted(draw_uniformly(size, size=min(size, most), seed=0))

@@ -16,8 +16,8 @@ from app.errors import (
     TooManyVectors,
     UnknownOption,
 )
+from app.maths.bootstrap import attempts, methods, paper, self_learning, soft_plan
 from app.maths.bootstrap import estimate as honesty
-from app.maths.bootstrap import methods, paper, self_learning, soft_plan
 from app.maths.bootstrap import pools as common
 from app.services.anchors import anchor_sets, pools
 from app.services.context import Services
@@ -44,7 +44,7 @@ def request_bootstrap(
     source_pool: pools.Given,
     target_pool: pools.Given,
     seeds: list[tuple[int, int]],
-    method: str = methods.DEFAULT,
+    method: str = methods.DEFAULT_METHOD,
     size: int | None = None,
     options: Mapping[str, Any] | None = None,
     min_right: float = 0.5,
@@ -93,7 +93,7 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
     with services.db.transaction() as session:
         resources.require_free(session, tables.AnchorSetRow, job.project, arguments["name"])
     method = arguments.get("method", "paper")  # the only one of before it had a name
-    settings = methods.SETTINGS[method](**arguments["settings"])
+    settings = methods.SETTINGS_CLASSES[method](**arguments["settings"])
     if settings.size is None:
         settings = replace(settings, size=services.limits.vectors)
     seeds = [(i, j) for i, j in arguments["seeds"]]
@@ -158,24 +158,29 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
 
 def _settings(
     method: str, size: int | None, options: Mapping[str, Any], *, most: int
-) -> methods.Settings:
+) -> methods.MethodSettings:
     """The settings of a method; without a size its own, for anchor optimisation not above `most`.
 
     Raises InvalidRequest, UnknownOption, InvalidOption.
     """
-    if method not in methods.SETTINGS:
-        raise InvalidRequest(f"method is one of {', '.join(methods.SETTINGS)}", field="method")
-    kind = methods.SETTINGS[method]
+    if method not in methods.SETTINGS_CLASSES:
+        raise InvalidRequest(
+            f"method is one of {', '.join(methods.SETTINGS_CLASSES)}", field="method"
+        )
+    kind = methods.SETTINGS_CLASSES[method]
     known = {field.name for field in fields(kind)} - {"size"}
     for name in options:
         if name not in known:
             raise UnknownOption(
                 f"the method {method} has no option {name}", field=f"options.{name}"
             )
-    if size is None and kind is not self_learning.Settings:
+    if size is None and kind is not attempts.SelfLearningSettings:
         size = min(USUAL_SIZE, most)
     settings = kind(size=size, **options)  # type: ignore[arg-type]
-    if isinstance(settings, soft_plan.Settings) and settings.last_epsilon > settings.first_epsilon:
+    if (
+        isinstance(settings, soft_plan.SoftPlanSettings)
+        and settings.last_epsilon > settings.first_epsilon
+    ):
         field = "options.last_epsilon" if "last_epsilon" in options else "options.first_epsilon"
         detail = f"last_epsilon {settings.last_epsilon:g} is above first_epsilon {settings.first_epsilon:g}"
         raise InvalidOption(detail, field=field)
@@ -183,7 +188,7 @@ def _settings(
 
 
 def _require_sound(
-    settings: methods.Settings,
+    settings: methods.MethodSettings,
     seeds: list[tuple[int, int]],
     x: pools.Found,
     y: pools.Found,
@@ -198,14 +203,14 @@ def _require_sound(
         raise TooManyVectors(
             f"a set of {settings.size} anchors, {most} are allowed", field="size", limit=most
         )
-    if isinstance(settings, self_learning.Settings):
+    if isinstance(settings, attempts.SelfLearningSettings):
         _require_learnable(settings, seeds, x, y, most=most)
     else:
         _require_optimisable(settings, seeds, x, y)
 
 
 def _require_learnable(
-    settings: self_learning.Settings,
+    settings: attempts.SelfLearningSettings,
     seeds: list[tuple[int, int]],
     x: pools.Found,
     y: pools.Found,
@@ -213,8 +218,8 @@ def _require_learnable(
     most: int,
 ) -> None:
     smaller = min(x, y, key=lambda side: side.rows)
-    if smaller.rows < self_learning.FEWEST:
-        detail = f"self-learning needs pools of {self_learning.FEWEST} items at least, this one has {smaller.rows}"
+    if smaller.rows < self_learning.FEWEST_POOL_ITEMS:
+        detail = f"self-learning needs pools of {self_learning.FEWEST_POOL_ITEMS} items at least, this one has {smaller.rows}"
         raise InvalidRequest(detail, field=smaller.field)
     if settings.size is not None and settings.size > smaller.rows:
         raise InvalidSeeds(
@@ -230,7 +235,7 @@ def _require_learnable(
 
 
 def _require_optimisable(
-    settings: soft_plan.Settings | paper.Settings,
+    settings: soft_plan.SoftPlanSettings | paper.PaperSettings,
     seeds: list[tuple[int, int]],
     x: pools.Found,
     y: pools.Found,
@@ -246,7 +251,7 @@ def _require_optimisable(
         raise PoolTooLarge(detail, field=larger.field, limit=MOST_CELLS)
 
 
-def _plain(settings: methods.Settings) -> dict[str, Any]:
+def _plain(settings: methods.MethodSettings) -> dict[str, Any]:
     """Settings as JSON that the same class takes; those of its parts are its own."""
     return {name: value for name, value in asdict(settings).items() if not isinstance(value, dict)}
 
@@ -288,7 +293,7 @@ def _require_right(
     why = f"only {count} pairs were found"
     if count >= fewest:
         why = f"of the {count} pairs found probably {right:.1%} are right, and {least:.1%} must be"
-    more = min(honesty.more_seeds(seeds), items - seeds)
+    more = min(honesty.seeds_to_add(seeds), items - seeds)
     if more:
         why += f"; where the pools have most items in common and the seeds are right, {more} more may do: see `more_seeds` and `ask`"
     raise SeedsInsufficient(

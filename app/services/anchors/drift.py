@@ -17,9 +17,9 @@ from app.errors import (
     TooManyInputs,
 )
 from app.maths.anchors import drift
-from app.maths.anchors.health import LISTED
-from app.maths.anchors.mismatch import RELATED
-from app.maths.geometry.sampling import uniform
+from app.maths.anchors.health import MOST_LISTED_ROWS
+from app.maths.anchors.mismatch import RELATED_Z
+from app.maths.geometry.sampling import draw_uniformly
 from app.services import incoming
 from app.services.anchors import spaces
 from app.services.anchors.anchor_embedding import read_inputs
@@ -71,7 +71,7 @@ class DriftReport(BaseModel):
 
     anchor_set: str
     encoder: str
-    verdict: drift.Verdict
+    verdict: drift.DriftVerdict
     detail: str
     recommendations: list[str]
     count: int
@@ -111,7 +111,7 @@ def detect_drift(
     )
     old = spaces.raw_anchors(services, space)[rows]
     with services.fitting():
-        found = drift.compare(old, new, seed=asked.seed)
+        found = drift.compare_embeddings(old, new, seed=asked.seed)
     return _told(found, rows, space, given_dim=new.shape[1], reembedded=asked.vectors is None)
 
 
@@ -124,7 +124,9 @@ def _rows(asked: DriftOptions, size: int) -> list[int]:
     if asked.rows is None:
         if asked.vectors is not None:
             return list(range(size))
-        return sorted(uniform(size, size=min(size, asked.sample or SAMPLED), seed=asked.seed))
+        return sorted(
+            draw_uniformly(size, size=min(size, asked.sample or SAMPLED), seed=asked.seed)
+        )
     rows = list(asked.rows)
     if not rows:
         raise InvalidRequest("expected at least one row", field="rows")
@@ -184,7 +186,7 @@ def _told(
     cosines, deviations = found.cosines, found.deviations
     worst = []
     if cosines is not None and deviations is not None:
-        places = torch.argsort(cosines, stable=True)[:LISTED].tolist()
+        places = torch.argsort(cosines, stable=True)[:MOST_LISTED_ROWS].tolist()
         worst = [
             DriftedRow(row=rows[i], cosine=float(cosines[i]), deviation=float(deviations[i]))
             for i in places
@@ -205,7 +207,7 @@ def _told(
         mean_cosine=None if cosines is None else float(cosines.mean()),
         min_cosine=None if cosines is None else float(cosines.min()),
         scale=found.scale,
-        changed=sorted(changed)[:LISTED],
+        changed=sorted(changed)[:MOST_LISTED_ROWS],
         changed_count=len(changed),
         changed_share=len(changed) / len(rows),
         worst=worst,
@@ -256,7 +258,7 @@ def _words_of_change(
         return "the same vectors in another order", [
             "send the vectors in the order of the anchors, or say which `rows` they are"
         ]
-    if found.z is not None and found.z < RELATED:
+    if found.z is not None and found.z < RELATED_Z:
         return "vectors that have nothing to do with the old ones", [
             "look whether they are of the same items, in the same order: by what these rows say, nothing can be translated"
         ]
@@ -264,7 +266,7 @@ def _words_of_change(
         return "other vectors; there are too few rows to say more", [
             "ask again with all anchors, or with ten at least"
         ]
-    if held_out.nothing >= drift.ROTATED:
+    if held_out.nothing >= drift.ROTATED_COSINE:
         if dim != given_dim:
             shorter = min(dim, given_dim)
             return (

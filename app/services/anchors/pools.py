@@ -17,7 +17,7 @@ from app.errors import (
     PoolOfAnotherEncoder,
     PoolTooLarge,
 )
-from app.maths.bootstrap.neighbours import Beat, silent
+from app.maths.bootstrap.neighbours import Beat, no_beat
 from app.maths.geometry.space import fit_space
 from app.services import incoming
 from app.services.access.audit import record_audit
@@ -186,7 +186,7 @@ def keep(services: Services, found: Found) -> list[str]:
     return list(content)
 
 
-def load(services: Services, blobs: str | Sequence[str], *, beat: Beat = silent) -> Tensor:
+def load(services: Services, blobs: str | Sequence[str], *, beat: Beat = no_beat) -> Tensor:
     """The items of a side (n, d), float32, from its blobs: in memory for them alone and one piece. Raises StorageUnavailable.
 
     beat  is called before each piece, and may end it

@@ -12,7 +12,7 @@ from torch import Tensor
 from app.encoders.base import EncoderModel
 from app.errors import DimensionMismatch, TooManyInputs
 from app.maths.anchors import drift
-from app.maths.anchors.drift import HALF, SAME
+from app.maths.anchors.drift import HALF_DEVIATION, SAME_DEVIATION
 from app.maths.quality.metrics import unit
 from app.services import incoming
 from app.services.context import Services, on_departure
@@ -114,7 +114,11 @@ def verify(
 
 def _same(encoder: tables.EncoderRow) -> float:
     """What batches of other sizes change, in the precision in which the model computes."""
-    return SAME if (encoder.identity or {}).get("dtype") in ("float32", None) else HALF
+    return (
+        SAME_DEVIATION
+        if (encoder.identity or {}).get("dtype") in ("float32", None)
+        else HALF_DEVIATION
+    )
 
 
 def _explain(
@@ -125,7 +129,9 @@ def _explain(
         yield _explained(
             "normalisation", "lengths differ, directions do not", _apart(unit(ours), unit(given))
         )
-        yield _explained("order", "the same vectors in another order", drift.reordered(ours, given))
+        yield _explained(
+            "order", "the same vectors in another order", drift.reorder_deviation(ours, given)
+        )
     else:
         yield from _shorter("dimensions", "", ours, given)
     variants = getattr(model, "variants", None)
@@ -155,15 +161,15 @@ def _shorter(cause: Cause, also: str, ours: Tensor, given: Tensor) -> Iterator[E
 
 def _likely(ours: Tensor, given: Tensor, explanations: list[Explanation]) -> tuple[Cause, str]:
     """The first explanation that leaves nothing, for they begin with the simplest; else what the geometry says."""
-    exact = [each for each in explanations if each.max_deviation <= SAME]
+    exact = [each for each in explanations if each.max_deviation <= SAME_DEVIATION]
     if exact:
         return exact[0].cause, exact[0].detail
-    if ours.shape == given.shape and _apart(ours, given) <= HALF:
+    if ours.shape == given.shape and _apart(ours, given) <= HALF_DEVIATION:
         return (
             "precision",
             "the vectors agree as far as half precision does: one of the two computes or stores in it",
         )
-    near = [each for each in explanations if each.max_deviation <= HALF]
+    near = [each for each in explanations if each.max_deviation <= HALF_DEVIATION]
     if near:
         return near[0].cause, f"{near[0].detail}, and half precision somewhere"
     if len(ours) < TELLING or not bool(given.any()):
@@ -171,7 +177,7 @@ def _likely(ours: Tensor, given: Tensor, explanations: list[Explanation]) -> tup
             "unknown",
             f"no known difference explains it, and less than {TELLING} inputs, or vectors of zeros, tell no more",
         )
-    alike = drift.likeness(ours, given)
+    alike = drift.cosine_correlation(ours, given)
     if alike >= RELATED:
         return (
             "revision",

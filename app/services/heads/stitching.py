@@ -27,7 +27,7 @@ from app.errors import (
 from app.heads import registry as heads
 from app.heads.base import HeadModel, probabilities
 from app.heads.image import png
-from app.maths.quality import selection
+from app.maths.quality import candidates
 from app.maths.translators import methods
 from app.services import incoming, name_lookup
 from app.services.access.audit import record_audit
@@ -51,7 +51,7 @@ class TranslationChoice:
 
     method: str = "auto"
     options: methods.Options = field(default_factory=dict)
-    prefer: selection.Use | None = None
+    prefer: candidates.Preference | None = None
     min_quality: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -325,7 +325,7 @@ def _bring(
             f"head {row.name!r} was trained on {row.encoder.name!r}: name the anchor_set to translate by",
             field="anchor_set",
         )
-    usual: selection.Use = "retrieval" if output_of(row) is HeadOutput.classes else "cosine"
+    usual: candidates.Preference = "retrieval" if output_of(row) is HeadOutput.classes else "cosine"
     prefer = way.prefer or usual
     request = translators.Request(
         source.name, row.encoder.name, anchor_set, way.method, way.options, prefer, way.min_quality

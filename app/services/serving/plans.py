@@ -17,9 +17,10 @@ from torch import Tensor
 
 from app.errors import AnchorageError, InvalidOption, UnknownOption
 from app.maths.geometry.space import Space
-from app.maths.quality import selection
+from app.maths.quality import candidates
 from app.maths.translators import graded, methods
-from app.maths.translators.translator import Decoder, Precision, Translated, Translator
+from app.maths.translators.decoder import Decoder, TranslatedRows
+from app.maths.translators.translator import ProductPrecision, Translator
 from app.services import incoming
 from app.services.anchors import spaces
 from app.services.context import Services
@@ -79,7 +80,7 @@ class Served:
         return self.product.dims
 
     def begin(
-        self, services: Services, vectors: Tensor, form: Form, precision: Precision
+        self, services: Services, vectors: Tensor, form: Form, precision: ProductPrecision
     ) -> Running:
         """Check what can be known without looking at numbers, take room for the answer, and begin. Raises the vector errors."""
         incoming.check_count(vectors, field=self.reads, limits=services.limits, dim=self.dims[0])
@@ -98,7 +99,7 @@ class Served:
 class Answer:
     """What was made, by what; `truncated`: rows of inputs of which the encoder read only the beginning."""
 
-    made: Translated
+    made: TranslatedRows
     served: Served
     given: Tensor
     truncated: Sequence[int] = ()
@@ -268,7 +269,7 @@ class Decoding:
                 field="options.keep_norms",
             )
         if method in ("auto", "graded"):
-            method, given = "graded", {**selection.decoding(self.relative_power), **given}
+            method, given = "graded", {**candidates.decoder_options(self.relative_power), **given}
         options = methods.resolve(method, given, anchors=anchors)
         if methods.METHODS[method].independent and method != "graded" and self.relative_power != 0:
             raise InvalidOption(
@@ -328,7 +329,7 @@ def apply(
     vectors: Tensor | None,
     inputs: Inputs | None = None,
     form: Form = FLOATS,
-    precision: Precision = "float32",
+    precision: ProductPrecision = "float32",
     pair: SpacePair | None = None,
 ) -> Answer:
     """Vectors or inputs, by what serves the request. What is wrong with them is found before anything is fitted.
@@ -365,7 +366,7 @@ async def serve(
     vectors: Tensor | None,
     inputs: Inputs | None = None,
     form: Form = FLOATS,
-    precision: Precision = "float32",
+    precision: ProductPrecision = "float32",
 ) -> Answer:
     """Vectors or inputs, by what serves the request: at once where that takes no IO, else in a thread. Raises as `apply`."""
     served = None if vectors is None or inputs is not None else find(services, project, asked)
@@ -386,7 +387,7 @@ async def serve(
     return Answer(result(running, served.reads), served, vectors)
 
 
-def result(running: Running, field: str) -> Translated:
+def result(running: Running, field: str) -> TranslatedRows:
     """What a product made; its errors name the field. Raises NonFinite, OutOfRange."""
     try:
         return running.result()

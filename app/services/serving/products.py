@@ -14,9 +14,11 @@ from torch import Tensor
 from app.errors import AnchorageError, OutOfRange
 from app.maths.geometry.quantise import quantise_in_place
 from app.maths.geometry.space import check_vectors
+from app.maths.translators import decoder
 from app.maths.translators import translator as maths
+from app.maths.translators.decoder import Decoder, TranslatedRows
 from app.maths.translators.relative import relate_into
-from app.maths.translators.translator import Decoder, Flagged, Precision, Translated, Translator
+from app.maths.translators.translator import ProductPrecision, RowFlags, Translator
 from app.services.context import Services
 
 #: multiplications of a product that takes no longer than handing it to another thread
@@ -31,10 +33,10 @@ class Running:
     """A product on its way; `future` ends when `made` is whole, and is None where that is so already."""
 
     future: Future[None] | None
-    made: Translated
+    made: TranslatedRows
     vectors: Tensor
 
-    def result(self) -> Translated:
+    def result(self) -> TranslatedRows:
         """Wait for it. Raises NonFinite, OutOfRange, naming all rows."""
         if self.future is not None:
             try:
@@ -56,7 +58,7 @@ class Product(Protocol):
     @property
     def dims(self) -> tuple[int, int]: ...
 
-    def rows(self, vectors: Tensor, made: Tensor, precision: Precision) -> Flagged | None:
+    def rows(self, vectors: Tensor, made: Tensor, precision: ProductPrecision) -> RowFlags | None:
         """Write what the rows become to `made`; None: no row is flagged. Raises NonFinite, OutOfRange."""
         ...
 
@@ -71,7 +73,7 @@ class TranslateProduct:
     def dims(self) -> tuple[int, int]:
         return self.translator.dims
 
-    def rows(self, vectors: Tensor, made: Tensor, precision: Precision) -> Flagged | None:
+    def rows(self, vectors: Tensor, made: Tensor, precision: ProductPrecision) -> RowFlags | None:
         return maths.apply_into(self.translator, vectors, made, precision=precision)
 
 
@@ -87,7 +89,7 @@ class RelateProduct:
     def dims(self) -> tuple[int, int]:
         return self.projector.shape[0], self.projector.shape[1]
 
-    def rows(self, vectors: Tensor, made: Tensor, precision: Precision) -> Flagged | None:
+    def rows(self, vectors: Tensor, made: Tensor, precision: ProductPrecision) -> RowFlags | None:
         at_mean = relate_into(self.projector, self.mean, vectors, made)
         if self.bits is not None:
             quantise_in_place(made, bits=self.bits)
@@ -104,8 +106,8 @@ class DecodeProduct:
     def dims(self) -> tuple[int, int]:
         return self.decoder.matrix.shape[0], self.decoder.matrix.shape[1]
 
-    def rows(self, vectors: Tensor, made: Tensor, precision: Precision) -> Flagged | None:
-        done = maths.decode(self.decoder, vectors)
+    def rows(self, vectors: Tensor, made: Tensor, precision: ProductPrecision) -> RowFlags | None:
+        done = decoder.decode(self.decoder, vectors)
         made.copy_(done.vectors)
         return done.at_mean, done.outside
 
@@ -115,7 +117,7 @@ def begin(
     product: Product,
     vectors: Tensor,
     out: Tensor | None = None,
-    precision: Precision = "float32",
+    precision: ProductPrecision = "float32",
 ) -> Running:
     """Begin to apply the product to vectors whose shape is right, into `out`: float32, or float16 rounded from it.
 
@@ -135,7 +137,7 @@ def begin(
             flagged = _rounded(product, vectors, out, precision)
         except AnchorageError as error:
             raise _of_all_rows(error, vectors) from None
-        return Running(None, Translated(out, *(flagged or maths.no_flags(count))), vectors)
+        return Running(None, TranslatedRows(out, *(flagged or maths.no_flags(count))), vectors)
     at_mean, outside = torch.zeros(count, dtype=torch.bool), torch.zeros(count, dtype=torch.bool)
 
     def span(start: int, stop: int) -> None:
@@ -143,8 +145,8 @@ def begin(
         if flagged is not None:
             at_mean[start:stop], outside[start:stop] = flagged
 
-    future = services.lanes.submit(span, count, maths.STEP)
-    return Running(future, Translated(out, at_mean, outside), vectors)
+    future = services.lanes.submit(span, count, maths.ROWS_PER_STEP)
+    return Running(future, TranslatedRows(out, at_mean, outside), vectors)
 
 
 def precision_error(translator: Translator, vectors: Tensor, made: Tensor) -> dict[str, float]:
@@ -168,8 +170,8 @@ def _of_all_rows(error: AnchorageError, vectors: Tensor) -> AnchorageError:
 
 
 def _rounded(
-    product: Product, vectors: Tensor, out: Tensor, precision: Precision
-) -> Flagged | None:
+    product: Product, vectors: Tensor, out: Tensor, precision: ProductPrecision
+) -> RowFlags | None:
     """What the rows become, in `out`. Raises OutOfRange where that is float16, and too small."""
     if out.dtype is torch.float32:
         return product.rows(vectors, out, precision)

@@ -8,12 +8,12 @@ import torch
 
 from app.errors import AnchorageError
 from app.maths.quality.confidence import (
-    FEWEST,
+    FEWEST_FOR_CONFIDENCE,
     Confidence,
-    Expected,
-    expect,
+    ExpectedCosines,
+    anchors_needed,
+    expected_cosines,
     fit_confidence,
-    needed,
 )
 from app.services import incoming
 from app.services.anchors import spaces
@@ -39,7 +39,7 @@ class RowConfidence:
     reason     why there are no intervals, or nothing at all; None where there are
     """
 
-    expected: Expected
+    expected: ExpectedCosines
     level: float
     held_out: int
     threshold: float | None
@@ -58,12 +58,12 @@ def confidence_of(services: Services, answer: Answer, level: float, *, field: st
     if model is None:
         nothing = torch.full((count,), torch.nan, dtype=torch.float64)
         none = torch.zeros(count, dtype=torch.bool)
-        reason = f"needs at least {FEWEST} distinct anchors that are not almost all the same vector"
+        reason = f"needs at least {FEWEST_FOR_CONFIDENCE} distinct anchors that are not almost all the same vector"
         return RowConfidence(
-            Expected(nothing, nothing, nothing, nothing, none), level, 0, None, reason
+            ExpectedCosines(nothing, nothing, nothing, nothing, none), level, 0, None, reason
         )
     try:
-        expected = expect(model, answer.given, level=level)
+        expected = expected_cosines(model, answer.given, level=level)
     except AnchorageError as error:
         raise error.at(field) from None
     known = ~(answer.made.at_mean | answer.made.outside)
@@ -73,7 +73,7 @@ def confidence_of(services: Services, answer: Answer, level: float, *, field: st
     )
     at_mean = answer.made.at_mean
     return RowConfidence(
-        Expected(
+        ExpectedCosines(
             cosine,
             low,
             high,
@@ -88,9 +88,9 @@ def confidence_of(services: Services, answer: Answer, level: float, *, field: st
 
 
 def _reason(model: Confidence, level: float) -> str | None:
-    if len(model.errors) >= needed(level):
+    if len(model.errors) >= anchors_needed(level):
         return None
-    return f"an interval of level {level:g} needs {needed(level)} anchors to calibrate with, and there are {len(model.errors)}"
+    return f"an interval of level {level:g} needs {anchors_needed(level)} anchors to calibrate with, and there are {len(model.errors)}"
 
 
 def _confidence(services: Services, served: Served) -> Confidence | None:

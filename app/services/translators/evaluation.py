@@ -13,10 +13,11 @@ from torch import Tensor
 from app.errors import AnchorageError, InvalidRequest, MissingField
 from app.maths.quality import evaluation as maths
 from app.maths.quality import metrics
-from app.maths.quality.hubness import Similarities
+from app.maths.quality.hubness import CosineBlockFunction
 from app.maths.quality.intervals import bootstrap_interval
 from app.maths.quality.similarity import Similarity, relative_similarity
-from app.maths.translators.translator import Translated, Translator, apply
+from app.maths.translators.decoder import TranslatedRows
+from app.maths.translators.translator import Translator, apply
 from app.services import incoming
 from app.services.anchors import spaces
 from app.services.context import Services
@@ -99,7 +100,7 @@ class Asked:
         if self.items is None:
             return within
         corpus = None if self.items.corpus is None else len(self.items.corpus)
-        return within + maths.cosines_of(len(KINDS), n, corpus, corrected=self.settings.csls)
+        return within + maths.cosine_count(len(KINDS), n, corpus, corrected=self.settings.csls)
 
     @property
     def is_small(self) -> bool:
@@ -281,10 +282,10 @@ def _at_most(given: int | None, most: int, field: str, of: str) -> int:
     """As many as asked for, or 10, or all. Raises InvalidRequest."""
     if given is not None and given > most:
         raise InvalidRequest(f"{field} is {given}, and there are {most} {of}", field=field)
-    return min(metrics.NEIGHBOURS, most) if given is None else given
+    return min(metrics.DEFAULT_NEIGHBOURS, most) if given is None else given
 
 
-def _translated(translator: Translator, vectors: Tensor) -> Translated:
+def _translated(translator: Translator, vectors: Tensor) -> TranslatedRows:
     """Raises OutOfRange, naming rows of `vectors`."""
     try:
         return apply(translator, vectors)
@@ -295,9 +296,9 @@ def _translated(translator: Translator, vectors: Tensor) -> Translated:
 def _measured(
     asked: Asked,
     items: Items,
-    made: Translated,
+    made: TranslatedRows,
     mean: Float64[Tensor, " dy"],
-    cosines: Similarities,
+    cosines: CosineBlockFunction,
 ) -> dict[str, dict[str, Any]]:
     """Each kind of queries, centred on the target's anchors."""
     native = items.native.double() - mean
@@ -319,14 +320,14 @@ def _measured(
     return {kind: _numbers(found[kind]) for kind in KINDS}
 
 
-def _numbers(measured: maths.Evaluated) -> dict[str, Any]:
+def _numbers(measured: maths.QueryEvaluation) -> dict[str, Any]:
     """Means, their intervals, and the same by CSLS."""
     items, corrected = measured.items, measured.csls
     retrieval = ("recall", "recall_1", "jaccard_target")
     plain = {"cosine": items.cosine, "mrr": items.reciprocal_rank, "jaccard_own": items.jaccard_own}
     plain |= {name: getattr(items, name) for name in retrieval}
     made = {
-        **asdict(metrics.summary(items)),
+        **asdict(metrics.mean_quality(items)),
         "intervals": _intervals(plain),
         "skewness": measured.skewness,
         "csls": None,
@@ -359,13 +360,13 @@ def _intervals(values: Mapping[str, Tensor]) -> dict[str, list[float]]:
     return {name: [float(low[place]), float(high[place])] for place, name in enumerate(values)}
 
 
-def _watched(tell: Callable[[int, int], object], total: int) -> Similarities:
+def _watched(tell: Callable[[int, int], object], total: int) -> CosineBlockFunction:
     """Blocks of cosines, each told of before it is made use of; what `tell` raises ends it."""
     done = 0
 
-    def blocks(queries: Tensor, index: Tensor) -> metrics.Blocks:
+    def blocks(queries: Tensor, index: Tensor) -> metrics.ScoreBlocks:
         nonlocal done
-        for start, block in metrics.similarities(queries, index):
+        for start, block in metrics.cosine_blocks(queries, index):
             tell(done, total)
             done += block.numel()
             yield start, block

@@ -8,11 +8,11 @@ from functools import partial
 import numpy as np
 
 from app.errors import TooFewAnchors
-from app.maths.quality.crossfit import FEWEST
+from app.maths.quality.crossfit import FEWEST_DISTINCT
 from app.maths.thresholds import calibration
-from app.maths.thresholds.calibration import Calibration, Expected
-from app.maths.thresholds.decisions import Agreement, agreement
-from app.maths.thresholds.score_pairs import Given, Items, translate_held_out
+from app.maths.thresholds.calibration import Calibration, ExpectedScore
+from app.maths.thresholds.decisions import Agreement, threshold_agreement
+from app.maths.thresholds.score_pairs import CalibrationItems, GivenSide, translate_held_out
 from app.services.anchors import spaces
 from app.services.context import Services
 from app.services.translators.translators import canonical, find
@@ -30,7 +30,7 @@ class Question:
 
     translator: str
     scores: Scores
-    given: Given
+    given: GivenSide
     level: float
 
 
@@ -38,7 +38,7 @@ class Question:
 class Found:
     """At each given score, what to expect of the other one; `covered`: given scores that the anchors can say something about."""
 
-    points: list[tuple[float, Expected]]
+    points: list[tuple[float, ExpectedScore]]
     covered: tuple[float, float] | None
     same_item: tuple[float, float, float] | None
     agreement: Agreement | None = None
@@ -47,13 +47,15 @@ class Found:
 def threshold(services: Services, project: str, question: Question, score: float) -> Found:
     """The other score of a given one in [-1, 1]. Raises TranslatorNotFound, TooFewAnchors, Overloaded."""
     fitted = _calibration(services, project, question)
-    return replace(_expected(fitted, [score], question.level), agreement=agreement(fitted, score))
+    return replace(
+        _expected(fitted, [score], question.level), agreement=threshold_agreement(fitted, score)
+    )
 
 
 def table(services: Services, project: str, question: Question) -> Found:
     """The map at POINTS scores, or none where the anchors cover nothing. Raises as `threshold`."""
     fitted = _calibration(services, project, question)
-    covered = calibration.covered(fitted)
+    covered = calibration.covered_range(fitted)
     scores = (
         []
         if covered is None
@@ -63,8 +65,10 @@ def table(services: Services, project: str, question: Question) -> Found:
 
 
 def _expected(fitted: Calibration, scores: list[float], level: float) -> Found:
-    points = [(score, calibration.expect(fitted, score, level=level)) for score in scores]
-    return Found(points, calibration.covered(fitted), calibration.same_item_interval(fitted, level))
+    points = [(score, calibration.expected_score(fitted, score, level=level)) for score in scores]
+    return Found(
+        points, calibration.covered_range(fitted), calibration.same_item_interval(fitted, level)
+    )
 
 
 def _calibration(services: Services, project: str, question: Question) -> Calibration:
@@ -84,7 +88,7 @@ def _calibration(services: Services, project: str, question: Question) -> Calibr
     )
 
 
-def _hold_out(services: Services, row: tables.TranslatorRow) -> Items:
+def _hold_out(services: Services, row: tables.TranslatorRow) -> CalibrationItems:
     source, target = (
         spaces.raw_anchors(services, row.source),
         spaces.raw_anchors(services, row.target),
@@ -93,7 +97,7 @@ def _hold_out(services: Services, row: tables.TranslatorRow) -> Items:
         items = translate_held_out(row.method, source, target, row.options)
     if items is None:
         raise TooFewAnchors(
-            f"a calibration needs at least {FEWEST} distinct anchors that are not almost all the same vector; "
+            f"a calibration needs at least {FEWEST_DISTINCT} distinct anchors that are not almost all the same vector; "
             f"anchor set {row.source.anchor_set.name!r} has fewer",
             field="id",
         )

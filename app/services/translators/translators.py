@@ -13,7 +13,7 @@ import orjson
 from sqlalchemy.orm import Session
 
 from app.errors import Conflict, UnknownOption
-from app.maths.quality import selection
+from app.maths.quality import candidates, selection
 from app.maths.translators import methods
 from app.maths.translators.translator import Translator, content_hash
 from app.services.access.audit import record_audit
@@ -50,7 +50,7 @@ class Request:
     anchor_set: str
     method: str
     options: methods.Options
-    prefer: selection.Use = "retrieval"
+    prefer: candidates.Preference = "retrieval"
     min_quality: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
@@ -214,7 +214,9 @@ def _settled(
     def choose() -> selection.Choice:
         x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
         with services.fitting():
-            return selection.choose(x.double(), y.double(), prefer=request.prefer, shape=shape)
+            return selection.choose_method(
+                x.double(), y.double(), prefer=request.prefer, shape=shape
+            )
 
     key: Key = ("choice", source.blob, target.blob, request.prefer, canonical(shape))
     choice = services.cache.get_or_make(key, choose, lambda _: CHOICE_BYTES, shared=CHOICE)
@@ -224,7 +226,7 @@ def _settled(
 def _shape(options: methods.Options) -> methods.Options:
     """What a client may say of a method that is yet to be chosen. Raises UnknownOption."""
     for option in options:
-        if option not in methods.SHAPE:
+        if option not in methods.OUTPUT_OPTIONS:
             raise UnknownOption(
                 f"auto chooses {option}, or does without: name a method to set it",
                 field=f"options.{option}",

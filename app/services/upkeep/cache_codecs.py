@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from app.maths.geometry.space import Space
-from app.maths.quality.confidence import Confidence, Reference
-from app.maths.quality.selection import Choice, Scored
-from app.maths.translators.translator import Decoder, Translator
+from app.maths.quality.confidence import Confidence
+from app.maths.quality.confidence_features import Reference
+from app.maths.quality.selection import Choice, ScoredCandidate
+from app.maths.translators.decoder import Decoder
+from app.maths.translators.translator import Translator
 from app.storage.cache import Shared
 
 Value = TypeVar("Value")
@@ -58,7 +60,9 @@ def _codec(kind: type[Value], **parts: type) -> Shared[Value]:
 
 def _load_choice(tensors: dict[str, Tensor]) -> Choice:
     told = orjson.loads(tensors["json"].numpy().tobytes())
-    return Choice(**{**told, "candidates": [Scored(**each) for each in told["candidates"]]})
+    return Choice(
+        **{**told, "candidates": [ScoredCandidate(**each) for each in told["candidates"]]}
+    )
 
 
 CHOICE: Shared[Choice] = Shared(

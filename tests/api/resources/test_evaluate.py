@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.maths.quality import metrics
+from app.maths.geometry import space
 from app.maths.quality.evaluation import evaluate
 from app.services.translators import evaluation
 
@@ -232,7 +232,7 @@ def test_what_takes_long_is_done_by_a_job_unasked(ask, stocked, finished, monkey
 def test_a_job_tells_how_far_it_is_and_ends_when_it_is_cancelled(
     ask, stocked, finished, monkeypatch
 ):
-    monkeypatch.setattr(metrics, "CHUNK", 2)
+    monkeypatch.setattr(space, "COSINE_ROWS", 2)
     generator = np.random.default_rng(5)
     answer = ask(
         ASYNC,

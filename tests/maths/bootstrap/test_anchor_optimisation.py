@@ -13,32 +13,35 @@ from hypothesis import strategies as st
 
 from app.errors import InvalidSeeds
 from app.maths.bootstrap import paper, soft_plan
-from app.maths.bootstrap.anchor_optimisation import Wanted, mean_squares
-from app.maths.bootstrap.pools import Grown, Pools, State, Step, fit_pools
+from app.maths.bootstrap.anchor_optimisation import TargetRelatives, mean_squares
+from app.maths.bootstrap.pools import GrownPairs, Pools, State, Step, fit_pools
 from tests.maths.bootstrap.clouds import normal, rotated, states
 
-Grow = Callable[..., Grown]
+Grow = Callable[..., GrownPairs]
 
 #: (pools, seeds, size=, steps=, seed=, state=, on_step=) -> Grown
 METHODS: dict[str, Callable[..., tuple[Grow, object]]] = {
-    "columns": lambda **chosen: (paper.grow, paper.Settings(**chosen)),
+    "columns": lambda **chosen: (paper.grow, paper.PaperSettings(**chosen)),
     "rows": lambda **chosen: (
         paper.grow,
-        paper.Settings(**chosen, argmax="rows", sinkhorn_steps=2),
+        paper.PaperSettings(**chosen, argmax="rows", sinkhorn_steps=2),
     ),
-    "seeds-not-frozen": lambda **chosen: (paper.grow, paper.Settings(**chosen, freeze_seeds=False)),
-    "soft-plan": lambda **chosen: (soft_plan.grow, soft_plan.Settings(**chosen)),
+    "seeds-not-frozen": lambda **chosen: (
+        paper.grow,
+        paper.PaperSettings(**chosen, freeze_seeds=False),
+    ),
+    "soft-plan": lambda **chosen: (soft_plan.grow, soft_plan.SoftPlanSettings(**chosen)),
 }
 every_method = pytest.mark.parametrize("method", METHODS)
 
 
-def grow(method: str, pools: Pools, seeds: list[tuple[int, int]], **chosen) -> Grown:
+def grow(method: str, pools: Pools, seeds: list[tuple[int, int]], **chosen) -> GrownPairs:
     passed = {name: chosen.pop(name) for name in ("state", "on_step") if name in chosen}
     function, made = METHODS[method](**chosen)
     return function(pools, seeds, made, **passed)
 
 
-def same(first: Grown, second: Grown) -> bool:
+def same(first: GrownPairs, second: GrownPairs) -> bool:
     return (
         torch.equal(first.pairs, second.pairs)
         and torch.equal(first.confidence.isnan(), second.confidence.isnan())
@@ -199,7 +202,7 @@ def test_wrong_seeds_are_refused(method):
 def test_the_gradient_is_autograds(seed, m, size, rows):
     y, anchors = normal(seed, m, 5), normal(seed + 1, size, 5).requires_grad_()
     chosen = torch.randint(m, (rows,), generator=torch.Generator().manual_seed(seed))
-    wanted = Wanted(chosen, normal(seed + 2, rows, size), chosen)
+    wanted = TargetRelatives(chosen, normal(seed + 2, rows, size), chosen)
     relative = y @ anchors.T
     expected = (relative[chosen] - wanted.relative).square().mean()
     expected.backward()

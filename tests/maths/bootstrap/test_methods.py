@@ -8,16 +8,23 @@ from dataclasses import replace
 import pytest
 import torch
 
-from app.maths.bootstrap import paper, self_learning, soft_plan
-from app.maths.bootstrap.methods import DEFAULT, SETTINGS, Outcome, Settings, judge, run
-from app.maths.bootstrap.pools import Grown, Pools, Step, fit_pools
+from app.maths.bootstrap import attempts, paper, soft_plan
+from app.maths.bootstrap.methods import (
+    DEFAULT_METHOD,
+    SETTINGS_CLASSES,
+    MethodSettings,
+    Outcome,
+    judge_pairs,
+    run,
+)
+from app.maths.bootstrap.pools import GrownPairs, Pools, Step, fit_pools
 from tests.maths.bootstrap.clouds import normal, states
 
 #: of each method, small
-SMALL: dict[str, Settings] = {
-    "self-learning": self_learning.Settings(rounds=10, attempts=2),
-    "soft-plan": soft_plan.Settings(size=40, steps=12),
-    "paper": paper.Settings(size=40, steps=12),
+SMALL: dict[str, MethodSettings] = {
+    "self-learning": attempts.SelfLearningSettings(rounds=10, attempts=2),
+    "soft-plan": soft_plan.SoftPlanSettings(size=40, steps=12),
+    "paper": paper.PaperSettings(size=40, steps=12),
 }
 every_method = pytest.mark.parametrize("settings", SMALL.values(), ids=SMALL)
 Seeds = list[tuple[int, int]]
@@ -32,18 +39,18 @@ def world(seed: int, n: int = 120, d: int = 16, *, noise: float = 0.1) -> tuple[
     return fit_pools(items, target), list(enumerate(order.tolist()))
 
 
-def grown(pairs: Seeds) -> Grown:
+def grown(pairs: Seeds) -> GrownPairs:
     rows = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)
-    return Grown(rows, torch.full((len(rows),), torch.nan), {"loss": 0.5})
+    return GrownPairs(rows, torch.full((len(rows),), torch.nan), {"loss": 0.5})
 
 
 def judged(pools: Pools, seeds: Seeds, pairs: Seeds, *, seed: int = 0) -> Outcome:
-    return judge(pools, seeds, grown(pairs), seed=seed)
+    return judge_pairs(pools, seeds, grown(pairs), seed=seed)
 
 
 def test_the_default_is_a_method_and_every_method_has_a_small_one_here():
-    assert DEFAULT in SETTINGS
-    assert {name: type(settings) for name, settings in SMALL.items()} == SETTINGS
+    assert DEFAULT_METHOD in SETTINGS_CLASSES
+    assert {name: type(settings) for name, settings in SMALL.items()} == SETTINGS_CLASSES
 
 
 @every_method
@@ -179,6 +186,6 @@ def test_a_judgement_is_the_same_for_equal_seeds_and_for_any_memory():
 def test_a_judgement_gives_signs_of_life_at_the_end_of_the_progress():
     pools, true = world(1)
     steps: list[Step] = []
-    judge(pools, true[:5], grown(true), seed=0, on_step=steps.append, total=12)
+    judge_pairs(pools, true[:5], grown(true), seed=0, on_step=steps.append, total=12)
     assert steps
     assert {(step.done, step.total, step.state) for step in steps} == {(12, 12, None)}

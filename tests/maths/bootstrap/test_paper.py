@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from app.errors import InvalidSeeds
-from app.maths.bootstrap.paper import Settings, grow
+from app.maths.bootstrap.paper import PaperSettings, grow
 from app.maths.bootstrap.pools import Pools, Step, check_seeds, fit_pools
 from tests.maths.bootstrap.clouds import normal, rotated, states
 
 
-def partners(x: Tensor, y: Tensor, settings: Settings) -> Tensor:
+def partners(x: Tensor, y: Tensor, settings: PaperSettings) -> Tensor:
     """The largest of the entropic plan of the whole table, in float64; of those that float32 calls equally large, the nearest."""
     cost = torch.cdist(x.double(), y.double(), compute_mode="donot_use_mm_for_euclid_dist")
     v, epsilon = torch.zeros(len(y)).double(), settings.epsilon
@@ -32,7 +32,7 @@ def partners(x: Tensor, y: Tensor, settings: Settings) -> Tensor:
 
 
 def as_written(
-    pools: Pools, rows: list[int], start: Tensor, frozen: Tensor, settings: Settings
+    pools: Pools, rows: list[int], start: Tensor, frozen: Tensor, settings: PaperSettings
 ) -> Tensor:
     """The loop on whole tables, its gradient by autograd: the target anchors that move, after the last step."""
     free = start.clone().requires_grad_()
@@ -59,7 +59,7 @@ def as_written(
 def test_the_streamed_loop_is_the_dense_one(epsilon, sinkhorn_steps, argmax, freeze_seeds):
     pools = fit_pools(normal(1, 60, 8), normal(2, 50, 7))
     seeds = [(4, 7), (1, 30), (50, 2), (9, 9)]
-    chosen = Settings(
+    chosen = PaperSettings(
         12,
         steps=8,
         epsilon=epsilon,
@@ -91,11 +91,11 @@ def test_the_streamed_loop_is_the_dense_one(epsilon, sinkhorn_steps, argmax, fre
 def test_seeds_that_are_not_frozen_move_and_frozen_ones_do_not():
     pools, partner = rotated(150)
     seeds, steps = [(i, partner[i]) for i in range(20)], []
-    grow(pools, seeds, Settings(size=40, steps=3, freeze_seeds=False), on_step=steps.append)
+    grow(pools, seeds, PaperSettings(size=40, steps=3, freeze_seeds=False), on_step=steps.append)
     free = states(steps)[-1]["free"]
     assert len(free) == 40
     assert not torch.allclose(free[:20], pools.y[[j for _, j in seeds]], atol=1e-3)
-    grow(pools, seeds, Settings(size=40, steps=3), on_step=steps.append)
+    grow(pools, seeds, PaperSettings(size=40, steps=3), on_step=steps.append)
     assert len(states(steps)[-1]["free"]) == 20
 
 
@@ -103,14 +103,16 @@ def test_a_wrong_seed_that_is_not_frozen_is_left_and_a_frozen_one_is_kept():
     pools, partner = rotated(150)
     wrong = (30, partner[31])
     seeds = [(i, partner[i]) for i in range(30)] + [wrong]
-    free = grow(pools, seeds, Settings(size=60, freeze_seeds=False)).pairs.tolist()
+    free = grow(pools, seeds, PaperSettings(size=60, freeze_seeds=False)).pairs.tolist()
     assert list(wrong) not in free
     assert [30, partner[30]] in free
-    assert list(wrong) in grow(pools, seeds, Settings(size=60)).pairs.tolist()
+    assert list(wrong) in grow(pools, seeds, PaperSettings(size=60)).pairs.tolist()
 
 
 def test_seeds_that_already_fill_the_size_come_back_as_they_are():
-    found = grow(fit_pools(normal(8, 10, 4), normal(9, 10, 4)), [(3, 1), (0, 9)], Settings(size=2))
+    found = grow(
+        fit_pools(normal(8, 10, 4), normal(9, 10, 4)), [(3, 1), (0, 9)], PaperSettings(size=2)
+    )
     assert found.pairs.tolist() == [[3, 1], [0, 9]]
     assert found.facts == {}
 

@@ -26,11 +26,11 @@ def test_pools_are_the_unit_rows_of_their_spaces_however_small_the_pieces(
     seed, n, d, piece, power, shift
 ):
     raw = (normal(seed, n, d) + shift) * 2.0**power
-    usual, common.PIECE = common.PIECE, piece
+    usual, common.NUMBERS_PER_PIECE = common.NUMBERS_PER_PIECE, piece
     try:
         pools = fit_pools(raw, raw.flip(0))
     finally:
-        common.PIECE = usual
+        common.NUMBERS_PER_PIECE = usual
     expected = fit_space(raw).unit.float()
     assert torch.allclose(pools.x, expected, atol=1e-6)
     assert torch.allclose(pools.y, expected.flip(0), atol=1e-6)
@@ -78,7 +78,7 @@ def test_pools_that_span_nothing_or_hold_no_numbers_are_refused(bad, error, name
 
 
 def test_it_is_alive_between_the_pieces_and_ends_with_what_its_beat_raises(monkeypatch):
-    monkeypatch.setattr(common, "PIECE", 30)
+    monkeypatch.setattr(common, "NUMBERS_PER_PIECE", 30)
     beats: list[None] = []
     fit_pools(normal(0, 100, 3), normal(1, 50, 3), beat=lambda: beats.append(None))
     # A piece is ten rows, and every row is looked at three times at least.

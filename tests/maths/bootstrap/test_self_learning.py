@@ -13,14 +13,20 @@ from torch import Tensor
 
 from app.demo.pack import load_pack
 from app.errors import InvalidSeeds
-from app.maths.bootstrap.annealing import directions
-from app.maths.bootstrap.attempts import VARIANTS
-from app.maths.bootstrap.neighbours import silent
-from app.maths.bootstrap.orphans import MOST_TRIALS, TRIALS
+from app.maths.bootstrap.annealing import principal_directions
+from app.maths.bootstrap.attempts import VARIANTS, SelfLearningSettings
+from app.maths.bootstrap.neighbours import no_beat
+from app.maths.bootstrap.orphans import MOST_TRIALS, USUAL_TRIALS
 from app.maths.bootstrap.pools import Pools, State, Step, fit_pools
-from app.maths.bootstrap.refinement import paired, rematch
-from app.maths.bootstrap.self_learning import ASKED, FEWEST, LEAST_LEFT, Learnt, Settings, learn
-from app.maths.bootstrap.unseeded_start import Centroids
+from app.maths.bootstrap.refinement import learn_and_match, partner_pairs
+from app.maths.bootstrap.self_learning import (
+    FEWEST_POOL_ITEMS,
+    LEAST_ORPHAN_FACTOR,
+    ROWS_TO_LABEL,
+    SelfLearningResult,
+    learn,
+)
+from app.maths.bootstrap.unseeded_start import CentroidSettings
 from tests.maths.bootstrap.clouds import normal, states
 
 Seeds = list[tuple[int, int]]
@@ -84,10 +90,10 @@ def unrelated(seed: int, n: int = 300, m: int = 300, d: int = 24) -> Pools:
     return fit_pools(normal(seed, n, d), normal(seed + 1, m, d))
 
 
-def same(one: Learnt, other: Learnt) -> bool:
+def same(one: SelfLearningResult, other: SelfLearningResult) -> bool:
     """Bitwise."""
 
-    def parts(found: Learnt) -> tuple[list[Tensor], object]:
+    def parts(found: SelfLearningResult) -> tuple[list[Tensor], object]:
         votes = (found.votes.pairs, found.votes.confirmed, found.votes.seed_rank)
         return [found.pairs, found.confidence, found.ask, *votes], (
             repr(found.estimate),
@@ -99,7 +105,9 @@ def same(one: Learnt, other: Learnt) -> bool:
     return all(map(torch.equal, tensors, others)) and plain == other_plain
 
 
-def told_well(learnt: Learnt, pools: Pools, seeds: Seeds, settings: Settings) -> Learnt:
+def told_well(
+    learnt: SelfLearningResult, pools: Pools, seeds: Seeds, settings: SelfLearningSettings
+) -> SelfLearningResult:
     """What holds of every answer, right or wrong."""
     pairs, believed = (
         learnt.pairs,
@@ -119,15 +127,17 @@ def told_well(learnt: Learnt, pools: Pools, seeds: Seeds, settings: Settings) ->
     assert seeds or math.isnan(learnt.estimate.seeds_confirmed)
     assert not learnt.estimate.right or not seeds or learnt.estimate.seeds_confirmed >= 0
     assert 1 <= learnt.attempts <= max(1, settings.attempts)
-    assert len(learnt.ask.unique()) == len(learnt.ask) <= ASKED
+    assert len(learnt.ask.unique()) == len(learnt.ask) <= ROWS_TO_LABEL
     assert bool(((learnt.ask >= 0) & (learnt.ask < n)).all())
     assert not set(learnt.ask.tolist()) & {i for i, _ in believed}
     assert learnt.wrong_seeds == sorted(set(learnt.wrong_seeds))
     return learnt
 
 
-def learnt_of(pools: Pools, seeds: Seeds, settings: Settings | None = None) -> Learnt:
-    settings = settings or Settings()
+def learnt_of(
+    pools: Pools, seeds: Seeds, settings: SelfLearningSettings | None = None
+) -> SelfLearningResult:
+    settings = settings or SelfLearningSettings()
     return told_well(learn(pools, seeds, settings), pools, seeds, settings)
 
 
@@ -178,7 +188,9 @@ def test_one_seed_is_enough_and_none_is_needed_where_the_pools_are_alike(seed, c
 @pytest.mark.parametrize("size", [2, 5, 60])
 def test_of_a_size_the_seeds_come_first_and_then_the_most_confident(size):
     seeds = ALIKE.seeds(5)
-    found, every = (learnt_of(ALIKE.pools, seeds, Settings(size=most)) for most in (size, None))
+    found, every = (
+        learnt_of(ALIKE.pools, seeds, SelfLearningSettings(size=most)) for most in (size, None)
+    )
     assert torch.equal(found.pairs, every.pairs[:size])
     assert torch.equal(found.confidence, every.confidence[:size])
     assert len(found.pairs) == size
@@ -187,11 +199,15 @@ def test_of_a_size_the_seeds_come_first_and_then_the_most_confident(size):
 def test_of_a_large_pool_some_rows_take_part_and_the_seeds_do():
     world = views(1, common=400)
     seeds = [(i, j) for i, j in world.seeds(400)[-5:]]
-    found = learnt_of(world.pools, seeds, Settings(rows=250))
+    found = learnt_of(world.pools, seeds, SelfLearningSettings(rows=250))
     assert 240 <= len(found.pairs) <= 250
     assert world.right(found.pairs) > 0.97
     assert (
-        len(learnt_of(world.pools, world.seeds(30), Settings(rows=10, attempts=1)).votes.pairs)
+        len(
+            learnt_of(
+                world.pools, world.seeds(30), SelfLearningSettings(rows=10, attempts=1)
+            ).votes.pairs
+        )
         <= 30
     )
 
@@ -229,7 +245,7 @@ def test_constant_directions_and_a_shift_do_not_matter():
 
 
 def test_the_memory_does_not_matter():
-    world, settings = views(1, common=100), Settings(rounds=20)
+    world, settings = views(1, common=100), SelfLearningSettings(rounds=20)
     found, narrow = (
         learnt_of(replace(world.pools, memory=memory), world.seeds(6), settings)
         for memory in (10**9, 2_000)
@@ -242,7 +258,7 @@ def test_no_table_of_both_pools_is_held(peak: Callable[[Callable[[], object]], i
     world = views(2, common=1_500)
     pools, settings = (
         replace(world.pools, memory=10**6),
-        Settings(rounds=2, attempts=1, refinements=1, confirmations=1),
+        SelfLearningSettings(rounds=2, attempts=1, refinements=1, confirmations=1),
     )
     assert peak(lambda: learn(pools, world.seeds(9), settings)) < 1_500 * 1_500 * 4
 
@@ -288,7 +304,7 @@ def test_of_real_pools_with_little_in_common_most_pairs_are_wrong_and_are_not_be
     of_y = torch.cat([order[:common], order[n : 2 * n - common]])[mixed]
     place = {item: row for row, item in enumerate(of_y.tolist())}
     seeds = [(i, place[item]) for i, item in enumerate(order[:15].tolist())]
-    found = learnt_of(fit_pools(x[order[:n]], y[of_y]), seeds, Settings(seed=draw))
+    found = learnt_of(fit_pools(x[order[:n]], y[of_y]), seeds, SelfLearningSettings(seed=draw))
     right = [place.get(int(order[i])) == j for i, j in found.pairs.tolist() if (i, j) not in seeds]
     assert sum(right) < len(right) / 2
     assert found.estimate.right < 0.5
@@ -330,16 +346,19 @@ def test_rows_without_a_certain_partner_are_asked_for():
         for (i, _), sure in zip(found.pairs.tolist(), found.confidence.tolist(), strict=True)
         if sure > 0.5
     }
-    assert len(found.ask) == ASKED
+    assert len(found.ask) == ROWS_TO_LABEL
     assert not certain & set(found.ask.tolist())
     # Nor when fewer pairs are wanted than are certain.
-    assert torch.equal(learnt_of(world.pools, world.seeds(5), Settings(size=10)).ask, found.ask)
+    assert torch.equal(
+        learnt_of(world.pools, world.seeds(5), SelfLearningSettings(size=10)).ask, found.ask
+    )
 
 
 def test_the_estimate_is_of_the_pairs_that_are_given():
     world = views(1, common=280, only_x=20, only_y=20, noise=0.5)
     every, best = (
-        learnt_of(world.pools, world.seeds(5), Settings(size=size)) for size in (None, 20)
+        learnt_of(world.pools, world.seeds(5), SelfLearningSettings(size=size))
+        for size in (None, 20)
     )
     assert every.confidence[5:].min() < every.confidence[5:].max()
     assert best.estimate.right > every.estimate.right
@@ -350,7 +369,7 @@ def test_the_estimate_is_of_the_pairs_that_are_given():
 def test_two_attempts_are_made_even_if_nobody_has_to_agree_and_a_single_one_may_be_confirmed(
     settings, attempts
 ):
-    found = learnt_of(ALIKE.pools, ALIKE.seeds(5), Settings(**settings))
+    found = learnt_of(ALIKE.pools, ALIKE.seeds(5), SelfLearningSettings(**settings))
     assert found.attempts == attempts
     assert (found.estimate.agreement == 0.0) == (attempts == 1)
     assert ALIKE.right(found.pairs) > 0.97
@@ -358,13 +377,15 @@ def test_two_attempts_are_made_even_if_nobody_has_to_agree_and_a_single_one_may_
 
 @pytest.mark.parametrize("confirmations", [1, 2, 5])
 def test_however_often_pairs_are_halved_they_are_confirmed(confirmations):
-    found = learnt_of(ALIKE.pools, ALIKE.seeds(5), Settings(confirmations=confirmations))
+    found = learnt_of(
+        ALIKE.pools, ALIKE.seeds(5), SelfLearningSettings(confirmations=confirmations)
+    )
     assert len(found.pairs) > 290
     assert found.estimate.right > 0.9
 
 
 def test_what_nobody_confirms_is_not_believed_and_no_seed_is_called_wrong():
-    found = learnt_of(ALIKE.pools, ALIKE.seeds(5), Settings(confirmations=0))
+    found = learnt_of(ALIKE.pools, ALIKE.seeds(5), SelfLearningSettings(confirmations=0))
     assert found.pairs.tolist() == [[i, j] for i, j in ALIKE.seeds(5)]
     assert found.estimate.right == 0.0
     assert found.wrong_seeds == []
@@ -374,7 +395,10 @@ def test_what_nobody_confirms_is_not_believed_and_no_seed_is_called_wrong():
     "short", [{"rounds": 1}, {"refinements": 0}, {"agreed": 1.0}, {"seed": 2**63 - 1}]
 )
 def test_settings_at_their_ends_are_no_trouble(short):
-    assert ALIKE.right(learnt_of(ALIKE.pools, ALIKE.seeds(5), Settings(**short)).pairs) > 0.9
+    assert (
+        ALIKE.right(learnt_of(ALIKE.pools, ALIKE.seeds(5), SelfLearningSettings(**short)).pairs)
+        > 0.9
+    )
 
 
 # how refinement begins
@@ -404,11 +428,13 @@ def test_it_begins_with_the_seeds_in_place_of_what_contradicts_them():
         "stability": torch.tensor(0.0).double(),
         "partners": claims[None],
     }
-    found = learn(pools, seeds, Settings(attempts=1, refinements=1), state=state)
-    x, y = directions(pools.x).along, directions(pools.y).along
+    found = learn(pools, seeds, SelfLearningSettings(attempts=1, refinements=1), state=state)
+    x, y = principal_directions(pools.x).along, principal_directions(pools.y).along
     assert torch.equal(
         found.votes.pairs,
-        paired(rematch(x, y, torch.tensor(seeds), memory=pools.memory, beat=silent)),
+        partner_pairs(
+            learn_and_match(x, y, torch.tensor(seeds), memory=pools.memory, beat=no_beat)
+        ),
     )
 
 
@@ -419,7 +445,9 @@ def test_attempts_that_have_nothing_in_common_leave_nothing():
         "stability": torch.tensor(0.0).double(),
         "partners": torch.stack([rows, rows.flip(0)]),
     }
-    found, steps = observed(unrelated(3, 60, 60), [], Settings(attempts=2, refinements=0), state)
+    found, steps = observed(
+        unrelated(3, 60, 60), [], SelfLearningSettings(attempts=2, refinements=0), state
+    )
     assert found.votes.pairs.shape == (0, 2)
     assert found.pairs.shape == (0, 2)
     assert found.estimate.right == 0.0
@@ -429,10 +457,10 @@ def test_attempts_that_have_nothing_in_common_leave_nothing():
 # pools at the edge
 
 
-@pytest.mark.parametrize("count", [0, 1, 4, FEWEST])
+@pytest.mark.parametrize("count", [0, 1, 4, FEWEST_POOL_ITEMS])
 @pytest.mark.parametrize("d", [1, 2, 24])
 def test_the_smallest_pools(d, count):
-    rows = normal(d, FEWEST, d)
+    rows = normal(d, FEWEST_POOL_ITEMS, d)
     learnt_of(
         fit_pools(rows, rows @ torch.linalg.qr(normal(2, d, d)).Q), [(i, i) for i in range(count)]
     )
@@ -442,7 +470,12 @@ def test_the_smallest_pools(d, count):
 @pytest.mark.parametrize("shape", [(2_000, 20), (20, 2_000)])
 def test_a_large_pool_and_a_small_one(shape, count):
     pools = unrelated(1, *shape)
-    assert learnt_of(pools, [(i, i) for i in range(count)], Settings(rounds=5)).estimate.right < 0.5
+    assert (
+        learnt_of(
+            pools, [(i, i) for i in range(count)], SelfLearningSettings(rounds=5)
+        ).estimate.right
+        < 0.5
+    )
 
 
 @pytest.mark.parametrize("count", [0, 2])
@@ -479,7 +512,7 @@ def test_of_twins_one_is_paired_where_a_seed_names_the_others_partner(seed):
     assert float(right.float().mean()) > 0.6
     # Orphans find their partner's twin, so that too little is said to be right.
     assert found.estimate.orphans_paired > 0.6
-    assert found.estimate.right == LEAST_LEFT
+    assert found.estimate.right == LEAST_ORPHAN_FACTOR
 
 
 def test_nearly_all_items_at_one_place():
@@ -511,7 +544,7 @@ def test_as_many_seeds_as_items(shift):
 )
 def test_seeds_that_cannot_be_are_refused(seeds, rows):
     with pytest.raises(InvalidSeeds) as raised:
-        learn(unrelated(1), seeds, Settings())
+        learn(unrelated(1), seeds, SelfLearningSettings())
     assert raised.value.rows == rows
 
 
@@ -519,19 +552,19 @@ def test_seeds_that_cannot_be_are_refused(seeds, rows):
 
 
 #: every kind of attempt, and no agreement to end them
-LONG = Settings(
+LONG = SelfLearningSettings(
     rounds=3,
     attempts=len(VARIANTS) + 2,
     agreed=2.0,
     stable=2.0,
     refinements=2,
-    centroids=Centroids(8, starts=2),
+    centroids=CentroidSettings(8, starts=2),
 )
 
 
 def observed(
-    pools: Pools, seeds: Seeds, settings: Settings, state: State | None = None
-) -> tuple[Learnt, list[Step]]:
+    pools: Pools, seeds: Seeds, settings: SelfLearningSettings, state: State | None = None
+) -> tuple[SelfLearningResult, list[Step]]:
     steps: list[Step] = []
     return learn(pools, seeds, settings, state=state, on_step=steps.append), steps
 
@@ -552,7 +585,7 @@ def test_from_every_checkpoint_the_answer_is_bitwise_that_of_an_undisturbed_run(
     assert doubted == (count > 0)
     by_chance = doubted * (3 + 1 + LONG.refinements + LONG.confirmations)
     trials = len(kept_states) - (rounds + LONG.refinements + LONG.confirmations + by_chance)
-    assert doubted * TRIALS <= trials <= doubted * MOST_TRIALS
+    assert doubted * USUAL_TRIALS <= trials <= doubted * MOST_TRIALS
     for number, state in enumerate(kept_states):
         kept = load(save(dict(state)))
         found, later = observed(pools, seeds, LONG, kept)
@@ -599,7 +632,12 @@ def test_checkpoints_are_tensors_of_their_own_that_can_be_written_and_ruined():
 
 
 @pytest.mark.parametrize(
-    "settings", [LONG, Settings(), Settings(attempts=1, refinements=0, confirmations=0)]
+    "settings",
+    [
+        LONG,
+        SelfLearningSettings(),
+        SelfLearningSettings(attempts=1, refinements=0, confirmations=0),
+    ],
 )
 @pytest.mark.parametrize("count", [0, 4])
 def test_progress_never_falls_and_ends_at_its_total_or_before(settings, count):
@@ -624,7 +662,9 @@ def test_progress_goes_on_where_a_checkpoint_was():
 
 
 def test_an_early_agreement_is_as_good_as_all_attempts():
-    _, steps = observed(SMALL.pools, SMALL.seeds(6), Settings(rounds=10, agreed=0.1, stable=2.0))
+    _, steps = observed(
+        SMALL.pools, SMALL.seeds(6), SelfLearningSettings(rounds=10, agreed=0.1, stable=2.0)
+    )
     assert len([step for step in steps if step.state is not None]) < steps[0].total
     assert steps[-1].done == steps[0].total
 
@@ -651,7 +691,7 @@ def test_what_on_step_raises_ends_the_run_wherever_it_is(count):
 
 
 def test_signs_of_life_come_between_the_pieces_of_a_step():
-    short = Settings(rounds=2, attempts=1, refinements=1, confirmations=1)
+    short = SelfLearningSettings(rounds=2, attempts=1, refinements=1, confirmations=1)
 
     def signs(memory: int) -> int:
         _, steps = observed(replace(SMALL.pools, memory=memory), SMALL.seeds(4), short)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from app.maths.bootstrap.neighbours import MEMORY
+from app.maths.bootstrap.neighbours import TABLE_BYTES
 from app.maths.bootstrap.sinkhorn import barycentre, column_argmax, sinkhorn, softmin
 from tests.maths.bootstrap.clouds import interrupt, normal, order
 
@@ -198,7 +198,7 @@ def test_the_size_of_the_pieces_changes_little_and_equal_calls_give_equal_bytes(
     x, y = normal(5, 500, 20), normal(6, 600, 20)
     u, again, small = (
         softmin(x, y, torch.zeros(600).double(), epsilon=1e-4, memory=b)
-        for b in (MEMORY, MEMORY, 2**16)
+        for b in (TABLE_BYTES, TABLE_BYTES, 2**16)
     )
     assert torch.equal(u, again)
     torch.testing.assert_close(u, small, atol=1e-5, rtol=0)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from app.maths.bootstrap.neighbours import silent
-from app.maths.bootstrap.unseeded_start import Centroids, overlap
+from app.maths.bootstrap.neighbours import no_beat
+from app.maths.bootstrap.unseeded_start import CentroidSettings, centroid_overlap
 from tests.maths.bootstrap.clouds import interrupt, normal, rotation
 
 
@@ -23,15 +23,17 @@ def groups(seed: int, count: int, each: int, d: int = 8) -> Tensor:
     )
 
 
-def first(x: Tensor, y: Tensor, settings: Centroids | None = None, *, seed: int = 0) -> Tensor:
-    return overlap(x, y, settings or Centroids(), seed=seed, beat=silent)
+def first(
+    x: Tensor, y: Tensor, settings: CentroidSettings | None = None, *, seed: int = 0
+) -> Tensor:
+    return centroid_overlap(x, y, settings or CentroidSettings(), seed=seed, beat=no_beat)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_groups_of_a_turned_pool_are_matched_to_their_own(seed):
     x, turn = groups(seed, 12, 20), rotation(seed + 5, 8)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    found = first(x, x[order] @ turn, Centroids(count=12))
+    found = first(x, x[order] @ turn, CentroidSettings(count=12))
     # The orthogonal map nearest to the overlap is nearly the rotation, but for a group that k-means may have split.
     left, _, right = torch.linalg.svd(found)
     cosines = (x @ (left @ right) * (x @ turn)).sum(dim=1)
@@ -68,7 +70,9 @@ def test_fewer_different_rows_than_centroids_are_no_trouble(different):
 def test_what_the_beat_raises_passes_through_and_it_is_called_before_every_start():
     x, y = normalize(normal(1, 60, 4)), normalize(normal(2, 60, 4))
     beats: list[None] = []
-    overlap(x, y, Centroids(count=5, starts=7), seed=0, beat=lambda: beats.append(None))
+    centroid_overlap(
+        x, y, CentroidSettings(count=5, starts=7), seed=0, beat=lambda: beats.append(None)
+    )
     assert len(beats) >= 7
     with pytest.raises(KeyboardInterrupt):
-        overlap(x, y, Centroids(), seed=0, beat=interrupt)
+        centroid_overlap(x, y, CentroidSettings(), seed=0, beat=interrupt)

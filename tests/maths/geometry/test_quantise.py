@@ -16,14 +16,14 @@ from app.maths.geometry import quantise
 from app.maths.geometry.quantise import (
     FEWEST_BITS,
     MOST_BITS,
-    bound,
+    error_bound,
     largest_code,
     quantise_in_place,
-    step,
+    step_size,
 )
 from app.maths.geometry.space import fit_space
+from app.maths.translators.decoder import decode, make_decoder
 from app.maths.translators.inverse import irp_ridge
-from app.maths.translators.translator import decode, make_decoder
 from research.definitions import codes, relative, values
 from research.quantisation import most_steps
 from tests.maths.clouds import normal, unit_rows
@@ -87,10 +87,10 @@ def test_every_level_is_its_own_code_so_quantising_twice_changes_nothing(bits):
     assert torch.equal(again, levels)
 
 
-@pytest.mark.parametrize("dim", [1, 1000, quantise.AT_ONCE + 1])
+@pytest.mark.parametrize("dim", [1, 1000, quantise.NUMBERS_PER_STEP + 1])
 @pytest.mark.parametrize("bits", [2, 8])
 def test_rows_beyond_those_done_at_once_are_quantised_as_all_others_are(bits, dim):
-    rows = normal(dim, quantise.AT_ONCE // dim + 3, dim).tanh().float()
+    rows = normal(dim, quantise.NUMBERS_PER_STEP // dim + 3, dim).tanh().float()
     expected = values(codes(rows, bits=bits), bits=bits)
     quantise_in_place(rows, bits=bits)
     assert torch.equal(rows, expected)
@@ -111,7 +111,7 @@ def test_no_cosine_moves_farther_than_the_bound(data, bits, dtype):
     value = data.draw(st.one_of(cosines, near_borders(bits)))
     moved = values(codes(torch.tensor([[value]]), bits=bits), bits=bits).to(getattr(torch, dtype))
     assert abs(Fraction(float(moved)) - Fraction(value)) <= Fraction(
-        bound(bits, dtype=dtype)
+        error_bound(bits, dtype=dtype)
     ) + Fraction(1, 2**60)
 
 
@@ -119,7 +119,7 @@ def test_no_cosine_moves_farther_than_the_bound(data, bits, dtype):
 def test_the_bound_is_reached_so_no_smaller_one_holds(bits):
     half = torch.tensor([[0.5 / largest_code(bits)]], dtype=torch.float64)
     moved = values(codes(half, bits=bits), bits=bits)
-    assert abs(float(moved) - float(half)) == pytest.approx(step(bits) / 2, rel=1e-6)
+    assert abs(float(moved) - float(half)) == pytest.approx(step_size(bits) / 2, rel=1e-6)
 
 
 @given(data=st.data(), bits=widths)
@@ -207,7 +207,7 @@ def test_what_a_decoder_makes_of_quantised_vectors_is_within_the_stated_distance
     moved = (decode(decoder, quantised).vectors - decode(decoder, plain).vectors).norm(
         dim=1
     ) / space.scale
-    allowed = math.sqrt(15) * bound(bits) * float(torch.linalg.matrix_norm(matrix, 2))
+    allowed = math.sqrt(15) * error_bound(bits) * float(torch.linalg.matrix_norm(matrix, 2))
     lengths = (plain.double() @ matrix).norm(dim=1)
     most = 2 * allowed / lengths if renormalise else torch.full_like(lengths, allowed)
     assert bool((moved <= most + 1e-4).all())
@@ -223,7 +223,7 @@ def _turned(unit: Tensor, angles: Tensor, seed: int) -> Tensor:
 # --- numbers -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", quantise.ROUNDING)
+@pytest.mark.parametrize("dtype", quantise.DTYPE_ROUNDING)
 @pytest.mark.parametrize("bits", range(FEWEST_BITS, MOST_BITS + 1))
 def test_a_dtype_keeps_levels_exactly_when_every_code_can_be_read_back(bits, dtype):
     most = largest_code(bits)
@@ -236,8 +236,8 @@ def test_a_dtype_keeps_levels_exactly_when_every_code_can_be_read_back(bits, dty
 @pytest.mark.parametrize("bits", [-1, 0, 1, 17, 64])
 def test_widths_without_a_grid_are_refused(bits):
     for use in (
-        lambda: step(bits),
-        lambda: bound(bits),
+        lambda: step_size(bits),
+        lambda: error_bound(bits),
         lambda: most_steps(0.1, bits=bits),
         lambda: codes(torch.zeros(1, 2), bits=bits),
         lambda: values(torch.zeros(1, 2, dtype=torch.int16), bits=bits),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import DegenerateAnchors, InvalidOption
-from app.maths.geometry.sampling import uniform
+from app.maths.geometry.sampling import draw_uniformly
 from app.maths.geometry.space import fit_space
 from research.anchors import farthest
 from tests.maths.clouds import normal
@@ -19,15 +19,15 @@ seeds = st.integers(0, 2**31)
 @given(seed=seeds, pool=st.integers(1, 50), share=st.floats(0, 1))
 def test_uniform_gives_size_distinct_indices_in_range_equal_for_equal_seeds(seed, pool, share):
     size = max(1, round(share * pool))
-    found = uniform(pool, size=size, seed=seed)
+    found = draw_uniformly(pool, size=size, seed=seed)
     assert len(found) == len(set(found)) == size
     assert all(0 <= index < pool for index in found)
-    assert found == uniform(pool, size=size, seed=seed)
+    assert found == draw_uniformly(pool, size=size, seed=seed)
 
 
 def test_uniform_reaches_every_item_and_other_seeds_choose_others():
-    assert sorted(uniform(20, size=20, seed=3)) == list(range(20))
-    assert {index for seed in range(100) for index in uniform(20, size=2, seed=seed)} == set(
+    assert sorted(draw_uniformly(20, size=20, seed=3)) == list(range(20))
+    assert {index for seed in range(100) for index in draw_uniformly(20, size=2, seed=seed)} == set(
         range(20)
     )
 
@@ -63,7 +63,7 @@ def test_farthest_never_takes_an_item_without_direction():
 def test_a_size_outside_one_to_the_pool_is_refused(size):
     pool = normal(5, 10, 3)
     for choose in (
-        lambda: uniform(10, size=size, seed=0),
+        lambda: draw_uniformly(10, size=size, seed=0),
         lambda: farthest(pool, size=size, seed=0),
     ):
         with pytest.raises(InvalidOption) as caught:

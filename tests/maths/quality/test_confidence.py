@@ -15,16 +15,15 @@ from app.errors import DimensionMismatch, NonFinite, OutOfRange
 from app.maths.geometry.space import fit_space
 from app.maths.quality import confidence
 from app.maths.quality.confidence import (
-    LENGTH,
     Confidence,
-    Expected,
-    expect,
-    features,
+    ExpectedCosines,
+    anchors_needed,
+    error_interval,
+    expected_cosines,
     fit_confidence,
-    interval,
-    needed,
     p_values,
 )
+from app.maths.quality.confidence_features import LENGTH, features
 from app.maths.quality.metrics import unit
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
@@ -69,7 +68,7 @@ def found(x: Tensor, y: Tensor, asked: Tensor, native: Tensor, method: str = "gr
     )
 
 
-def share(told: Expected, cosines: Tensor) -> float:
+def share(told: ExpectedCosines, cosines: Tensor) -> float:
     return float(((told.low <= cosines) & (cosines <= told.high)).double().mean())
 
 
@@ -86,10 +85,10 @@ def test_of_any_numbers_each_lies_in_the_interval_of_the_others_as_often_as_the_
     errors = torch.tensor(numbers, dtype=torch.float64)
     count = len(errors) - 1
     ends = [
-        interval(torch.cat([errors[:i], errors[i + 1 :]]).sort().values, level)
+        error_interval(torch.cat([errors[:i], errors[i + 1 :]]).sort().values, level)
         for i in range(len(errors))
     ]
-    assert (ends[0] is None) == (count < needed(level))
+    assert (ends[0] is None) == (count < anchors_needed(level))
     if ends[0] is None:
         return
     inside = sum(
@@ -113,9 +112,9 @@ def test_of_any_scores_at_most_t_of_them_have_a_p_value_of_t_beside_the_others(n
 )
 def test_a_level_needs_so_many_errors_and_not_one_fewer(level, count):
     errors = torch.arange(count, dtype=torch.float64)
-    assert needed(level) == count
-    assert interval(errors, level) == (0.0, count - 1.0)
-    assert interval(errors[:-1], level) is None
+    assert anchors_needed(level) == count
+    assert error_interval(errors, level) == (0.0, count - 1.0)
+    assert error_interval(errors[:-1], level) is None
 
 
 # --- what is meant to hold -----------------------------------------------------------------------------------------------
@@ -128,7 +127,9 @@ def test_intervals_of_exchangeable_items_hold_their_cosines_as_often_as_they_say
     for seed in range(40):
         sample = world(seed)
         (x, y), (asked, native) = sample(anchors), sample(100)
-        shares.append(share(expect(learn(x, y, method), asked), found(x, y, asked, native, method)))
+        shares.append(
+            share(expected_cosines(learn(x, y, method), asked), found(x, y, asked, native, method))
+        )
     assert 0.87 < sum(shares) / len(shares) < 0.93
 
 
@@ -136,10 +137,13 @@ def test_many_anchors_need_one_part_which_is_where_the_theorem_is_exact():
     shares = []
     for seed in range(12):
         sample = world(seed, dims=(4, 4), latent=3)
-        (x, y), (asked, native) = sample(10 * confidence.ENOUGH), sample(1_000)
+        (x, y), (asked, native) = sample(10 * confidence.ENOUGH_HELD_OUT), sample(1_000)
         made = learn(x, y)
-        assert (made.held_out, len(made.errors)) == (confidence.ENOUGH, confidence.ENOUGH // 2)
-        shares.append(share(expect(made, asked), found(x, y, asked, native)))
+        assert (made.held_out, len(made.errors)) == (
+            confidence.ENOUGH_HELD_OUT,
+            confidence.ENOUGH_HELD_OUT // 2,
+        )
+        shares.append(share(expected_cosines(made, asked), found(x, y, asked, native)))
     assert 0.88 < sum(shares) / len(shares) < 0.93
 
 
@@ -149,7 +153,7 @@ def test_the_expected_cosine_follows_the_found_one_and_items_like_the_anchors_ar
         sample = world(seed)
         (x, y), (asked, native) = sample(150), sample(300)
         made = learn(x, y)
-        told = expect(made, asked)
+        told = expected_cosines(made, asked)
         assert made.threshold == 0.01
         flagged.append(float(told.strange.double().mean()))
         correlations.append(
@@ -163,7 +167,7 @@ def test_worse_spaces_have_lower_expectations_and_wider_intervals():
     means, widths = [], []
     for noise in (0.1, 0.5, 1.5):
         sample = world(3, noise=noise)
-        told = expect(learn(*sample(300)), sample(200)[0])
+        told = expected_cosines(learn(*sample(300)), sample(200)[0])
         means.append(float(told.cosine.mean()))
         widths.append(float((told.high - told.low).mean()))
     assert means == sorted(means, reverse=True)
@@ -176,7 +180,7 @@ def test_shuffled_anchors_promise_nothing_and_their_intervals_are_honest():
         sample = world(seed)
         (x, y), (asked, native) = sample(100), sample(100)
         y = y[torch.randperm(100, generator=torch.Generator().manual_seed(seed))]
-        told = expect(learn(x, y), asked)
+        told = expected_cosines(learn(x, y), asked)
         assert abs(float(told.cosine.mean())) < 0.3
         assert float((told.high - told.low).mean()) > 0.5
         shares.append(share(told, found(x, y, asked, native)))
@@ -192,8 +196,10 @@ def test_rotations_and_scales_of_either_space_change_nothing():
         )[0]
         for n in (12, 10)
     ]
-    told = expect(learn(x, y), asked)
-    turned = expect(learn(7 * x @ rotations[0], 0.2 * y @ rotations[1]), 7 * asked @ rotations[0])
+    told = expected_cosines(learn(x, y), asked)
+    turned = expected_cosines(
+        learn(7 * x @ rotations[0], 0.2 * y @ rotations[1]), 7 * asked @ rotations[0]
+    )
     for name in ("cosine", "low", "high", "p_value"):
         torch.testing.assert_close(getattr(turned, name), getattr(told, name), atol=0.011, rtol=0)
     torch.testing.assert_close(turned.cosine, told.cosine, atol=1e-4, rtol=0)
@@ -205,9 +211,9 @@ def test_equal_anchors_teach_equal_things_and_rows_do_not_depend_on_each_other()
     made, again = learn(x, y), learn(x.float(), y.float())
     assert torch.equal(learn(x, y).errors, made.errors)
     torch.testing.assert_close(again.errors, made.errors, atol=1e-4, rtol=1e-3)
-    whole = expect(made, asked)
+    whole = expected_cosines(made, asked)
     for row in (0, 600, 1_199):
-        alone = expect(made, asked[row : row + 1])
+        alone = expected_cosines(made, asked[row : row + 1])
         torch.testing.assert_close(alone.cosine[0], whole.cosine[row], atol=1e-5, rtol=0)
 
 
@@ -238,7 +244,7 @@ def clumped() -> tuple[Confidence, Tensor, Tensor]:
 
 def test_items_like_the_anchors_are_rarely_flagged(clumped):
     made, _, asked = clumped
-    assert float(expect(made, asked).strange.double().mean()) < 0.04
+    assert float(expected_cosines(made, asked).strange.double().mean()) < 0.04
 
 
 @pytest.mark.parametrize(
@@ -262,7 +268,7 @@ def test_items_like_the_anchors_are_rarely_flagged(clumped):
 )
 def test_garbage_is_flagged(clumped, name, garbage):
     made, x, asked = clumped
-    told = expect(made, garbage(x, asked))
+    told = expected_cosines(made, garbage(x, asked))
     assert float(told.strange.double().mean()) > 0.9
     assert not told.p_value.isnan().any()
     known = ~told.cosine.isnan()
@@ -271,7 +277,7 @@ def test_garbage_is_flagged(clumped, name, garbage):
 
 def test_a_vector_at_the_mean_has_no_expectation_and_is_neither_strange_nor_usual(clumped):
     made, _, asked = clumped
-    told = expect(made, torch.stack([made.reference.mean.double(), asked[0]]))
+    told = expected_cosines(made, torch.stack([made.reference.mean.double(), asked[0]]))
     assert (
         told.cosine.isnan().tolist()
         == told.low.isnan().tolist()
@@ -285,17 +291,17 @@ def test_a_vector_at_the_mean_has_no_expectation_and_is_neither_strange_nor_usua
 def test_where_all_anchors_have_length_one_other_lengths_are_strange_and_rounding_is_not(rounded):
     x, asked = clumps(0, 400), clumps(1, 300)
     made = learn(x.to(rounded).double(), clumps(0, 400)[:, :32] + 0.1 * clumps(2, 400)[:, 16:])
-    assert float(made.deviation[LENGTH]) == confidence.LEAST_SPREAD
-    usual = expect(made, asked)
+    assert float(made.deviation[LENGTH]) == confidence.LEAST_LENGTH_SPREAD
+    usual = expected_cosines(made, asked)
     assert float(usual.strange.double().mean()) < 0.04
-    assert torch.equal(expect(made, 1.001 * asked).strange, usual.strange)
+    assert torch.equal(expected_cosines(made, 1.001 * asked).strange, usual.strange)
     for scale in (1.3, 1 / 1.3):
         found = features(made.reference, (scale * asked).float()).double()
         assert (
             float(((found[:, LENGTH] - made.usual[LENGTH]) / made.deviation[LENGTH]).abs().min())
-            > 2 * confidence.EXTREME
+            > 2 * confidence.EXTREME_DEVIATION
         )
-        assert float(expect(made, scale * asked).strange.double().mean()) > 0.9
+        assert float(expected_cosines(made, scale * asked).strange.double().mean()) > 0.9
 
 
 def test_what_lies_outside_the_span_of_few_anchors_counts_as_far():
@@ -315,8 +321,8 @@ def test_what_lies_outside_the_span_of_few_anchors_counts_as_far():
 
 
 def test_too_few_distinct_anchors_teach_nothing():
-    x, y = world(0)(confidence.FEWEST)
-    options = methods.resolve("graded", {}, anchors=confidence.FEWEST)
+    x, y = world(0)(confidence.FEWEST_FOR_CONFIDENCE)
+    options = methods.resolve("graded", {}, anchors=confidence.FEWEST_FOR_CONFIDENCE)
     assert fit_confidence("graded", x[:-1], y[:-1], options) is None
     assert fit_confidence("graded", x, y, options) is not None
     x[1] = x[0]  # a copy says nothing new
@@ -335,11 +341,11 @@ def test_anchors_that_are_almost_all_one_vector_teach_nothing():
 def test_too_few_for_the_level_have_an_expectation_and_no_interval():
     sample = world(1)
     made, asked = learn(*sample(24)), sample(5)[0]
-    told = expect(made, asked, level=0.9)
+    told = expected_cosines(made, asked, level=0.9)
     assert not told.cosine.isnan().any()
     assert told.low.isnan().all()
     assert told.high.isnan().all()
-    assert not expect(made, asked, level=0.5).low.isnan().any()
+    assert not expected_cosines(made, asked, level=0.5).low.isnan().any()
     assert made.threshold == 1 / 25
     assert float(told.p_value.min()) >= 1 / 25
 
@@ -348,7 +354,7 @@ def test_too_few_for_the_level_have_an_expectation_and_no_interval():
 def test_every_method_can_be_trusted_with_as_many_anchors_as_dimensions(method):
     sample = world(2)
     (x, y), (asked, _) = sample(24), sample(5)
-    told = expect(learn(x, y, method), asked, level=0.5)
+    told = expected_cosines(learn(x, y, method), asked, level=0.5)
     assert bool(((told.low <= told.high) & (told.low >= -1) & (told.high <= 1)).all())
 
 
@@ -356,10 +362,10 @@ def test_wrong_vectors_and_levels_are_refused():
     sample = world(0)
     made = learn(*sample(40))
     with pytest.raises(DimensionMismatch):
-        expect(made, torch.ones(2, 5))
+        expected_cosines(made, torch.ones(2, 5))
     with pytest.raises(NonFinite) as refused:
-        expect(made, torch.tensor([[1.0] * 12, [math.nan] * 12]))
+        expected_cosines(made, torch.tensor([[1.0] * 12, [math.nan] * 12]))
     assert refused.value.rows == [1]
     for level in (0.0, 1.0, math.nan):
         with pytest.raises(OutOfRange):
-            expect(made, sample(2)[0], level=level)
+            expected_cosines(made, sample(2)[0], level=level)

@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 from app.errors import InvalidOption
 from app.maths.geometry.space import fit_space
 from app.maths.quality import crossfit
-from app.maths.quality.crossfit import FEWEST, FOLDS, cross_fit, for_fewer, hold_out, summary
-from app.maths.quality.metrics import per_item
+from app.maths.quality.crossfit import (
+    FEWEST_DISTINCT,
+    HELD_OUT_FOLDS,
+    cross_fit,
+    held_out_quality,
+    hold_out,
+    limit_omega,
+)
+from app.maths.quality.metrics import item_metrics
 from app.maths.translators.methods import METHODS, fit, resolve
 from app.maths.translators.translator import apply
 from research.definitions import measure
@@ -42,7 +49,7 @@ def test_for_a_rotated_target_held_out_anchors_are_found_and_doing_nothing_finds
         held_out.translated.n,
         held_out.translated.k,
         held_out.translated.index,
-    ) == (FOLDS, 100, 9, 20.0)
+    ) == (HELD_OUT_FOLDS, 100, 9, 20.0)
     assert held_out.translated.mrr > 0.9
     assert held_out.do_nothing.mrr < 0.5
     assert held_out.native.mrr == held_out.native.recall == pytest.approx(1.0)
@@ -54,14 +61,14 @@ def test_for_a_rotated_target_held_out_anchors_are_found_and_doing_nothing_finds
 def test_held_out_quality_is_that_of_translations_by_fits_on_the_other_folds_searched_among_their_own():
     source, target = normal(4, 40, 5), normal(5, 40, 5)
     options = resolve("procrustes", {}, anchors=40)
-    fold_of = torch.randperm(40, generator=torch.Generator().manual_seed(0)) % FOLDS
+    fold_of = torch.randperm(40, generator=torch.Generator().manual_seed(0)) % HELD_OUT_FOLDS
     mean, expected = target.mean(dim=0), []
-    for fold in range(FOLDS):
+    for fold in range(HELD_OUT_FOLDS):
         held = fold_of == fold
         assert int(held.sum()) == 8
         translator = fit("procrustes", fit_space(source[~held]), fit_space(target[~held]), options)
         expected.append(
-            per_item(
+            item_metrics(
                 apply(translator, source[held]).vectors.double() - mean, target[held] - mean, 3
             )
         )
@@ -73,7 +80,7 @@ def test_held_out_quality_is_that_of_translations_by_fits_on_the_other_folds_sea
         ("recall", "recall"),
         ("jaccard_own", "jaccard_own"),
     ):
-        mean_of = sum(float(getattr(each, of).mean()) for each in expected) / FOLDS
+        mean_of = sum(float(getattr(each, of).mean()) for each in expected) / HELD_OUT_FOLDS
         assert getattr(found.translated, name) == pytest.approx(mean_of, abs=1e-12)
 
 
@@ -84,11 +91,11 @@ def test_of_many_anchors_some_folds_are_held_out_and_the_others_do_not_count(mon
         resolve("graded", {}, anchors=100),
     )
     whole = hold_out("graded", source, target, options)
-    monkeypatch.setattr(crossfit, "MOST_HELD", 30)
+    monkeypatch.setattr(crossfit, "MOST_HELD_OUT", 30)
     some = hold_out("graded", source, target, options)
     assert torch.equal(some.first, whole.first & (whole.fold_of < 2))
     assert torch.equal(some.translated[some.first], whole.translated[some.first])
-    found = summary(some, source, target)
+    found = held_out_quality(some, source, target)
     assert (found.folds, found.translated.n, found.translated.index) == (2, 40, 20.0)
 
 
@@ -111,7 +118,7 @@ def test_equal_seeds_give_equal_estimates():
 
 
 def test_below_ten_anchors_there_is_no_estimate_and_from_ten_on_there_is():
-    source, target = normal(8, FEWEST, 5), normal(9, FEWEST, 4)
+    source, target = normal(8, FEWEST_DISTINCT, 5), normal(9, FEWEST_DISTINCT, 4)
     assert cross_fit("graded", source[:-1], target[:-1], resolve("graded", {}, anchors=9)) is None
     copies = (side[:-1].repeat(5, 1) for side in (source, target))
     assert cross_fit("graded", *copies, resolve("graded", {}, anchors=45)) is None
@@ -135,10 +142,10 @@ def test_a_fit_to_fewer_anchors_averages_no_more_subspaces_than_these_and_other_
     omega, anchors
 ):
     options = {"omega": omega, "delta": 0.5}
-    assert for_fewer(options, anchors) == {"omega": min(omega, anchors), "delta": 0.5}
+    assert limit_omega(options, anchors) == {"omega": min(omega, anchors), "delta": 0.5}
     assert options["omega"] == omega
     for without in ({}, {"omega": None}, {"ridge": 1.0}):
-        assert for_fewer(without, anchors) == without
+        assert limit_omega(without, anchors) == without
 
 
 def test_a_wrong_option_is_an_error_and_not_a_missing_estimate():

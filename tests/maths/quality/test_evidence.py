@@ -14,7 +14,7 @@ from torch import Tensor
 from app.demo.pack import load_pack
 from app.maths.quality import evidence as evidences
 from app.maths.quality.crossfit import hold_out
-from app.maths.quality.evidence import Evidence, cosine_moments, evidence, moments
+from app.maths.quality.evidence import Evidence, cosine_moments, evidence, permutation_moments
 from app.maths.translators.methods import METHODS, resolve
 from research.definitions import mrr
 from tests.maths.clouds import normal
@@ -46,7 +46,7 @@ def test_the_moments_are_those_over_all_pairings(seed, n):
         [sum(float(worth[i, j]) for i, j in enumerate(order)) for order in permutations(range(n))],
         dtype=torch.float64,
     )
-    found = moments(worth)
+    found = permutation_moments(worth)
     assert found.found == pytest.approx(float(worth.trace()), abs=1e-12)
     assert found.mean == pytest.approx(float(sums.mean()), abs=1e-10)
     assert found.variance == pytest.approx(float(sums.var(correction=0)), abs=1e-10)
@@ -56,7 +56,9 @@ def test_the_moments_are_those_over_all_pairings(seed, n):
 def test_the_moments_of_cosines_are_those_of_their_matrix_from_either_side(seed, n, d):
     queries, index = normal(seed, n, d), normal(seed + 1, n, d)
     queries, index = (rows / rows.norm(dim=1, keepdim=True) for rows in (queries, index))
-    for fast, slow in zip(cosine_moments(queries, index), moments(queries @ index.T), strict=True):
+    for fast, slow in zip(
+        cosine_moments(queries, index), permutation_moments(queries @ index.T), strict=True
+    ):
         assert fast == pytest.approx(slow, abs=1e-9)
 
 
@@ -83,7 +85,7 @@ def test_only_items_that_were_held_out_together_change_places():
         [sum(float(cosines[i, j]) for i, j in enumerate(order)) for order in orders],
         dtype=torch.float64,
     )
-    deviation = math.sqrt(evidences.FOLDED) * float(sums.std(correction=0))
+    deviation = math.sqrt(evidences.FOLD_VARIANCE_FACTOR) * float(sums.std(correction=0))
     assert found.cosine.chance == pytest.approx(float(sums.mean()) / 4, abs=1e-12)
     assert found.cosine.z == pytest.approx(float(sums[0] - sums.mean()) / deviation, abs=1e-9)
 
@@ -156,7 +158,7 @@ def test_translations_that_are_all_alike_are_useless_and_no_trouble():
 
 
 def test_of_very_many_items_some_are_looked_at(monkeypatch):
-    monkeypatch.setattr(evidences, "MOST_ITEMS", 50)
+    monkeypatch.setattr(evidences, "MOST_EVIDENCE_ITEMS", 50)
     native, every = normal(8, 200, 6), torch.ones(200, dtype=torch.bool)
     found = evidence(native + normal(9, 200, 6), native, every, torch.arange(200) % 5)
     assert (found.items, found.verdict) == (50, "related")

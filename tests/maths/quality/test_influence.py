@@ -13,7 +13,7 @@ from app.errors import InvalidOption
 from app.maths.geometry.space import fit_space
 from app.maths.geometry.spectrum import usual_ridge
 from app.maths.quality import influence as influences
-from app.maths.quality.crossfit import FEWEST
+from app.maths.quality.crossfit import FEWEST_DISTINCT
 from app.maths.quality.influence import influence
 from tests.maths.clouds import normal
 
@@ -90,7 +90,7 @@ def test_influence_is_that_of_rotated_scaled_and_moved_spaces_and_goes_with_the_
 def test_chunks_do_not_show(monkeypatch, held):
     source, target = normal(2, 40, 6), normal(3, 40, 5)
     whole = influence(source, target)
-    monkeypatch.setattr(influences, "HELD", held)
+    monkeypatch.setattr(influences, "PAIRS_PER_STEP", held)
     torch.testing.assert_close(influence(source, target).gain, whole.gain, rtol=0, atol=1e-14)
 
 
@@ -98,7 +98,7 @@ def test_above_the_bound_fewer_others_judge_and_say_nearly_the_same(monkeypatch)
     source = normal(4, 400, 10)
     target = source @ normal(5, 10, 10) + normal(6, 400, 10)
     whole = influence(source, target)
-    monkeypatch.setattr(influences, "PAIRS", 400 * 200)
+    monkeypatch.setattr(influences, "MOST_PAIRS", 400 * 200)
     part = influence(source, target)
     assert (whole.judges, part.judges) == (399, 200)
     assert float(torch.corrcoef(torch.stack([whole.gain, part.gain]))[0, 1]) > 0.8
@@ -154,7 +154,7 @@ def test_without_what_is_named_the_others_are_translated_better():
 
 
 def test_of_fewer_than_ten_anchors_none_is_named_and_copies_and_zero_anchors_are_no_trouble():
-    source = normal(7, FEWEST - 1, 3)
+    source = normal(7, FEWEST_DISTINCT - 1, 3)
     target = source.clone()
     target[0] = -100 * target[0]
     assert influence(source, target).hurting == []

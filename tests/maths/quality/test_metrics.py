@@ -10,8 +10,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.maths.geometry import space
 from app.maths.quality import metrics
-from app.maths.quality.metrics import cka, cosine, do_nothing, per_item, search, similarities, unit
+from app.maths.quality.metrics import (
+    cka,
+    cosine,
+    cosine_blocks,
+    do_nothing,
+    item_metrics,
+    search,
+    unit,
+)
 from research.definitions import jaccard, measure, mrr, neighbours, ranks, recall
 from tests.maths.clouds import cos, normal
 
@@ -75,7 +84,7 @@ def test_the_numbers_of_the_items_have_the_means_that_are_reported(seed, n, nois
     native = normal(seed, n, 5)
     translated = native + noise * normal(seed + 1, n, 5)
     k = min(10, n - 1)
-    items, found = per_item(translated, native), measure(translated, native)
+    items, found = item_metrics(translated, native), measure(translated, native)
     assert (items.k, found.k, found.n) == (k, k, n)
     for one, other in (
         (found.cosine, cosine(translated, native)),
@@ -92,14 +101,14 @@ def test_the_numbers_of_the_items_have_the_means_that_are_reported(seed, n, nois
 @given(seed=seeds, k=st.integers(1, 9))
 def test_a_search_finds_the_neighbours_and_ranks_that_are_found_one_by_one(seed, k):
     native, queries = unit(normal(seed, 10, 4)), unit(normal(seed + 1, 10, 4))
-    found = search(similarities(queries, native), k, own=True)
+    found = search(cosine_blocks(queries, native), k, own=True)
     assert torch.equal(found.near, neighbours(queries, native, k, self_included=False))
     assert torch.equal(found.with_own, neighbours(queries, native, k, self_included=True))
     assert torch.equal(found.ranks, ranks(queries, native))
-    stranger = search(similarities(queries, native), k, own=False, sought=torch.arange(10))
+    stranger = search(cosine_blocks(queries, native), k, own=False, sought=torch.arange(10))
     assert torch.equal(stranger.near, found.with_own)
     assert torch.equal(stranger.ranks, found.ranks)
-    assert (search(similarities(queries, native), k, own=False).ranks == 1).all()
+    assert (search(cosine_blocks(queries, native), k, own=False).ranks == 1).all()
 
 
 def test_a_tie_counts_against_the_translation():
@@ -147,7 +156,7 @@ def test_results_do_not_depend_on_the_chunk(monkeypatch, chunk):
     native = normal(5, 33, 6)
     translated = native + normal(6, 33, 6)
     whole, whole_ranks = measure(translated, native), ranks(translated, native)
-    monkeypatch.setattr(metrics, "CHUNK", chunk)
+    monkeypatch.setattr(space, "COSINE_ROWS", chunk)
     assert astuple(measure(translated, native)) == pytest.approx(astuple(whole), abs=1e-12)
     assert torch.equal(ranks(translated, native), whole_ranks)
 
@@ -163,7 +172,7 @@ def test_no_number_depends_on_the_length_of_the_vectors(seed, log_scale):
 
 
 def test_shared_counts_common_members_whatever_their_order():
-    assert metrics.shared(
+    assert metrics.shared_count(
         torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([[3, 1, 9], [7, 8, 9]])
     ).tolist() == [2, 0]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.demo.pack import load_pack
-from app.maths.quality.crossfit import HeldOut, Measured, cross_fit
+from app.maths.quality.crossfit import HeldOutQuality, QualityWithIntervals, cross_fit
 from app.maths.quality.learning_curve import learning_curve
 from app.maths.quality.promise import promise
 from app.maths.translators.methods import resolve
@@ -16,12 +16,12 @@ from app.maths.translators.methods import resolve
 CURVED = {"recall", "mrr", "cosine"}
 
 
-def held_out(value: float) -> HeldOut:
+def held_out(value: float) -> HeldOutQuality:
     names = ("cosine", "mrr", "recall", "recall_1", "jaccard_target", "jaccard_own")
-    one = Measured(
+    one = QualityWithIntervals(
         50, 4, *[value] * 6, intervals=dict.fromkeys(names, (value - 0.1, value + 0.1)), index=10.0
     )
-    return HeldOut(5, one, one, one)
+    return HeldOutQuality(5, one, one, one)
 
 
 def test_without_a_curve_the_promise_is_what_was_held_out():

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from app.maths.geometry import space
 from app.maths.geometry.space import fit_space
-from app.maths.quality import metrics
 from app.maths.quality.metrics import cka
 from app.maths.quality.similarity import FEWEST_FOR_CKA, relative_similarity
 from research.definitions import relative
@@ -120,6 +120,6 @@ def test_the_smallest_sets_have_numbers_and_from_four_items_on_a_cka(n):
 def test_it_does_not_depend_on_the_chunk(monkeypatch):
     a, b = normal(11, 40, 6), normal(12, 40, 7)
     expected = relative_similarity(fit_space(a), fit_space(b), a, b)
-    monkeypatch.setattr(metrics, "CHUNK", 7)
+    monkeypatch.setattr(space, "COSINE_ROWS", 7)
     found = relative_similarity(fit_space(a), fit_space(b), a, b)
     assert torch.equal(found.jaccard, expected.jaccard)

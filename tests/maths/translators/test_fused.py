@@ -14,22 +14,16 @@ from torch import Tensor
 from app.errors import AnchorageError, NonFinite, OutOfRange
 from app.maths.geometry.space import Space, fit_space
 from app.maths.translators import graded, translator
+from app.maths.translators.decoder import TranslatedRows
 from app.maths.translators.methods import METHODS, fit, resolve
 from app.maths.translators.relative import relate_into
-from app.maths.translators.translator import (
-    STEP,
-    Translated,
-    Translator,
-    apply,
-    apply_into,
-    no_flags,
-)
+from app.maths.translators.translator import ROWS_PER_STEP, Translator, apply, apply_into, no_flags
 from research.definitions import relative
 from tests.maths.clouds import normal
 
 #: what float32 may add, as part of the target's scale
 CLOSE = 1e-5
-COUNTS = (1, 2, STEP - 1, STEP, STEP + 1, 3 * STEP)
+COUNTS = (1, 2, ROWS_PER_STEP - 1, ROWS_PER_STEP, ROWS_PER_STEP + 1, 3 * ROWS_PER_STEP)
 DTYPES = (torch.float16, torch.float32, torch.float64)
 
 
@@ -63,10 +57,10 @@ def naive(translator: Translator, vectors: Tensor) -> Tensor:
     return decoder.scale * product + decoder.mean.double()
 
 
-def carefully(served: Translator, vectors: Tensor) -> Translated:
+def carefully(served: Translator, vectors: Tensor) -> TranslatedRows:
     """Every row alone, by the way that is right for all of them."""
     found = [translator._careful_step(served, row[None]) for row in vectors]
-    return Translated(
+    return TranslatedRows(
         *(
             torch.cat([getattr(each, part) for each in found])
             for part in ("vectors", "at_mean", "outside")
@@ -111,7 +105,7 @@ def test_a_translation_is_what_the_formula_says(
     )
     well = kept > 0.05
     if bool(well.any()):
-        part = Translated(found.vectors[well], found.at_mean[well], found.outside[well])
+        part = TranslatedRows(found.vectors[well], found.at_mean[well], found.outside[well])
         assert furthest(part.vectors, naive(served, vectors[well]), served) < CLOSE
         assert not bool(part.at_mean.any() | part.outside.any())
     exact = carefully(served, vectors[:20])
@@ -168,7 +162,7 @@ def test_rows_of_every_kind_are_each_translated_and_flagged_as_if_they_were_alon
     served = fit(name, source, target, options)
     vectors, places = delicate(source, span, count, seed + 3, dtype)
     found = apply(served, vectors)
-    found = Translated(found.vectors[places], found.at_mean[places], found.outside[places])
+    found = TranslatedRows(found.vectors[places], found.at_mean[places], found.outside[places])
     vectors = vectors[places]
     expected = carefully(served, vectors)
     assert found.at_mean.tolist() == expected.at_mean.tolist()
@@ -231,14 +225,18 @@ def test_spaces_of_every_size_translate_alike(size, count, name):
 
 
 @given(
-    rows=st.sets(st.integers(0, 3 * STEP - 1), min_size=1, max_size=25),
+    rows=st.sets(st.integers(0, 3 * ROWS_PER_STEP - 1), min_size=1, max_size=25),
     bad=st.sampled_from([float("nan"), float("inf"), float("-inf"), 1e31]),
     dtype=st.sampled_from(DTYPES),
 )
-@example(rows={0, STEP - 1, STEP, 3 * STEP - 1}, bad=float("nan"), dtype=torch.float32)
+@example(
+    rows={0, ROWS_PER_STEP - 1, ROWS_PER_STEP, 3 * ROWS_PER_STEP - 1},
+    bad=float("nan"),
+    dtype=torch.float32,
+)
 def test_every_row_that_is_wrong_is_named(rows, bad, dtype):
     served, _ = made(1, (4, 3))
-    vectors = normal(2, 3 * STEP, 4).to(dtype)
+    vectors = normal(2, 3 * ROWS_PER_STEP, 4).to(dtype)
     vectors[sorted(rows), 2] = bad
     wrong = OutOfRange if bad == 1e31 and dtype is not torch.float16 else NonFinite
     with pytest.raises(wrong) as caught:
@@ -247,7 +245,7 @@ def test_every_row_that_is_wrong_is_named(rows, bad, dtype):
     assert caught.value.rows == sorted(rows)[:20]
 
 
-@pytest.mark.parametrize("count", [1, 5, STEP + 1])
+@pytest.mark.parametrize("count", [1, 5, ROWS_PER_STEP + 1])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e31])
 def test_one_wrong_row_is_refused_however_many_there_are(count, bad):
     served, _ = made(1, (4, 3))
@@ -279,7 +277,7 @@ def test_nothing_is_translated_to_a_number_that_is_none():
 # --- what it is given and gives --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 3, STEP + 1])
+@pytest.mark.parametrize("count", [1, 3, ROWS_PER_STEP + 1])
 def test_it_reads_strided_rows_and_writes_into_a_part_of_a_larger_matrix(count):
     served, _ = made(1, (6, 4))
     wide = normal(2, 9, 2 * count).float()
@@ -300,8 +298,8 @@ def test_flags_are_shared_only_where_nobody_is_flagged():
     flagged = apply(served, torch.cat([source.mean[None], normal(2, 4, 6)]))
     assert flagged.at_mean.tolist() == [True] + [False] * 4
     assert no_flags(5)[0].tolist() == no_flags(5)[1].tolist() == [False] * 5
-    late = apply(served, torch.cat([normal(2, STEP + 3, 6), source.mean[None]]))
-    assert late.at_mean.nonzero().flatten().tolist() == [STEP + 3]
+    late = apply(served, torch.cat([normal(2, ROWS_PER_STEP + 3, 6), source.mean[None]]))
+    assert late.at_mean.nonzero().flatten().tolist() == [ROWS_PER_STEP + 3]
 
 
 # --- bfloat16 ------------------------------------------------------------------------------------------------------------

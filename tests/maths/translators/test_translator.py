@@ -14,10 +14,11 @@ from torch import Tensor
 
 from app.demo.pack import load_pack
 from app.errors import DimensionMismatch, EmptyVectors, OutOfRange
-from app.maths.geometry.space import LARGEST, fit_space, normalise
+from app.maths.geometry.space import LARGEST_MAGNITUDE, fit_space, normalise
 from app.maths.translators import graded
+from app.maths.translators.decoder import decode
 from app.maths.translators.methods import METHODS, Options, fit, fit_decoder, resolve
-from app.maths.translators.translator import Translator, apply, content_hash, decode
+from app.maths.translators.translator import Translator, apply, content_hash
 from research.definitions import relative
 from tests.maths.clouds import normal
 
@@ -220,7 +221,7 @@ def test_coordinates_too_large_for_float32_are_refused_or_decoded_never_turned_i
     base = normal(23, 8, 16)
     target = fit_space(1e10 * torch.cat([base, base + 1e-9 * normal(24, 8, 16)]))
     options = resolve("irp-ridge", {"ridge": 0.0, "renormalise": renormalise}, anchors=16)
-    coordinates = LARGEST * normal(25, 3, 16).sign()
+    coordinates = LARGEST_MAGNITUDE * normal(25, 3, 16).sign()
     with suppress(OutOfRange):
         assert bool(
             decode(fit_decoder("irp-ridge", target, options), coordinates).vectors.isfinite().all()
