@@ -116,7 +116,9 @@ def uncovered_shares(
 def leverages(
     unit: Float64[Tensor, "k d"], *, ridge: float = COVERAGE_RIDGE
 ) -> Float64[Tensor, " k"]:
-    """u^T (C + ridge I)^-1 u of each row u of unit (k, d): at most 1 / (1 + ridge). ridge > 0. Returns (k,)."""
+    """u^T (C + ridge I)^-1 u of each row u of unit (k, d), at most 1 / (1 + ridge); ridge > 0.
+    Returns (k,).
+    """
     if unit.shape[0] <= unit.shape[1]:
         # Use the k x k matrix: U (C + r I)^-1 U^T = I - r (U U^T + r I)^-1.
         factor = ridge_factor(unit.T, ridge=ridge)

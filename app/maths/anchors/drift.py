@@ -204,7 +204,7 @@ def _median_scale(old: Float64[Tensor, "k d"], new: Float64[Tensor, "k e"]) -> f
 
 
 def _compared_rows(old: Float64[Tensor, "k d"], new: Float64[Tensor, "k e"], seed: int) -> Tensor:
-    """All rows, or a sample as large as MOST_PRODUCTS and MOST_COMPARED_ROWS allow, in their order."""
+    """All rows, or as many as MOST_PRODUCTS and MOST_COMPARED_ROWS allow, in their order."""
     most = min(MOST_COMPARED_ROWS, int((MOST_PRODUCTS / max(old.shape[1], new.shape[1])) ** 0.5))
     return torch.tensor(sorted(draw_uniformly(len(old), size=min(most, len(old)), seed=seed)))
 

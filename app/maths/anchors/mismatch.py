@@ -262,7 +262,7 @@ def _fit_better(
     that equal its own do not count.
     """
     own = (predicted * true).sum(dim=1, keepdim=True)
-    rounding = 1e-12  # a copy of the own row is no better, whatever the order of the sum
+    rounding = 1e-12  # so that no copy of the own row counts as better
     counts = [
         (
             predicted[start : start + COSINE_ROWS] @ true.T

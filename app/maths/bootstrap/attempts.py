@@ -1,4 +1,6 @@
-"""The course of self-learning: attempts until two of them agree, refinement, confirmation, and a checkpoint at every step."""
+"""The steps of self-learning: attempts until two of them agree, refinement, confirmation; a
+checkpoint at every step.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +15,33 @@ from app.maths.bootstrap import annealing, estimate, refinement, unseeded_start
 from app.maths.bootstrap.annealing import AnnealingState, Directions, Schedule
 from app.maths.bootstrap.pools import OnStep, State, Step
 
-#: how attempts differ, in turn; later ones take twice the rounds and weigh the seeds at random
+#: The settings that distinguish attempts, in turn; later attempts take twice the rounds and weight
+#: the seeds at random.
 VARIANTS: tuple[Mapping[str, float | int], ...] = (
     {},
     {"power": 0.4, "flattening": 0.75, "breadth": 0.3},
     {"dimensions": 64, "seed_weight": 1.0},
     {"power": 0.6, "flattening": 0.4, "dimensions": 256},
 )
-#: items for which Schedule.seed_weight is meant: in larger pools a seed weighs more, for more items are beside it
+#: Schedule.seed_weight is meant for this many items; a seed weighs more in larger pools, because it
+#: competes with more items.
 REFERENCE_POOL_ITEMS = 2_500
-#: what is no map at all before it is annealed
+#: The breadth for a start without seeds, which is no map at all before it is annealed.
 UNSEEDED_BREADTH = 0.05
 
 
 @dataclass(frozen=True)
 class SelfLearningSettings:
-    """attempts  at most; the first two always, unless `attempts` is 1
-    agreed    share of equal partners at which two attempts are believed, in [0, 1]
-    refinements  rounds at most, and `stable`: share of equal partners at which they end
+    """The settings of self-learning.
+
+    attempts       at most; the first two always, unless `attempts` is 1
+    agreed         share of equal partners at which two attempts are believed, in [0, 1]
+    refinements    rounds at most, and `stable`: share of equal partners at which they end
     confirmations  halvings of the pairs, for the confidence; a pair needs more than half of them
-    size      most pairs wanted, the most confident; None for all
-    seed      draws the weights, halves and centroids
-    rows      of the source pool that take part at most, seeds among them: what makes 200,000 items bearable
+    size           the largest number of pairs, the most confident; None for all
+    seed           draws the weights, halves and centroids
+    rows           of the source pool that take part at most, seeds among them; limits the cost for
+                   large pools
     """
 
     attempts: int = 6
@@ -54,16 +61,17 @@ class SelfLearningSettings:
 
 @dataclass(eq=False)
 class SelfLearningRun:
-    """Where self-learning stands; every round, refinement and confirmation is a step of progress.
+    """The state of self-learning; every round, refinement and confirmation is a step of progress.
 
     x, y       the pools' directions
     seeds      (s, 2) rows of them
     memory     as in Pools
-    plan       of the attempt that is being made, and `known`, the seeds' part of its overlap
-    partners   (n,) of each attempt that was made: the row of y that row i of x chooses and that chooses it, or -1
+    plan       the state of the current attempt, and `known`, the seeds' part of its overlap
+    partners   (n,) of each finished attempt: the mutual partner in y of row i of x, or -1
     current    (n,) the same since refinement began
-    refined    times, and `stability`: share of equal partners of the last two
-    halved     times that pairs were judged: whether each was `chosen` (p,), and the `ranks` (s,) of the seeds
+    refined    the number of refinements, and `stability`: share of equal partners of the last two
+    halved     the number of confirmations: whether each pair was `chosen` (p,), and the `ranks`
+               (s,) of the seeds
     """
 
     x: Directions
@@ -84,7 +92,7 @@ class SelfLearningRun:
     facts: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> None:
-        """From wherever it stands to the end."""
+        """Run from the current state to the end."""
         while self._wants_attempt():
             self._attempt()
         while self._wants_refinement():
@@ -92,33 +100,33 @@ class SelfLearningRun:
         while self.halved < self.settings.confirmations:
             self._confirm()
 
-    # what came of it
+    # results
 
     @property
     def pairs(self) -> Int64[Tensor, "p 2"]:
-        """Rows that chose each other last."""
+        """The current mutual pairs."""
         assert self.current is not None
         return refinement.partner_pairs(self.current)
 
     @property
     def votes(self) -> estimate.Votes:
-        """On these, on the CPU."""
+        """The votes on these pairs, on the CPU."""
         pairs = self.pairs
-        # Without a single confirmation no pair is confirmed, and nothing is known of a seed.
+        # Without a confirmation no pair is confirmed, and the ranks of seeds are unknown.
         chosen = self.chosen or [torch.zeros(len(pairs), dtype=torch.bool)]
         ranks = self.ranks or [torch.full((len(self.seeds),), torch.nan)]
         return estimate.Votes.counted(pairs, chosen, ranks)
 
     @property
     def outcome(self) -> estimate.Confirmation:
-        """How much was confirmed."""
+        """The confirmed share."""
         confirmed = self.votes.confirmed
         share = float(confirmed.double().mean()) if len(confirmed) else 0.0
         return estimate.Confirmation(share, len(confirmed) / self.smaller)
 
     @property
     def smaller(self) -> int:
-        """Items of the smaller pool, of those that take part."""
+        """Items of the smaller pool that take part."""
         return min(len(self.x.along), len(self.y.along))
 
     @property
@@ -149,7 +157,7 @@ class SelfLearningRun:
     # checkpoints
 
     def snapshot(self) -> State:
-        """Enough to go on from here."""
+        """A checkpoint of the current state."""
         held: dict[str, Tensor] = {
             "refined": torch.tensor(self.refined),
             "stability": torch.tensor(self.stability, dtype=torch.float64),
@@ -176,7 +184,7 @@ class SelfLearningRun:
         }
 
     def restore(self, state: State) -> None:
-        """To where a step's state was taken."""
+        """Restore the state of a checkpoint."""
         held = {name: tensor.to(self.seeds.device) for name, tensor in state.items()}
         self.refined, self.stability = int(held["refined"]), float(held["stability"])
         if "partners" in held:
@@ -206,7 +214,7 @@ class SelfLearningRun:
         return False
 
     def _attempt(self) -> None:
-        """One annealing, from wherever the last checkpoint left it."""
+        """One annealing, continued from the last checkpoint."""
         number = len(self.partners)
         schedule = self._schedule(number)
         x, y = (
@@ -245,7 +253,9 @@ class SelfLearningRun:
     def _known(
         self, x: Tensor, y: Tensor, schedule: Schedule, number: int
     ) -> Float32[Tensor, "rx ry"]:
-        """The seeds' part of the overlap: alike at first, weighed at random later (Bayesian bootstrap)."""
+        """The seeds' part of the overlap: equal weights at first, random ones later (Bayesian
+        bootstrap).
+        """
         weights = torch.ones(len(self.seeds), dtype=torch.float64)
         if number >= len(VARIANTS):
             generator = torch.Generator().manual_seed(self._seed(number))
@@ -257,7 +267,7 @@ class SelfLearningRun:
         return (self.settings.seed * 1_000_003 + number) % 2**31
 
     def _consensus(self) -> tuple[float, tuple[int, int]]:
-        """The largest agreement of two attempts, and which."""
+        """The largest agreement of two attempts, and their numbers."""
         every = [
             (estimate.attempt_agreement(a, self.partners[j]), (j, i))
             for i, a in enumerate(self.partners)
@@ -266,7 +276,9 @@ class SelfLearningRun:
         return max(every, default=(0.0, (0, 0)), key=lambda found: found[0])
 
     def _agree(self) -> None:
-        """Begin refinement with what the two that agree most have in common, and the seeds."""
+        """Begin refinement with the common pairs of the two attempts that agree most, and the
+        seeds.
+        """
         _, (one, other) = self._consensus()
         first, second = self.partners[one], self.partners[other]
         self.current = torch.where(first == second, first, torch.full_like(first, -1))
@@ -307,7 +319,7 @@ class SelfLearningRun:
         self._step()
 
     def _with_seeds(self, partner: Int64[Tensor, " n"]) -> Int64[Tensor, "p 2"]:
-        """The pairs of a first matching, and the seeds in place of what contradicts them."""
+        """The pairs of a first matching, with the seeds in place of pairs that contradict them."""
         if self.refined or not len(self.seeds):
             return refinement.partner_pairs(partner)
         joined = partner.clone()
@@ -317,14 +329,14 @@ class SelfLearningRun:
 
 
 def most_steps(settings: SelfLearningSettings) -> int:
-    """Of a course, at most."""
+    """The largest number of steps of a run."""
     return (
         _total_rounds(settings, settings.attempts) + settings.refinements + settings.confirmations
     )
 
 
 def _total_rounds(settings: SelfLearningSettings, attempts: int) -> int:
-    """Of the first attempts, together."""
+    """The rounds of the first `attempts` attempts together."""
     return sum(_attempt_rounds(settings, number) for number in range(attempts))
 
 

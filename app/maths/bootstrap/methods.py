@@ -1,4 +1,4 @@
-"""Every method that grows anchors, by name, with one way to run it and one to judge what it found."""
+"""Every method that grows anchors, by name, with one way to run it and one to judge its pairs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ DEFAULT_METHOD = "self-learning"
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """pairs        (p, 2) rows (i of x, j of y), seeds first; no item twice on a side
+    """The result of a method.
+
+    pairs        (p, 2) rows (i of x, j of y), seeds first; no item twice on a side
     confidence   (p,) probability that each is right
     estimate     of the share that is right
     wrong_seeds  rows of the seeds that the others contradict
@@ -60,7 +62,9 @@ def run(
     state: State | None = None,
     on_step: OnStep = ignore_step,
 ) -> Outcome:
-    """Grow anchors by the method that the settings belong to. State, determinism, errors: as the method's own."""
+    """Grow anchors by the method that the settings belong to. State, determinism and errors: as for
+    that method.
+    """
     if isinstance(settings, attempts.SelfLearningSettings):
         learnt = self_learning.learn(pools, seeds, settings, state=state, on_step=on_step)
         return Outcome(
@@ -88,10 +92,10 @@ def judge_pairs(
     on_step: OnStep = ignore_step,
     total: int = 0,
 ) -> Outcome:
-    """What held-out maps say of pairs that came without an estimate.
+    """The verdict of held-out maps on pairs that came without an estimate.
 
-    The share of held-out maps that choose a pair is its confidence, and the mean of that the estimate: too low where the spaces
-    are weak, and never high for pairs that have nothing to do with each other.
+    The confidence of a pair is the share of held-out maps that choose it, and the estimate is the
+    mean of that: too low where the spaces are weak, and never high for unrelated pairs.
     """
 
     def beat() -> None:
@@ -112,7 +116,7 @@ def judge_pairs(
         )
     votes = Votes.counted(pairs, *zip(*rounds, strict=True))
     told = estimate_right(votes, votes.confirmed, agreed=math.nan, chance=None)
-    # Who has found nothing cannot say who is wrong.
+    # A result that is mostly wrong cannot identify wrong seeds.
     wrong = wrong_seeds(votes, known.cpu()) if told.right > self_learning.LIKELY_RIGHT else []
     believed = [i for row, (i, _) in enumerate(seeds) if row not in set(wrong)]
     certain = grown.pairs[votes.confirmed > self_learning.LIKELY_RIGHT, 0]

@@ -1,8 +1,10 @@
-"""Items whose partner is taken away, to know how readily what has no partner finds one: so many of the given pairs are wrong.
+"""Orphans, items whose partner is removed: the share of them that is paired all the same shows how
+many given pairs are wrong.
 
-Orphans are made: an eighth of the pairs lose their item of y, and an eighth theirs of x. What is left learns, matches and
-confirms as all pairs did. Of the smaller pool's orphans, so many are paired all the same. Where that leaves it open whether most
-pairs are right, more trials are made and the estimate takes the worse end of their interval. Explained in docs/self-learning.md.
+An eighth of the pairs lose their item of y, and an eighth their item of x. The rest learns, matches
+and confirms as all pairs did. The result is the share of the smaller pool's orphans that is paired.
+If it leaves open whether most pairs are right, more trials follow, and the estimate takes the worse
+end of their interval. docs/self-learning.md explains it.
 """
 
 from __future__ import annotations
@@ -18,19 +20,22 @@ from app.maths.bootstrap.estimate import CONFIRMATIONS, draw_half, wilson_upper
 from app.maths.bootstrap.neighbours import Beat
 from app.maths.bootstrap.refinement import learn_and_match, partner_pairs
 
-#: one in so many pairs is made an orphan, on each side; how many orphans suffice; trials at most, and of a doubtful answer
+#: One in ORPHAN_PARTS pairs becomes an orphan, on each side. Trials end with enough orphans; the
+#: last two numbers limit the trials, usually and for a doubtful result.
 ORPHAN_PARTS, ENOUGH_ORPHANS, USUAL_TRIALS, MOST_TRIALS = 8, 200, 3, 16
-#: an answer of which less than this share has a partner is doubtful: half of it may be wrong
+#: A result is doubtful when less than this share of it has a partner: half of it may be wrong.
 DOUBTFUL_SHARE = 0.75
-#: share of items with a partner that are found
+#: Share of items with a partner that are found.
 FINDABLE_SHARE = 0.97
 
 
 @dataclass(frozen=True)
 class OrphanTrials:
-    """trials  that were made
-    made    the smaller pool's orphans in them
-    found   those that were paired with an item that most held-out maps confirm
+    """The counts of all trials.
+
+    trials   the number of trials
+    orphans  the smaller pool's orphans in them
+    paired   those that were paired with an item that most held-out maps confirm
     """
 
     trials: int = 0
@@ -39,11 +44,11 @@ class OrphanTrials:
 
     @property
     def share(self) -> float:
-        """Of orphans that are paired all the same, in [0, 1]; nan without any."""
+        """The share of orphans that are paired all the same, in [0, 1]; nan without any."""
         return self.found / self.made if self.made else math.nan
 
     def wants(self, pairs: int, given: float) -> bool:
-        """Whether so many pairs, a share `given` of the smaller pool, need another trial."""
+        """Whether this many pairs, a share `given` of the smaller pool, need another trial."""
         if pairs < ORPHAN_PARTS:
             return False
         first = self.made < ENOUGH_ORPHANS and self.trials < USUAL_TRIALS
@@ -52,10 +57,11 @@ class OrphanTrials:
         )
 
     def right(self, pairs: int, given: float) -> float:
-        """Of so many pairs, the share whose items belong together, as `with_partner`; of a doubtful answer the least it may be.
+        """The share of the pairs whose items belong together, as `share_with_partner`; of a
+        doubtful result the lower bound.
 
-        That is by the upper end of Wilson's interval for the orphans that are paired; a pair that is made an orphan twice counts
-        once.
+        The bound uses the upper end of Wilson's interval for the paired orphans; a pair that
+        becomes an orphan twice counts once.
         """
         right = share_with_partner(given, self.share)
         if right >= DOUBTFUL_SHARE:
@@ -74,7 +80,9 @@ def run_trial(
     memory: int,
     beat: Beat,
 ) -> OrphanTrials:
-    """Those of before and one more trial, of PARTS pairs (p, 2) at least; deterministic by seed and number of trials."""
+    """The earlier trials and one more, with at least ORPHAN_PARTS pairs (p, 2); deterministic by
+    seed and number of trials.
+    """
     generator = torch.Generator().manual_seed((seed * 1_000_003 + tried.trials) % 2**63)
     mixed = pairs[torch.randperm(len(pairs), generator=generator).to(pairs.device)]
     count = len(pairs) // ORPHAN_PARTS
@@ -85,10 +93,12 @@ def run_trial(
 
 
 def share_with_partner(given: float, found: float) -> float:
-    """Of the pairs that are given, the share whose items belong together, in [0, 1], by the share of orphans that are paired.
+    """The share of the given pairs whose items belong together, in [0, 1], from the share of
+    orphans that are paired.
 
-    given  pairs, as a share of the smaller pool; of its items a share c has a partner, so a = FOUND c + o (1 - c), and the
-    second part of that is wrong. Where items with a partner are harder to find than FOUND, it says less than is true.
+    given  pairs, as a share of the smaller pool. If a share c of its items has a partner, then
+           given = FINDABLE_SHARE c + o (1 - c) with o = `found`, and the second part is wrong.
+           Where items with a partner are harder to find than FINDABLE_SHARE, the result is too low.
     """
     if math.isnan(found) or given <= 0:
         return 1.0
@@ -107,7 +117,7 @@ def _paired_orphans(
     memory: int,
     beat: Beat,
 ) -> int:
-    """How many orphans of the smaller pool are paired, when of those pairs one item each is gone."""
+    """The number of paired orphans of the smaller pool, when each of these pairs loses one item."""
     rows_x, place_x = _remaining_rows(len(x), without_x[:, 0])
     rows_y, place_y = _remaining_rows(len(y), without_y[:, 1])
     left, right = x[rows_x], y[rows_y]
@@ -133,7 +143,7 @@ def _paired_orphans(
 def _remaining_rows(
     rows: int, gone: Int64[Tensor, " o"]
 ) -> tuple[Int64[Tensor, " l"], Int64[Tensor, " n"]]:
-    """(l,) the rows that are left, and (n,) the place of each among them; meaningless of those that are gone."""
+    """(l,) the remaining rows, and (n,) the place of each among them; undefined for removed rows."""
     there = torch.ones(rows, dtype=torch.bool, device=gone.device)
     there[gone] = False
     return there.nonzero()[:, 0], there.cumsum(dim=0) - 1

@@ -1,13 +1,18 @@
-"""Thousands of pairs from a handful of seeds: anneal until two attempts agree, refine, and confirm each pair by maps without it.
+"""Thousands of pairs from a handful of seeds: anneal until two attempts agree, refine, and confirm
+each pair by maps without it.
 
-1. Attempts (annealing.py), each from other coordinates, seeds' weights and breadth, until two of them find the same pairs:
-   wrong answers are many and differ, the right one is one. `agreed` ends it, or the number of attempts.
-2. Refinement (refining.py) from what both found: graded maps of the pools' leading directions, mutual best by CSLS, until the
-   pairs stay the same.
-3. Confirmation (estimate.py): maps of random halves judge the pairs of the other half. Most of them must confirm a pair.
-4. Chance: one short attempt from random seeds against a target pool that is scrambled, to know what would be confirmed of
-   anything. Orphans (orphans.py): items whose partner is taken away, to know how readily what has no partner finds one.
-Nothing is said to be right here; `estimate_right` says how much probably is. Explained and ablated in docs/self-learning.md.
+1. Attempts (annealing.py), each with other coordinates, seed weights and breadth, until two of them
+   find the same pairs: there are many wrong results and they differ, but only one right one. They
+   end with the agreement `agreed`, or with the number of attempts.
+2. Refinement (refinement.py) from the pairs that both found: graded maps of the pools' leading
+   directions, and mutual best matches by CSLS, until the pairs stay the same.
+3. Confirmation (estimate.py): maps of random halves judge the pairs of the other half. Most of them
+   must confirm a pair.
+4. Chance: one short attempt from random seeds against a scrambled target pool shows the share that
+   any result would confirm. Orphans (orphans.py): items whose partner is removed show how readily
+   items without a partner are paired.
+This module claims no pair to be right; `estimate_right` estimates the share. docs/self-learning.md
+explains the steps and their ablation.
 """
 
 from __future__ import annotations
@@ -33,29 +38,33 @@ from app.maths.bootstrap.estimate import (
 )
 from app.maths.bootstrap.pools import OnStep, Pools, State, Step, check_pairs, ignore_step
 
-#: items of a pool below which nobody can tell right from wrong
+#: In smaller pools, right and wrong cannot be distinguished.
 FEWEST_POOL_ITEMS = 100
-#: rows that are named to be labelled next
+#: Rows that are named to be labelled next.
 ROWS_TO_LABEL = 10
-#: more likely right than wrong
+#: More likely right than wrong.
 LIKELY_RIGHT = 0.5
-#: rounds, seeds and refinements of the course that has nothing to find
+#: Rounds, seeds and refinements of the run that measures chance.
 CHANCE_ROUNDS, CHANCE_SEEDS, CHANCE_REFINEMENTS = 10, 10, 4
-#: orphans alone take no more than the rest from an estimate: where items have near twins, they find their partner's
+#: Orphans lower an estimate to this at least: where items have near twins, an orphan finds its
+#: twin's partner.
 LEAST_ORPHAN_FACTOR = 0.25
-#: what their parts of a checkpoint are named with
+#: Prefixes of their parts of a checkpoint.
 CHANCE_PREFIX, ORPHANS_PREFIX = "chance.", "orphans."
 
 
 @dataclass(frozen=True, eq=False)
 class SelfLearningResult:
-    """pairs        (p, 2) accepted rows (i of x, j of y), seeds that are believed first, then the most confident; no row twice
+    """The result of self-learning.
+
+    pairs        (p, 2) accepted rows (i of x, j of y), believed seeds first, then the most
+                 confident; no row twice
     confidence   (p,) probability that each is right
     estimate     of the share that is right
     wrong_seeds  rows of the seeds that the others contradict
     ask          (a,) rows of x whose partner would help most
-    attempts     that were made
-    votes        of all mutual pairs, accepted or not
+    attempts     the number of attempts
+    votes        on all mutual pairs, accepted or not
     """
 
     pairs: Int64[Tensor, "p 2"]
@@ -87,9 +96,10 @@ def learn(
     state: State | None = None,
     on_step: OnStep = ignore_step,
 ) -> SelfLearningResult:
-    """All pairs that the seeds lead to; without seeds, from an unsupervised start.
+    """All pairs that follow from the seeds; without seeds, from an unseeded start.
 
-    state  as an earlier `on_step` was given it, for equal arguments: the answer is that of an undisturbed run
+    state  a checkpoint of an earlier run with equal arguments; the result is that of an
+           uninterrupted run
     Deterministic for equal inputs, settings, device and number of threads. Raises InvalidSeeds.
     """
     check_pairs(seeds, source=len(pools.x), target=len(pools.y))
@@ -121,11 +131,12 @@ def learn(
 
 @dataclass(eq=False)
 class _Runs:
-    """The course of the pools, then that which has nothing to find, then orphans: what a checkpoint is made of.
+    """The run on the pools, then the run that measures chance, then orphans: the parts of a
+    checkpoint.
 
     rows    (r,) of the source pool that take part
-    state   of the checkpoint that it goes on from, or empty
-    chance  the course that has nothing to find; None where there is nothing to doubt
+    state   of the checkpoint that it continues, or empty
+    chance  the run that measures chance; None where the result has no credibility anyway
     """
 
     course: SelfLearningRun
@@ -135,7 +146,7 @@ class _Runs:
     chance: SelfLearningRun | None = None
 
     def worth(self) -> float:
-        """Run both courses; what the first one's answer is worth, in [0, 1]."""
+        """Run both; returns the credibility of the first one's result, in [0, 1]."""
         if self.state:
             self.course.restore(
                 {name: held for name, held in self.state.items() if "." not in name}
@@ -150,7 +161,9 @@ class _Runs:
         return worth
 
     def try_orphans(self, pairs: Int64[Tensor, "p 2"], given: float) -> orphans.OrphanTrials:
-        """Those made of pairs (p, 2) of all rows, a share `given` of the smaller pool; a trial is a step."""
+        """Trials on pairs (p, 2) of all rows, a share `given` of the smaller pool; a trial is a
+        step.
+        """
         own = torch.stack(
             [torch.searchsorted(self.rows, pairs[:, 0].contiguous()), pairs[:, 1]], dim=1
         )
@@ -186,7 +199,9 @@ class _Runs:
         return tried
 
     def _chance(self) -> SelfLearningRun:
-        """Nothing to find: the target's directions scrambled, seeds drawn at random. Where the checkpoint left it."""
+        """The run that measures chance: the target's directions scrambled, seeds drawn at random;
+        continued from the checkpoint.
+        """
         course, settings = self.course, _chance_settings(self.course.settings)
         done, before = most_steps(course.settings), course.snapshot()
 
@@ -228,7 +243,7 @@ def _prefixed(part: str, state: State) -> State:
 
 
 def _total_steps(settings: SelfLearningSettings) -> int:
-    """Of both courses, at most."""
+    """The largest number of steps of both runs."""
     return most_steps(settings) + most_steps(_chance_settings(settings))
 
 
@@ -240,18 +255,18 @@ def _chance_settings(settings: SelfLearningSettings) -> SelfLearningSettings:
 
 
 def _result(run: _Runs, seeds: list[tuple[int, int]], worth: float) -> SelfLearningResult:
-    """What the pools' owner is told."""
+    """The result of both runs."""
     course, rows = run.course, run.rows
     votes = course.votes
     votes = replace(votes, pairs=torch.stack([rows[votes.pairs[:, 0]], votes.pairs[:, 1]], dim=1))
     accepted = votes.confirmed > LIKELY_RIGHT
     sure, size = pair_confidence(votes, worth), course.settings.size
-    # Of the pairs that are given, which are the most confident.
+    # The most confident of the returned pairs.
     best = sure[accepted].sort(descending=True).values[:size]
     told = estimate_right(
         votes, best, agreed=course.agreed, chance=run.chance.outcome if run.chance else None
     )
-    # Who has found nothing cannot say who is wrong.
+    # A result that is mostly wrong cannot identify wrong seeds.
     wrong = (
         wrong_seeds(votes, seed_tensor(seeds))
         if len(best) and float(best.mean()) > LIKELY_RIGHT
@@ -276,7 +291,9 @@ def _result(run: _Runs, seeds: list[tuple[int, int]], worth: float) -> SelfLearn
 def _discount_orphans(
     run: _Runs, pairs: Int64[Tensor, "p 2"], told: BootstrapEstimate
 ) -> tuple[BootstrapEstimate, float]:
-    """The estimate, and what is left of every confidence, after those pairs whose items probably have no partner at all."""
+    """The estimate, and the factor of every confidence, after a discount for pairs whose items
+    probably have no partner.
+    """
     if not told.right:
         return told, 1.0
     share = len(pairs) / run.course.smaller
@@ -291,7 +308,7 @@ def _seeds_first(
     seeds: list[tuple[int, int]],
     right: float,
 ) -> tuple[Int64[Tensor, "q 2"], Float32[Tensor, " q"]]:
-    """Seeds first, then what does not contradict them, the most confident first."""
+    """Seeds first, then the pairs that do not contradict them, the most confident first."""
     known = seed_tensor(seeds)
     others = ~(torch.isin(pairs[:, 0], known[:, 0]) | torch.isin(pairs[:, 1], known[:, 1]))
     order = sure[others].argsort(descending=True, stable=True)
@@ -302,14 +319,14 @@ def _seeds_first(
 
 
 def seed_tensor(seeds: list[tuple[int, int]]) -> Int64[Tensor, "s 2"]:
-    """Rows (i, j)."""
+    """The rows (i, j) of the seeds as a tensor."""
     return torch.tensor(seeds, dtype=torch.int64).reshape(-1, 2)
 
 
 def _participating_rows(
     rows: int, most: int, always: Int64[Tensor, " s"], seed: int
 ) -> Int64[Tensor, " r"]:
-    """At most so many rows (the given ones anyway), drawn uniformly, in order."""
+    """At most `most` rows, drawn uniformly, in order; rows in `always` take part anyway."""
     if rows <= most:
         return torch.arange(rows)
     drawn = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))

@@ -52,7 +52,7 @@ def largest_code(bits: int) -> int:
     """M = 2^(bits - 1) - 1; codes lie in -M..M. Raises InvalidOption unless 2 <= bits <= 16."""
     if not FEWEST_BITS <= bits <= MOST_BITS:
         raise InvalidOption(
-            f"bits must lie between {FEWEST_BITS} and {MOST_BITS}, got {bits}", field="bits"
+            f"`bits` must lie between {FEWEST_BITS} and {MOST_BITS}, got {bits}.", field="bits"
         )
     return (1 << (bits - 1)) - 1
 

@@ -16,7 +16,7 @@ def check_size(size: int, pool: int) -> None:
     """Raise InvalidOption unless 1 <= size <= pool."""
     if not 1 <= size <= pool:
         raise InvalidOption(
-            f"size must lie between 1 and the pool's {pool} items, got {size}", field="size"
+            f"`size` must lie between 1 and the pool's {pool} items, got {size}.", field="size"
         )
 
 

@@ -76,12 +76,15 @@ def check_vectors(vectors: Float[Tensor, "n d"], *, dim: int | None = None) -> N
     if not bool(finite.all()):
         rows = (~finite).nonzero().flatten().tolist()
         raise NonFinite(
-            f"{len(rows)} of {vectors.shape[0]} vectors hold NaN, infinity or a number no float can hold",
+            f"{len(rows)} of {vectors.shape[0]} vectors contain NaN, infinity, or a number too large "
+            "for a float. Remove or repair them.",
             rows=rows,
         )
     rows = (vectors.abs().amax(dim=1) > LARGEST_MAGNITUDE).nonzero().flatten().tolist()
     raise OutOfRange(
-        f"{len(rows)} of {vectors.shape[0]} vectors hold magnitudes above 2^100 (1.3e30)", rows=rows
+        f"{len(rows)} of {vectors.shape[0]} vectors contain magnitudes above 2^100 (1.3e30). "
+        "Scale them down.",
+        rows=rows,
     )
 
 
@@ -91,10 +94,10 @@ def check_shape(vectors: Float[Tensor, "n d"], *, dim: int | None = None) -> Non
     """
     if vectors.shape[0] == 0 or vectors.shape[1] == 0:
         raise EmptyVectors(
-            f"expected at least one vector of at least one number, got shape {list(vectors.shape)}"
+            f"Send at least one vector of at least one number; got shape {list(vectors.shape)}."
         )
     if dim is not None and vectors.shape[1] != dim:
-        raise DimensionMismatch(f"expected vectors of dimension {dim}, got {vectors.shape[1]}")
+        raise DimensionMismatch(f"The vectors must have dimension {dim}, got {vectors.shape[1]}.")
 
 
 def unit_rows(rows: Float[Tensor, "n d"], norms: Float64[Tensor, " n"]) -> Float[Tensor, "n d"]:
@@ -151,15 +154,18 @@ def fit_space(anchors: Float[Tensor, "k d"]) -> Space:
     mean = anchors.mean(dim=0)
     centred = anchors - mean
     if mean.norm() > anchors.shape[0] * torch.finfo(torch.float64).eps * row_norms(anchors).max():
-        # Twice: where the mean is large beside the spread, its rounding would leave one common direction of noise.
+        # Centre twice: where the mean is large beside the spread, its rounding would add one
+        # common direction of noise.
         centred = centred - centred.mean(dim=0)
     else:
-        # Only the rounding of the sum: kept, it would give a zero anchor among balanced ones a random direction.
+        # The mean is only the rounding of the sum. It would give a zero anchor among balanced
+        # ones a random direction.
         mean, centred = torch.zeros_like(mean), anchors
     unit, norms = directions_and_norms(centred, mean)
     if not bool(norms.any()):
         raise DegenerateAnchors(
-            f"the {anchors.shape[0]} anchors are all the same vector, up to float32 rounding: centred, they have rank 0"
+            f"The {anchors.shape[0]} anchors are all the same vector, up to float32 rounding. "
+            "Use at least two different anchors."
         )
     return Space(mean=mean, scale=float(norms.mean()), unit=unit, norms=norms)
 
@@ -174,7 +180,7 @@ def uncentred(space: Space) -> Space:
     anchors = space.unit * space.norms[:, None] + space.mean
     norms = row_norms(anchors)
     if not bool(norms.any()):
-        raise DegenerateAnchors("the anchors are all zero")
+        raise DegenerateAnchors("The anchors are all zero. Use at least two different anchors.")
     return Space(
         torch.zeros_like(space.mean), float(norms.mean()), unit_rows(anchors, norms), norms
     )

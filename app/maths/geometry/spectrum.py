@@ -109,14 +109,14 @@ def whitened_values(
 def check_power(power: float, field: str | None) -> None:
     """Raise InvalidOption unless the power is in [0, 1]."""
     if not (math.isfinite(power) and 0.0 <= power <= 1.0):
-        raise InvalidOption(f"a power must lie in [0, 1], got {power}", field=field)
+        raise InvalidOption(f"The power must lie in [0, 1], got {power}.", field=field)
 
 
 def check_ridge(ridge: float | None) -> None:
     """Raise InvalidOption unless the ridge is None or in [0, LARGEST_RIDGE]."""
     if ridge is not None and not 0.0 <= ridge <= LARGEST_RIDGE:
         raise InvalidOption(
-            f"ridge must lie in [0, {LARGEST_RIDGE:g}], got {ridge}", field="options.ridge"
+            f"`ridge` must lie in [0, {LARGEST_RIDGE:g}], got {ridge}.", field="options.ridge"
         )
 
 

@@ -207,7 +207,9 @@ def expected_cosines(
     Raises as `check_vectors`, and OutOfRange for the level.
     """
     if not 0 < level < 1:
-        raise OutOfRange(f"a level lies between 0 and 1, got {level}", field="level")
+        raise OutOfRange(
+            f"`level` must lie between 0 and 1, both excluded; got {level}.", field="level"
+        )
     check_vectors(vectors, dim=len(confidence.reference.mean))
     found = features(confidence.reference, vectors.float()).double()
     pointless = found[:, DISTANCE].isinf()
@@ -288,7 +290,7 @@ def _calibrate(
     """The regression on one half of the held-out anchors, the errors of the other half, and the
     strangeness of both.
     """
-    known = described[:, DISTANCE].isfinite()  # an anchor that equals the mean says nothing
+    known = described[:, DISTANCE].isfinite()  # an anchor at the mean has no cosine
     described, cosines = described[known], cosines[known]
     halves = _halves(len(cosines), seed)
     z = cosines.clamp(-LARGEST_COSINE, LARGEST_COSINE).atanh()

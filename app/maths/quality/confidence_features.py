@@ -1,4 +1,4 @@
-"""Features of a vector's position relative to the anchors of a reference; the input of confidence."""
+"""Features of a vector's position relative to the anchors of a reference, for its confidence."""
 
 from __future__ import annotations
 

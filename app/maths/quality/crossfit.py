@@ -222,7 +222,9 @@ def _equal_on_either_side(
                 0, side, label, "amin"
             )
             label = smallest[side]
-        label = label[label]  # the first anchor's own first: chains close in few rounds
+        label = label[
+            label
+        ]  # follow the first anchor's own first, so that chains close in few rounds
         if torch.equal(label, before):
             return label
 

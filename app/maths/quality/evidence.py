@@ -6,13 +6,14 @@ for item j, and pi = identity the given pairing. If the anchors of the two encod
 items, every other pairing would be as likely. Over all n! pairings of n items (Hoeffding 1951,
 theorem 2), with row means c_i., column means c_.j and mean c..,
 
-    mean S = n c..,    variance S = 1 / (n - 1) sum_ij d_ij^2,    d_ij = C[i, j] - c_i. - c_.j + c..,
+    mean S = n c..,  variance S = 1 / (n - 1) sum_ij d_ij^2,  d_ij = C[i, j] - c_i. - c_.j + c..,
 
 exactly, and S is nearly normal. A translation depends on the items that its fit has seen, so only
 items that were held out together may be exchanged: S, its mean and its variance are summed over
-folds. The sums of the folds are not independent, though: what item j adds to the translation of i,
-item i takes from that of j, so two folds count each pair of items with the same sign. That doubles
-the variance (FOLD_VARIANCE_FACTOR; measured on shuffled real anchors: 1.6 to 2.2 for cosines).
+folds. The sums of the folds are not independent, though: item j contributes to the
+translation of i as item i does to that of j, so two folds count each pair of items alike. That
+doubles the variance (FOLD_VARIANCE_FACTOR; measured on shuffled real anchors: 1.6 to 2.2 for
+cosines).
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def influence(
     check_ridge(ridge)
     if ridge == 0.0:
         raise InvalidOption(
-            "influence needs a ridge above 0: a row may be all that is known of a direction",
+            "Influence needs a ridge above 0, because a single row may span a direction.",
             field="options.ridge",
         )
     ridge = usual_ridge(x.spectrum, dim=x.dim) if ridge is None else ridge
@@ -191,9 +191,7 @@ LEAST_HARMFUL_GAIN = 1e-9
 def _hurting_rows(gain: Float64[Tensor, " k"], own: Float64[Tensor, " k"]) -> list[int]:
     if len(gain) < FEWEST_DISTINCT:
         return []
-    rounding = torch.finfo(torch.float64).eps * len(
-        gain
-    )  # where most are equal, that is the spread
+    rounding = torch.finfo(torch.float64).eps * len(gain)  # the spread where most values are equal
     scores = [robust_scores(each, least=rounding) for each in (gain, own)]
     outstanding: Bool[Tensor, " k"] = (scores[0] - scores[1]) / 2.0 > OUTSTANDING_SCORE
     rows = (outstanding & (gain > LEAST_HARMFUL_GAIN)).nonzero().flatten()

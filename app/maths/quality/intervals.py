@@ -38,16 +38,14 @@ def bootstrap_interval(
     n = values.shape[0]
     if n < 1 or not 0 < level < 1 or resamples < 1:
         raise OutOfRange(
-            "an interval needs at least one item, a level between 0 and 1, and at least one resample"
+            "An interval needs at least one item, a level between 0 and 1, and one resample."
         )
     table = values.double().reshape(n, -1)
     tail = _tail(level, n)
     ends = _resampled_means(table, resamples, seed).quantile(
         torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=0
     )
-    low, high = ends.clamp(
-        *table.aminmax(dim=0)
-    )  # a mean is rounded, and would leave the range by that
+    low, high = ends.clamp(*table.aminmax(dim=0))  # the rounding of a mean could leave the range
     return low.reshape(values.shape[1:]), high.reshape(values.shape[1:])
 
 
@@ -77,6 +75,7 @@ def _tail(level: float, n: int) -> float:
     if n == 1:
         return 0.0
     z, freedom = NormalDist().inv_cdf((1 + level) / 2), n - 1
-    # Student's quantile by its Cornish-Fisher series (Abramowitz and Stegun 26.7.5), close enough where the tail is not next to 0
+    # Student's quantile by its Cornish-Fisher series (Abramowitz and Stegun 26.7.5), accurate
+    # enough for tails that are not close to 0.
     t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
     return NormalDist().cdf(-math.sqrt(n / freedom) * t)

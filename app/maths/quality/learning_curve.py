@@ -113,7 +113,8 @@ class LearningCurve:
         """
         if not 1 <= start <= stop <= self.farthest:
             raise OutOfRange(
-                f"a curve through {self.looked} anchors says nothing beyond {self.farthest}"
+                f"The curve of {self.looked} anchors extends from 1 to {self.farthest} anchors; "
+                f"got {start} to {stop}."
             )
         line = self.lines[measure]
         gains = {

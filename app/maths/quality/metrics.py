@@ -26,7 +26,7 @@ DEFAULT_NEIGHBOURS = 10
 
 @dataclass(frozen=True)
 class Quality:
-    """The means of one translation over `n` held-out items; recall and Jaccards at `k` neighbours."""
+    """Means of one translation over `n` held-out items; recall and Jaccards at `k` neighbours."""
 
     n: int
     k: int

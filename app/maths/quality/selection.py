@@ -127,7 +127,7 @@ def choose_method(
             usual.method,
             options,
             prefer,
-            "the usual: too few distinct anchors to hold any out",
+            "the usual method: there are too few distinct anchors to compare methods",
             len(source),
             0,
         )
@@ -199,11 +199,11 @@ def _standard_error(values: Float64[Tensor, "*c n"]) -> Float64[Tensor, " *c"]:
 def _reason(usual: bool, best: bool) -> str:
     if usual:
         return (
-            "the usual, and the best of all"
+            "the usual method, which is also the best"
             if best
-            else f"the usual: no other is better by {DECISIVE_ERRORS} standard errors"
+            else f"the usual method: no other is better by {DECISIVE_ERRORS} standard errors"
         )
-    return f"the best of all, better than the usual by more than {DECISIVE_ERRORS} standard errors"
+    return f"the best method, more than {DECISIVE_ERRORS} standard errors better than the usual one"
 
 
 class _Natives(NamedTuple):
@@ -247,7 +247,7 @@ def _measure_candidates(
     outside a fold are one vector.
     """
     natives = _natives(target[first])
-    place = first.cumsum(0) - 1  # of an anchor among those that count
+    place = first.cumsum(0) - 1  # each anchor's place among those that count
     scores = torch.zeros(len(candidates), len(source), len(SELECTION_MEASURES))
     for fold in range(SELECTION_FOLDS):
         held, rest = ((fold_of == fold) & first).nonzero().flatten(), fold_of != fold
@@ -282,7 +282,7 @@ class _Fold:
         name, given = candidate
         options = resolve(name, given, anchors=self._x.size)
         key = (METHODS[name].affine, bool(options.get("centre", True)))
-        if key not in self._frames:  # what is the same for many candidates is made once
+        if key not in self._frames:  # many candidates share a frame
             pair = pair_for(name, self._x, self._y, options)
             self._frames[key] = _Frame(
                 pair, self._vectors, self._natives, affine=METHODS[name].affine

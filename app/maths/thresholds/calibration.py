@@ -306,7 +306,7 @@ def _resampled_maps(
 
 
 def _map_interval(calibration: Calibration, score: float, level: float) -> tuple[float, float]:
-    """The central `level` of the resampled maps at the score; beyond the grid, of those at its end."""
+    """The central `level` of the resampled maps at the score; beyond the grid, at its end."""
     grid = calibration.grid
     place = float(np.interp(score, grid.numpy(), np.arange(len(grid))))
     left, right = math.floor(place), math.ceil(place)

@@ -103,7 +103,7 @@ def best_threshold(
     wanted = torch.where(reached[order], weight, 0.0)
     f1 = 2 * wanted.cumsum(0) / (weight.cumsum(0) + wanted.sum())
     lower = torch.cat([scores[1:], torch.tensor([-1.0], dtype=torch.float64)])
-    f1[:-1][scores[:-1] == scores[1:]] = -1.0  # no threshold parts equals
+    f1[:-1][scores[:-1] == scores[1:]] = -1.0  # no threshold separates equal scores
     last = int(f1.argmax())
     return float(scores[last] + lower[last]) / 2
 

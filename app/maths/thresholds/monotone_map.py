@@ -47,7 +47,7 @@ def join_strata(pairs: Int64[Tensor, " s"]) -> Int64[Tensor, " s"]:
             bin_, held = bin_ + 1, 0
         labels.append(bin_)
         held += count
-    if held < FEWEST_PAIRS and bin_ > 0:  # what is left at the low end joins its neighbour
+    if held < FEWEST_PAIRS and bin_ > 0:  # the rest at the low end joins its neighbour
         labels = [min(label, bin_ - 1) for label in labels]
     return max(labels) - torch.tensor(labels[::-1])
 
@@ -75,7 +75,7 @@ def fit_isotonic(
     """
     from scipy.optimize import (
         isotonic_regression,
-    )  # half a second that only who calibrates should wait for
+    )  # takes half a second, so only calibrations import it
 
     fitted = isotonic_regression(answer.numpy(), weights=weight.numpy())
     starts = fitted.blocks[:-1]

@@ -83,7 +83,7 @@ def reduced_rank(pair: Pair, *, ridge: float | None, rank: int | None) -> Core:
         )
         rank = int((shares < KEPT_VARIANCE).sum()) + 1
     if rank < 1:
-        raise InvalidOption(f"rank must be at least 1, got {rank}", field="options.rank")
+        raise InvalidOption(f"`rank` must be at least 1, got {rank}.", field="options.rank")
     kept = right[:rank]
     narrow: Core = (full @ kept.T) @ kept
     return narrow

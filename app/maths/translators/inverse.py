@@ -33,7 +33,7 @@ def farthest_points(unit: Float64[Tensor, "k d"], *, delta: float, start: int) -
     Source: Maiorca et al. 2024, equations 3 and 4 (|cos|, so that opposite anchors count as near).
     """
     if not (math.isfinite(delta) and 0.0 <= delta <= 1.0):
-        raise InvalidOption(f"delta must lie in [0, 1], got {delta}", field="options.delta")
+        raise InvalidOption(f"`delta` must lie in [0, 1], got {delta}.", field="options.delta")
     gram = unit @ unit.T if unit.shape[0] <= GRAM_LIMIT else None
 
     def distances_to(index: int) -> Float64[Tensor, " k"]:
@@ -69,7 +69,7 @@ def subspaces(
     k = unit.shape[0]
     if not 1 <= omega <= k:
         raise InvalidOption(
-            f"omega must lie between 1 and the number of anchors, {k}; got {omega}",
+            f"`omega` must lie between 1 and the number of anchors, {k}; got {omega}.",
             field="options.omega",
         )
     usable = (unit.abs().amax(dim=1) > 0).nonzero().flatten()

@@ -190,13 +190,17 @@ def resolve(name: str, given: Options, *, anchors: int) -> dict[str, Option]:
     for option in given:
         if option not in method.defaults:
             known = ", ".join(sorted(method.defaults))
-            raise UnknownOption(f"{name} takes {known}; not {option}", field=f"options.{option}")
+            raise UnknownOption(
+                f"Method `{name}` has no option `{option}`. Its options: {known}.",
+                field=f"options.{option}",
+            )
     options = {**method.defaults, **given}
     if "omega" in options and "omega" not in given:
         options["omega"] = min(_required_int(options, "omega"), anchors)
     if not 0 <= (options.get("seed") or 0) <= LARGEST_SEED:
         raise InvalidOption(
-            f"seed must lie in [0, {LARGEST_SEED}], got {options['seed']}", field="options.seed"
+            f"`seed` must lie in [0, {LARGEST_SEED}], got {options['seed']}.",
+            field="options.seed",
         )
     return options
 
@@ -237,8 +241,8 @@ def fit_decoder(name: str, target: Space, options: Options) -> Decoder:
     decode = METHODS[name].decode
     if decode is None:
         raise MethodNotIndependent(
-            f"{name} is fitted to both spaces, so it cannot decode relative vectors; "
-            f"use {', '.join(n for n, m in METHODS.items() if m.independent)}",
+            f"Method `{name}` is fitted to both spaces, so it cannot decode relative vectors. "
+            f"Use one of {', '.join(n for n, m in METHODS.items() if m.independent)}.",
             field="method",
         )
     return make_decoder(target, decode(target, options), renormalise=bool(options["renormalise"]))

@@ -169,7 +169,7 @@ def apply_into(
     NonFinite and OutOfRange, naming the rows of one step only.
     """
     count = vectors.shape[0]
-    if count <= ROWS_PER_STEP or out.device.type != "cpu":  # a GPU has no use for steps
+    if count <= ROWS_PER_STEP or out.device.type != "cpu":  # a GPU needs no steps
         return _step(translator, vectors, out, precision)
     flagged: RowFlags | None = None
     for start in range(0, count, ROWS_PER_STEP):
@@ -213,13 +213,13 @@ def _fast_step(
     above rounding noise.
     """
     if vectors.shape[0] == 1 and precision == "float32" and out.device.type == "cpu":
-        with np.errstate(all="ignore"):  # what overflows is left to the careful way
+        with np.errstate(all="ignore"):  # the careful path repeats rows that overflow
             return _fast_row(translator, vectors[0], out)
     decoder = translator.decoder
     centred = vectors.float() - translator.source_mean
     norms = torch.linalg.vector_norm(centred, dim=1)
     near, far = _shortest_and_longest(norms)
-    if not (translator.nearest <= near and far <= SAFE_FARTHEST):  # NaN is neither
+    if not (translator.nearest <= near and far <= SAFE_FARTHEST):  # false for NaN
         return False
     if precision == "float32":
         torch.mm(centred, decoder.matrix, out=out)
@@ -303,7 +303,9 @@ def _careful_step(translator: Translator, vectors: Float[Tensor, "n dx"]) -> Tra
         far := (~translated.isfinite().all(dim=1)).nonzero().flatten().tolist()
     ):
         raise OutOfRange(
-            f"{len(far)} vectors are too far from the mean to keep their norm in float32", rows=far
+            f"{len(far)} vectors are too far from the mean to keep their norm in float32. "
+            "Scale them down, or set `keep_norms` to false.",
+            rows=far,
         )
     return TranslatedRows(translated, at_mean, ~known & ~at_mean)
 
