@@ -150,12 +150,12 @@ def ridge_factor(rows: Float64[Tensor, "k d"], *, ridge: float) -> Float64[Tenso
 
 def nearest_cosines(unit: Float64[Tensor, "k d"]) -> Float64[Tensor, " k"]:
     """The largest cosine of each unit anchor to another one; -1 for a single anchor."""
-    found = []
+    blocks = []
     for start in range(0, len(unit), COSINE_ROWS):
         block = unit[start : start + COSINE_ROWS] @ unit.T
         block.diagonal(start).fill_(-1.0)
-        found.append(block.amax(dim=1).clamp(-1.0, 1.0))
-    return torch.cat(found)
+        blocks.append(block.amax(dim=1).clamp(-1.0, 1.0))
+    return torch.cat(blocks)
 
 
 def new_items(anchors: Float[Tensor, "k d"], pool: Float[Tensor, "n d"]) -> Bool[Tensor, " n"]:

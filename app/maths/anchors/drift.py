@@ -110,10 +110,10 @@ def compare_embeddings(
     size = len(old)
     nobody, all_ = torch.zeros(size, dtype=torch.bool), torch.ones(size, dtype=torch.bool)
     scale = _median_scale(old, new)
-    apart = alike = None
+    deviation = cosine_rows = None
     if old.shape[1] == new.shape[1]:
-        apart, alike = deviations(old, new), cosines(old, new)
-        differ, bound = _changed_rows(apart)
+        deviation, cosine_rows = deviations(old, new), cosines(old, new)
+        differ, bound = _changed_rows(deviation)
         if not bool(differ.any()):
             rounding: Rounding = (
                 "none"
@@ -122,20 +122,20 @@ def compare_embeddings(
                 if bound == SAME_DEVIATION
                 else "half"
             )
-            return Drift("unchanged", rounding, apart, alike, nobody, scale)
+            return Drift("unchanged", rounding, deviation, cosine_rows, nobody, scale)
         if _at_most_half(differ):
-            return Drift("partly-changed", None, apart, alike, differ, scale)
+            return Drift("partly-changed", None, deviation, cosine_rows, differ, scale)
         turned, _ = _changed_rows(deviations(unit(old), unit(new)))
         if not bool(turned.any()):
-            return Drift("rescaled", None, apart, alike, nobody, scale)
+            return Drift("rescaled", None, deviation, cosine_rows, nobody, scale)
         if _at_most_half(turned):
-            return Drift("partly-changed", None, apart, alike, turned, scale)
+            return Drift("partly-changed", None, deviation, cosine_rows, turned, scale)
     rows = _compared_rows(old, new, seed)
     held_out = _cross_fitted(old[rows], new[rows])
     if _is_rotation(old[rows], new[rows], held_out):
-        return Drift("rotated", None, apart, alike, all_, scale, held_out)
+        return Drift("rotated", None, deviation, cosine_rows, all_, scale, held_out)
     moved, z = _is_reordered(old[rows], new[rows]), _relatedness_or_none(old[rows], new[rows])
-    return Drift("changed", None, apart, alike, all_, scale, held_out, z, moved)
+    return Drift("changed", None, deviation, cosine_rows, all_, scale, held_out, z, moved)
 
 
 def deviations(old: Float[Tensor, "k d"], new: Float[Tensor, "k d"]) -> Float64[Tensor, " k"]:
@@ -161,9 +161,9 @@ def reorder_deviation(old: Float[Tensor, "k d"], new: Float[Tensor, "k d"]) -> f
     near it.
     """
     old, new = old.double(), new.double()
-    alike = unit(old) @ unit(new).T
-    apart = (deviations(old[alike.argmax(dim=0)], new), deviations(new[alike.argmax(dim=1)], old))
-    return max(float(each.max()) for each in apart)
+    table = unit(old) @ unit(new).T
+    largest = (deviations(old[table.argmax(dim=0)], new), deviations(new[table.argmax(dim=1)], old))
+    return max(float(each.max()) for each in largest)
 
 
 def cosine_correlation(old: Float[Tensor, "k d"], new: Float[Tensor, "k e"]) -> float:
@@ -221,13 +221,13 @@ def _cross_fitted(
     )
     if rotation is None or translator is None:
         return None
-    found = translator.translated
+    quality = translator.translated
     return OldToNewQuality(
-        found.n,
+        quality.n,
         rotation.translated.cosine,
-        found.cosine,
-        found.mrr,
-        found.recall,
+        quality.cosine,
+        quality.mrr,
+        quality.recall,
         _untranslated_cosine(old, new),
     )
 

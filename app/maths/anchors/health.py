@@ -62,10 +62,10 @@ def examine(anchors: Float64[Tensor, "k d"], space: Space) -> Health:
 
 def _collinear_with_earlier(unit: Float64[Tensor, "k d"]) -> list[int]:
     """Rows with |cos| to an earlier row above 1 - COLLINEAR_TOLERANCE."""
-    found = []
+    rows = []
     for start in range(0, unit.shape[0], COSINE_ROWS):
         block = unit[start : start + COSINE_ROWS]
         cosines = (block @ unit[: start + block.shape[0]].T).abs()
         earlier = cosines.tril(diagonal=start - 1) > 1 - COLLINEAR_TOLERANCE
-        found += (earlier.any(dim=1).nonzero().flatten() + start).tolist()
-    return found
+        rows += (earlier.any(dim=1).nonzero().flatten() + start).tolist()
+    return rows

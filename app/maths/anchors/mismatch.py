@@ -119,9 +119,9 @@ def compare_anchors(source: Float[Tensor, "k dx"], target: Float[Tensor, "k dy"]
         return Comparison("unclear", None, None, None, [])
     judged = ((x.abs().amax(dim=1) > 0) & (y.abs().amax(dim=1) > 0)).nonzero().flatten()
     x, y = x[judged], y[judged]
-    alike = cka(source, target) if len(source) >= 4 else None
+    similarity = cka(source, target) if len(source) >= 4 else None
     if len(judged) < FEWEST_DISTINCT:
-        return Comparison("unclear", None, None, alike, [])
+        return Comparison("unclear", None, None, similarity, [])
     z = relatedness(x, y)
     verdict: MismatchVerdict = (
         "related"
@@ -143,7 +143,7 @@ def compare_anchors(source: Float[Tensor, "k dx"], target: Float[Tensor, "k dy"]
     named = [
         each._replace(row=int(judged[each.row]), fits=int(judged[each.fits])) for each in suspects
     ]
-    return Comparison(verdict, z, float(agreement.median()), alike, named, shift)
+    return Comparison(verdict, z, float(agreement.median()), similarity, named, shift)
 
 
 def reduce_to_span(rows: Float64[Tensor, "k d"]) -> Float64[Tensor, "k r"]:
@@ -194,9 +194,9 @@ def relatedness(
     order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))
     halves = order[: len(order) // 2], order[len(order) // 2 :]
     scores = [
-        permutation_score(unit(ridge_predictions(x[known], y[known], x[held])), y[held])
+        permutation_score(unit(ridge_predictions(x[known], y[known], x[judged])), y[judged])
         for x, y in ((source, target), (target, source))
-        for known, held in (halves, halves[::-1])
+        for known, judged in (halves, halves[::-1])
     ]
     return sum(scores) / len(scores)
 
@@ -207,8 +207,8 @@ def permutation_score(predicted: Float64[Tensor, "m d"], true: Float64[Tensor, "
 
     0 where one side does not vary. Source: Hoeffding 1951, see `evidence.permutation_moments`.
     """
-    found, mean, variance = cosine_moments(predicted, true)
-    return (found - mean) / variance**0.5 if variance > 0 else 0.0
+    total, mean, variance = cosine_moments(predicted, true)
+    return (total - mean) / variance**0.5 if variance > 0 else 0.0
 
 
 def ridge_predictions(
@@ -275,8 +275,8 @@ def _fit_better(
 
 def _best_partner(sides: _Sides, rows: Int64[Tensor, " m"]) -> Int64[Tensor, " m"]:
     """For each of these rows of x, the row j of y with the largest p_i . y_j + q_j . x_i."""
-    found = [
+    partners = [
         (sides.p[part] @ sides.y.T + sides.x[part] @ sides.q.T).argmax(dim=1)
         for part in torch.split(rows, COSINE_ROWS)
     ]
-    return torch.cat(found) if found else rows
+    return torch.cat(partners) if partners else rows

@@ -106,7 +106,7 @@ class AnchorState:
     def snapshot(self) -> State:
         """A copy on the CPU that later steps do not change."""
         assert self.partner is not None
-        held = {
+        tensors = {
             "free": self.free,
             "first_moment": self.first_moment,
             "second_moment": self.second_moment,
@@ -116,8 +116,8 @@ class AnchorState:
             "agreement": torch.tensor(self.facts.get("agreement", torch.nan), dtype=torch.float64),
         }
         if self.carried is not None:
-            held["carried"] = self.carried
-        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in held.items()}
+            tensors["carried"] = self.carried
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
     def restore(self, state: State) -> None:
         """Restore the state of a snapshot."""
@@ -177,18 +177,20 @@ def _start(
     seeds', then random ones.
     """
     generator = torch.Generator().manual_seed(descent.seed)
-    taken = {i for i, _ in seeds}
+    seed_rows = {i for i, _ in seeds}
     others = [
-        i for i in torch.randperm(len(pools.x), generator=generator).tolist() if i not in taken
+        i for i in torch.randperm(len(pools.x), generator=generator).tolist() if i not in seed_rows
     ]
     rows = ([i for i, _ in seeds] + others)[: descent.size]
     # Drawn on the CPU, so that equal seeds give equal starts on every device.
-    drawn = normalize(
+    random_anchors = normalize(
         torch.randn(descent.size - len(seeds), pools.y.shape[1], generator=generator)
     ).to(pools.device)
     known = pools.y[[j for _, j in seeds]]
     frozen, free = (
-        (known, drawn) if descent.freeze_seeds else (known[:0], torch.cat([known, drawn]))
+        (known, random_anchors)
+        if descent.freeze_seeds
+        else (known[:0], torch.cat([known, random_anchors]))
     )
     return rows, AnchorState(frozen, free, torch.zeros_like(free), torch.zeros_like(free))
 
@@ -203,16 +205,16 @@ def _step(
 ) -> None:
     """One step of Algorithm 1: lines 4 to 8."""
     relative_y = product(pools.y, torch.cat([anchors.frozen, anchors.free]).T, beat=beat)
-    wanted = correspond(
+    targets = correspond(
         RelativePools(relative_x, relative_y, anchors.done, anchors.carried, pools.memory, beat)
     )
-    loss, gradient = mean_squares(pools.y, relative_y, wanted, beat=beat)
+    loss, gradient = mean_squares(pools.y, relative_y, targets, beat=beat)
     _descend(anchors, gradient[len(anchors.frozen) :], rate)
     facts = {"loss": loss}
     if anchors.partner is not None:
-        facts["agreement"] = float((wanted.partner == anchors.partner).double().mean())
+        facts["agreement"] = float((targets.partner == anchors.partner).double().mean())
     anchors.done, anchors.facts = anchors.done + 1, facts
-    anchors.partner, anchors.carried = wanted.partner, wanted.carried
+    anchors.partner, anchors.carried = targets.partner, targets.carried
 
 
 def _descend(anchors: AnchorState, gradient: Float32[Tensor, "g d"], rate: float) -> None:
@@ -241,7 +243,7 @@ def _descend(anchors: AnchorState, gradient: Float32[Tensor, "g d"], rate: float
 def mean_squares(
     y: Float32[Tensor, "m d"],
     relative_y: Float32[Tensor, "m size"],
-    wanted: TargetRelatives,
+    targets: TargetRelatives,
     *,
     beat: Beat = no_beat,
 ) -> tuple[float, Float32[Tensor, "size d"]]:
@@ -250,13 +252,13 @@ def mean_squares(
     """
     total, gradient = 0.0, y.new_zeros(relative_y.shape[1], y.shape[1])
     for rows, relative in zip(
-        torch.split(wanted.rows, LOSS_ROWS), torch.split(wanted.relative, LOSS_ROWS), strict=True
+        torch.split(targets.rows, LOSS_ROWS), torch.split(targets.relative, LOSS_ROWS), strict=True
     ):
         beat()
         difference = relative_y[rows] - relative
         total += float(difference.square().sum(dtype=torch.float64))
         gradient.addmm_(difference.T, y[rows])
-    return total / wanted.relative.numel(), gradient.mul_(2 / wanted.relative.numel())
+    return total / targets.relative.numel(), gradient.mul_(2 / targets.relative.numel())
 
 
 def _round_to_items(
@@ -277,19 +279,19 @@ def _round_to_items(
             largest.indices.cpu(),
         )
     pairs, nearness = seeds[:frozen], list[float]()
-    taken = {j for _, j in pairs}
+    used_items = {j for _, j in pairs}
     for index in cosines.argsort(descending=True, stable=True).tolist():
         j = int(nearest[index])
-        if j not in taken:
-            taken.add(j)
+        if j not in used_items:
+            used_items.add(j)
             pairs.append((rows[frozen + index], j))
             nearness.append(float(cosines[index]))
     facts = dict(anchors.facts)
     if nearness:
         facts["nearness"] = sum(nearness) / len(nearness)
-    given = set(seeds)
+    seed_set = set(seeds)
     return GrownPairs(
-        torch.tensor(sorted(pairs, key=lambda pair: pair not in given)),
+        torch.tensor(sorted(pairs, key=lambda pair: pair not in seed_set)),
         torch.full((len(pairs),), torch.nan),
         facts,
     )

@@ -240,7 +240,7 @@ def find_temperature(
     q: Float32[Tensor, "n r"],
     y: Float32[Tensor, "m r"],
     potential: Float32[Tensor, " m"],
-    wanted: float,
+    perplexity: float,
     *,
     beat: Beat,
 ) -> float:
@@ -261,5 +261,5 @@ def find_temperature(
         weights = scaled.exp()
         total = weights.sum(dim=1)
         entropy = (total.log() - weights.mul_(scaled).sum(dim=1) / total).mean()
-        low, high = (low, tau) if float(entropy.exp()) > wanted else (tau, high)
+        low, high = (low, tau) if float(entropy.exp()) > perplexity else (tau, high)
     return float((low * high) ** 0.5)

@@ -152,22 +152,22 @@ def confirm_pairs(
     """
     chosen = torch.zeros(len(pairs), dtype=torch.bool, device=pairs.device)
     ranks = torch.full((len(seeds),), torch.nan, device=x.device)
-    last = normalize(y)
+    unit_y = normalize(y)
     for known in (half, ~half):
         if not bool(known.any()):
             continue
         transform = graded_map(x[pairs[known, 0]], y[pairs[known, 1]])
         q = normalize(x @ transform.float())
-        found = mutual_partners(q, last, memory=memory, beat=beat)
+        partners = mutual_partners(q, unit_y, memory=memory, beat=beat)
         judged = ~known
-        chosen[judged] = found[pairs[judged, 0]] == pairs[judged, 1]
+        chosen[judged] = partners[pairs[judged, 0]] == pairs[judged, 1]
         outside = ~torch.isin(seeds[:, 0], pairs[known, 0])
-        ranks[outside] = _seed_ranks(q, last, seeds[outside], memory=memory, beat=beat)
+        ranks[outside] = _seed_ranks(q, unit_y, seeds[outside], memory=memory, beat=beat)
     return chosen, ranks
 
 
 def estimate_right(
-    votes: Votes, sure: Float32[Tensor, " a"], *, agreed: float, chance: Confirmation | None
+    votes: Votes, confidences: Float32[Tensor, " a"], *, agreed: float, chance: Confirmation | None
 ) -> BootstrapEstimate:
     """The estimated share of right pairs: the mean of their confidences (a,), limited by the seeds.
 
@@ -175,7 +175,7 @@ def estimate_right(
     """
     seeds = len(votes.seed_rank)
     hits = int((votes.seed_rank <= SUSPECT_RANK).sum())
-    mean = float(sure.double().mean()) if len(sure) else 0.0
+    mean = float(confidences.double().mean()) if len(confidences) else 0.0
     return BootstrapEstimate(
         right=min(mean, wilson_upper(hits, seeds)),
         agreement=agreed,
@@ -186,12 +186,12 @@ def estimate_right(
     )
 
 
-def pair_confidence(votes: Votes, worth: float) -> Float32[Tensor, " p"]:
+def pair_confidence(votes: Votes, credibility: float) -> Float32[Tensor, " p"]:
     """P(right) of each pair (p,): RIGHT_BY_VOTES of its votes, times the credibility of the whole
     result.
     """
     table = votes.confirmed.new_tensor(RIGHT_BY_VOTES)
-    return table[(votes.confirmed * (len(RIGHT_BY_VOTES) - 1)).round().long()] * worth
+    return table[(votes.confirmed * (len(RIGHT_BY_VOTES) - 1)).round().long()] * credibility
 
 
 def answer_credibility(
@@ -234,11 +234,11 @@ def wrong_seeds(votes: Votes, seeds: Int64[Tensor, "s 2"]) -> list[int]:
     items to another.
     """
     certain = votes.pairs[votes.confirmed == 1]
-    taken = torch.zeros(len(seeds), dtype=torch.bool)
+    contradicted = torch.zeros(len(seeds), dtype=torch.bool)
     for side in (0, 1):
         other = torch.isin(seeds[:, side], certain[:, side])
-        taken |= other & ~torch.isin(_pair_keys(seeds), _pair_keys(certain))
-    return ((votes.seed_rank > SUSPECT_RANK) | taken).nonzero()[:, 0].tolist()
+        contradicted |= other & ~torch.isin(_pair_keys(seeds), _pair_keys(certain))
+    return ((votes.seed_rank > SUSPECT_RANK) | contradicted).nonzero()[:, 0].tolist()
 
 
 def wilson_upper(hits: int, of: int) -> float:
@@ -295,20 +295,20 @@ def d_optimal_rows(
     inverse = torch.linalg.inv(
         z[known].T @ z[known] + torch.eye(z.shape[1], dtype=torch.float64, device=z.device)
     )
-    left = (z @ inverse).mul(z).sum(dim=1)
+    leverage = (z @ inverse).mul(z).sum(dim=1)
     # Typical rows help more than isolated ones: leverage times the mean of squared cosines to
     # others.
     typical = ((z @ (z.T @ z / len(z))) * z).sum(dim=1)
-    open_ = ~settled
-    open_[known] = False
+    candidates = ~settled
+    candidates[known] = False
     chosen: list[int] = []
-    for _ in range(min(count, int(open_.sum()))):
-        row = int((left * typical).masked_fill(~open_, -torch.inf).argmax())
+    for _ in range(min(count, int(candidates.sum()))):
+        row = int((leverage * typical).masked_fill(~candidates, -torch.inf).argmax())
         chosen.append(row)
-        open_[row] = False
+        candidates[row] = False
         step = inverse @ z[row]
         scale = 1 + z[row] @ step
-        left -= (z @ step).square() / scale
+        leverage -= (z @ step).square() / scale
         inverse -= torch.outer(step, step) / scale
     return torch.tensor(chosen, dtype=torch.int64, device=along.device)
 

@@ -66,19 +66,19 @@ def run(
     that method.
     """
     if isinstance(settings, attempts.SelfLearningSettings):
-        learnt = self_learning.learn(pools, seeds, settings, state=state, on_step=on_step)
+        result = self_learning.learn(pools, seeds, settings, state=state, on_step=on_step)
         return Outcome(
-            learnt.pairs,
-            learnt.confidence,
-            learnt.estimate,
-            learnt.wrong_seeds,
-            learnt.ask,
-            learnt.facts,
+            result.pairs,
+            result.confidence,
+            result.estimate,
+            result.wrong_seeds,
+            result.ask,
+            result.facts,
         )
     optimise = soft_plan.grow if isinstance(settings, soft_plan.SoftPlanSettings) else paper.grow
-    grown = optimise(pools, seeds, settings, state=state, on_step=on_step)  # type: ignore[arg-type]
+    pairs = optimise(pools, seeds, settings, state=state, on_step=on_step)  # type: ignore[arg-type]
     return judge_pairs(
-        pools, seeds, grown, seed=settings.seed, on_step=on_step, total=settings.steps
+        pools, seeds, pairs, seed=settings.seed, on_step=on_step, total=settings.steps
     )
 
 
@@ -105,22 +105,24 @@ def judge_pairs(
         annealing.principal_directions(pools.x, beat=beat),
         annealing.principal_directions(pools.y, beat=beat),
     )
-    pairs, known = (
+    pairs, seed_rows = (
         rows.to(pools.device) for rows in (grown.pairs, self_learning.seed_tensor(seeds))
     )
     rounds = []
     for repeat in range(CONFIRMATIONS):
         half = draw_half(len(pairs), repeat, seed).to(pairs.device)
         rounds.append(
-            confirm_pairs(x.along, y.along, pairs, known, half, memory=pools.memory, beat=beat)
+            confirm_pairs(x.along, y.along, pairs, seed_rows, half, memory=pools.memory, beat=beat)
         )
     votes = Votes.counted(pairs, *zip(*rounds, strict=True))
-    told = estimate_right(votes, votes.confirmed, agreed=math.nan, chance=None)
+    estimate = estimate_right(votes, votes.confirmed, agreed=math.nan, chance=None)
     # A result that is mostly wrong cannot identify wrong seeds.
-    wrong = wrong_seeds(votes, known.cpu()) if told.right > self_learning.LIKELY_RIGHT else []
-    believed = [i for row, (i, _) in enumerate(seeds) if row not in set(wrong)]
+    wrong_rows = (
+        wrong_seeds(votes, seed_rows.cpu()) if estimate.right > self_learning.LIKELY_RIGHT else []
+    )
+    believed = [i for row, (i, _) in enumerate(seeds) if row not in set(wrong_rows)]
     certain = grown.pairs[votes.confirmed > self_learning.LIKELY_RIGHT, 0]
     ask = rows_to_label(
         x, torch.tensor(believed, dtype=torch.int64), certain, self_learning.ROWS_TO_LABEL
     )
-    return Outcome(grown.pairs, votes.confirmed, told, wrong, ask, grown.facts)
+    return Outcome(grown.pairs, votes.confirmed, estimate, wrong_rows, ask, grown.facts)

@@ -93,9 +93,9 @@ def hubness_offsets(
     """
     # Computing the products again for the other side is twice as fast as the largest values of each
     # column.
-    there, _ = nearest_rows(q, y, k, memory=memory, beat=beat)
-    back, _ = nearest_rows(y, q, k, memory=memory, beat=beat)
-    return there.mean(dim=1), back.mean(dim=1)
+    from_q, _ = nearest_rows(q, y, k, memory=memory, beat=beat)
+    from_y, _ = nearest_rows(y, q, k, memory=memory, beat=beat)
+    return from_q.mean(dim=1), from_y.mean(dim=1)
 
 
 def best_matches(
@@ -130,11 +130,11 @@ def best_matches(
     return BestMatches(y_of_q, score_q, q_of_y, score_y)
 
 
-def mutual_pairs(found: BestMatches) -> MutualPairs:
+def mutual_pairs(matches: BestMatches) -> MutualPairs:
     """The pairs of `found` that choose each other."""
-    every = torch.arange(len(found.y_of_q), device=found.y_of_q.device)
-    i = every[found.q_of_y[found.y_of_q] == every]
-    return MutualPairs(i, found.y_of_q[i], found.score_q[i])
+    rows = torch.arange(len(matches.y_of_q), device=matches.y_of_q.device)
+    i = rows[matches.q_of_y[matches.y_of_q] == rows]
+    return MutualPairs(i, matches.y_of_q[i], matches.score_q[i])
 
 
 def product_blocks(

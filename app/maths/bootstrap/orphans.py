@@ -39,42 +39,45 @@ class OrphanTrials:
     """
 
     trials: int = 0
-    made: int = 0
-    found: int = 0
+    orphans: int = 0
+    paired: int = 0
 
     @property
     def share(self) -> float:
         """The share of orphans that are paired all the same, in [0, 1]; nan without any."""
-        return self.found / self.made if self.made else math.nan
+        return self.paired / self.orphans if self.orphans else math.nan
 
-    def wants(self, pairs: int, given: float) -> bool:
+    def needs_another(self, pairs: int, pair_share: float) -> bool:
         """Whether this many pairs, a share `given` of the smaller pool, need another trial."""
         if pairs < ORPHAN_PARTS:
             return False
-        first = self.made < ENOUGH_ORPHANS and self.trials < USUAL_TRIALS
+        first = self.orphans < ENOUGH_ORPHANS and self.trials < USUAL_TRIALS
         return first or (
-            self.trials < MOST_TRIALS and share_with_partner(given, self.share) < DOUBTFUL_SHARE
+            self.trials < MOST_TRIALS
+            and share_with_partner(pair_share, self.share) < DOUBTFUL_SHARE
         )
 
-    def right(self, pairs: int, given: float) -> float:
+    def right_share(self, pairs: int, pair_share: float) -> float:
         """The share of the pairs whose items belong together, as `share_with_partner`; of a
         doubtful result the lower bound.
 
         The bound uses the upper end of Wilson's interval for the paired orphans; a pair that
         becomes an orphan twice counts once.
         """
-        right = share_with_partner(given, self.share)
+        right = share_with_partner(pair_share, self.share)
         if right >= DOUBTFUL_SHARE:
             return right
-        different = min(self.made, pairs)
-        return share_with_partner(given, wilson_upper(math.ceil(self.share * different), different))
+        different = min(self.orphans, pairs)
+        return share_with_partner(
+            pair_share, wilson_upper(math.ceil(self.share * different), different)
+        )
 
 
 def run_trial(
     x: Float32[Tensor, "n rx"],
     y: Float32[Tensor, "m ry"],
     pairs: Int64[Tensor, "p 2"],
-    tried: OrphanTrials,
+    trials: OrphanTrials,
     *,
     seed: int,
     memory: int,
@@ -83,16 +86,16 @@ def run_trial(
     """The earlier trials and one more, with at least ORPHAN_PARTS pairs (p, 2); deterministic by
     seed and number of trials.
     """
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + tried.trials) % 2**63)
-    mixed = pairs[torch.randperm(len(pairs), generator=generator).to(pairs.device)]
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + trials.trials) % 2**63)
+    shuffled = pairs[torch.randperm(len(pairs), generator=generator).to(pairs.device)]
     count = len(pairs) // ORPHAN_PARTS
-    found = _paired_orphans(
-        x, y, mixed[:count], mixed[count : 2 * count], mixed[2 * count :], memory, beat
+    paired = _paired_orphans(
+        x, y, shuffled[:count], shuffled[count : 2 * count], shuffled[2 * count :], memory, beat
     )
-    return OrphanTrials(tried.trials + 1, tried.made + count, tried.found + found)
+    return OrphanTrials(trials.trials + 1, trials.orphans + count, trials.paired + paired)
 
 
-def share_with_partner(given: float, found: float) -> float:
+def share_with_partner(pair_share: float, orphan_share: float) -> float:
     """The share of the given pairs whose items belong together, in [0, 1], from the share of
     orphans that are paired.
 
@@ -100,12 +103,12 @@ def share_with_partner(given: float, found: float) -> float:
            given = FINDABLE_SHARE c + o (1 - c) with o = `found`, and the second part is wrong.
            Where items with a partner are harder to find than FINDABLE_SHARE, the result is too low.
     """
-    if math.isnan(found) or given <= 0:
+    if math.isnan(orphan_share) or pair_share <= 0:
         return 1.0
-    if given <= found or found >= FINDABLE_SHARE:
+    if pair_share <= orphan_share or orphan_share >= FINDABLE_SHARE:
         return 0.0
-    common = min(1.0, (given - found) / (FINDABLE_SHARE - found))
-    return 1 - found * (1 - common) / given
+    common = min(1.0, (pair_share - orphan_share) / (FINDABLE_SHARE - orphan_share))
+    return 1 - orphan_share * (1 - common) / pair_share
 
 
 def _paired_orphans(
@@ -127,12 +130,12 @@ def _paired_orphans(
         return learn_and_match(left, right, pairs, memory=memory, beat=beat)
 
     claimed = partner_pairs(matched(known))
-    lone = (
+    is_orphan = (
         torch.isin(claimed[:, 0], place_x[without_y[:, 0]])
         if len(x) <= len(y)
         else torch.isin(claimed[:, 1], place_y[without_x[:, 1]])
     )
-    claimed = claimed[lone]
+    claimed = claimed[is_orphan]
     votes = torch.zeros(len(claimed), device=x.device)
     for repeat in range(CONFIRMATIONS):
         half = draw_half(len(known), repeat, 0).to(known.device)
@@ -141,9 +144,9 @@ def _paired_orphans(
 
 
 def _remaining_rows(
-    rows: int, gone: Int64[Tensor, " o"]
+    rows: int, removed: Int64[Tensor, " o"]
 ) -> tuple[Int64[Tensor, " l"], Int64[Tensor, " n"]]:
-    """(l,) the remaining rows, and (n,) the place of each among them; undefined for removed rows."""
-    there = torch.ones(rows, dtype=torch.bool, device=gone.device)
-    there[gone] = False
-    return there.nonzero()[:, 0], there.cumsum(dim=0) - 1
+    """The remaining rows (l,), and the place of each among them (n,); undefined for removed ones."""
+    remains = torch.ones(rows, dtype=torch.bool, device=removed.device)
+    remains[removed] = False
+    return remains.nonzero()[:, 0], remains.cumsum(dim=0) - 1

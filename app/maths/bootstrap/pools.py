@@ -105,33 +105,38 @@ def _unit_about_mean(pool: Float[Tensor, "n d"], beat: Beat) -> Float32[Tensor, 
     check_vectors(pool)
     n, pieces = len(pool), torch.split(pool, max(1, NUMBERS_PER_PIECE // pool.shape[1]))
 
-    def every(piece: Tensor) -> Tensor:
+    def in_float64(piece: Tensor) -> Tensor:
         beat()
         return piece.double()
 
-    lengths = torch.cat([row_norms(every(piece)) for piece in pieces])
-    heard = (
+    lengths = torch.cat([row_norms(in_float64(piece)) for piece in pieces])
+    counted = (
         (lengths <= OUTLIER_LENGTH * lengths.median())
         if bool(lengths.median() > 0)
         else torch.ones_like(lengths, dtype=torch.bool)
     )
-    votes = torch.split(heard.double() / heard.sum(), len(pieces[0]))
+    weights = torch.split(counted.double() / counted.sum(), len(pieces[0]))
     mean = torch.stack(
-        [vote @ every(piece) for vote, piece in zip(votes, pieces, strict=True)]
+        [weight @ in_float64(piece) for weight, piece in zip(weights, pieces, strict=True)]
     ).sum(dim=0)
-    distances = torch.cat([row_norms(every(piece) - mean) for piece in pieces])
-    farthest = float(distances[heard].max())
+    distances = torch.cat([row_norms(in_float64(piece) - mean) for piece in pieces])
+    farthest = float(distances[counted].max())
     if float(mean.norm()) > n * torch.finfo(torch.float64).eps * farthest:
         # Where the mean is large beside the spread, its rounding would add one common direction of
         # noise.
         rest = torch.stack(
-            [vote @ (every(piece) - mean) for vote, piece in zip(votes, pieces, strict=True)]
+            [
+                weight @ (in_float64(piece) - mean)
+                for weight, piece in zip(weights, pieces, strict=True)
+            ]
         ).sum(dim=0)
     else:
         mean = rest = torch.zeros_like(mean)
     unit = torch.empty(pool.shape, dtype=torch.float32, device=pool.device)
     for start, piece in zip(range(0, n, len(pieces[0])), pieces, strict=True):
-        unit[start : start + len(piece)] = directions_and_norms(every(piece) - mean - rest, mean)[0]
+        unit[start : start + len(piece)] = directions_and_norms(
+            in_float64(piece) - mean - rest, mean
+        )[0]
     if not bool(unit.any()):
         raise DegenerateAnchors(
             f"The {n} items of a pool are all the same vector, up to float32 rounding. "

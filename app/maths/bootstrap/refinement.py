@@ -49,11 +49,11 @@ def mutual_partners(
     """(n,) for each row of unit q its mutual best match by CSLS in the rows of unit y, or -1."""
     k = min(CSLS_NEIGHBOURS, len(q), len(y))
     offset_q, offset_y = hubness_offsets(q, y, k, memory=memory, beat=beat)
-    found = mutual_pairs(
+    pairs = mutual_pairs(
         best_matches(q, y, offset_q=offset_q, offset_y=offset_y, memory=memory, beat=beat)
     )
     partner = torch.full((len(q),), -1, dtype=torch.int64, device=q.device)
-    partner[found.i] = found.j
+    partner[pairs.i] = pairs.j
     return partner
 
 

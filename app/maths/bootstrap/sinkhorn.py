@@ -87,13 +87,13 @@ def softmin(
     """-epsilon (log n + log sum_j exp((potential_j - M_ij) / epsilon)) (n,): the potential that
     gives every row mass 1/n.
     """
-    found = torch.empty(len(rows), dtype=torch.float64, device=rows.device)
+    potentials = torch.empty(len(rows), dtype=torch.float64, device=rows.device)
     for piece, block in logit_blocks(
         rows, others, potential, epsilon=epsilon, memory=memory, beat=beat
     ):
         largest, sums = _exponentials(block)
-        found[piece] = largest.double() + sums.double().log_()
-    return found.add_(math.log(len(rows))).mul_(-epsilon)
+        potentials[piece] = largest.double() + sums.double().log_()
+    return potentials.add_(math.log(len(rows))).mul_(-epsilon)
 
 
 def column_argmax(
@@ -112,15 +112,15 @@ def column_argmax(
     gives all its mass to it. Among masses that the dtype does not distinguish the nearest x counts,
     and among equally near ones the lowest row.
     """
-    found = torch.empty(len(y), dtype=torch.int64, device=y.device)
+    rows = torch.empty(len(y), dtype=torch.int64, device=y.device)
     scaled = (u / epsilon).to(y.dtype)
-    alike = EQUAL_MASS_ROUNDINGS * torch.finfo(y.dtype).eps * scaled.abs().max()
+    tolerance = EQUAL_MASS_ROUNDINGS * torch.finfo(y.dtype).eps * scaled.abs().max()
     # A fifth of the memory is for the mask, which takes one byte where the block takes four or
     # eight.
     for piece, block in logit_blocks(y, x, u, epsilon=epsilon, memory=memory * 4 // 5, beat=beat):
-        less = block < (block.amax(dim=1) - alike)[:, None]
-        found[piece] = block.sub_(scaled).masked_fill_(less, -torch.inf).max(dim=1).indices
-    return found
+        lighter = block < (block.amax(dim=1) - tolerance)[:, None]
+        rows[piece] = block.sub_(scaled).masked_fill_(lighter, -torch.inf).max(dim=1).indices
+    return rows
 
 
 def barycentre(
@@ -153,7 +153,7 @@ def logit_blocks(
     memory: int,
     beat: Beat,
 ) -> Iterator[tuple[slice, Float[Tensor, "c m"]]]:
-    """(potential_j - M_ij) / epsilon in blocks, as from `product_blocks`; in the dtype of the rows."""
+    """(potential_j - M_ij) / epsilon in blocks, as from `product_blocks`, in the dtype of rows."""
     centre = (rows.sum(dim=0, dtype=torch.float64) + others.sum(dim=0, dtype=torch.float64)) / (
         len(rows) + len(others)
     )

@@ -66,14 +66,14 @@ def centroid_overlap(
     best, value = np.arange(count), -np.inf
     for _ in range(settings.starts):
         beat()
-        found = quadratic_assignment(
+        assignment = quadratic_assignment(
             kernel_x,
             kernel_y,
             method="faq",
             options={"maximize": True, "P0": "randomized", "rng": generator},
         )
-        if found.fun > value:
-            best, value = found.col_ind, found.fun
+        if assignment.fun > value:
+            best, value = assignment.col_ind, assignment.fun
     weight = np.minimum(weight_x, weight_y[best])
     return torch.from_numpy((centres_x * weight[:, None]).T @ centres_y[best]).to(x)
 

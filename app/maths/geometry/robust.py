@@ -21,8 +21,8 @@ def robust_scores(values: Float64[Tensor, " k"], *, least: float) -> Float64[Ten
     Returns (k,), dimensionless, in [-LARGEST_SCORE, LARGEST_SCORE]. Source: Rousseeuw and Hubert
     2011.
     """
-    apart = values - values.median()
-    spread = (NORMAL_CONSISTENCY * apart.abs().median()).clamp_min(
+    deviations = values - values.median()
+    spread = (NORMAL_CONSISTENCY * deviations.abs().median()).clamp_min(
         max(least, torch.finfo(torch.float64).tiny)
     )
-    return (apart / spread).clamp(-LARGEST_SCORE, LARGEST_SCORE)
+    return (deviations / spread).clamp(-LARGEST_SCORE, LARGEST_SCORE)

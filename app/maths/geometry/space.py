@@ -76,8 +76,8 @@ def check_vectors(vectors: Float[Tensor, "n d"], *, dim: int | None = None) -> N
     if not bool(finite.all()):
         rows = (~finite).nonzero().flatten().tolist()
         raise NonFinite(
-            f"{len(rows)} of {vectors.shape[0]} vectors contain NaN, infinity, or a number too large "
-            "for a float. Remove or repair them.",
+            f"{len(rows)} of {vectors.shape[0]} vectors contain NaN, infinity, or numbers too "
+            "large for a float. Remove or repair them.",
             rows=rows,
         )
     rows = (vectors.abs().amax(dim=1) > LARGEST_MAGNITUDE).nonzero().flatten().tolist()

@@ -97,8 +97,9 @@ def whitened(
 def whitened_values(
     spectrum: Spectrum, *, dim: int, power: float, ridge: float | None
 ) -> Float64[Tensor, " r"]:
-    """s (s^2 + ridge)^-power for each direction of unit anchors in `dim` dimensions; the arguments
-    are checked already.
+    """The values s (s^2 + ridge)^-power of unit anchors in `dim` dimensions, one per direction.
+
+    Does not check the arguments.
     """
     if power == 0.0:
         return spectrum.values

@@ -175,26 +175,28 @@ def fit_confidence(
     are one vector. Raises InvalidOption.
     """
     source, target = source.double(), target.double()
-    parted = cut_into_folds(source, target, folds=CONFIDENCE_PARTS, seed=seed)
-    if parted is None or int(parted[0].sum()) < FEWEST_FOR_CONFIDENCE:
+    parts = cut_into_folds(source, target, folds=CONFIDENCE_PARTS, seed=seed)
+    if parts is None or int(parts[0].sum()) < FEWEST_FOR_CONFIDENCE:
         return None
-    first, fold_of = parted
-    parts = min(CONFIDENCE_PARTS, math.ceil(ENOUGH_HELD_OUT * CONFIDENCE_PARTS / int(first.sum())))
+    first, fold_of = parts
+    part_count = min(
+        CONFIDENCE_PARTS, math.ceil(ENOUGH_HELD_OUT * CONFIDENCE_PARTS / int(first.sum()))
+    )
     mean = target.mean(dim=0)
-    described, cosines, reference = [], [], None
-    for part in range(parts):
-        others, held = fold_of != part, (fold_of == part) & first
+    tables, cosines, reference = [], [], None
+    for part in range(part_count):
+        others, held_rows = fold_of != part, (fold_of == part) & first
         try:
-            here, translated = _reference_and_translations(
-                name, source, target, options, others, held
+            part_reference, translated = _reference_and_translations(
+                name, source, target, options, others, held_rows
             )
         except DegenerateAnchors:
             return None
-        described.append(features(here, source[held].float()).double())
-        cosines.append((unit(translated - mean) * unit(target[held] - mean)).sum(dim=1))
-        reference = reference or here
+        tables.append(features(part_reference, source[held_rows].float()).double())
+        cosines.append((unit(translated - mean) * unit(target[held_rows] - mean)).sum(dim=1))
+        reference = reference or part_reference
     assert reference is not None
-    return _calibrate(reference, torch.cat(described), torch.cat(cosines), seed)
+    return _calibrate(reference, torch.cat(tables), torch.cat(cosines), seed)
 
 
 def expected_cosines(
@@ -211,17 +213,17 @@ def expected_cosines(
             f"`level` must lie between 0 and 1, both excluded; got {level}.", field="level"
         )
     check_vectors(vectors, dim=len(confidence.reference.mean))
-    found = features(confidence.reference, vectors.float()).double()
-    pointless = found[:, DISTANCE].isinf()
-    predicted = _predict(confidence, found)
+    table = features(confidence.reference, vectors.float()).double()
+    undirected = table[:, DISTANCE].isinf()
+    predicted = _predict(confidence, table)
     tails = error_interval(confidence.errors, level)
     low, high = (torch.nan, torch.nan) if tails is None else tails
     p_value = p_values(
-        _strangeness(found, confidence.usual, confidence.deviation), confidence.strangeness
+        _strangeness(table, confidence.usual, confidence.deviation), confidence.strangeness
     )
-    p_value = torch.where(pointless, torch.nan, p_value)
+    p_value = torch.where(undirected, torch.nan, p_value)
     cosine, least, most = (
-        torch.where(pointless, torch.nan, end).tanh()
+        torch.where(undirected, torch.nan, end).tanh()
         for end in (predicted, predicted + low, predicted + high)
     )
     return ExpectedCosines(cosine, least, most, p_value, p_value <= confidence.threshold)
@@ -255,7 +257,7 @@ def _reference_and_translations(
     target: Float64[Tensor, "k dy"],
     options: Options,
     others: Bool[Tensor, " k"],
-    held: Bool[Tensor, " k"],
+    held_rows: Bool[Tensor, " k"],
 ) -> tuple[Reference, Float64[Tensor, "h dy"]]:
     """The reference of the other parts' anchors, and translations of the held-out anchors by a fit
     to them.
@@ -264,7 +266,7 @@ def _reference_and_translations(
     x, spectrum = pair.source, pair.x
     # The rounding of |n(x)|^2 = 1 in float32 must not count as a part outside the span.
     ridge = max(usual_ridge(spectrum, dim=x.dim), 1e-6 * x.size)
-    compared = torch.randperm(x.size, generator=torch.Generator().manual_seed(0))[
+    sample = torch.randperm(x.size, generator=torch.Generator().manual_seed(0))[
         :MOST_COMPARED_ANCHORS
     ]
     reference = Reference(
@@ -273,11 +275,11 @@ def _reference_and_translations(
         right=spectrum.right.T.float().contiguous(),
         whitening=(1.0 / (spectrum.values.square() + ridge)).float(),
         beyond=1.0 / ridge,
-        anchors=(spectrum.left * spectrum.values)[compared].float().contiguous(),
+        anchors=(spectrum.left * spectrum.values)[sample].float().contiguous(),
         regression=align.regression(pair, ridge=None).float().contiguous(),
     )
     return reference, apply(
-        fit(name, x, pair.target, limit_omega(options, x.size)), source[held]
+        fit(name, x, pair.target, limit_omega(options, x.size)), source[held_rows]
     ).vectors.double()
 
 
@@ -294,13 +296,13 @@ def _calibrate(
     described, cosines = described[known], cosines[known]
     halves = _halves(len(cosines), seed)
     z = cosines.clamp(-LARGEST_COSINE, LARGEST_COSINE).atanh()
-    learnt = described[:, :REGRESSION_FEATURES]
-    centre, spread = _moments(learnt[halves[0]])
-    weights, offset = _fit_ridge(_standardise(learnt[halves[0]], centre, spread), z[halves[0]])
+    predictors = described[:, :REGRESSION_FEATURES]
+    centre, spread = _moments(predictors[halves[0]])
+    weights, offset = _fit_ridge(_standardise(predictors[halves[0]], centre, spread), z[halves[0]])
     usual, deviation = _moments(described)
     # Replace the 1 that `_moments` returns where all lengths are the same.
     deviation[LENGTH] = described[:, LENGTH].std(correction=0).clamp_min(LEAST_LENGTH_SPREAD)
-    made = Confidence(
+    confidence = Confidence(
         reference=reference,
         centre=centre,
         spread=spread,
@@ -311,8 +313,8 @@ def _calibrate(
         deviation=deviation,
         strangeness=_strangeness(described, usual, deviation).sort().values,
     )
-    errors = z[halves[1]] - _predict(made, described[halves[1]])
-    return Confidence(**{**vars(made), "errors": errors.sort().values})
+    errors = z[halves[1]] - _predict(confidence, described[halves[1]])
+    return Confidence(**{**vars(confidence), "errors": errors.sort().values})
 
 
 def _halves(count: int, seed: int) -> tuple[Int64[Tensor, " a"], Int64[Tensor, " b"]]:
@@ -336,39 +338,39 @@ def _standardise(
     return ((table - centre) / spread).clamp(-FARTHEST_DEVIATION, FARTHEST_DEVIATION)
 
 
-def _predict(confidence: Confidence, found: Float64[Tensor, "n g"]) -> Float64[Tensor, " n"]:
+def _predict(confidence: Confidence, table: Float64[Tensor, "n g"]) -> Float64[Tensor, " n"]:
     """The expected z of described vectors (n, 7)."""
     return (
-        _standardise(found[:, :REGRESSION_FEATURES], confidence.centre, confidence.spread)
+        _standardise(table[:, :REGRESSION_FEATURES], confidence.centre, confidence.spread)
         @ confidence.weights
         + confidence.offset
     )
 
 
 def _fit_ridge(
-    table: Float64[Tensor, "n f"], wanted: Float64[Tensor, " n"]
+    table: Float64[Tensor, "n f"], values_z: Float64[Tensor, " n"]
 ) -> tuple[Float64[Tensor, " f"], float]:
     """Ridge regression with an intercept, by SVD; its ridge has the least squared leave-one-out
     error over LEAVE_ONE_OUT_RIDGES.
     """
-    means, middle = table.mean(dim=0), wanted.mean()
+    means, middle = table.mean(dim=0), values_z.mean()
     left, values, right = torch.linalg.svd(table - means, full_matrices=False)
-    turned = left.T @ (wanted - middle)
+    rotated = left.T @ (values_z - middle)
 
     def left_out(ridge: float) -> float:
-        kept = values.square() / (values.square() + ridge)
-        leverage = left.square() @ kept + 1.0 / len(wanted)
+        shrinkage = values.square() / (values.square() + ridge)
+        leverage = left.square() @ shrinkage + 1.0 / len(values_z)
         return float(
-            ((wanted - middle - left @ (kept * turned)) / (1.0 - leverage)).square().mean()
+            ((values_z - middle - left @ (shrinkage * rotated)) / (1.0 - leverage)).square().mean()
         )
 
     ridge = min(LEAVE_ONE_OUT_RIDGES, key=left_out)
-    weights = right.T @ (values / (values.square() + ridge) * turned)
+    weights = right.T @ (values / (values.square() + ridge) * rotated)
     return weights, float(middle - means @ weights)
 
 
 def _strangeness(
-    found: Float64[Tensor, "n g"], usual: Float64[Tensor, " g"], deviation: Float64[Tensor, " g"]
+    table: Float64[Tensor, "n g"], usual: Float64[Tensor, " g"], deviation: Float64[Tensor, " g"]
 ) -> Float64[Tensor, " n"]:
     """Standardised leverage + balance, plus the squared and doubled excess of balance, distance and
     length over EXTREME_DEVIATION.
@@ -376,7 +378,7 @@ def _strangeness(
     Leverage and balance respond to other domains and random directions, the balance to reflections.
     Distance and length respond to vectors on another scale, whose directions are ordinary.
     """
-    standard = (found - usual) / deviation
+    standard = (table - usual) / deviation
     extreme = torch.stack(
         [standard[:, BALANCE], standard[:, DISTANCE].abs(), standard[:, LENGTH].abs()]
     )

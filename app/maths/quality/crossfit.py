@@ -96,22 +96,22 @@ def hold_out(
     Raises InvalidOption.
     """
     source, target = source.double(), target.double()
-    parted = cut_into_folds(source, target, folds=folds, seed=seed)
-    if parted is None:
+    parts = cut_into_folds(source, target, folds=folds, seed=seed)
+    if parts is None:
         return None
-    first, fold_of = parted
+    first, fold_of = parts
     folds = int(fold_of.max()) + 1
     enough = min(folds, math.ceil(MOST_HELD_OUT * folds / int(first.sum())))
     first &= fold_of < enough
     translated = torch.zeros_like(target)
     for fold in range(enough):
-        held = fold_of == fold
+        in_fold = fold_of == fold
         try:
-            x, y = fit_space(source[~held]), fit_space(target[~held])
+            x, y = fit_space(source[~in_fold]), fit_space(target[~in_fold])
         except DegenerateAnchors:
             return None
-        translated[held] = apply(
-            fit(name, x, y, limit_omega(options, x.size)), source[held]
+        translated[in_fold] = apply(
+            fit(name, x, y, limit_omega(options, x.size)), source[in_fold]
         ).vectors.double()
     return HeldOutTranslations(translated, first, fold_of)
 
@@ -147,12 +147,12 @@ def cross_fit(
     seed: int = 0,
 ) -> HeldOutQuality | None:
     """Held-out quality of the distinct anchors; arguments, None and errors as in `hold_out`."""
-    held = hold_out(name, source, target, options, seed=seed)
-    return None if held is None else held_out_quality(held, source, target)
+    translations = hold_out(name, source, target, options, seed=seed)
+    return None if translations is None else held_out_quality(translations, source, target)
 
 
 def held_out_quality(
-    held: HeldOutTranslations, source: Float[Tensor, "k dx"], target: Float[Tensor, "k dy"]
+    translations: HeldOutTranslations, source: Float[Tensor, "k dx"], target: Float[Tensor, "k dy"]
 ) -> HeldOutQuality:
     """The quality of held-out translations of raw anchors.
 
@@ -164,12 +164,12 @@ def held_out_quality(
     source, target = source.double(), target.double()
     mean = target.mean(dim=0)
     parts = [
-        ((held.fold_of == fold) & held.first).nonzero().flatten()
-        for fold in torch.unique(held.fold_of[held.first])
+        ((translations.fold_of == fold) & translations.first).nonzero().flatten()
+        for fold in torch.unique(translations.fold_of[translations.first])
     ]
     return HeldOutQuality(
         folds=len(parts),
-        translated=quality_in_parts(held.translated - mean, target - mean, parts),
+        translated=quality_in_parts(translations.translated - mean, target - mean, parts),
         do_nothing=quality_in_parts(
             do_nothing(source, target.shape[1]) - mean, target - mean, parts
         ),

@@ -78,25 +78,34 @@ def evaluate(
     truth = unit(native)
     index = truth if corpus is None else unit(corpus)
     own = corpus is None
-    wanted = search(cosines(truth, index), k, own=own)
-    own_wanted = wanted.near if own else _own_neighbours(truth, k, cosines)
-    sought = None if own else wanted.near[:, 0]
-    made = {}
+    native_results = search(cosines(truth, index), k, own=own)
+    native_neighbours = native_results.near if own else _own_neighbours(truth, k, cosines)
+    targets = None if own else native_results.near[:, 0]
+    evaluations = {}
     for name, vectors in queries.items():
-        ours = truth if vectors is native else unit(vectors)
-        found = (
-            wanted if vectors is native else search(cosines(ours, index), k, own=own, sought=sought)
+        unit_queries = truth if vectors is native else unit(vectors)
+        results = (
+            native_results
+            if vectors is native
+            else search(cosines(unit_queries, index), k, own=own, targets=targets)
         )
-        near = own_wanted if vectors is native else _own_neighbours(ours, k, cosines)
-        corrected = None
+        near = native_neighbours if vectors is native else _own_neighbours(unit_queries, k, cosines)
+        csls_quality = None
         if csls_neighbours is not None:
-            blocks = csls(ours, index, csls_neighbours, cosines=cosines)
-            corrected = _csls_quality(search(blocks, k, own=own, sought=sought), wanted, len(index))
+            blocks = csls(unit_queries, index, csls_neighbours, cosines=cosines)
+            csls_quality = _csls_quality(
+                search(blocks, k, own=own, targets=targets), native_results, len(index)
+            )
         items = compare_results(
-            ours, truth, found=found, wanted=wanted, own=near, own_wanted=own_wanted
+            unit_queries,
+            truth,
+            results=results,
+            native_results=native_results,
+            own=near,
+            native_own=native_neighbours,
         )
-        made[name] = QueryEvaluation(items, skewness(found.near, len(index)), corrected)
-    return made
+        evaluations[name] = QueryEvaluation(items, skewness(results.near, len(index)), csls_quality)
+    return evaluations
 
 
 def cosine_count(kinds: int, n: int, corpus: int | None, *, corrected: bool) -> int:
@@ -115,11 +124,11 @@ def _own_neighbours(
     return search(cosines(queries, queries), min(k, len(queries) - 1), own=True).near
 
 
-def _csls_quality(found: SearchResult, wanted: SearchResult, size: int) -> CslsQuality:
+def _csls_quality(results: SearchResult, native_results: SearchResult, size: int) -> CslsQuality:
     return CslsQuality(
-        reciprocal_rank=1.0 / found.ranks.double(),
-        recall=shared_count(found.near, wanted.near).double() / found.near.shape[1],
-        recall_1=(found.near[:, 0] == wanted.near[:, 0]).double(),
-        jaccard_target=jaccard(found.with_own, wanted.with_own),
-        skewness=skewness(found.near, size),
+        reciprocal_rank=1.0 / results.ranks.double(),
+        recall=shared_count(results.near, native_results.near).double() / results.near.shape[1],
+        recall_1=(results.near[:, 0] == native_results.near[:, 0]).double(),
+        jaccard_target=jaccard(results.with_own, native_results.with_own),
+        skewness=skewness(results.near, size),
     )

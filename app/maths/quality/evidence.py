@@ -136,19 +136,20 @@ class PermutationMoments(NamedTuple):
     variance: float
 
 
-def permutation_moments(worth: Float64[Tensor, "n n"]) -> PermutationMoments:
+def permutation_moments(scores: Float64[Tensor, "n n"]) -> PermutationMoments:
     """Moments of the sum of C[i, pi(i)], at pi = identity, for `worth` C (n, n), any units. Source:
     Hoeffding 1951, theorem 2.
     """
-    size = len(worth)
-    found, mean = float(worth.diagonal().sum()), float(worth.mean())
+    size = len(scores)
+    observed, mean = float(scores.diagonal().sum()), float(scores.mean())
     if size < 2:
-        return PermutationMoments(found, found, 0.0)
-    apart = worth - worth.mean(dim=1, keepdim=True) - worth.mean(dim=0) + mean
+        return PermutationMoments(observed, observed, 0.0)
+    residual = scores - scores.mean(dim=1, keepdim=True) - scores.mean(dim=0) + mean
     return PermutationMoments(
-        found,
+        observed,
         size * mean,
-        _without_rounding(float(apart.square().sum()), float(worth.square().sum())) / (size - 1),
+        _without_rounding(float(residual.square().sum()), float(scores.square().sum()))
+        / (size - 1),
     )
 
 
@@ -162,16 +163,16 @@ def cosine_moments(
     the unit is that of their products.
     """
     size = len(queries)
-    found, mean = float((queries * index).sum()), float(queries.mean(dim=0) @ index.mean(dim=0))
+    observed, mean = float((queries * index).sum()), float(queries.mean(dim=0) @ index.mean(dim=0))
     if size < 2:
-        return PermutationMoments(found, found, 0.0)
+        return PermutationMoments(observed, observed, 0.0)
     q, y = queries - queries.mean(dim=0), index - index.mean(dim=0)
     squares = (q.T @ q) * (y.T @ y) if size > q.shape[1] else (q @ y.T).square()
-    most = float(
+    scale = float(
         queries.square().sum() * index.square().sum()
     )  # of sum_ij C[i, j]^2, by Cauchy and Schwarz
     return PermutationMoments(
-        found, size * mean, _without_rounding(float(squares.sum()), most) / (size - 1)
+        observed, size * mean, _without_rounding(float(squares.sum()), scale) / (size - 1)
     )
 
 
@@ -181,19 +182,19 @@ def _rank_moments(
     """`permutation_moments` of 1 / the rank, in the whole index, of each of the items `members` for
     each query; a tie counts against it.
     """
-    worth = torch.empty(len(queries), len(queries), dtype=torch.float64)
+    scores = torch.empty(len(queries), len(queries), dtype=torch.float64)
     for start, block in cosine_blocks(queries, index):
         ordered = block.sort(dim=1).values
         below = torch.searchsorted(ordered, block[:, members].contiguous())
-        worth[start : start + len(block)] = 1.0 / (len(index) - below).double()
-    return permutation_moments(worth)
+        scores[start : start + len(block)] = 1.0 / (len(index) - below).double()
+    return permutation_moments(scores)
 
 
 def _against_chance(folds: list[PermutationMoments], items: int) -> ChanceComparison:
-    found, mean, variance = (sum(column) for column in zip(*folds, strict=True))
+    observed, mean, variance = (sum(column) for column in zip(*folds, strict=True))
     variance *= FOLD_VARIANCE_FACTOR if len(folds) > 1 else 1.0
     return ChanceComparison(
-        found / items, mean / items, (found - mean) / variance**0.5 if variance > 0 else 0.0
+        observed / items, mean / items, (observed - mean) / variance**0.5 if variance > 0 else 0.0
     )
 
 

@@ -66,7 +66,7 @@ def skewness(near: Int64[Tensor, "n k"], size: int) -> float:
     found very often; dimensionless. Sparse lists are skewed by themselves: N_k of random lists has
     1 / sqrt(n k / m). Source: Radovanovic et al. 2010, equation 1.
     """
-    found = torch.bincount(near.flatten(), minlength=size).double()
-    deviation = found - found.mean()
+    counts = torch.bincount(near.flatten(), minlength=size).double()
+    deviation = counts - counts.mean()
     variance = deviation.square().mean()
     return float(deviation.pow(3).mean() / variance**1.5) if variance > 0 else 0.0

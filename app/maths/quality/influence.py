@@ -124,7 +124,7 @@ def influence(
     others = fit.of(judges)
     chunks = [torch.arange(start, min(start + step, size)) for start in range(0, size, step)]
     gain = torch.cat(
-        [_mean_gains(fit.of(rows), others, apart=rows[:, None] != judges) for rows in chunks]
+        [_mean_gains(fit.of(rows), others, is_other=rows[:, None] != judges) for rows in chunks]
     )
     own = _left_out_cosines(fit)
     return Influence(gain, own, _hurting_rows(gain, own), min(len(judges), size - 1), ridge)
@@ -150,7 +150,7 @@ def _left_out_cosines(fit: _RidgeFit) -> Float64[Tensor, " k"]:
 
 
 def _mean_gains(
-    rows: _RidgeFit, judges: _RidgeFit, *, apart: Bool[Tensor, "c m"]
+    rows: _RidgeFit, judges: _RidgeFit, *, is_other: Bool[Tensor, "c m"]
 ) -> Float64[Tensor, " c"]:
     """The mean rise of cos over the judges, the row itself excluded, if the row is left out."""
     leverage = rows.factor @ judges.factor.T
@@ -163,10 +163,12 @@ def _mean_gains(
     )
     squared = squared / determinant.square()
     dots = (free * judges.dots + leverage * crossed) / determinant
-    risen = torch.where(
-        apart, _cosine_from_products(judges.sizes, dots, squared) - _left_out_cosines(judges), 0.0
+    rises = torch.where(
+        is_other,
+        _cosine_from_products(judges.sizes, dots, squared) - _left_out_cosines(judges),
+        0.0,
     )
-    gains: Tensor = risen.sum(dim=1) / apart.sum(dim=1).clamp_min(1)
+    gains: Tensor = rises.sum(dim=1) / is_other.sum(dim=1).clamp_min(1)
     return gains
 
 

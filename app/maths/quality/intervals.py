@@ -60,9 +60,9 @@ def _resampled_means(
     step = max(1, MOST_COUNTS // n)
     means = []
     for start in range(0, resamples, step):
-        drawn = torch.randint(n, (min(step, resamples - start), n), generator=generator)
-        counts = torch.zeros(drawn.shape, dtype=torch.float64).scatter_add_(
-            1, drawn, torch.ones((1, 1), dtype=torch.float64).expand(drawn.shape)
+        draws = torch.randint(n, (min(step, resamples - start), n), generator=generator)
+        counts = torch.zeros(draws.shape, dtype=torch.float64).scatter_add_(
+            1, draws, torch.ones((1, 1), dtype=torch.float64).expand(draws.shape)
         )
         means.append(counts @ table / n)
     return torch.cat(means)

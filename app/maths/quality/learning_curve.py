@@ -167,10 +167,10 @@ def learning_curve(
     if anchors > MOST_CURVE_ANCHORS:
         rows = torch.randperm(anchors, generator=generator)[:MOST_CURVE_ANCHORS]
         source, target = source[rows], target[rows]
-    parted = cut_into_folds(source, target, folds=folds, seed=seed)
-    if parted is None or int(parted[0].sum()) < SMALLEST_FOLD * folds:
+    parts = cut_into_folds(source, target, folds=folds, seed=seed)
+    if parts is None or int(parts[0].sum()) < SMALLEST_FOLD * folds:
         return None
-    first, fold_of = parted
+    first, fold_of = parts
     distinct = int(first.sum())
     looked_at = min(folds, math.ceil(CURVE_HELD_OUT * folds / distinct))
     neighbours = min(DEFAULT_NEIGHBOURS, (distinct // folds - 1) // 2)
@@ -180,13 +180,14 @@ def learning_curve(
         for fold in range(looked_at):
             rest = (fold_of != fold).nonzero().flatten()
             rest = rest[torch.randperm(len(rest), generator=generator)]
-            held = ((fold_of == fold) & first).nonzero().flatten()
+            held_rows = ((fold_of == fold) & first).nonzero().flatten()
             fits = [rest[: max(1, round(share * len(rest)))] for share in FIT_SHARES]
-            made = [
-                _translate_held_out(name, source, target, rows, held, options) - target.mean(dim=0)
+            translations = [
+                _translate_held_out(name, source, target, rows, held_rows, options)
+                - target.mean(dim=0)
                 for rows in fits
             ]
-            values.append(_measure_fits(made, native[held], neighbours))
+            values.append(_measure_fits(translations, native[held_rows], neighbours))
             sizes.append([float(len(rows)) for rows in fits])
     except DegenerateAnchors:
         return None
@@ -244,30 +245,30 @@ def _translate_held_out(
     source: Float64[Tensor, "k dx"],
     target: Float64[Tensor, "k dy"],
     rows: Int64[Tensor, " m"],
-    held: Int64[Tensor, " h"],
+    held_rows: Int64[Tensor, " h"],
     options: Options,
 ) -> Float64[Tensor, "h dy"]:
     """Translate the held-out anchors by a fit on some others."""
     translator = fit(
         name, fit_space(source[rows]), fit_space(target[rows]), limit_omega(options, len(rows))
     )
-    return apply(translator, source[held]).vectors.double()
+    return apply(translator, source[held_rows]).vectors.double()
 
 
 def _measure_fits(
-    made: list[Float64[Tensor, "h dy"]], native: Float64[Tensor, "h dy"], neighbours: int
+    translations: list[Float64[Tensor, "h dy"]], native: Float64[Tensor, "h dy"], neighbours: int
 ) -> Float64[Tensor, "h s m"]:
     """Each measure of each held-out anchor by each fit, in an index of the held-out anchors; all
     centred.
     """
     index = unit(native)
-    wanted = search(cosine_blocks(index, index), neighbours, own=True)
+    native_results = search(cosine_blocks(index, index), neighbours, own=True)
     columns = []
-    for vectors in made:
+    for vectors in translations:
         queries = unit(vectors)
-        found = search(cosine_blocks(queries, index), neighbours, own=True)
-        recall = shared_count(found.near, wanted.near).double() / neighbours
+        results = search(cosine_blocks(queries, index), neighbours, own=True)
+        recall = shared_count(results.near, native_results.near).double() / neighbours
         columns.append(
-            torch.stack([recall, 1.0 / found.ranks.double(), (queries * index).sum(dim=1)], dim=1)
+            torch.stack([recall, 1.0 / results.ranks.double(), (queries * index).sum(dim=1)], dim=1)
         )
     return torch.stack(columns, dim=1)

@@ -105,31 +105,31 @@ def cosine_blocks(queries: Float64[Tensor, "n d"], index: Float64[Tensor, "m d"]
 
 
 def search(
-    blocks: ScoreBlocks, k: int, *, own: bool, sought: Int64[Tensor, " n"] | None = None
+    blocks: ScoreBlocks, k: int, *, own: bool, targets: Int64[Tensor, " n"] | None = None
 ) -> SearchResult:
     """The rows that queries find by their scores, in one pass over the blocks.
 
     k       in 1..m, or 1..m-1 where the queries' own items are in the index
     own     whether row i of the index is the item of query i; that row is then the wanted one, and
             left out of `near`
-    sought  (n,) the wanted row of each query if `own` is false; None: the row that the query finds
+    targets  (n,) the wanted row of each query if `own` is false; None: the row that the query finds
             first
     """
     near, with_own, ranks = [], [], []
     for start, block in blocks:
         stop = start + block.shape[0]
         best = block.topk(k, dim=1).indices
-        wanted = (
+        target_rows = (
             torch.arange(start, stop)
             if own
             else best[:, 0]
-            if sought is None
-            else sought[start:stop]
+            if targets is None
+            else targets[start:stop]
         )
-        ranks.append((block >= block.gather(1, wanted[:, None])).sum(dim=1))
+        ranks.append((block >= block.gather(1, target_rows[:, None])).sum(dim=1))
         with_own.append(best)
         if own:
-            near.append(block.scatter_(1, wanted[:, None], -torch.inf).topk(k, dim=1).indices)
+            near.append(block.scatter_(1, target_rows[:, None], -torch.inf).topk(k, dim=1).indices)
     everything = torch.cat(with_own)
     return SearchResult(torch.cat(near) if own else everything, everything, torch.cat(ranks))
 
@@ -155,15 +155,15 @@ def item_metrics(
     2 and centred vectors.
     """
     k = min(DEFAULT_NEIGHBOURS, translated.shape[0] - 1) if k is None else k
-    ours, truth = unit(translated), unit(native)
-    wanted = search(cosine_blocks(truth, truth), k, own=True)
+    queries, truth = unit(translated), unit(native)
+    native_results = search(cosine_blocks(truth, truth), k, own=True)
     return compare_results(
-        ours,
+        queries,
         truth,
-        found=search(cosine_blocks(ours, truth), k, own=True),
-        wanted=wanted,
-        own=search(cosine_blocks(ours, ours), k, own=True).near,
-        own_wanted=wanted.near,
+        results=search(cosine_blocks(queries, truth), k, own=True),
+        native_results=native_results,
+        own=search(cosine_blocks(queries, queries), k, own=True).near,
+        native_own=native_results.near,
     )
 
 
@@ -171,26 +171,26 @@ def compare_results(
     translated: Float64[Tensor, "n d"],
     native: Float64[Tensor, "n d"],
     *,
-    found: SearchResult,
-    wanted: SearchResult,
+    results: SearchResult,
+    native_results: SearchResult,
     own: Int64[Tensor, "n j"],
-    own_wanted: Int64[Tensor, "n j"],
+    native_own: Int64[Tensor, "n j"],
 ) -> ItemMetrics:
     """The metrics of unit queries (n, d), from their search results.
 
-    found, wanted    results of the translated and of the native queries in one index
-    own, own_wanted  (n, j) each query's neighbours among the queries of its own kind, without the
+    results, native_results  results of the translated and of the native queries in one index
+    own, native_own  (n, j) each query's neighbours among the queries of its own kind, without the
                      item itself
     """
-    k = found.near.shape[1]
+    k = results.near.shape[1]
     return ItemMetrics(
         k=k,
         cosine=(translated * native).sum(dim=1),
-        reciprocal_rank=1.0 / found.ranks.double(),
-        recall=shared_count(found.near, wanted.near).double() / k,
-        recall_1=(found.near[:, 0] == wanted.near[:, 0]).double(),
-        jaccard_target=jaccard(found.with_own, wanted.with_own),
-        jaccard_own=jaccard(own, own_wanted),
+        reciprocal_rank=1.0 / results.ranks.double(),
+        recall=shared_count(results.near, native_results.near).double() / k,
+        recall_1=(results.near[:, 0] == native_results.near[:, 0]).double(),
+        jaccard_target=jaccard(results.with_own, native_results.with_own),
+        jaccard_own=jaccard(own, native_own),
     )
 
 

@@ -38,13 +38,13 @@ def promise(anchors: int, held_out: HeldOutQuality, curve: LearningCurve | None)
     anchors  k of the served fit; a fit of `held_out` has 4/5 of them
     Recall, MRR and cosine have curves; the other measures do not, and remain slightly low.
     """
-    found = held_out.translated
-    missing = {} if curve is None else curve.missing
+    quality = held_out.translated
+    gains = {} if curve is None else curve.missing
     measures = {
-        name: _raise_measure(getattr(found, name), *ends, missing.get(name, NO_GAIN))  # type: ignore[call-overload]
-        for name, ends in found.intervals.items()
+        name: _raise_measure(getattr(quality, name), *ends, gains.get(name, NO_GAIN))  # type: ignore[call-overload]
+        for name, ends in quality.intervals.items()
     }
-    return Promise(anchors, round(found.index), found.k, measures)
+    return Promise(anchors, round(quality.index), quality.k, measures)
 
 
 def _raise_measure(

@@ -119,9 +119,9 @@ def choose_method(
             :MOST_SELECTION_ANCHORS
         ]
         source, target = source[rows], target[rows]
-    parted = cut_into_folds(source, target, folds=SELECTION_FOLDS, seed=seed)
-    measured = None if parted is None else _measure_candidates(candidates, source, target, *parted)
-    if parted is None or measured is None:
+    parts = cut_into_folds(source, target, folds=SELECTION_FOLDS, seed=seed)
+    measures = None if parts is None else _measure_candidates(candidates, source, target, *parts)
+    if parts is None or measures is None:
         options = resolve(usual.method, {**usual.options, **shape}, anchors=size)
         return Choice(
             usual.method,
@@ -131,15 +131,17 @@ def choose_method(
             len(source),
             0,
         )
-    first, fold_of = parted
-    measured, folds = measured[:, first].double(), fold_of[first]
-    scores, usual_at = _score(measured, prefer), list(candidates).index(usual)
+    first, fold_of = parts
+    measures, folds = measures[:, first].double(), fold_of[first]
+    scores, usual_at = _score(measures, prefer), list(candidates).index(usual)
     winner = _best_candidate(scores, usual_at)
-    voted = [_best_candidate(scores[:, folds != fold], usual_at) for fold in range(SELECTION_FOLDS)]
-    found = torch.stack(
-        [measured[voted[fold], folds == fold].sum(dim=0) for fold in range(SELECTION_FOLDS)]
+    fold_choices = [
+        _best_candidate(scores[:, folds != fold], usual_at) for fold in range(SELECTION_FOLDS)
+    ]
+    estimates = torch.stack(
+        [measures[fold_choices[fold], folds == fold].sum(dim=0) for fold in range(SELECTION_FOLDS)]
     ).sum(dim=0) / len(folds)
-    means, mean_scores = measured.mean(dim=1), scores.mean(dim=1)
+    means, mean_scores = measures.mean(dim=1), scores.mean(dim=1)
     errors = _standard_error(scores - scores[usual_at])
     order = mean_scores.argsort(descending=True, stable=True).tolist()
     chosen = candidates[winner]
@@ -150,7 +152,7 @@ def choose_method(
         reason=_reason(winner == usual_at, order[0] == usual_at),
         anchors=len(folds),
         folds=SELECTION_FOLDS,
-        found=_by_measure(found),
+        found=_by_measure(estimates),
         candidates=[
             ScoredCandidate(
                 method,
@@ -169,13 +171,13 @@ def _by_measure(measures: Float64[Tensor, " m"]) -> dict[str, float]:
     return dict(zip(SELECTION_MEASURES, measures.tolist(), strict=True))
 
 
-def _score(measured: Float64[Tensor, "c n m"], prefer: Preference) -> Float64[Tensor, "c n"]:
+def _score(measures: Float64[Tensor, "c n m"], prefer: Preference) -> Float64[Tensor, "c n"]:
     """The number that decides, for each candidate and anchor: recall and MRR_WEIGHT / n of MRR;
     cosine; or the agreement of classes, and recall.
     """
-    recall, mrr, cosine, agreement = measured.unbind(dim=2)
+    recall, mrr, cosine, agreement = measures.unbind(dim=2)
     if prefer == "retrieval":
-        return recall + MRR_WEIGHT / measured.shape[1] * mrr
+        return recall + MRR_WEIGHT / measures.shape[1] * mrr
     return cosine if prefer == "cosine" else agreement + recall
 
 
@@ -226,11 +228,11 @@ class _Natives(NamedTuple):
 def _natives(target: Float64[Tensor, "k dy"]) -> _Natives:
     mean = target.mean(dim=0)
     native = unit(target - mean)
-    alike = unit(native)
-    found = search(
-        cosine_blocks(alike, alike), min(DEFAULT_NEIGHBOURS, len(native) - 1), own=True
+    directions = unit(native)
+    neighbours = search(
+        cosine_blocks(directions, directions), min(DEFAULT_NEIGHBOURS, len(native) - 1), own=True
     ).near
-    truth = torch.zeros(len(native), len(native), dtype=torch.bool).scatter_(1, found, True)
+    truth = torch.zeros(len(native), len(native), dtype=torch.bool).scatter_(1, neighbours, True)
     count = min(MOST_CLUSTERS, max(2, round(len(native) ** 0.5)))
     centres = unit(cluster_centres(native, size=count, seed=0))
     return _Natives(mean, native, truth, centres, (native @ centres.T).argmax(dim=1))
@@ -250,14 +252,14 @@ def _measure_candidates(
     place = first.cumsum(0) - 1  # each anchor's place among those that count
     scores = torch.zeros(len(candidates), len(source), len(SELECTION_MEASURES))
     for fold in range(SELECTION_FOLDS):
-        held, rest = ((fold_of == fold) & first).nonzero().flatten(), fold_of != fold
+        held_rows, fit_rows = ((fold_of == fold) & first).nonzero().flatten(), fold_of != fold
         try:
-            x, y = fit_space(source[rest]), fit_space(target[rest])
+            x, y = fit_space(source[fit_rows]), fit_space(target[fit_rows])
         except DegenerateAnchors:
             return None
-        part = _Fold(x, y, source[held], place[held], natives)
+        part = _Fold(x, y, source[held_rows], place[held_rows], natives)
         for number, candidate in enumerate(candidates):
-            scores[number, held] = part.measure(candidate)
+            scores[number, held_rows] = part.measure(candidate)
     return scores
 
 
@@ -296,8 +298,8 @@ class _Fold:
         own = index.gather(1, self._place[:, None])
         mrr = 1.0 / (index >= own).sum(dim=1)
         index.scatter_(1, self._place[:, None], -torch.inf)
-        found = index.topk(min(DEFAULT_NEIGHBOURS, index.shape[1] - 1), dim=1).indices
-        recall = self._natives.truth[self._place].gather(1, found).float().mean(dim=1)
+        neighbours = index.topk(min(DEFAULT_NEIGHBOURS, index.shape[1] - 1), dim=1).indices
+        recall = self._natives.truth[self._place].gather(1, neighbours).float().mean(dim=1)
         agreed = centres.argmax(dim=1) == self._natives.own[self._place]
         return torch.stack([recall, mrr, own[:, 0], agreed.float()], dim=1)
 
@@ -320,23 +322,25 @@ class _Frame:
         if affine:
             directions = directions * (lengths / pair.source.scale)[:, None]
         self._queries = (directions @ pair.x.right.T).float()
-        apart = (pair.target.mean - natives.mean) / pair.target.scale
-        compared = torch.cat([natives.unit, natives.centres])
-        self._compared = (compared @ pair.y.right.T).float()
-        self._offset = (compared @ apart).float()
-        self._apart = (pair.y.right @ apart).float()
-        self._apart_squared = float(apart.square().sum())
+        shift = (pair.target.mean - natives.mean) / pair.target.scale
+        natives_and_centres = torch.cat([natives.unit, natives.centres])
+        self._compared = (natives_and_centres @ pair.y.right.T).float()
+        self._offset = (natives_and_centres @ shift).float()
+        self._apart = (pair.y.right @ shift).float()
+        self._apart_squared = float(shift.square().sum())
 
     def cosines(self, core: Core) -> tuple[Float32[Tensor, "h k"], Float32[Tensor, "h c"]]:
         """Cosines of the translated vectors to the natives, and to the centres, about the natives'
         mean.
         """
-        made = self._queries @ core.float()
+        directions = self._queries @ core.float()
         if not self._affine:
-            made = torch.nn.functional.normalize(made, dim=1)
-        squared = made.square().sum(dim=1) + 2.0 * (made @ self._apart) + self._apart_squared
+            directions = torch.nn.functional.normalize(directions, dim=1)
+        squared = (
+            directions.square().sum(dim=1) + 2.0 * (directions @ self._apart) + self._apart_squared
+        )
         cosines = (
-            torch.addmm(self._offset, made, self._compared.T)
+            torch.addmm(self._offset, directions, self._compared.T)
             * squared.clamp_min(1e-30).rsqrt()[:, None]
         )
         return cosines[:, : self._count], cosines[:, self._count :]

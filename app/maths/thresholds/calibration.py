@@ -296,10 +296,10 @@ def _resampled_maps(
     generator = torch.Generator().manual_seed(seed)
     maps = []
     for _ in range(MAP_RESAMPLES):
-        drawn = torch.bincount(
+        counts = torch.bincount(
             torch.randint(items, (items,), generator=generator), minlength=items
         ).double()
-        weight = drawn[rows.first] * drawn[rows.second]
+        weight = counts[rows.first] * counts[rows.second]
         if bool(weight.any()):
             maps.append(fit_isotonic(*bin_means(bin_of, bins, weight, rows)).at(grid))
     return torch.stack(maps)

@@ -66,23 +66,23 @@ def threshold_agreement(calibration: Calibration, threshold: float) -> Agreement
     if min(int(rows.fresh[reached].sum()), int(rows.fresh[~reached].sum())) < FEWEST_PAIRS:
         return None
     at = torch.tensor([threshold], dtype=torch.float64)
-    everything = torch.arange(len(rows.given))
+    all_rows = torch.arange(len(rows.given))
     mapped = expected_score(calibration, threshold, level=0.5).answer
 
-    def measured(chosen: float, choose: Callable[[PairGroup], float]) -> Decisions:
+    def decide(chosen: float, choose: Callable[[PairGroup], float]) -> Decisions:
         accepted = torch.zeros_like(reached)
         for group in calibration.groups:
             accepted[group.own] = rows.answer[group.own] >= choose(group)
         return _decide(chosen, accepted, reached, rows.weight)
 
     return Agreement(
-        unchanged=measured(threshold, lambda group: threshold),
-        mapped=None if mapped is None else measured(mapped, lambda group: float(group.map.at(at))),
-        by_rate=measured(
-            rate_matched_threshold(rows, threshold, everything, calibration.by_answer),
+        unchanged=decide(threshold, lambda group: threshold),
+        mapped=None if mapped is None else decide(mapped, lambda group: float(group.map.at(at))),
+        by_rate=decide(
+            rate_matched_threshold(rows, threshold, all_rows, calibration.by_answer),
             lambda group: rate_matched_threshold(rows, threshold, group.others, group.by_answer),
         ),
-        best=measured(
+        best=decide(
             best_threshold(rows, reached, calibration.by_answer),
             lambda group: best_threshold(rows, reached, group.by_answer),
         ),
@@ -100,8 +100,8 @@ def best_threshold(
     """
     order = by_answer.flip(0)
     scores, weight = rows.answer[order], rows.weight[order]
-    wanted = torch.where(reached[order], weight, 0.0)
-    f1 = 2 * wanted.cumsum(0) / (weight.cumsum(0) + wanted.sum())
+    reached_weight = torch.where(reached[order], weight, 0.0)
+    f1 = 2 * reached_weight.cumsum(0) / (weight.cumsum(0) + reached_weight.sum())
     lower = torch.cat([scores[1:], torch.tensor([-1.0], dtype=torch.float64)])
     f1[:-1][scores[:-1] == scores[1:]] = -1.0  # no threshold separates equal scores
     last = int(f1.argmax())

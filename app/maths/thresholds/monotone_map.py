@@ -41,13 +41,13 @@ def join_strata(pairs: Int64[Tensor, " s"]) -> Int64[Tensor, " s"]:
     """The bin of each stratum (s,), from its number of pairs (s,): strata are joined from the
     highest down until each bin has FEWEST_PAIRS.
     """
-    labels, bin_, held = [], 0, 0
+    labels, bin_, in_bin = [], 0, 0
     for count in reversed(pairs.tolist()):
-        if held >= FEWEST_PAIRS:
-            bin_, held = bin_ + 1, 0
+        if in_bin >= FEWEST_PAIRS:
+            bin_, in_bin = bin_ + 1, 0
         labels.append(bin_)
-        held += count
-    if held < FEWEST_PAIRS and bin_ > 0:  # the rest at the low end joins its neighbour
+        in_bin += count
+    if in_bin < FEWEST_PAIRS and bin_ > 0:  # the rest at the low end joins its neighbour
         labels = [min(label, bin_ - 1) for label in labels]
     return max(labels) - torch.tensor(labels[::-1])
 
@@ -60,9 +60,9 @@ def bin_means(
         [torch.bincount(bin_of, weight * column, bins) for column in (rows.given, rows.answer)]
     )
     total = torch.bincount(bin_of, weight, bins)
-    held = total > 0
-    given, answer = (sums / total)[:, held]
-    return given, answer, total[held]
+    nonempty = total > 0
+    given, answer = (sums / total)[:, nonempty]
+    return given, answer, total[nonempty]
 
 
 def fit_isotonic(

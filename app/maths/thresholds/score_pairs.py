@@ -105,26 +105,26 @@ def translate_held_out(
     InvalidOption.
     """
     if len(source) > MOST_CALIBRATION_ANCHORS:
-        parted = cut_into_folds(source.double(), target.double(), folds=HELD_OUT_FOLDS, seed=seed)
-        if parted is None:
+        parts = cut_into_folds(source.double(), target.double(), folds=HELD_OUT_FOLDS, seed=seed)
+        if parts is None:
             return None
-        distinct = parted[0].nonzero().flatten()
+        distinct = parts[0].nonzero().flatten()
         order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed))
         chosen = distinct[order[:MOST_CALIBRATION_ANCHORS]]
         source, target = source[chosen], target[chosen]
     pairs_a_round = len(source) ** 2 / (2 * HELD_OUT_FOLDS)
-    held = []
+    rounds = []
     for turn in range(min(MOST_ROUNDS, math.ceil(ENOUGH_PAIRS / pairs_a_round))):
-        one = hold_out(name, source, target, options, seed=seed + turn)
-        if one is None:
+        held_out = hold_out(name, source, target, options, seed=seed + turn)
+        if held_out is None:
             return None
-        held.append(one)
-    first = held[0].first
+        rounds.append(held_out)
+    first = rounds[0].first
     return CalibrationItems(
         source=unit(source[first]).float(),
         target=unit(target[first]).float(),
-        translated=torch.stack([unit(one.translated[first]).float() for one in held]),
-        fold_of=torch.stack([one.fold_of[first] for one in held]),
+        translated=torch.stack([unit(held_out.translated[first]).float() for held_out in rounds]),
+        fold_of=torch.stack([held_out.fold_of[first] for held_out in rounds]),
     )
 
 

@@ -85,7 +85,8 @@ def decode(decoder: Decoder, relative: Float[Tensor, "n k"]) -> TranslatedRows:
     overflowed = (~vectors.isfinite().all(dim=1)).nonzero().flatten().tolist()
     if overflowed:
         raise OutOfRange(
-            f"{len(overflowed)} relative vectors are too large to decode in float32. Scale them down.",
+            f"{len(overflowed)} relative vectors are too large to decode in float32. "
+            "Scale them down.",
             rows=overflowed,
         )
     at_mean = coordinates.abs().amax(dim=1) == 0

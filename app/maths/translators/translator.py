@@ -175,15 +175,15 @@ def apply_into(
     for start in range(0, count, ROWS_PER_STEP):
         rows = slice(start, min(start + ROWS_PER_STEP, count))
         try:
-            found = _step(translator, vectors[rows], out[rows], precision)
+            flags = _step(translator, vectors[rows], out[rows], precision)
         except AnchorageError as error:
             raise error.shifted(start) from None
-        if found is not None:
+        if flags is not None:
             flagged = flagged or (
                 torch.zeros(count, dtype=torch.bool),
                 torch.zeros(count, dtype=torch.bool),
             )
-            flagged[0][rows], flagged[1][rows] = found
+            flagged[0][rows], flagged[1][rows] = flags
     return flagged
 
 
@@ -260,9 +260,9 @@ def _fast_row(
     norm = math.sqrt(centred.dot(centred))
     if not translator.nearest <= norm <= SAFE_FARTHEST:
         return False
-    made = out.numpy()[0]
-    np.dot(centred, rows.matrix, out=made)
-    length = math.sqrt(made.dot(made))
+    product = out.numpy()[0]
+    np.dot(centred, rows.matrix, out=product)
+    length = math.sqrt(product.dot(product))
     noise = (
         NOISE_ROUNDINGS
         * UNIT_ROUNDOFF["float32"]
@@ -275,8 +275,8 @@ def _fast_row(
         factor *= norm / translator.kept_scale
     if not factor * length <= LARGEST_MAGNITUDE:
         return False
-    made *= factor
-    made += rows.target_mean
+    product *= factor
+    product += rows.target_mean
     return True
 
 

@@ -61,7 +61,7 @@ def test_where_no_orphan_is_paired_or_none_was_made_nothing_is_taken_away():
 
 def orphaned(x: Tensor, y: Tensor, pairs: Tensor, memory: int = WHOLE) -> float:
     tried = OrphanTrials()
-    while tried.wants(len(pairs), 1.0):
+    while tried.needs_another(len(pairs), 1.0):
         tried = run_trial(x, y, pairs, tried, seed=0, memory=memory, beat=no_beat)
     return tried.share
 
@@ -100,7 +100,7 @@ def test_an_orphan_counts_only_if_maps_that_are_learnt_from_half_of_the_pairs_cl
     monkeypatch,
 ):
     x, y = views(1, 120, 4)
-    claimed = run_trial(x, y, every(120), OrphanTrials(), seed=0, memory=WHOLE, beat=no_beat).found
+    claimed = run_trial(x, y, every(120), OrphanTrials(), seed=0, memory=WHOLE, beat=no_beat).paired
     assert claimed > 0
     calls = []
 
@@ -111,7 +111,7 @@ def test_an_orphan_counts_only_if_maps_that_are_learnt_from_half_of_the_pairs_cl
 
     monkeypatch.setattr(orphans, "learn_and_match", only_the_first)
     assert (
-        run_trial(x, y, every(120), OrphanTrials(), seed=0, memory=WHOLE, beat=no_beat).found == 0
+        run_trial(x, y, every(120), OrphanTrials(), seed=0, memory=WHOLE, beat=no_beat).paired == 0
     )
     assert len(calls) == 1 + CONFIRMATIONS
 
@@ -140,7 +140,7 @@ def test_trials_end_with_enough_orphans_but_where_most_pairs_may_be_wrong_later(
     pairs, trials, made, share, given_share
 ):
     tried = OrphanTrials(trials, made, round(share * made))
-    wants = tried.wants(pairs, given_share)
+    wants = tried.needs_another(pairs, given_share)
     if pairs < ORPHAN_PARTS or trials >= MOST_TRIALS:
         assert not wants
     elif trials < USUAL_TRIALS and made < ENOUGH_ORPHANS:
@@ -154,7 +154,10 @@ def test_a_doubtful_answer_is_told_at_its_worst_and_any_other_as_it_is(
     pairs, made, share, given_share
 ):
     tried = OrphanTrials(3, made, round(share * made))
-    right, likely = tried.right(pairs, given_share), share_with_partner(given_share, tried.share)
+    right, likely = (
+        tried.right_share(pairs, given_share),
+        share_with_partner(given_share, tried.share),
+    )
     assert 0 <= right <= likely
     if likely >= DOUBTFUL_SHARE:
         assert right == likely
@@ -162,7 +165,8 @@ def test_a_doubtful_answer_is_told_at_its_worst_and_any_other_as_it_is(
         assert right < likely
         assert (
             right
-            <= OrphanTrials(3, made * 10, tried.found * 10).right(pairs * 10, given_share) + 1e-9
+            <= OrphanTrials(3, made * 10, tried.paired * 10).right_share(pairs * 10, given_share)
+            + 1e-9
         )  # of more, more is known
 
 
@@ -180,13 +184,13 @@ def test_trials_differ_and_add_up(monkeypatch):
     second = run_trial(x, y, every(100), first, seed=0, memory=WHOLE, beat=no_beat)
     again = run_trial(x, y, every(100), OrphanTrials(trials=1), seed=0, memory=WHOLE, beat=no_beat)
     other = run_trial(x, y, every(100), OrphanTrials(trials=1), seed=1, memory=WHOLE, beat=no_beat)
-    assert (first.trials, second.trials, first.made, second.made) == (
+    assert (first.trials, second.trials, first.orphans, second.orphans) == (
         1,
         2,
         100 // ORPHAN_PARTS,
         2 * (100 // ORPHAN_PARTS),
     )
-    assert second.found == first.found + again.found
+    assert second.paired == first.paired + again.paired
     assert made[1] == made[2]
     assert made[0] != made[1] != made[3]
     assert other.trials == 2

@@ -105,7 +105,7 @@ def test_a_search_finds_the_neighbours_and_ranks_that_are_found_one_by_one(seed,
     assert torch.equal(found.near, neighbours(queries, native, k, self_included=False))
     assert torch.equal(found.with_own, neighbours(queries, native, k, self_included=True))
     assert torch.equal(found.ranks, ranks(queries, native))
-    stranger = search(cosine_blocks(queries, native), k, own=False, sought=torch.arange(10))
+    stranger = search(cosine_blocks(queries, native), k, own=False, targets=torch.arange(10))
     assert torch.equal(stranger.near, found.with_own)
     assert torch.equal(stranger.ranks, found.ranks)
     assert (search(cosine_blocks(queries, native), k, own=False).ranks == 1).all()
