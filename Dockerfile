@@ -1,15 +1,15 @@
-# docker build --target cpu, or cuda; without a target: cpu. BuildKit builds only what the target needs.
+# Targets: cpu (the default) and cuda. BuildKit builds only the stages that the target needs.
 ARG PYTHON=3.11
 
-# What is installed into this empty virtual environment is all that the image gets besides Python.
+# The image gets Python and this virtual environment, and nothing else.
 FROM python:${PYTHON}-slim AS build
 RUN python3 -m venv --without-pip /venv
-# pip's own: an index, or a folder or page of wheels, in place of PyPI or beside it
+# pip reads these: another index, or a folder or page of wheels.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_FIND_LINKS
-# What no process reads: the packages' own tests (numpy imports one of its), C headers, torch's test programs; and the bytecode of
-# 2,000 models, of which a process imports one or two.
+# Removes what no process reads: tests of packages (except numpy's, which numpy imports), C headers, torch's
+# test programs, and the bytecode of 2,000 models, because a process imports one or two of them.
 RUN printf '%s\n' 'cd /venv/lib/python*/site-packages || exit' \
     'find . -depth -type d \( -name tests -o -name test -o -name include \) ! -path "./numpy/*" -exec rm -rf {} +' \
     'find torch/bin -type f ! -name torch_shm_manager -delete' \
@@ -18,7 +18,7 @@ RUN printf '%s\n' 'cd /venv/lib/python*/site-packages || exit' \
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
 
-# The dependencies in files of their own: another change in pyproject.toml does not install them again.
+# Lists the dependencies in separate files, so that other changes in pyproject.toml do not install them again.
 FROM build AS requirements
 ARG EXTRAS="text vision onnx otel"
 COPY pyproject.toml .
@@ -29,7 +29,7 @@ RUN python3 -c "import sys, tomllib; \
     print(*project['dependencies'], *extras, sep='\n', file=open('run.txt', 'w')); \
     print(*whole['build-system']['requires'], sep='\n', file=open('build.txt', 'w'))" $EXTRAS
 
-# The service alone, to be laid over the virtual environment: a change of the source makes a small layer.
+# Installs the service without its dependencies, so that a change of the source makes a small layer.
 FROM build AS service
 COPY --from=requirements /build/build.txt .
 RUN pip install -r build.txt
@@ -41,11 +41,11 @@ RUN pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
  && pip --python /venv/bin/python install --no-deps --no-index --prefix /service dist/*.whl
 
 FROM python:${PYTHON}-slim AS runtime
-# A fixed uid, so that volumes keep their owner; a new volume takes /data's.
+# A fixed uid, so that volumes keep their owner. A new volume gets the owner of /data.
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin anchorage \
  && install -d -o anchorage -g anchorage -m 750 /data
-# Only /data and /tmp are written to. Listening beyond loopback asks callers for API keys. Threads of torch that wait sleep:
-# spinning, they take the cores from the other containers.
+# The service writes to /data and /tmp only. It requires API keys, because it listens beyond loopback.
+# PASSIVE makes waiting threads of torch sleep; spinning threads would take the cores from other containers.
 ENV PATH=/venv/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     ANCHORAGE_HOST=0.0.0.0 ANCHORAGE_DATA_DIR=/data HF_HOME=/data/huggingface HF_HUB_OFFLINE=1 \
     OMP_WAIT_POLICY=PASSIVE
@@ -57,7 +57,7 @@ CMD ["serve"]
 
 FROM build AS dependencies-cpu
 COPY constraints.txt .
-# torch alone comes from PyTorch's index, whose builds bring no CUDA libraries; empty: from where the rest comes from
+# PyTorch's index has builds without CUDA libraries. Empty: torch comes from the same index as the rest.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip --python /venv/bin/python install --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -c constraints.txt torch
 COPY --from=requirements /build/run.txt .

@@ -1,16 +1,17 @@
-# Every verb of the project; each works on a fresh clone. Needs Python 3.11 or newer and a network to install from, nothing else.
+# Each target works on a fresh clone. It needs Python 3.11 or newer and a package index.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test serve lint format bench faults soak pack constraints clean
+.PHONY: help install demo test test-fast test-long serve docs docs-serve pages lint format bench faults soak pack
+.PHONY: constraints release clean
 
-help: ## list the verbs
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(INSTALLED) ## make .venv with the service, its encoders and the developers' tools
+install: $(INSTALLED) ## install the service, its encoders and the development tools into .venv
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -20,28 +21,53 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,text,vision,onnx]"
 	@touch $@
 
-demo: $(INSTALLED) ## the main job on real sentences: translate, measure, stitch, draw (under a minute)
+demo: $(INSTALLED) ## translate real sentences, measure the result and draw a map (about a minute)
 	$(BIN)/anchorage demo
 
-# Compiled modules are kept, whatever the environment says: each of dozens of processes would compile them again.
-test: $(INSTALLED) ## all tests, in two processes that share the files
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# The tests start dozens of processes. Each would compile every module again if the environment
+# forbade compiled modules.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
+# beartype checks every annotated shape and makes the maths a third slower: only its own tests use it.
+MATHS := tests/maths tests/heads tests/research
+SHAPES := --jaxtyping-packages=app.maths,app.heads,research,beartype.beartype
 
-serve: $(INSTALLED) ## the service on http://127.0.0.1:8080, its data in .anchorage
+test: $(INSTALLED) ## run all tests that CI runs, in two processes (below five minutes)
+	$(PYTEST) -m "not long" $(SHAPES) $(MATHS)
+	$(PYTEST) -m "not long" $(MATHS:%=--ignore=%)
+
+test-fast: $(INSTALLED) ## run the tests of the maths, and of the services on SQLite (below a minute)
+	$(PYTEST) -m "not long" -k "not postgres and not redis" tests/maths tests/services
+
+test-long: $(INSTALLED) ## run sweeps, many seeds, ten minutes of soak, and the demo in a fresh clone
+	$(PYTEST) -m long
+	$(MAKE) soak
+	scripts/demo_in_fresh_clone.sh
+
+serve: $(INSTALLED) ## run the service on http://127.0.0.1:8080, with its data in .anchorage
 	$(BIN)/anchorage serve
 
-lint: $(INSTALLED) ## style, types and the import contracts
+docs: $(INSTALLED) ## build the documentation in build/site; broken links fail
+	$(BIN)/python -m scripts.site
+
+docs-serve: docs ## serve the documentation on http://127.0.0.1:8000
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site 8000
+
+pages: $(INSTALLED) ## update the generated parts of the documentation
+	$(BIN)/python -m scripts.pages
+
+lint: $(INSTALLED) ## check style, types, import contracts and language (docs/style.md)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python scripts/lint_language.py
 
-format: $(INSTALLED) ## put the code into the house style
+format: $(INSTALLED) ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(INSTALLED) ## measure, for hours; tables on the screen, numbers in benchmarks/results (some need ANCHORAGE_DATA)
-	$(BIN)/anchorage demo --json benchmarks/results/demo.json
+bench: $(INSTALLED) ## run all benchmarks, for hours, into benchmarks/results (some need ANCHORAGE_DATA)
+	$(BIN)/anchorage demo --json benchmarks/results/demo.json && cp demo-output/map.png docs/assets/demo-map.png
 	$(BIN)/python benchmarks/quality.py
 	$(BIN)/python benchmarks/confidence.py
 	$(BIN)/python benchmarks/thresholds.py
@@ -54,20 +80,23 @@ bench: $(INSTALLED) ## measure, for hours; tables on the screen, numbers in benc
 	$(BIN)/python benchmarks/stitching.py
 	$(BIN)/python benchmarks/bootstrap.py
 
-faults: $(INSTALLED) ## kill, restart, fill up and attack real processes, and count what was lost (needs PostgreSQL's and Redis's binaries)
+faults: $(INSTALLED) ## kill, restart and attack real processes, and count losses (needs PostgreSQL and Redis binaries)
 	$(BIN)/python benchmarks/faults/run.py
 	$(BIN)/python benchmarks/faults/shared_cache.py
 
-soak: $(INSTALLED) ## everything at once for MINUTES=10, and count what was wrong and what grew (needs PostgreSQL's and Redis's binaries)
+soak: $(INSTALLED) ## run a mixed load for MINUTES=10, and count errors and leaks (needs PostgreSQL and Redis binaries)
 	$(BIN)/python benchmarks/faults/soak.py --minutes $(or $(MINUTES),10)
 
-pack: $(INSTALLED) ## make the demo's data pack again (needs ANCHORAGE_DATA)
+pack: $(INSTALLED) ## rebuild the demo's data (needs ANCHORAGE_DATA)
 	$(BIN)/python scripts/make_demo_pack.py
 
-constraints: ## resolve constraints.txt again (needs uv)
+constraints: ## update constraints.txt (needs uv)
 	uv pip compile --universal --all-extras --python-version 3.11 --no-annotate --no-header \
 		-c constraints.in pyproject.toml -o constraints.txt
-	sed -i '1i # Versions every test ran with; made by `make constraints`. Pins only: an extra that is not asked for is not pulled.' constraints.txt
+	sed -i '1i # The versions that the tests ran with, written by `make constraints`. It pins; it installs nothing.' constraints.txt
 
-clean: ## remove the virtual environment, caches and the demo's output
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo-output
+release: ## build the sdist, wheel, SBOM and image (with Docker), and check them
+	$(PYTHON) scripts/release.py
+
+clean: ## remove .venv, caches, the built files and the demo's output
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo-output

@@ -17,6 +17,7 @@ from app import __version__
 from app.demo import SENTENCE, DemoError
 from app.errors import AnchorageError
 from app.settings import Settings
+from app.storage.queries import access
 from app.types import LONGEST_GRACE_S
 
 if TYPE_CHECKING:
@@ -255,11 +256,10 @@ def list_keys(
     ] = None,
 ) -> None:
     """The keys, without their secrets."""
-    from app.storage.queries import resources
     from app.storage.tables import now
 
     with _migrated(_settings()) as services, services.db.transaction() as session:
-        rows = resources.api_keys(session, project)
+        rows = access.api_keys(session, project)
     shown = []
     for row in rows:
         expired = row.expires_at is not None and row.expires_at <= now()
@@ -424,10 +424,9 @@ def _migrated(settings: Settings) -> Iterator[Services]:
 
 def _project_of(services: Services, key_id: str) -> str:
     """Whose key it is: on the command line, ids say it all. Raises ApiKeyNotFound."""
-    from app.storage.queries import resources
 
     with services.db.transaction() as session:
-        return resources.api_key(session, None, key_id).project
+        return access.api_key(session, None, key_id).project
 
 
 def _print_columns(rows: Sequence[Sequence[str]]) -> None:
@@ -440,11 +439,10 @@ def _print_columns(rows: Sequence[Sequence[str]]) -> None:
 
 
 def _any_key(services: Services) -> bool:
-    from app.storage.queries import resources
     from app.storage.tables import now
 
     with services.db.transaction() as session:
-        return resources.has_usable_key(session, now=now())
+        return access.has_usable_key(session, now=now())
 
 
 def _require_a_key(services: Services, settings: Settings) -> None:

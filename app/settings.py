@@ -1,4 +1,7 @@
-"""Every setting: from the environment (prefix ANCHORAGE_), a secret's file, or the command line. Read by entry points only."""
+"""All settings, from the environment (prefix ANCHORAGE_), secret files, or the command line.
+
+Only entry points read them. The descriptions are the text of docs/reference/settings.md.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.types import RATE
 
-#: where Docker and Kubernetes put secrets: the file anchorage_database_url holds ANCHORAGE_DATABASE_URL
+#: where Docker and Kubernetes put secrets: anchorage_database_url holds ANCHORAGE_DATABASE_URL
 SECRETS = Path("/run/secrets")
 
 
@@ -27,124 +30,244 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8080, ge=0, le=65_535, description="port to listen on; 0 takes a free one")
     workers: int = Field(
-        1, ge=1, le=64, description="processes that answer requests; more than one need Redis"
+        1,
+        ge=1,
+        le=64,
+        description=(
+            "processes that answer requests on that port; more than one need Redis. They share "
+            "torch's threads, and each has its own limits"
+        ),
     )
-    data_dir: Path = Field(Path(".anchorage"), description="where SQLite and the blobs are kept")
+    data_dir: Path = Field(
+        Path(".anchorage"),
+        description="folder for SQLite and the blobs; the API and its workers share the blobs",
+    )
     database_url: str | None = Field(
-        None, description="SQLAlchemy URL; default: SQLite below data_dir"
+        None,
+        description=(
+            "database, as `postgresql://user:password@host/name`; default: SQLite in the data dir"
+        ),
     )
     redis_url: str | None = Field(
         None,
         pattern=r"^rediss?://.+",
-        description="shared cache, wakes workers; default: none, jobs run in the API's process",
+        description=(
+            "shared cache, which also wakes workers, as `redis://host:6379/0`; default: none, "
+            "and the API runs jobs itself"
+        ),
     )
     redis_prefix: str = Field(
         "anchorage",
         pattern=r"^[A-Za-z0-9._-]{1,50}$",
-        description="first word of every key in Redis",
+        description="prefix of every key in Redis, so that several deployments can share one",
     )
     models_dir: Path | None = Field(
-        None, description="folder whose subfolders may be loaded as encoders"
+        None,
+        description="folder whose subfolders may be loaded as encoders, by name",
     )
     hub_models: str = Field(
         "",
-        description="hub ids that may be fetched, separated by commas: sentence-transformers/*,timm/*",
+        description=(
+            "hub ids that may be downloaded, separated by commas: "
+            "`sentence-transformers/*,timm/*`; default: none, the service is offline"
+        ),
     )
     remote_urls: str = Field(
         "",
-        description="base URLs of endpoints that may encode, with the variable that holds the key: https://a/v1=A_KEY,http://b",
+        description=(
+            "base URLs of OpenAI-compatible or TEI endpoints that may encode, separated by "
+            "commas, each with the variable that holds its key: "
+            "`https://api.openai.com/v1=OPENAI_API_KEY,http://tei:8080`; default: none"
+        ),
     )
     model_bytes: int = Field(
         4 * 2**30,
         ge=0,
-        description="memory for loaded models, the least recently used unloaded first",
+        description=(
+            "memory of one process for loaded models. It unloads the least recently used first, "
+            "and refuses a model that is larger"
+        ),
     )
     encode_cores: int | None = Field(
-        None, ge=1, description="cores for encoding; default: as many as torch has threads"
+        None,
+        ge=1,
+        description="cores for encoding; default: as many as torch has threads",
     )
 
     auth: Literal["auto", "keys", "none"] = Field(
-        "auto", description="auto: API keys are asked for beyond loopback"
+        "auto",
+        description=(
+            "`keys`: callers need an API key; `none`: they do not; `auto`: they do when the "
+            "service listens beyond loopback"
+        ),
     )
     allowed_hosts: str = Field(
         "auto",
-        description="Host names answered to, separated by commas, or *; auto: loopback's without keys",
+        description=(
+            "accepted values of the Host header, separated by commas, or `*`; `auto`: "
+            "loopback's names when the service listens on loopback without keys, otherwise any"
+        ),
     )
     rate_limit: str | None = Field(
         None,
         pattern=RATE,
-        description="requests of one key, or of one address without keys: 600/minute",
+        description=(
+            "requests of one key, or of one address without keys: `600/minute` or "
+            "`50/second;1000/minute`. A key may have its own; default: no limit"
+        ),
     )
 
-    max_body_bytes: int = Field(64 * 1024 * 1024, ge=1024, description="largest request body")
+    max_body_bytes: int = Field(
+        64 * 1024 * 1024,
+        ge=1024,
+        description=(
+            "largest request body; a larger one gets 413, before it is read if its length is "
+            "declared"
+        ),
+    )
     max_stream_bytes: int = Field(
         64 * 2**30,
         ge=1024,
-        description="largest body that is answered while it comes (stream=true)",
+        description="largest body of a stream (`stream=true`)",
     )
     max_vectors: int = Field(
-        16_384, ge=1, description="most vectors, inputs or anchors of one request"
+        16_384,
+        ge=1,
+        description="most vectors, inputs or anchors in one request",
     )
     max_pool: int = Field(
-        200_000, ge=2, le=2**30, description="most items in one pool of a bootstrap"
+        200_000,
+        ge=2,
+        le=2**30,
+        description="most items in one pool of a bootstrap, uploaded in pieces or inline",
     )
     bootstrap_bytes: int = Field(
-        256 * 2**20, ge=2**20, description="memory for a bootstrap's blocks of similarities"
+        256 * 2**20,
+        ge=2**20,
+        description=(
+            "memory for the blocks of similarities of a bootstrap, which never holds the "
+            "whole table"
+        ),
     )
-    max_in_flight: int = Field(256, ge=1, description="most requests answered at once")
+    max_in_flight: int = Field(
+        256,
+        ge=1,
+        description="most requests that one process answers at once; more get 503",
+    )
     max_in_flight_bytes: int = Field(
-        256 * 1024 * 1024, ge=1024, description="most bytes of bodies and answers held at once"
+        256 * 1024 * 1024,
+        ge=1024,
+        description=(
+            "most bytes of bodies and answers that one process holds at once; more get 503, and "
+            "one project gets 429 above half of it. An answer counts 16 bytes a number, or its "
+            "size as npy or Arrow; a stream counts what it holds at once; a body of unknown "
+            "length counts as the largest"
+        ),
     )
     max_connections: int | None = Field(
         None,
         ge=1,
-        description="most connections of one process; default: 4,096, or half of `ulimit -n`",
+        description=(
+            "most connections of one process, and never more than half of `ulimit -n`; default: "
+            "4,096. For a new connection above it, the one that has waited longest for a "
+            "request is closed"
+        ),
     )
-    max_jobs: int = Field(10_000, ge=1, description="most unfinished jobs")
-    max_project_jobs: int = Field(1_000, ge=1, description="most unfinished jobs of one project")
+    max_jobs: int = Field(10_000, ge=1, description="most unfinished jobs; more get 503")
+    max_project_jobs: int = Field(
+        1_000,
+        ge=1,
+        description="most unfinished jobs of one project; more get 429",
+    )
 
     cache_bytes: int = Field(
-        512 * 1024 * 1024, ge=0, description="memory for anchors, decoders and translators"
+        512 * 1024 * 1024,
+        ge=0,
+        description=(
+            "memory of one process for anchors, decoders and translators, which can be recomputed"
+        ),
     )
     threads: int | None = Field(
-        None, ge=1, description="torch threads; default: torch's own choice"
+        None,
+        ge=1,
+        description="torch threads; default: torch's own choice",
     )
 
     lease_s: float = Field(
-        30.0, ge=1, le=3600, description="a worker silent for so long has lost its jobs"
+        30.0,
+        ge=1,
+        le=3600,
+        description=(
+            "seconds without a sign of life after which a worker loses its jobs. The clocks of "
+            "the machines must agree much more closely"
+        ),
     )
     keep_jobs_days: int = Field(
-        30, ge=0, le=36_500, description="how long ended jobs are kept; 0: for ever"
+        30,
+        ge=0,
+        le=36_500,
+        description="days for which an ended job is kept; 0: indefinitely",
     )
     keep_audit_days: int = Field(
-        365, ge=0, le=36_500, description="how long audit rows are kept; 0: for ever"
+        365,
+        ge=0,
+        le=36_500,
+        description="days for which an audit row is kept; 0: indefinitely",
     )
     keep_translators_days: int = Field(
         90,
         ge=0,
         le=36_500,
-        description="how long reports of translators are kept that nobody uses; 0: for ever",
+        description=(
+            "days after its last use for which the report of a translator is kept; 0: indefinitely. "
+            "After that, `GET /translators/{id}` answers 404 until it is fitted again"
+        ),
     )
-    worker_threads: int = Field(1, ge=1, le=64, description="jobs at once in one worker process")
+    worker_threads: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description=(
+            "jobs that one worker process runs at once, or the API's process without Redis"
+        ),
+    )
     devices: str = Field(
-        "auto", description="torch devices, a worker process each: auto, cpu, or cuda:0,cuda:1"
+        "auto",
+        description=(
+            "torch devices, with one worker process each: `auto` takes every CUDA device, or "
+            "the CPU if there is none; otherwise `cpu`, or `cuda:0,cuda:1`"
+        ),
     )
     worker_metrics_host: str = Field(
-        "127.0.0.1", description="address of a worker's Prometheus metrics"
+        "127.0.0.1",
+        description="address of a worker's Prometheus metrics, which need no key",
     )
     worker_metrics_port: int | None = Field(
-        None, ge=1, le=65_535, description="port of a worker's Prometheus metrics"
+        None,
+        ge=1,
+        le=65_535,
+        description=(
+            "port of a worker's Prometheus metrics, and the next ones for further devices; "
+            "default: none"
+        ),
     )
 
     drain_s: float = Field(
         0.0,
         ge=0,
         le=300,
-        description="how long a stopping server goes on accepting, for load balancers",
+        description=(
+            "seconds for which a stopping server still accepts requests while /readyz says "
+            "`stopping`, for load balancers"
+        ),
     )
     shutdown_s: float = Field(
-        25.0, ge=0, le=3600, description="how long it then waits for requests in flight"
+        25.0,
+        ge=0,
+        le=3600,
+        description="seconds for which it then waits for requests in flight",
     )
     log_format: Literal["auto", "console", "json"] = Field(
-        "auto", description="auto: console on a terminal, else JSON lines"
+        "auto",
+        description="`console` or `json`; `auto`: console on a terminal, otherwise json",
     )

@@ -15,7 +15,7 @@ from app.settings import Settings
 from app.storage.blobs import BlobStore
 from app.storage.cache import Cache, RedisStore
 from app.storage.db import Database, is_sqlite, sqlite_url
-from app.storage.name_cache import Names
+from app.storage.name_cache import NameCache
 from app.storage.redis import OptionalRedis, redis_client
 from app.storage.wakeup import LocalWakeup, RedisWakeup
 
@@ -43,7 +43,7 @@ def make_services(settings: Settings, *, device: str | None = None) -> Services:
             limit_bytes=settings.model_bytes,
             cores=settings.encode_cores or settings.threads,
         ),
-        names=Names(alone=settings.redis_url is None and is_sqlite(db.url), away=lambda: db.away),
+        names=NameCache(alone=settings.redis_url is None and is_sqlite(db.url), away=lambda: db.away),
         lanes=Lanes(),
         limits=Limits(
             vectors=settings.max_vectors,

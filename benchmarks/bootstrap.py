@@ -5,7 +5,7 @@ python benchmarks/bootstrap.py --resume               # the same, without what w
 python benchmarks/bootstrap.py --only counts scale    # some sections, of what this code grew before; the others' results stay
 python benchmarks/bootstrap.py --quick                # one draw, few seeds and pairs, to try it out; writes elsewhere
 python benchmarks/bootstrap.py --plan                 # how many cells there are, and how long they will take
-python benchmarks/bootstrap.py --page                 # only the tables of docs/bootstrap-measured.md and README.md
+python benchmarks/bootstrap.py --page                 # only the tables of docs/results/bootstrap.md and README.md
 """
 
 from __future__ import annotations

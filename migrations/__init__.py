@@ -1,1 +1,1 @@
-"""Alembic's folder: `env.py` connects it to app.storage.tables, `versions/` holds one file a change."""
+"""The schema migrations: `env.py` configures Alembic, and `versions/` holds one file per change."""

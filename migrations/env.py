@@ -1,4 +1,7 @@
-"""Run by alembic. The URL comes from the caller (app.storage.db.alembic_config) or from `alembic -x url=...`."""
+"""Alembic runs this file.
+
+The URL comes from the caller (app.storage.db.alembic_config) or from `alembic -x url=...`.
+"""
 
 from alembic import context
 from sqlalchemy import text
@@ -6,19 +9,26 @@ from sqlalchemy import text
 from app.storage.db import make_engine, with_driver
 from app.storage.tables import Base, UtcDateTime
 
-#: two processes that start at once must not both create the tables: one waits for the other (any number will do)
+#: the key of the lock that makes one of two starting processes wait for the other; any number
 LOCK = 4_126_077_329
 
 
 def render_item(kind, item, _context):
-    """Write our column type as the plain one beneath it: a migration must not change when the class does."""
-    return "sa.DateTime(timezone=True)" if kind == "type" and isinstance(item, UtcDateTime) else False
+    """Write UtcDateTime as the plain type, so that migrations do not change with the class."""
+    if kind == "type" and isinstance(item, UtcDateTime):
+        return "sa.DateTime(timezone=True)"
+    return False
 
 
 url = context.config.attributes.get("url") or context.get_x_argument(as_dictionary=True)["url"]
 engine = make_engine(with_driver(url))
 with engine.connect() as connection:
-    context.configure(connection=connection, target_metadata=Base.metadata, render_as_batch=True, render_item=render_item)
+    context.configure(
+        connection=connection,
+        target_metadata=Base.metadata,
+        render_as_batch=True,
+        render_item=render_item,
+    )
     with context.begin_transaction():
         if connection.dialect.name == "postgresql":
             connection.execute(text("SET lock_timeout = 0"))  # however long the other one takes

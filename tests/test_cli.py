@@ -1,4 +1,4 @@
-"""The `anchorage` command. Commands that serve or need a clean process run in one; the others, where torch is loaded already."""
+"""The `anchorage` command. Only commands that serve run in a process of their own."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def database(request: pytest.FixtureRequest) -> dict[str, str]:
     )
 
 
-# --- serve ---------------------------------------------------------------------------------------------------------------
+# --- serve ----------------------------------------------------------------------------------------
 
 
 def test_beyond_loopback_without_a_key_the_server_refuses_and_says_what_to_do(
@@ -204,7 +204,7 @@ def test_a_way_back_to_an_unknown_revision_is_refused(tmp_path) -> None:
     assert run(tmp_path, "keys", "list").exit_code == 0
 
 
-# --- keys and migrate ----------------------------------------------------------------------------------------------------
+# --- keys and migrate -----------------------------------------------------------------------------
 
 
 def test_migrating_is_safe_at_any_time_and_the_first_key_is_shown_once(
@@ -314,7 +314,7 @@ def test_the_version_is_printed(tmp_path: Path) -> None:
     assert run(tmp_path, "version").stdout.strip() == __version__
 
 
-# --- settings ------------------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 def test_secrets_may_come_as_files_and_the_environment_wins(
@@ -342,7 +342,7 @@ def test_a_database_of_a_newer_version_is_said_to_be_one(tmp_path: Path) -> None
     assert "newer" in refusal(tmp_path, "serve")
 
 
-# --- backup and restore ---------------------------------------------------------------------------------------------------
+# --- backup and restore ---------------------------------------------------------------------------
 
 
 def test_what_was_backed_up_is_there_again_after_it_was_lost(

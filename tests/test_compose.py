@@ -44,4 +44,4 @@ def test_every_setting_that_is_handed_on_exists():
 
 def test_the_page_names_the_extras_that_the_image_has():
     [extras] = re.findall(r'^ARG EXTRAS="(.*)"$', (ROOT / "Dockerfile").read_text(), re.M)
-    assert f"| `EXTRAS` | `{extras}` |" in (ROOT / "docs" / "operations.md").read_text()
+    assert f"| `EXTRAS` | `{extras}` |" in (ROOT / "docs" / "how-to" / "deploy.md").read_text()

@@ -1,4 +1,4 @@
-"""docs/anchors.md quotes its benchmarks, to the digits shown."""
+"""docs/explanation/anchors.md quotes its benchmarks, to the digits shown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STRATEGIES = ("uniform", "fps", "kmeans", "top1000", "top5000")
 
 @pytest.fixture(scope="module")
 def text() -> str:
-    return (ROOT / "docs" / "anchors.md").read_text()
+    return (ROOT / "docs" / "explanation" / "anchors.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -125,4 +125,4 @@ def test_similarity_and_accuracy(text, models):
             f"{across[name]['validation']:.3f} / {across[name]['test']:.3f}" for name in measures
         ]
         expect(text, group.removeprefix("validation "), over_time["models"], *over, *ends)
-    assert f"beside the paper's {models['paper']['over time']}" in text
+    assert f"compared with the paper's {models['paper']['over time']}" in text

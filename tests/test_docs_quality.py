@@ -1,4 +1,4 @@
-"""The tables of README.md, docs/methods.md and docs/quality.md are those of benchmarks/results/quality.json."""
+"""The tables of the pages on quality and methods are those of benchmarks/results/quality.json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "quality.json"
 
-#: the columns of the README's table, by their names in the results
+#: the columns of the tables in docs/results/quality.md, by their names in the results
 SHOWN = (
     "do nothing",
     "least squares",
@@ -35,7 +35,7 @@ def compared() -> list[dict[str, Any]]:
     return [section for section in sections().values() if "task" in section]
 
 
-def readme_rows(measure: str) -> list[str]:
+def results_rows(measure: str) -> list[str]:
     """The largest two numbers of anchors of each task."""
     rows = []
     for section in compared():
@@ -73,9 +73,11 @@ def compare_rows() -> list[str]:
             key=lambda n: peers[n]["recall"]["mean"],
         )
         rows.append(
-            f"| {section['task']} | {section['anchors']:,} | {auto['recall']['mean']:.3f}{spread(auto['recall']['std'])} "
+            f"| {section['task']} | {section['anchors']:,} "
+            f"| {auto['recall']['mean']:.3f}{spread(auto['recall']['std'])} "
             f"| {auto['mrr']['mean']:.3f} | {auto['cosine']['mean']:.3f} "
-            f"| {fixed[best]['recall']['mean']:.3f} ({best}) | {peers[peer]['recall']['mean']:.3f} ({peer}) "
+            f"| {fixed[best]['recall']['mean']:.3f} ({best}) "
+            f"| {peers[peer]['recall']['mean']:.3f} ({peer}) "
             f"| {choice['own']:.0%} | {choice['lost']:.3f} |"
         )
     return rows
@@ -150,7 +152,7 @@ def promise_rows() -> list[str]:
 
 
 def promised_at_300() -> float:
-    """The mean absolute difference of promised and found recall@10, over what has 300 anchors or more, text its most."""
+    """The mean distance of promised and measured recall@10, from 300 anchors (180 for text)."""
     rows = [row for row in sections()["promise"]["rows"] if row["anchors"] >= 180]
     return mean(row["measures"]["recall"]["absolute"] for row in rows)
 
@@ -165,15 +167,15 @@ def shuffled_rows() -> list[str]:
 @pytest.mark.parametrize(
     ("document", "rows"),
     [
-        ("README.md", lambda: [*readme_rows("recall"), *readme_rows("mrr")]),
-        ("docs/methods.md", compare_rows),
-        ("docs/methods.md", powers_rows),
-        ("docs/methods.md", ridge_rows),
-        ("docs/methods.md", hub_rows),
-        ("docs/methods.md", choosing_rows),
-        ("docs/methods.md", classes_rows),
-        ("docs/quality.md", promise_rows),
-        ("docs/quality.md", shuffled_rows),
+        ("docs/results/quality.md", lambda: [*results_rows("recall"), *results_rows("mrr")]),
+        ("docs/explanation/methods.md", compare_rows),
+        ("docs/explanation/methods.md", powers_rows),
+        ("docs/explanation/methods.md", ridge_rows),
+        ("docs/explanation/methods.md", hub_rows),
+        ("docs/explanation/methods.md", choosing_rows),
+        ("docs/explanation/methods.md", classes_rows),
+        ("docs/how-to/quality.md", promise_rows),
+        ("docs/how-to/quality.md", shuffled_rows),
     ],
 )
 def test_the_tables_are_those_of_the_results(document, rows):

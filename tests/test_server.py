@@ -1,4 +1,4 @@
-"""`anchorage serve --workers`: several processes, one port, and one service whatever becomes of them."""
+"""`anchorage serve --workers`: several processes on one port, and what happens when one ends."""
 
 from __future__ import annotations
 
@@ -209,7 +209,10 @@ def test_two_processes_are_one_service_and_finish_what_they_began_when_the_first
         assert ask("POST", "/translate", TRANSLATE).status_code == 200
     # The first is killed, and tells nobody: the others notice, and answer what they have begun.
     body = b'{"source": "first", "target": "second", "anchor_set": "items", "vectors": [[1, 2, 3]]}'
-    head = f"POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {own}\r\nContent-Type: application/json\r\n"
+    head = (
+        "POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        f"Authorization: Bearer {own}\r\nContent-Type: application/json\r\n"
+    )
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:10])
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""From settings to services: one process by default, a deployment when Redis and PostgreSQL are named."""
+"""Settings become services: one process by default, several with Redis and PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The worker: claims jobs and runs use cases. Speaks no HTTP."""
+"""The workers, which run jobs. They serve no HTTP."""

@@ -2,7 +2,7 @@
 
 import os
 
-# Before torch is loaded: threads that spin while they wait for each other make a busy machine several times slower.
+# Set before torch is imported: spinning OpenMP threads slow a busy machine down several times.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from workers.processes import command

@@ -1,4 +1,7 @@
-"""A worker: threads that run jobs, and two that take care. In the API's process, or in one of its own."""
+"""A worker: threads that run jobs, one that renews leases, and one that deletes old rows.
+
+It runs in the process of the API or in one of its own.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ from workers.runners import RUNNERS
 
 log = logging.getLogger("anchorage.worker")
 
-#: an idle thread looks for a job this often, unless it is woken sooner
-POLL_S = 0.5
+#: how often an idle thread queries for a job, unless it is woken
+IDLE_POLL_S = 0.5
 
-#: how long a stop waits for running jobs' next step, at which they are handed back
+#: how long a stop waits for running jobs, which are handed back at their next step
 STOP_TIMEOUT_S = 5.0
 
-#: leases are renewed this often, or three times in their life if that is more often
+#: leases are renewed this often, and at least RENEWALS times in their life
 RENEW_S = 2.0
 RENEWALS = 3
 
@@ -52,16 +55,16 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether every thread runs."""
+        """Return whether every thread runs."""
         return all(each.is_alive() for each in (*self._threads, self._caretaker, self._deleter))
 
     def start(self) -> None:
-        """Begin."""
+        """Start all threads."""
         for thread in (self._caretaker, self._deleter, *self._threads):
             thread.start()
 
     def stop(self) -> None:
-        """Hand running jobs back, at their next step or after a while, and end."""
+        """Hand running jobs back, at their next step or after STOP_TIMEOUT_S, and stop."""
         self._stopping.set()
         self._wakeup.close()
         deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -69,10 +72,13 @@ class Worker:
             if thread.is_alive():
                 thread.join(max(0.0, deadline - time.monotonic()))
         try:
-            # Jobs in the middle of a long step; what they still do is not recorded.
+            # These jobs are in a long step, whose result is not recorded.
             self._leases.hand_back()
         except DatabaseUnavailable as error:
-            log.warning("running jobs are not handed back, their leases will end: %s", error.detail)
+            log.warning(
+                "running jobs could not be handed back and restart when their leases expire: %s",
+                error.detail,
+            )
         self._deleter.stop()
         self._caretaker.stop()
 
@@ -87,12 +93,12 @@ class Worker:
                 answers = True
             except DatabaseUnavailable as error:
                 if answers:
-                    log.warning("no jobs are taken until the database answers: %s", error.detail)
+                    log.warning("waiting for the database before taking jobs: %s", error.detail)
                 answers = False
             except Exception:
-                log.exception("no job is taken")
+                log.exception("cannot take a job")
             if not found:
-                self._wakeup.wait(POLL_S)
+                self._wakeup.wait(IDLE_POLL_S)
 
     def _renew(self) -> None:
         metrics.CARETAKER.set_to_current_time()
@@ -103,7 +109,7 @@ class Worker:
 
 
 class Periodic(threading.Thread):
-    """Does something at once and then every so often, until it is stopped. Errors are logged."""
+    """A thread that calls `do` at once and then every `every_s` seconds. Logs errors."""
 
     def __init__(self, what: str, every_s: float, do: Callable[[], None]) -> None:
         super().__init__(name=what, daemon=True)
@@ -123,7 +129,7 @@ class Periodic(threading.Thread):
                 return
 
     def stop(self) -> None:
-        """End after what it does now, which is waited for a while."""
+        """Stop after the current call, for which it waits up to STOP_TIMEOUT_S."""
         self._ended.set()
         if self.is_alive():
             self.join(STOP_TIMEOUT_S)

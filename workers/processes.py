@@ -1,4 +1,4 @@
-"""`python -m workers`: one process a device, each warm for as long as it lives, watched by one that computes nothing."""
+"""`python -m workers`: one process for each device, and one that restarts them."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ from workers.supervisor import supervise
 
 log = logging.getLogger("anchorage.worker")
 
-#: how often a worker looks whether its threads live
-LOOK_S = 1.0
+#: how often a worker checks its threads
+THREAD_CHECK_S = 1.0
 
-#: how long a stop waits for the processes, which hand their jobs back meanwhile
-STOP_S = 15.0
+#: how long a stop waits for the processes to hand their jobs back
+WORKERS_STOP_S = 15.0
 
 
 class NotShared(Exception):
-    """The database belongs to one process, which runs its jobs itself."""
+    """The database is a SQLite file, and `anchorage serve` runs its jobs."""
 
 
 def devices(wish: str) -> list[str]:
-    """The torch devices to use: those named, or every CUDA device, or the CPU. Raises ValueError for one that is not there."""
+    """Return the torch devices in `wish`; `auto` means every CUDA device, or else the CPU.
+
+    Raises ValueError for a device that does not exist.
+    """
     if wish == "auto":
         return [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
     found = [name.strip() for name in wish.split(",") if name.strip()]
@@ -43,23 +46,26 @@ def devices(wish: str) -> list[str]:
         known = name == "cpu" or (kind == "cuda" and (not colon or index.isdecimal()))
         if not known or (kind == "cuda" and int(index or 0) >= torch.cuda.device_count()):
             raise ValueError(
-                f"there is no device {name!r} here: auto, cpu, or some of {torch.cuda.device_count()} CUDA devices"
+                f"there is no device {name!r}: choose auto, cpu, or from "
+                f"{torch.cuda.device_count()} CUDA devices (cuda:0, ...)"
             )
     if not found:
-        raise ValueError("expected auto, cpu, or CUDA devices")
+        raise ValueError("no device is named: choose auto, cpu, or CUDA devices (cuda:0, ...)")
     return found
 
 
 def main(settings: Settings) -> int:
-    """Run until SIGTERM or SIGINT; returns the exit status.
+    """Run until SIGTERM or SIGINT, and return the exit status.
 
-    Raises NotShared, ValueError for a device that is not there, SchemaOutdated, and SQLAlchemy's errors.
+    Raises NotShared, ValueError for a device that does not exist, SchemaOutdated, and SQLAlchemy's
+    errors.
     """
     if settings.redis_url is None and (
         settings.database_url is None or is_sqlite(settings.database_url)
     ):
         raise NotShared(
-            "`anchorage serve` runs the jobs of its SQLite file itself. Workers need PostgreSQL: set ANCHORAGE_DATABASE_URL"
+            "Workers need PostgreSQL: set ANCHORAGE_DATABASE_URL. "
+            "With a SQLite file, `anchorage serve` runs the jobs itself."
         )
     wanted = devices(settings.devices)
     if len(wanted) == 1:
@@ -67,13 +73,13 @@ def main(settings: Settings) -> int:
     supervise(
         _work_and_exit,
         [(settings, device, number) for number, device in enumerate(wanted)],
-        stop_s=STOP_S,
+        stop_s=WORKERS_STOP_S,
     )
     return 0
 
 
 def work(settings: Settings, device: str, number: int) -> int:
-    """One worker process: threads that share what is warm on one device. Returns 1 when one of them has died."""
+    """Run one worker process on one device. Returns 1 when one of its threads has died."""
     logs.configure(settings.log_format)
     services = make_services(settings, device=device)
     services.db.ping()
@@ -86,14 +92,14 @@ def work(settings: Settings, device: str, number: int) -> int:
         signal.signal(number_of_signal, lambda *_: ended.set())
     worker.start()
     log.info("worker %d takes jobs on %s, %d at once", os.getpid(), device, settings.worker_threads)
-    while (alive := worker.alive) and not ended.wait(LOOK_S):
+    while (alive := worker.alive) and not ended.wait(THREAD_CHECK_S):
         pass
     log.info("worker %d stops", os.getpid())
     worker.stop()
     services.close()
     if not alive:
         log.error(
-            "a thread of worker %d has died: the process ends, so that it is started again",
+            "a thread of worker %d has died: the process exits to be restarted",
             os.getpid(),
         )
     return 0 if alive else 1
@@ -104,12 +110,10 @@ def _work_and_exit(settings: Settings, device: str, number: int) -> None:
 
 
 def command() -> None:
-    """The entry of `python -m workers`."""
+    """Run `python -m workers`."""
     try:
         settings = Settings()
-    except (
-        ValidationError
-    ) as error:  # its text would show what was given, and an address may hold a password
+    except ValidationError as error:  # its text shows the values, and a URL may hold a password
         sys.exit("; ".join(f"{item['loc'][0]}: {item['msg']}" for item in error.errors()))
     try:
         logs.configure(settings.log_format)
@@ -117,4 +121,4 @@ def command() -> None:
     except (NotShared, SchemaOutdated, ValueError, OSError) as error:
         sys.exit(str(error))
     except SQLAlchemyError as error:
-        sys.exit(f"the database cannot be used: {error}")
+        sys.exit(f"cannot use the database: {error}")

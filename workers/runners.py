@@ -1,4 +1,4 @@
-"""Which use case runs which kind of job."""
+"""Maps each kind of job to the function that runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that are started again when they end by themselves, until this one is asked to stop."""
+"""Restarts child processes that end unexpectedly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 log = logging.getLogger("anchorage.processes")
 
-#: a process that ended by itself is started again after this pause
+#: the pause before a process is restarted
 RESTART_S = 1.0
 
 
@@ -24,9 +24,10 @@ def supervise(
     stop_s: float,
     lost: Callable[[int], object] = lambda pid: None,
 ) -> None:
-    """Run `target(*call)` in a process for each of the calls, until SIGTERM or SIGINT; then stop them, within `stop_s`.
+    """Run `target(*call)` in one process per call until SIGTERM or SIGINT, then stop them.
 
-    Spawned, never forked: CUDA does not survive a fork. lost  hears the id of a process that has ended by itself
+    Processes are spawned, because CUDA does not survive a fork. A process that does not stop within
+    `stop_s` is killed. `lost` is called with the id of each process that ended unexpectedly.
     """
     spawn = multiprocessing.get_context("spawn")
     ended = threading.Event()
@@ -42,7 +43,9 @@ def supervise(
         for place, process in enumerate(processes):
             if not process.is_alive():
                 log.warning(
-                    "process %s ended with %s: started again", process.pid, process.exitcode
+                    "process %s ended with status %s and is restarted",
+                    process.pid,
+                    process.exitcode,
                 )
                 lost(process.pid or 0)
                 processes[place] = start(calls[place])
@@ -51,7 +54,7 @@ def supervise(
         for process in processes:
             process.terminate()
 
-    _on_signals(terminate)  # a second signal does not wait: they know what it means
+    _on_signals(terminate)  # the children handle a second signal themselves
     terminate()
     deadline = time.monotonic() + stop_s
     for process in processes:

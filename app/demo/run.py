@@ -31,19 +31,36 @@ METHODS = ("auto", "irp", "irp-ridge", "graded", "procrustes", "ridge")
 NOTHING = "do nothing"
 ROWS = (NOTHING, *METHODS)
 
+#: the measures of a table, and the titles of their columns: the table fits into 80 columns
+MEASURES = {
+    "plain_cosine": "plain\ncosine",
+    "plain_recall": "plain\nrecall",
+    "cosine": "\ncosine",
+    "recall": "\nrecall",
+    "mrr": "\nMRR",
+}
+
 
 @dataclass(frozen=True)
 class Numbers:
-    """cosine, recall@10 and MRR of one way to get from a source to a target."""
+    """How close the vectors of one way from a source to a target come to the native ones.
 
+    The plain measures compare the vectors as they are, like a vector database.
+    The others subtract the anchors' mean first.
+    """
+
+    plain_cosine: float
+    plain_recall: float
     cosine: float
     recall: float
     mrr: float
 
     @classmethod
-    def of(cls, moved: Tensor, native: Tensor) -> Numbers:
-        found = metrics.mean_quality(metrics.item_metrics(moved, native))
-        return cls(found.cosine, found.recall, found.mrr)
+    def of(cls, moved: Tensor, native: Tensor, mean: Tensor) -> Numbers:
+        """The numbers of `moved` beside `native`; `mean` is that of the target's anchors."""
+        plain = metrics.mean_quality(metrics.item_metrics(moved, native))
+        centred = metrics.mean_quality(metrics.item_metrics(moved - mean, native - mean))
+        return cls(plain.cosine, plain.recall, centred.cosine, centred.recall, centred.mrr)
 
 
 def demo(
@@ -116,12 +133,12 @@ def translate_all(
     means = {name: vectors[pack.anchors].mean(dim=0) for name, vectors in pack.vectors.items()}
     kept, numbers = {}, {}
     for source, target in permutations(pack.vectors, 2):
-        native = rest[target] - means[target]
-        nothing = metrics.do_nothing(rest[source], native.shape[1]) - means[target]
-        numbers[source, target, NOTHING] = Numbers.of(nothing, native)
+        native = rest[target]
+        nothing = metrics.do_nothing(rest[source], native.shape[1])
+        numbers[source, target, NOTHING] = Numbers.of(nothing, native, means[target])
         for method in METHODS:
-            moved = translate(client, source, target, rest[source], method) - means[target]
-            numbers[source, target, method] = Numbers.of(moved, native)
+            moved = translate(client, source, target, rest[source], method)
+            numbers[source, target, method] = Numbers.of(moved, native, means[target])
             if method == "auto":
                 kept[source, target] = moved
     console.print(table_of(numbers, len(native)))
@@ -144,9 +161,10 @@ def translate(client: Client, source: str, target: str, vectors: Tensor, method:
 def table_of(numbers: dict[tuple[str, str, str], Numbers], count: int) -> Table:
     """Doing nothing and every method for every pair, then the means over the pairs."""
     table = new_table(
-        f"{count} sentences that are no anchors; do nothing: source vectors as they are",
+        f"{count} sentences that are no anchors; recall of the 10 nearest neighbours;\n"
+        "plain: vectors as they are, the other measures: centred on the anchors",
         ("source -> target", "method"),
-        ("cosine", "recall@10", "MRR"),
+        tuple(MEASURES.values()),
     )
     pairs = list(dict.fromkeys((source, target) for source, target, _ in numbers))
     for pair in pairs:
@@ -161,7 +179,12 @@ def table_of(numbers: dict[tuple[str, str, str], Numbers], count: int) -> Table:
 
 def new_table(title: str, texts: tuple[str, ...], figures: tuple[str, ...]) -> Table:
     table = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
     for column in texts:
         table.add_column(column, no_wrap=True)
@@ -172,7 +195,7 @@ def new_table(title: str, texts: tuple[str, ...], figures: tuple[str, ...]) -> T
 
 def add_section(table: Table, name: str, rows: dict[str, Numbers]) -> None:
     for method, row in rows.items():
-        figures = [f"{value:.3f}" for value in (row.cosine, row.recall, row.mrr)]
+        figures = [f"{getattr(row, name):.3f}" for name in MEASURES]
         table.add_row(
             name if method == ROWS[0] else "", method, *figures, end_section=method == ROWS[-1]
         )
@@ -180,12 +203,7 @@ def add_section(table: Table, name: str, rows: dict[str, Numbers]) -> None:
 
 def mean_over_pairs(numbers: dict[tuple[str, str, str], Numbers], method: str) -> Numbers:
     rows = [value for (_, _, name), value in numbers.items() if name == method]
-    return Numbers(
-        *(
-            sum(getattr(row, name) for row in rows) / len(rows)
-            for name in ("cosine", "recall", "mrr")
-        )
-    )
+    return Numbers(*(sum(getattr(row, name) for row in rows) / len(rows) for name in MEASURES))
 
 
 def compare_with_promises(
@@ -202,11 +220,12 @@ def compare_with_promises(
     for (source, target), moved in translations.items():
         made = client.post("/translators", source=source, target=target, anchor_set=ANCHORS)
         promise = made["report"]["promise"]
-        native = pack.vectors[target][pack.rest] - pack.vectors[target][pack.anchors].mean(dim=0)
+        native = pack.vectors[target][pack.rest]
+        mean = pack.vectors[target][pack.anchors].mean(dim=0)
         size = promise["index"]
         starts = range(0, len(native) - size + 1, size)
         measured = [
-            Numbers.of(moved[start : start + size], native[start : start + size])
+            Numbers.of(moved[start : start + size], native[start : start + size], mean)
             for start in starts
         ]
         row = {"source": source, "target": target, "method": made["method"]}
@@ -321,7 +340,7 @@ def draw(
     picture.draw(
         path,
         native=native,
-        translated=translations[source, target],
+        translated=translations[source, target] - mean,
         untranslated=metrics.do_nothing(pack.vectors[source][pack.rest], native.shape[1]) - mean,
         labels=pack.labels[pack.rest],
         title=f"{source} in the space of {target}",
@@ -373,7 +392,10 @@ def write_numbers(
         for (source, target, method), value in numbers.items()
     ]
     means = {method: vars(mean_over_pairs(numbers, method)) for method in ROWS}
-    about = "made by `anchorage demo --json`; vectors centred on the target's anchors; do nothing: padded or cut"
+    about = (
+        "made by `anchorage demo --json`; plain_: vectors as they are, "
+        "the others: centred on the target's anchors; do nothing: padded or cut"
+    )
     report = {
         "about": about,
         "anchors": 500,

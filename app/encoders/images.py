@@ -71,7 +71,7 @@ def open_image(data: bytes, limits: Limits, mode: Mode = "RGB") -> Image:
         from PIL import Image as pillow  # noqa: N813
     except ImportError as error:
         raise EncoderUnavailable(
-            "Pillow is not installed on the server: pip install 'anchorage[vision]'"
+            "Pillow is not installed on the server: pip install 'anchorage-server[vision]'"
         ) from error
     try:
         image = pillow.open(_File(data), formats=FORMATS)

@@ -333,7 +333,7 @@ def load(spec: Spec, shelf: Shelf, device: str) -> EncoderModel:
     options = read(TextOptions, spec.options)
     if find_spec("sentence_transformers") is None:
         raise EncoderUnavailable(
-            "sentence-transformers is not installed on the server: pip install 'anchorage[text]'",
+            "sentence-transformers is not installed on the server: pip install 'anchorage-server[text]'",
             field="kind",
         )
     folder, revision = find(spec, shelf, packaged=_packaged(spec.model))

@@ -191,7 +191,7 @@ def load(
     missing = [name for name in ("timm", "torchvision", "PIL") if find_spec(name) is None]
     if missing:
         raise EncoderUnavailable(
-            f"{', '.join(missing)} is not installed on the server: pip install 'anchorage[vision]'",
+            f"{', '.join(missing)} is not installed on the server: pip install 'anchorage-server[vision]'",
             field="kind",
         )
     path, revision = find(spec, shelf, pairs=True)

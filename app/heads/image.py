@@ -19,7 +19,8 @@ def png(values: Float32[Tensor, "h w c"], low: float, high: float) -> bytes:
     """
     if find_spec("PIL") is None:
         raise InvalidHead(
-            "pillow is not installed on the server: pip install 'anchorage[vision]'", field="image"
+            "pillow is not installed on the server: pip install 'anchorage-server[vision]'",
+            field="image",
         )
     from PIL import Image
 

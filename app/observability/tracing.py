@@ -24,7 +24,9 @@ def install(app: FastAPI, engine: Engine) -> None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        log.warning("no traces: %s is not installed; pip install 'anchorage[otel]'", error.name)
+        log.warning(
+            "no traces: %s is not installed; pip install 'anchorage-server[otel]'", error.name
+        )
         return
     name = os.environ.get("OTEL_SERVICE_NAME", "anchorage")
     provider = TracerProvider(resource=Resource.create({SERVICE_NAME: name}))

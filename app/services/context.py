@@ -15,7 +15,7 @@ from app.services.work_slots import WorkSlots
 from app.storage.blobs import BlobStore
 from app.storage.cache import Cache
 from app.storage.db import Database
-from app.storage.name_cache import Names
+from app.storage.name_cache import NameCache
 
 #: a running job belongs to its worker for this long after the worker's last sign of life
 LEASE_S = 30.0
@@ -80,7 +80,7 @@ class Services:
     blobs: BlobStore
     cache: Cache
     encoders: EncoderPool
-    names: Names
+    names: NameCache
     lanes: Lanes
     limits: Limits = field(default_factory=Limits)
     lease_s: float = LEASE_S

@@ -11,7 +11,7 @@ from app.errors import (
 )
 from app.services.context import Services
 from app.storage import tables
-from app.storage.name_cache import Name
+from app.storage.name_cache import NameKey
 from app.storage.queries import resources
 
 
@@ -24,7 +24,7 @@ def find_by_name(
         with services.db.transaction() as session:
             return resources.by_name(session, table, project, name, field=field)
 
-    return services.names.find_or(Name(project, table.__tablename__, (name,)), look_up)
+    return services.names.find_or(NameKey(project, table.__tablename__, (name,)), look_up)
 
 
 def require_free(services: Services, table: type[resources.Named], project: str, name: str) -> None:

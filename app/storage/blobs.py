@@ -1,4 +1,8 @@
-"""Content-addressed tensors: a file is named by the SHA-256 of its bytes, written before any row names it, and never changed."""
+"""Content-addressed tensors.
+
+The name of a file is the SHA-256 of its bytes. The file is written before a row names it, and never
+changes.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +24,16 @@ from app.errors import AnchorageError, BlobMissing, StorageUnavailable
 
 log = logging.getLogger("anchorage.blobs")
 
-#: a disk that is full or away may take a while
+#: when to try again after the disk was full or away
 RETRY_S = 30
 
-#: an unnamed blob younger than this may belong to a request still on its way to its commit
+#: a younger blob that no row names may belong to a transaction that has not committed yet
 ORPHAN_AGE_S = 3600
 
-#: locked by whoever deletes files, and shared by backups
+#: the file that a sweep locks exclusively and a backup locks in shared mode
 LOCK = "sweep.lock"
 
-#: a blob's owner, where the caller names none
+#: the owner of a blob in messages, where the caller names none
 UNNAMED = "what this request or job reads"
 
 
@@ -41,9 +45,9 @@ class BlobStore:
         root.mkdir(parents=True, exist_ok=True)
 
     def put(self, tensors: Mapping[str, Tensor]) -> str:
-        """Write the tensors once and return their content hash; equal content is one file.
+        """Write the tensors and return their content hash. Equal content is stored once.
 
-        Raises StorageUnavailable when the disk is full or away: nothing is left behind.
+        Raises StorageUnavailable when the disk is full or away, and leaves no file behind.
         """
         data = save({name: tensor.contiguous() for name, tensor in tensors.items()})
         digest = hashlib.sha256(data).hexdigest()
@@ -53,19 +57,19 @@ class BlobStore:
                 path.parent.mkdir(exist_ok=True)
                 _sync_folder(self.root)
             if path.exists() and path.read_bytes() == data:
-                # A sweep must not take a file that a row is about to name.
+                # A sweep must not delete a file that a row is about to name.
                 os.utime(path)
             else:
                 _write_whole(path, data)
         except OSError as error:
-            log.exception("a blob cannot be written")
+            log.exception("cannot write a blob")
             raise StorageUnavailable(
-                "vectors cannot be stored now; try again", retry_after_s=RETRY_S
+                "The vectors could not be stored. Try again.", retry_after_s=RETRY_S
             ) from error
         return digest
 
     def touch(self, digests: Sequence[str]) -> None:
-        """Let no sweep take files that a row is about to name. Raises as `get`."""
+        """Protect files that a row is about to name from sweeps. Raises as `get`."""
         try:
             for digest in digests:
                 os.utime(self._path(digest))
@@ -73,7 +77,7 @@ class BlobStore:
             raise self._unreadable(digest, error, UNNAMED) from error
 
     def shape(self, digest: str, name: str) -> list[int]:
-        """That of a tensor, of which nothing is read. Raises as `get`."""
+        """Return the shape of a tensor without reading its numbers. Raises as `get`."""
         try:
             with safe_open(self._path(digest), framework="pt") as file:
                 return list(file.get_slice(name).get_shape())
@@ -83,7 +87,7 @@ class BlobStore:
             raise _damaged(digest, UNNAMED) from error
 
     def copy(self, digest: str, name: str, to: Tensor) -> None:
-        """Read a tensor to where it will stay, with no copy of it in between. Raises as `get`."""
+        """Read a tensor into `to` without an intermediate copy. Raises as `get`."""
         path = self._path(digest)
         try:
             with path.open("rb") as file:
@@ -95,9 +99,9 @@ class BlobStore:
             raise self._unreadable(digest, error, UNNAMED) from error
 
     def get(self, digest: str, *, of: str = UNNAMED) -> dict[str, Tensor]:
-        """Read the tensors back.
+        """Return the stored tensors. Messages name `of`, the owner of the blob.
 
-        Raises BlobMissing, which names the owner `of`, for a file that is gone or no longer matches its name, and
+        Raises BlobMissing for a file that is missing or does not match its name, and
         StorageUnavailable when the disk is away.
         """
         try:
@@ -109,7 +113,10 @@ class BlobStore:
         return load(data)
 
     def take(self, digest: str, source: BlobStore) -> bool:
-        """Copy a file from another store, unless it is here. Returns whether it is here and matches its name. Raises OSError."""
+        """Copy a file from another store unless this one has it.
+
+        Returns whether a file that matches its name is here now. Raises OSError.
+        """
         for store in (self, source):
             with suppress(FileNotFoundError):
                 data = store._path(digest).read_bytes()
@@ -122,20 +129,20 @@ class BlobStore:
 
     @contextmanager
     def unswept(self) -> Iterator[None]:
-        """Let no process delete files from here on, until the end of this context or of this process. Raises OSError."""
+        """Keep every process from deleting files while the context is open. Raises OSError."""
         with (self.root / LOCK).open("a") as file:
             fcntl.flock(file, fcntl.LOCK_SH)
             yield
 
     def remove(self, digest: str) -> None:
-        """Delete a file that nothing else can name. One that cannot be deleted is left to the sweep."""
+        """Delete a file that no row can name. The next sweep deletes it if this fails."""
         with suppress(OSError):
             self._path(digest).unlink()
 
     def sweep(self, named: set[str]) -> int:
-        """Delete files that no row names and that are old enough not to be on their way to one; return how many.
+        """Delete files older than ORPHAN_AGE_S that no row names, and return their number.
 
-        While a backup is made, or another process sweeps, nothing is deleted.
+        Deletes nothing while a backup is made or another process sweeps.
         """
         limit = time.time() - ORPHAN_AGE_S
         deleted = 0
@@ -144,7 +151,7 @@ class BlobStore:
                 file = stack.enter_context((self.root / LOCK).open("a"))
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                log.info("files that no row names are deleted later: %s", error)
+                log.info("the sweep is postponed: %s", error)
                 return 0
             for path in self.root.glob("??/*"):
                 with suppress(FileNotFoundError):
@@ -158,11 +165,11 @@ class BlobStore:
 
     def _unreadable(self, digest: str, error: OSError, of: str) -> AnchorageError:
         log.error("blob %s of %s cannot be read: %s", digest, of, error)
-        # An empty folder is a disk that is not mounted rather than one that has lost every file.
+        # An empty folder means that the disk is not mounted, not that every file is lost.
         if isinstance(error, FileNotFoundError) and next(self.root.glob("??/*"), None) is not None:
             return _lost(of, "missing")
         return StorageUnavailable(
-            "stored vectors cannot be read now; try again", retry_after_s=RETRY_S
+            "The stored vectors could not be read. Try again.", retry_after_s=RETRY_S
         )
 
 
@@ -173,12 +180,13 @@ def _damaged(digest: str, of: str) -> BlobMissing:
 
 def _lost(of: str, how: str) -> BlobMissing:
     return BlobMissing(
-        f"the stored content of {of} is {how} on the server; delete it and make it again, or have the operator restore a backup"
+        f"The stored content of {of} is {how}. Delete it and create it again, "
+        "or ask the operator to restore a backup."
     )
 
 
 def _write_whole(path: Path, data: bytes) -> None:
-    """The file appears with all its bytes on disk, or not at all."""
+    """Write a file atomically: it appears with all its bytes on disk, or not at all."""
     handle, temporary = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -193,7 +201,7 @@ def _write_whole(path: Path, data: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """A row that names a file must not outlive a power cut that the file's name does not."""
+    """Sync the folder entry, so that a power cut cannot lose a file that a row names."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

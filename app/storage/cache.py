@@ -1,4 +1,7 @@
-"""What can be recomputed, kept close: memory first, then Redis for all processes, then made anew. Keyed by content."""
+"""A cache of values that can be recomputed: in memory, then in Redis for all processes.
+
+Keys contain content hashes, so entries never become stale.
+"""
 
 from __future__ import annotations
 
@@ -24,52 +27,52 @@ log = logging.getLogger("anchorage.cache")
 
 Value = TypeVar("Value")
 
-#: the head of every entry: these bytes, then the digest of key and payload, then the payload (safetensors)
+#: an entry: these bytes, the digest of key and payload, and the payload (safetensors)
 MAGIC = b"ANCHOR1\n"
 DIGEST_BYTES = 16
 
-#: an entry above this stays in the processes that made it
+#: a larger value is cached in memory only
 LARGEST_ENTRY = 256 * 1024 * 1024
 
-#: an entry that nobody has written for so long is no longer wanted: a week
+#: Redis drops an entry this long after it was written: a week
 ENTRY_S = 7 * 24 * 3600
 
-#: how long the other processes wait for the one that makes a value; then it may be dead, and another one makes it
+#: how long other processes wait for the one that makes a value, before they make it themselves
 MAKING_S = 10
-#: how often they look
-POLL_S = 0.05
+#: how often they check
+MAKING_POLL_S = 0.05
 
 Key = tuple[Hashable, ...]
 
 
 @dataclass(frozen=True)
-class Shared(Generic[Value]):
-    """How a value travels between processes: as named tensors."""
+class TensorCodec(Generic[Value]):
+    """Converts a value to named tensors and back, so that processes can share it."""
 
     dump: Callable[[Value], dict[str, Tensor]]
     load: Callable[[dict[str, Tensor]], Value]
 
 
-class Corrupt(Exception):
-    """An entry whose bytes are not what was written."""
+class CorruptEntry(Exception):
+    """The bytes of an entry are not those that were written."""
 
 
 def pack(key: bytes, tensors: dict[str, Tensor]) -> bytes:
-    """Bytes of an entry. Never pickle: reading them back runs nothing."""
+    """Return the bytes of an entry. The format is not pickle, so reading it runs no code."""
     payload = save({name: tensor.contiguous() for name, tensor in tensors.items()})
     return MAGIC + _digest(key, payload) + payload
 
 
 def unpack(key: bytes, data: bytes) -> dict[str, Tensor]:
-    """The tensors of an entry. Raises Corrupt when a byte is missing, wrong, or another key's."""
+    """Return the tensors of an entry. Raises CorruptEntry if it is damaged or another key's."""
     start = len(MAGIC) + DIGEST_BYTES
     payload = data[start:]
     if data[: len(MAGIC)] != MAGIC or data[len(MAGIC) : start] != _digest(key, payload):
-        raise Corrupt
+        raise CorruptEntry
     try:
         return load(payload)
-    except SafetensorError as error:  # written so by another version of the library
-        raise Corrupt from error
+    except SafetensorError as error:  # another version of the library wrote it
+        raise CorruptEntry from error
 
 
 def _digest(key: bytes, payload: bytes) -> bytes:
@@ -79,9 +82,10 @@ def _digest(key: bytes, payload: bytes) -> bytes:
 
 
 class Cache:
-    """A bounded memory, and behind it Redis where there is one. Nobody waits for two makings of one value.
+    """A bounded memory cache, backed by Redis where Redis is configured.
 
-    A value with a `shared` codec is looked for in Redis before it is made, and one process makes it while the others wait.
+    A process makes each value once, however many threads ask for it. A value with a `shared` codec
+    is looked up in Redis first, and one process makes it while the others wait.
     """
 
     def __init__(self, limit_bytes: int, store: RedisStore | None = None) -> None:
@@ -98,9 +102,12 @@ class Cache:
         make: Callable[[], Value],
         size: Callable[[Value], int],
         *,
-        shared: Shared[Value] | None = None,
+        shared: TensorCodec[Value] | None = None,
     ) -> Value:
-        """The cached value, or `make()`'s, kept when `size` of it fits; what `make` raises is not kept. key[0] names its kind."""
+        """Return the cached value, or call `make` and cache its result if its `size` fits.
+
+        key[0] names the kind of the value in metrics. Exceptions of `make` are not cached.
+        """
         kind = str(key[0])
         missed = False
 
@@ -110,7 +117,7 @@ class Cache:
             if shared is None or self.store is None:
                 metrics.cache_outcome(kind, "made").inc()
                 return make()
-            # Another version of the service may compute it otherwise.
+            # Another version of the service may compute a different value.
             return self.store.get_or_make(kind, repr((__version__, key)).encode(), make, shared)
 
         value = self.memory.get_or_make(key, fetch, size)
@@ -121,7 +128,7 @@ class Cache:
         return value
 
     def find(self, key: Key) -> Any | None:
-        """The value if it is in memory; no IO, and nobody is waited for."""
+        """Return the value if it is in memory. Does no IO and waits for no other thread."""
         value = self.memory.find(key)
         if value is not None:
             metrics.cache_outcome(str(key[0]), "memory").inc()
@@ -129,7 +136,10 @@ class Cache:
 
 
 class RedisStore:
-    """Entries for all processes. Redis bounds them (maxmemory-policy allkeys-lru) and may lose any of them at any moment."""
+    """Cache entries that all processes share.
+
+    Redis bounds them (maxmemory-policy allkeys-lru) and may drop any of them at any time.
+    """
 
     def __init__(self, redis: OptionalRedis, prefix: str) -> None:
         self._redis = redis
@@ -139,13 +149,16 @@ class RedisStore:
         self._redis.close()
 
     def takes_writes(self) -> bool:
-        """Whether Redis stores something now; answers within a second."""
+        """Return within a second whether Redis accepts writes now."""
         return self._redis.takes_writes(f"{self._prefix}:ready")
 
     def get_or_make(
-        self, kind: str, key: bytes, make: Callable[[], Value], shared: Shared[Value]
+        self, kind: str, key: bytes, make: Callable[[], Value], shared: TensorCodec[Value]
     ) -> Value:
-        """The entry's value, or `make()`'s, which becomes the entry. One process makes it while the others wait for MAKING_S."""
+        """Return the entry's value, or call `make` and store its result.
+
+        One process makes the value while the others wait, MAKING_S at most.
+        """
         name = f"{kind}:{hashlib.blake2b(key, digest_size=20).hexdigest()}"
         value = self._find(kind, name, key, shared)
         if value is not None:
@@ -157,34 +170,35 @@ class RedisStore:
                 return value
             metrics.cache_outcome(kind, "made").inc()
             made = make()
-            self._keep(kind, name, pack(key, shared.dump(made)))
+            self._store(kind, name, pack(key, shared.dump(made)))
             return made
         finally:
             if claimed:
                 self._ask(kind, lambda client: client.delete(self._claim_of(name)))
 
-    def _find(self, kind: str, name: str, key: bytes, shared: Shared[Value]) -> Value | None:
+    def _find(self, kind: str, name: str, key: bytes, shared: TensorCodec[Value]) -> Value | None:
         data = self._ask(kind, lambda client: _bytes(client.get(self._entry_of(name))))
         if data is None:
             return None
         try:
             value = shared.load(unpack(key, data))
-        except (Corrupt, KeyError, TypeError):  # TypeError: fields of another version
-            log.warning("cache entry %s is corrupt: made anew", name)
+        except (CorruptEntry, KeyError, TypeError):  # TypeError: another version had other fields
+            log.warning("cache entry %s is corrupt and is made again", name)
             metrics.cache_outcome(kind, "corrupt").inc()
             self._ask(kind, lambda client: client.delete(self._entry_of(name)))
             return None
         metrics.cache_outcome(kind, "redis").inc()
         return value
 
-    def _keep(self, kind: str, name: str, data: bytes) -> None:
+    def _store(self, kind: str, name: str, data: bytes) -> None:
         if len(data) <= LARGEST_ENTRY:
             self._ask(kind, lambda client: client.set(self._entry_of(name), data, ex=ENTRY_S))
 
     def _claim(self, kind: str, name: str) -> bool:
-        """Whether this process alone is to make the entry; if not, return when the process that made it has ended.
+        """Claim the making of an entry. Returns True if this process holds the claim.
 
-        That one may have failed. Then, and without Redis, every process makes the entry: it costs time and nothing else.
+        Otherwise waits until the claim of the other process ends and returns False. If that process
+        failed, or Redis is away, every process makes the entry itself, which only costs time.
         """
         deadline = time.monotonic() + MAKING_S
         claim = self._claim_of(name)
@@ -198,13 +212,13 @@ class RedisStore:
                 time.monotonic() < deadline
                 and self._redis.ask(lambda client: client.exists(claim)) == 1
             ):
-                time.sleep(POLL_S)
+                time.sleep(MAKING_POLL_S)
         except RedisAway:
             metrics.cache_outcome(kind, "away").inc()
         return False
 
     def _ask(self, kind: str, question: Callable[[Redis], Value]) -> Value | None:
-        """What Redis answers; None also when it is away."""
+        """Return what Redis answers, or None when it is away."""
         try:
             return self._redis.ask(question)
         except RedisAway:
@@ -219,14 +233,14 @@ class RedisStore:
 
 
 def _bytes(answer: object) -> bytes | None:
-    """Raises TypeError for what no GET answers."""
+    """Return the answer to a GET. Raises TypeError when it is not one."""
     if answer is None or isinstance(answer, bytes):
         return answer
-    raise TypeError(f"expected bytes, Redis answered {type(answer).__name__}")
+    raise TypeError(f"Redis answered {type(answer).__name__} instead of bytes")
 
 
 class MemoryCache:
-    """Least recently used out first, bounded in bytes. Requests for one missing key make it once."""
+    """An LRU cache bounded in bytes. Concurrent requests for a missing key make its value once."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -235,36 +249,36 @@ class MemoryCache:
         self.misses = 0
         self._entries: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
-        self._turns: dict[Hashable, _Turn] = {}
+        self._makings: dict[Hashable, _Making] = {}
 
     def get_or_make(
         self, key: Hashable, make: Callable[[], Value], size: Callable[[Value], int]
     ) -> Value:
-        """The cached value, or `make()`'s, kept when `size` of it fits; what `make` raises is not kept."""
+        """Return the cached value, or call `make` and cache its result if its `size` fits."""
         with self._lock:
             found, value = self._look_up(key)
             if found:
                 self.hits += 1
                 return value  # type: ignore[no-any-return]
             self.misses += 1
-            turn = self._turns.setdefault(key, _Turn())
-            turn.takers += 1
+            making = self._makings.setdefault(key, _Making())
+            making.users += 1
         try:
-            with turn.lock:
+            with making.lock:
                 with self._lock:
                     found, value = self._look_up(key)
                 if not found:
                     value = make()
-                    self._keep(key, value, size(value))
+                    self._store(key, value, size(value))
                 return value  # type: ignore[no-any-return]
         finally:
             with self._lock:
-                turn.takers -= 1
-                if turn.takers == 0:
-                    del self._turns[key]
+                making.users -= 1
+                if making.users == 0:
+                    del self._makings[key]
 
     def find(self, key: Hashable) -> Any | None:
-        """The cached value, if there is one."""
+        """Return the cached value, or None."""
         with self._lock:
             found, value = self._look_up(key)
             self.hits += found
@@ -277,7 +291,7 @@ class MemoryCache:
         self._entries.move_to_end(key)
         return True, entry[0]
 
-    def _keep(self, key: Hashable, value: object, nbytes: int) -> None:
+    def _store(self, key: Hashable, value: object, nbytes: int) -> None:
         if nbytes > self.limit_bytes:
             return
         with self._lock:
@@ -288,9 +302,9 @@ class MemoryCache:
                 self.used_bytes -= freed
 
 
-class _Turn:
-    """Whose turn it is to make one missing value, and how many wait or make."""
+class _Making:
+    """A lock held while one missing value is made, and the number of threads that use it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.takers = 0
+        self.users = 0

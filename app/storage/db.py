@@ -1,4 +1,4 @@
-"""The engine, and the one place that commits."""
+"""The database engine, and the one place that commits."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ from sqlalchemy.orm.exc import StaleDataError
 from app.errors import Conflict, DatabaseUnavailable, InvalidRequest
 from app.storage.postgres import ServerWatch, within
 
-#: how long a writer waits for another before SQLite gives up
+#: how long a SQLite writer waits for another one
 BUSY_TIMEOUT_S = 30
 
-#: how long a lost PostgreSQL is tried again before a transaction has begun; in the middle of one nothing is tried again
+#: how long connecting to PostgreSQL is retried before a transaction; inside one nothing is retried
 CONNECT_FOR_S = 3.0
 CONNECT_PAUSE_S = 0.1
 
-#: how long a pooled connection may take to show that its server is there: a well one takes a millisecond
+#: timeout of the check of a pooled connection, which usually takes a millisecond
 CHECKOUT_S = 1.0
 
-#: connections of one process, and how long a request waits for one of them
+#: connections of one process, and how long a request waits for one
 POOL_SIZE = 10
 POOL_OVERFLOW = 10
 POOL_WAIT_S = 5
 
-#: how long PostgreSQL lets a silent transaction keep its locks, and another one wait for them
+#: how long PostgreSQL lets an idle transaction hold its locks, and another one wait for them
 STALLED_MS = 10_000
 
-AWAY = "the database does not answer now; try again"
+AWAY = "The database does not answer. Try again."
 
-#: what a lost, full or restarting database raises
+#: exceptions of a lost, full or restarting database
 LOST = (OperationalError, InterfaceError, InternalError, PoolExhausted)
 
 
 class SchemaOutdated(Exception):
-    """The database's schema is not this version's."""
+    """The schema of the database belongs to another version of the service."""
 
 
 class Database:
@@ -69,16 +69,17 @@ class Database:
 
     @property
     def away(self) -> bool:
-        """Whether the last try to reach PostgreSQL failed. It clears by itself once the server answers."""
+        """Return whether PostgreSQL did not answer the last time. Resets when it answers."""
         return self._watch is not None and self._watch.away
 
     @contextmanager
     def transaction(self, *, wait_s: float | None = None) -> Iterator[Session]:
-        """One use case, one transaction: committed at the end, rolled back by any exception.
+        """Run one use case in one transaction: commit at the end, roll back on any exception.
 
-        A constraint that only a concurrent request can have broken is a Conflict; callers check the foreseeable ones first. A
-        database that refuses connections is waited for before the transaction begins, `wait_s` at most or CONNECT_FOR_S. One that
-        is silent, or lost on the way, is DatabaseUnavailable, because only the caller knows what may be done twice.
+        Waits up to `wait_s` (default CONNECT_FOR_S) for a database that refuses connections. Raises
+        DatabaseUnavailable when it does not answer or the connection is lost: only the caller knows
+        whether to repeat the work. Raises Conflict for a constraint that a concurrent request
+        broke; callers check all others first.
         """
         with self._session() as session:
             try:
@@ -88,37 +89,37 @@ class Database:
             except (IntegrityError, StaleDataError) as error:
                 session.rollback()
                 raise Conflict(
-                    "another request changed what this one uses at the same moment; try again"
+                    "Another request changed the same resource at the same time. Try again."
                 ) from error
             except DataError as error:
-                raise InvalidRequest("a value that the database cannot hold") from error
+                raise InvalidRequest("The database cannot store one of the values.") from error
             except LOST as error:
-                session.rollback()  # new rows are new again: a caller may add them once more
+                session.rollback()  # a caller may add its new rows again
                 raise DatabaseUnavailable(AWAY, retry_after_s=2) from error
 
     def ping(self) -> None:
-        """Raise SQLAlchemyError when the database does not answer at once."""
+        """Raises SQLAlchemyError when the database does not answer within CHECKOUT_S."""
         with within(CHECKOUT_S), self.engine.connect() as connection:
             connection.execute(text("SELECT 1"))
 
     def migrate(self) -> None:
-        """Bring the schema to the newest revision. Raises SchemaOutdated when a newer version of the service has been here."""
+        """Upgrade the schema to the newest revision. Raises SchemaOutdated if it is even newer."""
         try:
             command.upgrade(alembic_config(self.url), "head")
         except CommandError as error:
             raise SchemaOutdated(
-                f"the database's schema is not this version's, but a newer one's: {error}"
+                f"a newer version of the service has upgraded the database: {error}"
             ) from error
 
     def require_schema(self) -> None:
-        """Raises SchemaOutdated unless the schema is at the newest revision."""
+        """Raises SchemaOutdated unless the schema has the newest revision."""
         newest = set(ScriptDirectory.from_config(alembic_config(self.url)).get_heads())
         with self.engine.connect() as connection:
             found = set(MigrationContext.configure(connection).get_current_heads())
         if found != newest:
             raise SchemaOutdated(
-                f"the database is at revision {', '.join(found) or 'none'}, this version needs {', '.join(newest)}: "
-                "run `anchorage migrate`"
+                f"the database has revision {', '.join(found) or 'none'}, and this version needs "
+                f"{', '.join(newest)}: run `anchorage migrate`"
             )
 
     def close(self) -> None:
@@ -149,7 +150,7 @@ class Database:
 
 
 def with_driver(url: str | URL) -> URL:
-    """The URL as people paste it, with psycopg 3 as PostgreSQL's driver."""
+    """Return the URL with psycopg 3 as the driver of PostgreSQL."""
     parsed = make_url(url)
     return (
         parsed.set(drivername="postgresql+psycopg")
@@ -159,7 +160,7 @@ def with_driver(url: str | URL) -> URL:
 
 
 def make_engine(url: URL) -> Engine:
-    """An engine with the settings that both databases want of us."""
+    """Return an engine with the settings that its database needs."""
     engine = create_engine(url, **_engine_options(url))
     if is_sqlite(url):
         event.listen(engine, "connect", _tune_sqlite)
@@ -167,7 +168,7 @@ def make_engine(url: URL) -> Engine:
 
 
 def sqlite_url(file: Path) -> URL:
-    """The URL of a SQLite file, whatever characters its path has."""
+    """Return the URL of a SQLite file, whatever characters its path has."""
     return URL.create("sqlite", database=str(file.absolute()))
 
 
@@ -176,7 +177,7 @@ def is_sqlite(url: str | URL) -> bool:
 
 
 def alembic_config(url: str | URL) -> Config:
-    """Alembic's configuration without its ini file, so that an installed package can migrate too."""
+    """Return a configuration without an ini file, so that an installed package can migrate."""
     config = Config()
     config.set_main_option("script_location", str(files("migrations")))
     config.attributes["url"] = url
@@ -190,9 +191,11 @@ def _engine_options(url: URL) -> dict[str, Any]:
         "connect_args": {
             "connect_timeout": 3,
             "client_encoding": "utf8",
-            # A process that is frozen or cut off in the middle of a transaction must not hold its rows from the others for ever.
-            "options": f"-c idle_in_transaction_session_timeout={STALLED_MS} -c lock_timeout={STALLED_MS}",
-            # A network that swallows what is sent, or a server that is gone without a word.
+            # A frozen process must not hold the locks of its transaction for ever.
+            "options": (
+                f"-c idle_in_transaction_session_timeout={STALLED_MS} -c lock_timeout={STALLED_MS}"
+            ),
+            # Detects a network or a server that disappears silently.
             "tcp_user_timeout": STALLED_MS,
             "keepalives_idle": 5,
             "keepalives_interval": 2,
@@ -206,6 +209,6 @@ def _engine_options(url: URL) -> dict[str, Any]:
 
 
 def _tune_sqlite(connection: Any, _record: object) -> None:
-    # WAL lets readers go on while one request writes; foreign keys are off by default.
+    # WAL lets readers continue while one request writes. Foreign keys are off by default.
     for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")

@@ -1,8 +1,8 @@
-"""What names stand for, remembered by this process for a moment, so that a busy name is not looked up for each request.
+"""A short cache of the rows behind names, so that a busy name is not looked up for each request.
 
-Other processes may delete what is remembered here, and give its name to something else. They answer their client SETTLE_S after
-their commit, and no process answers by what it looked up longer than MEMORY_S ago. So once a deletion is answered, nobody answers
-from before it, and no process needs to hear of it (docs/decisions/0018).
+Another process may delete a row that is cached here and reuse its name. It answers its client
+SETTLE_S after its commit, and no process uses an entry older than MEMORY_S. So once a deletion is
+answered, no process returns the deleted row, and none needs a message (docs/decisions/0018).
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from app.storage.tables import now
 
 Value = TypeVar("Value")
 
-#: how long a process remembers, from before it looks up
+#: how long an entry is used, counted from the start of its look-up
 MEMORY_S = 0.5
 
-#: while the database does not answer: nobody who cannot reach it either deletes anything meanwhile
+#: the same while the database does not answer: nobody can delete a row meanwhile
 AWAY_MEMORY_S = 60.0
 
-#: how long a change waits until all processes have forgotten what was before it. What it is longer than MEMORY_S is for a commit
-#: that takes its time, and for clocks that differ: the moment of a deletion is written down before it is committed
+#: how long the client of a deletion waits for its answer, until no process has an old entry.
+#: It exceeds MEMORY_S to allow for slow commits and clock differences: a deletion is timed
+#: before its commit
 SETTLE_S = 0.75
 
-#: names remembered at once
-MOST = 10_000
+#: most entries
+MOST_NAMES = 10_000
 
 
-class Name(NamedTuple):
-    """What is remembered: of which project, of what kind, and the names in the request."""
+class NameKey(NamedTuple):
+    """The key of an entry: project, kind and the names in the request."""
 
     project: str
     kind: str
@@ -42,7 +43,7 @@ class Name(NamedTuple):
 
 
 class _LookUp:
-    """A look-up in progress, or its result; `value` is None until it has ended."""
+    """A look-up in progress, or its result. `value` is None until it ends."""
 
     __slots__ = ("future", "since", "value")
 
@@ -55,48 +56,48 @@ class _LookUp:
         return time.monotonic() - self.since < seconds
 
     def outlasts(self) -> bool:
-        """Whether it found something that stays true while the database does not answer."""
+        """Return whether its result may be used while the database does not answer."""
         return self.value is not None and self.is_younger_than(AWAY_MEMORY_S)
 
 
-class Names:
-    """What this process remembers. Values are small: rows and ids, never tensors.
+class NameCache:
+    """The cache of this process. Values are small: rows and ids, not tensors.
 
-    alone  whether no other process can change what names stand for: then nothing is forgotten until this one changes it
-    away   whether the database is known not to answer now
+    alone  whether no other process can change rows; entries then stay until this one changes them
+    away   returns whether the database does not answer now
     """
 
     def __init__(self, *, alone: bool, away: Callable[[], bool] = lambda: False) -> None:
         self._alone = alone
         self._away = away
-        self._known: dict[Name, _LookUp] = {}
+        self._known: dict[NameKey, _LookUp] = {}
         self._lock = threading.Lock()
 
     @property
     def settle_s(self) -> float:
-        """How long the client that changed what a name stands for must wait for its answer."""
+        """Return how long the client of a deletion must wait for its answer."""
         return 0.0 if self._alone else SETTLE_S
 
     def still_settling_s(self, changed_at: datetime) -> float:
-        """How much of that is left of a change whose row was written then."""
+        """Return how much of that time is left for a row that changed at `changed_at`."""
         age_s = (now() - changed_at).total_seconds()
         return min(max(0.0, self.settle_s - age_s), self.settle_s)
 
-    def find(self, name: Name) -> Any | None:
-        """What is remembered; no IO, and nobody is waited for."""
+    def find(self, name: NameKey) -> Any | None:
+        """Return the entry, or None. Does no IO and waits for no other thread."""
         known = self._known.get(name)
         return None if known is None or not self._holds(known) else known.value
 
-    def find_or(self, name: Name, look_up: Callable[[], Value]) -> Value:
-        """What is remembered, or else what `look_up` finds now, which is remembered; what it raises is not.
+    def find_or(self, name: NameKey, look_up: Callable[[], Value]) -> Value:
+        """Return the entry, or call `look_up` and cache its result. Exceptions are not cached.
 
-        One of many threads at once looks up, and the others take its result. When the database does not answer, what was found
-        within the last AWAY_MEMORY_S stays true.
+        Of several threads, one looks up and the others use its result. While the database does not
+        answer, results of the last AWAY_MEMORY_S are used.
         """
         with self._lock:
             known = self._known.get(name)
             if known is None or not self._holds(known):
-                if len(self._known) >= MOST:
+                if len(self._known) >= MOST_NAMES:
                     self._known.clear()
                 new = self._known[name] = _LookUp()
             else:
@@ -107,7 +108,7 @@ class Names:
         return known.future.result()  # type: ignore[no-any-return]
 
     def _look_up(
-        self, name: Name, new: _LookUp, old: _LookUp | None, look_up: Callable[[], Value]
+        self, name: NameKey, new: _LookUp, old: _LookUp | None, look_up: Callable[[], Value]
     ) -> Value:
         try:
             found = look_up()
@@ -118,7 +119,7 @@ class Names:
                 else None
             )
             with self._lock:
-                if self._known.get(name) is new:  # nothing was forgotten meanwhile
+                if self._known.get(name) is new:  # `forget` was not called meanwhile
                     del self._known[name]
                     if stays is not None:
                         self._known[name] = stays
@@ -131,7 +132,7 @@ class Names:
         return found
 
     def forget(self) -> None:
-        """To be called after the commit of what changes what a name stands for; its client is answered `settle_s` later."""
+        """Drop all entries: to be called after a commit that changes what a name means."""
         with self._lock:
             self._known.clear()
 

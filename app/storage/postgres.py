@@ -1,7 +1,8 @@
-"""Deadlines for a PostgreSQL that stops answering without closing anything: stopped, paused, or behind a dead network.
+"""Deadlines for a PostgreSQL server that stops answering without closing its connections.
 
-The server's own `statement_timeout` does not fire there, and the kernel goes on acknowledging what is sent. So every wait of the
-driver ends here after a stated time, and from then on, until the server answers again, nobody else waits for it at all.
+It may be stopped, paused, or behind a dead network. Its own `statement_timeout` does not fire then,
+and the kernel still acknowledges what is sent. So every wait of the driver has a deadline here.
+Once a deadline has passed, every use of the server fails at once until it answers again.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ log = logging.getLogger("anchorage.database")
 
 Value = TypeVar("Value")
 
-#: how long one statement may take: the server's own limit, and ours for a server that does not keep it
+#: limits of one statement: the one that the server enforces, and ours, if the server does not
 STATEMENT_MS = 4_000
 STATEMENT_S = 5.0
 
-#: how often a server that is away is asked whether it is back
-KNOCK_EVERY_S = 0.2
+#: how often to try a server that is away
+RECONNECT_EVERY_S = 0.2
 
 _limit_s: ContextVar[float] = ContextVar("limit_s", default=STATEMENT_S)
 
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """In this context, every wait for PostgreSQL ends after this time instead of STATEMENT_S."""
+    """Limit every wait for PostgreSQL in this context to `seconds` instead of STATEMENT_S."""
     token = _limit_s.set(seconds)
     try:
         yield
@@ -43,19 +44,19 @@ def within(seconds: float) -> Iterator[None]:
 
 
 class BoundedConnection(psycopg.Connection[Any]):
-    """A connection that is closed, and raises OperationalError, when the server does not answer in time."""
+    """A connection that closes and raises OperationalError when the server is too slow."""
 
     watch: ServerWatch
 
     def wait(self, gen: PQGen[Value], *arguments: Any, **options: Any) -> Value:
-        """Run a step of the protocol: psycopg waits nowhere else, be it for a statement, a commit, a rollback or a ping."""
+        """Run a step of the protocol. psycopg waits nowhere else, not even for a commit."""
         if self.watch.silent:
             self.pgconn.finish()
             raise psycopg.OperationalError("PostgreSQL does not answer")
         return super().wait(self._bounded(gen, _limit_s.get()), *arguments, **options)
 
     def _bounded(self, gen: PQGen[Value], limit_s: float) -> PQGen[Value]:
-        """The same step, until the time is over. psycopg resumes it ten times a second with nothing to read or write."""
+        """Run the step until its deadline. psycopg resumes it ten times a second while idle."""
         deadline = time.monotonic() + limit_s
         try:
             wanted = next(gen)
@@ -72,10 +73,10 @@ class BoundedConnection(psycopg.Connection[Any]):
 
 
 class ServerWatch:
-    """Whether the server answers. While it does not, a thread of its own asks until it does.
+    """Knows whether the server answers. While it does not, a thread tries to connect.
 
-    away    the last connection could not be made, or was lost in silence
-    silent  it was lost in silence: whoever waits for this server waits in vain, so every use of it fails at once
+    away    the last connection could not be made, or did not answer in time
+    silent  it did not answer in time, so every use of the server fails at once
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -87,23 +88,23 @@ class ServerWatch:
         event.listen(engine, "do_connect", self._connect)
 
     def lost(self, *, silent: bool = False) -> None:
-        """Note that the server does not answer, and begin to ask."""
+        """Record that the server does not answer, and start the thread that tries it."""
         with self._lock:
             if self._closed.is_set():
                 return
             if silent and not self.silent:
                 log.warning(
-                    "PostgreSQL is silent: requests that need it are refused until it answers"
+                    "PostgreSQL does not answer: requests that need it are refused until it does"
                 )
             self.away, self.silent = True, self.silent or silent
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=self._knock, name="postgres-watch", daemon=True
+                    target=self._try_until_back, name="postgres-watch", daemon=True
                 )
                 self._thread.start()
 
     def answered(self) -> None:
-        """Note that the server answers."""
+        """Record that the server answers."""
         if self.away:
             with self._lock:
                 if self.silent:
@@ -111,7 +112,7 @@ class ServerWatch:
                 self.away = self.silent = False
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop trying."""
         self._closed.set()
 
     def _connect(
@@ -129,18 +130,16 @@ class ServerWatch:
         connection.watch = self
         return connection
 
-    def _knock(self) -> None:
+    def _try_until_back(self) -> None:
         arguments, options = self._arguments
-        while not self._closed.wait(KNOCK_EVERY_S):
+        while not self._closed.wait(RECONNECT_EVERY_S):
             with self._lock:
                 if not self.away:
-                    self._thread = None  # whoever notes the next loss starts another
+                    self._thread = None  # the next loss starts another thread
                     return
             try:
                 psycopg.connect(*arguments, **options).close()
-            except (
-                Exception
-            ) as error:  # whatever it is, this thread must not end while requests are refused
+            except Exception as error:  # this thread must not end while requests are refused
                 log.debug("PostgreSQL is still away: %s", error)
             else:
                 self.answered()

@@ -1,7 +1,7 @@
-"""Redis, which everything can do without: every call ends in a bounded time, and any failure only means that it is away.
+"""Redis as an optional dependency: every call returns within a bounded time or raises RedisAway.
 
-A server that is overloaded, misconfigured or no Redis at all answers in ways that redis-py reports with any exception, or not at
-all. `OptionalRedis.ask` is the one place that knows this: callers see an answer or RedisAway.
+A server that is overloaded, misconfigured or not Redis at all makes redis-py raise almost any
+exception, or hang. `OptionalRedis.ask` hides this: its callers see an answer or RedisAway.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ log = logging.getLogger("anchorage.redis")
 
 Answer = TypeVar("Answer")
 
-#: how long a socket waits: for a connection, and for the next bytes of an answer
-CONNECT_S = 1.0
-ANSWER_S = 1.0
+#: timeouts of the socket: for a connection, and for the next bytes of an answer
+REDIS_CONNECT_S = 1.0
+REDIS_READ_S = 1.0
 
-#: how long a whole call may take, however slowly its bytes come: the largest entry of the cache has 256 MiB
-PATIENCE_S = 3.0
+#: timeout of a whole call: the largest cache entry has 256 MiB
+REDIS_CALL_S = 3.0
 
-#: how long /readyz waits
+#: timeout of the check for /readyz
 READY_S = 1.0
 
-#: how long a process leaves Redis alone after a failed call
+#: how long a process sends no calls after one has failed
 AWAY_S = 2.0
 
-#: calls of one client at once; further ones wait for them, within their own patience
-CALLS = 16
+#: concurrent calls of one client; further calls wait within their own timeout
+REDIS_CALLS = 16
 
 
 class RedisAway(Exception):
@@ -44,7 +44,7 @@ class RedisAway(Exception):
 
 
 class Circuit:
-    """Decides who may ask a server: everybody while it works; after a failure nobody for AWAY_S, and then one at a time."""
+    """A circuit breaker: after a failure it admits no call for AWAY_S, and then one at a time."""
 
     def __init__(self) -> None:
         self._works = True
@@ -52,15 +52,15 @@ class Circuit:
         self._lock = threading.Lock()
 
     def admits(self) -> bool:
-        """Whether the caller may ask. It must then say how it went: `worked` or `failed`."""
+        """Return whether the caller may call. If so, it must then call `worked` or `failed`."""
         with self._lock:
             if self._works:
                 return True
             if time.monotonic() < self._away_until:
                 return False
             self._away_until = (
-                time.monotonic() + PATIENCE_S + AWAY_S
-            )  # the others do not wait for this one's answer
+                time.monotonic() + REDIS_CALL_S + AWAY_S
+            )  # other callers do not wait for this one
             return True
 
     def worked(self) -> None:
@@ -72,31 +72,34 @@ class Circuit:
 
 
 class OptionalRedis:
-    """A client whose calls end in a bounded time, and fail with RedisAway only."""
+    """A client whose calls return in a bounded time and raise only RedisAway."""
 
     def __init__(self, url: str) -> None:
         self._client = redis_client(url)
         self._circuit = Circuit()
-        self._threads = ThreadPoolExecutor(CALLS, thread_name_prefix="redis")
+        self._threads = ThreadPoolExecutor(REDIS_CALLS, thread_name_prefix="redis")
 
-    def ask(self, question: Callable[[Redis], Answer], *, patience_s: float = PATIENCE_S) -> Answer:
-        """What `question` returns within `patience_s`, run in a thread of this client's. Raises RedisAway, whatever happened.
+    def ask(
+        self, question: Callable[[Redis], Answer], *, timeout_s: float = REDIS_CALL_S
+    ) -> Answer:
+        """Run `question` in a thread and return its result. Raises RedisAway for any failure.
 
-        `question` makes one call of the client, or a few, and checks the type of what came back.
+        `question` makes one or a few calls of the client and checks the type of their answers.
         """
         if not self._circuit.admits():
             raise RedisAway("Redis failed a moment ago")
         call: Future[Answer] | None = None
         try:
             call = self._threads.submit(question, self._client)
-            answer = call.result(patience_s)
+            answer = call.result(timeout_s)
         except Exception as error:
             self._circuit.failed()
             if call is not None:
                 call.cancel()
-            self._client.connection_pool.disconnect()  # ends a call that still waits, and drops what may still come
+            # Ends a call that still waits, and discards a late answer.
+            self._client.connection_pool.disconnect()
             log.warning(
-                "Redis is left alone for %.0f s: %s %.200r",
+                "Redis failed and is not called for %.0f s: %s %.200r",
                 AWAY_S,
                 type(error).__name__,
                 str(error),
@@ -106,9 +109,9 @@ class OptionalRedis:
         return answer
 
     def takes_writes(self, key: str) -> bool:
-        """Whether Redis stores something now: a full one, a read-only one and anything else behind its address do not."""
+        """Return whether Redis accepts writes: not when it is full, read-only or something else."""
         try:
-            self.ask(lambda client: _write(client, key), patience_s=READY_S)
+            self.ask(lambda client: _write(client, key), timeout_s=READY_S)
         except RedisAway:
             return False
         return True
@@ -120,20 +123,20 @@ class OptionalRedis:
 
 
 def _write(client: Redis, key: str) -> None:
-    """Write a value and read it back. Raises ValueError when another one comes back."""
+    """Write a value and read it back. Raises ValueError when the two differ."""
     value = secrets.token_hex(8).encode()
     client.set(key, value, ex=60)
     if client.get(key) != value:
-        raise ValueError("a value that was just written does not come back")
+        raise ValueError("Redis did not return the value that was just written")
 
 
 def redis_client(url: str) -> Redis:
-    """A client that tries each call once, with short time-outs. Raises ValueError for a URL that is none."""
+    """Return a client with short timeouts and no retries. Raises ValueError for an invalid URL."""
     return Redis.from_url(
         url,
-        socket_connect_timeout=CONNECT_S,
-        socket_timeout=ANSWER_S,
+        socket_connect_timeout=REDIS_CONNECT_S,
+        socket_timeout=REDIS_READ_S,
         retry=Retry(NoBackoff(), 0),
         health_check_interval=15,
-        protocol=2,  # with 3 the pool hands out connections that still hold an answer to somebody else's question
+        protocol=2,  # with 3, the pool reuses connections that hold another caller's answer
     )

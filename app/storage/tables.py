@@ -1,4 +1,4 @@
-"""All rows. Vectors are not here: a row names a blob by its content hash."""
+"""The tables. Vectors are stored in blobs, which rows name by content hash."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAME_LENGTH = 100
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A moment in UTC on every database: SQLite drops the zone, so it is put back when read."""
+    """A time in UTC. SQLite drops the time zone, so it is added when a value is read."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -48,7 +48,7 @@ def now() -> datetime:
 
 
 class Base(DeclarativeBase):
-    """Every table."""
+    """The base class of all tables."""
 
     metadata = MetaData(
         naming_convention={
@@ -62,7 +62,7 @@ class Base(DeclarativeBase):
 
 
 class Owned:
-    """What every row has: an id, the project that owns it, and when it was made."""
+    """Columns of every table: id, project and creation time."""
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True, default=new_id)
     project: Mapped[str] = mapped_column(String(NAME_LENGTH), default="default")
@@ -79,9 +79,9 @@ class EncoderRow(Owned, Base):
     model: Mapped[str | None] = mapped_column(String(200))
     revision: Mapped[str | None] = mapped_column(String(100))
     modality: Mapped[str] = mapped_column(String(20))
-    #: the kind's own, as the client gave them
+    #: options of the kind, as the client sent them
     options: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
-    #: everything that the vectors depend on, as it was when the encoder was registered; None for external ones
+    #: everything that the vectors depend on, when the encoder was registered; None if external
     identity: Mapped[dict[str, Any] | None] = mapped_column(JSON)
 
 
@@ -91,11 +91,11 @@ class AnchorSetRow(Owned, Base):
 
     name: Mapped[str] = mapped_column(String(NAME_LENGTH))
     size: Mapped[int]
-    #: where the anchors came from, when the service made them: a bootstrap job and its settings
+    #: the bootstrap job that made the anchors, and its settings; None otherwise
     provenance: Mapped[dict[str, Any] | None] = mapped_column(JSON)
-    #: content hash of the items themselves, where they are kept: for encoders that are added later
+    #: content hash of the items, if they are stored for encoders that are added later
     inputs: Mapped[str | None] = mapped_column(String(64))
-    #: content hash of where each anchor was found, when it was: rows of the two pools, and how sure that is
+    #: content hash of the rows of the two pools that a bootstrap paired, and their confidence
     pairs: Mapped[str | None] = mapped_column(String(64))
     spaces: Mapped[list[SpaceRow]] = relationship(
         back_populates="anchor_set",
@@ -122,27 +122,27 @@ class SpaceRow(Owned, Base):
 
 
 class PoolRow(Owned, Base):
-    """Items of one encoder in no known order, for bootstraps; they come in pieces."""
+    """Items of one encoder for a bootstrap, in any order. Clients send them in pieces."""
 
     __tablename__ = "pools"
     __table_args__ = (UniqueConstraint("project", "name"),)
 
     name: Mapped[str] = mapped_column(String(NAME_LENGTH))
     encoder_id: Mapped[str] = mapped_column(ForeignKey("encoders.id"), index=True)
-    #: of all pieces together; it only grows, so that equal numbers mean equal pieces
+    #: number of items of all pieces; it only grows, so equal numbers mean equal pieces
     items: Mapped[int]
-    #: [{"blob": content hash of (rows, d), float32, "rows": how many}, ...]; long, and read where it is asked for
+    #: [{"blob": content hash of (rows, d), float32, "rows": number}, ...]; loaded on demand
     pieces: Mapped[list[dict[str, Any]]] = mapped_column(JSON, deferred=True)
     encoder: Mapped[EncoderRow] = relationship(lazy="joined")
 
     @property
     def nbytes(self) -> int:
-        """What its vectors take where they are stored, as float32."""
+        """Return the size of its vectors as float32."""
         return 4 * self.items * self.encoder.dim
 
 
 class TranslatorRow(Owned, Base):
-    """How a translator was fitted, so that its id can be asked about later; the matrix itself can be recomputed."""
+    """How a translator was fitted. Its matrix is recomputed when needed."""
 
     __tablename__ = "translators"
     __table_args__ = (
@@ -158,9 +158,9 @@ class TranslatorRow(Owned, Base):
     method: Mapped[str] = mapped_column(String(40))
     options: Mapped[dict[str, Any]] = mapped_column(JSON)
     report: Mapped[dict[str, Any] | None] = mapped_column(JSON)
-    #: what auto was asked to prefer -> why it chose this one; None where it never did
+    #: the value of `prefer` -> why `auto` chose this method; None if it never did
     choices: Mapped[dict[str, Any] | None] = mapped_column(JSON)
-    #: the last time somebody fitted it or asked about it, at most a day too early; retention counts from here
+    #: its last use, at most a day too early; retention counts from here
     used_at: Mapped[datetime] = mapped_column(
         UtcDateTime, default=now, server_default=func.now(), index=True
     )
@@ -169,7 +169,7 @@ class TranslatorRow(Owned, Base):
 
 
 class ContractRow(Owned, Base):
-    """What every translator between two spaces must promise, or it is not served."""
+    """The least quality that a translator between two spaces must promise to be served."""
 
     __tablename__ = "contracts"
     __table_args__ = (UniqueConstraint("source_id", "target_id"),)
@@ -183,7 +183,7 @@ class ContractRow(Owned, Base):
 
 
 class HeadRow(Owned, Base):
-    """A function of one encoder's vectors (absolute) or of relative vectors (an anchor set's): a classifier or a decoder."""
+    """A classifier or decoder of one encoder's vectors, or of an anchor set's relative vectors."""
 
     __tablename__ = "heads"
     __table_args__ = (UniqueConstraint("project", "name"),)
@@ -191,11 +191,11 @@ class HeadRow(Owned, Base):
     name: Mapped[str] = mapped_column(String(NAME_LENGTH))
     kind: Mapped[str] = mapped_column(String(40))
     dim: Mapped[int]
-    #: class names; empty for a head that answers numbers or images
+    #: class names; empty for a head that returns numbers or images
     classes: Mapped[list[str]] = mapped_column(JSON)
-    #: how many numbers it answers
+    #: how many numbers it returns
     outputs: Mapped[int]
-    #: the architecture of an MLP; what the vectors are brought to before it reads them, and what its numbers mean
+    #: the architecture of an MLP, the preprocessing of the vectors, and the meaning of its numbers
     settings: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
     blob: Mapped[str] = mapped_column(String(64))
     encoder_id: Mapped[str | None] = mapped_column(ForeignKey("encoders.id"), index=True)
@@ -204,7 +204,7 @@ class HeadRow(Owned, Base):
     anchor_set: Mapped[AnchorSetRow | None] = relationship(lazy="joined")
 
 
-#: of partial indexes: workers ask for unfinished jobs twice a second, and most jobs have ended
+#: conditions of partial indexes: workers query unfinished jobs twice a second; most are finished
 _UNFINISHED: dict[str, Any] = dict.fromkeys(
     ("sqlite_where", "postgresql_where"), text("finished_at IS NULL")
 )
@@ -224,26 +224,26 @@ class JobRow(Owned, Base):
 
     kind: Mapped[str] = mapped_column(String(40))
     state: Mapped[str] = mapped_column(String(20))
-    #: the request, vectors replaced by their blobs' hashes
+    #: the request, with the hashes of blobs in place of vectors
     arguments: Mapped[dict[str, Any]] = mapped_column(JSON)
-    #: counts every change that a client can see: the id of its last event
+    #: incremented with every change that a client can see; the id of the last event
     version: Mapped[int] = mapped_column(default=0)
-    #: how often a worker has claimed it and not handed it back since it got further than ever: a checkpoint beyond `furthest`
+    #: claims since a checkpoint last went beyond `furthest`, without those that were handed back
     attempts: Mapped[int] = mapped_column(default=0)
-    #: content hash of what its last checkpoint holds; None without one, and for an ended job
+    #: content hash of its last checkpoint; None without one and for a finished job
     checkpoint: Mapped[str | None] = mapped_column(String(64))
-    #: the last step that a checkpoint has recorded
+    #: the last step that any checkpoint has recorded
     furthest: Mapped[int] = mapped_column(default=0)
-    #: who runs it: a token that only the claiming worker knows, good until `lease_until` unless renewed
+    #: a token of the worker that runs it, valid until `lease_until` unless renewed
     lease: Mapped[str | None] = mapped_column(String(32))
     lease_until: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    #: a queued job may be claimed from then on; the job that has been due for longest comes first
+    #: when a queued job may be claimed; the job that has been due longest comes first
     due_at: Mapped[datetime] = mapped_column(UtcDateTime, default=now)
     cancel_requested: Mapped[bool] = mapped_column(default=False)
     #: {"done": steps, "total": steps, ...}
     progress: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
     result: Mapped[dict[str, Any] | None] = mapped_column(JSON)
-    #: {"code": ..., "detail": ...} of a failed job, and what else its problem document would say
+    #: the problem document of a failed job: {"code": ..., "detail": ..., ...}
     error: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     #: null while the job waits or runs
@@ -251,7 +251,7 @@ class JobRow(Owned, Base):
 
 
 class ApiKeyRow(Owned, Base):
-    """Who may call. The secret itself is never stored: only its SHA-256, which is enough for 256 random bits."""
+    """An API key. Stores only the SHA-256 of the secret, which has 256 random bits."""
 
     __tablename__ = "api_keys"
     __table_args__ = (Index("ix_api_keys_project_created_at", "project", "created_at"),)
@@ -259,7 +259,7 @@ class ApiKeyRow(Owned, Base):
     name: Mapped[str] = mapped_column(String(NAME_LENGTH))
     scopes: Mapped[list[str]] = mapped_column(JSON)
     secret_hash: Mapped[str] = mapped_column(String(64))
-    #: like "600/minute"; None: the server's own
+    #: like "600/minute"; None for the server's default
     rate_limit: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
     expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
@@ -267,7 +267,7 @@ class ApiKeyRow(Owned, Base):
 
 
 class AuditRow(Owned, Base):
-    """One write: who did what to which resource, in the transaction that did it."""
+    """One write: who changed which resource, recorded in the same transaction."""
 
     __tablename__ = "audit"
     __table_args__ = (
@@ -288,7 +288,7 @@ class AuditRow(Owned, Base):
 
 
 class IdempotentRequestRow(Owned, Base):
-    """A creating request that a client may repeat: which resource it made, noted in the transaction that made it."""
+    """A request with an Idempotency-Key and the resource that it created."""
 
     __tablename__ = "idempotent_requests"
     __table_args__ = (
@@ -297,10 +297,10 @@ class IdempotentRequestRow(Owned, Base):
     )
 
     key: Mapped[str] = mapped_column(String(255))
-    #: SHA-256 of method, path and body: the same key for another request is an error
+    #: SHA-256 of method, path and body; another request with the same key is an error
     fingerprint: Mapped[str] = mapped_column(String(64))
-    #: who is doing it now; another try may take over after `claimed_until`
+    #: the try that works on it; another one may take over after `claimed_until`
     claim: Mapped[str] = mapped_column(String(32))
     claimed_until: Mapped[datetime] = mapped_column(UtcDateTime)
-    #: the row id of what was made; None while it is being made
+    #: the row id of what it created; None until then
     made: Mapped[str | None] = mapped_column(String(32))

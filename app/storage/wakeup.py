@@ -1,6 +1,6 @@
-"""Wakes idle workers when a job was queued, so that it starts at once.
+"""Wakes idle workers when a job is queued, so that it starts at once.
 
-Only speed depends on it: idle workers look at the database twice a second in any case.
+Without it jobs start up to half a second later: idle workers query the database twice a second.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from app.storage.redis import AWAY_S
 
 log = logging.getLogger("anchorage.wakeup")
 
-#: how long the listening thread waits for a message before it looks whether it should end
+#: how long the listening thread waits for a message before it checks whether to stop
 LISTEN_S = 0.5
 
 
 class LocalWakeup:
-    """Within one process."""
+    """Wakes the workers of this process."""
 
     def __init__(self) -> None:
         self._event = Event()
@@ -32,20 +32,20 @@ class LocalWakeup:
         self._event.set()
 
     def wait(self, timeout_s: float) -> None:
-        """Return after the time, or sooner when somebody has notified since the last wait."""
+        """Return after `timeout_s`, or as soon as `notify` has been called since the last wait."""
         self._event.wait(timeout_s)
         self._event.clear()
 
     def close(self) -> None:
-        """Wake everybody who waits. What comes after has no effect."""
+        """Wake all waiting threads. Later calls have no effect."""
         self._event.set()
 
 
 class RedisWakeup(LocalWakeup):
-    """Between processes: a message on a channel of Redis, which nobody needs to receive.
+    """Wakes the workers of all processes by a message on a Redis channel.
 
-    Threads of its own speak to Redis. Whatever Redis does or answers, `notify` only sets an event,
-    and `wait` ends after its time.
+    Only its own threads call Redis. Whatever Redis does, `notify` returns at once and `wait`
+    returns after its timeout.
     """
 
     def __init__(self, client: Redis, prefix: str) -> None:
@@ -83,12 +83,12 @@ class RedisWakeup(LocalWakeup):
     def _publish(self) -> None:
         while self._to_publish.wait() and not self._closing.is_set():
             self._to_publish.clear()
-            with self._leave_alone_after_failure():
+            with self._pausing_after_failure():
                 self._client.publish(self._channel, b"")
 
     def _listen(self) -> None:
         while not self._closing.is_set():
-            with self._leave_alone_after_failure(), self._client.pubsub() as messages:  # type: ignore[no-untyped-call]
+            with self._pausing_after_failure(), self._client.pubsub() as messages:  # type: ignore[no-untyped-call]
                 messages.subscribe(self._channel)
                 while not self._closing.is_set():
                     message = messages.get_message(timeout=LISTEN_S)
@@ -96,13 +96,13 @@ class RedisWakeup(LocalWakeup):
                         self._event.set()
 
     @contextmanager
-    def _leave_alone_after_failure(self) -> Iterator[None]:
-        """Log a failure of any kind, for a server may answer anything, and pause."""
+    def _pausing_after_failure(self) -> Iterator[None]:
+        """Log a failure of any kind and pause."""
         try:
             yield
         except Exception as error:
             log.warning(
-                "no wake-ups by Redis, jobs start up to half a second later: %s",
+                "Redis sends no wake-ups, so jobs start up to half a second later: %s",
                 type(error).__name__,
             )
             self._closing.wait(AWAY_S)

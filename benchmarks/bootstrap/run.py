@@ -5,7 +5,7 @@
     python benchmarks/bootstrap.py --only counts scale    # some sections, of what this code grew before; the others' results stay
     python benchmarks/bootstrap.py --quick                # one draw, few seeds and pairs, to try it out; writes elsewhere
     python benchmarks/bootstrap.py --plan                 # how many cells there are, and how long the known ones took
-    python benchmarks/bootstrap.py --page                 # only the tables of docs/bootstrap-measured.md and README.md
+    python benchmarks/bootstrap.py --page                 # only the tables of docs/results/bootstrap.md and README.md
 
 Items embedded by two encoders, one side in another order; some true pairs are given as seeds. Means and standard deviations over
 draws of items, order and seeds: fewer draws of the methods that take minutes. Seconds are of one core.

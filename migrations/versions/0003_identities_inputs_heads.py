@@ -24,10 +24,16 @@ def upgrade() -> None:
         batch_op.add_column(sa.Column("outputs", sa.Integer(), nullable=True))
         batch_op.add_column(sa.Column("settings", sa.JSON(), nullable=True))
     heads = sa.table(
-        "heads", sa.column("id"), sa.column("classes", sa.JSON()), sa.column("outputs"), sa.column("settings", sa.JSON())
+        "heads",
+        sa.column("id"),
+        sa.column("classes", sa.JSON()),
+        sa.column("outputs"),
+        sa.column("settings", sa.JSON()),
     )
     connection = op.get_bind()
-    for row in connection.execute(sa.select(heads.c.id, heads.c.classes)).all():  # until now all heads were linear classifiers
+    for row in connection.execute(
+        sa.select(heads.c.id, heads.c.classes)
+    ).all():  # until now all heads were linear classifiers
         values = {"outputs": len(row.classes), "settings": {}}
         connection.execute(heads.update().where(heads.c.id == row.id).values(**values))
     with op.batch_alter_table("heads", schema=None) as batch_op:

@@ -23,7 +23,9 @@ def upgrade() -> None:
         sa.Column("id", sa.String(length=32), nullable=False),
         sa.Column("project", sa.String(length=100), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.ForeignKeyConstraint(["encoder_id"], ["encoders.id"], name=op.f("fk_pools_encoder_id_encoders")),
+        sa.ForeignKeyConstraint(
+            ["encoder_id"], ["encoders.id"], name=op.f("fk_pools_encoder_id_encoders")
+        ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_pools")),
         sa.UniqueConstraint("project", "name", name=op.f("uq_pools_project_name")),
     )

@@ -21,9 +21,13 @@ UNFINISHED = dict.fromkeys(("sqlite_where", "postgresql_where"), sa.text("finish
 def upgrade() -> None:
     # The version before pushed `due_at` into the future while a job waited for its message. Such a job is due at once, and a
     # running one as soon as its lease ends; only a job that waits for its next try keeps its moment.
-    op.execute("UPDATE jobs SET due_at = created_at WHERE state = 'running' OR (state = 'queued' AND attempts = 0)")
+    op.execute(
+        "UPDATE jobs SET due_at = created_at WHERE state = 'running' OR (state = 'queued' AND attempts = 0)"
+    )
     # From now on, an unfinished job is known by its null in `finished_at`.
-    op.execute("UPDATE jobs SET finished_at = created_at WHERE finished_at IS NULL AND state NOT IN ('queued', 'running')")
+    op.execute(
+        "UPDATE jobs SET finished_at = created_at WHERE finished_at IS NULL AND state NOT IN ('queued', 'running')"
+    )
     op.create_index("ix_jobs_due_at", "jobs", ["due_at"], **UNFINISHED)
     op.create_index("ix_jobs_lease", "jobs", ["lease"], **UNFINISHED)
     op.create_index("ix_jobs_finished_at", "jobs", ["finished_at"], **FINISHED)
@@ -32,7 +36,9 @@ def upgrade() -> None:
     op.create_index("ix_idempotent_requests_created_at", "idempotent_requests", ["created_at"])
 
     # The default of the server is for processes of the version before, which still run during an upgrade.
-    used_at = sa.Column("used_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now())
+    used_at = sa.Column(
+        "used_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now()
+    )
     with op.batch_alter_table("translators", schema=None) as batch_op:
         batch_op.add_column(used_at)
     translators = sa.table("translators", sa.column("used_at", sa.DateTime(timezone=True)))

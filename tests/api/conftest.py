@@ -1,4 +1,4 @@
-"""What the tests of the routes share: one way to look at a problem document, and vectors in base64."""
+"""Services, clients and checks of problem documents that the tests of the routes share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from app.wiring import make_services
 
 @pytest.fixture(scope="session")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    """One service for all tests of the routes: starting and stopping one takes longer than most of them."""
+    """One service for all tests of the routes: starting one takes longer than most of them."""
     settings = Settings(
         data_dir=tmp_path_factory.mktemp("api"),
         max_body_bytes=4 * 1024 * 1024,
@@ -60,7 +60,7 @@ def client(running: TestClient) -> Iterator[TestClient]:
 def stock(
     running: TestClient, packed: Callable[..., dict[str, Any]]
 ) -> Iterator[Callable[..., TestClient]]:
-    """Give the running service encoders, sets of the first rows of their vectors, and heads, for all tests of a module."""
+    """Give the service encoders, anchor sets and heads for all tests of a module."""
     made: list[str] = []
 
     def add(path: str, name: str, **body: Any) -> None:
@@ -117,7 +117,7 @@ def _empty(client: TestClient) -> None:
 
 @pytest.fixture
 def data_dir(tmp_path: Path, migrated_sqlite: Path) -> Path:
-    """Where a service of this test's own keeps its data: an empty database of today's schema, made once for all of them."""
+    """The data folder of a service of this test's own, with an empty migrated database."""
     shutil.copy(migrated_sqlite, tmp_path / "anchorage.db")
     return tmp_path
 
@@ -149,13 +149,13 @@ def listen(data_dir: Path) -> Iterator[Callable[..., tuple[str, int]]]:
 
 @pytest.fixture(scope="session")
 def behind_a_socket() -> Callable[[ExitStack, FastAPI], tuple[str, int]]:
-    """Start an app behind a real socket, until the stack ends; returns its host and port. For fixtures of a whole module."""
+    """Start an app behind a real socket until the stack closes, and return its host and port."""
     return _listen
 
 
 @pytest.fixture(scope="session")
 def parallel() -> dict[str, np.ndarray]:
-    """Forty anchors of two encoders, `first` (8) and `second` (6), one a linear map of the other."""
+    """Forty anchors of two encoders: `second` (6-d) is a linear map of `first` (8-d)."""
     generator = np.random.default_rng(7)
     first = generator.normal(size=(40, 8)) + 0.5
     return {"first": first, "second": 3 * first @ generator.normal(size=(8, 6)) - 2}
@@ -186,11 +186,15 @@ TEXTS = [
 
 @dataclass(frozen=True)
 class Encoding:
-    """A service behind a socket that runs encoders, for all tests: loading a model takes longer than most of them.
+    """A service that runs encoders, for all tests: loading a model takes longer than most of them.
 
-    Encoders: `minilm`; `short`, which is minilm with 128 dimensions and a prompt before queries; `toy`, tiny, random, at
-    most 32 tokens and vectors of any length; `eye`, of images, random too; `own`, external, 5-d. The set `texts` is TEXTS by two
-    of them, `minilm` and `own`.
+    minilm  the packaged encoder
+    short   minilm with 128 dimensions and a prompt before queries
+    toy     tiny and random; reads at most 32 tokens; does not normalise
+    eye     random, for images
+    own     external, 5-d
+
+    The anchor set `texts` holds TEXTS by `minilm` and `own`.
     """
 
     url: str
@@ -217,7 +221,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def encoding(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[Encoding]:
-    """The service that runs encoders. Nothing is cleaned up between tests: each gives names of its own (`fresh`)."""
+    """The service that runs encoders. It is not emptied: each test uses its own names (`fresh`)."""
     app = create_app(
         Settings(
             data_dir=tmp_path_factory.mktemp("encoding"),
@@ -262,7 +266,7 @@ def fresh() -> Callable[[], str]:
 
 
 def make_toy(folder: Path) -> None:
-    """A sentence-transformers model of 64 positions, of which it reads 32 tokens; mean pooling, no normalisation."""
+    """A sentence-transformers model that reads 32 tokens; mean pooling, no normalisation."""
     from app.encoders.torchvision_ops import make_importable
 
     make_importable()
@@ -366,7 +370,7 @@ def endless_bootstrap() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def refused() -> Callable[..., dict[str, Any]]:
-    """Assert that an answer is a problem document of this status and code, at this field and these rows; returns it."""
+    """Assert status, code, field and rows of a problem document, and return it."""
 
     def check(
         answer: Any,
@@ -407,7 +411,7 @@ SHAPES = {
 
 @pytest.fixture(scope="session")
 def complaint() -> Callable[[Any], tuple[int, str]]:
-    """Status and code of an error, of which the shape of the path's protocol is asserted: /v1, /tei, /v2, or problem+json."""
+    """Return status and code of an error, after a check of its shape in the path's protocol."""
 
     def read(answer: Any) -> tuple[int, str]:
         path, body = answer.request.url.path, answer.json()

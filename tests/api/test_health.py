@@ -1,4 +1,4 @@
-"""/livez and /readyz: what the process stands on, and what is missing. PostgreSQL away: see test_postgres.py."""
+"""/livez and /readyz, with and without their dependencies. See also test_postgres.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes on PostgreSQL, with Redis and a worker: all others are tested on SQLite, which is more forgiving."""
+"""The routes on PostgreSQL, with Redis and a worker. Most other tests use SQLite."""
 
 from __future__ import annotations
 
@@ -360,7 +360,8 @@ def test_two_processes_that_fit_one_translator_at_once_both_answer(
     stocked, serve, postgres_url, redis_url, redis_prefix, tmp_path
 ):
     other = serve(database_url=postgres_url, redis_url=redis_url, redis_prefix=redis_prefix)
-    # FastAPI completes a route at its first request, and hides pydantic's warnings meanwhile in a way that two threads break
+    # FastAPI completes a route at its first request, and suppresses warnings in a way that two
+    # threads break.
     assert other.post("/translate", json={}).status_code == 422
     pair = {
         "source": "first",

@@ -1,4 +1,4 @@
-"""A Redis that is full, read-only, silent, or no Redis at all: it costs time, and never an answer."""
+"""A Redis that is full, read-only, silent or not Redis costs time, but no answer."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ NONSENSE = {
     "OOM": say(b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"),
     "READONLY": say(b"-READONLY You can't write against a read only replica.\r\n"),
     "MISCONF": say(
-        b"-MISCONF Redis is configured to save RDB snapshots, but it's unable to persist to disk.\r\n"
+        b"-MISCONF Redis is configured to save RDB snapshots, "
+        b"but it's unable to persist to disk.\r\n"
     ),
     "LOADING": say(b"-LOADING Redis is loading the dataset in memory\r\n"),
     "NOAUTH": say(b"-NOAUTH Authentication required.\r\n"),
@@ -99,7 +100,7 @@ NONSENSE = {
 
 
 class Gateway(socketserver.ThreadingTCPServer):
-    """A server at Redis's address that passes everything on to a real one, until it is told to answer nonsense.
+    """A proxy of a real Redis that can be switched to answer nonsense.
 
     polite  whether it greets a new client as a Redis does before it answers nonsense
     """
@@ -153,7 +154,7 @@ VERSIONS = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def service(gateway, migrated_sqlite: Path, tmp_path_factory) -> Iterator[TestClient]:
-    """A service whose Redis is behind the gateway; every request is counted there against a rate."""
+    """A service whose Redis is behind the proxy and counts every request against a rate limit."""
     folder = tmp_path_factory.mktemp("faults")
     shutil.copy(migrated_sqlite, folder / "anchorage.db")
     prefix = f"test-faults-{folder.name}"
@@ -179,7 +180,7 @@ def service(gateway, migrated_sqlite: Path, tmp_path_factory) -> Iterator[TestCl
 def soon() -> Iterator[None]:
     """Redis is given up, and asked again, and a deletion is answered, sooner than in operation."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connect, "ANSWER_S", 0.3)
+        patch.setattr(connect, "REDIS_READ_S", 0.3)
         patch.setattr(connect, "AWAY_S", 0.5)
         patch.setattr(name_cache, "SETTLE_S", 0.0)
         yield
@@ -193,7 +194,7 @@ def until_ready(service: TestClient) -> None:
 
 
 def cold_translation(service: TestClient) -> str:
-    """Make a set, translate by it, which is done by what Redis lacks, and delete it; returns its name."""
+    """Make an anchor set, translate with it, delete it, and return its name."""
     version = next(VERSIONS)
     name, targets = f"set-{version}", ANCHORS[:, :2] + version
     embeddings = {"first": ANCHORS.tolist(), "second": targets.tolist()}
@@ -237,7 +238,7 @@ def test_whatever_redis_answers_the_service_answers_right_and_says_degraded_unti
             )
             assert time.monotonic() - begun < 2
             cold_translation(service)
-            assert time.monotonic() - begun < 2 * connect.PATIENCE_S + 5
+            assert time.monotonic() - begun < 2 * connect.REDIS_CALL_S + 5
     finally:
         gateway.nonsense = None
     until_ready(service)

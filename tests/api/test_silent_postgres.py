@@ -1,4 +1,4 @@
-"""A PostgreSQL that is there and silent, seen by clients: who needs it is refused soon, and who does not, notices nothing."""
+"""A silent PostgreSQL: requests that need it are refused soon; others are answered as usual."""
 
 from __future__ import annotations
 

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from app.demo.pack import load_pack
 
 
+@pytest.mark.long
 def test_the_demo_runs_and_translation_beats_doing_nothing(tmp_path: Path) -> None:
     command = [
         sys.executable,

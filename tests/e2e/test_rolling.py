@@ -1,4 +1,4 @@
-"""Two API processes on one PostgreSQL and Redis, restarted one after the other under load, as a deployment does it."""
+"""A rolling restart under load of two API processes on one PostgreSQL and Redis."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLIENTS = 6
 
 
 class Balancer:
-    """Sends requests to the servers that say they are ready, in turn; only a refused connection is tried elsewhere."""
+    """Sends requests to ready servers in turn. Retries only refused connections."""
 
     def __init__(self, urls):
         self._https = {

@@ -16,10 +16,13 @@ from tests.waiting import until
 
 
 def test_a_body_declared_too_large_is_refused_before_it_is_sent(live: Client) -> None:
-    """The client sends headers only; an answer can come only from a server that does not wait for the body."""
+    """The client sends headers only, so only a server that does not wait for the body answers."""
     host, port = live.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
-        head = f"POST /translate HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {10**12}\r\n\r\n"
+        head = (
+            f"POST /translate HTTP/1.1\r\nHost: {host}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {10**12}\r\n\r\n"
+        )
         connection.sendall(head.encode())
         answer = ""
         while "}" not in answer:
@@ -34,7 +37,10 @@ def test_a_client_that_goes_away_is_no_fault_of_the_service(
 ) -> None:
     host, port = live.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
-        head = f"POST /translate HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+        head = (
+            f"POST /translate HTTP/1.1\r\nHost: {host}\r\n"
+            "Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+        )
         connection.sendall(head.encode() + b'{"source":')
         time.sleep(0.2)
     time.sleep(0.5)

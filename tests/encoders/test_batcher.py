@@ -243,7 +243,7 @@ def test_whatever_comes_together_every_work_gets_its_own_rows_in_order(drawn, co
         assert len(batch) == 1 or len(batch) * max(each.cost for each in batch) <= budget
 
 
-# --- fairness ------------------------------------------------------------------------------------------------------------
+# --- fairness -------------------------------------------------------------------------------------
 
 
 def order(model):
@@ -300,7 +300,7 @@ def test_a_model_with_little_work_does_not_wait_for_a_busy_one():
     assert happened.index("quiet") <= 1
 
 
-# --- limits --------------------------------------------------------------------------------------------------------------
+# --- limits ---------------------------------------------------------------------------------------
 
 
 def test_too_much_of_one_owner_is_refused_while_others_are_served():
@@ -344,7 +344,7 @@ def test_a_jobs_work_is_never_refused_and_makes_it_nobody_elses():
             result(work)
 
 
-# --- ends --------------------------------------------------------------------------------------------------------------
+# --- ends -----------------------------------------------------------------------------------------
 
 
 def test_a_cancelled_works_inputs_are_dropped_and_counted():

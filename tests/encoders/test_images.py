@@ -60,7 +60,7 @@ def pixels(data: bytes, mode="RGB") -> np.ndarray:
     return np.asarray(picture).astype(int)
 
 
-# --- what is read ---------------------------------------------------------------------------------------------------------
+# --- what is read ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_exif_that_cannot_be_read_is_passed_over(exif):
     assert np.abs(pixels(encoded(PICTURE, "JPEG", exif=exif, quality=95)) - PIXELS).max() <= 8
 
 
-# --- what is refused ------------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 NO_IMAGES = [

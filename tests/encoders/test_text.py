@@ -86,7 +86,7 @@ def library():
     )
 
 
-# --- as the library -----------------------------------------------------------------------------------------------
+# --- as the library -------------------------------------------------------------------------------
 
 
 def test_sentences_become_vectors_that_know_what_is_alike(minilm):
@@ -153,7 +153,7 @@ def test_what_is_no_text_is_refused_by_its_rows(minilm, wrong):
     assert (caught.value.field, caught.value.rows) == ("inputs", [1, 3])
 
 
-# --- models of other kinds ----------------------------------------------------------------------------------------
+# --- models of other kinds ------------------------------------------------------------------------
 
 WORDS = [
     "[UNK]",
@@ -325,7 +325,7 @@ def test_a_pooling_that_leaves_the_prompt_out_goes_the_librarys_way(tmp_path):
     )
 
 
-# --- how it is used -----------------------------------------------------------------------------------------------
+# --- how it is used -------------------------------------------------------------------------------
 
 
 def test_prompts_stand_before_the_inputs_of_their_role(minilm):
@@ -453,7 +453,7 @@ def test_variants_of_small_models_ask_nothing_that_they_cannot_read(tmp_path, ma
     assert "truncation" not in causes
 
 
-# --- where it comes from ------------------------------------------------------------------------------------------
+# --- where it comes from --------------------------------------------------------------------------
 
 
 def copied(source, target):
@@ -594,7 +594,7 @@ def test_code_beside_a_model_is_never_run(tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
-# --- over HTTP ----------------------------------------------------------------------------------------------------
+# --- over HTTP ------------------------------------------------------------------------------------
 
 
 def test_inputs_are_worth_the_vectors_the_client_makes_itself(client, minilm):

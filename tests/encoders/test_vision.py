@@ -135,7 +135,7 @@ def encode(encoder, images) -> torch.Tensor:
     return encoder.run(encoder.prepare(images, ROLE))
 
 
-# --- vectors --------------------------------------------------------------------------------------------------------------
+# --- vectors --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -203,7 +203,7 @@ def test_an_item_says_what_it_costs(folder):
     assert load(folder, "grey").prepare(IMAGES[:1], ROLE)[0].cost == 3
 
 
-# --- options and identity --------------------------------------------------------------------------------------------------
+# --- options and identity -------------------------------------------------------------------------
 
 
 def test_options_change_the_vectors_and_the_identity(folder):
@@ -252,7 +252,7 @@ def test_the_revision_is_that_of_the_files(folder, mine):
     assert caught.value.field == "revision"
 
 
-# --- bad inputs -------------------------------------------------------------------------------------------------------------
+# --- bad inputs -----------------------------------------------------------------------------------
 
 
 def test_texts_are_refused_by_their_rows(folder):
@@ -293,7 +293,7 @@ def test_numbers_that_are_not_finite_are_no_answer(folder):
         encoder.run(items)
 
 
-# --- models that cannot be had -----------------------------------------------------------------------------------------------
+# --- models that cannot be had --------------------------------------------------------------------
 
 
 def refused(folder, name, **shelf) -> EncoderUnavailable:
@@ -435,7 +435,7 @@ def test_weights_that_lack_one_are_refused(folder, mine):
     assert refused(mine(weights=save_safetensors(weights)), "mine").field == "model"
 
 
-# --- the hub ------------------------------------------------------------------------------------------------------------------
+# --- the hub --------------------------------------------------------------------------------------
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -498,7 +498,7 @@ def test_what_the_operator_does_not_allow_or_nobody_fetched_is_refused(
         vision.load(Spec("timm", model, revision), Shelf(hub=hub), "cpu")
 
 
-# --- torchvision ---------------------------------------------------------------------------------------------------------------
+# --- torchvision ----------------------------------------------------------------------------------
 
 
 def test_torchvision_can_be_imported_beside_any_torch():

@@ -65,7 +65,7 @@ def connect() -> Iterator[Callable[[str], redis.Redis]]:
 
 
 class RedisServer:
-    """A redis-server process on a port of its own. What it is told not to write down, it forgets when it is killed."""
+    """A redis-server process on its own port. It keeps nothing when it is killed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

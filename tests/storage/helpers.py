@@ -30,7 +30,10 @@ def end_connections(db: Database) -> None:
     with psycopg.connect(
         db.url.set(drivername="postgresql").render_as_string(False), autocommit=True
     ) as connection:
-        others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+        others = (
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database()"
+        )
         connection.execute(f"{others} AND pid <> pg_backend_pid()")
 
 

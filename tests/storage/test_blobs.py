@@ -97,7 +97,7 @@ def test_a_damaged_file_is_not_read(blobs, damage):
 
 
 def test_writing_the_content_again_heals_a_damaged_file(blobs):
-    """What was put can be read, whatever lay at its place before: else one torn disk block outlives every upload."""
+    """A damaged file is replaced by the next upload of the same content."""
     digest = blobs.put({"a": torch.ones(3)})
     (path,) = files(blobs)
     path.write_bytes(b"torn")
@@ -119,12 +119,12 @@ def test_a_missing_file_is_an_error_that_waiting_does_not_mend_and_names_its_own
         assert (
             "0" * 64 not in caught.value.detail
         )  # what a file is called is the operator's to know
-    with pytest.raises(BlobMissing, match=r"of anchor set 's' is missing .* restore a backup"):
+    with pytest.raises(BlobMissing, match=r"of anchor set 's' is missing.* restore a backup"):
         blobs.get("0" * 64, of="anchor set 's'")
 
 
 def test_an_empty_folder_is_a_disk_that_is_not_there_yet(blobs):
-    """As after a restart whose mount has failed: nobody should delete and make anew what is whole elsewhere."""
+    """An empty folder is a failed mount: clients must not delete and recreate their resources."""
     with pytest.raises(StorageUnavailable) as caught:
         blobs.get("0" * 64)
     assert caught.value.retry_after_s > 0

@@ -60,7 +60,7 @@ def test_any_exception_takes_everything_back(db):
 def test_a_broken_constraint_is_a_conflict_and_leaves_nothing(db):
     with db.transaction() as session:
         session.add(encoder("taken"))
-    with pytest.raises(Conflict, match="try again"), db.transaction() as session:
+    with pytest.raises(Conflict, match="Try again"), db.transaction() as session:
         session.add_all([encoder("new"), encoder("taken")])
     assert names(db) == ["taken"]
 
@@ -161,7 +161,7 @@ def test_moments_of_a_postgresql_in_another_zone_come_back_in_utc(postgres):
         )
 
 
-# --- what a database cannot hold ------------------------------------------------------------------------------------------
+# --- what a database cannot hold ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_name_that_postgresql_cannot_hold_is_not_found_either(postgres):
         resources.by_name(session, tables.EncoderRow, "default", "a\0b")
 
 
-# --- a database that goes away --------------------------------------------------------------------------------------------
+# --- a database that goes away --------------------------------------------------------------------
 
 
 def test_connections_lost_between_transactions_are_nobodys_concern(postgres):
@@ -243,7 +243,7 @@ def test_a_server_that_comes_back_in_time_is_waited_for(postgres):
 def test_a_transaction_whose_process_is_frozen_does_not_hold_its_rows_for_ever(
     migrated_postgres, monkeypatch
 ):
-    """PostgreSQL ends the silent one, and the waiting one goes on; its own wait is bounded too, and may end first."""
+    """PostgreSQL ends the idle transaction, so that the waiting one continues or times out."""
     monkeypatch.setattr("app.storage.db.STALLED_MS", 500)
     frozen, other = Database(migrated_postgres), Database(migrated_postgres)
 

@@ -104,7 +104,10 @@ def test_each_step_down_and_up_again_ends_at_the_same_schema_with_the_same_jobs(
 def put_old_heads(connection: Connection) -> None:
     columns = "id, project, name, kind, dim, classes, outputs, settings, blob, created_at"
     for name, settings in HEADS.items():
-        values = f"'{name}', 'default', '{name}', 'linear', 2, '[]', 2, '{settings}', 'b', '2026-01-01 00:00:00'"
+        values = (
+            f"'{name}', 'default', '{name}', 'linear', 2, '[]', 2, "
+            f"'{settings}', 'b', '2026-01-01 00:00:00'"
+        )
         connection.execute(text(f"INSERT INTO heads ({columns}) VALUES ({values})"))  # noqa: S608
 
 
@@ -189,7 +192,8 @@ def test_of_two_migrations_at_the_same_moment_one_waits_for_the_other(postgres_u
         ]
         waiting = (
             "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database "
-            "WHERE locktype = 'advisory' AND NOT granted AND objid = %s AND datname = current_database()"
+            "WHERE locktype = 'advisory' AND NOT granted AND objid = %s "
+            "AND datname = current_database()"
         )
         for _ in range(600):
             found = gate.execute(waiting, (LOCK & 0xFFFFFFFF,))

@@ -14,19 +14,19 @@ import pytest
 
 from app.errors import AnchorSetNotFound, DatabaseUnavailable
 from app.storage import name_cache as module
-from app.storage.name_cache import MEMORY_S, SETTLE_S, Name, Names
+from app.storage.name_cache import MEMORY_S, SETTLE_S, NameCache, NameKey
 from app.storage.tables import now
 
-X = Name("p", "encoders", ("x",))
+X = NameKey("p", "encoders", ("x",))
 
 
 @pytest.fixture(params=[True, False], ids=["alone", "among others"])
-def names(request, monkeypatch) -> Names:
+def names(request, monkeypatch) -> NameCache:
     monkeypatch.setattr(module, "MEMORY_S", 3600.0)
-    return Names(alone=request.param)
+    return NameCache(alone=request.param)
 
 
-def look_up(names: Names, value: object, name: Name = X) -> object:
+def look_up(names: NameCache, value: object, name: NameKey = X) -> object:
     return names.find_or(name, lambda: value)
 
 
@@ -41,11 +41,11 @@ def test_what_was_looked_up_is_found_under_its_whole_name(names):
     assert names.find(X) is None
     assert look_up(names, 1) == 1
     others = [
-        Name("q", "encoders", ("x",)),
-        Name("p", "heads", ("x",)),
-        Name("p", "encoders", ("y",)),
+        NameKey("q", "encoders", ("x",)),
+        NameKey("p", "heads", ("x",)),
+        NameKey("p", "encoders", ("y",)),
     ]
-    others += [Name("p", "encoders", ("x", None)), Name("p", "encoders", ())]
+    others += [NameKey("p", "encoders", ("x", None)), NameKey("p", "encoders", ())]
     assert [names.find(name) for name in others] == [None] * 5
     assert (look_up(names, 2), names.find(X)) == (1, 1)
 
@@ -106,7 +106,7 @@ def test_among_others_nothing_is_remembered_for_longer_than_the_limit_from_befor
     monkeypatch,
 ):
     monkeypatch.setattr(module, "MEMORY_S", 0.1)
-    names, alone = Names(alone=False), Names(alone=True)
+    names, alone = NameCache(alone=False), NameCache(alone=True)
 
     def slow() -> str:
         time.sleep(0.11)
@@ -127,7 +127,7 @@ def test_while_the_database_is_away_what_was_found_within_a_minute_stays_true(mo
     monkeypatch.setattr(module, "MEMORY_S", 0.0)
     gone = DatabaseUnavailable("the database does not answer")
     away = False
-    names = Names(alone=False, away=lambda: away)
+    names = NameCache(alone=False, away=lambda: away)
     look_up(names, "old")
     assert names.find(X) is None
     for _ in range(2):
@@ -149,15 +149,15 @@ def test_while_the_database_is_away_what_was_found_within_a_minute_stays_true(mo
 
 
 def test_no_more_is_remembered_than_the_limit(names, monkeypatch):
-    monkeypatch.setattr(module, "MOST", 10)
+    monkeypatch.setattr(module, "MOST_NAMES", 10)
     for number in range(100):
-        look_up(names, number, Name("p", "encoders", (str(number),)))
+        look_up(names, number, NameKey("p", "encoders", (str(number),)))
         assert len(names._known) <= 10
-    assert names.find(Name("p", "encoders", ("99",))) == 99
+    assert names.find(NameKey("p", "encoders", ("99",))) == 99
 
 
 def test_a_change_settles_for_longer_than_anybody_remembers_and_only_among_others():
-    alone, names = Names(alone=True), Names(alone=False)
+    alone, names = NameCache(alone=True), NameCache(alone=False)
     assert alone.settle_s == 0 == alone.still_settling_s(now())
     assert names.settle_s == SETTLE_S > MEMORY_S
     assert names.still_settling_s(now() - timedelta(seconds=SETTLE_S)) == 0
@@ -172,13 +172,13 @@ def test_in_thousands_of_races_no_process_answers_from_before_a_deletion_that_wa
 ):
     monkeypatch.setattr(module, "MEMORY_S", 0.02)
     monkeypatch.setattr(module, "SETTLE_S", 0.03)
-    processes = [Names(alone=False) for _ in range(3)]
+    processes = [NameCache(alone=False) for _ in range(3)]
     versions, committing = count(1), threading.Lock()
     committed = answered = 0  # the database, and what clients have been told
     stale, found, deletions = [], 0, 0
     ended = threading.Event()
 
-    def read(names: Names) -> None:
+    def read(names: NameCache) -> None:
         nonlocal found
         while not ended.is_set():
             least = answered
@@ -188,7 +188,7 @@ def test_in_thousands_of_races_no_process_answers_from_before_a_deletion_that_wa
             if value < least:
                 stale.append((value, least))
 
-    def write(names: Names) -> None:
+    def write(names: NameCache) -> None:
         nonlocal committed, answered, deletions
         while not ended.is_set():
             with committing:

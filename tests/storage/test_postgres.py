@@ -1,4 +1,4 @@
-"""A PostgreSQL that is there and silent: every process of it is stopped, and the kernel goes on acknowledging."""
+"""A silent PostgreSQL: its processes are stopped, and the kernel still acknowledges data."""
 
 from __future__ import annotations
 
@@ -111,9 +111,9 @@ def test_migrations_take_as_long_as_they_take(db):
 
 
 def test_every_wait_of_the_driver_passes_through_the_bounded_one(own_postgres, monkeypatch):
-    """What psycopg does not promise: all of its waits call Connection.wait, which resumes them when there is nothing to read.
+    """The driver does not document that all of its waits call Connection.wait, which resumes them.
 
-    This test fails when a new version changes that; pyproject.toml bounds the version until somebody has looked.
+    This test fails when a new version changes that. pyproject.toml bounds the version until then.
     """
     waits = []
     plain = psycopg.Connection.wait

@@ -23,7 +23,16 @@ from app.maths.translators import graded, methods
 from app.services.upkeep.cache_codecs import DECODER, MATRIX, SPACE, TRANSLATOR
 from app.storage import cache as cache_module
 from app.storage import redis as connect_module
-from app.storage.cache import DIGEST_BYTES, MAGIC, Cache, Corrupt, RedisStore, Shared, pack, unpack
+from app.storage.cache import (
+    DIGEST_BYTES,
+    MAGIC,
+    Cache,
+    CorruptEntry,
+    RedisStore,
+    TensorCodec,
+    pack,
+    unpack,
+)
 from app.storage.redis import OptionalRedis
 from tests.waiting import until
 
@@ -95,7 +104,7 @@ def entries(client: Redis, prefix: str) -> list[bytes]:
     return sorted(client.scan_iter(f"{prefix}:cache:*"))
 
 
-# --- what travels comes back bit for bit ----------------------------------------------------------------------------------
+# --- what travels comes back bit for bit ----------------------------------------------------------
 
 
 def equal(first, second) -> bool:
@@ -174,7 +183,7 @@ def test_nothing_is_ever_unpickled(store, client, redis_prefix, tmp_path):
     assert not touched.exists()
 
 
-# --- damage ---------------------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------
 
 DAMAGES = {
     "empty": lambda data: b"",
@@ -210,18 +219,18 @@ def test_a_damaged_entry_is_made_anew_and_overwritten_with_a_good_one(
 def test_no_flipped_byte_goes_unnoticed(place, flip):
     data = bytearray(pack(b"key", {"matrix": torch.arange(50.0)}))
     data[place % len(data)] ^= flip
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptEntry):
         unpack(b"key", bytes(data))
 
 
 @given(st.binary(max_size=300))
 def test_no_bytes_of_a_stranger_are_taken_for_an_entry(data):
     for candidate in (data, MAGIC + data):
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptEntry):
             unpack(b"key", candidate)
 
 
-# --- bounded --------------------------------------------------------------------------------------------------------------
+# --- bounded --------------------------------------------------------------------------------------
 
 
 def test_a_full_redis_makes_room_by_what_was_not_used_for_long_and_every_entry_ends(
@@ -252,7 +261,7 @@ def test_an_entry_above_the_limit_is_served_and_not_kept(store, client, redis_pr
     assert len(entries(client, redis_prefix)) == 1
 
 
-# --- one maker ------------------------------------------------------------------------------------------------------------
+# --- one maker ------------------------------------------------------------------------------------
 
 
 def test_threads_of_two_processes_worth_of_caches_make_a_value_once(another):
@@ -279,7 +288,9 @@ def test_threads_of_two_processes_worth_of_caches_make_a_value_once(another):
 
 def test_a_maker_that_fails_lets_the_next_one_make_it(store):
     with pytest.raises(ZeroDivisionError):
-        store.get_or_make("test", b"a", lambda: 1 / 0, Shared(lambda value: {}, lambda tensors: 1))
+        store.get_or_make(
+            "test", b"a", lambda: 1 / 0, TensorCodec(lambda value: {}, lambda tensors: 1)
+        )
     made: list[str] = []
     ask(store, "a", torch.ones(1), made)
     assert made == ["a"]
@@ -326,7 +337,7 @@ def test_memory_is_asked_before_redis_and_redis_before_the_maker(another):
     assert since(before, "order") == {"made": 1, "redis": 1, "memory": 2}
 
 
-# --- Redis away: see also test_redis_faults.py of the API ---------------------------------------------------------------
+# --- Redis away: see also test_redis_faults.py of the API -----------------------------------------
 
 
 def test_without_a_server_every_value_is_still_made_and_the_failure_counts(store_at):
@@ -351,7 +362,7 @@ def test_a_server_that_is_away_is_left_alone_by_all_but_one_caller_at_a_time_and
     begun = time.monotonic()
     for _ in range(50):  # some 0.02 s, of which one call asks the server again at most
         assert torch.equal(ask(store, "a", torch.ones(2), made), torch.ones(2))
-    assert time.monotonic() - begun < 10 * connect_module.ANSWER_S
+    assert time.monotonic() - begun < 10 * connect_module.REDIS_READ_S
     redis_server.start() if how == "killed" else redis_server.thaw()
     made.clear()
     deadline = time.monotonic() + 30

@@ -27,7 +27,7 @@ PROJECT = "default"
 
 
 class Deployment:
-    """The settings that all processes share, what an API process would hold of them, and the workers of a test."""
+    """The settings and services of an API process, and the workers of a test."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -36,7 +36,7 @@ class Deployment:
         self._workers: list[tuple[Worker, Services]] = []
 
     def worker(self, threads: int = 1, **changes: Any) -> Worker:
-        """Another worker, with connections of its own as if it were a process of its own, not started yet."""
+        """Another worker with its own connections, not started yet."""
         settings = self.settings.model_copy(update=changes)
         services = make_services(settings)
         worker = Worker(services, make_wakeup(settings), threads=threads)

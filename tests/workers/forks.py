@@ -1,6 +1,7 @@
-"""Worker processes that know one more kind of job and start quickly: for each line it reads, this forks one and prints its id.
+"""Forks a worker process for each line it reads and prints its id: forks start quickly.
 
-It has loaded everything and computed nothing; what it forks is a worker like any other, with connections of its own.
+It has imported everything and computed nothing. Each fork opens its own connections and also runs
+the test's own kind of job.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ STEPS_OF_A_TRY = 20
 
 
 def iterate(services: Services, job: tables.JobRow, progress: queue.Progress) -> queue.Done:
-    """A chaotic sequence with random draws: a step left out or done twice changes every number of its end."""
+    """A chaotic sequence: a step that is left out or repeated changes every later number."""
     hold, total = Path(job.arguments["hold"]), job.arguments["steps"]
     weights = torch.randn(50, 50, generator=torch.Generator().manual_seed(0))
     draws = torch.Generator().manual_seed(1)

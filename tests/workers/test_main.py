@@ -27,7 +27,7 @@ LOST = {"state": "running", "lease": "0" * 32, "lease_until": tables.now() - tim
 
 
 def write_jobs(settings: Settings, *rows: dict) -> list[str]:
-    """Leave jobs behind as a process that was killed would: rows and blobs, straight into the storage."""
+    """Leave jobs behind as a killed process does: as rows and blobs."""
     services = make_services(settings)
     services.db.migrate()
     blobs = {field: services.blobs.put({"pool": pool}) for field, pool in POOLS.items()}

@@ -1,4 +1,4 @@
-"""From the database of the version before, which had a queue in Redis, to this one: its jobs run."""
+"""The jobs of the previous version, which had a queue in Redis, run after an upgrade."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from app.services.context import Services
 from app.settings import Settings
 from app.storage import tables
 from app.storage.db import alembic_config
-from app.storage.queries import jobs, resources
+from app.storage.queries import access, jobs, resources
 from app.wiring import make_services, make_wakeup
 from tests.waiting import until
 from workers.main import Worker
@@ -156,7 +156,7 @@ def put_rows(connection: Connection, spaces: dict[str, dict[str, Any]]) -> None:
 
 
 def put_by_the_version_before(services: Services) -> None:
-    """What an API of that version writes while it is not stopped yet: it knows no column `used_at`."""
+    """Insert as the previous version does, which does not know the column `used_at`."""
     engine = create_engine(services.db.url)
     with engine.begin() as connection:
         schema = MetaData()
@@ -201,8 +201,8 @@ def test_jobs_of_the_version_before_run_to_their_end(services):
                 < resources.translator(session, "default", content).used_at
                 <= tables.now()
             )
-        assert resources.idempotent_request(session, "default", "k").made == "t"
-        assert [row.name for row in resources.audit(session, "default", before=None, limit=9)][
+        assert access.idempotent_request(session, "default", "k").made == "t"
+        assert [row.name for row in access.audit(session, "default", before=None, limit=9)][
             -1
         ] == "tr_0"
 

@@ -16,7 +16,7 @@ from sqlalchemy import event, select
 from app.services.jobs import queue
 from app.services.jobs.queue import Done
 from app.storage import tables
-from app.storage.queries import resources
+from app.storage.queries import access, resources
 from app.types import JobState
 from app.wiring import make_wakeup
 from tests.waiting import until
@@ -61,7 +61,7 @@ def test_twenty_jobs_of_two_workers_all_succeed_once(deployment):
     with deployment.services.db.transaction() as session:
         sets = resources.page(session, tables.AnchorSetRow, PROJECT, after="", limit=99)
         assert {row.name: row.provenance["job"] for row in sets} == ids
-        noted = resources.audit(session, PROJECT, before=None, limit=99)
+        noted = access.audit(session, PROJECT, before=None, limit=99)
         assert sum(row.resource == "anchor-set" for row in noted) == 20
 
 
@@ -81,7 +81,7 @@ def test_a_job_longer_than_a_lease_runs_once(deployment, monkeypatch):
 
 
 def test_a_queued_job_wakes_an_idle_worker_of_another_process(deployment, quick, monkeypatch):
-    monkeypatch.setattr(worker_main, "POLL_S", 3600)
+    monkeypatch.setattr(worker_main, "IDLE_POLL_S", 3600)
     deployment.worker().start()
     for _ in range(30):  # at first, nobody may be listening yet
         job_id = submit(deployment, quick)

@@ -41,7 +41,7 @@ from app.services.encoders.encoding import Encoded
 from app.services.serving import plans
 from app.services.translators import translators
 from app.storage import tables
-from app.storage.name_cache import Name
+from app.storage.name_cache import NameKey
 from app.storage.queries import resources
 from app.types import EncoderKind, InputRole
 
@@ -250,7 +250,7 @@ async def _encode(
 
 
 async def _encoder(services: Services, project: str, name: str) -> tuple[tables.EncoderRow, Spec]:
-    remembered = Name(project, "encoder and spec", (name,))
+    remembered = NameKey(project, "encoder and spec", (name,))
     found: tuple[tables.EncoderRow, Spec] | None = services.names.find(remembered)
     if found is None:
         found = await run_in_threadpool(

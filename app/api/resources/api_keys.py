@@ -16,7 +16,7 @@ from app.errors import ResourceGone
 from app.services.access import api_keys as keys
 from app.services.access.idempotency import idempotent
 from app.storage import tables
-from app.storage.queries import resources
+from app.storage.queries import access
 from app.types import LONGEST_GRACE_S, RATE, Scope
 
 router = APIRouter(tags=["keys"])
@@ -122,7 +122,7 @@ def list_api_keys(services: Svc, project: Administers) -> ApiKeyPage:
     """The project's keys, also those that work no more."""
     with services.db.transaction() as session:
         return ApiKeyPage(
-            api_keys=[ApiKey.model_validate(row) for row in resources.api_keys(session, project)]
+            api_keys=[ApiKey.model_validate(row) for row in access.api_keys(session, project)]
         )
 
 
@@ -130,7 +130,7 @@ def list_api_keys(services: Svc, project: Administers) -> ApiKeyPage:
 def get_api_key(id: KeyId, services: Svc, project: Administers) -> ApiKey:
     """One key."""
     with services.db.transaction() as session:
-        return ApiKey.model_validate(resources.api_key(session, project, id))
+        return ApiKey.model_validate(access.api_key(session, project, id))
 
 
 @router.post(
@@ -177,7 +177,7 @@ def list_writes(
 ) -> AuditPage:
     """What was made, changed and deleted in the project."""
     with services.db.transaction() as session:
-        rows = resources.audit(session, project, before=before, limit=limit)
+        rows = access.audit(session, project, before=before, limit=limit)
         return AuditPage(writes=[Write.model_validate(row) for row in rows])
 
 

@@ -321,6 +321,6 @@ def require_packages() -> None:
     """Raises InvalidHead where this server cannot run ONNX files."""
     if find_spec("onnx") is None or find_spec("onnxruntime") is None:
         raise InvalidHead(
-            "onnx and onnxruntime are not installed on the server: pip install 'anchorage[onnx]'",
+            "onnx and onnxruntime are not installed on the server: pip install 'anchorage-server[onnx]'",
             field="onnx",
         )

@@ -24,7 +24,7 @@ from app.errors import Conflict, DatabaseUnavailable, InvalidRequest, Unauthenti
 from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.storage import tables
-from app.storage.queries import resources
+from app.storage.queries import access
 from app.types import RATE, Scope
 
 KEY = re.compile(r"anc_([0-9a-f]{32})_([A-Za-z0-9_-]{43})")
@@ -100,7 +100,7 @@ def rotate_key(
     """A new key like the old one, which works `grace_s` longer. Raises ApiKeyNotFound, InvalidRequest, Conflict."""
     now = tables.now()
     with services.db.transaction() as session:
-        old = resources.api_key(session, project, key_id, lock=True)
+        old = access.api_key(session, project, key_id, lock=True)
         if not _usable(old):
             raise InvalidRequest("this key does not work any more: make a new one", field="id")
         same = {
@@ -108,7 +108,7 @@ def rotate_key(
             for field in ("project", "name", "scopes", "rate_limit", "expires_at")
         }
         end = now + timedelta(seconds=grace_s)
-        if not resources.end_key(
+        if not access.end_key(
             session, old, end=end if old.expires_at is None else min(end, old.expires_at)
         ):
             raise Conflict(
@@ -120,7 +120,7 @@ def rotate_key(
 def revoke_key(services: Services, project: str, key_id: str) -> None:
     """End a key now; revoking twice is no error. Raises ApiKeyNotFound."""
     with services.db.transaction() as session:
-        row = resources.api_key(session, project, key_id, lock=True)
+        row = access.api_key(session, project, key_id, lock=True)
         if row.revoked_at is None:
             row.revoked_at = tables.now()
             record_audit(session, project, "revoke", "api-key", key_id)
@@ -236,7 +236,7 @@ class KeyRing:
             ):
                 raise refusal
             if row.last_used_at is None or now - row.last_used_at > USED_EVERY:
-                resources.touch_key(session, row.id, now=now)
+                access.touch_key(session, row.id, now=now)
             caller = Caller(
                 row.project, row.id, frozenset(Scope(scope) for scope in row.scopes), row.rate_limit
             )

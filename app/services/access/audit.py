@@ -9,7 +9,7 @@ from app.errors import (
 )
 from app.services.context import origin
 from app.storage import tables
-from app.storage.queries import resources
+from app.storage.queries import access
 
 
 def record_audit(
@@ -34,5 +34,5 @@ def record_audit(
     )
     if row is not None and who.claim is not None:
         session.flush()
-        if not resources.settle_request(session, *who.claim, made=row.id):
+        if not access.settle_request(session, *who.claim, made=row.id):
             raise Conflict("another try of this request was faster")

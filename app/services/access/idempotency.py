@@ -18,7 +18,7 @@ from app.errors import (
 )
 from app.services.context import Repeat, Services, origin
 from app.storage import tables
-from app.storage.queries import resources
+from app.storage.queries import access
 
 log = logging.getLogger("anchorage.writes")
 
@@ -51,7 +51,7 @@ def idempotent(
     finally:
         origin.reset(token)
     with services.db.transaction() as session:  # for a `make` that found its row made already
-        resources.settle_request(session, *claim, made=row.id)
+        access.settle_request(session, *claim, made=row.id)
     return row
 
 
@@ -61,7 +61,7 @@ def _claim(services: Services, project: str, repeat: Repeat) -> tuple[str, str] 
     until = tables.now() + timedelta(seconds=CLAIM_S)
     busy = RequestInProgress("an earlier try of this request is still at work", retry_after_s=1)
     with services.db.transaction() as session:
-        row = resources.idempotent_request(session, project, repeat.key)
+        row = access.idempotent_request(session, project, repeat.key)
         if row is None:
             row = tables.IdempotentRequestRow(
                 project=project,
@@ -82,7 +82,7 @@ def _claim(services: Services, project: str, repeat: Repeat) -> tuple[str, str] 
             )
         if row.made is not None:
             return row.made
-        if not resources.take_over_request(
+        if not access.take_over_request(
             session, row.id, now=tables.now(), claim=claim, until=until
         ):
             raise busy
@@ -93,7 +93,7 @@ def _release(services: Services, claim: tuple[str, str]) -> None:
     """Forget a request that made nothing. A database that is away remembers it until its claim ends."""
     try:
         with services.db.transaction() as session:
-            resources.release_request(session, *claim)
+            access.release_request(session, *claim)
     except DatabaseUnavailable as error:
         log.warning("an idempotent request is remembered for %d s more: %s", CLAIM_S, error.detail)
 

@@ -38,7 +38,7 @@ from app.services.translators.translators import SpacePair
 from app.services.upkeep.cache_codecs import DECODER, MATRIX
 from app.storage import tables
 from app.storage.cache import Key
-from app.storage.name_cache import Name
+from app.storage.name_cache import NameKey
 
 #: ways to serve one pair that are remembered with it
 MOST_RECIPES = 1_000
@@ -118,7 +118,7 @@ class Translation:
     def key(self) -> Key:
         return ("translate", *self.request.key)
 
-    def name(self, project: str) -> Name:
+    def name(self, project: str) -> NameKey:
         """What it needs looked up."""
         return translators.name_of(
             project, self.request.anchor_set, self.request.source, self.request.target
@@ -159,7 +159,7 @@ class Relation:
     def key(self) -> Key:
         return ("relative", self.encoder, self.anchor_set, self.encode_power, self.ridge, self.bits)
 
-    def name(self, project: str) -> Name:
+    def name(self, project: str) -> NameKey:
         """What it needs looked up."""
         return translators.name_of(project, self.anchor_set, self.encoder, None)
 
@@ -215,7 +215,7 @@ class Decoding:
     def key(self) -> Key:
         return ("decode", *self.request.key, self.relative_power)
 
-    def name(self, project: str) -> Name:
+    def name(self, project: str) -> NameKey:
         """What it needs looked up: a source that is named must be there, too."""
         return translators.name_of(
             project, self.request.anchor_set, self.request.source, self.request.target

@@ -24,7 +24,7 @@ from app.services.translators import contracts, translator_reports
 from app.services.upkeep.cache_codecs import CHOICE, TRANSLATOR
 from app.storage import tables
 from app.storage.cache import Key
-from app.storage.name_cache import Name
+from app.storage.name_cache import NameKey
 from app.storage.queries import resources
 from app.types import JobKind
 
@@ -244,12 +244,12 @@ def pair(
     ).both
 
 
-def name_of(project: str, anchor_set: str, source: str | None, target: str | None) -> Name:
+def name_of(project: str, anchor_set: str, source: str | None, target: str | None) -> NameKey:
     """What a pair is remembered by."""
-    return Name(project, "spaces", (anchor_set, source, target))
+    return NameKey(project, "spaces", (anchor_set, source, target))
 
 
-def resolve(services: Services, name: Name) -> SpacePair:
+def resolve(services: Services, name: NameKey) -> SpacePair:
     """What `name_of` names, without a query if it was looked up a moment ago.
 
     Raises the not-found errors, AnchorsNotEmbedded, and Conflict when the set was made anew at this moment.
@@ -257,7 +257,7 @@ def resolve(services: Services, name: Name) -> SpacePair:
     return services.names.find_or(name, lambda: _look_up(services, name))
 
 
-def _look_up(services: Services, name: Name) -> SpacePair:
+def _look_up(services: Services, name: NameKey) -> SpacePair:
     anchor_set, source, target = name.names
     assert anchor_set is not None
     fields = {"source" if target is not None else "encoder": source, "target": target}

@@ -15,7 +15,7 @@ from app.maths.quality.confidence_features import Reference
 from app.maths.quality.selection import Choice, ScoredCandidate
 from app.maths.translators.decoder import Decoder
 from app.maths.translators.translator import Translator
-from app.storage.cache import Shared
+from app.storage.cache import TensorCodec
 
 Value = TypeVar("Value")
 
@@ -54,8 +54,8 @@ def _load(kind: type[Value], tensors: dict[str, Tensor], **parts: type) -> Value
     return kind(**own)
 
 
-def _codec(kind: type[Value], **parts: type) -> Shared[Value]:
-    return Shared(dump=_dump, load=lambda tensors: _load(kind, tensors, **parts))
+def _codec(kind: type[Value], **parts: type) -> TensorCodec[Value]:
+    return TensorCodec(dump=_dump, load=lambda tensors: _load(kind, tensors, **parts))
 
 
 def _load_choice(tensors: dict[str, Tensor]) -> Choice:
@@ -65,7 +65,7 @@ def _load_choice(tensors: dict[str, Tensor]) -> Choice:
     )
 
 
-CHOICE: Shared[Choice] = Shared(
+CHOICE: TensorCodec[Choice] = TensorCodec(
     dump=lambda choice: {
         "json": torch.frombuffer(bytearray(orjson.dumps(asdict(choice))), dtype=torch.uint8)
     },
@@ -74,13 +74,13 @@ CHOICE: Shared[Choice] = Shared(
 
 
 #: None: there are too few anchors for any. An entry holds a tensor, also where there is nothing to tell
-CONFIDENCE: Shared[Confidence | None] = Shared(
+CONFIDENCE: TensorCodec[Confidence | None] = TensorCodec(
     dump=lambda made: {"nothing": torch.tensor(1.0)} if made is None else _dump(made),
     load=lambda tensors: (
         None if "nothing" in tensors else _load(Confidence, tensors, reference=Reference)
     ),
 )
-MATRIX: Shared[Tensor] = Shared(
+MATRIX: TensorCodec[Tensor] = TensorCodec(
     dump=lambda matrix: {"matrix": matrix}, load=lambda tensors: tensors["matrix"]
 )
 SPACE = _codec(Space)

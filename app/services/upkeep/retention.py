@@ -47,8 +47,8 @@ def _delete(
     if days == 0:
         return
     before = tables.now() - timedelta(days=days)
-    total, batch = 0, retention.BATCH
-    while batch == retention.BATCH and not stopping():
+    total, batch = 0, retention.DELETE_BATCH
+    while batch == retention.DELETE_BATCH and not stopping():
         with services.db.transaction() as session:
             batch = delete_batch(session, before)
         total += batch

@@ -1,7 +1,7 @@
-"""Queries of the queue: jobs that wait, and jobs that run under a lease.
+"""Queries of the job queue: jobs that wait, and jobs that run under a lease.
 
-A job is unfinished while `finished_at` is null. The partial indexes of the table hold these rows
-only, so no query here becomes slower with the number of jobs that have ended.
+A job is unfinished while `finished_at` is null. The partial indexes hold unfinished jobs only, so
+finished jobs do not slow these queries down.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ UNFINISHED = JobRow.finished_at.is_(None)
 def claim_next(
     session: Session, *, lease: str, now: datetime, until: datetime
 ) -> tuple[JobRow, bool] | None:
-    """Take the job that has been due for longest, under `lease` until then; None when none is due.
+    """Claim the job that has been due longest, under `lease` until `until`. None if no job is due.
 
-    Returns the job and whether its last worker was lost. A job is due when it waits and its pause is
-    over, or when it runs and its lease has ended. On PostgreSQL, rows that another worker is just
-    taking are skipped. SQLite has no such locks; there the update repeats the conditions, and a
-    worker that was slower looks for another job.
+    Returns the job and whether its last worker was lost. A job is due when it waits and its pause
+    is over, or when it runs and its lease has expired. PostgreSQL skips rows that another worker
+    is claiming. SQLite has no row locks: the update repeats the conditions, and the slower of two
+    workers tries another job.
     """
     queued = JobRow.state == JobState.queued
     lost = (JobRow.state == JobState.running) & (JobRow.lease_until < now)
@@ -53,21 +53,21 @@ def claim_next(
 
 
 def change(session: Session, *where: ColumnElement[bool], **values: Any) -> bool:
-    """Change jobs in one statement and count their version up; returns whether there was one."""
+    """Update jobs and increment their version. Returns whether any job matched."""
     counted = {**values, "version": JobRow.version + 1}
     return changed_rows(session, update(JobRow).where(*where).values(counted)) > 0
 
 
-def change_leased(session: Session, held: str, /, **values: Any) -> bool:
-    """Change the job that runs under the lease `held`; returns whether there still is one."""
-    return change(session, *_held(held), **values)
+def change_leased(session: Session, lease: str, /, **values: Any) -> bool:
+    """Update the job that runs under `lease`. Returns whether the lease is still valid."""
+    return change(session, *_under(lease), **values)
 
 
-def keep_checkpoint(session: Session, held: str, digest: str, *, done: int) -> bool:
-    """Name a running job's checkpoint at step `done`; returns whether the lease still holds.
+def keep_checkpoint(session: Session, lease: str, digest: str, *, done: int) -> bool:
+    """Record the checkpoint of a running job at step `done`. Returns whether its lease is valid.
 
-    When the job was never this far, the tries of before are forgotten. Clients get no event: the
-    version stays.
+    If the job was never this far, its attempts are counted from one again. The version does not
+    change, so clients get no event.
     """
     further = JobRow.furthest < done
     values = {
@@ -75,56 +75,56 @@ def keep_checkpoint(session: Session, held: str, digest: str, *, done: int) -> b
         "furthest": case((further, done), else_=JobRow.furthest),
         "attempts": case((further, 1), else_=JobRow.attempts),
     }
-    return changed_rows(session, update(JobRow).where(*_held(held)).values(values)) > 0
+    return changed_rows(session, update(JobRow).where(*_under(lease)).values(values)) > 0
 
 
-def leased_job(session: Session, held: str) -> JobRow | None:
-    """The job that runs under the lease."""
-    return session.scalar(select(JobRow).where(*_held(held)))
+def leased_job(session: Session, lease: str) -> JobRow | None:
+    """Return the job that runs under the lease, or None."""
+    return session.scalar(select(JobRow).where(*_under(lease)))
 
 
-def asked_to_stop(session: Session, held: str) -> bool | None:
-    """Whether somebody cancelled the running job; None when the lease does not hold any more."""
-    return session.scalar(select(JobRow.cancel_requested).where(*_held(held)))
+def asked_to_stop(session: Session, lease: str) -> bool | None:
+    """Return whether the running job was cancelled, or None when the lease is no longer valid."""
+    return session.scalar(select(JobRow.cancel_requested).where(*_under(lease)))
 
 
 def renew_leases(session: Session, leases: Collection[str], *, until: datetime) -> None:
-    """Let these leases hold until then. Clients get no event: the version stays."""
+    """Extend these leases. The version does not change, so clients get no event."""
     running = (UNFINISHED, JobRow.lease.in_(leases), JobRow.state == JobState.running)
     changed_rows(session, update(JobRow).where(*running).values(lease_until=until))
 
 
 def cancel(session: Session, job_id: str, *, now: datetime) -> None:
-    """Ask an unfinished job to stop; one that waits ends with that."""
+    """Ask an unfinished job to stop. A job that waits ends at once."""
     change(session, JobRow.id == job_id, UNFINISHED, cancel_requested=True)
     waits = (JobRow.id == job_id, JobRow.state == JobState.queued)
     change(session, *waits, state=JobState.cancelled, finished_at=now, checkpoint=None)
 
 
 def count_unfinished(session: Session, project: str) -> tuple[int, int]:
-    """How many jobs wait or run: of the project, and of all projects together."""
+    """Return the number of unfinished jobs of the project, and of all projects."""
     ours = func.count().filter(JobRow.project == project)
     of_project, of_all = session.execute(select(ours, func.count()).where(UNFINISHED)).one()
     return of_project, of_all
 
 
 def count_by_state(session: Session) -> dict[str, int]:
-    """Unfinished jobs of all projects, by their two states."""
+    """Return the number of unfinished jobs of all projects by state."""
     counted = select(JobRow.state, func.count()).where(UNFINISHED).group_by(JobRow.state)
     found = {row[0]: row[1] for row in session.execute(counted)}
     return {state.value: found.get(state, 0) for state in JobState if not state.finished}
 
 
 def oldest_queued(session: Session) -> datetime | None:
-    """When the job that waits longest was submitted."""
+    """Return when the job that waits longest was submitted, or None."""
     waits = (UNFINISHED, JobRow.state == JobState.queued)
     return session.scalar(select(func.min(JobRow.created_at)).where(*waits))
 
 
 def unfinished(session: Session) -> Sequence[JobRow]:
-    """Jobs of all projects that wait or run, in the order in which they became due."""
+    """Return the unfinished jobs of all projects in the order in which they became due."""
     return session.scalars(select(JobRow).where(UNFINISHED).order_by(JobRow.due_at)).all()
 
 
-def _held(lease: str) -> tuple[ColumnElement[bool], ...]:
+def _under(lease: str) -> tuple[ColumnElement[bool], ...]:
     return (UNFINISHED, JobRow.lease == lease, JobRow.state == JobState.running)

@@ -1,4 +1,4 @@
-"""Queries, as functions that take a session. Every one is confined to a project."""
+"""Queries of resources: encoders, anchor sets, pools, heads, translators, contracts and jobs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import delete, exists, func, or_, select, update
+from sqlalchemy import delete, exists, func, select, update
 from sqlalchemy.orm import Session, contains_eager, defer, undefer
 from sqlalchemy.sql.base import ExecutableOption as ORMOption
 
 from app.errors import (
     AnchorSetNotFound,
     AnchorsNotEmbedded,
-    ApiKeyNotFound,
     ContractNotFound,
     EncoderNotFound,
     HeadNotFound,
@@ -26,12 +25,10 @@ from app.storage.queries import jobs as job_queries
 from app.storage.queries.statements import changed_rows
 from app.storage.tables import (
     AnchorSetRow,
-    ApiKeyRow,
     AuditRow,
     ContractRow,
     EncoderRow,
     HeadRow,
-    IdempotentRequestRow,
     JobRow,
     PoolRow,
     SpaceRow,
@@ -59,25 +56,28 @@ def by_name(
     field: str = "name",
     options: Sequence[ORMOption] = (),
 ) -> Named:
-    """The row of that name. Raises the not-found error of its kind, naming the request's `field`."""
+    """Return the row of that name. Raises the not-found error of its kind, which names `field`."""
     row = session.scalar(
         select(table).where(table.project == project, table.name == name).options(*options)
     )
     if row is None:
-        raise _NOT_FOUND[table](f"there is no {_NOUN[table]} named {name!r}", field=field)
+        raise _NOT_FOUND[table](f"There is no {_NOUN[table]} named {name!r}.", field=field)
     return row
 
 
 def require_free(session: Session, table: type[Named], project: str, name: str) -> None:
     """Raises NameTaken when the name is in use."""
     if session.scalar(select(exists().where(table.project == project, table.name == name))):
-        raise NameTaken(f"there is already {_article(_NOUN[table])} named {name!r}", field="name")
+        raise NameTaken(
+            f"{_article(_NOUN[table])} named {name!r} exists. Choose another name or delete it.",
+            field="name",
+        )
 
 
 def deleted_at(
     session: Session, table: type[Named], project: str, name: str, *, since: datetime
 ) -> datetime | None:
-    """When a row of that name was last deleted, if it was since then."""
+    """Return when a row of that name was last deleted after `since`, or None."""
     deletions = (
         AuditRow.project == project,
         AuditRow.resource == _NOUN[table].replace(" ", "-"),
@@ -91,16 +91,16 @@ def deleted_at(
 
 
 def remove(session: Session, row: EncoderRow | AnchorSetRow | HeadRow | PoolRow) -> None:
-    """Delete a row, once: of several deletions of one moment, the others find nothing. What hangs on it goes with it."""
+    """Delete a row and all rows that belong to it. Raises the not-found error if it is gone."""
     table = type(row)
     if changed_rows(session, delete(table).where(table.id == row.id)) == 0:
-        raise _NOT_FOUND[table](f"there is no {_NOUN[table]} named {row.name!r}", field="name")
+        raise _NOT_FOUND[table](f"There is no {_NOUN[table]} named {row.name!r}.", field="name")
 
 
 def page(
     session: Session, table: type[Named], project: str, *, after: str, limit: int
 ) -> Sequence[Named]:
-    """Rows in the order of their names, those after the name `after`."""
+    """Return rows in the order of their names, after the name `after`."""
     query = (
         select(table)
         .where(table.project == project, table.name > after)
@@ -111,7 +111,7 @@ def page(
 
 
 def space(session: Session, anchor_set: AnchorSetRow, encoder: EncoderRow) -> SpaceRow:
-    """The encoder's embeddings of the set. Raises AnchorsNotEmbedded."""
+    """Return the encoder's embeddings of the set. Raises AnchorsNotEmbedded."""
     row = session.scalar(
         select(SpaceRow).where(
             SpaceRow.anchor_set_id == anchor_set.id, SpaceRow.encoder_id == encoder.id
@@ -119,7 +119,8 @@ def space(session: Session, anchor_set: AnchorSetRow, encoder: EncoderRow) -> Sp
     )
     if row is None:
         raise AnchorsNotEmbedded(
-            f"anchor set {anchor_set.name!r} has no embeddings by encoder {encoder.name!r}",
+            f"Anchor set {anchor_set.name!r} has no embeddings by encoder {encoder.name!r}. "
+            f"Add them with POST /anchor-sets/{anchor_set.name}/embeddings.",
             field="anchor_set",
         )
     return row
@@ -128,9 +129,10 @@ def space(session: Session, anchor_set: AnchorSetRow, encoder: EncoderRow) -> Sp
 def spaces_of(
     session: Session, project: str, anchor_set: str, encoders: Collection[str]
 ) -> dict[str, SpaceRow]:
-    """The embeddings of a set by these encoders, by the encoders' names: in one statement, so that all are of one set.
+    """Return the embeddings of a set by these encoders, keyed by the encoders' names.
 
-    Those that are missing are left out, and the set's row does not know its spaces.
+    One statement reads them all, so that they belong to one version of the set. Missing ones are
+    left out. The row of the set must not load its `spaces`.
     """
     query = (
         select(SpaceRow)
@@ -150,7 +152,7 @@ def spaces_of(
 
 
 def encoders_but(session: Session, project: str, kind: str) -> Sequence[EncoderRow]:
-    """Encoders of every kind but one, in the order of their names."""
+    """Return the encoders of every kind but `kind`, in the order of their names."""
     return session.scalars(
         select(EncoderRow)
         .where(EncoderRow.project == project, EncoderRow.kind != kind)
@@ -159,7 +161,7 @@ def encoders_but(session: Session, project: str, kind: str) -> Sequence[EncoderR
 
 
 def spaces(session: Session, project: str) -> Sequence[SpaceRow]:
-    """All spaces of a project, by their sets' names."""
+    """Return all spaces of a project in the order of their sets' names."""
     query = (
         select(SpaceRow)
         .join(AnchorSetRow)
@@ -170,7 +172,7 @@ def spaces(session: Session, project: str) -> Sequence[SpaceRow]:
 
 
 def users_of_encoder(session: Session, encoder: EncoderRow) -> list[str]:
-    """What would break if the encoder went: 'anchor set a', 'head b', 'pool c'."""
+    """Return what uses the encoder: 'anchor set a', 'head b', 'pool c'."""
     sets = session.scalars(
         select(AnchorSetRow.name).join(SpaceRow).where(SpaceRow.encoder_id == encoder.id)
     ).all()
@@ -188,12 +190,15 @@ def users_of_anchor_set(session: Session, anchor_set: AnchorSetRow) -> list[str]
 
 
 def whole_pool(session: Session, project: str, name: str, *, field: str = "name") -> PoolRow:
-    """A pool with its pieces. Raises PoolNotFound, naming the request's `field`."""
+    """Return a pool with its pieces. Raises PoolNotFound, which names `field`."""
     return by_name(session, PoolRow, project, name, field=field, options=[undefer(PoolRow.pieces)])
 
 
 def extend_pool(session: Session, pool: PoolRow, piece: dict[str, Any]) -> bool:
-    """Add a piece to a pool read with its pieces, if nobody has added one since; returns whether it was so."""
+    """Add a piece to a pool that was read with its pieces.
+
+    Returns False, and adds nothing, if another request has added a piece since.
+    """
     unchanged = (PoolRow.id == pool.id, PoolRow.items == pool.items)
     grown = {"pieces": [*pool.pieces, piece], "items": pool.items + piece["rows"]}
     return changed_rows(session, update(PoolRow).where(*unchanged).values(grown)) == 1
@@ -207,9 +212,10 @@ def translator(
     between: tuple[str, str] | None = None,
     change: bool = False,
 ) -> TranslatorRow:
-    """The translator of that id between these two spaces (their row ids), else the oldest of that id. Raises TranslatorNotFound.
+    """Return the translator of that id, by default the oldest. Raises TranslatorNotFound.
 
-    Sets with equal embeddings have equal translators. change: nobody else may change it until the transaction ends.
+    between  row ids of its two spaces: anchor sets with equal embeddings have translators of one id
+    change   lock the row until the transaction ends
     """
     ours = (
         []
@@ -222,19 +228,19 @@ def translator(
     oldest = wanted.order_by(TranslatorRow.created_at).limit(1)
     row = session.scalar(oldest.with_for_update(of=TranslatorRow) if change else oldest)
     if row is None:
-        raise TranslatorNotFound(f"there is no translator {content!r}", field="id")
+        raise TranslatorNotFound(f"There is no translator {content!r}.", field="id")
     return row
 
 
 def touch_translator(session: Session, row: TranslatorRow, *, now: datetime) -> bool:
-    """Say that a translator is in use; returns whether it has a row between these two spaces."""
+    """Record the use of a translator. Returns whether it has a row between these two spaces."""
     between = (TranslatorRow.source_id == row.source_id, TranslatorRow.target_id == row.target_id)
     ours = (TranslatorRow.project == row.project, TranslatorRow.content == row.content, *between)
     return changed_rows(session, update(TranslatorRow).where(*ours).values(used_at=now)) > 0
 
 
 def contract(session: Session, source_id: str, target_id: str) -> ContractRow | None:
-    """What was agreed for two spaces, by their row ids."""
+    """Return the contract between two spaces (their row ids), or None."""
     return session.scalar(
         select(ContractRow).where(
             ContractRow.source_id == source_id, ContractRow.target_id == target_id
@@ -243,17 +249,18 @@ def contract(session: Session, source_id: str, target_id: str) -> ContractRow | 
 
 
 def require_contract(session: Session, source: SpaceRow, target: SpaceRow) -> ContractRow:
-    """Raises ContractNotFound."""
+    """Return the contract between two spaces. Raises ContractNotFound."""
     row = contract(session, source.id, target.id)
     if row is None:
         raise ContractNotFound(
-            f"nothing was agreed for {source.encoder.name} -> {target.encoder.name}", field="source"
+            f"There is no contract for {source.encoder.name} -> {target.encoder.name}.",
+            field="source",
         )
     return row
 
 
 def contracts(session: Session, anchor_set: AnchorSetRow) -> Sequence[ContractRow]:
-    """Those of all pairs of a set, the oldest first."""
+    """Return the contracts of an anchor set, the oldest first."""
     within = select(SpaceRow.id).where(SpaceRow.anchor_set_id == anchor_set.id)
     return session.scalars(
         select(ContractRow)
@@ -263,15 +270,15 @@ def contracts(session: Session, anchor_set: AnchorSetRow) -> Sequence[ContractRo
 
 
 def job(session: Session, project: str, job_id: str) -> JobRow:
-    """Raises JobNotFound."""
+    """Return the job. Raises JobNotFound."""
     row = session.scalar(select(JobRow).where(JobRow.project == project, JobRow.id == job_id))
     if row is None:
-        raise JobNotFound(f"there is no job {job_id!r}", field="id")
+        raise JobNotFound(f"There is no job {job_id!r}.", field="id")
     return row
 
 
 def newest_reports(session: Session, project: str, *, limit: int) -> Sequence[TranslatorRow]:
-    """The project's translators, the newest first."""
+    """Return the project's translators, the newest first."""
     query = (
         select(TranslatorRow)
         .where(TranslatorRow.project == project)
@@ -284,7 +291,7 @@ def newest_reports(session: Session, project: str, *, limit: int) -> Sequence[Tr
 def jobs(
     session: Session, project: str, *, state: JobState | None, before: datetime | None, limit: int
 ) -> Sequence[JobRow]:
-    """The newest jobs first, those made before a moment; without what they were given and what they gave, which may be long."""
+    """Return jobs created before a moment, the newest first, without arguments and results."""
     query = (
         select(JobRow)
         .where(JobRow.project == project)
@@ -299,7 +306,7 @@ def jobs(
 
 
 def named_blobs(session: Session) -> set[str]:
-    """Every content hash some row names."""
+    """Return every content hash that a row names."""
     named = set(session.scalars(select(SpaceRow.blob))) | set(session.scalars(select(HeadRow.blob)))
     named |= set(
         session.scalars(select(AnchorSetRow.inputs).where(AnchorSetRow.inputs.is_not(None)))
@@ -316,108 +323,5 @@ def named_blobs(session: Session) -> set[str]:
     return named
 
 
-def api_key(session: Session, project: str | None, key_id: str, *, lock: bool = False) -> ApiKeyRow:
-    """A key of one project, or of whichever; `lock`: nobody else changes it until the transaction ends. Raises ApiKeyNotFound."""
-    query = select(ApiKeyRow).where(ApiKeyRow.id == key_id)
-    if project is not None:
-        query = query.where(ApiKeyRow.project == project)
-    row = session.scalar(query.with_for_update() if lock else query)
-    if row is None:
-        raise ApiKeyNotFound(f"there is no API key {key_id!r}", field="id")
-    return row
-
-
-def api_keys(session: Session, project: str | None = None) -> Sequence[ApiKeyRow]:
-    """The keys of one project, or of all, in the order they were made."""
-    query = select(ApiKeyRow).order_by(ApiKeyRow.created_at, ApiKeyRow.id)
-    return session.scalars(
-        query if project is None else query.where(ApiKeyRow.project == project)
-    ).all()
-
-
-def end_key(session: Session, row: ApiKeyRow, *, end: datetime) -> bool:
-    """Let a key work until then and no longer; returns whether nobody has changed its end since the row was read."""
-    unchanged = (
-        ApiKeyRow.expires_at.is_(None)
-        if row.expires_at is None
-        else ApiKeyRow.expires_at == row.expires_at
-    )
-    where = (ApiKeyRow.id == row.id, ApiKeyRow.revoked_at.is_(None), unchanged)
-    return changed_rows(session, update(ApiKeyRow).where(*where).values(expires_at=end)) == 1
-
-
-def has_usable_key(session: Session, *, now: datetime) -> bool:
-    usable = exists().where(
-        ApiKeyRow.revoked_at.is_(None),
-        or_(ApiKeyRow.expires_at.is_(None), ApiKeyRow.expires_at > now),
-    )
-    return bool(session.scalar(select(usable)))
-
-
-def touch_key(session: Session, key_id: str, *, now: datetime) -> None:
-    changed_rows(session, update(ApiKeyRow).where(ApiKeyRow.id == key_id).values(last_used_at=now))
-
-
-def audit(
-    session: Session, project: str, *, before: datetime | None, limit: int
-) -> Sequence[AuditRow]:
-    """The newest writes first, those before a moment."""
-    query = (
-        select(AuditRow)
-        .where(AuditRow.project == project)
-        .order_by(AuditRow.created_at.desc(), AuditRow.id)
-        .limit(limit)
-    )
-    return session.scalars(
-        query if before is None else query.where(AuditRow.created_at < before)
-    ).all()
-
-
-def idempotent_request(session: Session, project: str, key: str) -> IdempotentRequestRow | None:
-    return session.scalar(
-        select(IdempotentRequestRow).where(
-            IdempotentRequestRow.project == project, IdempotentRequestRow.key == key
-        )
-    )
-
-
-def take_over_request(
-    session: Session, row_id: str, *, now: datetime, claim: str, until: datetime
-) -> bool:
-    """Claim a request whose last try ended without a word; returns whether it was so."""
-    free = (
-        IdempotentRequestRow.id == row_id,
-        IdempotentRequestRow.made.is_(None),
-        IdempotentRequestRow.claimed_until < now,
-    )
-    return (
-        changed_rows(
-            session,
-            update(IdempotentRequestRow).where(*free).values(claim=claim, claimed_until=until),
-        )
-        == 1
-    )
-
-
-def settle_request(session: Session, row_id: str, claim: str, *, made: str) -> bool:
-    """Note what was made, if this claim still holds and nothing was; returns whether it was so."""
-    ours = (
-        IdempotentRequestRow.id == row_id,
-        IdempotentRequestRow.claim == claim,
-        IdempotentRequestRow.made.is_(None),
-    )
-    return changed_rows(session, update(IdempotentRequestRow).where(*ours).values(made=made)) == 1
-
-
-def release_request(session: Session, row_id: str, claim: str) -> None:
-    """Forget a request that made nothing: its next try is a new one."""
-    ours = (
-        IdempotentRequestRow.id == row_id,
-        IdempotentRequestRow.claim == claim,
-        IdempotentRequestRow.made.is_(None),
-    )
-    changed_rows(session, delete(IdempotentRequestRow).where(*ours))
-
-
 def _article(noun: str) -> str:
-    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
+    return f"An {noun}" if noun[0] in "aeiou" else f"A {noun}"

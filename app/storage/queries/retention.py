@@ -1,4 +1,4 @@
-"""Deletes old rows, at most BATCH in one statement: nobody waits long for its locks."""
+"""Deletes old rows in batches, so that no other process waits long for their locks."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from app.storage.queries.statements import changed_rows
 from app.storage.tables import AuditRow, ContractRow, IdempotentRequestRow, JobRow, TranslatorRow
 
-#: rows in one statement
-BATCH = 500
+#: most rows of one statement
+DELETE_BATCH = 500
 
 
 def delete_jobs(session: Session, before: datetime) -> int:
-    """Delete jobs that ended before then; returns how many, BATCH at most."""
+    """Delete jobs that ended before then, at most DELETE_BATCH, and return their number."""
     return _delete(session, JobRow.id, JobRow.finished_at, before)
 
 
 def delete_audit(session: Session, before: datetime) -> int:
-    """Delete audit rows written before then; returns how many, BATCH at most."""
+    """Delete audit rows written before then, at most DELETE_BATCH, and return their number."""
     return _delete(session, AuditRow.id, AuditRow.created_at, before)
 
 
 def delete_requests(session: Session, before: datetime) -> int:
-    """Delete idempotent requests made before then; returns how many, BATCH at most."""
+    """Delete idempotent requests made before then, at most DELETE_BATCH; return their number."""
     return _delete(session, IdempotentRequestRow.id, IdempotentRequestRow.created_at, before)
 
 
 def delete_translators(session: Session, before: datetime) -> int:
-    """Delete translators last used before then, but none between two spaces that have a contract.
+    """Delete translators last used before then, except those whose spaces have a contract.
 
-    Returns how many, BATCH at most. What is deleted only says how a translator was fitted: the next
-    use fits it again under the same id.
+    Deletes at most DELETE_BATCH and returns their number. The next use of such a translator fits it
+    again with the same id.
     """
     contract = exists().where(
         ContractRow.source_id == TranslatorRow.source_id,
@@ -49,8 +49,8 @@ def _delete(
     before: datetime,
     *where: ColumnElement[bool],
 ) -> int:
-    """Delete the oldest rows; those that another process is just deleting are skipped."""
-    old = select(row_id).where(moment < before, *where).order_by(moment).limit(BATCH)
+    """Delete the oldest rows. Skips rows that another process is deleting."""
+    old = select(row_id).where(moment < before, *where).order_by(moment).limit(DELETE_BATCH)
     found = session.scalars(old.with_for_update(skip_locked=True)).all()
     if not found:
         return 0

@@ -1,4 +1,4 @@
-"""Statements that change rows past the session's objects."""
+"""Statements that change rows without loading them into the session."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 
 def changed_rows(session: Session, statement: Update | Delete) -> int:
-    """Run the statement, whatever was read before, and return how many rows it changed."""
+    """Run the statement and return the number of rows it changed."""
     options = {"synchronize_session": False}
     done = cast("CursorResult[Any]", session.execute(statement, execution_options=options))
     return done.rowcount

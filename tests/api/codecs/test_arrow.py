@@ -92,7 +92,7 @@ def truth(client: TestClient, vectors: np.ndarray, **more: Any) -> np.ndarray:
     return np.array(answer.json()["vectors"])
 
 
-# --- vectors -------------------------------------------------------------------------------------------------------------
+# --- vectors --------------------------------------------------------------------------------------
 
 FLOATS = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64()}
 KINDS = {
@@ -177,7 +177,7 @@ def test_a_set_takes_another_encoders_embeddings_as_arrow(service, refused):
     assert service.delete("/anchor-sets/more").status_code == 204
 
 
-# --- what passes through -------------------------------------------------------------------------------------------------
+# --- what passes through --------------------------------------------------------------------------
 
 
 def nested(depth: int) -> pa.Array:
@@ -312,7 +312,7 @@ def test_rows_that_are_not_what_one_would_expect_are_flagged_in_a_column(service
     service.delete("/anchor-sets/plane")
 
 
-# --- which column --------------------------------------------------------------------------------------------------------
+# --- which column ---------------------------------------------------------------------------------
 
 
 @BOTH
@@ -405,7 +405,7 @@ def test_names_of_a_heads_answer_may_not_be_taken(service, refused):
         assert answer.status_code == 200
 
 
-# --- what is wrong -------------------------------------------------------------------------------------------------------
+# --- what is wrong --------------------------------------------------------------------------------
 
 GOOD = batch(v=lists(VECTORS))
 

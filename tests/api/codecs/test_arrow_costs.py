@@ -163,7 +163,7 @@ def nothing(metadata: Metadata) -> Sequence[int]:
     return []
 
 
-# --- the bodies ----------------------------------------------------------------------------------------------------------
+# --- the bodies -----------------------------------------------------------------------------------
 
 
 def views(kind: pa.DataType, wrap: Callable[[pa.Array], pa.Array] = lambda array: array) -> bytes:

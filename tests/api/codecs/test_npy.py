@@ -84,7 +84,7 @@ def numbers(answer: Any, field: str = "vectors") -> np.ndarray:
     return np.array(value, np.float32)
 
 
-# --- npy in --------------------------------------------------------------------------------------------------------------
+# --- npy in ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8", ">f2", ">f4", ">f8"])
@@ -350,7 +350,7 @@ def test_any_bytes_are_answered_or_refused(service, body):
     assert 400 <= send(service, body).status_code < 500
 
 
-# --- the form of the answer ----------------------------------------------------------------------------------------------
+# --- the form of the answer -----------------------------------------------------------------------
 
 
 def forms() -> dict[str, tuple[str, bytes]]:
@@ -567,7 +567,7 @@ def test_a_classifiers_scores_come_in_every_form(service, accept):
         assert json.loads(table.schema.metadata[b"anchorage.classes"]) == ["no", "é"]
 
 
-# --- fields in the query string --------------------------------------------------------------------------------------------
+# --- fields in the query string -------------------------------------------------------------------
 
 
 def test_fields_and_options_in_the_query_mean_what_they_mean_in_a_body(service):

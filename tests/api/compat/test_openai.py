@@ -46,7 +46,7 @@ def counted(texts: list[str], most: int = 256) -> int:
     return sum(min(most, len(tokenizer.encode(text))) for text in texts)
 
 
-# --- embeddings ------------------------------------------------------------------------------------------------------------
+# --- embeddings -----------------------------------------------------------------------------------
 
 
 def test_a_text_and_a_list_of_one_are_the_same_and_in_the_clients_default_of_base64(api):
@@ -185,7 +185,7 @@ def test_more_inputs_than_are_allowed_are_too_many(api):
     )
 
 
-# --- models ----------------------------------------------------------------------------------------------------------------
+# --- models ---------------------------------------------------------------------------------------
 
 
 def test_models_are_encoders_that_run_and_what_they_translate_to(api, encoding):
@@ -297,7 +297,7 @@ def test_an_encoder_made_anew_under_its_name_answers_at_once(encoding, fresh):
         )
 
 
-# --- at the door -----------------------------------------------------------------------------------------------------------
+# --- at the door ----------------------------------------------------------------------------------
 
 
 def test_the_client_sees_keys_scopes_and_rates_as_it_would_openais(listen, first_keys):

@@ -27,7 +27,7 @@ BEYOND = "0.0.0.0"  # noqa: S104
 ENCODER = json.dumps({"name": "x", "dim": 2}).encode()
 
 
-# --- ids -----------------------------------------------------------------------------------------------------------------
+# --- ids ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_also_a_fault_of_the_service_has_its_request_id_and_is_counted_as_what_i
     )
 
 
-# --- Host ----------------------------------------------------------------------------------------------------------------
+# --- Host -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_keys_are_asked_for_beyond_loopback_only_unless_the_operator_says_otherw
     assert asks_for_keys(Settings(host=host, auth="keys"))
 
 
-# --- pages of other sites ---------------------------------------------------------------------------------------------------
+# --- pages of other sites -------------------------------------------------------------------------
 
 BODY = {"name": "x", "dim": 2}
 FORM = {"request": (None, json.dumps(BODY))}
@@ -217,7 +217,7 @@ def test_without_keys_it_is_so_beyond_loopback_too(serve, refused):
     assert client.post("/encoders", json=BODY, headers=headers).status_code == 201
 
 
-# --- rates ---------------------------------------------------------------------------------------------------------------
+# --- rates ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rates", ["3/hour", "100/day;3/hour"])
@@ -264,7 +264,7 @@ def test_while_redis_is_away_each_process_counts_by_itself(serve):
     assert [client.get("/encoders").status_code for _ in range(5)] == [200, 200, 200, 429, 429]
 
 
-# --- room ----------------------------------------------------------------------------------------------------------------
+# --- room -----------------------------------------------------------------------------------------
 
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -85,7 +85,7 @@ def test_no_more_connections_than_half_of_the_files() -> None:
     assert connections.backlog() <= soft // 4
 
 
-# --- over sockets ----------------------------------------------------------------------------------------------------------
+# --- over sockets ---------------------------------------------------------------------------------
 
 
 def closed(connection: socket.socket) -> bool:
@@ -239,7 +239,7 @@ def test_hundreds_of_half_sent_heads_lock_nobody_out(served) -> None:
     assert ask(port, "/encoders") == 200
 
 
-# --- what is private to uvicorn --------------------------------------------------------------------------------------------
+# --- what is private to uvicorn -------------------------------------------------------------------
 
 
 def test_the_parts_of_uvicorn_that_are_used_here_are_what_they_were() -> None:

@@ -101,7 +101,7 @@ def raw(encoding, head):
     return post
 
 
-# --- vectors ---------------------------------------------------------------------------------------------------------------
+# --- vectors --------------------------------------------------------------------------------------
 
 
 def test_files_base64_and_data_urls_give_the_same_vectors(encoding, head, send):
@@ -160,7 +160,7 @@ def test_files_are_refused_where_no_inputs_go(send, complaint, path):
     assert status in (400, 404, 422)
 
 
-# --- files that are no images ----------------------------------------------------------------------------------------------
+# --- files that are no images ---------------------------------------------------------------------
 
 BAD = {
     "empty": (b"", "invalid-image"),
@@ -224,7 +224,7 @@ def test_text_that_is_no_image_is_refused_by_row(encoding, head, text):
     assert answer.status_code == 400, answer.text
 
 
-# --- bodies that are no parts ----------------------------------------------------------------------------------------------
+# --- bodies that are no parts ---------------------------------------------------------------------
 
 FILE = part("inputs", FILES[0])
 

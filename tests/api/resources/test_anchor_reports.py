@@ -67,7 +67,7 @@ def noise(seed, *shape):
     return np.random.default_rng(seed).normal(size=shape)
 
 
-# --- the report ----------------------------------------------------------------------------------------------------------
+# --- the report -----------------------------------------------------------------------------------
 
 
 def test_real_parallel_anchors_have_nothing_wrong_with_them(real):
@@ -328,13 +328,13 @@ def test_an_unknown_set_has_no_report(client, refused):
 def test_every_code_is_documented():
     from pathlib import Path
 
-    text = (Path(__file__).parents[3] / "docs" / "anchor-sets.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "how-to" / "anchor-sets.md").read_text()
     assert [
         code for code in typing.get_args(anchor_findings.Code) if f"| `{code}` |" not in text
     ] == []
 
 
-# --- suggestions ---------------------------------------------------------------------------------------------------------
+# --- suggestions ----------------------------------------------------------------------------------
 
 
 def suggest(client, status=200, name="s", **body):
@@ -434,7 +434,7 @@ def test_the_rows_of_a_bound_are_the_most_that_it_holds(dim):
     assert rows * dim * min(rows, dim) <= POOL_WORK < (rows + 1) * dim * min(rows + 1, dim)
 
 
-# --- drift ---------------------------------------------------------------------------------------------------------------
+# --- drift ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -588,7 +588,7 @@ def test_nan_is_refused_by_row_and_an_unknown_set_by_name(make, refused, packed,
     refused(answer, 404, "anchor-set-not-found", "name")
 
 
-# --- by encoders that the service runs -----------------------------------------------------------------------------------
+# --- by encoders that the service runs ------------------------------------------------------------
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def put(client, vectors, *, name="items", encoder="second"):
     return client.put(f"/anchor-sets/{name}/embeddings/{encoder}", json={"vectors": vectors})
 
 
-# --- good ----------------------------------------------------------------------------------------------------------------
+# --- good -----------------------------------------------------------------------------------------
 
 
 def test_a_set_is_created_listed_read_and_deleted(pair, refused):
@@ -75,7 +75,7 @@ def test_encoders_keep_the_order_they_were_given_in(client):
     assert client.get("/anchor-sets/s").json() == created
 
 
-# --- delicate anchors ----------------------------------------------------------------------------------------------------
+# --- delicate anchors -----------------------------------------------------------------------------
 
 
 def health_of(client, vectors):
@@ -152,7 +152,7 @@ def test_anchors_of_extreme_magnitude_are_measured_in_finite_numbers(pair, scale
     ), report
 
 
-# --- bad -----------------------------------------------------------------------------------------------------------------
+# --- bad ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_a_set_in_use_is_not_deleted(stocked, refused):
     assert stocked.delete("/anchor-sets/items").status_code == 204
 
 
-# --- at the same moment --------------------------------------------------------------------------------------------------
+# --- at the same moment ---------------------------------------------------------------------------
 
 
 def test_of_the_same_embeddings_added_at_the_same_moment_exactly_one_wins(stocked):

@@ -337,7 +337,7 @@ def test_a_key_that_worked_lately_does_not_wait_long_for_a_busy_database(
         assert LOOK_UP_S <= time.monotonic() - begun < LOOK_UP_S + 5
 
 
-# --- wrong keys -----------------------------------------------------------------------------------------------------------
+# --- wrong keys -----------------------------------------------------------------------------------
 
 
 def wrong_key(number: int) -> str:

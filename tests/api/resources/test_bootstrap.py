@@ -206,7 +206,7 @@ def test_the_ends_of_the_options_end_in_a_set_of_finite_numbers(ask, stocked, fi
     assert all(0 <= sure <= 1 for sure in job["result"]["confidence"])
 
 
-# --- self-learning ------------------------------------------------------------------------------------------------------------
+# --- self-learning --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)

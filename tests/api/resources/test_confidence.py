@@ -92,7 +92,7 @@ def send(
     return client.post(path, content=sink.getvalue(), headers={"content-type": media})
 
 
-# --- good ----------------------------------------------------------------------------------------------------------------
+# --- good -----------------------------------------------------------------------------------------
 
 
 def test_real_items_are_told_their_cosine_within_the_interval(ask, pack):
@@ -194,7 +194,7 @@ def test_arrow_without_confidence_is_as_it_was(service, pack):
     assert b"anchorage.confidence" not in rows.schema.metadata
 
 
-# --- few anchors ---------------------------------------------------------------------------------------------------------
+# --- few anchors ----------------------------------------------------------------------------------
 
 
 def test_with_too_few_anchors_nothing_is_told_and_the_answer_says_why(ask):
@@ -217,7 +217,7 @@ def test_with_too_few_for_the_level_there_is_a_cosine_and_no_interval(ask):
     assert None not in half["low"] + half["high"]
 
 
-# --- bad requests --------------------------------------------------------------------------------------------------------
+# --- bad requests ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

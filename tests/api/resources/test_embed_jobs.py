@@ -309,7 +309,7 @@ def test_a_request_sent_again_makes_nothing_twice(encoding, post, fresh, finishe
     assert (other.status_code, other.json()["code"]) == (422, "idempotency-key-reused")
 
 
-# --- clients that leave ----------------------------------------------------------------------------------------------------
+# --- clients that leave ---------------------------------------------------------------------------
 
 
 def leave(encoding, path: str, body: dict, after: str) -> None:

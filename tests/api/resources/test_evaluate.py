@@ -57,7 +57,7 @@ def good(answer):
     return answer.json()
 
 
-# --- what is measured ----------------------------------------------------------------------------------------------------
+# --- what is measured -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["among themselves", "in a corpus"])
@@ -194,7 +194,7 @@ def test_the_smallest_evaluations_have_numbers(ask, items, n, rows):
     )
 
 
-# --- as a job ------------------------------------------------------------------------------------------------------------
+# --- as a job -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_a_job_that_is_asked_for_twice_under_one_key_is_made_once(ask, stocked, 
     assert len(stocked.get("/jobs").json()["jobs"]) == 1
 
 
-# --- bad requests --------------------------------------------------------------------------------------------------------
+# --- bad requests ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

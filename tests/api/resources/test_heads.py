@@ -98,7 +98,7 @@ def by_torch(model: nn.Module, vectors) -> np.ndarray:
         return model(torch.as_tensor(np.asarray(vectors), dtype=torch.float32)).numpy()
 
 
-# --- kinds -----------------------------------------------------------------------------------------------------------------
+# --- kinds ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -256,7 +256,7 @@ def test_a_relative_head_reads_relative_vectors_of_its_power(
         assert (answer["method"], answer["translator"]) == (None, None)
 
 
-# --- how good --------------------------------------------------------------------------------------------------------------
+# --- how good -------------------------------------------------------------------------------------
 
 
 def test_without_the_truth_nothing_is_said_of_quality(make, ask):
@@ -392,7 +392,7 @@ def test_the_service_makes_native_vectors_of_inputs_itself(encoding, fresh):
     )
 
 
-# --- what is no head -------------------------------------------------------------------------------------------------------
+# --- what is no head ------------------------------------------------------------------------------
 
 
 class Trap:

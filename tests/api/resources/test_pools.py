@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +22,6 @@ from app.storage.queries import resources
 
 JSON, NPY, ARROW = "application/json", npy.MEDIA, arrow.MEDIA
 ROWS = np.random.default_rng(11).normal(size=(30, 8)).astype(np.float32)
-DOCUMENT = Path(__file__).parents[3] / "docs" / "pools.md"
 
 
 def as_npy(rows):
@@ -63,7 +60,7 @@ def stored(client, name="p", project="default"):
     return pools.load(services, [piece["blob"] for piece in pieces]).numpy(), len(pieces)
 
 
-# --- pieces --------------------------------------------------------------------------------------------------------------
+# --- pieces ---------------------------------------------------------------------------------------
 
 
 def test_a_pool_is_created_listed_read_and_deleted(stocked, refused):
@@ -147,7 +144,7 @@ def test_a_piece_that_begins_elsewhere_is_refused_with_where_the_pool_ends(
     assert np.array_equal(stored(stocked)[0], ROWS)
 
 
-# --- what is wrong with a piece ------------------------------------------------------------------------------------------
+# --- what is wrong with a piece -------------------------------------------------------------------
 
 BAD = [
     ({"vectors": []}, 422, "empty-vectors", "vectors", None),
@@ -303,7 +300,7 @@ def test_a_piece_is_bound_by_what_one_request_may_hold_and_a_pool_is_not(serve, 
     assert service.get("/pools/p").json()["items"] == 60
 
 
-# --- whose it is, and what was done ----------------------------------------------------------------------------------------
+# --- whose it is, and what was done ---------------------------------------------------------------
 
 
 def test_an_encoder_that_a_pool_uses_stays(stocked, refused):
@@ -349,7 +346,7 @@ def test_a_repeated_request_makes_a_pool_once_and_adds_a_piece_once(stocked, ref
         refused(send(path, content=as_npy(ROWS), headers=keyed), 409, "resource-gone")
 
 
-# --- inputs --------------------------------------------------------------------------------------------------------------
+# --- inputs ---------------------------------------------------------------------------------------
 
 
 def test_inputs_are_the_vectors_that_they_make(encoding, fresh, refused):
@@ -438,7 +435,7 @@ def test_inputs_of_a_model_whose_files_changed_are_refused(encoding, fresh, refu
     assert encoding.http.get(f"/pools/{name}").json()["items"] == 2
 
 
-# --- bootstraps ------------------------------------------------------------------------------------------------------------
+# --- bootstraps -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -580,7 +577,7 @@ def test_a_bootstrap_encodes_inputs_as_a_pool_does(encoding, fresh, finished, re
     refused(answer, 413, "too-many-inputs", "source_inputs")
 
 
-# --- the pairs of a grown set ------------------------------------------------------------------------------------------------
+# --- the pairs of a grown set ---------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -661,12 +658,12 @@ def test_pairs_that_nobody_can_be_told_are_refused(grown, refused):
         )
 
 
-# --- memory, and the document ------------------------------------------------------------------------------------------------
+# --- memory, and the document ---------------------------------------------------------------------
 
 LOADING = """
 import sys
 from pathlib import Path
-from app.services import pools
+from app.services.anchors import pools
 from app.settings import Settings
 from app.wiring import make_services
 
@@ -699,23 +696,3 @@ def test_loading_takes_memory_for_the_items_and_one_piece(tmp_path):
     grown, whole = map(int, done.stdout.split())
     assert whole == 16 * 4_096 * 1_024 * 4
     assert grown < whole + whole // 16 + 2**22, f"{grown / 2**20:.0f} MiB for {whole / 2**20:.0f}"
-
-
-def test_the_document_works_as_written(listen, tmp_path):
-    """Every Python example of docs/pools.md, in order, against a service of its own."""
-    host, port = listen(max_vectors=16_384)
-    text = DOCUMENT.read_text()
-    np.save(
-        tmp_path / "new.npy", np.random.default_rng(0).normal(size=(20_000, 4)).astype(np.float32)
-    )
-    np.save(
-        tmp_path / "old.npy", np.random.default_rng(1).normal(size=(20_000, 3)).astype(np.float32)
-    )
-    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)).replace(
-        "localhost:8080", f"{host}:{port}"
-    )
-    assert code.count("httpx2") >= 1
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120
-    )
-    assert done.returncode == 0, done.stderr

@@ -43,7 +43,7 @@ def promised(client, **more):
     return answer.json()["report"]["promise"]
 
 
-# --- choices -------------------------------------------------------------------------------------------------------------
+# --- choices --------------------------------------------------------------------------------------
 
 
 def test_a_translator_that_auto_chose_says_why_and_what_else_there_was(real):
@@ -124,7 +124,7 @@ def test_spaces_of_any_magnitude_have_choices(client):
     assert all(0 < each["mrr"] <= 1 for each in made.json()["choices"]["retrieval"]["candidates"])
 
 
-# --- promises ------------------------------------------------------------------------------------------------------------
+# --- promises -------------------------------------------------------------------------------------
 
 
 def test_a_promise_has_every_measure_with_its_interval_beside_doing_nothing_and_native(real):
@@ -211,7 +211,7 @@ def test_a_job_that_misses_its_minimum_fails_and_says_what_was_found(real, finis
     assert (job["state"], job["error"]["code"]) == ("failed", "quality-below-minimum")
 
 
-# --- what else a report says -----------------------------------------------------------------------------------------------
+# --- what else a report says ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["auto", *METHODS])
@@ -277,7 +277,7 @@ def test_copies_are_counted_once_and_told(client):
     assert report["learning"] is None  # below 25
 
 
-# --- contracts -----------------------------------------------------------------------------------------------------------
+# --- contracts ------------------------------------------------------------------------------------
 
 
 CONTRACT = "/anchor-sets/real/contracts/a/b"

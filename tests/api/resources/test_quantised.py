@@ -91,7 +91,7 @@ def plain(service: TestClient, rows: np.ndarray = VECTORS) -> np.ndarray:
     return np.load(io.BytesIO(send(service, NPY, rows).content))
 
 
-# --- every form ----------------------------------------------------------------------------------------------------------
+# --- every form -----------------------------------------------------------------------------------
 
 
 FORMS = {
@@ -198,7 +198,7 @@ def test_anchors_keep_cosine_one_to_themselves_in_every_space(service, parallel)
         assert np.diag(np.array(answer.json()["vectors"])).tolist() == [1.0] * 40
 
 
-# --- decoding ------------------------------------------------------------------------------------------------------------
+# --- decoding -------------------------------------------------------------------------------------
 
 
 def test_two_bits_decode_to_no_number_that_is_none(service):
@@ -211,7 +211,7 @@ def test_two_bits_decode_to_no_number_that_is_none(service):
     assert flagged >= set(np.flatnonzero(~rows.any(axis=1)).tolist())
 
 
-# --- what is wrong -------------------------------------------------------------------------------------------------------
+# --- what is wrong --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bits", [-1, 0, 1, 17, 2**70, 8.0, 8.5, "8", True, [8], {"bits": 8}])

@@ -72,7 +72,7 @@ def ask(stocked, make, embeddings):
     return post
 
 
-# --- heads ---------------------------------------------------------------------------------------------------------------
+# --- heads ----------------------------------------------------------------------------------------
 
 
 def test_a_head_is_created_listed_read_and_deleted(make, stocked, refused):
@@ -216,7 +216,7 @@ def test_a_file_that_is_not_base64_is_refused(make, stocked, refused, text):
     assert stocked.get("/heads").json() == {"heads": []}
 
 
-# --- stitch --------------------------------------------------------------------------------------------------------------
+# --- stitch ---------------------------------------------------------------------------------------
 
 
 def test_a_native_head_reads_vectors_as_they_are(stocked, make, embeddings):

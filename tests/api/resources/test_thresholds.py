@@ -88,7 +88,7 @@ def held_out_scores(
     }
 
 
-# --- real encoders -------------------------------------------------------------------------------------------------------
+# --- real encoders --------------------------------------------------------------------------------
 
 
 def test_real_thresholds_are_what_other_items_show(client, real, pack, names, packed, unpacked):
@@ -196,7 +196,7 @@ def test_beyond_the_anchors_scores_the_answer_says_so_and_invents_nothing(client
         assert (found["pairs_above"] < 10) == (source > 0)
 
 
-# --- made-up encoders ----------------------------------------------------------------------------------------------------
+# --- made-up encoders -----------------------------------------------------------------------------
 
 
 @pytest.fixture

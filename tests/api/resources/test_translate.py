@@ -58,7 +58,7 @@ def relative(client, vectors, **more):
     return answer.json()["vectors"]
 
 
-# --- good ----------------------------------------------------------------------------------------------------------------
+# --- good -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -114,7 +114,7 @@ def test_a_space_translates_into_itself(ask, embeddings):
     )
 
 
-# --- relative vectors ----------------------------------------------------------------------------------------------------
+# --- relative vectors -----------------------------------------------------------------------------
 
 
 def test_relative_vectors_of_power_one_decode_to_what_graded_translates(ask, stocked, embeddings):
@@ -216,7 +216,7 @@ def test_relative_vectors_that_are_not_finite_are_refused_by_row(ask, refused, p
     refused(ask(vectors=..., relative=packed(array)), 422, "non-finite", "relative", [1])
 
 
-# --- bad requests --------------------------------------------------------------------------------------------------------
+# --- bad requests ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_an_option_the_method_does_not_take_is_refused(ask, refused, method, opt
     )
 
 
-# --- translators ---------------------------------------------------------------------------------------------------------
+# --- translators ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -32,7 +32,7 @@ def ask_raw(client, vectors: str):
     return client.post("/relative", content=body, headers=JSON)
 
 
-# --- good ----------------------------------------------------------------------------------------------------------------
+# --- good -----------------------------------------------------------------------------------------
 
 
 def test_float_lists_and_base64_answer_the_same_numbers_bit_for_bit(stocked, embeddings, unpacked):
@@ -91,7 +91,7 @@ def test_a_large_body_is_parsed_as_a_small_one_is(stocked, embeddings):
     assert answer["vectors"][:40] == ask(stocked, embeddings["first"].tolist()).json()["vectors"]
 
 
-# --- vectors that are no vectors -----------------------------------------------------------------------------------------
+# --- vectors that are no vectors ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_base64_of_numbers_beyond_the_range_is_refused_by_row(
     refused(ask(stocked, packed([ROW, [value, *ROW[1:]], ROW], dtype)), 422, code, "vectors", [1])
 
 
-# --- bodies --------------------------------------------------------------------------------------------------------------
+# --- bodies ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_every_route_with_a_body_reads_it_by_the_same_rules(stocked, refused, me
     assert "surplus" in {error["field"] for error in answer.json()["errors"]}
 
 
-# --- limits --------------------------------------------------------------------------------------------------------------
+# --- limits ---------------------------------------------------------------------------------------
 
 
 def call(

@@ -44,7 +44,7 @@ def stored(head: OnnxHead, runner: OnnxRunner) -> OnnxHead:
     return load_onnx(head.tensors()["onnx"].numpy().tobytes(), dim=DIM, runner=runner, owner="")
 
 
-# --- what torch exports ---------------------------------------------------------------------------------------------------
+# --- what torch exports ---------------------------------------------------------------------------
 
 
 def export(network: nn.Module, *, opset: int = 17, dynamic: bool = True) -> bytes:
@@ -201,7 +201,7 @@ def test_threads_share_a_process(mlp):
             torch.testing.assert_close(answer, expected)
 
 
-# --- what is written by hand ----------------------------------------------------------------------------------------------
+# --- what is written by hand ----------------------------------------------------------------------
 
 
 def tensor(values: object, name: str = "w", dtype: type = np.float32) -> onnx.TensorProto:
@@ -295,7 +295,7 @@ def test_what_is_not_finite_at_run_time_names_its_rows(runner):
     assert (caught.value.field, caught.value.rows) == ("head", [2])
 
 
-# --- what is refused ------------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -499,7 +499,7 @@ def test_a_window_of_any_kind_is_run_or_refused(trial, op, window):
         assert error.field == "onnx"  # noqa: PT017  # some are fine
 
 
-# --- what would harm the service ------------------------------------------------------------------------------------------
+# --- what would harm the service ------------------------------------------------------------------
 
 
 def sums(nodes: str, more: str) -> bytes:
@@ -597,11 +597,11 @@ def test_an_attack_is_refused_in_time_and_costs_the_service_no_memory(runner, mo
 @pytest.mark.parametrize("package", ["onnx", "onnxruntime"])
 def test_without_a_package_the_error_says_what_to_install(monkeypatch, runner, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(InvalidHead, match=r"pip install 'anchorage\[onnx\]'"):
+    with pytest.raises(InvalidHead, match=r"pip install 'anchorage-server\[onnx\]'"):
         made(EXPORTS["mlp"], runner)
 
 
-# --- damage ---------------------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------
 
 
 @given(

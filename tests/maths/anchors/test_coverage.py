@@ -41,7 +41,7 @@ def unreached(unit: Tensor, rows: Tensor, ridge: float = COVERAGE_RIDGE) -> Tens
     return ridge * ((rows @ inverse) * rows).sum(dim=1)
 
 
-# --- what is covered -----------------------------------------------------------------------------------------------------
+# --- what is covered ------------------------------------------------------------------------------
 
 
 @given(seed=seeds, shape=shapes, ridge=st.sampled_from([0.1, 1.0, 10.0]))
@@ -120,7 +120,7 @@ def test_more_real_anchors_cover_more():
     assert found[-1] > 0.75
 
 
-# --- suggestions ---------------------------------------------------------------------------------------------------------
+# --- suggestions ----------------------------------------------------------------------------------
 
 
 def naive(unit: Tensor, pool: Tensor, count: int, open_: Tensor) -> list[int]:

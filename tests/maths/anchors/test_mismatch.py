@@ -51,7 +51,7 @@ def five_of_other_intents(labels: Tensor, seed: int) -> Tensor:
             return rows
 
 
-# --- the algebra ---------------------------------------------------------------------------------------------------------
+# --- the algebra ----------------------------------------------------------------------------------
 
 
 @given(seed=seeds, shape=st.sampled_from([(6, 9, 4), (9, 9, 9), (25, 9, 4), (25, 3, 12)]))
@@ -150,7 +150,7 @@ def test_robust_scores_of_equal_values_are_zero_and_bounded():
     assert robust_scores(values, least=0.0).tolist() == [0.0] * 3 + [1e6] + [0.0] * 5
 
 
-# --- real encoders -------------------------------------------------------------------------------------------------------
+# --- real encoders --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
@@ -217,7 +217,7 @@ def test_related_spaces_are_told_from_forty_rows_on(size):
         assert found.z > 1.5 * RELATED_Z
 
 
-# --- few and delicate rows -----------------------------------------------------------------------------------------------
+# --- few and delicate rows ------------------------------------------------------------------------
 
 
 def test_few_rows_say_nothing_and_name_nobody():

@@ -53,7 +53,7 @@ def exact(value: float, bits: int) -> int:
     return math.floor(Fraction(value) * largest_code(bits) + Fraction(1, 2))
 
 
-# --- the grid ------------------------------------------------------------------------------------------------------------
+# --- the grid -------------------------------------------------------------------------------------
 
 
 @given(data=st.data(), bits=widths)
@@ -103,7 +103,7 @@ def test_what_rounding_put_beyond_one_is_one():
         assert codes(beyond, bits=bits).tolist() == [[most, -most]]
 
 
-# --- what it guarantees --------------------------------------------------------------------------------------------------
+# --- what it guarantees ---------------------------------------------------------------------------
 
 
 @given(data=st.data(), bits=widths, dtype=st.sampled_from(["float32", "float16"]))
@@ -220,7 +220,7 @@ def _turned(unit: Tensor, angles: Tensor, seed: int) -> Tensor:
     return angles.cos()[:, None] * unit + angles.sin()[:, None] * toward
 
 
-# --- numbers -------------------------------------------------------------------------------------------------------------
+# --- numbers --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", quantise.DTYPE_ROUNDING)

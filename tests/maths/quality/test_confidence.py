@@ -72,7 +72,7 @@ def share(told: ExpectedCosines, cosines: Tensor) -> float:
     return float(((told.low <= cosines) & (cosines <= told.high)).double().mean())
 
 
-# --- what is proven ------------------------------------------------------------------------------------------------------
+# --- what is proven -------------------------------------------------------------------------------
 
 distinct = st.lists(st.integers(-(10**9), 10**9), min_size=2, max_size=120, unique=True)
 
@@ -117,7 +117,7 @@ def test_a_level_needs_so_many_errors_and_not_one_fewer(level, count):
     assert error_interval(errors[:-1], level) is None
 
 
-# --- what is meant to hold -----------------------------------------------------------------------------------------------
+# --- what is meant to hold ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("method", "anchors"), [("graded", 78), ("procrustes", 78)])
@@ -217,7 +217,7 @@ def test_equal_anchors_teach_equal_things_and_rows_do_not_depend_on_each_other()
         torch.testing.assert_close(alone.cosine[0], whole.cosine[row], atol=1e-5, rtol=0)
 
 
-# --- what is unlike the anchors ------------------------------------------------------------------------------------------
+# --- what is unlike the anchors -------------------------------------------------------------------
 
 
 def clumps(seed: int, count: int, dim: int = 48) -> Tensor:
@@ -317,7 +317,7 @@ def test_what_lies_outside_the_span_of_few_anchors_counts_as_far():
     assert float(leverage[1]) <= made.reference.beyond * 1.0001
 
 
-# --- few anchors, and bad input ------------------------------------------------------------------------------------------
+# --- few anchors, and bad input -------------------------------------------------------------------
 
 
 def test_too_few_distinct_anchors_teach_nothing():

@@ -80,7 +80,7 @@ def pair_scores(queries: Tensor, index: Tensor) -> Tensor:
     return torch.cat([table[i, j], table[j, i]])
 
 
-# --- the map -------------------------------------------------------------------------------------------------------------
+# --- the map --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -215,7 +215,7 @@ def test_the_mapped_score_is_the_mean_new_score_of_other_items():
         assert sum(off) / len(off) < 0.04
 
 
-# --- intervals -----------------------------------------------------------------------------------------------------------
+# --- intervals ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", [0.5, 0.9])
@@ -276,7 +276,7 @@ def test_a_conformal_bound_is_a_rank_and_infinite_for_too_few(residuals, level):
     assert (low, high) == (-mirrored[1], -mirrored[0])
 
 
-# --- decisions -----------------------------------------------------------------------------------------------------------
+# --- decisions ------------------------------------------------------------------------------------
 
 
 def test_of_shuffled_anchors_the_map_is_flat_the_interval_wide_and_the_decisions_are_chance():
@@ -386,7 +386,7 @@ def test_no_accepted_pair_leaves_the_precision_open():
     assert (found.precision, found.recall, found.f1) == (None, 0.0, 0.0)
 
 
-# --- what the anchors cannot say -----------------------------------------------------------------------------------------
+# --- what the anchors cannot say ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("score", [-1.0, -0.99, 0.999, 1.0])
@@ -458,7 +458,7 @@ def test_too_few_distinct_anchors_have_no_calibration_and_ten_have_one():
     assert expected_score(calibrate(items_of(source, target), TRANSLATED), 0.0, level=0.9).share > 0
 
 
-# --- pairs ---------------------------------------------------------------------------------------------------------------
+# --- pairs ----------------------------------------------------------------------------------------
 
 
 def test_pairs_lie_within_folds_and_near_ones_are_not_drowned():

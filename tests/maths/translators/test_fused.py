@@ -221,7 +221,7 @@ def test_spaces_of_every_size_translate_alike(size, count, name):
     )
 
 
-# --- what is refused -----------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 @given(
@@ -274,7 +274,7 @@ def test_nothing_is_translated_to_a_number_that_is_none():
                         assert bool(apply(odd, vectors).vectors.isfinite().all())
 
 
-# --- what it is given and gives --------------------------------------------------------------------------------------
+# --- what it is given and gives -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 3, ROWS_PER_STEP + 1])
@@ -302,7 +302,7 @@ def test_flags_are_shared_only_where_nobody_is_flagged():
     assert late.at_mean.nonzero().flatten().tolist() == [ROWS_PER_STEP + 3]
 
 
-# --- bfloat16 ------------------------------------------------------------------------------------------------------------
+# --- bfloat16 -------------------------------------------------------------------------------------
 
 
 @given(
@@ -341,7 +341,7 @@ def test_in_bfloat16_what_is_delicate_is_done_in_float32():
         apply(served, torch.full((1, 12), float("nan")), precision="bfloat16")
 
 
-# --- relative vectors ----------------------------------------------------------------------------------------------------
+# --- relative vectors -----------------------------------------------------------------------------
 
 
 @given(

@@ -24,7 +24,7 @@ from app.services.access.api_keys import Caller, KeyRing
 from app.services.context import Services
 from app.settings import Settings
 from app.storage import tables
-from app.storage.queries import resources
+from app.storage.queries import access
 from app.types import Scope
 from app.wiring import make_services
 from tests.services.helpers import PROJECT, again, alter
@@ -115,10 +115,10 @@ def test_a_key_that_could_not_work_is_not_made(services, wrong):
         make(services, **wrong)
     assert caught.value.field == next(iter(wrong))
     with services.db.transaction() as session:
-        assert resources.api_keys(session) == []
+        assert access.api_keys(session) == []
 
 
-# --- the secret -----------------------------------------------------------------------------------------------------------
+# --- the secret -----------------------------------------------------------------------------------
 
 
 def test_no_row_and_no_log_line_holds_a_secret(services, caplog):
@@ -154,7 +154,7 @@ def test_every_key_has_its_own_secret(services):
     assert len({key.removeprefix("anc_")[33:] for key in made}) == len(made)
 
 
-# --- rotated, revoked, expired --------------------------------------------------------------------------------------------
+# --- rotated, revoked, expired --------------------------------------------------------------------
 
 
 def test_a_rotated_key_works_on_for_its_grace_and_the_new_one_is_like_it(services):
@@ -196,7 +196,7 @@ def test_of_several_rotations_at_once_one_is_made(services):
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(rotate, range(8))) == 1
     with services.db.transaction() as session:
-        assert len(resources.api_keys(session)) == 2
+        assert len(access.api_keys(session)) == 2
     assert not opens(services, key)
 
 
@@ -234,7 +234,7 @@ def test_another_project_neither_rotates_nor_revokes_a_key(services):
     assert opens(services, key)
 
 
-# --- the ring -------------------------------------------------------------------------------------------------------------
+# --- the ring -------------------------------------------------------------------------------------
 
 
 def test_a_key_looked_up_is_recalled_without_the_database(on_postgres):
@@ -291,7 +291,7 @@ def test_the_moment_of_last_use_is_written_once_a_minute(services):
     assert again(services, row).last_used_at >= first
 
 
-# --- while the database is away -------------------------------------------------------------------------------------------
+# --- while the database is away -------------------------------------------------------------------
 
 
 @pytest.fixture

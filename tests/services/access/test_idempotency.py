@@ -23,7 +23,7 @@ from app.services.jobs import queue
 from app.services.jobs.leases import Leases
 from app.services.translators import translators
 from app.storage import tables
-from app.storage.queries import resources
+from app.storage.queries import access
 from app.types import HeadOutput, JobKind, Scope
 from tests.services.helpers import PROJECT, create_encoder
 
@@ -75,7 +75,7 @@ def audit_rows(services: Services) -> list[tuple[str, str, str]]:
     with services.db.transaction() as session:
         return [
             (row.action, row.resource, row.name)
-            for row in resources.audit(session, PROJECT, before=None, limit=99)
+            for row in access.audit(session, PROJECT, before=None, limit=99)
         ]
 
 
@@ -86,7 +86,7 @@ def end_claims(services: Services) -> None:
             row.claimed_until = tables.now() - timedelta(seconds=1)
 
 
-# --- once -----------------------------------------------------------------------------------------------------------------
+# --- once -----------------------------------------------------------------------------------------
 
 
 def test_the_same_request_twice_makes_one_row_and_answers_alike(services):
@@ -242,7 +242,7 @@ def test_what_was_deleted_since_is_gone(services):
     assert ask(services, key="new").name == "e"
 
 
-# --- note -----------------------------------------------------------------------------------------------------------------
+# --- note -----------------------------------------------------------------------------------------
 
 
 def test_an_audit_row_goes_the_way_of_its_transaction(services):
@@ -308,7 +308,7 @@ def test_every_write_is_noted_with_its_key_and_origin_and_in_order(stocked):
         ("revoke", "api-key", rotated.id),
     ]
     with services.db.transaction() as session:
-        rows = resources.audit(session, PROJECT, before=None, limit=len(noted) - before)
+        rows = access.audit(session, PROJECT, before=None, limit=len(noted) - before)
     assert {(row.key_id, row.origin) for row in rows} == {(KEY_ID, "request 1")}
 
 
@@ -346,6 +346,6 @@ def test_what_a_job_makes_is_noted_in_the_jobs_name(services):
 
     queue.run_next(services, {JobKind.bootstrap: lambda *_: queue.Done({}, keep)}, Leases(services))
     with services.db.transaction() as session:
-        row = resources.audit(session, PROJECT, before=None, limit=1)[0]
+        row = access.audit(session, PROJECT, before=None, limit=1)[0]
     assert (row.name, row.origin, row.key_id) == ("made", f"job {job.id}", None)
     assert origin.get() == Origin()

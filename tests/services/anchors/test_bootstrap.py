@@ -109,7 +109,7 @@ def nothing_made(services: Services, name: str = "grown") -> bool:
     return True
 
 
-# --- before there is a job ----------------------------------------------------------------------------------------------------
+# --- before there is a job ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_pools_that_are_too_small_to_learn_from_are_named_by_their_field(quick, 
     assert ask(quick, replace(mixed, x=mixed.x[:100], y=mixed.y[:100]), []).state == JobState.queued
 
 
-# --- how it ends ----------------------------------------------------------------------------------------------------------------
+# --- how it ends ----------------------------------------------------------------------------------
 
 
 def test_a_bootstrap_ends_in_a_set_with_its_pairs_and_where_it_comes_from(ready, mixed):
@@ -324,7 +324,7 @@ def test_pools_without_a_shape_end_as_any_other(quick, mixed, flat):
         ), row.error
 
 
-# --- interrupted ----------------------------------------------------------------------------------------------------------------
+# --- interrupted ----------------------------------------------------------------------------------
 
 
 def stop_after(calls: int) -> Iterator[bool]:
@@ -383,7 +383,7 @@ def test_a_job_cancelled_while_its_set_is_made_makes_none(quick, mixed, monkeypa
     assert nothing_made(quick)
 
 
-# --- of earlier versions --------------------------------------------------------------------------------------------------------
+# --- of earlier versions --------------------------------------------------------------------------
 
 
 def test_a_job_queued_by_the_version_before_this_one_still_runs_as_what_it_was(ready, mixed):

@@ -15,7 +15,7 @@ from app.services.context import Limits
 from app.services.encoders import encoders
 from app.services.upkeep import blob_sweep
 from app.storage import tables
-from app.storage.queries import resources
+from app.storage.queries import access, resources
 from tests.services.helpers import PROJECT, age, create_encoder, files, run, some
 
 
@@ -61,7 +61,7 @@ def test_a_piece_that_another_was_faster_than_is_refused_and_not_half_written(st
     with stocked.db.transaction() as session:
         actions = [
             row.action
-            for row in resources.audit(session, PROJECT, before=None, limit=100)
+            for row in access.audit(session, PROJECT, before=None, limit=100)
             if row.resource == "pool"
         ]
     assert actions == ["append", "create"]

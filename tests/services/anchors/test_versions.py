@@ -179,7 +179,7 @@ def test_a_name_that_was_just_deleted_is_given_again_when_no_process_remembers_i
         assert dim() == version
         encoders.delete_encoder(other, PROJECT, "x")
         assert (
-            reader.names.find(name_cache.Name(PROJECT, "encoders", ("x",))) is not None
+            reader.names.find(name_cache.NameKey(PROJECT, "encoders", ("x",))) is not None
         )  # or the test shows nothing
     assert other.names.settle_s > name_cache.MEMORY_S
 

@@ -98,7 +98,7 @@ def lose(services: Services, job: tables.JobRow) -> None:
     alter(services, job, state=JobState.running, attempts=attempts, **ended)
 
 
-# --- how a try ends -------------------------------------------------------------------------------------------------------
+# --- how a try ends -------------------------------------------------------------------------------
 
 
 def test_a_job_that_ends_well_keeps_its_result_and_what_it_made(services, job):
@@ -283,7 +283,7 @@ def test_what_is_no_number_is_null_in_progress_and_result(services, job, number)
     assert row.result == {"loss": None, "confidence": [0.5, None]}
 
 
-# --- checkpoints ----------------------------------------------------------------------------------------------------------
+# --- checkpoints ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -588,7 +588,7 @@ def test_a_full_disk_costs_checkpoints_and_not_the_job(services, job):
     assert (row.state, row.result, row.checkpoint) == (JobState.succeeded, {"answer": 1}, None)
 
 
-# --- cancelled ------------------------------------------------------------------------------------------------------------
+# --- cancelled ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tried", [False, True])
@@ -646,7 +646,7 @@ def test_a_job_is_its_projects_own(services, job):
     assert again(services, job).state == JobState.queued
 
 
-# --- leases ---------------------------------------------------------------------------------------------------------------
+# --- leases ---------------------------------------------------------------------------------------
 
 
 def taken_over(
@@ -746,7 +746,7 @@ def test_a_lost_worker_is_replaced_until_the_tries_are_used_up(services, job):
     assert not turn(services, never)
 
 
-# --- handed back ----------------------------------------------------------------------------------------------------------
+# --- handed back ----------------------------------------------------------------------------------
 
 
 def test_a_stopping_worker_hands_its_job_back_and_the_try_does_not_count(services, job):
@@ -783,7 +783,7 @@ def test_handing_back_twice_or_too_late_changes_nothing(services, job):
     assert again(services, job).state == JobState.succeeded
 
 
-# --- submitted ---------------------------------------------------------------------------------------------
+# --- submitted ------------------------------------------------------------------------------------
 
 
 def test_a_project_may_have_so_many_unfinished_jobs_and_another_project_its_own(services):
@@ -829,7 +829,7 @@ def test_a_job_that_is_handed_back_keeps_its_place(services, job):
     assert (again(services, job).state, again(services, other).state) == ("succeeded", "queued")
 
 
-# --- a database that goes away --------------------------------------------------------------------------------------------
+# --- a database that goes away --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("flushed", [False, True])

@@ -25,7 +25,7 @@ from app.settings import Settings
 from app.storage import name_cache
 from research.definitions import relative
 
-# --- products ------------------------------------------------------------------------------------------------------------
+# --- products -------------------------------------------------------------------------------------
 
 
 def normal(seed, *shape):
@@ -183,7 +183,7 @@ def test_a_product_that_nobody_waits_for_any_more_is_not_computed_to_its_end(
     assert not bool(out.any())
 
 
-# --- names, over HTTP ----------------------------------------------------------------------------------------------------
+# --- names, over HTTP -----------------------------------------------------------------------------
 
 
 ANCHORS = np.random.default_rng(1).normal(size=(12, 3))

@@ -103,7 +103,7 @@ def test_zero_days_mean_for_ever(stocked):
 
 
 def test_many_rows_are_deleted_in_statements_of_bounded_size(services, monkeypatch):
-    monkeypatch.setattr(queries, "BATCH", 10)
+    monkeypatch.setattr(queries, "DELETE_BATCH", 10)
     put(services, *(audit(str(number), 9) for number in range(25)))
     deleted: list[int] = []
 
@@ -117,7 +117,7 @@ def test_many_rows_are_deleted_in_statements_of_bounded_size(services, monkeypat
 
 
 def test_a_stop_is_heard_between_two_batches(services, monkeypatch):
-    monkeypatch.setattr(queries, "BATCH", 10)
+    monkeypatch.setattr(queries, "DELETE_BATCH", 10)
     put(services, *(audit(str(number), 9) for number in range(25)))
     retention.delete_old(
         keeping(services, audit_days=7), stopping=iter([False, True, True, True]).__next__
@@ -134,7 +134,7 @@ def test_rows_that_another_process_is_deleting_are_not_waited_for(on_postgres):
         assert names(on_postgres, tables.AuditRow.name) == {"theirs"}
 
 
-# --- translators ----------------------------------------------------------------------------------------------------------
+# --- translators ----------------------------------------------------------------------------------
 
 
 def fitted(services: Services) -> str:

@@ -10,7 +10,7 @@ from app import errors
 from app.errors import AnchorSetNotFound, EncoderNotFound, HeadNotFound, JobNotFound, NameTaken
 from app.storage import tables
 from app.storage.db import Database
-from app.storage.queries import resources
+from app.storage.queries import access, resources
 from app.types import JobState
 from tests.storage.helpers import change
 
@@ -19,7 +19,7 @@ DAY = datetime(2026, 1, 1, tzinfo=UTC)
 
 @pytest.fixture
 def db(empty: Database) -> Database:
-    """Project `p`: encoders a and b, set s embedded by a, head h of b, head r of s; project `q`: an encoder a of its own."""
+    """Project p: encoders a and b, set s by a, heads h of b and r of s. Project q: encoder a."""
     db = empty
     a, b, other = (
         tables.EncoderRow(project=project, name=name, kind="external", dim=dim, modality="text")
@@ -75,11 +75,11 @@ def test_a_free_name_is_free_and_a_taken_one_is_not(db):
     with db.transaction() as session:
         resources.require_free(session, tables.EncoderRow, "p", "c")
         resources.require_free(session, tables.EncoderRow, "q", "b")
-        with pytest.raises(NameTaken, match="an encoder named 'a'"):
+        with pytest.raises(NameTaken, match="An encoder named 'a'"):
             resources.require_free(session, tables.EncoderRow, "p", "a")
-        with pytest.raises(NameTaken, match="an anchor set named 's'"):
+        with pytest.raises(NameTaken, match="An anchor set named 's'"):
             resources.require_free(session, tables.AnchorSetRow, "p", "s")
-        with pytest.raises(NameTaken, match="a head named 'h'"):
+        with pytest.raises(NameTaken, match="A head named 'h'"):
             resources.require_free(session, tables.HeadRow, "p", "h")
 
 
@@ -224,20 +224,20 @@ def put(db, row) -> str:
     return row.id
 
 
-# --- keys, audit, requests that may be repeated ---------------------------------------------------------------------------
+# --- keys, audit, requests that may be repeated ---------------------------------------------------
 
 
 def test_keys_are_their_projects_own(db):
     key = put(db, tables.ApiKeyRow(project="p", name="k", scopes=["read"], secret_hash="0" * 64))
-    assert change(db, resources.api_key, "p", key).name == "k"
+    assert change(db, access.api_key, "p", key).name == "k"
     assert (
-        [row.id for row in change(db, resources.api_keys, "p")]
-        == [row.id for row in change(db, resources.api_keys)]
+        [row.id for row in change(db, access.api_keys, "p")]
+        == [row.id for row in change(db, access.api_keys)]
         == [key]
     )
-    assert change(db, resources.api_keys, "q") == []
+    assert change(db, access.api_keys, "q") == []
     with pytest.raises(errors.ApiKeyNotFound):
-        change(db, resources.api_key, "q", key)
+        change(db, access.api_key, "q", key)
 
 
 @pytest.mark.parametrize(
@@ -251,9 +251,9 @@ def test_keys_are_their_projects_own(db):
     ],
 )
 def test_a_key_is_usable_until_it_expires_or_is_revoked(db, columns, usable):
-    assert change(db, resources.has_usable_key, now=DAY) is False
+    assert change(db, access.has_usable_key, now=DAY) is False
     put(db, tables.ApiKeyRow(name="k", scopes=["read"], secret_hash="0" * 64, **columns))
-    assert change(db, resources.has_usable_key, now=DAY) is usable
+    assert change(db, access.has_usable_key, now=DAY) is usable
 
 
 def test_the_audit_log_comes_newest_first_and_is_its_projects_own(db):
@@ -273,13 +273,13 @@ def test_the_audit_log_comes_newest_first_and_is_its_projects_own(db):
     put(
         db, tables.AuditRow(project="q", action="create", resource="head", name="other", origin="o")
     )
-    assert [row.name for row in change(db, resources.audit, "p", before=None, limit=2)] == [
+    assert [row.name for row in change(db, access.audit, "p", before=None, limit=2)] == [
         "h3",
         "h2",
     ]
     assert [
         row.name
-        for row in change(db, resources.audit, "p", before=DAY + timedelta(minutes=2), limit=9)
+        for row in change(db, access.audit, "p", before=DAY + timedelta(minutes=2), limit=9)
     ] == ["h1"]
 
 
@@ -297,35 +297,35 @@ def request(**columns) -> tables.IdempotentRequestRow:
 def test_a_request_is_taken_over_once_its_claim_ended_and_while_nothing_was_made(db):
     row = put(db, request())
     until = DAY + timedelta(minutes=2)
-    assert not change(db, resources.take_over_request, row, now=DAY, claim="second", until=until)
+    assert not change(db, access.take_over_request, row, now=DAY, claim="second", until=until)
     assert change(
         db,
-        resources.take_over_request,
+        access.take_over_request,
         row,
         now=DAY + timedelta(minutes=1),
         claim="second",
         until=until,
     )
-    assert not change(db, resources.settle_request, row, "first", made="a")
-    assert change(db, resources.settle_request, row, "second", made="b")
-    assert not change(db, resources.settle_request, row, "second", made="c")
+    assert not change(db, access.settle_request, row, "first", made="a")
+    assert change(db, access.settle_request, row, "second", made="b")
+    assert not change(db, access.settle_request, row, "second", made="c")
     assert not change(
         db,
-        resources.take_over_request,
+        access.take_over_request,
         row,
         now=DAY + timedelta(days=1),
         claim="third",
         until=until,
     )
-    assert change(db, resources.idempotent_request, "p", "k").made == "b"
-    assert change(db, resources.idempotent_request, "q", "k") is None
+    assert change(db, access.idempotent_request, "p", "k").made == "b"
+    assert change(db, access.idempotent_request, "q", "k") is None
 
 
 def test_a_request_is_released_by_its_own_claim_and_only_if_it_made_nothing(db):
     row, settled = put(db, request()), put(db, request(key="other", made="a"))
-    change(db, resources.release_request, row, "second")
-    assert change(db, resources.idempotent_request, "p", "k") is not None
-    change(db, resources.release_request, row, "first")
-    assert change(db, resources.idempotent_request, "p", "k") is None
-    change(db, resources.release_request, settled, "first")
-    assert change(db, resources.idempotent_request, "p", "other") is not None
+    change(db, access.release_request, row, "second")
+    assert change(db, access.idempotent_request, "p", "k") is not None
+    change(db, access.release_request, row, "first")
+    assert change(db, access.idempotent_request, "p", "k") is None
+    change(db, access.release_request, settled, "first")
+    assert change(db, access.idempotent_request, "p", "other") is not None

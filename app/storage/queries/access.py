@@ -1,0 +1,125 @@
+"""Queries of API keys, the audit log and idempotent requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy import delete, exists, or_, select, update
+from sqlalchemy.orm import Session
+
+from app.errors import (
+    ApiKeyNotFound,
+)
+from app.storage.queries.statements import changed_rows
+from app.storage.tables import (
+    ApiKeyRow,
+    AuditRow,
+    IdempotentRequestRow,
+)
+
+
+def api_key(session: Session, project: str | None, key_id: str, *, lock: bool = False) -> ApiKeyRow:
+    """Return a key of the project, or of any project if it is None. Raises ApiKeyNotFound.
+
+    `lock` locks the row until the transaction ends.
+    """
+    query = select(ApiKeyRow).where(ApiKeyRow.id == key_id)
+    if project is not None:
+        query = query.where(ApiKeyRow.project == project)
+    row = session.scalar(query.with_for_update() if lock else query)
+    if row is None:
+        raise ApiKeyNotFound(f"There is no API key {key_id!r}.", field="id")
+    return row
+
+
+def api_keys(session: Session, project: str | None = None) -> Sequence[ApiKeyRow]:
+    """Return the keys of one project, or of all, in the order of their creation."""
+    query = select(ApiKeyRow).order_by(ApiKeyRow.created_at, ApiKeyRow.id)
+    return session.scalars(
+        query if project is None else query.where(ApiKeyRow.project == project)
+    ).all()
+
+
+def end_key(session: Session, row: ApiKeyRow, *, end: datetime) -> bool:
+    """Set when a key expires. Returns False if another request has changed that since."""
+    unchanged = (
+        ApiKeyRow.expires_at.is_(None)
+        if row.expires_at is None
+        else ApiKeyRow.expires_at == row.expires_at
+    )
+    where = (ApiKeyRow.id == row.id, ApiKeyRow.revoked_at.is_(None), unchanged)
+    return changed_rows(session, update(ApiKeyRow).where(*where).values(expires_at=end)) == 1
+
+
+def has_usable_key(session: Session, *, now: datetime) -> bool:
+    usable = exists().where(
+        ApiKeyRow.revoked_at.is_(None),
+        or_(ApiKeyRow.expires_at.is_(None), ApiKeyRow.expires_at > now),
+    )
+    return bool(session.scalar(select(usable)))
+
+
+def touch_key(session: Session, key_id: str, *, now: datetime) -> None:
+    changed_rows(session, update(ApiKeyRow).where(ApiKeyRow.id == key_id).values(last_used_at=now))
+
+
+def audit(
+    session: Session, project: str, *, before: datetime | None, limit: int
+) -> Sequence[AuditRow]:
+    """Return audit rows written before a moment, the newest first."""
+    query = (
+        select(AuditRow)
+        .where(AuditRow.project == project)
+        .order_by(AuditRow.created_at.desc(), AuditRow.id)
+        .limit(limit)
+    )
+    return session.scalars(
+        query if before is None else query.where(AuditRow.created_at < before)
+    ).all()
+
+
+def idempotent_request(session: Session, project: str, key: str) -> IdempotentRequestRow | None:
+    return session.scalar(
+        select(IdempotentRequestRow).where(
+            IdempotentRequestRow.project == project, IdempotentRequestRow.key == key
+        )
+    )
+
+
+def take_over_request(
+    session: Session, row_id: str, *, now: datetime, claim: str, until: datetime
+) -> bool:
+    """Claim a request whose last try was lost. Returns whether it was free."""
+    free = (
+        IdempotentRequestRow.id == row_id,
+        IdempotentRequestRow.made.is_(None),
+        IdempotentRequestRow.claimed_until < now,
+    )
+    return (
+        changed_rows(
+            session,
+            update(IdempotentRequestRow).where(*free).values(claim=claim, claimed_until=until),
+        )
+        == 1
+    )
+
+
+def settle_request(session: Session, row_id: str, claim: str, *, made: str) -> bool:
+    """Record what a request created. Returns False if another try was faster."""
+    ours = (
+        IdempotentRequestRow.id == row_id,
+        IdempotentRequestRow.claim == claim,
+        IdempotentRequestRow.made.is_(None),
+    )
+    return changed_rows(session, update(IdempotentRequestRow).where(*ours).values(made=made)) == 1
+
+
+def release_request(session: Session, row_id: str, claim: str) -> None:
+    """Forget a request that created nothing, so that its next try starts anew."""
+    ours = (
+        IdempotentRequestRow.id == row_id,
+        IdempotentRequestRow.claim == claim,
+        IdempotentRequestRow.made.is_(None),
+    )
+    changed_rows(session, delete(IdempotentRequestRow).where(*ours))

@@ -1,0 +1,131 @@
+"""What the pages assume before their first block: encoders, anchor sets and files of the reader."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from app.demo.pack import load_pack
+
+DRAW = np.random.default_rng(0)
+TEXTS = [f"{verb} my {thing}" for verb in ("I lost", "Close") for thing in ("card", "account")]
+
+
+def make(http: httpx2.Client, path: str, **body: Any) -> dict[str, Any]:
+    """POST something that a page assumes."""
+    answer = http.post(path, json=body)
+    answer.raise_for_status()
+    return answer.json()  # type: ignore[no-any-return]
+
+
+def encoders(http: httpx2.Client, **dims: int) -> None:
+    for name, dim in dims.items():
+        make(http, "/encoders", name=name, dim=dim)
+
+
+def text_encoders(http: httpx2.Client, *names: str) -> None:
+    for name in names:
+        make(http, "/encoders", name=name, kind="sentence-transformers", model="all-MiniLM-L6-v2")
+
+
+def unrelated(http: httpx2.Client, name: str, count: int, **dims: int) -> None:
+    """An anchor set of random vectors, which promise nothing."""
+    encoders(http, **dims)
+    vectors = {each: DRAW.normal(size=(count, dim)).tolist() for each, dim in dims.items()}
+    make(http, "/anchor-sets", name=name, embeddings=vectors)
+
+
+def texts(
+    http: httpx2.Client, folder: Path, *, running: Sequence[str] = ("minilm",), **dims: int
+) -> None:
+    """The set `faq` of texts, by encoders that the service runs and by others at random."""
+    text_encoders(http, *running)
+    encoders(http, **dims)
+    inputs = [f"{text} {number}" for text in TEXTS for number in range(15)]
+    make(http, "/anchor-sets", name="faq", inputs=inputs, encoders=list(running))
+    for name, dim in dims.items():
+        vectors = DRAW.normal(size=(len(inputs), dim)).tolist()
+        http.put(
+            f"/anchor-sets/faq/embeddings/{name}", json={"vectors": vectors}
+        ).raise_for_status()
+
+
+def tutorial(http: httpx2.Client, folder: Path) -> None:
+    """The tutorial's encoders and anchors."""
+    encoders(http, old=3, new=3)
+    old = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [0, 1, 2], [2, 0, 1]]
+    new = [[1, 3, 1], [-1, 1, 1], [1, 1, 3], [-1, 3, 1], [-1, 1, 5], [1, 5, 3]]
+    make(http, "/anchor-sets", name="six", embeddings={"old": old, "new": new})
+
+
+def bulk(http: httpx2.Client, folder: Path) -> None:
+    tutorial(http, folder)
+    for name in ("vectors", "corpus"):
+        np.save(folder / f"{name}.npy", DRAW.normal(size=(100, 3)).astype(np.float32))
+
+
+def pools(http: httpx2.Client, folder: Path) -> None:
+    encoders(http, old=3)
+    text_encoders(http, "minilm")
+    rows = DRAW.normal(size=(20_000, 3)).astype(np.float32)
+    np.save(folder / "old.npy", rows)
+    np.save(folder / "first.npy", rows[:16_384])
+    np.save(folder / "second.npy", rows[16_384:])
+    np.save(folder / "new.npy", DRAW.normal(size=(20_000, 4)).astype(np.float32))
+
+
+def bootstrap(http: httpx2.Client, folder: Path) -> None:
+    encoders(http, minilm=8, static=6)
+    for name, dim in (("minilm", 8), ("static", 6)):
+        body = {"encoder": name, "vectors": DRAW.normal(size=(120, dim)).tolist()}
+        http.put(f"/pools/sentences-by-{name}", json=body).raise_for_status()
+
+
+def heads(http: httpx2.Client, folder: Path) -> None:
+    texts(http, folder, old=3)
+    layers = torch.nn.Sequential(
+        torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Dropout(), torch.nn.Linear(8, 3)
+    )
+    save_file(layers.state_dict(), folder / "topic.safetensors")
+
+
+def thresholds(http: httpx2.Client, folder: Path) -> None:
+    """The demo's pack, and its translator in the shell's variable `translator`."""
+    pack = load_pack()
+    source, target = "minilm3-512", "minilm6-384"
+    encoders(http, **{name: pack.vectors[name].shape[1] for name in (source, target)})
+    packed = {name: as_base64(pack.vectors[name][pack.anchors]) for name in (source, target)}
+    make(http, "/anchor-sets", name="demo", embeddings=packed)
+    names = {"source": source, "target": target, "anchor_set": "demo", "method": "graded"}
+    translator = make(http, "/translators", **names)
+    (folder / "state").write_text(f"translator={translator['id']}\n", encoding="utf-8")
+
+
+def as_base64(rows: torch.Tensor) -> dict[str, Any]:
+    data = base64.b64encode(rows.numpy().astype("<f4").tobytes()).decode()
+    return {"dtype": "float32", "shape": list(rows.shape), "base64": data}
+
+
+#: by page; pages that are not here assume nothing but a service
+SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
+    "docs/explanation/anchors.md": tutorial,
+    "docs/how-to/anchor-sets.md": lambda http, folder: texts(
+        http, folder, running=("minilm", "hosted"), old=2, **{"ada-002": 2}
+    ),
+    "docs/how-to/bootstrap.md": bootstrap,
+    "docs/how-to/bulk.md": bulk,
+    "docs/how-to/confidence.md": lambda http, folder: unrelated(http, "faq", 300, old=2, new=3),
+    "docs/how-to/encoders.md": lambda http, folder: texts(http, folder, running=("mine",), old=3),
+    "docs/how-to/evaluate.md": lambda http, folder: unrelated(http, "faq", 300, old=2, new=3),
+    "docs/how-to/heads.md": heads,
+    "docs/how-to/pools.md": pools,
+    "docs/how-to/quality.md": lambda http, folder: unrelated(http, "faq", 100, old=2, new=3),
+    "docs/how-to/thresholds.md": thresholds,
+}

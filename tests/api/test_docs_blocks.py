@@ -1,0 +1,173 @@
+"""Every block of code in the pages runs, in order, against a service of the page's own.
+
+- sh blocks run in bash, python blocks share one namespace, and localhost:8080 is that service.
+- A json block after an sh block shows the last answer, or a part of it. "..." stands for any text;
+  ids and times may differ, numbers in the third digit. Other json blocks are only parsed.
+- text blocks are output or illustrations.
+- `<!--- skip: next "reason" -->` above a block keeps it from running.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from unittest import SkipTest
+
+import httpx2
+import pytest
+import yaml
+from sybil import Document, Example
+from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
+
+from tests.api.docs_setup import SETUP
+
+ROOT = Path(__file__).parents[2]
+FENCED = re.compile(r"^ *```(\S*)", re.MULTILINE)
+RUN = re.compile(r"^ *```(?:sh|python)$", re.MULTILINE)
+SKIPPED = re.compile(r"skip: next[^\n]*\n+ *```(?:sh|python)$", re.MULTILINE)
+LANGUAGES = {"sh", "python", "json", "yaml", "text"}
+PAGES = [
+    str(page.relative_to(ROOT))
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md")))
+    if "```" in page.read_text(encoding="utf-8")
+]
+#: members whose values differ from run to run
+VARYING = {
+    "id",
+    "request_id",
+    "translator",
+    "created_at",
+    "started_at",
+    "finished_at",
+    "expires_at",
+}
+#: what a block may set for later blocks: its variables in small letters
+KEPT = "declare -p | grep -E '^declare -[-x]+ [a-z][a-z_0-9]*=' > state || true"
+
+
+class Page:
+    """How the blocks of one page run: in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.answer = ""
+
+    def shell(self, example: Example) -> None:
+        """Run a block. It fails on an error answer that the json block below does not show."""
+        text = str(example.parsed)
+        (self.folder / "state").touch()
+        done = subprocess.run(
+            ["bash", "-e", "-o", "pipefail", "-c", f". ./state\n{text}\n{KEPT}"],
+            cwd=self.folder,
+            env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+        self.answer = done.stdout
+        shown = re.match(
+            r"\s*```json\n(.*?)```", example.document.text[example.region.end :], re.DOTALL
+        )
+        if shown is None or '"status"' not in shown[1]:
+            assert not re.search(r'"status": ?[45]\d\d', done.stdout), done.stdout
+
+    def shown(self, example: Example) -> None:
+        """Compare a json block with the answer above it, or parse it."""
+        shown = json.loads(example.parsed)
+        before = example.document.text[: example.region.start].rstrip()
+        languages = FENCED.findall(before)
+        if before.endswith("```") and languages[-2] == "sh":
+            found = last(self.answer)
+            differences = list(different(shown, found))
+            assert not differences, f"{differences}\n{json.dumps(found)}"
+
+
+def last(output: str) -> Any:
+    """The last of the answers that curl wrote one after another, without line ends."""
+    decoder, value, place = json.JSONDecoder(), None, 0
+    while place < len(output):
+        value, place = decoder.raw_decode(output, place)
+        while output[place : place + 1].isspace():
+            place += 1
+    return value
+
+
+def parse_yaml(example: Example) -> None:
+    yaml.safe_load(example.parsed)
+
+
+def different(shown: Any, found: Any, where: str = "") -> list[str]:
+    """Where an answer is not what a page shows of it."""
+    if shown == "..." or where.rpartition(".")[2] in VARYING:
+        return []
+    if isinstance(shown, dict) and isinstance(found, dict):
+        return [
+            each
+            for name, value in shown.items()
+            for each in (
+                different(value, found[name], f"{where}.{name}")
+                if name in found
+                else [f"{where}.{name} is missing"]
+            )
+        ]
+    if isinstance(shown, list) and isinstance(found, list) and len(shown) == len(found):
+        return [
+            each
+            for place, (value, other) in enumerate(zip(shown, found, strict=True))
+            for each in different(value, other, f"{where}[{place}]")
+        ]
+    if isinstance(shown, float) and isinstance(found, float | int):
+        near = shown == pytest.approx(found, rel=2e-3, abs=2e-3)
+        return [] if near else [f"{where}: {shown}, not {found}"]
+    if isinstance(shown, str) and isinstance(found, str) and shown.endswith("..."):
+        return [] if found.startswith(shown[:-3]) else [f"{where}: {shown}, not {found}"]
+    return [] if shown == found else [f"{where}: {shown}, not {found}"]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_blocks_of_a_page_run(name, listen, tmp_path, monkeypatch):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    address = "localhost:8080"
+    if len(RUN.findall(text)) > len(SKIPPED.findall(text)):
+        address = ":".join(map(str, listen(max_vectors=16_384)))
+    folder = tmp_path / "page"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("ANCHORAGE_DATA_DIR", str(tmp_path))
+    copy = folder / "page.md"
+    copy.write_text(text.replace("localhost:8080", address), encoding="utf-8")
+    page = Page(folder)
+    if name in SETUP:
+        with httpx2.Client(base_url=f"http://{address}", timeout=60) as http:
+            SETUP[name](http, folder)
+    document = Document.parse(
+        str(copy),
+        SkipParser(),
+        CodeBlockParser("sh", page.shell),
+        CodeBlockParser("json", page.shown),
+        CodeBlockParser("yaml", parse_yaml),
+        PythonCodeBlockParser(),
+    )
+    try:
+        for example in document.examples():
+            with suppress(SkipTest):
+                example.evaluate()
+    finally:
+        for value in document.namespace.values():
+            if isinstance(value, httpx2.Client):
+                value.close()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_each_block_has_a_language(name):
+    found = FENCED.findall((ROOT / name).read_text(encoding="utf-8"))
+    assert set(found[::2]) <= LANGUAGES
+    assert set(found[1::2]) <= {""}

@@ -1,0 +1,74 @@
+"""What a release promises: its name, its notes, and the rights of the workflows that make it."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from app import __version__
+
+ROOT = Path(__file__).parents[1]
+RELEASE = runpy.run_path(str(ROOT / "scripts" / "release.py"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def test_this_version_has_release_notes():
+    notes = RELEASE["release_notes"]((ROOT / "CHANGELOG.md").read_text(), __version__)
+    assert "### " in notes
+    assert "\n## " not in notes
+
+
+def test_a_version_without_a_dated_section_is_not_released():
+    with pytest.raises(RELEASE["ReleaseError"], match=r"## \[9\.9\.9\]"):
+        RELEASE["release_notes"]("# Changelog\n\n## [9.9.9]\n\n## [9.9] - 2026-01-01\n", "9.9.9")
+
+
+def test_a_tag_of_another_version_is_not_released():
+    with pytest.raises(SystemExit, match="the tag is v9"):
+        RELEASE["main"](["--tag", "v9"])
+
+
+def test_archives_with_other_files_than_git_tracks_are_not_released():
+    compare, error = RELEASE["compare"], RELEASE["ReleaseError"]
+    with pytest.raises(error, match=r"misses app/errors\.py"):
+        compare("wheel", {"app/a.py"}, {"app/a.py", "app/errors.py"})
+    with pytest.raises(error, match=r"untracked files: \.venv/x"):
+        compare("sdist", {"app/a.py", ".venv/x"}, {"app/a.py"})
+
+
+def test_every_extra_is_named_with_the_distribution():
+    """`pip install "anchorage-server[text]"` would install another project."""
+    paths = [
+        *ROOT.glob("*.*"),
+        *(path for room in ("app", "docs", "workers") for path in ROOT.glob(f"{room}/**/*.*")),
+    ]
+    texts = [path.read_text() for path in paths if path.suffix in {".md", ".py", ".toml", ".yml"}]
+    named = {
+        match for text in texts for match in re.findall(r"\b(anchorage[\w-]*)\[(\w+)[],]", text)
+    }
+    assert {extra for _, extra in named} <= set(PROJECT["optional-dependencies"])
+    assert {name for name, _ in named} == {PROJECT["name"]}
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_may_write_only_in_the_jobs_that_publish(path):
+    workflow = yaml.safe_load(path.read_text())
+    assert workflow["permissions"] in ({}, {"contents": "read"})
+    for name, job in workflow["jobs"].items():
+        assert job["timeout-minutes"] > 0
+        writes = {scope for scope, right in job.get("permissions", {}).items() if right == "write"}
+        assert not writes or path.stem == "release", name
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_every_verb_that_a_workflow_runs_exists(path):
+    verbs = re.findall(r"\bmake ([a-z-]+)", path.read_text())
+    assert all(
+        re.search(rf"^{verb}:", (ROOT / "Makefile").read_text(), re.MULTILINE) for verb in verbs
+    )
