@@ -204,7 +204,9 @@ def test_a_wide_pool_is_reduced_to_its_span_and_nothing_changes():
 
 
 def test_suggested_anchors_translate_real_sentences_better_than_random_ones():
-    """100 anchors and 50 more out of 700, held-out sentences, three seeds, two directions: cosine and recall on average."""
+    """100 anchors and 50 more of 700, held-out sentences: mean cosine and recall over seeds and
+    directions.
+    """
     pack = load_pack()
     x, y = pack.vectors["minilm6-384"], pack.vectors["static-256"]
     cosines: dict[str, list[float]] = {"suggested": [], "random": []}

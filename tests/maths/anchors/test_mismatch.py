@@ -43,7 +43,9 @@ def real(
 
 
 def five_of_other_intents(labels: Tensor, seed: int) -> Tensor:
-    """Rows, none of which has the intent of the next: to exchange two ways of saying one thing is no mistake."""
+    """Rows whose intent differs from the next one's: exchanging two ways of saying one thing is no
+    mistake.
+    """
     generator = torch.Generator().manual_seed(seed)
     while True:
         rows = torch.randperm(len(labels), generator=generator)[:5]

@@ -41,7 +41,8 @@ def views(seed: int, n: int, d: int = 12, *, noise: float = 0.1) -> tuple[Tensor
 
 
 def rotated(count: int) -> tuple[Pools, list[int]]:
-    """Items and a rotation of them in another order; partner[i] is the row of item i in the second pool."""
+    """Items and a reordered rotation of them; partner[i] is the row of item i in the second pool.
+    """
     source, partner = normal(5, count, 16), order(7, count)
     target = torch.empty(count, 16)
     target[partner] = 3 * source @ torch.linalg.qr(normal(6, 16, 16)).Q + 2

@@ -1,4 +1,4 @@
-"""Annealing, against the whole plan in float64, and what no choice of axes or of order may change."""
+"""Annealing, compared with the whole plan in float64, and its invariance to axes and order."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ def test_flattening_goes_from_the_nearest_orthogonal_map_to_the_overlap_itself()
     torch.testing.assert_close(map_rows(x, overlap, 1.0), normalize(x @ overlap))
     flat = map_rows(torch.eye(5), overlap, 0.0)
     torch.testing.assert_close(flat @ flat.T, torch.eye(5), rtol=0, atol=1e-5)
-    # Of all orthogonal maps the nearest is the one with the largest inner product: the sum of the singular values.
+    # The nearest orthogonal map has the largest inner product, the sum of the singular values.
     assert float((flat * overlap).sum()) == pytest.approx(
         float(torch.linalg.svdvals(overlap).sum()), rel=1e-5
     )

@@ -141,7 +141,8 @@ def test_pairs_that_hold_only_in_the_map_that_learnt_them_are_not_confirmed():
     assert attempt_agreement(seen, torch.arange(80)) > 0.9
     chosen, ranks = said(x, y, every(80), every(80), first_half(80))
     assert float(chosen.double().mean()) < 0.1
-    # Uniform if nothing is known; the smaller of two such shares is below a quarter about as often as above it.
+    # Ranks are uniform if nothing is known; the smaller of two such shares is below a quarter about
+    # as often as above it.
     assert 0.1 < float(ranks.median()) < 0.5
 
 
@@ -187,7 +188,7 @@ def test_true_pairs_are_confirmed_and_true_seeds_rank_first():
 
 
 def test_a_right_partner_is_not_behind_itself_by_rounding():
-    # In a small pool one place is a suspicion: among 18 rows, 1/18 of them is more than honesty.SUSPECT.
+    # In a small pool one place is a suspicion: among 18 rows, 1/18 exceeds SUSPECT_RANK.
     for seed in range(0, 300, 3):
         x, y = views(seed, 18, 40, noise=0.0)
         _, ranks = said(x, y, every(18), every(18), first_half(18))
@@ -378,7 +379,8 @@ def test_a_seed_is_wrong_where_it_ranks_far_down_or_its_item_certainly_is_anothe
     votes = Votes(
         certain, torch.tensor([1.0, 1.0, 1.0, 2 / 3]), torch.tensor([0.0, 0.0, 0.0, 0.0, 0.2])
     )
-    # The third is a sum of rows like the first two pairs; the fourth contradicts a pair that not every map confirms.
+    # The third is a sum of rows like the first two pairs; the fourth contradicts a pair that some
+    # map does not confirm.
     given = torch.tensor([[0, 0], [1, 9], [2, 0], [3, 9], [7, 7]])
     assert wrong_seeds(votes, given) == [1, 2, 4]
 

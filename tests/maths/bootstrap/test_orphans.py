@@ -1,4 +1,6 @@
-"""Orphans: how many of the items whose partner is taken away are paired all the same, and what that says of all pairs."""
+"""Orphans: the share of items without a partner that is paired, and the estimate that follows from
+it.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,8 @@ def test_orphans_are_the_same_whatever_the_memory_and_the_order_of_the_pools(mem
 
 def test_of_pools_of_different_sizes_the_smaller_ones_orphans_count():
     x, y = views(1, 400, 4)
-    # An orphan of the smaller pool has three hundred others to choose from, one of the larger hardly any.
+    # An orphan of the smaller pool can choose among three hundred others, one of the larger among
+    # few.
     few, many = x[:100], y
     assert orphaned(few, many, every(100)) > 0.3
     assert orphaned(y, x[:100], every(100)) == pytest.approx(

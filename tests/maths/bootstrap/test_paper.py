@@ -15,7 +15,9 @@ from tests.maths.bootstrap.clouds import normal, rotated, states
 
 
 def partners(x: Tensor, y: Tensor, settings: PaperSettings) -> Tensor:
-    """The largest of the entropic plan of the whole table, in float64; of those that float32 calls equally large, the nearest."""
+    """The largest entries of the whole entropic plan in float64; among entries equal in float32,
+    the nearest.
+    """
     cost = torch.cdist(x.double(), y.double(), compute_mode="donot_use_mm_for_euclid_dist")
     v, epsilon = torch.zeros(len(y)).double(), settings.epsilon
     for _ in range(settings.sinkhorn_steps):
@@ -34,7 +36,9 @@ def partners(x: Tensor, y: Tensor, settings: PaperSettings) -> Tensor:
 def as_written(
     pools: Pools, rows: list[int], start: Tensor, frozen: Tensor, settings: PaperSettings
 ) -> Tensor:
-    """The loop on whole tables, its gradient by autograd: the target anchors that move, after the last step."""
+    """The loop on whole tables, with gradients by autograd: the free target anchors after the last
+    step.
+    """
     free = start.clone().requires_grad_()
     adam = torch.optim.Adam([free], lr=settings.learning_rate)
     relative_x = pools.x @ pools.x[rows].T

@@ -1,4 +1,5 @@
-"""Anchor optimisation with an annealed soft plan; what it shares with the paper's is in test_anchor_optimisation.py."""
+"""Anchor optimisation with an annealed soft plan; test_anchor_optimisation.py has the shared tests.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from tests.maths.bootstrap.clouds import normal
 
 
 def noisy(seed: int) -> tuple[Pools, list[int]]:
-    """400 items whose directions vary less and less, as encoders' do, and a noisy rotation of them in another order.
+    """400 items with falling variances, as encoders' have, and a noisy reordered rotation of them.
 
     partner[i] is the row of item i in the second pool.
     """

@@ -34,7 +34,8 @@ def test_groups_of_a_turned_pool_are_matched_to_their_own(seed):
     x, turn = groups(seed, 12, 20), rotation(seed + 5, 8)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     found = first(x, x[order] @ turn, CentroidSettings(count=12))
-    # The orthogonal map nearest to the overlap is nearly the rotation, but for a group that k-means may have split.
+    # The orthogonal map nearest to the overlap is nearly the rotation, except for a group that
+    # k-means may have split.
     left, _, right = torch.linalg.svd(found)
     cosines = (x @ (left @ right) * (x @ turn)).sum(dim=1)
     assert float(cosines.mean()) > 0.9

@@ -132,7 +132,9 @@ def test_cosines_that_differ_little_have_codes_that_differ_little(data, bits):
 
 @given(bits=widths, steps=st.integers(1, 2), share=st.floats(0.01, 0.99))
 def test_no_smaller_number_of_codes_would_do(bits, steps, share):
-    """For any e between two whole numbers of steps there are cosines e apart whose codes are ceil(e / D) apart."""
+    """For any e between two multiples of D there are cosines e apart whose codes are ceil(e / D)
+    apart.
+    """
     distance = (steps - 1 + share) / largest_code(bits)
     border = -0.5 / largest_code(bits)
     below = border - share / 2 / largest_code(bits)
@@ -144,7 +146,9 @@ def test_no_smaller_number_of_codes_would_do(bits, steps, share):
 
 @pytest.mark.parametrize("bits", range(FEWEST_BITS, 9))
 def test_a_distance_of_whole_steps_is_that_many_codes_between_borders_too(bits):
-    """Halves are where other ways of rounding break theorem 2: to the even neighbour they put 1/2 and 3/2 two codes apart."""
+    """Other ways of rounding halves break theorem 2: to the even neighbour, 1/2 and 3/2 get codes
+    two apart.
+    """
     most = largest_code(bits)
     borders = (torch.arange(-2 * most + 1, 2 * most, 2, dtype=torch.float64) / 2)[None] / most
     found = codes(borders.nextafter(torch.tensor(2.0)), bits=bits)[
@@ -166,7 +170,7 @@ def test_a_code_far_from_a_border_does_not_change(data, bits):
 
 @given(seed=seeds, bits=st.integers(FEWEST_BITS, 10), angle=st.floats(0, 0.5))
 def test_a_distortion_of_angles_moves_codes_by_no_more_than_it_is(seed, bits, angle):
-    """Theorem 4: every vector and every anchor turned by at most `angle`, each in a direction of its own."""
+    """Theorem 4: every vector and anchor turned by at most `angle`, each in its own direction."""
     x, anchors = (unit_rows(seed + i, n, 6) for i, n in enumerate((5, 9)))
     shares = torch.rand(14, generator=torch.Generator().manual_seed(seed)).double() * angle
     turned_x, turned_anchors = (
@@ -196,7 +200,9 @@ def test_a_rotation_and_a_scaling_of_the_space_leave_codes_as_they_are(seed, bit
 def test_what_a_decoder_makes_of_quantised_vectors_is_within_the_stated_distance(
     seed, bits, renormalise
 ):
-    """Theorem 1: |c D| moves by at most sqrt(k) D/2 |D|; renormalised, by at most twice that over its length."""
+    """Theorem 1: |c D| moves by at most sqrt(k) D/2 |D|; renormalised, by twice that over its
+    length.
+    """
     anchors, vectors = normal(seed, 15, 6), normal(seed + 1, 8, 6)
     space = fit_space(anchors)
     matrix = irp_ridge(space.unit, ridge=1.0)

@@ -1,4 +1,6 @@
-"""Confidence of translations: what is proven of the conformal parts, what is meant to hold of the whole, and known bad cases."""
+"""Confidence of translations: the theorems of its conformal parts, its coverage, and known bad
+cases.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ Draw = Callable[..., tuple[Tensor, Tensor]]
 def world(
     seed: int, *, noise: float = 0.5, dims: tuple[int, int] = (12, 10), latent: int = 6
 ) -> Draw:
-    """Draws (n) parallel vectors of one pair of encoders: two linear maps of what they share, and noise of their own."""
+    """Draws (n) parallel vectors of two encoders: two linear maps of a common part, each with
+    noise.
+    """
     draw = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -81,7 +85,9 @@ distinct = st.lists(st.integers(-(10**9), 10**9), min_size=2, max_size=120, uniq
 def test_of_any_numbers_each_lies_in_the_interval_of_the_others_as_often_as_the_level_says(
     numbers, level
 ):
-    """The theorem of split conformal prediction, for every sample: leave out each in turn, as if it were the new one."""
+    """The theorem of split conformal prediction, for every sample: each item in turn is the new
+    one.
+    """
     errors = torch.tensor(numbers, dtype=torch.float64)
     count = len(errors) - 1
     ends = [
@@ -147,7 +153,7 @@ def test_many_anchors_need_one_part_which_is_where_the_theorem_is_exact():
     assert 0.88 < sum(shares) / len(shares) < 0.93
 
 
-def test_the_expected_cosine_follows_the_found_one_and_items_like_the_anchors_are_flagged_as_often_as_it_says():
+def test_expected_cosines_follow_the_true_ones_and_flags_are_as_frequent_as_promised():
     flagged, correlations = [], []
     for seed in range(20):
         sample = world(seed)
@@ -221,7 +227,8 @@ def test_equal_anchors_teach_equal_things_and_rows_do_not_depend_on_each_other()
 
 
 def clumps(seed: int, count: int, dim: int = 48) -> Tensor:
-    """Unit vectors as encoders make them: off centre, in clumps, most of their variance in few directions."""
+    """Unit vectors like encoders': off centre, clustered, most of their variance in few directions.
+    """
     draw = torch.Generator().manual_seed(seed)
     fixed = torch.Generator().manual_seed(99)
     spectrum = torch.arange(1, dim + 1, dtype=torch.float64).pow(-0.7)

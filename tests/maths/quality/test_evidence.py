@@ -28,7 +28,7 @@ def judged(name: str, source: Tensor, target: Tensor, seed: int = 0) -> Evidence
 
 
 def real(seed: int, k: int, *, shuffled: float) -> tuple[Tensor, Tensor]:
-    """Real anchors, k of them, by two of the demo's encoders, a share of the target's rows having changed places."""
+    """K real anchors by two of the demo's encoders, with a share of the target's rows exchanged."""
     pack, generator = load_pack(), torch.Generator().manual_seed(seed)
     source, target = list(permutations(pack.vectors, 2))[seed % 6]
     rows = torch.randperm(len(pack.sentences), generator=generator)[:k]
@@ -103,7 +103,7 @@ def test_shuffled_anchors_are_useless_and_real_ones_related_whatever_the_method(
     ] == ["related"] * 6
 
 
-def test_in_a_hundred_sets_of_shuffled_anchors_at_most_one_passes_and_z_is_spread_as_normal_values_are():
+def test_at_most_one_of_a_hundred_shuffled_sets_passes_and_z_is_about_normal():
     seen = [judged("graded", *real(seed, 30, shuffled=1.0), seed) for seed in range(100)]
     assert sum(each.verdict == "related" for each in seen) <= 1
     for z in (

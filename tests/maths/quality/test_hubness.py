@@ -71,7 +71,8 @@ def test_whatever_is_near_to_all_queries_alike_changes_no_order():
 
 
 def test_a_hub_that_wins_every_search_loses_what_it_is_not_the_partner_of():
-    """Partners on the axes, and a hub in the middle of them, to which every query is nearer than to its own partner."""
+    """Partners on the axes, and a central hub that is nearer to every query than its own partner.
+    """
     queries = unit(torch.eye(6, dtype=torch.float64) + 0.8)
     index = torch.cat(
         [torch.eye(6, dtype=torch.float64), unit(torch.ones(1, 6, dtype=torch.float64))]
@@ -87,7 +88,7 @@ def test_a_hub_that_wins_every_search_loses_what_it_is_not_the_partner_of():
 
 
 def test_in_many_dimensions_there_are_hubs_and_csls_makes_them_fewer():
-    """Radovanovic's setting: independent normal vectors that are not centred on what they are searched in."""
+    """Radovanovic's setting: independent normal vectors, not centred on their index."""
     n = 1_500
     found = []
     for d in (3, 64):

@@ -1,4 +1,4 @@
-"""What leaving an anchor out does to the others, in closed form as by fits without it; and who is named."""
+"""The influence of an anchor, in closed form and by fits without it; and the named rows."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_above_the_bound_fewer_others_judge_and_say_nearly_the_same(monkeypatch)
 
 
 def planted(seed: int, share: float) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    """300 real anchors by each pair of the demo's encoders, and some of the targets swapped among each other."""
+    """300 real anchors by each pair of the demo's encoders, with some of the targets swapped."""
     pack, generator = load_pack(), torch.Generator().manual_seed(seed)
     rows = torch.randperm(len(pack.sentences), generator=generator)[:300]
     swapped = torch.randperm(300, generator=generator)[: round(300 * share)]

@@ -36,7 +36,9 @@ def test_ninety_five_of_a_hundred_intervals_hold_the_true_mean(world, n):
 
 
 def test_plain_percentiles_of_few_items_would_cover_too_little():
-    """What the expansion is for: of five normal values, plain percentiles hold the mean four times in five."""
+    """Without the expansion, plain percentiles of five normal values cover the mean four times in
+    five.
+    """
     values = normal(0, 5, 4_000)
     plain = intervals._resampled_means(values, 1_000, 0).quantile(
         torch.tensor([0.025, 0.975]).double(), dim=0

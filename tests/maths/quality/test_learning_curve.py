@@ -134,7 +134,8 @@ def test_of_unrelated_encoders_more_anchors_promise_nearly_nothing():
 
 
 def test_of_real_encoders_what_all_anchors_and_more_give_is_foretold():
-    """Recall and cosine at 300 from fits of 240, and the gain from 300 to 500, against sentences nobody has seen."""
+    """Recall and cosine at 300 from fits of 240, and the gain from 300 to 500, on unseen sentences.
+    """
     pack = load_pack()
     errors, plain, gains = [], [], []
     for source, target in (

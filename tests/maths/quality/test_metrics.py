@@ -127,7 +127,8 @@ def test_recall_leaves_the_item_itself_out_of_both_lists():
         neighbours(native, native, 7, self_included=False) == torch.arange(8)[:, None]
     ).any()
     assert (neighbours(native, native, 1, self_included=True)[:, 0] == torch.arange(8)).all()
-    # Two pairs of near items; translated, each lands exactly on the partner of the other pair: only its own item agrees.
+    # Two pairs of near items; each translation lands exactly on the partner of the other pair, so
+    # only the own items agree.
     native = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
     assert recall(native[[2, 3, 0, 1]], native, k=1) == 0.0
     assert recall(native, native, k=1) == 1.0
@@ -143,7 +144,8 @@ def test_a_rotated_cloud_keeps_its_own_neighbours_and_loses_those_of_the_target(
 def test_the_target_jaccard_counts_the_item_itself_and_the_own_jaccard_does_not():
     native = torch.eye(3, dtype=torch.float64) + 0.1 * normal(4, 3, 3)
     exchanged = native.flip(0)
-    # One neighbour with the item itself: only the middle item stays its own. All others without it: nothing can differ.
+    # One neighbour with the item itself: only the middle item stays its own. All others without it:
+    # they must be equal.
     assert jaccard(exchanged, native, 1) == pytest.approx(1 / 3)
     assert jaccard(exchanged, native, 3) == 1.0
     assert jaccard(exchanged, native, 2, own_space=True) == 1.0
@@ -222,7 +224,7 @@ def test_cka_is_invariant_to_rotation_scaling_and_translation_and_one_for_equal_
     assert cka(x, 10.0**log_scale * x @ rotation) == pytest.approx(1.0, abs=1e-6)
 
 
-def test_debiased_cka_of_independent_embeddings_is_near_zero_where_the_biased_one_is_above_one_half():
+def test_debiased_cka_of_independent_embeddings_is_near_0_where_biased_cka_exceeds_a_half():
     x, y = normal(7, 200, 300), normal(8, 200, 300)
     centred_x, centred_y = x - x.mean(dim=0), y - y.mean(dim=0)
     biased = (

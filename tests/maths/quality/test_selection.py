@@ -43,7 +43,9 @@ def related(k: int, noise: float) -> tuple[Tensor, Tensor]:
 
 
 def test_the_numbers_of_each_candidate_are_those_of_its_held_out_translations(real):
-    """In spectral coordinates, without a matrix ever made: the same as fitting, applying and measuring, also about no mean."""
+    """Spectral coordinates, without a full matrix, give the numbers of fitting, applying and
+    measuring.
+    """
     source, target = real[0].clone(), real[1].clone()
     source[7] = source[3]  # copies share a fold and count once
     first, _ = cut_into_folds(source, target, folds=5, seed=0)
@@ -112,7 +114,9 @@ def test_what_is_preferred_decides_the_measure(real):
 
 
 def test_for_a_rotation_among_few_anchors_a_rotation_is_chosen():
-    """Below k = d no ridge recovers what a rotation has exactly where the spectrum is flat and anchors are many enough."""
+    """A rotation is exact where the spectrum is flat and anchors are enough; below k = d no ridge
+    is.
+    """
     source, (rotation, _) = normal(4, 60, 40), torch.linalg.qr(normal(5, 40, 40))
     choice = choose_method(source, source @ rotation + 3)
     assert choice.found["mrr"] > 0.95
@@ -121,7 +125,9 @@ def test_for_a_rotation_among_few_anchors_a_rotation_is_chosen():
 
 
 def test_what_a_choice_is_worth_has_no_optimism_for_unrelated_spaces():
-    """The best of dozens looks better than chance on the anchors that chose it; by the others' choice it does not."""
+    """The best of dozens looks better than chance on the anchors that chose it, but not by the
+    others' choice.
+    """
     chance = sum(1 / rank for rank in range(1, 61)) / 60
     found, looks = [], []
     for seed in range(12):

@@ -60,7 +60,7 @@ def test_of_anchors_each_ones_similarity_to_itself_is_left_out_of_its_cosine(see
 
 
 def test_unrelated_spaces_have_cosines_near_zero_also_over_their_own_anchors():
-    """With each anchor's similarity to itself they would have a tenth or more: it is 1 in any space."""
+    """With each anchor's similarity to itself, 1 in any space, they would have a tenth or more."""
     a, b = normal(0, 300, 40), normal(1, 300, 50)
     found = relative_similarity(fit_space(a), fit_space(b), a, b, of_anchors=True)
     naively = relative_similarity(fit_space(a), fit_space(b), a, b)

@@ -1,4 +1,4 @@
-"""Old scores and new ones: the map between them never falls, its intervals hold, and it says where it knows nothing."""
+"""Calibration: the map never falls, its intervals cover, and missing data is reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NATIVE, TRANSLATED, BOTH = (
 
 
 def clustered(seed: int, items: int, dim: int) -> Tensor:
-    """Items around twelve centres of their own lengths, not centred: cosines from -.5 to .95, most of them low."""
+    """Items around twelve uncentred clusters: cosines from -.5 to .95, most of them low."""
     centre = torch.randint(12, (items,), generator=torch.Generator().manual_seed(seed))
     spread = 0.2 + 0.8 * torch.rand(
         items, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1)
@@ -41,7 +41,8 @@ def clustered(seed: int, items: int, dim: int) -> Tensor:
 
 
 def noisy_pair(seed: int, items: int) -> tuple[Tensor, Tensor]:
-    """The same items by two encoders, 16-d and 12-d: the second is a linear map of the first, with noise."""
+    """The same items by two encoders, 16-d and 12-d: the second is a noisy linear map of the first.
+    """
     source = clustered(seed, items, 16)
     return source, source @ normal(8, 16, 12) + 2.0 * normal(seed + 3, items, 12)
 
@@ -221,7 +222,9 @@ def test_the_mapped_score_is_the_mean_new_score_of_other_items():
 @pytest.mark.parametrize("level", [0.5, 0.9])
 @pytest.mark.parametrize("scores", [NATIVE, TRANSLATED])
 def test_the_interval_covers_the_new_scores_of_other_items(scores, level):
-    """Over several draws of the anchors, as the coverage of one draw varies; near pairs alone too."""
+    """Over several draws of the anchors, because the coverage of one draw varies; also for near
+    pairs alone.
+    """
     others, natives = noisy_pair(500, 400)
     old = pair_scores(others, others)
     shares, near_shares = [], []
@@ -280,7 +283,9 @@ def test_a_conformal_bound_is_a_rank_and_infinite_for_too_few(residuals, level):
 
 
 def test_of_shuffled_anchors_the_map_is_flat_the_interval_wide_and_the_decisions_are_chance():
-    """But for scores between two translated vectors: wrong as they are, they are still made from the old ones."""
+    """Except for scores between two translated vectors, which are made from the old ones even if
+    wrong.
+    """
     source, target = noisy_pair(0, 150)
     shuffled = target[torch.randperm(150, generator=torch.Generator().manual_seed(1))]
     for scores in (NATIVE, TRANSLATED):
@@ -301,7 +306,7 @@ def test_of_shuffled_anchors_the_map_is_flat_the_interval_wide_and_the_decisions
 
 
 def test_a_fit_that_has_seen_one_of_two_items_would_claim_what_nobody_can_know():
-    """Unrelated spaces of more dimensions than anchors: pairs across folds look related, pairs within folds do not."""
+    """Unrelated spaces with k < d: pairs across folds look related, pairs within folds do not."""
     items = items_of(normal(0, 60, 80), normal(1, 60, 80))
     rows = score_pairs.sample_pairs(items, TRANSLATED, "source", 0)
     assert abs(float(torch.corrcoef(torch.stack([rows.given, rows.answer]))[0, 1])) < 0.1
@@ -326,7 +331,9 @@ def test_the_threshold_by_rate_lets_the_same_share_through_and_leads_back(scores
 
 
 def test_decisions_are_counted_on_pairs_whose_items_had_no_part_in_the_threshold():
-    """Naively: for each fold of each round, the best threshold of the other folds, tried out on this one."""
+    """Naively: for each fold of each round, the best threshold of the other folds, measured on this
+    one.
+    """
     calibration = noisy(NATIVE)
     rows, score = calibration.rows, 0.5
     reached = rows.given >= score
@@ -413,7 +420,8 @@ def test_pairs_above_are_pairs_of_anchors():
     for score in (0.5, 0.7, 0.8, 0.99):
         found = expected_score(noisy(NATIVE), score, level=0.9)
         above = int((old >= score).sum())
-        # Eight rounds put 83 of 100 pairs into one fold at least once; then strata keep their quota.
+        # Eight rounds put 83 of 100 pairs into one fold at least once; then strata keep their
+        # quota.
         assert found.pairs_above <= above
         assert found.pairs_above == 0 or found.pairs_above > 0.5 * above
         assert found.extrapolated == (found.pairs_above < score_pairs.FEWEST_PAIRS)

@@ -1,4 +1,5 @@
-"""The fast ways of serving say what the plain formula says, of whatever rows, and beside whatever neighbours."""
+"""The fast paths of serving agree with the plain formula, for any rows and any neighbouring rows.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +70,9 @@ def carefully(served: Translator, vectors: Tensor) -> TranslatedRows:
 
 
 def furthest(found: Tensor, expected: Tensor, translator: Translator) -> float:
-    """The largest difference of two rows, as part of the target's scale or of the row's own distance from its mean."""
+    """The largest difference of two rows, relative to the target's scale or the row's distance from
+    its mean.
+    """
     reach = (
         (expected.double() - translator.decoder.mean.double())
         .norm(dim=1)
@@ -116,7 +119,8 @@ def test_a_translation_is_what_the_formula_says(
 def delicate(
     space: Space, anchors: Tensor, count: int, seed: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Ordinary rows, and among them rows at the mean, next to it, far away, tiny, huge, and outside what the anchors span.
+    """Ordinary rows, and rows at the mean, near it, far away, tiny, huge, and outside the anchors'
+    span.
 
     And which rows to look at: those, and some of the others.
     """

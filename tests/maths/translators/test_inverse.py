@@ -47,7 +47,7 @@ def naive_unit(raw: np.ndarray) -> tuple[np.ndarray, float, np.ndarray]:
 def naive_irp(
     x: np.ndarray, source: np.ndarray, target: np.ndarray, *, delta: float, starts: list[int]
 ) -> np.ndarray:
-    """The paper's translation of each row of x, in float64, one vector and one subspace at a time."""
+    """The paper's translation of each row of x in float64, by vector and by subspace."""
     source_mean, _, source_unit = naive_unit(source)
     target_mean, scale, target_unit = naive_unit(target)
     translated = []

@@ -247,7 +247,7 @@ def test_dims_and_nbytes_are_those_of_the_tensors():
 
 @pytest.mark.parametrize("name", ["irp", "irp-ridge", "graded", "procrustes", "ridge"])
 def test_a_direction_that_the_anchors_do_not_span_is_flagged_and_not_invented(name):
-    """Anchors in 3 of 6 dimensions: of the others nothing is known, and rounding must not become a vector."""
+    """Anchors in 3 of 6 dimensions: rounding must not become a vector in the other dimensions."""
     anchors, turn = torch.zeros(20, 6, dtype=torch.float64), torch.linalg.qr(normal(31, 6, 6))[0]
     anchors[:, :3] = normal(30, 20, 3)
     source, target = fit_space(anchors @ turn), fit_space(normal(32, 20, 4) + 5)
@@ -264,7 +264,9 @@ def test_a_direction_that_the_anchors_do_not_span_is_flagged_and_not_invented(na
 @pytest.mark.parametrize("ridge", [0.0, 1e-12, 1.0])
 @pytest.mark.parametrize("name", ["irp", "irp-ridge", "graded", "procrustes", "ridge"])
 def test_no_vector_of_a_real_encoder_is_taken_for_noise(name, ridge):
-    """Real anchors whose least singular value is a rounding error: huge entries of T that no real row touches."""
+    """Real anchors whose least singular value is rounding: T has huge entries that no real row
+    touches.
+    """
     pack = load_pack()
     x, y = (
         fit_space(pack.vectors[encoder][pack.anchors]) for encoder in ("minilm6-384", "static-256")
