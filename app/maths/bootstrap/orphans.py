@@ -146,7 +146,7 @@ def _paired_orphans(
 def _remaining_rows(
     rows: int, removed: Int64[Tensor, " o"]
 ) -> tuple[Int64[Tensor, " l"], Int64[Tensor, " n"]]:
-    """The remaining rows (l,), and the place of each among them (n,); undefined for removed ones."""
+    """The remaining rows (l,), and the place of each among them (n,), undefined for others."""
     remains = torch.ones(rows, dtype=torch.bool, device=removed.device)
     remains[removed] = False
     return remains.nonzero()[:, 0], remains.cumsum(dim=0) - 1

@@ -45,7 +45,7 @@ def unreached(unit: Tensor, rows: Tensor, ridge: float = COVERAGE_RIDGE) -> Tens
 
 
 @given(seed=seeds, shape=shapes, ridge=st.sampled_from([0.1, 1.0, 10.0]))
-def test_each_anchor_left_out_in_closed_form_is_what_a_fit_without_it_says(seed, shape, ridge):
+def test_each_anchor_left_out_in_closed_form_equals_a_fit_without_it(seed, shape, ridge):
     unit = unit_rows(seed, *shape)
     found = uncovered_shares(unit, ridge=ridge)
     for row in range(len(unit)):
@@ -139,7 +139,7 @@ def naive(unit: Tensor, pool: Tensor, count: int, open_: Tensor) -> list[int]:
 
 
 @given(seed=seeds, shape=st.sampled_from([(4, 15, 6), (20, 12, 6), (3, 4, 30), (1, 10, 10)]))
-def test_fast_updates_choose_what_trying_every_item_chooses(seed, shape):
+def test_fast_updates_choose_the_same_items_as_trying_each(seed, shape):
     k, n, d = shape
     unit, pool = unit_rows(seed, k, d), unit_rows(seed + 1, n, d)
     open_ = torch.rand(n, generator=torch.Generator().manual_seed(seed)) > 0.2

@@ -11,7 +11,7 @@ from app.maths.geometry.space import fit_space
 from tests.maths.clouds import normal
 
 
-def test_healthy_anchors_have_full_rank_and_no_row_to_name():
+def test_healthy_anchors_have_full_rank_and_empty_lists():
     anchors = normal(0, 20, 6)
     found = examine(anchors, fit_space(anchors))
     assert found.rank == 6

@@ -57,7 +57,7 @@ def five_of_other_intents(labels: Tensor, seed: int) -> Tensor:
 
 
 @given(seed=seeds, shape=st.sampled_from([(6, 9, 4), (9, 9, 9), (25, 9, 4), (25, 3, 12)]))
-def test_rows_left_out_in_closed_form_are_what_fits_without_them_say(seed, shape):
+def test_rows_left_out_in_closed_form_equal_fits_without_them(seed, shape):
     k, dx, dy = shape
     x, y = unit_rows(seed, k, dx), unit_rows(seed + 1, k, dy)
     found = leave_one_out_predictions(x, y)
@@ -100,7 +100,7 @@ def test_the_score_is_the_sum_over_its_spread_under_all_permutations():
 
 
 @given(seed=seeds, shape=st.sampled_from([(7, 3), (7, 30), (2, 1)]), scale=st.floats(1e-6, 1e6))
-def test_the_score_is_that_of_the_moments_and_knows_no_units(seed, shape, scale):
+def test_the_score_follows_from_the_moments_and_has_no_unit(seed, shape, scale):
     p, y = normal(seed, *shape), normal(seed + 1, *shape)
     found, mean, variance = permutation_moments(p @ y.T)
     assert permutation_score(p, y) == pytest.approx((found - mean) / variance**0.5, abs=1e-9)
@@ -173,7 +173,7 @@ def test_five_exchanged_rows_of_three_hundred_are_found_with_their_partners(pair
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 @pytest.mark.parametrize("size", [60, 300])
-def test_of_rows_that_are_right_hardly_any_is_named(pair, size):
+def test_hardly_any_right_row_is_named(pair, size):
     named = sum(
         len(compare_anchors(*real(*pair, size=size, seed=seed)[:2]).suspects) for seed in range(5)
     )
@@ -181,7 +181,7 @@ def test_of_rows_that_are_right_hardly_any_is_named(pair, size):
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_a_permuted_side_is_unrelated_and_nobody_is_named(pair):
+def test_a_permuted_side_is_unrelated_and_has_no_suspects(pair):
     x, y, _ = real(*pair)
     found = compare_anchors(x, y[torch.randperm(300, generator=torch.Generator().manual_seed(1))])
     assert (found.verdict, found.suspects) == ("unrelated", [])
@@ -199,7 +199,7 @@ def test_a_whole_side_that_is_shifted_by_one_is_unrelated_with_its_shift(offset)
     assert compare_anchors(x, y.roll(5, dims=0)).shift == 0
 
 
-def test_a_row_that_is_missing_on_one_side_is_seen_from_where_it_was_on():
+def test_a_row_missing_on_one_side_breaks_all_later_rows():
     x, y, _ = real("minilm6-384", "minilm3-512")
     shifted = torch.cat([y[:150], y[151:], y[150:151]])
     found = compare_anchors(x, shifted)
@@ -212,7 +212,7 @@ def test_a_row_that_is_missing_on_one_side_is_seen_from_where_it_was_on():
 
 
 @pytest.mark.parametrize("size", [mismatch.ENOUGH_FOR_VERDICT, 80])
-def test_related_spaces_are_told_from_forty_rows_on(size):
+def test_related_spaces_are_recognised_from_forty_rows_on(size):
     for pair in PAIRS:
         found = compare_anchors(*real(*pair, size=size)[:2])
         assert found.verdict == "related"
@@ -222,7 +222,7 @@ def test_related_spaces_are_told_from_forty_rows_on(size):
 # --- few and delicate rows ------------------------------------------------------------------------
 
 
-def test_few_rows_say_nothing_and_name_nobody():
+def test_few_rows_are_unclear_and_have_no_suspects():
     x, y, _ = real("minilm6-384", "static-256", size=mismatch.FEWEST_FOR_SUSPECTS - 1)
     assert compare_anchors(x, y.flip(0)).suspects == []
     few = compare_anchors(x[: FEWEST_DISTINCT - 1], y[: FEWEST_DISTINCT - 1])

@@ -59,7 +59,7 @@ def surprise(plan: Tensor) -> float:
 @given(
     seed=seeds, n=st.integers(2, 40), m=st.integers(2, 40), memory=memories, done=st.integers(0, 9)
 )
-def test_a_round_is_the_one_of_the_whole_plan_whatever_the_memory(seed, n, m, memory, done):
+def test_a_round_equals_that_of_the_whole_plan_for_any_memory(seed, n, m, memory, done):
     x, y, known = unit(seed, n, 6), unit(seed + 1, m, 5), normal(seed + 2, 6, 5)
     schedule = Schedule(breadth=0.5, sharpness=1.5, rounds=10, flattening=0.5)
     stands = AnnealingState(normal(seed + 3, 6, 5), 0.2 * normal(seed + 4, m), done=done)
@@ -119,7 +119,7 @@ def test_a_round_of_larger_pools_is_that_of_the_whole_plan(n, m):
 
 
 @given(seed=seeds, n=st.integers(3, 60), m=st.integers(3, 60))
-def test_a_round_knows_no_axes_of_the_target(seed, n, m):
+def test_a_round_is_independent_of_the_axes_of_the_target(seed, n, m):
     x, y, turn = unit(seed, n, 6), unit(seed + 1, m, 5), rotation(seed + 2, 5)
     overlap, known = normal(seed + 3, 6, 5), normal(seed + 4, 6, 5)
     as_it_is = anneal_round(
@@ -139,7 +139,7 @@ def test_a_round_knows_no_axes_of_the_target(seed, n, m):
 
 
 @given(seed=seeds, n=st.integers(3, 60), m=st.integers(3, 60))
-def test_a_round_knows_no_order_of_either_pool(seed, n, m):
+def test_a_round_is_independent_of_the_order_of_the_pools(seed, n, m):
     x, y, overlap, known = (
         unit(seed, n, 6),
         unit(seed + 1, m, 5),
@@ -164,7 +164,7 @@ def test_a_round_knows_no_order_of_either_pool(seed, n, m):
     torch.testing.assert_close(mixed.potential, as_it_is.potential[columns], rtol=0, atol=1e-3)
 
 
-def test_the_potentials_become_those_by_which_all_targets_are_wanted_alike():
+def test_the_potentials_converge_to_equal_masses_of_the_targets():
     x, y = pool(1, 80, 6), pool(2, 60, 6)
     # So much is known that the overlap stays; so narrow a start that the temperature does.
     schedule, known = Schedule(breadth=0.0, sharpness=8.0, flattening=1.0), 1e8 * torch.eye(6)
@@ -181,7 +181,7 @@ def test_the_potentials_become_those_by_which_all_targets_are_wanted_alike():
     )
 
 
-def test_what_the_beat_raises_ends_a_round_and_it_is_called_before_every_piece():
+def test_the_beat_is_called_before_every_piece_and_its_exception_ends_a_round():
     x, y = unit(1, 30, 4), unit(2, 20, 4)
     beats: list[None] = []
     anneal_round(
@@ -206,7 +206,7 @@ def test_what_the_beat_raises_ends_a_round_and_it_is_called_before_every_piece()
         )
 
 
-def test_a_round_changes_nothing_that_it_is_given():
+def test_a_round_does_not_change_its_arguments():
     x, y, known = unit(1, 30, 4), unit(2, 20, 4), normal(3, 4, 4)
     stands = start_annealing(known, target=20)
     before = [tensor.clone() for tensor in (x, y, known, stands.overlap, stands.potential)]
@@ -221,9 +221,7 @@ def test_a_round_changes_nothing_that_it_is_given():
 
 
 @given(seed=seeds, n=st.integers(1, 80), m=st.integers(2, 80), share=st.floats(0.0, 1.0))
-def test_the_rows_have_the_wanted_perplexity_or_the_nearest_that_the_range_allows(
-    seed, n, m, share
-):
+def test_the_rows_have_the_target_perplexity_or_the_nearest_in_range(seed, n, m, share):
     q, y, potential = unit(seed, n, 5), unit(seed + 1, m, 5), 0.1 * normal(seed + 2, m)
     wanted = 1 + share * (m - 1)
     tau = find_temperature(q, y, potential, wanted, beat=no_beat)
@@ -249,7 +247,7 @@ def test_of_many_rows_a_sample_suffices():
     rounds=st.integers(2, 80),
     target=st.integers(1, 10**6),
 )
-def test_the_perplexity_falls_geometrically_from_the_breadth_to_the_sharpness(
+def test_the_perplexity_falls_geometrically_from_breadth_to_sharpness(
     breadth, sharpness, rounds, target
 ):
     schedule = Schedule(breadth=breadth, sharpness=sharpness, rounds=rounds)
@@ -299,7 +297,7 @@ def test_flattening_goes_from_the_nearest_orthogonal_map_to_the_overlap_itself()
 
 
 @pytest.mark.parametrize("flattening", [0.5, 1.0])
-def test_where_nothing_is_known_all_are_alike_and_nothing_is_nan(flattening):
+def test_without_knowledge_all_rows_are_equal_and_nothing_is_nan(flattening):
     x, y = unit(1, 20, 5), unit(2, 30, 4)
     assert map_rows(x, torch.zeros(5, 4), flattening).abs().max() == 0
     nothing, schedule = torch.zeros(5, 4), Schedule(flattening=flattening)
@@ -380,7 +378,7 @@ def test_equal_pools_have_bitwise_equal_directions(d):
 
 
 @given(seed=seeds, n=st.integers(12, 60))
-def test_directions_know_no_axes_and_no_order(seed, n):
+def test_directions_are_independent_of_axes_and_order(seed, n):
     rows, order = pool(seed, n, 8), torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     found = principal_directions(rows)
     spread = found.variance.log().diff().abs().min()
@@ -418,7 +416,7 @@ def test_a_row_at_the_pools_mean_has_no_coordinates_and_no_nan():
 
 
 @given(seed=seeds, n=st.integers(2, 60), d=st.integers(1, 8))
-def test_scrambled_directions_keep_their_numbers_and_no_row(seed, n, d):
+def test_scrambled_directions_keep_their_numbers_but_no_row(seed, n, d):
     given_side = principal_directions(pool(seed, n, d))
     mixed = given_side.scrambled(seed)
     assert torch.equal(mixed.variance, given_side.variance)
@@ -426,7 +424,7 @@ def test_scrambled_directions_keep_their_numbers_and_no_row(seed, n, d):
     assert torch.equal(mixed.along, given_side.scrambled(seed).along)
 
 
-def test_scrambled_directions_go_different_ways():
+def test_scrambled_directions_have_different_orders():
     given_side = principal_directions(pool(1, 400, 8))
     mixed = given_side.scrambled(3).along
     order = given_side.along[:, 0].argsort()[mixed[:, 0].argsort().argsort()]
@@ -437,7 +435,7 @@ def test_scrambled_directions_go_different_ways():
 
 
 @pytest.mark.parametrize("d", [5, annealing.MOST_EXACT_DIMENSIONS + 1])
-def test_directions_are_the_same_in_pieces_and_alive_between_them(d, monkeypatch):
+def test_directions_are_the_same_in_pieces_with_beats_between_them(d, monkeypatch):
     rows = pool(2, 500, d)
     beats: list[None] = []
     whole = principal_directions(rows)

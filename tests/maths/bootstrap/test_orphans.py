@@ -34,7 +34,7 @@ shares = st.floats(0, 1)
 
 
 @given(given_share=st.floats(0.01, 1), paired=shares)
-def test_the_share_with_a_partner_is_what_the_shares_add_up_to(given_share, paired):
+def test_the_share_with_a_partner_solves_its_equation(given_share, paired):
     told = share_with_partner(given_share, paired)
     assert 0 <= told <= 1
     if paired < given_share < FINDABLE_SHARE:
@@ -46,15 +46,13 @@ def test_the_share_with_a_partner_is_what_the_shares_add_up_to(given_share, pair
 
 
 @given(given_share=st.floats(0.01, 1), paired=shares, more=shares)
-def test_the_more_orphans_are_paired_and_the_fewer_pairs_are_given_the_less_is_right(
-    given_share, paired, more
-):
+def test_the_right_share_falls_with_paired_orphans_and_with_fewer_pairs(given_share, paired, more):
     told = share_with_partner(given_share, paired)
     assert told >= share_with_partner(given_share, max(paired, more)) - 1e-9
     assert told <= share_with_partner(max(given_share, more), paired) + 1e-9
 
 
-def test_where_no_orphan_is_paired_or_none_was_made_nothing_is_taken_away():
+def test_without_paired_orphans_there_is_no_discount():
     assert share_with_partner(0.3, 0.0) == 1.0
     assert share_with_partner(0.3, math.nan) == 1.0
     assert share_with_partner(0.3, 0.3) == 0.0
@@ -99,7 +97,7 @@ def test_of_pools_of_different_sizes_the_smaller_ones_orphans_count():
     assert orphaned(x[:100], y[:100], every(100)) < 0.3
 
 
-def test_an_orphan_counts_only_if_maps_that_are_learnt_from_half_of_the_pairs_claim_its_pair_too(
+def test_an_orphan_counts_only_if_maps_of_half_of_the_pairs_confirm_its_pair(
     monkeypatch,
 ):
     x, y = views(1, 120, 4)
@@ -120,11 +118,11 @@ def test_an_orphan_counts_only_if_maps_that_are_learnt_from_half_of_the_pairs_cl
 
 
 @pytest.mark.parametrize("pairs", [0, 7])
-def test_of_too_few_pairs_nobody_is_made_an_orphan(pairs):
+def test_too_few_pairs_have_no_orphans(pairs):
     assert math.isnan(orphaned(*views(1, 30), every(pairs)))
 
 
-def test_what_the_beat_raises_ends_the_orphans():
+def test_an_exception_of_the_beat_ends_the_orphans():
     with pytest.raises(KeyboardInterrupt):
         run_trial(*views(1, 60), every(60), OrphanTrials(), seed=0, memory=WHOLE, beat=interrupt)
 
@@ -139,7 +137,7 @@ counts = st.integers(0, 10**6)
     share=shares,
     given_share=st.floats(0.01, 1),
 )
-def test_trials_end_with_enough_orphans_but_where_most_pairs_may_be_wrong_later(
+def test_trials_end_with_enough_orphans_unless_most_pairs_may_be_wrong(
     pairs, trials, made, share, given_share
 ):
     tried = OrphanTrials(trials, made, round(share * made))
@@ -153,9 +151,7 @@ def test_trials_end_with_enough_orphans_but_where_most_pairs_may_be_wrong_later(
 
 
 @given(pairs=st.integers(1, 10**6), made=counts, share=shares, given_share=st.floats(0.01, 1))
-def test_a_doubtful_answer_is_told_at_its_worst_and_any_other_as_it_is(
-    pairs, made, share, given_share
-):
+def test_a_doubtful_result_reports_its_lower_bound(pairs, made, share, given_share):
     tried = OrphanTrials(3, made, round(share * made))
     right, likely = (
         tried.right_share(pairs, given_share),

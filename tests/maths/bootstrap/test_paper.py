@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.errors import InvalidSeeds
 from app.maths.bootstrap.paper import PaperSettings, grow
-from app.maths.bootstrap.pools import Pools, Step, check_seeds, fit_pools
+from app.maths.bootstrap.pools import Pools, Step, fit_pools
 from tests.maths.bootstrap.clouds import normal, rotated, states
 
 
@@ -119,25 +118,3 @@ def test_seeds_that_already_fill_the_size_come_back_as_they_are():
     )
     assert found.pairs.tolist() == [[3, 1], [0, 9]]
     assert found.facts == {}
-
-
-@pytest.mark.parametrize(
-    ("seeds", "size", "field", "rows"),
-    [
-        ([], 5, "seeds", []),
-        ([(0, 0)], 5, "seeds", []),
-        ([(0, 0), (1, 1), (2, 2)], 2, "seeds", []),
-        ([(0, 0), (1, 1)], 9, "size", []),
-        ([(0, 0), (10, 1), (-1, 2), (1, 8)], 5, "seeds", [1, 2, 3]),
-        ([(0, 0), (1, 1), (0, 2)], 5, "seeds", [2]),
-        ([(0, 0), (1, 1), (2, 1)], 5, "seeds", [2]),
-    ],
-)
-def test_too_few_too_many_outside_or_repeated_seeds_are_refused_naming_the_rows(
-    seeds, size, field, rows
-):
-    with pytest.raises(InvalidSeeds) as caught:
-        check_seeds(seeds, source=10, target=8, size=size)
-    assert caught.value.field == field
-    assert caught.value.rows == rows
-    check_seeds([(9, 0), (0, 7)], source=10, target=8, size=8)  # these fit

@@ -1,5 +1,4 @@
-"""Anchor optimisation with an annealed soft plan; test_anchor_optimisation.py has the shared tests.
-"""
+"""Anchor optimisation with a soft plan; test_anchor_optimisation.py has the shared tests."""
 
 from __future__ import annotations
 
@@ -62,7 +61,7 @@ def test_pools_whose_relative_vectors_are_all_the_same_have_a_cost_above_0():
     assert math.isfinite(found.facts["loss"])
 
 
-@pytest.mark.parametrize("seed", [15, 25])
+@pytest.mark.parametrize("seed", [15, pytest.param(25, marks=pytest.mark.long)])
 def test_finds_more_partners_than_hard_choices_where_seeds_are_few_and_noise_is_large(seed):
     pools, partner = noisy(seed)
     seeds = [(i, partner[i]) for i in range(8)]

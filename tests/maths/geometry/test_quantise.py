@@ -57,7 +57,7 @@ def exact(value: float, bits: int) -> int:
 
 
 @given(data=st.data(), bits=widths)
-def test_a_code_is_what_rational_arithmetic_says(data, bits):
+def test_codes_equal_rational_arithmetic(data, bits):
     value = data.draw(st.one_of(cosines, near_borders(bits)))
     assert code(value, bits) == exact(value, bits)
 
@@ -96,7 +96,7 @@ def test_rows_beyond_those_done_at_once_are_quantised_as_all_others_are(bits, di
     assert torch.equal(rows, expected)
 
 
-def test_what_rounding_put_beyond_one_is_one():
+def test_cosines_rounded_above_1_count_as_1():
     beyond = torch.tensor([[1.0001, -1.0001]])
     for bits in range(FEWEST_BITS, MOST_BITS + 1):
         most = largest_code(bits)
@@ -145,7 +145,7 @@ def test_no_smaller_number_of_codes_would_do(bits, steps, share):
 
 
 @pytest.mark.parametrize("bits", range(FEWEST_BITS, 9))
-def test_a_distance_of_whole_steps_is_that_many_codes_between_borders_too(bits):
+def test_cosines_n_steps_apart_have_codes_n_apart(bits):
     """Other ways of rounding halves break theorem 2: to the even neighbour, 1/2 and 3/2 get codes
     two apart.
     """
@@ -169,7 +169,7 @@ def test_a_code_far_from_a_border_does_not_change(data, bits):
 
 
 @given(seed=seeds, bits=st.integers(FEWEST_BITS, 10), angle=st.floats(0, 0.5))
-def test_a_distortion_of_angles_moves_codes_by_no_more_than_it_is(seed, bits, angle):
+def test_codes_move_by_at_most_the_distortion_of_the_angles(seed, bits, angle):
     """Theorem 4: every vector and anchor turned by at most `angle`, each in its own direction."""
     x, anchors = (unit_rows(seed + i, n, 6) for i, n in enumerate((5, 9)))
     shares = torch.rand(14, generator=torch.Generator().manual_seed(seed)).double() * angle
@@ -197,9 +197,7 @@ def test_a_rotation_and_a_scaling_of_the_space_leave_codes_as_they_are(seed, bit
 
 
 @given(seed=seeds, bits=st.integers(3, 10), renormalise=st.booleans())
-def test_what_a_decoder_makes_of_quantised_vectors_is_within_the_stated_distance(
-    seed, bits, renormalise
-):
+def test_decoded_quantised_vectors_are_within_the_stated_distance(seed, bits, renormalise):
     """Theorem 1: |c D| moves by at most sqrt(k) D/2 |D|; renormalised, by twice that over its
     length.
     """

@@ -132,7 +132,7 @@ def test_there_is_no_estimate_where_a_fold_cannot_be_fitted():
     assert cross_fit("graded", source, normal(10, 10, 4), resolve("graded", {}, anchors=10)) is None
 
 
-def test_as_many_subspaces_as_anchors_are_estimated_with_as_many_as_a_fold_has():
+def test_omega_is_limited_to_the_anchors_of_a_fold():
     options = resolve("irp", {"omega": 10}, anchors=10)
     assert cross_fit("irp", normal(11, 10, 4), normal(10, 10, 4), options) is not None
 

@@ -114,7 +114,7 @@ def test_at_most_one_of_a_hundred_shuffled_sets_passes_and_z_is_about_normal():
         assert 0.7 < float(z.std()) < 1.2
 
 
-def test_the_more_of_the_anchors_are_shuffled_the_weaker_the_evidence_to_the_last():
+def test_evidence_falls_with_the_share_of_shuffled_anchors():
     found = [judged("graded", *real(1, 300, shuffled=share)) for share in (0.0, 0.5, 0.8, 1.0)]
     assert [each.verdict for each in found] == ["related", "related", "related", "useless"]
     assert [each.skill for each in found] == sorted((each.skill for each in found), reverse=True)
@@ -124,7 +124,7 @@ def test_the_more_of_the_anchors_are_shuffled_the_weaker_the_evidence_to_the_las
 
 
 @given(seed=seeds, scale=st.floats(0.01, 100))
-def test_evidence_is_that_of_rotated_and_scaled_vectors(seed, scale):
+def test_rotations_and_scales_do_not_change_the_evidence(seed, scale):
     translated, native, every = (
         normal(seed, 25, 5),
         normal(seed + 1, 25, 5),
@@ -137,7 +137,7 @@ def test_evidence_is_that_of_rotated_and_scaled_vectors(seed, scale):
     assert moved.mrr.z == pytest.approx(plain.mrr.z, abs=1e-7)
 
 
-def test_rows_that_do_not_count_say_nothing_but_where_the_mean_is():
+def test_rows_that_do_not_count_only_move_the_mean():
     translated, native, first = normal(4, 30, 5), normal(5, 30, 5), torch.arange(30) < 20
     native[20:] = native[:20].mean(dim=0)
     garbled = translated.clone()
@@ -146,7 +146,7 @@ def test_rows_that_do_not_count_say_nothing_but_where_the_mean_is():
     assert evidence(translated, native, first).items == 20
 
 
-def test_translations_that_are_all_alike_are_useless_and_no_trouble():
+def test_equal_translations_are_useless_and_raise_no_error():
     native, every = normal(6, 20, 4), torch.ones(20, dtype=torch.bool)
     for translated in (torch.ones(20, 4), native.mean(dim=0).expand(20, 4)):
         found = evidence(translated.double(), native, every)
@@ -157,7 +157,7 @@ def test_translations_that_are_all_alike_are_useless_and_no_trouble():
     assert (alone.verdict, alone.cosine.z, alone.mrr.z) == ("useless", 0.0, 0.0)
 
 
-def test_of_very_many_items_some_are_looked_at(monkeypatch):
+def test_very_many_items_are_sampled(monkeypatch):
     monkeypatch.setattr(evidences, "MOST_EVIDENCE_ITEMS", 50)
     native, every = normal(8, 200, 6), torch.ones(200, dtype=torch.bool)
     found = evidence(native + normal(9, 200, 6), native, every, torch.arange(200) % 5)

@@ -147,6 +147,6 @@ def test_equal_values_have_an_interval_of_no_width_to_the_bit(n, value):
         (3, {"resamples": 0}),
     ],
 )
-def test_what_no_interval_can_be_made_of_is_refused(n, more):
+def test_invalid_items_levels_and_resamples_are_refused(n, more):
     with pytest.raises(OutOfRange):
         bootstrap_interval(torch.zeros(n), **more)

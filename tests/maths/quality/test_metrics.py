@@ -99,7 +99,7 @@ def test_the_numbers_of_the_items_have_the_means_that_are_reported(seed, n, nois
 
 
 @given(seed=seeds, k=st.integers(1, 9))
-def test_a_search_finds_the_neighbours_and_ranks_that_are_found_one_by_one(seed, k):
+def test_a_search_equals_one_query_at_a_time(seed, k):
     native, queries = unit(normal(seed, 10, 4)), unit(normal(seed + 1, 10, 4))
     found = search(cosine_blocks(queries, native), k, own=True)
     assert torch.equal(found.near, neighbours(queries, native, k, self_included=False))

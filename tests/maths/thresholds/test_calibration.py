@@ -41,8 +41,7 @@ def clustered(seed: int, items: int, dim: int) -> Tensor:
 
 
 def noisy_pair(seed: int, items: int) -> tuple[Tensor, Tensor]:
-    """The same items by two encoders, 16-d and 12-d: the second is a noisy linear map of the first.
-    """
+    """The same items by two encoders, 16-d and 12-d; the second is a noisy map of the first."""
     source = clustered(seed, items, 16)
     return source, source @ normal(8, 16, 12) + 2.0 * normal(seed + 3, items, 12)
 
@@ -85,7 +84,7 @@ def pair_scores(queries: Tensor, index: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_where_the_target_is_the_source_turned_every_score_stays_what_it_is_and_is_certain(seed):
+def test_a_rotated_source_keeps_every_score_with_certainty(seed):
     source = clustered(seed, 120, 10)
     calibration = calibrate(items_of(source, source @ rotation(seed, 10)), NATIVE)
     for score in inside(calibration):
@@ -97,7 +96,7 @@ def test_where_the_target_is_the_source_turned_every_score_stays_what_it_is_and_
         assert not found.extrapolated
 
 
-def test_where_translation_is_exact_translated_scores_stay_what_they_are_too():
+def test_exact_translations_keep_every_score():
     source = clustered(0, 120, 10)
     items = items_of(
         source, source @ rotation(0, 10), "procrustes", renormalise=False, keep_norms=True
@@ -127,7 +126,7 @@ def test_the_map_never_falls(scores, given):
 
 
 @given(st.lists(st.tuples(st.floats(-1, 1, width=32), st.integers(1, 9)), min_size=1, max_size=12))
-def test_its_values_are_the_least_squares_ones(points):
+def test_the_map_has_the_least_squares_values(points):
     """Against the max-min formula of isotonic regression, which is not how it is computed."""
     answer = torch.tensor([value for value, _ in points], dtype=torch.float64)
     weight = torch.tensor([float(count) for _, count in points], dtype=torch.float64)
@@ -179,7 +178,7 @@ def test_any_anchors_give_intervals_within_the_cosines_or_none_at_all(
 
 
 @pytest.mark.parametrize("scores", Scores)
-def test_turning_either_space_changes_nothing(scores):
+def test_rotating_either_space_changes_no_score(scores):
     source, target = noisy_pair(0, 60)
     straight = calibrate(items_of(source, target), scores)
     turned = calibrate(items_of(source @ rotation(1, 16), target @ rotation(2, 12)), scores)
@@ -219,7 +218,7 @@ def test_the_mapped_score_is_the_mean_new_score_of_other_items():
 # --- intervals ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", [0.5, 0.9])
+@pytest.mark.parametrize("level", [pytest.param(0.5, marks=pytest.mark.long), 0.9])
 @pytest.mark.parametrize("scores", [NATIVE, TRANSLATED])
 def test_the_interval_covers_the_new_scores_of_other_items(scores, level):
     """Over several draws of the anchors, because the coverage of one draw varies; also for near
@@ -305,7 +304,7 @@ def test_of_shuffled_anchors_the_map_is_flat_the_interval_wide_and_the_decisions
         assert found.by_rate.f1 < 2 * share / (1 + share) + 0.05
 
 
-def test_a_fit_that_has_seen_one_of_two_items_would_claim_what_nobody_can_know():
+def test_a_fit_that_saw_one_of_two_items_overstates_their_score():
     """Unrelated spaces with k < d: pairs across folds look related, pairs within folds do not."""
     items = items_of(normal(0, 60, 80), normal(1, 60, 80))
     rows = score_pairs.sample_pairs(items, TRANSLATED, "source", 0)
@@ -317,7 +316,7 @@ def test_a_fit_that_has_seen_one_of_two_items_would_claim_what_nobody_can_know()
 
 
 @pytest.mark.parametrize("scores", Scores)
-def test_the_threshold_by_rate_lets_the_same_share_through_and_leads_back(scores):
+def test_the_rate_matched_threshold_accepts_the_same_share_and_inverts(scores):
     there, back = noisy(scores), noisy(scores, "target")
     weight = there.rows.weight
     for score in (0.0, 0.3, 0.5, 0.7):
@@ -330,7 +329,7 @@ def test_the_threshold_by_rate_lets_the_same_share_through_and_leads_back(scores
         )
 
 
-def test_decisions_are_counted_on_pairs_whose_items_had_no_part_in_the_threshold():
+def test_decisions_count_pairs_whose_items_did_not_choose_the_threshold():
     """Naively: for each fold of each round, the best threshold of the other folds, measured on this
     one.
     """
@@ -397,7 +396,7 @@ def test_no_accepted_pair_leaves_the_precision_open():
 
 
 @pytest.mark.parametrize("score", [-1.0, -0.99, 0.999, 1.0])
-def test_beyond_the_anchors_scores_nothing_is_claimed(score):
+def test_beyond_the_anchors_scores_there_is_no_expectation(score):
     for scores in Scores:
         found = expected_score(noisy(scores), score, level=0.9)
         assert (found.answer, found.interval, found.map_interval, found.by_rate) == (None,) * 4
@@ -405,7 +404,7 @@ def test_beyond_the_anchors_scores_nothing_is_claimed(score):
         assert decisions.threshold_agreement(noisy(scores), score) is None
 
 
-def test_what_is_covered_is_what_is_answered():
+def test_the_covered_range_is_that_of_the_expectations():
     calibration = noisy(TRANSLATED)
     ends = covered_range(calibration)
     lower = float(calibration.rows.given[calibration.rows.given < ends[0]].max())
@@ -441,7 +440,7 @@ def test_in_a_gap_of_the_scores_the_rate_is_known_and_the_map_is_not():
     assert (agreed.by_rate.f1, agreed.best.f1, agreed.unchanged.f1) == (1.0, 1.0, 1.0)
 
 
-def test_anchors_that_are_all_equally_far_apart_say_nothing_and_break_nothing():
+def test_equidistant_anchors_have_no_map_and_raise_no_error():
     for scores in Scores:
         calibration = calibrate(items_of(torch.eye(20).double(), normal(0, 20, 6)), scores)
         assert covered_range(calibration) is None
@@ -469,7 +468,7 @@ def test_too_few_distinct_anchors_have_no_calibration_and_ten_have_one():
 # --- pairs ----------------------------------------------------------------------------------------
 
 
-def test_pairs_lie_within_folds_and_near_ones_are_not_drowned():
+def test_pairs_lie_within_folds_and_near_ones_are_oversampled():
     source, target = noisy_pair(0, 300)
     items = items_of(source, target)
     rows = score_pairs.sample_pairs(items, TRANSLATED, "source", 0)

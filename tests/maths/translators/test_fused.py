@@ -1,5 +1,4 @@
-"""The fast paths of serving agree with the plain formula, for any rows and any neighbouring rows.
-"""
+"""The fast paths of serving agree with the plain formula, for any rows and neighbouring rows."""
 
 from __future__ import annotations
 
@@ -91,7 +90,7 @@ def furthest(found: Tensor, expected: Tensor, translator: Translator) -> float:
     renormalise=st.booleans(),
     keep_norms=st.booleans(),
 )
-def test_a_translation_is_what_the_formula_says(
+def test_a_translation_equals_the_formula(
     seed, dims, count, dtype, name, offset, renormalise, keep_norms
 ):
     served, source = made(
@@ -194,7 +193,7 @@ def test_a_translation_does_not_depend_on_its_neighbours(seed, neighbour, count)
 
 @pytest.mark.parametrize("shrink", [1e-10, 1e-20, 1e-22, 1e-30])
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_matrix_however_small_leaves_directions_whole(shrink, count):
+def test_matrices_of_any_scale_keep_directions(shrink, count):
     """As of a large ridge over tiny vectors: squares of such lengths are no float32 numbers."""
     served, source = made(3, (16, 12))
     small = replace(
@@ -295,7 +294,7 @@ def test_it_reads_strided_rows_and_writes_into_a_part_of_a_larger_matrix(count):
     assert torch.equal(wide, before)
 
 
-def test_flags_are_shared_only_where_nobody_is_flagged():
+def test_flags_are_shared_only_where_no_row_is_flagged():
     served, source = made(1, (6, 4))
     plain = apply(served, normal(2, 5, 6) + 1)
     assert plain.at_mean is no_flags(5)[0]
@@ -333,7 +332,7 @@ def test_in_bfloat16_a_translation_lies_within_two_percent_of_its_distance(
     assert found.outside.tolist() == exact.outside.tolist()
 
 
-def test_in_bfloat16_what_is_delicate_is_done_in_float32():
+def test_in_bfloat16_uncertain_rows_are_computed_in_float32():
     span = torch.linalg.qr(normal(1, 12, 12))[0][:5]
     source, target = fit_space(normal(2, 30, 5) @ span + 1), fit_space(normal(3, 30, 7))
     served = fit("procrustes", source, target, resolve("procrustes", {}, anchors=30))

@@ -105,7 +105,7 @@ def test_kept_anchors_are_delta_apart_and_every_other_anchor_is_nearer_than_delt
         assert float(distances[row].min()) < delta
 
 
-def test_rows_of_cosines_made_when_needed_choose_as_the_whole_table_does(monkeypatch):
+def test_rows_of_cosines_on_demand_choose_like_the_whole_table(monkeypatch):
     unit = fit_space(normal(0, 30, 6)).unit
     with_table = farthest_points(unit, delta=0.3, start=4)
     monkeypatch.setattr(inverse, "GRAM_LIMIT", 29)

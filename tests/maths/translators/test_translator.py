@@ -185,7 +185,7 @@ def test_rotating_and_scaling_the_source_space_changes_no_translation(seed, log_
 
 
 @given(seed=st.integers(0, 2**31), name=st.sampled_from(SHAPED), log_stretch=st.floats(-2, 3))
-def test_kept_norms_are_as_far_beyond_the_usual_as_they_were(seed, name, log_stretch):
+def test_kept_norms_keep_their_ratio_to_the_usual_norm(seed, name, log_stretch):
     source, target = normal(seed, 15, 6) + 2, normal(seed + 1, 15, 7) - 1
     translator = fit(
         name,
@@ -284,7 +284,7 @@ def test_no_vector_of_a_real_encoder_is_taken_for_noise(name, ridge):
 
 @pytest.mark.parametrize("offset", [0.0, 1.0, 100.0])
 @pytest.mark.parametrize("name", ["graded", "procrustes", "ridge"])
-def test_what_is_outside_the_span_is_known_wherever_the_space_lies(name, offset):
+def test_vectors_outside_the_span_are_recognised_far_from_the_origin(name, offset):
     anchors, turn = torch.zeros(30, 8, dtype=torch.float64), torch.linalg.qr(normal(51, 8, 8))[0]
     anchors[:, :4] = normal(50, 30, 4)
     source, target = fit_space(anchors @ turn + offset), fit_space(normal(52, 30, 5))
