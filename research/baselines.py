@@ -181,13 +181,13 @@ def _drawn(
     stand: _Stand,
     beat: Beat,
 ) -> BestMatches:
-    """As `matching.best`, each similarity looked at with probability `keep`, the same ones from both sides."""
+    """As `neighbours.best_matches`, each similarity looked at with probability `keep`, the same ones from both sides."""
     n, m = len(translated), len(pools.y)
     y_of_x = torch.empty(n, dtype=torch.int64, device=pools.device)
     score_x = near_x.new_empty(n)
     x_of_y = torch.zeros(m, dtype=torch.int64, device=pools.device)
     score_y = near_y.new_full((m,), -torch.inf)
-    # The offsets ride along in the product, as in `matching.best`.
+    # The offsets ride along in the product, as in `neighbours.best_matches`.
     left = torch.cat([2 * translated, -near_x[:, None], torch.ones_like(near_x)[:, None]], dim=1)
     right = torch.cat([pools.y, torch.ones_like(near_y)[:, None], -near_y[:, None]], dim=1)
     # Half of the memory for the scores, half for what is drawn.

@@ -108,7 +108,7 @@ def compare_embeddings(
     """
     old, new = old.double(), new.double()
     size = len(old)
-    nobody, all_ = torch.zeros(size, dtype=torch.bool), torch.ones(size, dtype=torch.bool)
+    no_row, every_row = torch.zeros(size, dtype=torch.bool), torch.ones(size, dtype=torch.bool)
     scale = _median_scale(old, new)
     deviation = cosine_rows = None
     if old.shape[1] == new.shape[1]:
@@ -122,20 +122,20 @@ def compare_embeddings(
                 if bound == SAME_DEVIATION
                 else "half"
             )
-            return Drift("unchanged", rounding, deviation, cosine_rows, nobody, scale)
+            return Drift("unchanged", rounding, deviation, cosine_rows, no_row, scale)
         if _at_most_half(differ):
             return Drift("partly-changed", None, deviation, cosine_rows, differ, scale)
         turned, _ = _changed_rows(deviations(unit(old), unit(new)))
         if not bool(turned.any()):
-            return Drift("rescaled", None, deviation, cosine_rows, nobody, scale)
+            return Drift("rescaled", None, deviation, cosine_rows, no_row, scale)
         if _at_most_half(turned):
             return Drift("partly-changed", None, deviation, cosine_rows, turned, scale)
     rows = _compared_rows(old, new, seed)
     held_out = _cross_fitted(old[rows], new[rows])
     if _is_rotation(old[rows], new[rows], held_out):
-        return Drift("rotated", None, deviation, cosine_rows, all_, scale, held_out)
+        return Drift("rotated", None, deviation, cosine_rows, every_row, scale, held_out)
     moved, z = _is_reordered(old[rows], new[rows]), _relatedness_or_none(old[rows], new[rows])
-    return Drift("changed", None, deviation, cosine_rows, all_, scale, held_out, z, moved)
+    return Drift("changed", None, deviation, cosine_rows, every_row, scale, held_out, z, moved)
 
 
 def deviations(old: Float[Tensor, "k d"], new: Float[Tensor, "k d"]) -> Float64[Tensor, " k"]:

@@ -1,12 +1,12 @@
 """Anchor optimisation: target anchors move on the sphere until the relative vectors of both pools
 look alike.
 
-The loop of Algorithm 1 of Cannistraci et al. 2023. The caller chooses the relative vector that each
-item of the target pool should have: the hard correspondence of paper.py, or the mean under a soft
+The loop of Algorithm 1 of Cannistraci et al. 2023. The caller chooses the target R of each item's
+relative vector in the target pool: the hard correspondence of paper.py, or the mean under a soft
 plan of soft_plan.py. For unit rows y (m, d) and anchors A (size, d), R_Y = y A^T; the loss is the
-mean of (R_Y - wanted)^2, its gradient with respect to A is 2 / (m size) (R_Y - wanted)^T y. Adam
-takes a step, and every anchor is scaled back to length 1. At the end each anchor is rounded to its
-nearest item.
+mean of (R_Y - R)^2, its gradient with respect to A is 2 / (m size) (R_Y - R)^T y. Adam takes a
+step, and every anchor is scaled back to length 1. At the end each anchor is rounded to its nearest
+item.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def mean_squares(
     *,
     beat: Beat = no_beat,
 ) -> tuple[float, Float32[Tensor, "size d"]]:
-    """The mean of (relative - wanted)^2 over rows and anchors, and its gradient to the anchors
+    """The mean of (relative_y - target)^2 over rows and anchors, and its gradient to the anchors
     (size, d).
     """
     total, gradient = 0.0, y.new_zeros(relative_y.shape[1], y.shape[1])

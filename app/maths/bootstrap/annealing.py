@@ -244,7 +244,7 @@ def find_temperature(
     *,
     beat: Beat,
 ) -> float:
-    """Tau in [COLDEST, HOTTEST] where the perplexity exp(mean entropy) of the plan is `wanted`:
+    """Tau in [COLDEST, HOTTEST] where the perplexity exp(mean entropy) of the plan is `perplexity`:
     bisection on TEMPERATURE_ROWS rows.
     """
     some = min(

@@ -131,7 +131,7 @@ def best_matches(
 
 
 def mutual_pairs(matches: BestMatches) -> MutualPairs:
-    """The pairs of `found` that choose each other."""
+    """The pairs that are each other's best match."""
     rows = torch.arange(len(matches.y_of_q), device=matches.y_of_q.device)
     i = rows[matches.q_of_y[matches.y_of_q] == rows]
     return MutualPairs(i, matches.y_of_q[i], matches.score_q[i])

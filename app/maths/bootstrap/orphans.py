@@ -48,7 +48,7 @@ class OrphanTrials:
         return self.paired / self.orphans if self.orphans else math.nan
 
     def needs_another(self, pairs: int, pair_share: float) -> bool:
-        """Whether this many pairs, a share `given` of the smaller pool, need another trial."""
+        """Whether this many pairs, a share `pair_share` of the smaller pool, need a trial."""
         if pairs < ORPHAN_PARTS:
             return False
         first = self.orphans < ENOUGH_ORPHANS and self.trials < USUAL_TRIALS
@@ -96,12 +96,14 @@ def run_trial(
 
 
 def share_with_partner(pair_share: float, orphan_share: float) -> float:
-    """The share of the given pairs whose items belong together, in [0, 1], from the share of
-    orphans that are paired.
+    """The share of pairs whose items belong together, in [0, 1], from the share of orphans that are
+    paired.
 
-    given  pairs, as a share of the smaller pool. If a share c of its items has a partner, then
-           given = FINDABLE_SHARE c + o (1 - c) with o = `found`, and the second part is wrong.
-           Where items with a partner are harder to find than FINDABLE_SHARE, the result is too low.
+    pair_share    a, the pairs as a share of the smaller pool
+    orphan_share  o, the share of orphans that are paired
+    If a share c of the items has a partner, then a = FINDABLE_SHARE c + o (1 - c), and the second
+    part is wrong. Where items with a partner are harder to find than FINDABLE_SHARE, the result is
+    too low.
     """
     if math.isnan(orphan_share) or pair_share <= 0:
         return 1.0

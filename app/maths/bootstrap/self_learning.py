@@ -163,9 +163,7 @@ class _Runs:
     def run_orphan_trials(
         self, pairs: Int64[Tensor, "p 2"], pair_share: float
     ) -> orphans.OrphanTrials:
-        """Trials on pairs (p, 2) of all rows, a share `given` of the smaller pool; a trial is a
-        step.
-        """
+        """Trials on pairs (p, 2) of all rows, `pair_share` of the smaller pool; each is a step."""
         own_pairs = torch.stack(
             [torch.searchsorted(self.rows, pairs[:, 0].contiguous()), pairs[:, 1]], dim=1
         )

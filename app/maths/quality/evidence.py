@@ -137,7 +137,7 @@ class PermutationMoments(NamedTuple):
 
 
 def permutation_moments(scores: Float64[Tensor, "n n"]) -> PermutationMoments:
-    """Moments of the sum of C[i, pi(i)], at pi = identity, for `worth` C (n, n), any units. Source:
+    """Moments of the sum of C[i, pi(i)], at pi = identity, for `scores` C (n, n), any unit. Source:
     Hoeffding 1951, theorem 2.
     """
     size = len(scores)

@@ -36,7 +36,7 @@ Cause = Literal[
 #: inputs of one verification: each is encoded some twenty times when the vectors differ
 MOST_INPUTS = 64
 
-#: `drift.likeness` of a model of the same family
+#: `drift.cosine_correlation` of a model of the same family
 RELATED = 0.7
 #: from fewer inputs it says nothing
 TELLING = 4

@@ -111,7 +111,7 @@ class Prediction:
     values      (n, m): probabilities, or a decoder's numbers
     labels      (n,) indices into classes, of a classifier
     images      PNG files, of a head that answers images
-    at_mean, outside  the flags (n,) of `Translated`, or None where nothing was translated
+    at_mean, outside  the flags (n,) of `TranslatedRows`, or None where nothing was translated
     truncated   rows of inputs that were cut
     method, translator  None for a native or relative head
     """
