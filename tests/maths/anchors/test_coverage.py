@@ -36,12 +36,12 @@ shapes = st.sampled_from([(6, 9), (9, 9), (20, 9), (30, 3)])
 
 
 def unreached(unit: Tensor, rows: Tensor, ridge: float = COVERAGE_RIDGE) -> Tensor:
-    """What the module says, word by word: r v^T (U^T U + r I)^-1 v."""
+    """The module's definition, literally: r v^T (U^T U + r I)^-1 v."""
     inverse = torch.linalg.inv(unit.T @ unit + ridge * torch.eye(unit.shape[1], dtype=unit.dtype))
     return ridge * ((rows @ inverse) * rows).sum(dim=1)
 
 
-# --- what is covered ------------------------------------------------------------------------------
+# --- coverage -------------------------------------------------------------------------------------
 
 
 @given(seed=seeds, shape=shapes, ridge=st.sampled_from([0.1, 1.0, 10.0]))

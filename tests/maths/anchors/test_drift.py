@@ -1,4 +1,4 @@
-"""What has become of an encoder's vectors is said rightly, from rounding to another encoder."""
+"""Every change of an encoder's vectors is recognised, from rounding to another encoder."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_rotation_of_too_few_rows_to_hold_any_out_is_told_by_their_cosines(row
 
 
 def test_copies_of_few_rows_count_once():
-    """Two vectors, each ten times: whatever they became, their cosines are 1 and -1."""
+    """Two vectors, each ten times: their cosines are 1 and -1 before and after any change."""
     old, new = (rows.repeat_interleave(10, dim=0) for rows in (OLD[:2], normal(13, 2, 384)))
     assert compare_embeddings(old, new).verdict == "changed"
 

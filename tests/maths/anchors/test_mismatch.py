@@ -1,4 +1,4 @@
-"""Rows that are not the same item on both sides are found, and rows that are, are left alone."""
+"""Mismatched rows are found, and matching rows are not named."""
 
 from __future__ import annotations
 

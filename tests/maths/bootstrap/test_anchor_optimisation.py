@@ -1,4 +1,4 @@
-"""What every anchor optimisation has, whatever its correspondence."""
+"""Properties of every anchor optimisation, for any correspondence."""
 
 from __future__ import annotations
 

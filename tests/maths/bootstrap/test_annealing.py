@@ -412,7 +412,7 @@ def test_a_row_at_the_pools_mean_has_no_coordinates_and_no_nan():
     assert math.isfinite(float(rows.sum()))
 
 
-# what has nothing in common
+# scrambled pools
 
 
 @given(seed=seeds, n=st.integers(2, 60), d=st.integers(1, 8))

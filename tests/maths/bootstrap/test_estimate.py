@@ -1,4 +1,4 @@
-"""What is said of pairs without knowing the truth: no map may judge what it learnt from."""
+"""Estimates without the truth: no map may judge the pairs that it learnt from."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_agreement_counts_the_rows_that_both_pair():
         ([0, 1], [-1, -1]),
         ([0, -1], [-1, 0]),
         ([], []),
-        # One common row of twenty says nothing, though both pair it alike.
+        # One common row of twenty proves nothing, although both pair it alike.
         (list(range(20)), [0] + [-1] * 19),
     ],
 )
@@ -135,7 +135,7 @@ def test_each_pair_is_judged_by_the_map_of_the_other_half(seed, pairs, memory):
 
 
 def test_pairs_that_hold_only_in_the_map_that_learnt_them_are_not_confirmed():
-    # As many directions as pairs: a map can be made to say anything of what it has seen.
+    # With as many directions as pairs, a map fits any pairs that it learnt from.
     x, y = normal(1, 80, 80), normal(2, 80, 80)
     seen = learn_and_match(x, y, every(80), memory=WHOLE, beat=no_beat)
     assert attempt_agreement(seen, torch.arange(80)) > 0.9
@@ -157,7 +157,7 @@ def test_a_pair_changes_no_verdict_on_its_own_half():
     same = half.clone()
     same[[3, 7]] = False
     assert torch.equal(after[same], told[same])
-    # The lies themselves are judged by a map that heard none.
+    # A map without the wrong pairs judges them.
     assert not bool(after[[3, 7]].any())
 
 
@@ -205,7 +205,7 @@ def test_a_map_of_no_pairs_confirms_nothing(pairs):
     chosen, ranks = said(x, y, every(pairs), every(2), estimate.draw_half(pairs, 0, 0))
     assert chosen.shape == (pairs,)
     assert not (pairs < 2 and bool(chosen.any()))
-    # One pair makes one map, which tells the second seed; of the first, that pair, nobody knows.
+    # One pair makes one map, which ranks the second seed; no map ranks the first, that pair.
     assert ranks.isnan().tolist() == [pairs < 2, pairs == 0]
     votes = Votes(every(pairs), chosen.float(), ranks)
     told = estimate_right(votes, pair_confidence(votes, 1.0)[chosen], agreed=1.0, chance=None)
@@ -322,7 +322,7 @@ def test_a_share_that_chance_confirms_too_has_no_credibility(agreed, share, foun
 @given(agreed=shares, share=shares)
 def test_chance_that_confirms_nothing_lowers_nothing(agreed, share):
     told = answer_credibility(agreed, Confirmation(share, 1.0), Confirmation(0.0, 1.0))
-    # Less than a quarter of the items is little, whatever chance does.
+    # Less than a quarter of the items is too little, for any chance.
     enough = min(1.0, max(0.0, (share - 0.08) / 0.17))
     assert told == pytest.approx(
         enough * answer_credibility(agreed, Confirmation(share, 1.0)), abs=1e-12
@@ -333,7 +333,7 @@ def test_some_confirmed_pairs_are_wrong_where_chance_confirms_many():
     # .1 of .9 not confirmed, .8 by chance: half of the pairs are wrong, and .64 of these confirmed.
     told = answer_credibility(1.0, Confirmation(0.9, 1.0), Confirmation(0.8, 0.5))
     assert told == pytest.approx(1 - 0.5 * 0.64 / 0.9)
-    # Of so many items as chance confirms, and an eighth more.
+    # The items that chance confirms, and an eighth more.
     assert answer_credibility(1.0, Confirmation(0.9, 0.8), Confirmation(0.8, 0.7)) == pytest.approx(
         (1 - 0.5 * 0.64 / 0.9) * 0.08 / 0.17
     )
@@ -464,7 +464,7 @@ def test_neither_seeds_nor_rows_with_a_certain_partner_are_asked_for():
 
 
 def test_rows_to_label_cover_the_unknown_directions():
-    # Three groups of which two are known: the first question is about the third.
+    # Two of three groups are known, so the first row to label is in the third.
     centres = torch.eye(3).repeat_interleave(10, dim=0)
     z = normalize(centres + 0.05 * normal(1, 30, 3))
     found = estimate.d_optimal_rows(

@@ -38,7 +38,7 @@ def test_the_share_with_a_partner_solves_its_equation(given_share, paired):
     told = share_with_partner(given_share, paired)
     assert 0 <= told <= 1
     if paired < given_share < FINDABLE_SHARE:
-        # FOUND of those with a partner and so many of the others are given; the first are right.
+        # FINDABLE_SHARE of the items with a partner and the share `paired` of the others are
         common = told * given_share / FINDABLE_SHARE
         assert FINDABLE_SHARE * common + paired * (1 - common) == pytest.approx(
             given_share, abs=1e-9

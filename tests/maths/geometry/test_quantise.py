@@ -103,7 +103,7 @@ def test_cosines_rounded_above_1_count_as_1():
         assert codes(beyond, bits=bits).tolist() == [[most, -most]]
 
 
-# --- what it guarantees ---------------------------------------------------------------------------
+# --- guarantees -----------------------------------------------------------------------------------
 
 
 @given(data=st.data(), bits=widths, dtype=st.sampled_from(["float32", "float16"]))
@@ -185,7 +185,7 @@ def test_codes_move_by_at_most_the_distortion_of_the_angles(seed, bits, angle):
 
 @given(seed=seeds, bits=st.integers(FEWEST_BITS, 8))
 def test_a_rotation_and_a_scaling_of_the_space_leave_codes_as_they_are(seed, bits):
-    """But for cosines that lie within rounding of a border, as theorem 3 says."""
+    """Except for cosines within rounding of a border, by theorem 3."""
     anchors, vectors = normal(seed, 12, 5), normal(seed + 1, 6, 5)
     rotation, _ = torch.linalg.qr(normal(seed + 2, 5, 5))
     plain = relative(vectors, fit_space(anchors))

@@ -1,4 +1,4 @@
-"""A space is what its definition says, and refuses what no formula can use."""
+"""A space follows its definition, and refuses vectors that no formula can use."""
 
 from __future__ import annotations
 

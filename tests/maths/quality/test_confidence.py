@@ -47,7 +47,7 @@ def world(
     maps = [normal(latent, dim) for dim in dims]
 
     def sample(count: int) -> tuple[Tensor, Tensor]:
-        # Items differ in how much of them the encoders share: that is what there is to predict.
+        # Items differ in the part that both encoders see; confidence can predict from that.
         shared = normal(count, latent) * (0.3 + normal(count, 1).abs())
         x, y = (shared @ each + noise * normal(count, each.shape[1]) for each in maps)
         return x + 1.0, y - 2.0
@@ -76,7 +76,7 @@ def share(told: ExpectedCosines, cosines: Tensor) -> float:
     return float(((told.low <= cosines) & (cosines <= told.high)).double().mean())
 
 
-# --- what is proven -------------------------------------------------------------------------------
+# --- theorems -------------------------------------------------------------------------------------
 
 distinct = st.lists(st.integers(-(10**9), 10**9), min_size=2, max_size=120, unique=True)
 
@@ -121,7 +121,7 @@ def test_a_level_needs_exactly_the_stated_number_of_errors(level, count):
     assert error_interval(errors[:-1], level) is None
 
 
-# --- what is meant to hold ------------------------------------------------------------------------
+# --- expected behaviour ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_equal_anchors_give_equal_confidence_and_rows_are_independent():
         torch.testing.assert_close(alone.cosine[0], whole.cosine[row], atol=1e-5, rtol=0)
 
 
-# --- what is unlike the anchors -------------------------------------------------------------------
+# --- vectors unlike the anchors -------------------------------------------------------------------
 
 
 def clumps(seed: int, count: int, dim: int = 48) -> Tensor:

@@ -1,4 +1,4 @@
-"""The estimate from held-out anchors sees nothing it should not see."""
+"""The estimate from held-out anchors does not leak."""
 
 from __future__ import annotations
 

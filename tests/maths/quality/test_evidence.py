@@ -1,4 +1,4 @@
-"""Unrelated anchors are told from related ones, by exact moments over all pairings."""
+"""Exact moments over all pairings separate unrelated anchors from related ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CSLS against loops over its definition, and what it does to a hub."""
+"""CSLS compared with loops over its definition, and its effect on a hub."""
 
 from __future__ import annotations
 

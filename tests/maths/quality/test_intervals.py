@@ -1,4 +1,4 @@
-"""Bootstrap intervals cover what they say, and are the same each time."""
+"""Bootstrap intervals have their coverage, and are reproducible."""
 
 from __future__ import annotations
 

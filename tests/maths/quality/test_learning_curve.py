@@ -1,4 +1,4 @@
-"""Curves go through what they should, foretell what comes, and stop where they know nothing."""
+"""Curves fit their points, predict the gain of more anchors, and end where data ends."""
 
 from __future__ import annotations
 

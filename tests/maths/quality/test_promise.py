@@ -1,4 +1,4 @@
-"""A promise is what was held out, and what a curve says that it missed."""
+"""A promise is the held-out quality plus the gain of the learning curve."""
 
 from __future__ import annotations
 

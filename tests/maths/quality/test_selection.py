@@ -1,4 +1,4 @@
-"""What `auto` chooses, why, and what it says the choice is worth."""
+"""The choice of `auto`, its reason, and the estimate of its quality."""
 
 from __future__ import annotations
 

@@ -392,7 +392,7 @@ def test_no_accepted_pair_leaves_the_precision_open():
     assert (found.precision, found.recall, found.f1) == (None, 0.0, 0.0)
 
 
-# --- what the anchors cannot say ------------------------------------------------------------------
+# --- missing data ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("score", [-1.0, -0.99, 0.999, 1.0])

@@ -21,7 +21,7 @@ from app.maths.translators.translator import ROWS_PER_STEP, Translator, apply, a
 from research.definitions import relative
 from tests.maths.clouds import normal
 
-#: what float32 may add, as part of the target's scale
+#: the tolerated error of float32, relative to the target's scale
 CLOSE = 1e-5
 COUNTS = (1, 2, ROWS_PER_STEP - 1, ROWS_PER_STEP, ROWS_PER_STEP + 1, 3 * ROWS_PER_STEP)
 DTYPES = (torch.float16, torch.float32, torch.float64)
@@ -224,7 +224,7 @@ def test_spaces_of_every_size_translate_alike(size, count, name):
     )
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 @given(
@@ -277,7 +277,7 @@ def test_nothing_is_translated_to_a_number_that_is_none():
                         assert bool(apply(odd, vectors).vectors.isfinite().all())
 
 
-# --- what it is given and gives -------------------------------------------------------------------
+# --- inputs and outputs ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 3, ROWS_PER_STEP + 1])

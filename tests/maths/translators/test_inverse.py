@@ -1,4 +1,4 @@
-"""Pruning and the paper's decoder, held against naive loops."""
+"""Pruning and the paper's decoder, compared with naive loops."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from tests.maths.clouds import normal
 every_method = pytest.mark.parametrize("name", list(METHODS))
 UNPRUNED = {"delta": 0.0, "omega": 1}
 
-#: those whose lengths are a choice; affine's are what it was fitted to
+#: methods with options for lengths; the affine method is fitted to lengths
 SHAPED = [name for name, method in METHODS.items() if not method.affine]
 
 
