@@ -1,4 +1,4 @@
-"""Every method by name, and what is said of pairs that come without an estimate."""
+"""Every method by name, and the verdict on pairs without an estimate."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_an_exception_of_on_step_ends_every_method(settings):
         run(pools, true[:8], settings, on_step=stop_at_the_last)
 
 
-# what is said of pairs
+# verdicts on pairs
 
 
 @pytest.mark.parametrize(("seed", "count"), [(1, 10), (11, 10), (1, 0)])

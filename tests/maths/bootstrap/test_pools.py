@@ -1,4 +1,4 @@
-"""Pools made ready a piece at a time, against a space fitted as a whole."""
+"""Pools prepared in pieces, compared with a space fitted as a whole."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_pools_beat_between_pieces_and_pass_on_exceptions(monkeypatch):
     monkeypatch.setattr(common, "NUMBERS_PER_PIECE", 30)
     beats: list[None] = []
     fit_pools(normal(0, 100, 3), normal(1, 50, 3), beat=lambda: beats.append(None))
-    # A piece is ten rows, and every row is looked at three times at least.
+    # A piece is ten rows, and every row is read at least three times.
     assert len(beats) >= 3 * (10 + 5)
     with pytest.raises(KeyboardInterrupt):
         fit_pools(normal(0, 5, 3), normal(1, 5, 3), beat=interrupt)
