@@ -30,7 +30,7 @@ from app.maths.quality.crossfit import FEWEST_DISTINCT
 
 #: Pairs of anchors that are computed: all for up to 2,896 anchors; of more anchors, fewer others
 #: judge each.
-MOST_PAIRS = 2**23
+MOST_INFLUENCE_PAIRS = 2**23
 
 #: Pairs that are stored at a time, 8 bytes each, in about a dozen matrices.
 PAIRS_PER_STEP = 2**20
@@ -94,7 +94,7 @@ def influence(
     source  (k, d_x) and target (k, d_y): raw anchors, the encoders' own units, row i the same item
     ridge   > 0, on the scale of squared singular values of U_x; None: `spectrum.usual_ridge` of the
             source
-    seed    draws the judges where k^2 exceeds MOST_PAIRS
+    seed    draws the judges where k^2 exceeds MOST_INFLUENCE_PAIRS
     A row is harmful when the others would gain without it and it stands out: the mean of two robust
     scores exceeds OUTSTANDING_SCORE, one of its gain and one of how badly it is translated itself,
     each (value - median) / (1.4826 median absolute deviation). Below FEWEST_DISTINCT anchors no row
@@ -112,10 +112,10 @@ def influence(
     ridge = usual_ridge(x.spectrum, dim=x.dim) if ridge is None else ridge
     fit, size = _ridge_fit(x, y, ridge), x.size
     judges = torch.arange(size)
-    if size**2 > MOST_PAIRS:
+    if size**2 > MOST_INFLUENCE_PAIRS:
         judges = (
             torch.randperm(size, generator=torch.Generator().manual_seed(seed))[
-                : MOST_PAIRS // size
+                : MOST_INFLUENCE_PAIRS // size
             ]
             .sort()
             .values

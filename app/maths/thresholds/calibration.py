@@ -28,7 +28,7 @@ from torch import Tensor
 from app.maths.quality.crossfit import HELD_OUT_FOLDS
 from app.maths.thresholds.monotone_map import MonotoneMap, bin_means, fit_isotonic, join_strata
 from app.maths.thresholds.score_pairs import (
-    FEWEST_PAIRS,
+    FEWEST_SCORE_PAIRS,
     MOST_CALIBRATION_ANCHORS,
     STRATA,
     CalibrationItems,
@@ -120,7 +120,7 @@ class ExpectedScore:
     by_rate       the threshold that as many pairs reach as reach the given one
     share         the share of all pairs that reach the given score
     pairs_above   the number of sampled pairs that reach it
-    extrapolated  whether fewer than FEWEST_PAIRS pairs are above, below or near it
+    extrapolated  whether fewer than FEWEST_SCORE_PAIRS pairs are above, below or near it
     """
 
     answer: float | None
@@ -173,8 +173,8 @@ def expected_score(calibration: Calibration, score: float, *, level: float) -> E
     start = int(torch.searchsorted(rows.given, score))
     above, below = int(rows.fresh[start:].sum()), int(rows.fresh[:start].sum())
     near = _near_rows(rows, score)
-    enough = above >= FEWEST_PAIRS and below >= FEWEST_PAIRS
-    extrapolated = not enough or int(rows.fresh[near].sum()) < FEWEST_PAIRS
+    enough = above >= FEWEST_SCORE_PAIRS and below >= FEWEST_SCORE_PAIRS
+    extrapolated = not enough or int(rows.fresh[near].sum()) < FEWEST_SCORE_PAIRS
     share = float(rows.weight[start:].sum() / rows.weight.sum())
     rate = (
         rate_matched_threshold(rows, score, torch.arange(len(rows.given)), calibration.by_answer)
@@ -198,14 +198,15 @@ def expected_score(calibration: Calibration, score: float, *, level: float) -> E
 
 
 def covered_range(calibration: Calibration) -> tuple[float, float] | None:
-    """The lowest and highest given score with at least FEWEST_PAIRS pairs on either side; None if
-    there is none.
+    """The lowest and highest given score with at least FEWEST_SCORE_PAIRS pairs on either side.
+
+    None if there is none.
     """
     scores = calibration.rows.given[calibration.rows.fresh]
-    if len(scores) < 2 * FEWEST_PAIRS:
+    if len(scores) < 2 * FEWEST_SCORE_PAIRS:
         return None
-    above_few = scores[scores > scores[FEWEST_PAIRS - 1]]
-    high = float(scores[-FEWEST_PAIRS])
+    above_few = scores[scores > scores[FEWEST_SCORE_PAIRS - 1]]
+    high = float(scores[-FEWEST_SCORE_PAIRS])
     return (float(above_few[0]), high) if len(above_few) and float(above_few[0]) <= high else None
 
 

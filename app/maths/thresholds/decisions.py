@@ -20,7 +20,7 @@ from app.maths.thresholds.calibration import (
     expected_score,
     rate_matched_threshold,
 )
-from app.maths.thresholds.score_pairs import FEWEST_PAIRS, ScorePairs
+from app.maths.thresholds.score_pairs import FEWEST_SCORE_PAIRS, ScorePairs
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ def threshold_agreement(calibration: Calibration, threshold: float) -> Agreement
     """Decisions by thresholds of the other score, compared with those by `threshold` of the given
     one.
 
-    None with fewer than FEWEST_PAIRS pairs on either side of it.
+    None with fewer than FEWEST_SCORE_PAIRS pairs on either side of it.
     """
     rows = calibration.rows
     reached = rows.given >= threshold
-    if min(int(rows.fresh[reached].sum()), int(rows.fresh[~reached].sum())) < FEWEST_PAIRS:
+    if min(int(rows.fresh[reached].sum()), int(rows.fresh[~reached].sum())) < FEWEST_SCORE_PAIRS:
         return None
     at = torch.tensor([threshold], dtype=torch.float64)
     all_rows = torch.arange(len(rows.given))

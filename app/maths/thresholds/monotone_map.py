@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from app.maths.thresholds.score_pairs import FEWEST_PAIRS, ScorePairs
+from app.maths.thresholds.score_pairs import FEWEST_SCORE_PAIRS, ScorePairs
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,15 +39,15 @@ class MonotoneMap:
 
 def join_strata(pairs: Int64[Tensor, " s"]) -> Int64[Tensor, " s"]:
     """The bin of each stratum (s,), from its number of pairs (s,): strata are joined from the
-    highest down until each bin has FEWEST_PAIRS.
+    highest down until each bin has FEWEST_SCORE_PAIRS.
     """
     labels, bin_, in_bin = [], 0, 0
     for count in reversed(pairs.tolist()):
-        if in_bin >= FEWEST_PAIRS:
+        if in_bin >= FEWEST_SCORE_PAIRS:
             bin_, in_bin = bin_ + 1, 0
         labels.append(bin_)
         in_bin += count
-    if in_bin < FEWEST_PAIRS and bin_ > 0:  # the rest at the low end joins its neighbour
+    if in_bin < FEWEST_SCORE_PAIRS and bin_ > 0:  # the rest at the low end joins its neighbour
         labels = [min(label, bin_ - 1) for label in labels]
     return max(labels) - torch.tensor(labels[::-1])
 

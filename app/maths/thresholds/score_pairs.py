@@ -26,7 +26,7 @@ from app.maths.translators.methods import Options
 from app.types import Scores
 
 #: With fewer pairs above, below or near a score, nothing is said about it.
-FEWEST_PAIRS = 10
+FEWEST_SCORE_PAIRS = 10
 
 #: Anchors that are held out at most: five fits on more take long, and their pairs suffice.
 MOST_CALIBRATION_ANCHORS = 2_000

@@ -423,7 +423,7 @@ def test_pairs_above_are_pairs_of_anchors():
         # quota.
         assert found.pairs_above <= above
         assert found.pairs_above == 0 or found.pairs_above > 0.5 * above
-        assert found.extrapolated == (found.pairs_above < score_pairs.FEWEST_PAIRS)
+        assert found.extrapolated == (found.pairs_above < score_pairs.FEWEST_SCORE_PAIRS)
 
 
 def test_in_a_gap_of_the_scores_the_rate_is_known_and_the_map_is_not():
