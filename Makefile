@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-long serve docs docs-serve pages lint format bench faults soak pack
+.PHONY: help install demo test test-fast test-long serve docs docs-serve pages lint format bench papers faults soak pack
 .PHONY: constraints release clean
 
 help: ## list the targets
@@ -67,25 +67,29 @@ format: $(INSTALLED) ## format the code
 	$(BIN)/ruff format .
 
 bench: $(INSTALLED) ## run all benchmarks, for hours, into benchmarks/results (some need ANCHORAGE_DATA)
-	$(BIN)/anchorage demo --json benchmarks/results/demo.json && cp demo-output/map.png docs/assets/demo-map.png
-	$(BIN)/python benchmarks/quality.py
-	$(BIN)/python benchmarks/confidence.py
-	$(BIN)/python benchmarks/thresholds.py
-	$(BIN)/python benchmarks/hubness.py
-	$(BIN)/python benchmarks/anchor_strategies.py
-	$(BIN)/python benchmarks/suggestions.py
-	$(BIN)/python benchmarks/proxy.py
-	$(BIN)/python benchmarks/wire.py
-	$(BIN)/python benchmarks/scaling.py
-	$(BIN)/python benchmarks/stitching.py
-	$(BIN)/python benchmarks/bootstrap.py
+	$(BIN)/anchorage demo --json benchmarks/results/demo.json
+	cp demo-output/map.png docs/assets/demo-map.png
+	$(BIN)/python -m benchmarks.quality
+	$(BIN)/python -m benchmarks.confidence
+	$(BIN)/python -m benchmarks.thresholds
+	$(BIN)/python -m benchmarks.hubness
+	$(BIN)/python -m benchmarks.suggestions
+	$(BIN)/python -m benchmarks.wire
+	$(BIN)/python -m benchmarks.scaling
+	$(BIN)/python -m benchmarks.bootstrap
+
+papers: $(INSTALLED) ## reproduce the papers, for hours, into research/results (needs ANCHORAGE_DATA)
+	$(BIN)/python -m research.stitching
+	$(BIN)/python -m research.anchor_strategies
+	$(BIN)/python -m research.proxy
+	$(BIN)/python -m research.bootstrap
 
 faults: $(INSTALLED) ## kill, restart and attack real processes, and count losses (needs PostgreSQL and Redis binaries)
-	$(BIN)/python benchmarks/faults/run.py
-	$(BIN)/python benchmarks/faults/shared_cache.py
+	$(BIN)/python -m benchmarks.faults
+	$(BIN)/python -m benchmarks.faults.shared_cache
 
 soak: $(INSTALLED) ## run a mixed load for MINUTES=10, and count errors and leaks (needs PostgreSQL and Redis binaries)
-	$(BIN)/python benchmarks/faults/soak.py --minutes $(or $(MINUTES),10)
+	$(BIN)/python -m benchmarks.faults.soak --minutes $(or $(MINUTES),10)
 
 pack: $(INSTALLED) ## rebuild the demo's data (needs ANCHORAGE_DATA)
 	$(BIN)/python scripts/make_demo_pack.py

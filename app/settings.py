@@ -219,7 +219,8 @@ class Settings(BaseSettings):
         ge=0,
         le=36_500,
         description=(
-            "days after its last use for which the report of a translator is kept; 0: indefinitely. "
+            "days after its last use for which the report of a translator is kept; "
+            "0: indefinitely. "
             "After that, `GET /translators/{id}` answers 404 until it is fitted again"
         ),
     )

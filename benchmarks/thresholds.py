@@ -1,32 +1,38 @@
-"""What becomes of a cosine threshold when the encoder changes: kept as it is, or converted by what the anchors say?
+"""What becomes of a cosine threshold when the encoder changes: is it better to keep it, or to
+convert it with the anchors?
 
-    python benchmarks/thresholds.py            # about 2 minutes on one core; writes benchmarks/results/thresholds.json
+    python -m benchmarks.thresholds  # about 2 minutes on one core
 
-Real encoders, 300 anchors, 1,000 other items of which the calibration has seen nothing; graded with its defaults; three encoder
-pairs for each data set, three seeds. `mapped` is the answer of GET /translators/{id}/threshold, `by_rate` and `best` (the highest
-F1 on the anchors) stand beside it. For the thresholds .5 to .9 that at least 50 pairs of other items reach:
+Writes benchmarks/results/thresholds.json.
 
-- F1 of "new score >= t'" against "old score >= t", for t' = t (what people do), mapped, by_rate and best
+Real encoders, 300 anchors, 1,000 other items that the calibration has not seen; the graded method
+with its defaults; three encoder pairs for each data set, three seeds. `mapped` is the answer of GET
+/translators/{id}/threshold; `by_rate` and `best` (the highest F1 on the anchors) stand next to it.
+For the thresholds .5 to .9 that at least 50 pairs of other items reach:
+
+- F1 of "new score >= t'" against "old score >= t", for t' = t (no conversion), mapped, by_rate and
+  best
 - error: |expected score - mean new score of other pairs within .01 of t|
-- coverage of the 90 % interval, over all pairs whose score the anchors cover, and over the hundredth with the highest old scores
-- mae: |expected - new score| over those pairs, beside |old - new|
+- coverage of the 90 % interval, over all pairs whose score the anchors cover, and over the
+  hundredth with the highest old scores
+- mae: |expected - new score| over those pairs, and |old - new|
 
-Data below $ANCHORAGE_DATA: encoders/emb/banking77.*.npz (Banking77, PolyAI-LDN/task-specific-datasets, embedded by three sentence
-encoders), cifar10-embeddings/*.npz (CIFAR-10 by ImageNet encoders), stsb-multi-mt/stsb-en-test.csv (STS-B, from
-PhilipMay/stsb-multi-mt; whole sentence pairs are anchors) with encoders/text/* and all-MiniLM-L6-v2 (the extra `text`).
+Data below $ANCHORAGE_DATA: encoders/emb/banking77.*.npz (Banking77,
+PolyAI-LDN/task-specific-datasets, embedded by three sentence encoders), cifar10-embeddings/*.npz
+(CIFAR-10 by ImageNet encoders), stsb-multi-mt/stsb-en-test.csv (STS-B, from
+PhilipMay/stsb-multi-mt; whole sentence pairs are anchors) with encoders/text/* and all-MiniLM-L6-v2
+(the extra `text`).
 """
 
 from __future__ import annotations
 
 import csv
-import json
-import os
 import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +40,7 @@ from rich.console import Console
 from torch import Tensor
 
 from app.demo.run import new_table
-from app.encoders.base import Shelf, Spec
+from app.encoders.base import EncoderSpec, ModelSources
 from app.encoders.text import load
 from app.maths.geometry.space import fit_space
 from app.maths.quality.metrics import unit
@@ -44,15 +50,14 @@ from app.maths.thresholds.score_pairs import translate_held_out
 from app.maths.translators.methods import fit, resolve
 from app.maths.translators.translator import apply
 from app.types import Scores
+from benchmarks.common import DATA, RESULTS, parser, write
 
-DATA = Path(os.environ.get("ANCHORAGE_DATA", "../shared/data"))
-RESULTS = Path(__file__).parent / "results" / "thresholds.json"
 ANCHORS, OTHERS = 300, 1_000
 SEEDS = (0, 1, 2)
 METHOD = "graded"
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
 LEVEL = 0.9
-#: a threshold that fewer pairs of other items reach is left out
+#: a threshold is left out if fewer pairs of other items reach it
 OCCURS = 50
 POINTS = 100
 
@@ -61,7 +66,9 @@ CHOICES = ("unchanged", "mapped", "by_rate", "best")
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """vectors of the same items by each encoder; items of one unit (n,) stay together: the two sentences of a pair."""
+    """Vectors of the same items by each encoder. Items of one unit (n,) stay together: the two
+    sentences of a pair.
+    """
 
     vectors: dict[str, Tensor]
     unit_of: Tensor
@@ -69,6 +76,7 @@ class Data:
 
 def main() -> None:
     """Measure, print and write."""
+    options = parser(__doc__, RESULTS / "thresholds.json").parse_args()
     torch.set_num_threads(1)
     began = time.monotonic()
     summary = {}
@@ -79,11 +87,19 @@ def main() -> None:
         for source, target in zip(encoders, encoders[1:] + encoders[:1], strict=True):
             for seed in SEEDS:
                 one(data, source, target, seed, found, decided)
-        summary[name] = {scores.value: summarise(found[scores], decided[scores]) for scores in Scores}
+        summary[name] = {
+            scores.value: summarise(found[scores], decided[scores]) for scores in Scores
+        }
         print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
     show(summary)
-    report = {"about": __doc__.split("\n\n")[2], "anchors": ANCHORS, "others": OTHERS, "seeds": len(SEEDS), "summary": summary}
-    RESULTS.write_text(json.dumps(report, indent=1) + "\n")
+    report = {
+        "about": __doc__.split("\n\n")[2],
+        "anchors": ANCHORS,
+        "others": OTHERS,
+        "seeds": len(SEEDS),
+        "summary": summary,
+    }
+    write(options.json, report)
 
 
 def one(
@@ -94,14 +110,18 @@ def one(
     found: dict[str, list[dict[str, float]]],
     decided: dict[str, list[dict[str, float]]],
 ) -> None:
-    """Calibrate one pair of encoders, and compare with what other items show."""
+    """Calibrate one pair of encoders, and compare with the scores of other items."""
     anchors, others = split(data.unit_of, seed)
     x, y = data.vectors[source], data.vectors[target]
     options = resolve(METHOD, {}, anchors=len(anchors))
     items = translate_held_out(METHOD, x[anchors], y[anchors], options)
     assert items is not None
     translator = fit(METHOD, fit_space(x[anchors]), fit_space(y[anchors]), options)
-    translated, native, old_units = unit(apply(translator, x[others]).vectors), unit(y[others]), unit(x[others])
+    translated, native, old_units = (
+        unit(apply(translator, x[others]).vectors),
+        unit(y[others]),
+        unit(x[others]),
+    )
     i, j = torch.triu_indices(len(others), len(others), offset=1)
     old = (old_units @ old_units.T)[i, j].numpy()
     sides = {
@@ -117,12 +137,16 @@ def one(
 
 
 def intervals(calibration: Calibration, old: np.ndarray, new: np.ndarray) -> dict[str, float]:
-    """Coverage and mean absolute errors over the pairs that are covered, by a table as GET /calibration gives."""
+    """Coverage and mean absolute errors over the covered pairs, from a table like the answer of GET
+    /calibration.
+    """
     ends = covered_range(calibration)
     assert ends is not None
     grid = np.linspace(*ends, POINTS)
     points = [(score, expected_score(calibration, score, level=LEVEL)) for score in grid.tolist()]
-    known = [(score, each.answer, *each.interval) for score, each in points if each.interval is not None]
+    known = [
+        (score, each.answer, *each.interval) for score, each in points if each.interval is not None
+    ]
     score, answer, low, high = (np.array(column) for column in zip(*known, strict=True))
     inside = (old >= ends[0]) & (old <= ends[1])
     old, new = old[inside], new[inside]
@@ -141,13 +165,18 @@ def intervals(calibration: Calibration, old: np.ndarray, new: np.ndarray) -> dic
 
 
 def decisions(calibration: Calibration, old: np.ndarray, new: np.ndarray) -> list[dict[str, float]]:
-    """F1 of each choice of t' at each threshold that occurs, and how far the expected score is off; NaN where it is not known."""
+    """F1 of each choice of t' at each threshold that occurs, and the error of the expected score;
+    NaN if it is unknown.
+    """
     rows = []
     for threshold in THRESHOLDS:
         reached = old >= threshold
         if reached.sum() < OCCURS or reached.mean() > 0.99:
             continue
-        expected, agreed = expected_score(calibration, threshold, level=LEVEL), threshold_agreement(calibration, threshold)
+        expected, agreed = (
+            expected_score(calibration, threshold, level=LEVEL),
+            threshold_agreement(calibration, threshold),
+        )
         near = np.abs(old - threshold) < 0.01
         chosen = {
             "unchanged": threshold,
@@ -157,14 +186,16 @@ def decisions(calibration: Calibration, old: np.ndarray, new: np.ndarray) -> lis
         }
         row = {name: f1(new, reached, value) for name, value in chosen.items()}
         row["threshold"] = threshold
-        row["error"] = np.nan if expected.answer is None else abs(expected.answer - float(new[near].mean()))
+        row["error"] = (
+            np.nan if expected.answer is None else abs(expected.answer - float(new[near].mean()))
+        )
         row["estimated"] = np.nan if agreed is None else agreed.by_rate.f1
         rows.append(row)
     return rows
 
 
 def f1(new: np.ndarray, reached: np.ndarray, threshold: float | None) -> float:
-    """F1 of the decisions by a threshold, against those wanted; NaN without one."""
+    """F1 of the decisions by a threshold against the wanted decisions; NaN without a threshold."""
     if threshold is None:
         return np.nan
     accepted = new >= threshold
@@ -172,7 +203,7 @@ def f1(new: np.ndarray, reached: np.ndarray, threshold: float | None) -> float:
 
 
 def summarise(found: list[dict[str, float]], decided: list[dict[str, float]]) -> dict[str, object]:
-    """Means over encoder pairs and seeds; F1 over those thresholds that the anchors could answer."""
+    """Means over encoder pairs and seeds; F1 over the thresholds that the anchors could answer."""
     answered = [row for row in decided if not np.isnan(row["mapped"])]
     return {
         **{name: mean(row[name] for row in found) for name in found[0]},
@@ -193,23 +224,38 @@ def summarise(found: list[dict[str, float]], decided: list[dict[str, float]]) ->
     }
 
 
-def show(summary: dict[str, dict[str, dict[str, object]]]) -> None:
+def show(summary: dict[str, dict[str, dict[str, Any]]]) -> None:
     """Print one row for each data set and kind of score."""
-    figures = ("coverage", "of the top", "error", "mae", "unchanged", "F1 unchanged", "mapped", "by rate", "best", "answered")
+    figures = (
+        "coverage",
+        "of the top",
+        "error",
+        "mae",
+        "unchanged",
+        "F1 unchanged",
+        "mapped",
+        "by rate",
+        "best",
+        "answered",
+    )
     table = new_table("90 % interval, expected score, and decisions", ("data", "scores"), figures)
     for name, kinds in summary.items():
         for kind, row in kinds.items():
-            numbers = [row[key] for key in ("coverage", "coverage_top", "error", "mae", "mae_unchanged")]
-            cells = [f"{number:.3f}" for number in (*numbers, *(row["f1"][choice] for choice in CHOICES))]
+            numbers = [
+                row[key] for key in ("coverage", "coverage_top", "error", "mae", "mae_unchanged")
+            ]
+            cells = [
+                f"{number:.3f}" for number in (*numbers, *(row["f1"][choice] for choice in CHOICES))
+            ]
             table.add_row(name, kind, *cells, f"{row['answered']} of {row['thresholds']}")
     Console(width=150).print(table)
 
 
-# --- data ----------------------------------------------------------------------------------------------------------------
+# --- data ---
 
 
 def split(unit_of: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Rows of the anchors and of the other items; rows of one unit go the same way."""
+    """Rows of the anchors and of the other items. Rows of one unit stay together."""
     generator = torch.Generator().manual_seed(seed)
     units = torch.unique(unit_of)
     place = torch.empty(int(units.max()) + 1, dtype=torch.int64)
@@ -221,26 +267,35 @@ def split(unit_of: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 def banking() -> Data:
     """10,003 sentences by three encoders."""
     files = sorted((DATA / "encoders" / "emb").glob("banking77.*.npz"))
-    return alone({file.name.split(".")[1]: np.load(file, allow_pickle=False)["train"] for file in files})
+    return alone(
+        {file.name.split(".")[1]: np.load(file, allow_pickle=False)["train"] for file in files}
+    )
 
 
 def cifar() -> Data:
     """3,000 images by three ImageNet encoders."""
     names = ("mobilenet_v1_100", "mobilenet_v2_100_ptq", "squeezenet_v10")
     folder = DATA / "cifar10-embeddings"
-    return alone({name: np.load(folder / f"{name}.npz", allow_pickle=False)["train"] for name in names})
+    return alone(
+        {name: np.load(folder / f"{name}.npz", allow_pickle=False)["train"] for name in names}
+    )
 
 
 def alone(arrays: dict[str, np.ndarray]) -> Data:
-    """Every item a unit of its own."""
+    """Data in which every item is its own unit."""
     if not arrays:
-        sys.exit(f"no embeddings in {DATA}: see the head of this script for the data's origin, or set ANCHORAGE_DATA")
+        sys.exit(
+            f"There are no embeddings in {DATA}. Set ANCHORAGE_DATA; `--help` describes the data."
+        )
     vectors = {name: torch.from_numpy(array.astype(np.float32)) for name, array in arrays.items()}
     return Data(vectors, torch.arange(len(next(iter(vectors.values())))))
 
 
 def stsb() -> Data:
-    """The sentences of STS-B's English test split by three encoders; each sentence once, its unit the pair it first stands in."""
+    """The sentences of STS-B's English test split by three encoders.
+
+    Each sentence occurs once; its unit is the pair in which it first occurs.
+    """
     with (DATA / "stsb-multi-mt" / "stsb-en-test.csv").open(newline="") as file:
         pairs = [row[:2] for row in csv.reader(file)]
     first_in: dict[str, int] = {}
@@ -248,15 +303,18 @@ def stsb() -> Data:
         for sentence in pair:
             first_in.setdefault(sentence, number)
     sentences, units = list(first_in), torch.tensor(list(first_in.values()))
-    # A run needs 1,300 sentences, and encoding them all would take longer than all else.
+    # A run needs 1,300 sentences, and encoding them all would take longer than everything else.
     kept = (units < 900).nonzero().flatten()
     sentences, units = [sentences[row] for row in kept.tolist()], units[kept]
-    shelf = Shelf(folder=DATA / "encoders" / "text")
+    shelf = ModelSources(folder=DATA / "encoders" / "text")
     vectors = {}
     for model in ("all-MiniLM-L6-v2", "minilm3-512", "static-256"):
-        encoder = load(Spec("sentence-transformers", model), shelf, "cpu")
-        plain = encoder._model  # sentence-transformers itself: nothing else uses the machine
-        vectors[model] = torch.from_numpy(plain.encode(sentences, batch_size=64, show_progress_bar=False)).float()
+        encoder = load(EncoderSpec("sentence-transformers", model), shelf, "cpu")
+        # sentence-transformers itself, because nothing else uses the machine
+        plain = encoder._model  # type: ignore[attr-defined]
+        vectors[model] = torch.from_numpy(
+            plain.encode(sentences, batch_size=64, show_progress_bar=False)
+        ).float()
     return Data(vectors, units)
 
 

@@ -1,1 +1,3 @@
-"""Reproductions of papers, and baselines that the product does not serve. Imports app; app never imports it."""
+"""Reproductions of papers, and baselines that the product does not serve. Imports app; app never
+imports it.
+"""

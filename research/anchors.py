@@ -1,4 +1,6 @@
-"""Choices of anchors that the product does not offer: `uniform` does as well, or nearly (docs/anchor-sets.md)."""
+"""Choices of anchors that the product does not offer, because `uniform` does as well, or nearly
+(docs/how-to/anchor-sets.md).
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,21 @@ def medoids(pool: Float[Tensor, "n d"], *, size: int, seed: int) -> list[int]:
     """
     check_size(size, pool.shape[0])
     points = fit_space(pool).unit
-    return sorted(set(torch.cdist(cluster_centres(points, size=size, seed=seed), points).argmin(dim=1).tolist()))
+    return sorted(
+        set(
+            torch.cdist(cluster_centres(points, size=size, seed=seed), points)
+            .argmin(dim=1)
+            .tolist()
+        )
+    )
 
 
 def farthest(pool: Float[Tensor, "n d"], *, size: int, seed: int) -> list[int]:
     """Greedy farthest points by 1 - |cos| around the pool's mean, from a seeded start.
 
-    pool  (n, d), any units. Returns `size` indices in the order chosen; fewer where some items equal the mean.
-    Raises InvalidOption, and as `fit_space`. Source: Moschella et al. 2023, appendix (anchor selection, fps).
+    `pool` (n, d) is in any units. Returns `size` indices in the order chosen; fewer if some items
+    equal the mean. Raises InvalidOption, and as `fit_space`. Source: Moschella et al. 2023,
+    appendix (anchor selection, fps).
     """
     check_size(size, pool.shape[0])
     unit = fit_space(pool).unit

@@ -1,6 +1,7 @@
-"""What the other methods are measured against: a rotation from the seeds alone, and self-learning as in vecmap.
+"""Baselines: a rotation from the seeds alone, and self-learning as in vecmap.
 
-Both translate by an orthogonal map and take the pairs that choose each other by CSLS. They do not say how sure they are.
+Both translate with an orthogonal map and accept the pairs that choose each other by CSLS. They
+estimate no confidence.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from app.maths.geometry.spectrum import rank_tolerance
 
 @dataclass(frozen=True)
 class Procrustes:
-    """neighbours  over how many the means of CSLS are taken; a smaller pool's size where that is less"""
+    """`neighbours` is how many neighbours the means of CSLS cover; at most the size of the smaller
+    pool.
+    """
 
     neighbours: int = 10
 
@@ -36,10 +39,11 @@ class Procrustes:
 @dataclass(frozen=True)
 class Vecmap:
     """neighbours  as for Procrustes
-    keep        the share of the similarities that the first rounds look at, times `growth` whenever the rounds stall
-    patience    rounds without an improvement above `tolerance` that are a stall (of the mean cosine to the nearest translation)
+    keep        share of the similarities that the first rounds use, times `growth` at each stall
+    patience    a stall is so many rounds that improve the mean cosine to the nearest translation by
+                no more than `tolerance`
     most        rounds at most
-    seed        draws what is looked at
+    seed        draws the similarities that are used
     """
 
     neighbours: int = 10
@@ -52,13 +56,22 @@ class Vecmap:
 
 
 def procrustes(
-    pools: Pools, seeds: list[tuple[int, int]], settings: Procrustes, *, state: State | None = None, on_step: OnStep = ignore_step
+    pools: Pools,
+    seeds: list[tuple[int, int]],
+    settings: Procrustes,
+    *,
+    state: State | None = None,
+    on_step: OnStep = ignore_step,
 ) -> GrownPairs:
-    """The rotation of the seeds, then the pairs that choose each other by CSLS, the best scores first.
+    """The rotation of the seeds, then the pairs that choose each other by CSLS, the best scores
+    first.
 
-    state  never told, never needed: it is one step. Deterministic; no estimate of confidence. Raises InvalidSeeds.
+    One step, so `state` is never used. Deterministic; no estimate of confidence. Raises
+    InvalidSeeds.
     """
-    check_seeds(seeds, source=len(pools.x), target=len(pools.y), size=min(len(pools.x), len(pools.y)))
+    check_seeds(
+        seeds, source=len(pools.x), target=len(pools.y), size=min(len(pools.x), len(pools.y))
+    )
     pools = _narrow(pools)
     dictionary = torch.tensor(seeds, device=pools.device)
     translated = normalize(pools.x @ _rotation(pools, dictionary))
@@ -73,17 +86,28 @@ def procrustes(
 
 
 def vecmap(
-    pools: Pools, seeds: list[tuple[int, int]], settings: Vecmap, *, state: State | None = None, on_step: OnStep = ignore_step
+    pools: Pools,
+    seeds: list[tuple[int, int]],
+    settings: Vecmap,
+    *,
+    state: State | None = None,
+    on_step: OnStep = ignore_step,
 ) -> GrownPairs:
-    """Self-learning by orthogonal maps with a stochastic dictionary, from the seeds; the seeds themselves are not held on to.
+    """Self-learning by orthogonal maps with a stochastic dictionary, from the seeds. The seeds
+    themselves may be dropped.
 
-    One round: the rotation of the dictionary; everybody's best partner by CSLS, from both sides, among a random `keep` of all
-    similarities; these are the next dictionary. `keep` grows when the objective stalls; a stall at 1 is the end.
-    Left out of the published method: its unsupervised start, the final re-weighting, and the cut-off at 20,000 frequent words.
-    state  as told to on_step after each round. Deterministic for equal inputs, seed and device. Raises InvalidSeeds.
-    Source: Artetxe, Labaka and Agirre 2018, "A robust self-learning method", sections 3.3 and 3.4.
+    One round: the rotation of the dictionary; every item's best partner by CSLS, from both sides,
+    among a random share `keep` of all similarities; these are the next dictionary. `keep` grows
+    when the objective stalls; a stall at 1 is the end. Left out of the published method: its
+    unsupervised start, the final re-weighting, and the cut-off at 20,000 frequent words.
+
+    `state` is what on_step got after a round. Deterministic for equal inputs, seed and device.
+    Raises InvalidSeeds. Source: Artetxe, Labaka and Agirre 2018, "A robust self-learning method",
+    sections 3.3 and 3.4.
     """
-    check_seeds(seeds, source=len(pools.x), target=len(pools.y), size=min(len(pools.x), len(pools.y)))
+    check_seeds(
+        seeds, source=len(pools.x), target=len(pools.y), size=min(len(pools.x), len(pools.y))
+    )
     pools = _narrow(pools)
     k = min(settings.neighbours, len(pools.x), len(pools.y))
     stand = _Stand.start(pools, seeds, settings) if state is None else _Stand.told(pools, state)
@@ -95,19 +119,25 @@ def vecmap(
         translated = normalize(pools.x @ _rotation(pools, stand.dictionary))
         found, objective = _looked_at(pools, translated, k, stand, beat)
         stand = stand.next(found, objective, settings)
-        facts = {"objective": objective, "keep": stand.keep, "dictionary": float(len(stand.dictionary))}
+        facts = {
+            "objective": objective,
+            "keep": stand.keep,
+            "dictionary": float(len(stand.dictionary)),
+        }
         on_step(Step(stand.done, settings.most, facts, stand.state))
     translated = normalize(pools.x @ _rotation(pools, stand.dictionary))
     facts = {"objective": stand.best, "rounds": float(stand.done)}
-    return _mutual(pools, translated, seeds, k, facts, lambda: on_step(Step(stand.done, settings.most)))
+    return _mutual(
+        pools, translated, seeds, k, facts, lambda: on_step(Step(stand.done, settings.most))
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class _Stand:
-    """dictionary  (p, 2) pairs that the next rotation is fitted to, on the pools' device; an item may be in many
-    keep        the share of similarities that the next round looks at
+    """dictionary  (p, 2) pairs for the next rotation, on the pools' device; an item may be in many
+    keep        share of the similarities that the next round uses
     best        the best objective so far, and since how many rounds (`stalled`)
-    generator   draws what is looked at
+    generator   draws the similarities that are used
     """
 
     done: int
@@ -120,53 +150,86 @@ class _Stand:
     @classmethod
     def start(cls, pools: Pools, seeds: list[tuple[int, int]], settings: Vecmap) -> _Stand:
         generator = torch.Generator(pools.device).manual_seed(settings.seed)
-        return cls(0, torch.tensor(seeds, device=pools.device), settings.keep, -torch.inf, 0, generator)
+        return cls(
+            0, torch.tensor(seeds, device=pools.device), settings.keep, -torch.inf, 0, generator
+        )
 
     @classmethod
     def told(cls, pools: Pools, state: State) -> _Stand:
         generator = torch.Generator(pools.device)
         generator.set_state(state["generator"])
         done, keep, best, stalled = state["numbers"].tolist()
-        return cls(int(done), state["dictionary"].to(pools.device), keep, best, int(stalled), generator)
+        return cls(
+            int(done), state["dictionary"].to(pools.device), keep, best, int(stalled), generator
+        )
 
     @property
     def state(self) -> State:
         numbers = torch.tensor([self.done, self.keep, self.best, self.stalled], dtype=torch.float64)
-        return {"numbers": numbers, "dictionary": self.dictionary.cpu(), "generator": self.generator.get_state()}
+        return {
+            "numbers": numbers,
+            "dictionary": self.dictionary.cpu(),
+            "generator": self.generator.get_state(),
+        }
 
     def over(self, settings: Vecmap) -> bool:
-        """Whether the rounds that look at everything have stalled, or there were enough."""
-        return self.done >= settings.most or (self.keep >= 1.0 and self.stalled >= settings.patience)
+        """Whether the rounds that use all similarities have stalled, or there were
+        enough rounds.
+        """
+        return self.done >= settings.most or (
+            self.keep >= 1.0 and self.stalled >= settings.patience
+        )
 
     def next(self, found: BestMatches, objective: float, settings: Vecmap) -> _Stand:
-        """After a round."""
+        """The state after a round."""
         better = objective > self.best + settings.tolerance
-        best, stalled, keep = (objective, 0, self.keep) if better else (self.best, self.stalled + 1, self.keep)
+        best, stalled, keep = (
+            (objective, 0, self.keep) if better else (self.best, self.stalled + 1, self.keep)
+        )
         if stalled >= settings.patience and keep < 1.0:
             keep, stalled = min(1.0, keep * settings.growth), 0
-        # In tiny pools it may be that nothing was drawn.
+        # In tiny pools it may happen that no similarity is drawn.
         chosen = _dictionary(found)
-        return _Stand(self.done + 1, chosen if len(chosen) else self.dictionary, keep, best, stalled, self.generator)
+        return _Stand(
+            self.done + 1,
+            chosen if len(chosen) else self.dictionary,
+            keep,
+            best,
+            stalled,
+            self.generator,
+        )
 
 
 def _narrow(pools: Pools) -> Pools:
-    """Pools of no more dimensions than items, with the same cosines: an orthogonal map cannot tell."""
-    x, y = (torch.linalg.qr(pool.T.double()).R.T.float() if len(pool) < pool.shape[1] else pool for pool in (pools.x, pools.y))
+    """Pools of no more dimensions than items, with the same cosines, which an orthogonal map cannot
+    tell apart.
+    """
+    x, y = (
+        torch.linalg.qr(pool.T.double()).R.T.float() if len(pool) < pool.shape[1] else pool
+        for pool in (pools.x, pools.y)
+    )
     return replace(pools, x=x, y=y)
 
 
 def _rotation(pools: Pools, dictionary: Int64[Tensor, "p 2"]) -> Float32[Tensor, "dx dy"]:
-    """The partial isometry nearest to the pairs, fitted in float64: as `align.procrustes`, without either side's own spectrum."""
+    """The partial isometry nearest to the pairs, fitted in float64.
+
+    As `align.procrustes`, without either side's own spectrum.
+    """
     x, y = pools.x[dictionary[:, 0]].double(), pools.y[dictionary[:, 1]].double()
     left, values, right = torch.linalg.svd(x.T @ y, full_matrices=False)
-    # Rows of length 1: no side has a singular value above the root of their number.
+    # Rows of length 1, so no side has a singular value above the root of their number.
     keep = values > rank_tolerance((len(x), x.shape[1], y.shape[1]), float(len(x)))
     rotation: Tensor = left[:, keep] @ right[keep]
     return rotation.float()
 
 
-def _looked_at(pools: Pools, translated: Float32[Tensor, "n dy"], k: int, stand: _Stand, beat: Beat) -> tuple[BestMatches, float]:
-    """Everybody's best partner by CSLS among the similarities that are drawn, and the mean cosine to the nearest of all."""
+def _looked_at(
+    pools: Pools, translated: Float32[Tensor, "n dy"], k: int, stand: _Stand, beat: Beat
+) -> tuple[BestMatches, float]:
+    """Every item's best partner by CSLS among the drawn similarities, and the mean cosine to the
+    nearest of all.
+    """
     there, _ = matching.nearest_rows(translated, pools.y, k, memory=pools.memory, beat=beat)
     back, _ = matching.nearest_rows(pools.y, translated, k, memory=pools.memory, beat=beat)
     objective = float(there[:, 0].double().mean() + back[:, 0].double().mean()) / 2
@@ -181,16 +244,18 @@ def _drawn(
     stand: _Stand,
     beat: Beat,
 ) -> BestMatches:
-    """As `neighbours.best_matches`, each similarity looked at with probability `keep`, the same ones from both sides."""
+    """As `neighbours.best_matches`, but uses each similarity with probability `keep`, the same ones from both
+    sides.
+    """
     n, m = len(translated), len(pools.y)
     y_of_x = torch.empty(n, dtype=torch.int64, device=pools.device)
     score_x = near_x.new_empty(n)
     x_of_y = torch.zeros(m, dtype=torch.int64, device=pools.device)
     score_y = near_y.new_full((m,), -torch.inf)
-    # The offsets ride along in the product, as in `neighbours.best_matches`.
+    # The product includes the offsets, as in `neighbours.best_matches`.
     left = torch.cat([2 * translated, -near_x[:, None], torch.ones_like(near_x)[:, None]], dim=1)
     right = torch.cat([pools.y, torch.ones_like(near_y)[:, None], -near_y[:, None]], dim=1)
-    # Half of the memory for the scores, half for what is drawn.
+    # Half of the memory is for the scores, half for the random numbers.
     for piece, scores in matching.product_blocks(left, right, memory=pools.memory // 2, beat=beat):
         if stand.keep < 1.0:
             drawn = torch.rand(scores.shape, generator=stand.generator, device=pools.device)
@@ -204,11 +269,15 @@ def _drawn(
 
 
 def _dictionary(found: BestMatches) -> Int64[Tensor, "p 2"]:
-    """Each item with its best partner, from both sides: what chooses each other counts twice."""
+    """Each item with its best partner, from both sides. A pair that chooses each other counts
+    twice.
+    """
     x = torch.arange(len(found.y_of_q), device=found.y_of_q.device)
     y = torch.arange(len(found.q_of_y), device=found.q_of_y.device)
-    chosen = torch.cat([torch.stack([x, found.y_of_q], dim=1), torch.stack([found.q_of_y, y], dim=1)])
-    # Where nothing was drawn there is no best.
+    chosen = torch.cat(
+        [torch.stack([x, found.y_of_q], dim=1), torch.stack([found.q_of_y, y], dim=1)]
+    )
+    # An item without any drawn similarity has no best partner.
     return chosen[torch.cat([found.score_q, found.score_y]) > -torch.inf]
 
 
@@ -221,12 +290,25 @@ def _mutual(
     beat: Beat,
 ) -> GrownPairs:
     """The seeds, then the other pairs that choose each other by CSLS, the best scores first."""
-    offset_x, offset_y = matching.hubness_offsets(translated, pools.y, k, memory=pools.memory, beat=beat)
+    offset_x, offset_y = matching.hubness_offsets(
+        translated, pools.y, k, memory=pools.memory, beat=beat
+    )
     found = matching.mutual_pairs(
-        matching.best_matches(translated, pools.y, offset_q=offset_x, offset_y=offset_y, memory=pools.memory, beat=beat)
+        matching.best_matches(
+            translated,
+            pools.y,
+            offset_q=offset_x,
+            offset_y=offset_y,
+            memory=pools.memory,
+            beat=beat,
+        )
     )
     order = found.score.argsort(descending=True, stable=True)
     taken_x, taken_y = ({pair[side] for pair in seeds} for side in (0, 1))
     others = zip(found.i[order].tolist(), found.j[order].tolist(), strict=True)
     pairs = [*seeds, *((i, j) for i, j in others if i not in taken_x and j not in taken_y)]
-    return GrownPairs(torch.tensor(pairs), torch.full((len(pairs),), torch.nan), {**facts, "pairs": float(len(pairs))})
+    return GrownPairs(
+        torch.tensor(pairs),
+        torch.full((len(pairs),), torch.nan),
+        {**facts, "pairs": float(len(pairs))},
+    )

@@ -1,4 +1,6 @@
-"""Plain definitions of what the product computes in other, faster ways: tests and benchmarks compare with them."""
+"""Plain definitions of what the product computes in other, faster ways; tests and benchmarks
+compare with them.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,10 @@ def relative(vectors: Float[Tensor, "n d"], space: Space) -> Float64[Tensor, "n 
     """The k cosines of x to the anchors, both centred on the anchors' mean: n(x) U^T.
 
     vectors  (n, d), the encoder's own units
-    Returns (n, k), dimensionless, each in [-1, 1]. Invariant to a rotation and to a positive scaling of the encoder's space.
-    Raises as `check_vectors`. Source: Moschella et al. 2023, equation 2; centred as in Maiorca et al. 2024.
+    Returns (n, k), dimensionless, each in [-1, 1]. Invariant to a rotation and to a positive
+    scaling of the encoder's space.
+    Raises as `check_vectors`. Source: Moschella et al. 2023, equation 2; centred as in Maiorca et
+    al. 2024.
     """
     check_vectors(vectors, dim=space.dim)
     unit, _ = normalise(vectors.double(), space.mean)
@@ -34,13 +38,16 @@ def relative(vectors: Float[Tensor, "n d"], space: Space) -> Float64[Tensor, "n 
 
 
 def pair_of(source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"]) -> Pair:
-    """A pair of unit anchors (k, d_x) and (k, d_y) as they are: about no mean, of scale 1."""
-    sides = (Space(unit.new_zeros(unit.shape[1]), 1.0, unit, unit.norm(dim=1)) for unit in (source, target))
+    """A pair of unit anchors (k, d_x) and (k, d_y) as they are: about zero, of scale 1."""
+    sides = (
+        Space(unit.new_zeros(unit.shape[1]), 1.0, unit, unit.norm(dim=1))
+        for unit in (source, target)
+    )
     return Pair(*sides)
 
 
 def codes(relative: Float[Tensor, "n k"], *, bits: int) -> Int16[Tensor, "n k"]:
-    """floor(M r + 1/2) of cosines r (n, k), finite; what rounding has put outside [-1, 1] counts as its end.
+    """floor(M r + 1/2) of finite cosines r (n, k), clipped to [-1, 1] because of rounding.
 
     Returns codes (n, k) in -M..M. Raises InvalidOption.
     """
@@ -53,7 +60,9 @@ def values(codes: Int16[Tensor, "n k"], *, bits: int) -> Float32[Tensor, "n k"]:
 
 
 def ranks(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> Int64[Tensor, " n"]:
-    """The 1-based rank of native_i among all native rows by cosine to translated_i; a tie counts against it."""
+    """The 1-based rank of native_i among all native rows by cosine to translated_i; ties count
+    against it.
+    """
     queries, index = unit(translated), unit(native)
     found = []
     for start, block in cosine_blocks(queries, index):
@@ -83,10 +92,14 @@ def neighbours(
     return torch.cat(found)
 
 
-def recall(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"], k: int = DEFAULT_NEIGHBOURS) -> float:
-    """recall@k: of the k items a native query finds in the native index, the share a translated query finds too.
+def recall(
+    translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"], k: int = DEFAULT_NEIGHBOURS
+) -> float:
+    """recall@k: of the k items that a native query finds in the native index, the share that a
+    translated query finds, too.
 
-    The item itself is left out of both lists (in a search it is not in the index). In [0, 1]; k <= n - 1.
+    The item itself is left out of both lists, because a search has it not in the index. In [0, 1];
+    k <= n - 1.
     """
     ours = neighbours(translated, native, k, self_included=False)
     truth = neighbours(native, native, k, self_included=False)
@@ -102,10 +115,12 @@ def jaccard(
 ) -> float:
     """Mean of |A & B| / |A | B| of two lists of k neighbours, in [0, 1].
 
-    own_space=False  "target": both are searched among the native vectors, the item itself included, as in the reference code of
-                     Moschella et al. 2023 and Cannistraci et al. 2023 (Table 1). k <= n.
-    own_space=True   "own": each is searched among its own vectors, the item itself left out (ReSi's). k <= n - 1. Asks whether
-                     the translated cloud keeps its own neighbourhoods, wherever it lies.
+    own_space=False  "target": both are searched among the native vectors, the item itself included,
+                     as in the reference code of Moschella et al. 2023 and Cannistraci et al. 2023
+                     (Table 1). k <= n.
+    own_space=True   "own": each is searched among its own vectors, without the item itself (ReSi).
+                     k <= n - 1. Measures whether the translated cloud keeps its own
+                     neighbourhoods, wherever it is.
     """
     index = translated if own_space else native
     ours = neighbours(translated, index, k, self_included=not own_space)
@@ -114,5 +129,7 @@ def jaccard(
 
 
 def measure(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> Quality:
-    """Every number at once, at min(10, n - 1) neighbours. Needs n >= 2; vectors centred, see the module."""
+    """All measures at once, at min(10, n - 1) neighbours. Needs n >= 2 and centred vectors, see the
+    module.
+    """
     return mean_quality(item_metrics(translated, native))

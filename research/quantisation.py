@@ -1,4 +1,4 @@
-"""What the theory of quantised relative vectors promises, to be compared with what is measured."""
+"""What the theory of quantised relative vectors guarantees, to compare with measurements."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from app.maths.geometry.quantise import largest_code
 
 
 def most_steps(distortion: float, *, bits: int) -> int:
-    """ceil(e / D), exactly: how far apart the codes of cosines are at most that differ by e =
-    `distortion` >= 0.
+    """ceil(e / D), exactly: the largest difference between the codes of cosines that differ by e.
 
-    Raises InvalidOption.
+    e is `distortion` >= 0. Raises InvalidOption.
     """
     return math.ceil(Fraction(distortion) * largest_code(bits))

@@ -24,6 +24,7 @@ SITE = ROOT / "build" / "site"
 
 #: pages of the repository's root, and their names on the site
 ROOT_PAGES = {
+    "SECURITY.md": "security.md",
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
@@ -95,10 +96,9 @@ def linked(text: str, source: Path, name: Path) -> str:
         if re.match(r"[a-z]+:|/", target):
             return match[0]
         file = (source.parent / target).resolve()
-        goal = _on_site(file)
-        if goal is None:
-            return match[0]
-        return match[1] + os.path.relpath(goal, name.parent) + (match[3] or "") + match[4]
+        if not file.is_file():
+            raise SystemExit(f"{source.relative_to(ROOT)} links to {target}, which does not exist")
+        return match[1] + os.path.relpath(_on_site(file), name.parent) + (match[3] or "") + match[4]
 
     parts = FENCE.split(text)
     return "".join(
@@ -114,13 +114,8 @@ def _without_folders(text: str, source: Path) -> str:
     return re.sub(r"\[([^\]]+)\]\(([^)\s#:]+)\)", plain, text)
 
 
-def _on_site(file: Path) -> Path | None:
-    """The place on the site of a file of the repository; None if the file does not exist.
-
-    A file that is not a page is copied there.
-    """
-    if not file.is_file():
-        return None
+def _on_site(file: Path) -> Path:
+    """The place of a file on the site. A file that is not a page is copied there."""
     if file.is_relative_to(DOCS):
         return file.relative_to(DOCS)
     inside = file.relative_to(ROOT)

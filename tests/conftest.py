@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-import pwd
-import shutil
-import signal
-import socket
-import subprocess
 import tempfile
 from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -28,6 +21,8 @@ from torch.profiler import ProfilerActivity, profile
 from app.main import create_app
 from app.settings import Settings
 from app.storage.db import Database, sqlite_url
+from benchmarks.common import Missing
+from benchmarks.faults.postgres import Postgres
 
 # The tests share few cores with the servers they start: OpenMP threads would only wait.
 torch.set_num_threads(1)
@@ -101,81 +96,28 @@ def migrated_postgres(postgres_server: str) -> Iterator[str]:
         connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
-class PostgresServer:
-    """A PostgreSQL cluster that tests may freeze. Root runs it as the user postgres."""
-
-    def __init__(self, folder: Path) -> None:
-        folders = [
-            os.environ.get("PATH", ""),
-            *sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin")), reverse=True),
-        ]
-        initdb, self._pg_ctl = (
-            shutil.which(name, path=os.pathsep.join(folders)) for name in ("initdb", "pg_ctl")
-        )
-        if initdb is None or self._pg_ctl is None:
-            pytest.skip("no initdb and pg_ctl on PATH or below /usr/lib/postgresql")
-        self._home = folder
-        self._as: dict[str, Any] = {"cwd": folder, "check": True, "stdout": subprocess.DEVNULL}
-        if os.geteuid() == 0:
-            user = pwd.getpwnam("postgres")
-            os.chown(folder, user.pw_uid, user.pw_gid)
-            self._as |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.server_url = self.url = f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/postgres"
-        command = [initdb, "-D", "data", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync"]
-        subprocess.run(command, **self._as)
-
-    def start(self) -> None:
-        """Return once it takes connections."""
-        options = (
-            f"-p {self.port} -c listen_addresses=127.0.0.1 "
-            "-c unix_socket_directories='' -c fsync=off"
-        )
-        self._control("start", "-o", options, "-l", "server.log")
-
-    def stop(self) -> None:
-        self._control("stop", "-m", "immediate")
-
-    def freeze(self) -> None:
-        """Stop every process: the kernel still accepts connections, but the server is silent."""
-        self._signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: int) -> None:
-        postmaster = (self._home / "data" / "postmaster.pid").read_text().split()[0]
-        os.kill(int(postmaster), number)  # from here on it starts no other
-        for child in Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split():
-            with suppress(ProcessLookupError):
-                os.kill(int(child), number)
-
-    def _control(self, verb: str, *options: str) -> None:
-        assert self._pg_ctl is not None
-        subprocess.run([self._pg_ctl, verb, "-D", "data", "-w", "-t", "60", *options], **self._as)
-
-
 @pytest.fixture(scope="session")
-def own_postgres_server() -> Iterator[PostgresServer]:
-    """A running PostgreSQL cluster, outside pytest's folders, which other users cannot read."""
-    with tempfile.TemporaryDirectory(prefix="anchorage-postgres-") as folder:
-        server = PostgresServer(Path(folder))
-        server.start()
+def own_postgres_server() -> Iterator[Postgres]:
+    """A running PostgreSQL, outside pytest's folders, which other users cannot read."""
+    with tempfile.TemporaryDirectory(prefix="anchorage-postgres-") as name:
+        folder = Path(name)
+        folder.chmod(0o711)  # as root, the user postgres must reach its own folder below
+        try:
+            server = Postgres(folder, options="-c fsync=off")
+        except Missing as error:
+            pytest.skip(str(error))
+        server.create()
         yield server
-        server.stop()
+        server.stop("immediate")
 
 
 @pytest.fixture
-def own_postgres(own_postgres_server: PostgresServer) -> Iterator[PostgresServer]:
+def own_postgres(own_postgres_server: Postgres) -> Iterator[Postgres]:
     """A PostgreSQL that this test may freeze or stop, with an empty database at its `url`."""
     name = f"anchorage_test_{uuid4().hex}"
-    with psycopg.connect(
-        own_postgres_server.server_url.replace("+psycopg", ""), autocommit=True
-    ) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"')
-    own_postgres_server.url = own_postgres_server.server_url.rpartition("/")[0] + "/" + name
+    own_postgres_server.database = "postgres"
+    own_postgres_server.execute(f'CREATE DATABASE "{name}"')
+    own_postgres_server.database = name
     yield own_postgres_server
     own_postgres_server.thaw()
 

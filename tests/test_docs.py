@@ -13,7 +13,7 @@ from app.settings import Settings
 from scripts import pages
 
 ROOT = Path(__file__).parent.parent
-#: codes that no class of app/errors.py has: those of the protocol, of validation, and of lost jobs
+#: codes that no class of app/errors has: those of the protocol, of validation, and of lost jobs
 OTHER_CODES = {
     "address-too-long",
     "attempts-exhausted",
@@ -132,7 +132,7 @@ def test_every_page_is_in_the_navigation() -> None:
     named = set(re.findall(r": ([a-z0-9/-]+\.md)$", configuration, re.MULTILINE))
     written = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")}
     written = {page for page in written if not page.startswith("decisions/0")}
-    assert named == written | {"contributing.md", "changelog.md"}
+    assert named == written | {"contributing.md", "changelog.md", "security.md"}
 
 
 def test_every_decision_is_in_the_index() -> None:
@@ -149,3 +149,12 @@ def test_the_drawings_name_what_exists(drawing: str) -> None:
     )
     assert len(names) > 10
     assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("name", ["mathematics", "architecture"])
+def test_the_explanations_name_what_exists(name: str) -> None:
+    text = (ROOT / "docs" / "explanation" / f"{name}.md").read_text()
+    paths = re.findall(r"`([a-z_]+/[a-z_/.]+)`", text)
+    roots = (ROOT, ROOT / "app" / "maths")
+    assert len(paths) > 3
+    assert [path for path in paths if not any((root / path).exists() for root in roots)] == []

@@ -12,7 +12,7 @@ import pytest
 from app.maths.geometry.quantise import error_bound, step_size
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS = ROOT / "research" / "results"
 STRATEGIES = ("uniform", "fps", "kmeans", "top1000", "top5000")
 
 

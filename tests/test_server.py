@@ -20,6 +20,7 @@ import pytest
 
 from app.demo.client import free_port
 from app.services.access.api_keys import create_key
+from app.services.request_context import RequestContext
 from app.settings import Settings
 from app.types import Scope
 from app.wiring import make_services
@@ -134,7 +135,8 @@ def test_two_processes_are_one_service_and_finish_what_they_began_when_the_first
     services = make_services(Settings(data_dir=tmp_path))
     services.db.migrate()
     own, strange = (
-        create_key(services, name, name="k", scopes=list(Scope))[1] for name in ("own", "strange")
+        create_key(services, RequestContext(name), name="k", scopes=list(Scope))[1]
+        for name in ("own", "strange")
     )
     services.close()
     server = several(auth="keys")

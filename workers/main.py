@@ -15,7 +15,7 @@ from threading import Event
 from app.errors import DatabaseUnavailable
 from app.observability import metrics
 from app.services.context import Services
-from app.services.jobs import queue
+from app.services.jobs import runner
 from app.services.jobs.leases import Leases
 from app.services.upkeep import retention
 from app.storage.wakeup import LocalWakeup
@@ -87,7 +87,7 @@ class Worker:
         while not self._stopping.is_set():
             found = False
             try:
-                found = queue.run_next(
+                found = runner.run_next(
                     self.services, RUNNERS, self._leases, stopping=self._stopping.is_set
                 )
                 answers = True
@@ -101,7 +101,7 @@ class Worker:
                 self._wakeup.wait(IDLE_POLL_S)
 
     def _renew(self) -> None:
-        metrics.CARETAKER.set_to_current_time()
+        metrics.LEASES_RENEWED.set_to_current_time()
         self._leases.renew()
 
     def _delete_old(self) -> None:

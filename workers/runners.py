@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from app.services.anchors.anchor_embedding import run_embed
 from app.services.anchors.bootstrap import run_bootstrap
-from app.services.jobs import queue
+from app.services.jobs import runner
 from app.services.translators.evaluation import run_evaluation
 from app.services.translators.translators import run_translator
 from app.types import JobKind
 
-RUNNERS: dict[str, queue.Run] = {
+RUNNERS: dict[str, runner.JobRunner] = {
     JobKind.bootstrap: run_bootstrap,
     JobKind.embed: run_embed,
     JobKind.translator: run_translator,

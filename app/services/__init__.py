@@ -1,1 +1,1 @@
-"""Use cases that the API and the workers share. They know no HTTP."""
+"""The use cases of the API, the workers and the command line, without HTTP."""

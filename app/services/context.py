@@ -1,10 +1,9 @@
-"""What every use case needs, passed in by whoever wires the process."""
+"""The services that every use case takes as its first argument; `app.wiring` makes them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import BoundedSemaphore
 
@@ -17,38 +16,41 @@ from app.storage.cache import Cache
 from app.storage.db import Database
 from app.storage.name_cache import NameCache
 
-#: a running job belongs to its worker for this long after the worker's last sign of life
+#: a worker loses its job when it has not renewed its lease for this long
 LEASE_S = 30.0
 
-#: requests answered in threads at once; most of them only wait
-THREADS = 128
+#: most requests answered in threads at once; most of them wait for a slot or a database
+ANSWER_THREADS = 128
 
-#: fits, evaluations and loads of models, at once in one process, and how many requests more wait for their turn, for how long:
-#: each occupies one of the threads that could answer others
+#: most fits, evaluations and model loads that run at once in one process, and that wait for a slot:
+#: each occupies one of the threads that answer requests
 FITS, FITS_WAITING = 2, 6
 EVALUATIONS, EVALUATIONS_WAITING = 2, 6
 LOADS, LOADS_WAITING = 2, 14
+#: how long a request waits for a slot
 TURN_WAIT_S = 30.0
 
-#: requests that decode images at once: one may take half a gigabyte while it does
+#: most requests that decode images at once: each may need half a gigabyte
 DECODINGS = 2
 
-#: requests that wait for their inputs' vectors: three quarters of the threads
-ENCODINGS = THREADS * 3 // 4
+#: most requests that wait for their inputs' vectors: three quarters of the threads
+ENCODINGS = ANSWER_THREADS * 3 // 4
 
-#: creating requests that wait for a name that was deleted less than a second ago
-SETTLING = 16
+#: most requests that wait to create a resource under a name deleted less than a second ago
+MOST_WAITING_FOR_NAMES = 16
 
 
 @dataclass(frozen=True)
 class Limits:
-    """vectors  most vectors, inputs or anchors of one request
-    input_characters  longest input text
-    numbers  most numbers in one answer, so that few vectors of a small encoder cannot ask for gigabytes
-    pool     most items of one side of a bootstrap
-    bootstrap_bytes  memory of a bootstrap for tables that grow with both pools together
-    jobs     most unfinished jobs of all projects together
-    project_jobs  most unfinished jobs of one project
+    """The most that requests may ask for.
+
+    vectors           vectors, inputs or anchors of one request
+    input_characters  characters of one input text
+    pool              items of one side of a bootstrap
+    bootstrap_bytes   memory of a bootstrap for tables whose size depends on both pools
+    numbers           numbers in one answer: a few vectors can become gigabytes in a large space
+    jobs              unfinished jobs of all projects together
+    project_jobs      unfinished jobs of one project
     """
 
     vectors: int = 16_384
@@ -62,11 +64,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Retention:
-    """For how many days rows are kept that nobody needs any more; 0: for ever.
+    """Days after which unused rows are deleted; 0: never.
 
     jobs_days         after a job ended
-    audit_days        after the write
-    translators_days  after a translator was last used
+    audit_days        after the write that the audit row records
+    translators_days  after the last use of a translator
     """
 
     jobs_days: int = 30
@@ -84,40 +86,36 @@ class Services:
     lanes: Lanes
     limits: Limits = field(default_factory=Limits)
     lease_s: float = LEASE_S
-    #: where long work is computed: a torch device
+    #: the torch device of jobs
     device: str = "cpu"
-    #: wakes idle workers, when a job was queued; never waits and never raises
+    #: wakes idle workers when a job has been queued; never waits and never raises
     notify_workers: Callable[[], None] = lambda: None
     retention: Retention = field(default_factory=Retention)
-    #: how long to wait for a turn at heavy work; None: for as long as it takes
+    #: how long to wait for a slot; None, in workers: without a limit
     turn_wait_s: float | None = TURN_WAIT_S
-    _fits: WorkSlots = field(
-        default_factory=lambda: WorkSlots("fitting translators,", FITS, FITS_WAITING)
-    )
+    _fits: WorkSlots = field(default_factory=lambda: WorkSlots("fits", FITS, FITS_WAITING))
     _evaluations: WorkSlots = field(
-        default_factory=lambda: WorkSlots(
-            "evaluating translations,", EVALUATIONS, EVALUATIONS_WAITING
-        )
+        default_factory=lambda: WorkSlots("evaluations", EVALUATIONS, EVALUATIONS_WAITING)
     )
     _loads: WorkSlots = field(
-        default_factory=lambda: WorkSlots("loading encoders,", LOADS, LOADS_WAITING)
+        default_factory=lambda: WorkSlots("encoder loads", LOADS, LOADS_WAITING)
     )
-    #: tries and runs ONNX heads in other processes
+    #: tests and runs ONNX heads in other processes
     onnx: OnnxRunner = field(default_factory=OnnxRunner)
-    #: taken by whoever decodes images
+    #: held while images are decoded
     decoding: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(DECODINGS))
     _settling: WorkSlots = field(
-        default_factory=lambda: WorkSlots("waiting for deleted names,", SETTLING, 0)
+        default_factory=lambda: WorkSlots("requests for a deleted name", MOST_WAITING_FOR_NAMES, 0)
     )
     _verifications: WorkSlots = field(
-        default_factory=lambda: WorkSlots("verifying encoders,", 1, 2)
+        default_factory=lambda: WorkSlots("encoder verifications", 1, 2)
     )
     _encodings: WorkSlots = field(
-        default_factory=lambda: WorkSlots("encoding inputs,", ENCODINGS, 0)
+        default_factory=lambda: WorkSlots("requests with inputs", ENCODINGS, 0)
     )
 
     def close(self) -> None:
-        """Give connections back. What comes after fails or connects anew."""
+        """Close connections, threads and processes. Later calls reconnect or fail."""
         self.lanes.close()
         self.encoders.close()
         self.onnx.close()
@@ -125,64 +123,30 @@ class Services:
         self.cache.close()
 
     def fitting(self) -> AbstractContextManager[None]:
-        """A turn at fitting a translator. Raises Overloaded when none comes."""
+        """A slot for fitting a translator. Raises Overloaded when none becomes free."""
         return self._fits.take(self.turn_wait_s)
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """A turn at measuring a translation. Raises Overloaded when none comes."""
+        """A slot for measuring a translation. Raises Overloaded when none becomes free."""
         return self._evaluations.take(self.turn_wait_s)
 
     def loading(self) -> AbstractContextManager[None]:
-        """A turn at loading an encoder. Raises Overloaded when none comes."""
+        """A slot for loading an encoder. Raises Overloaded when none becomes free."""
         return self._loads.take(self.turn_wait_s)
 
     def verifying(self) -> AbstractContextManager[None]:
-        """A turn at finding out how an encoder differs. Raises Overloaded when none comes."""
+        """A slot for comparing two encoders. Raises Overloaded when none becomes free."""
         return self._verifications.take(self.turn_wait_s)
 
     def settling(self) -> AbstractContextManager[None]:
-        """A thread to wait in until a deleted name is free. Raises Overloaded when there is none."""
+        """A slot for waiting until a deleted name is free. Raises Overloaded when all are taken."""
         return self._settling.take(self.turn_wait_s)
 
     def encoding(self) -> AbstractContextManager[None]:
-        """A thread to wait in for inputs' vectors. Raises Overloaded when there is none."""
+        """A slot for waiting for inputs' vectors. Raises Overloaded when all are taken."""
         return self._encodings.take(self.turn_wait_s)
 
     @property
     def patient(self) -> bool:
-        """Whether work here waits for as long as it takes: a worker's does."""
+        """Whether work waits for a slot without a limit, as in a worker."""
         return self.turn_wait_s is None
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """A creating request that its client may send again: the Idempotency-Key, and what the request was."""
-
-    key: str
-    fingerprint: str
-
-
-@dataclass(frozen=True)
-class Origin:
-    """On whose behalf this context works, for the audit log: the key, and a request's id, `job <id>` or the command line."""
-
-    text: str = "command line"
-    key_id: str | None = None
-    repeat: Repeat | None = None
-    #: the row id and the claim of this try in `idempotent_requests`, while it makes what it is asked for
-    claim: tuple[str, str] | None = None
-
-
-#: set where work comes in: by the HTTP edge, the worker and the command line
-origin: ContextVar[Origin] = ContextVar("origin", default=Origin())  # noqa: B039 -- it is frozen
-
-#: takes room for an answer of so many bytes, which its request gives back; raises Overloaded and TooMuchAtOnce. Set by the HTTP
-#: edge: what a job makes goes to nobody who might not read it
-answer_bytes: ContextVar[Callable[[int], None]] = ContextVar(
-    "answer_bytes", default=lambda size: None
-)
-
-#: calls back when the client of this request leaves before its answer. Set by the HTTP edge
-on_departure: ContextVar[Callable[[Callable[[], object]], None]] = ContextVar(
-    "on_departure", default=lambda call: None
-)

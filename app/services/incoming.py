@@ -1,81 +1,102 @@
-"""Checks of the vectors and inputs that a client sends, and of the size of the answer."""
+"""Checks the vectors and inputs that a client sends, and the size of the answer."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from app.errors import (
-    AnchorageError,
     NotExactlyOne,
     TooManyVectors,
+    blaming,
 )
 from app.maths.geometry import space as spaces
-from app.services.context import Limits, Services, answer_bytes
-from app.services.encoders.encoding import Encoded, Inputs, encode
+from app.services.context import Limits, Services
+from app.services.encoders.encoding import EncodedVectors, Inputs, encode
+from app.services.request_context import RequestContext
 from app.storage import tables
 
-#: what a number of an answer takes until it is sent: as float32, and as text or base64
+#: bytes of a number in an answer: as float32, and as text or base64
 ANSWER_NUMBER_BYTES = 16
 
 
 def check_count(vectors: Tensor, *, field: str, limits: Limits, dim: int | None = None) -> None:
-    """Whether they are few enough, and of that dimension. Raises TooManyVectors, EmptyVectors, DimensionMismatch."""
+    """Check the number of vectors and their dimension.
+
+    Raises TooManyVectors, EmptyVectors, DimensionMismatch.
+    """
     if vectors.shape[0] > limits.vectors:
         raise TooManyVectors(
-            f"{vectors.shape[0]} vectors in one request, {limits.vectors} are allowed",
+            f"the request has {vectors.shape[0]} vectors; at most {limits.vectors} are allowed. "
+            "Send fewer",
             field=field,
             limit=limits.vectors,
         )
-    try:
+    with blaming(field):
         spaces.check_shape(vectors, dim=dim)
-    except AnchorageError as error:
-        raise error.at(field) from None
 
 
 def checked_vectors(
     vectors: Tensor, *, field: str, limits: Limits, dim: int | None = None
 ) -> Tensor:
-    """The vectors in float32, once they are checked; errors name `field`. Raises as `check_vectors`, and TooManyVectors."""
+    """Return the vectors in float32, once they are checked.
+
+    Raises TooManyVectors and the vector errors, which name `field`.
+    """
     check_count(vectors, field=field, limits=limits)
-    try:
+    with blaming(field):
         spaces.check_vectors(vectors, dim=dim)
-    except AnchorageError as error:
-        raise error.at(field) from None
     return vectors.float()
 
 
 def exactly_one(vectors: Tensor | None, inputs: Inputs | None) -> tuple[str, int]:
-    """Which of the two fields a client sent, and how many rows: exactly one of them. Raises NotExactlyOne."""
+    """Return the field that the client sent, and its number of rows. Raises NotExactlyOne."""
     if vectors is not None and inputs is None:
         return "vectors", len(vectors)
     if inputs is not None and vectors is None:
         return "inputs", len(inputs.values)
-    raise NotExactlyOne("send exactly one of vectors and inputs", field="vectors")
+    raise NotExactlyOne("send exactly one of `vectors` and `inputs`", field="vectors")
 
 
 def vectors_or_encoded(
-    services: Services, encoder: tables.EncoderRow, vectors: Tensor | None, inputs: Inputs | None
-) -> Encoded:
-    """The client's vectors, or its inputs encoded. Raises NotExactlyOne, the vector errors, and as `encode`."""
+    services: Services,
+    context: RequestContext,
+    encoder: tables.EncoderRow,
+    vectors: Tensor | None,
+    inputs: Inputs | None,
+) -> EncodedVectors:
+    """Return the client's vectors, or encode its inputs.
+
+    Raises NotExactlyOne, the vector errors, and the errors of `encode`.
+    """
     field, _ = exactly_one(vectors, inputs)
     if vectors is None:
         assert inputs is not None
-        return encode(services, encoder, inputs.values, role=inputs.role)
-    return Encoded(checked_vectors(vectors, field=field, limits=services.limits, dim=encoder.dim))
+        return encode(services, context, encoder, inputs.values, role=inputs.role)
+    return EncodedVectors(
+        checked_vectors(vectors, field=field, limits=services.limits, dim=encoder.dim)
+    )
 
 
 def reserve_answer(
-    services: Services, field: str, count: int, *, dim: int, number_bytes: int = ANSWER_NUMBER_BYTES
+    services: Services,
+    context: RequestContext,
+    field: str,
+    count: int,
+    *,
+    dim: int,
+    number_bytes: int = ANSWER_NUMBER_BYTES,
 ) -> None:
-    """Take room for an answer of `count` rows of `dim` numbers: before any work is done.
+    """Reserve memory for an answer of `count` rows with `dim` numbers, before any work is done.
 
-    Raises TooManyVectors when they are more than one answer may hold, Overloaded and TooMuchAtOnce for those of all.
+    Raises TooManyVectors when the answer exceeds the limit of one answer, Overloaded and
+    TooMuchAtOnce when it exceeds the limits of all answers together.
     """
     most = services.limits.numbers // dim
     if count > most:
         raise TooManyVectors(
-            f"{count} vectors would be answered with {dim} numbers each; {most} such vectors are allowed in one request",
+            f"the answer would have {count} vectors of {dim} numbers; at most {most} are allowed. "
+            "Send fewer",
             field=field,
             limit=most,
         )
-    answer_bytes.get()(count * dim * number_bytes)
+    context.reserve_bytes(count * dim * number_bytes)

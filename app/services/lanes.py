@@ -1,7 +1,7 @@
-"""Where products are computed: as many lanes as cores, one torch thread each, shared by all requests row by row.
+"""Threads that compute matrix products: one lane a core, one torch thread a lane.
 
-Two products of two threads each on two cores spend their time waiting for each other. Here a request's rows are cut into spans,
-and lanes take a span of one request after a span of another: alone, a request has all cores; among others, its share.
+Two products with two threads each on two cores spend their time waiting for each other. Lanes take
+spans of rows in turns from all requests: a single request gets all cores, several share them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 from app.encoders.threads import use_threads
 from app.errors import AnchorageError
 
-#: work of a span: what it does to rows start..stop
+#: computes the rows start..stop
 Span = Callable[[int, int], None]
 
 
 class _Task:
-    """One request's rows on their way."""
+    """The rows of one request, and which of them are done."""
 
     def __init__(self, span: Span, rows: int, step: int) -> None:
         self._span, self._rows, self._step = span, rows, step
@@ -36,7 +36,7 @@ class _Task:
         return self._left
 
     def run_one(self) -> bool:
-        """The next span; whether there may be another."""
+        """Compute the next span; return whether there may be another."""
         with self._lock:
             start = self._next
             self._next += self._step
@@ -60,7 +60,7 @@ class _Task:
 
 
 class Lanes:
-    """The threads; they start when they are first needed."""
+    """The threads. The first product starts them."""
 
     def __init__(self, count: int | None = None) -> None:
         self._count = count or torch.get_num_threads()
@@ -69,7 +69,10 @@ class Lanes:
         self._starting = threading.Lock()
 
     def submit(self, span: Span, rows: int, step: int) -> Future[None]:
-        """Have `span` called for all rows, `step` at a time and in no order. An AnchorageError's rows count from the first."""
+        """Call `span` for all rows, `step` at a time, in any order.
+
+        The rows of an AnchorageError are rows of the request, not of the span.
+        """
         task = _Task(span, rows, step)
         self._start()
         for _ in range(min(self._count, task.spans)):
@@ -79,14 +82,14 @@ class Lanes:
         return task.future
 
     def close(self) -> None:
-        """Let the lanes end after what waits."""
+        """Stop the lanes after all queued work."""
         with self._starting:
             for _ in self._threads:
                 self._tickets.put(None)
             for thread in self._threads:
                 thread.join()
             self._threads = []
-        # Of a task that took turns with others, the next span waited behind the word to end.
+        # A task that shared the lanes has its next span queued behind the None that ends a lane.
         with suppress(Empty):
             while (task := self._tickets.get_nowait()) is not None:
                 while task.run_one():

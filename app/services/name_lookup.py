@@ -1,4 +1,4 @@
-"""Resources by name, and names that a client may use again."""
+"""Finds resources by name, and waits until a deleted name is free."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.storage.queries import resources
 def find_by_name(
     services: Services, table: type[resources.Named], project: str, name: str, *, field: str
 ) -> resources.Named:
-    """A row by its name, without a query if it was looked up a moment ago. Raises the not-found errors."""
+    """Return the row of that name, from memory where possible. Raises the not-found errors."""
 
     def look_up() -> resources.Named:
         with services.db.transaction() as session:
@@ -28,13 +28,13 @@ def find_by_name(
 
 
 def require_free(services: Services, table: type[resources.Named], project: str, name: str) -> None:
-    """Wait until no process can answer by an earlier row of that name. Raises NameTaken, and Overloaded while many wait.
+    """Wait until no process remembers a deleted row of that name.
 
-    A deletion whose client is not answered yet, or that has hung up, may be a moment ago.
+    The deletion may be so recent that its client has no answer yet. Raises NameTaken, and
+    Overloaded when too many requests wait.
     """
-    since = tables.now() - timedelta(
-        seconds=60
-    )  # far enough back for any difference between clocks
+    # A minute covers any difference between the clocks of two machines.
+    since = tables.now() - timedelta(seconds=60)
     with services.db.transaction() as session:
         resources.require_free(session, table, project, name)
         deleted_at = resources.deleted_at(session, table, project, name, since=since)
@@ -45,5 +45,6 @@ def require_free(services: Services, table: type[resources.Named], project: str,
 
 
 def refuse_in_use(what: str, users: Sequence[str]) -> None:
+    """Raises InUse when there are users."""
     if users:
-        raise InUse(f"{what} is used by {', '.join(users[:10])}")
+        raise InUse(f"{what} is used by {', '.join(users[:10])}. Delete those first")

@@ -10,17 +10,16 @@ from app.errors import Overloaded
 
 
 class WorkSlots:
-    """Work that keeps all cores busy: so many at once, so many waiting, and no more."""
+    """Slots for one kind of work: `at_once` callers run, `waiting` more wait, others fail."""
 
     def __init__(self, what: str, at_once: int, waiting: int) -> None:
-        self._busy = f"the server is {what} as many as it can"
+        self._busy = f"too many {what} are running. Try again in 5 s"
         self._running = BoundedSemaphore(at_once)
         self._places = BoundedSemaphore(at_once + waiting)
 
     @contextmanager
     def take(self, wait_s: float | None) -> Iterator[None]:
-        """A turn, after so long at most; None: however long it takes. Raises Overloaded."""
-        # A worker's threads are few, and may wait for as long as it takes.
+        """Hold a slot, after waiting up to `wait_s`; None: without a limit. Raises Overloaded."""
         if not self._places.acquire(blocking=wait_s is None):
             raise Overloaded(self._busy, retry_after_s=5)
         try:

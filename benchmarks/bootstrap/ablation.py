@@ -1,16 +1,19 @@
-"""Which parts of a method matter: its settings changed one at a time, about where it begins to succeed."""
+"""Which parts of a method matter: its settings changed one at a time, where the method begins to
+succeed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-import counts
-from cells import Cell, Measured
-from growers import UNCHANGED, Changes
+from benchmarks.bootstrap import counts
+from benchmarks.bootstrap.cells import Cell, Measured
+from benchmarks.bootstrap.growers import UNCHANGED, Changes
 
 NAME = "ablation"
-#: by method: what is changed, under which name
-#: of self-learning: one attempt, for later ones differ from the first in just these settings
+#: by method: the name of each variation and what it changes
+#: self-learning makes one attempt, because later attempts differ from the first in exactly these
+#: settings
 VARIATIONS: dict[str, dict[str, Changes]] = {
     "self-learning": {
         "one attempt": {"attempts": 1},
@@ -30,7 +33,8 @@ VARIATIONS: dict[str, dict[str, Changes]] = {
         "125 steps of .05": {"steps": 125, "learning_rate": 0.05},
     },
 }
-#: (case, seeds) of each method. Self-learning: easy, a small pool, across architectures, a weak word space
+#: (case, seeds) of each method. Self-learning: easy, a small pool, across architectures, a weak
+#: word space
 PLACES: dict[str, tuple[tuple[str, int], ...]] = {
     "paper": (("texts, bge-large -> jina-v3", 15), ("texts, Qwen3 -> mpnet", 25)),
     "self-learning": (
@@ -46,16 +50,18 @@ AS_IT_IS = "as it is"
 
 
 def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
-    """By method, case and draw; as it is, a run is one of `counts`."""
+    """By method, case and draw. The unchanged method has the cells of `counts`."""
     for method, variations in VARIATIONS.items():
         for name, count in PLACES[method][:1] if quick else PLACES[method]:
             for number in range(1 if quick else min(draws or DRAWS, DRAWS)):
                 for variation in (AS_IT_IS, *variations):
-                    yield Cell((NAME, name, f"{method}, {variation}", count, number), measure, method)
+                    yield Cell(
+                        (NAME, name, f"{method}, {variation}", count, number), measure, method
+                    )
 
 
 def measure(name: str, varied: str, count: int, number: int) -> Measured:
-    """As `counts` does."""
+    """Measure one variation as `counts` does."""
     method, _, variation = varied.partition(", ")
     changes = UNCHANGED if variation == AS_IT_IS else VARIATIONS[method][variation]
     return counts.judged(name, method, count, number, changes)

@@ -1,17 +1,19 @@
-"""Two pools in different orders, seeds, and items that neither pool has: drawn from the tasks of quality/data.py."""
+"""Two pools in different orders, seeds, and items that neither pool has, drawn from the tasks of
+benchmarks/quality/data.py.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-import data
 import torch
 from torch import Tensor
 
 from app.maths.bootstrap.pools import Pools, fit_pools
+from benchmarks.quality import data
 
-#: true anchors that the paper's optimisation aims for, and is compared with
+#: how many true anchors the paper's optimisation aims for, and is compared with
 GT = 300
 #: unseen items at most
 UNSEEN = 2_000
@@ -21,8 +23,8 @@ UNSEEN = 2_000
 class Case:
     """An ordered pair of a task's encoders.
 
-    name   for tables
-    items  of each pool at most; None: all that there are, and none unseen
+    `name` is for tables. `items` is the most that each pool has; None takes all items and leaves
+    none unseen.
     """
 
     name: str
@@ -55,18 +57,18 @@ class Draw:
 
     @cached_property
     def flipped(self) -> Draw:
-        """The same from the target to the source."""
+        """The same draw from the target to the source."""
         back = self.partner.argsort()
         labels = None if self.labels is None else self.labels[back]
         return Draw(self.y, self.x, back, self.unseen_y, self.unseen_x, labels, self.unseen_labels)
 
     def true(self, count: int | None = None) -> Tensor:
-        """The first `count` true pairs (count, 2), or all: fewer are the first of more."""
+        """The first `count` true pairs (count, 2), or all. Fewer are the first of more."""
         partner = self.partner[:count]
         return torch.stack([torch.arange(len(partner)), partner], dim=1)
 
     def seeds(self, count: int) -> list[tuple[int, int]]:
-        """The same, as methods take them."""
+        """The first `count` true pairs, as methods take them."""
         return [(i, j) for i, j in self.true(count).tolist()]
 
     def right(self, pairs: Tensor) -> Tensor:
@@ -76,11 +78,15 @@ class Draw:
 
 @lru_cache(2)
 def draw(case: Case, number: int) -> Draw:
-    """Rows of both pools in random order, each its own; equal numbers draw equally."""
+    """Rows of both pools, each in its own random order. Equal numbers give equal draws."""
     task = data.TASKS[case.task]()
     generator = torch.Generator().manual_seed(number)
     order = torch.randperm(task.items, generator=generator)
-    pool, unseen = (order, order[:0]) if case.items is None else (order[: case.items], order[case.items :][:UNSEEN])
+    pool, unseen = (
+        (order, order[:0])
+        if case.items is None
+        else (order[: case.items], order[case.items :][:UNSEEN])
+    )
     mixed = torch.randperm(len(pool), generator=generator)
     x, y = task.encoders[case.source], task.encoders[case.target]
     labels = task.labels
@@ -95,7 +101,7 @@ def draw(case: Case, number: int) -> Draw:
     )
 
 
-#: the issue's pairs of encoders, by name; the words of `retrieval` are all that the three spaces share
+#: pairs of encoders, by name; the words of `retrieval` are all words that the three spaces share
 CASES = {
     case.name: case
     for case in (
@@ -105,7 +111,13 @@ CASES = {
         Case("CIFAR-10, V1 .75 -> .25", "cifar10", "mobilenet_v1_075", "mobilenet_v1_025"),
         Case("CIFAR-10, SqueezeNet -> V1 .75", "cifar10", "squeezenet_v10", "mobilenet_v1_075"),
         Case("CIFAR-10, V2 -> SqueezeNet", "cifar10", "mobilenet_v2_100_ptq", "squeezenet_v10"),
-        Case("texts, bge-large -> jina-v3", "text-embeddings", "BAAI_bge-large-en-v1.5", "jinaai_jina-embeddings-v3", None),
+        Case(
+            "texts, bge-large -> jina-v3",
+            "text-embeddings",
+            "BAAI_bge-large-en-v1.5",
+            "jinaai_jina-embeddings-v3",
+            None,
+        ),
         Case(
             "texts, Qwen3 -> mpnet",
             "text-embeddings",
@@ -126,4 +138,9 @@ ALL_WORDS = {
         Case("all words, googlenews -> fasttext", "words", "googlenews", "fasttext", None),
     )
 }
-OTHERS = {case.name: case for case in (Case("CIFAR-10, V1 1.0 -> SqueezeNet", "cifar10", "mobilenet_v1_100", "squeezenet_v10"),)}
+OTHERS = {
+    case.name: case
+    for case in (
+        Case("CIFAR-10, V1 1.0 -> SqueezeNet", "cifar10", "mobilenet_v1_100", "squeezenet_v10"),
+    )
+}

@@ -1,4 +1,4 @@
-"""Every method that grows anchors, by name: one line each."""
+"""Every method that grows anchors, by name."""
 
 from __future__ import annotations
 
@@ -8,32 +8,38 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import store
 import torch
-from draws import GT, Case, draw
 
 from app.maths.bootstrap import attempts, methods, paper, soft_plan
 from app.maths.bootstrap.pools import GrownPairs, OnStep, Pools, ignore_step
+from benchmarks.bootstrap import store
+from benchmarks.bootstrap.draws import GT, Case, draw
 from research import baselines
 
 Seeds = list[tuple[int, int]]
-#: settings that differ from a method's own
+#: settings that differ from the method's own
 Changes = Mapping[str, object]
 UNCHANGED: Changes = {}
 
-#: (pools, seeds, settings, on_step=...) -> what grew
+#: (pools, seeds, settings, on_step=...) -> the pairs that grew
 Grow = Callable[..., GrownPairs]
 #: (pools, the draw's number) -> settings, a dataclass
 Settings = Callable[[Pools, int], Any]
 
-#: the fact that is the estimated share of right pairs
+#: the fact that holds the estimated share of right pairs
 SAID = "said"
 
 
-def served(pools: Pools, seeds: Seeds, settings: methods.MethodSettings, *, on_step: OnStep) -> GrownPairs:
-    """By a method that is served, as it is served: judged by what it finds itself or by held-out maps."""
+def served(
+    pools: Pools, seeds: Seeds, settings: methods.MethodSettings, *, on_step: OnStep
+) -> GrownPairs:
+    """A method that the service offers, with the service's estimate of its share of right pairs."""
     found = methods.run(pools, seeds, settings, on_step=on_step)
-    told = {SAID: found.estimate.right, "agreement": found.estimate.agreement, "wrong_seeds": float(len(found.wrong_seeds))}
+    told = {
+        SAID: found.estimate.right,
+        "agreement": found.estimate.agreement,
+        "wrong_seeds": float(len(found.wrong_seeds)),
+    }
     return GrownPairs(found.pairs, found.confidence, {**found.facts, **told})
 
 
@@ -46,21 +52,30 @@ METHODS: dict[str, tuple[Grow, Settings]] = {
     "procrustes": (baselines.procrustes, lambda pools, number: baselines.Procrustes()),
     "vecmap": (baselines.vecmap, lambda pools, number: baselines.Vecmap(seed=number)),
     "paper": (served, lambda pools, number: paper.PaperSettings(_size(pools), seed=number)),
-    "soft-plan": (served, lambda pools, number: soft_plan.SoftPlanSettings(_size(pools), seed=number)),
+    "soft-plan": (
+        served,
+        lambda pools, number: soft_plan.SoftPlanSettings(_size(pools), seed=number),
+    ),
     "self-learning": (served, lambda pools, number: attempts.SelfLearningSettings(seed=number)),
 }
 
 
 def grow(
-    method: str, pools: Pools, seeds: Seeds, number: int, *, changes: Changes = UNCHANGED, on_step: OnStep = ignore_step
+    method: str,
+    pools: Pools,
+    seeds: Seeds,
+    number: int,
+    *,
+    changes: Changes = UNCHANGED,
+    on_step: OnStep = ignore_step,
 ) -> GrownPairs:
-    """By the named method; what it draws is decided by the draw's number."""
+    """Grow with the named method. The draw's number seeds whatever it draws at random."""
     make, settings = METHODS[method]
     return make(pools, seeds, changed(settings(pools, number), changes), on_step=on_step)
 
 
 def changed(settings: Any, changes: Changes) -> Any:
-    """With some fields replaced; "schedule.power" is a field of a field."""
+    """Settings with some fields replaced; "schedule.power" names a field of a field."""
     for name, value in changes.items():
         field, _, inner = name.partition(".")
         new = replace(getattr(settings, field), **{inner: value}) if inner else value
@@ -68,8 +83,12 @@ def changed(settings: Any, changes: Changes) -> Any:
     return settings
 
 
-def grown(method: str, case: Case, count: int, number: int, changes: Changes = UNCHANGED) -> tuple[GrownPairs, float]:
-    """What a method makes of the first `count` seeds of a draw, and the seconds of one core that it took."""
+def grown(
+    method: str, case: Case, count: int, number: int, changes: Changes = UNCHANGED
+) -> tuple[GrownPairs, float]:
+    """What a method makes of the first `count` seeds of a draw, and the seconds of one core that it
+    took.
+    """
 
     def made() -> tuple[GrownPairs, float]:
         drawn = draw(case, number)
@@ -77,17 +96,21 @@ def grown(method: str, case: Case, count: int, number: int, changes: Changes = U
         found = grow(method, drawn.pools, drawn.seeds(count), number, changes=changes)
         return found, time.process_time() - begun
 
-    return store.grown((method, case.name, count, number, json.dumps(changes, sort_keys=True)), made)
+    return store.grown(
+        (method, case.name, count, number, json.dumps(changes, sort_keys=True)), made
+    )
 
 
 def beside_seeds(found: GrownPairs, seeds: Seeds) -> torch.Tensor:
-    """(p,) bool: which pairs are no seeds; a method may have dropped seeds that it does not believe."""
+    """(p,) bool: which pairs are not seeds. A method may have dropped unlikely seeds."""
     given = set(seeds)
     return torch.tensor([(i, j) not in given for i, j in found.pairs.tolist()], dtype=torch.bool)
 
 
 def most_confident(found: GrownPairs, count: int) -> torch.Tensor:
-    """The `count` pairs of most confidence; the first in the method's own order where it has none."""
+    """The `count` most confident pairs; the first ones in the method's own order if it gives no
+    confidence.
+    """
     if bool(found.confidence.isnan().any()):
         return found.pairs[:count]
     return found.pairs[found.confidence.argsort(descending=True, stable=True)[:count]]

@@ -1,8 +1,10 @@
-"""20,000 x 20,000 and more: seconds of a step or round, and the memory that a method takes above its data.
+"""20,000 x 20,000 and more: seconds of a step or round, and the memory that a method takes in
+addition to its data.
 
-Sentences of film reviews and plots by two real text encoders. Every method runs in a process of its own, on one core:
-self-learning to its end, the others until they end or their time is up, for the steps that were made tell what all would take. Of
-76,000 items 20,000 of the source's take part, drawn at random (its setting `rows`), and all of the target's.
+Sentences of film reviews and plots by two real text encoders. Every method runs in a separate
+process, on one core: self-learning to its end, the others until they end or their time is up,
+because the steps made so far tell what all would take. Of 76,000 items, 20,000 of the source's take
+part, drawn at random (the setting `rows`), and all of the target's.
 """
 
 from __future__ import annotations
@@ -13,29 +15,30 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import data
-import growers
 import torch
-from cells import Cell, Measured
-from draws import Draw
 
 from app.maths.bootstrap.pools import GrownPairs, Step, fit_pools
+from benchmarks.bootstrap import growers
+from benchmarks.bootstrap.cells import Cell, Measured
+from benchmarks.bootstrap.draws import Draw
+from benchmarks.common import DATA, Missing
+from benchmarks.quality import data
 
 NAME = "scale"
 SIZES = (20_000,)
-#: all sentences that there are, for what is served by default
+#: all sentences there are, for the method that the service uses by default
 LARGEST, SERVED = 76_000, "self-learning"
 COUNT, QUICK = 15, 5_000
 SOURCE, TARGET = "minilm6-384", "static-256"
 CORPORA = ("sentence_polarity", "subjectivity", "movie_reviews")
 #: words of a sentence
 SHORTEST, LONGEST = 6, 60
-#: seconds after which a method but SERVED is told to stop, once it has made STEPS steps
+#: seconds after which a method other than SERVED stops, once it has made STEPS steps
 TIME, STEPS = 60.0, 2
 
 
 class _TimeUp(Exception):
-    """Enough is known."""
+    """Raised when enough steps are measured."""
 
 
 def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
@@ -48,7 +51,7 @@ def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
 
 
 def measure(method: str, size: int) -> Measured:
-    """A run, watched."""
+    """One run, with its time and memory."""
     drawn = _draw(size)
     pools = fit_pools(drawn.x, drawn.y)
     begun = time.process_time()
@@ -58,7 +61,8 @@ def measure(method: str, size: int) -> Measured:
     def watch(step: Step) -> None:
         nonlocal last
         if step.done > last.done:
-            # One, however far it counts: a method may find that some steps are not needed.
+            # Counts as one step, whatever number it reports: a method may skip steps that it does
+            # not need.
             ended.append(time.process_time())
         last = step
         late = method != SERVED and time.process_time() - begun > TIME
@@ -66,7 +70,7 @@ def measure(method: str, size: int) -> Measured:
             raise _TimeUp
 
     before = _memory("VmRSS")
-    # From here on the high-water mark is of what follows.
+    # Reset the high-water mark, so that it covers only what follows.
     Path("/proc/self/clear_refs").write_text("5")
     found: GrownPairs | None = None
     with suppress(_TimeUp):
@@ -92,27 +96,31 @@ def _draw(size: int) -> Draw:
     generator = torch.Generator().manual_seed(0)
     chosen = torch.randperm(len(texts), generator=generator)[:size]
     mixed = torch.randperm(size, generator=generator)
-    x, y = (torch.from_numpy(data.embedded(name, texts, of="sentences")) for name in (SOURCE, TARGET))
+    x, y = (
+        torch.from_numpy(data.embedded(name, texts, of="sentences")) for name in (SOURCE, TARGET)
+    )
     nothing = torch.empty(0)
     return Draw(x[chosen], y[chosen[mixed]], mixed.argsort(), nothing, nothing, None, None)
 
 
 def sentences() -> list[str]:
-    """The first different ones, as many as the largest pool has items."""
+    """The first distinct sentences, as many as the largest pool has items."""
     found: dict[str, None] = {}
     for corpus in CORPORA:
-        path = data.DATA / f"corpora/{corpus}.zip"
+        path = DATA / f"corpora/{corpus}.zip"
         if not path.exists():
-            raise data.Missing(f"{path}: from github.com/nltk/nltk_data")
+            raise Missing(f"{path}: from github.com/nltk/nltk_data")
         with zipfile.ZipFile(path) as file:
             for name in sorted(file.namelist()):
                 if "README" not in name:
                     lines = file.read(name).decode("latin-1").splitlines()
-                    found |= dict.fromkeys(line.strip() for line in lines if SHORTEST <= len(line.split()) <= LONGEST)
+                    found |= dict.fromkeys(
+                        line.strip() for line in lines if SHORTEST <= len(line.split()) <= LONGEST
+                    )
     return list(found)[:LARGEST]
 
 
 def _memory(name: str) -> int:
-    """Bytes of the process, as Linux counts them."""
+    """Bytes of this process, as Linux counts them."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))

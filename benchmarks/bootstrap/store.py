@@ -1,7 +1,9 @@
-"""What was measured and grown already by this code, on disk: an interrupted run goes on where it stopped.
+"""What this version of the code has measured and grown, on disk, so that an interrupted run can
+continue.
 
-A folder for each version of the code, below $ANCHORAGE_BENCHMARK_CACHE; a file for each cell, and for what each method grew:
-several sections ask different things of that, and it stays when only what measures it has changed.
+One folder for each version of the code, below $ANCHORAGE_BENCHMARK_CACHE; one file for each cell
+and for the anchors that each method grew. Several sections use the same anchors, and these stay
+valid while only the code that measures them changes.
 """
 
 from __future__ import annotations
@@ -15,36 +17,61 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from data import CACHE
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from app.maths.bootstrap.pools import GrownPairs
+from app.services.anchors import bootstrap as service
+from benchmarks.common import CACHE
 
 ROOT = Path(__file__).parents[2]
-HERE = Path(__file__).parent
-#: modules here that growths depend on
-GROWING = {"draws.py", "growers.py"}
-#: and those that change no cell: how results are chosen, told and kept
-TELLING = {"cells.py", "page.py", "picture.py", "published.py", "run.py", "store.py", "summaries.py", "tables.py"}
+#: modules that growths depend on
+GROWING = [
+    ROOT / "benchmarks/bootstrap/draws.py",
+    ROOT / "benchmarks/bootstrap/growers.py",
+    ROOT / "benchmarks/quality/data.py",
+]
+#: modules of these folders that change no cell: they choose, show and store
+OTHERS = {
+    "__init__.py",
+    "__main__.py",
+    "cells.py",
+    "paper_tables.py",
+    "sections.py",
+    "store.py",
+    "tables.py",
+}
 
-#: what names a cell or a growth: its section or method, then everything that it depends on beside the code
+#: names a cell or grown anchors: the section or method, then everything except the code that they
+#: depend on
 Key = tuple[str | int, ...]
 
 
 @cache
 def version(kind: str = "cells") -> str:
-    """A hash of the maths and of what measures it here; of kind "grown" only of what grows."""
-    here = [path for path in HERE.glob("*.py") if (path.name in GROWING if kind == "grown" else path.name not in TELLING)]
+    """A hash of the maths and of the code that measures with it; of kind "grown", only of the code
+    that grows anchors.
+    """
+    code = sorted(ROOT.glob("app/maths/**/*.py")) + GROWING
+    if kind != "grown":
+        folders = (ROOT / "benchmarks/bootstrap", ROOT / "research/bootstrap")
+        code += [
+            path
+            for folder in folders
+            for path in sorted(folder.glob("*.py"))
+            if path.name not in OTHERS
+        ]
+        code += [Path(service.__file__), ROOT / "research/stitching/head.py"]
     digest = hashlib.sha256()
-    judging = [] if kind == "grown" else [ROOT / "app/services/anchors/bootstrap.py", ROOT / "benchmarks/stitching/head.py"]
-    for path in [*sorted(ROOT.glob("app/maths/**/*.py")), *sorted(here), ROOT / "benchmarks/quality/data.py", *judging]:
+    for path in code:
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def forget(sections: Collection[str], *, every: bool) -> None:
-    """Start anew: as if this code had not measured these sections; of `every` one, as if it had grown nothing either."""
+    """Delete the cells of these sections, as if this code had not measured them; with `every`, the
+    grown anchors, too.
+    """
     for path in _folder("cells").glob("*.json"):
         if json.loads(path.read_text(encoding="utf-8"))["key"][0] in sections:
             path.unlink()
@@ -59,16 +86,18 @@ def cell(key: Key) -> dict[str, Any] | None:
 
 
 def seconds() -> dict[Key, float]:
-    """What cells took, by whatever version measured them last."""
+    """What cells took, by the version that measured them last."""
     found = {}
-    for path in sorted((CACHE / "bootstrap" / "cells").glob("*/*.json"), key=lambda path: path.stat().st_mtime):
+    for path in sorted(
+        (CACHE / "bootstrap" / "cells").glob("*/*.json"), key=lambda path: path.stat().st_mtime
+    ):
         entry = json.loads(path.read_text(encoding="utf-8"))
         found[tuple(entry["key"])] = float(entry["cell"]["seconds"])
     return found
 
 
 def keep(key: Key, measured: Mapping[str, Any]) -> None:
-    """A cell."""
+    """Store a cell."""
     path = _path("cells", key, "json")
     partly = path.with_suffix(f".{os.getpid()}")
     partly.write_text(json.dumps({"key": key, "cell": measured}) + "\n", encoding="utf-8")
@@ -76,18 +105,24 @@ def keep(key: Key, measured: Mapping[str, Any]) -> None:
 
 
 def grown(key: Key, grow: Callable[[], tuple[GrownPairs, float]]) -> tuple[GrownPairs, float]:
-    """What a method grows, and its seconds: from disk where it did before."""
+    """What a method grows, and its seconds; from disk if it grew it before."""
     path = _path("grown", key, "safetensors")
     if not path.exists():
         made, seconds = grow()
         partly = path.with_suffix(f".{os.getpid()}")
-        told = json.dumps({"key": key, "seconds": seconds, "facts": made.facts})
-        save_file({"pairs": made.pairs.contiguous(), "confidence": made.confidence.contiguous()}, partly, {"told": told})
+        about = json.dumps({"key": key, "seconds": seconds, "facts": made.facts})
+        save_file(
+            {"pairs": made.pairs.contiguous(), "confidence": made.confidence.contiguous()},
+            partly,
+            {"about": about},
+        )
         partly.replace(path)
         return made, seconds
     with safe_open(path, "pt") as file:
-        told = json.loads(file.metadata()["told"])
-        return GrownPairs(file.get_tensor("pairs"), file.get_tensor("confidence"), told["facts"]), told["seconds"]
+        about = json.loads(file.metadata()["about"])
+        return GrownPairs(
+            file.get_tensor("pairs"), file.get_tensor("confidence"), about["facts"]
+        ), about["seconds"]
 
 
 def _folder(kind: str) -> Path:

@@ -1,22 +1,24 @@
-"""Pools that have some items in common, or none: is it known? And pools of few directions, in which everything looks alike.
+"""Pools that have only some items in common, or none: does the estimate know it? And pools of few
+directions, where everything looks alike.
 
-Half of what is drawn is in the source's pool; of the target's, the share in common is the same items, and the rest others.
-Synthetic pools are clouds of so many directions, with noise as a share of each direction's spread; or two that are unrelated.
+The source's pool is half of the drawn items. The given share of the target's pool is the same
+items, and the rest are others. Synthetic pools are clouds with a given number of directions, with
+noise as a share of each direction's spread, or two unrelated clouds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
-import counts
-import growers
 import torch
-from cells import Cell, Measured
-from draws import CASES, draw
 from torch import Tensor
 
 from app.maths.bootstrap.pools import fit_pools
+from benchmarks.bootstrap import counts, growers
+from benchmarks.bootstrap.cells import Cell, Measured
+from benchmarks.bootstrap.draws import CASES, draw
 
 NAME = "strangers"
 ITEMS, SEEDS, DRAWS = 1_500, 15, 2
@@ -27,7 +29,7 @@ PLACES = (
     "words, googlenews -> w2v",
 )
 COMMON = (0.75, 0.5, 0.25, 0.2, 0.1, 0.0)
-#: pools of different items altogether
+#: pools of entirely different items
 FOREIGN = (
     ("Banking77, MiniLM -> static", "CIFAR-10, V1 1.0 -> 0.5"),
     ("CIFAR-10, V2 -> SqueezeNet", "words, googlenews -> w2v"),
@@ -35,10 +37,10 @@ FOREIGN = (
 )
 DIRECTIONS, SIZES = (3, 6, 12, 24, 64), (100, 300, 1_500)
 NOISES = (0.1, 0.3, 0.6)
-#: power of a direction's rank that its spread falls with
+#: the spread of a direction falls with this power of its rank
 DECAY = 0.7
 
-#: source, target, and for each row of the source's its partner, or -1
+#: source, target, and for each row of the source its partner, or -1
 Pair = tuple[Tensor, Tensor, Tensor]
 
 
@@ -50,7 +52,7 @@ def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
 
 
 def measure(kind: str, method: str, count: int, number: int) -> Measured:
-    """As `counts` measures; where an item has no partner, its seed is wrong."""
+    """Measure as `counts` does. The seed of an item without a partner is wrong."""
     made, arguments = KINDS[kind]
     x, y, partner = made(*arguments, number)
     seeds = [(i, j if j >= 0 else i) for i, j in enumerate(partner[:count].tolist())]
@@ -67,7 +69,7 @@ def measure(kind: str, method: str, count: int, number: int) -> Measured:
 
 
 def some_in_common(place: str, common: float, number: int) -> Pair:
-    """Real pools, of which that share of the items is the same."""
+    """Real pools that share the given part of their items."""
     drawn = draw(replace(CASES[place], items=2 * ITEMS), number)
     kept = int(common * ITEMS)
     y = drawn.y[drawn.partner]
@@ -81,7 +83,7 @@ def foreign(one: str, other: str, number: int) -> Pair:
 
 
 def synthetic(directions: int, items: int, noise: float | None, number: int) -> Pair:
-    """A turned cloud and its noisy copy; without a noise two clouds."""
+    """A rotated cloud and its noisy copy; without noise, two clouds."""
     generator = torch.Generator().manual_seed(number)
     spread = torch.arange(1, directions + 1).pow(-DECAY)
     x = torch.randn(items, directions, generator=generator) * spread
@@ -93,20 +95,31 @@ def synthetic(directions: int, items: int, noise: float | None, number: int) -> 
 
 
 def _mixed(x: Tensor, y: Tensor, kept: int, number: int) -> Pair:
-    """The target in an order of its own; its first `kept` rows are the source's items."""
+    """The target in its own order. Its first `kept` rows are the source's items."""
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(number))
     partner = torch.full((len(x),), -1)
     partner[:kept] = order.argsort()[:kept]
     return x, y[order], partner
 
 
-KINDS = {
-    **{f"{place}: {common:.0%} in common": (some_in_common, (place, common)) for place in PLACES for common in COMMON},
+KINDS: dict[str, tuple[Callable[..., Pair], tuple[Any, ...]]] = {
     **{
-        f"{one.split(' ->')[0]} / {other.split('-> ')[1]} of {other.split(',')[0]}": (foreign, (one, other))
+        f"{place}: {common:.0%} in common": (some_in_common, (place, common))
+        for place in PLACES
+        for common in COMMON
+    },
+    **{
+        f"{one.split(' ->')[0]} / {other.split('-> ')[1]} of {other.split(',')[0]}": (
+            foreign,
+            (one, other),
+        )
         for one, other in FOREIGN
     },
-    **{f"unrelated clouds, {d} directions, {n} items": (synthetic, (d, n, None)) for d in DIRECTIONS for n in SIZES},
+    **{
+        f"unrelated clouds, {d} directions, {n} items": (synthetic, (d, n, None))
+        for d in DIRECTIONS
+        for n in SIZES
+    },
     **{
         f"a cloud and its copy, {d} directions, noise {noise}": (synthetic, (d, ITEMS, noise))
         for d in DIRECTIONS

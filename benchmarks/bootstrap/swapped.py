@@ -1,13 +1,14 @@
-"""One seed in five is wrong: are these found, are right ones accused, and do the pairs come out right all the same?"""
+"""One seed in five is wrong: does the run report these, does it report right ones, and are the
+pairs right all the same?
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cells import Cell, Measured
-from draws import CASES, draw
-
 from app.maths.bootstrap import attempts, methods
+from benchmarks.bootstrap.cells import Cell, Measured
+from benchmarks.bootstrap.draws import CASES, draw
 
 NAME = "swapped"
 PLACES = (
@@ -30,10 +31,12 @@ def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
 
 
 def measure(name: str, method: str, count: int, number: int) -> Measured:
-    """One run with the partners of the first fifth of its seeds passed round among them."""
+    """One run in which the first fifth of the seeds have exchanged partners."""
     drawn = draw(CASES[name], number)
     seeds, wrong = drawn.seeds(count), count // SHARE
-    given = [(i, seeds[(row + 1) % wrong][1]) for row, (i, _) in enumerate(seeds[:wrong])] + seeds[wrong:]
+    given = [(i, seeds[(row + 1) % wrong][1]) for row, (i, _) in enumerate(seeds[:wrong])] + seeds[
+        wrong:
+    ]
     found = methods.run(drawn.pools, given, attempts.SelfLearningSettings(seed=number))
     right = drawn.right(found.pairs)
     return {

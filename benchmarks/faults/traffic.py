@@ -1,4 +1,7 @@
-"""Clients as they should be: they wait as Retry-After says, repeat a creating request under its key, and count every answer."""
+"""Clients that behave as documented.
+
+They wait as Retry-After says, repeat a creating request under its key, and count every answer.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +16,28 @@ from typing import Any
 
 import httpx2
 
-#: a client that is told to come back does so for this long
+#: a client that is asked to return does so for this long
 PATIENCE_S = 180
 
-#: one answer may take so long on a machine that is busy starting processes
+#: longest wait for one answer, generous because the machine may be busy starting processes
 ANSWER_S = 60
 
-#: a balancer asks each API's /readyz so often
+#: pause between two looks of a balancer at an API's /readyz
 LOOK_S = 0.2
 
 
 @dataclass
 class Tally:
-    """What was counted, by all threads together.
+    """Counts of all threads together.
 
     refused  4xx
     busy     503 with Retry-After
     broken   any other 5xx
-    cut      connections that broke because the fault was to kill the API: the client sends again
-    dropped  connections that broke without that, and requests that never got the answer they must get in the end
-    lost     jobs not succeeded in the end, and answered resources that are not there or not whole
+    cut      connections that broke because the fault killed the API: the client sends again
+    dropped  other broken connections, and requests that never got the right answer
+    lost     jobs that did not succeed, and answered resources that are missing or incomplete
     twice    jobs and creating requests with more or fewer effects than one
-    wrong    answers whose vectors are not the right ones
+    wrong    answers with wrong vectors
     """
 
     requests: int = 0
@@ -54,7 +57,7 @@ class Tally:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, name: str, why: str | None = None, times: int = 1) -> None:
-        """Count something; `why` is kept for what must not happen."""
+        """Count something. `why` is recorded for what must not happen."""
         with self._lock:
             setattr(self, name, getattr(self, name) + times)
             if why is not None and len(self.faults) < 20:
@@ -66,7 +69,11 @@ class Tally:
         if answer.is_success:
             self.add("ok")
             return
-        code = answer.json().get("code", "") if "json" in answer.headers.get("content-type", "") else answer.text[:50]
+        code = (
+            answer.json().get("code", "")
+            if "json" in answer.headers.get("content-type", "")
+            else answer.text[:50]
+        )
         with self._lock:
             self.codes[f"{answer.status_code} {code}"] += 1
         if answer.status_code < 500:
@@ -86,7 +93,7 @@ class Tally:
 
 
 class Balancer:
-    """Takes the APIs in turn, those whose /readyz says 200 first, as load balancers do."""
+    """Takes the APIs in turn, those whose /readyz answers 200 first, as load balancers do."""
 
     def __init__(self, urls: list[str]) -> None:
         self._urls = urls
@@ -94,14 +101,14 @@ class Balancer:
         self._turn = count()
 
     def order(self) -> list[str]:
-        """Whom to try, one after the other."""
+        """The URLs to try, one after the other."""
         start = next(self._turn)
         turned = [self._urls[(start + shift) % len(self._urls)] for shift in range(len(self._urls))]
         return sorted(turned, key=lambda url: not self._ready[url])
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Ask each API's /readyz now and then, until the end."""
+        """Look at each API's /readyz from time to time, until the end."""
         ended = threading.Event()
 
         def watch(url: str) -> None:
@@ -124,9 +131,16 @@ class Balancer:
 
 
 class Client:
-    """One client, with connections of its own. Use from one thread."""
+    """One client with its own connections. Use it from one thread."""
 
-    def __init__(self, balancer: Balancer, tally: Tally, *, apis_die: bool = False, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        balancer: Balancer,
+        tally: Tally,
+        *,
+        apis_die: bool = False,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self._balancer = balancer
         self._apis_die = apis_die
         self._patience_s = patience_s
@@ -134,9 +148,17 @@ class Client:
         self.tally = tally
 
     def send(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, key: str | None = None, expect: int = 200
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        key: str | None = None,
+        expect: int = 200,
     ) -> dict[str, Any] | None:
-        """The answer that this request must get in the end, after all that Retry-After asks for; None when it does not."""
+        """The answer that this request must get in the end, after all waits of Retry-After; None if
+        it does not.
+        """
         deadline = time.monotonic() + self._patience_s
         last = "no answer"
         while time.monotonic() < deadline:
@@ -160,8 +182,12 @@ class Client:
         self.tally.add("dropped", f"{method} {path}: {last}")
         return None
 
-    def once(self, method: str, path: str, body: dict[str, Any] | None = None, *, key: str | None = None) -> httpx2.Response:
-        """One try, counted. Where nobody listens the next API is asked; any other broken connection is raised."""
+    def once(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, key: str | None = None
+    ) -> httpx2.Response:
+        """One try, counted. Asks the next API if it cannot connect; raises any other
+        TransportError.
+        """
         headers = {} if key is None else {"Idempotency-Key": key}
         refused: httpx2.ConnectError | None = None
         for url in self._balancer.order():
@@ -176,7 +202,7 @@ class Client:
         raise refused
 
     def close(self) -> None:
-        """Drop its connections."""
+        """Close its connections."""
         self._http.close()
 
 
@@ -184,9 +210,17 @@ Step = Callable[[Client], None]
 
 
 class Load:
-    """Steps done by some client threads at a given pace, beginning to end."""
+    """Client threads that work through steps at a given pace."""
 
-    def __init__(self, steps: Iterable[Step], balancer: Balancer, tally: Tally, *, threads: int = 8, per_second: float) -> None:
+    def __init__(
+        self,
+        steps: Iterable[Step],
+        balancer: Balancer,
+        tally: Tally,
+        *,
+        threads: int = 8,
+        per_second: float,
+    ) -> None:
         self._steps = iter(steps)
         self._balancer = balancer
         self._tally = tally
@@ -198,7 +232,7 @@ class Load:
         self.begun = 0
 
     def start(self) -> None:
-        """Let the clients begin."""
+        """Start the clients."""
         self._due = time.monotonic()
         for thread in self._threads:
             thread.start()
@@ -208,12 +242,12 @@ class Load:
         self._ended.set()
 
     def wait_for(self, steps: int) -> None:
-        """Return when so many steps have begun, or all that there are."""
+        """Wait until `steps` steps have begun, or all that there are."""
         while self.begun < steps and any(thread.is_alive() for thread in self._threads):
             time.sleep(0.02)
 
     def join(self) -> None:
-        """Return when all that was begun is answered."""
+        """Wait until every step that has begun is answered."""
         for thread in self._threads:
             thread.join()
 

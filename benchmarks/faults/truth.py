@@ -1,4 +1,4 @@
-"""Made-up encoders, what is asked of them, and the right answers: computed here by app.maths, before any fault."""
+"""Synthetic encoders, requests, and the right answers, computed with app.maths before any fault."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from typing import Any
 
 import httpx2
 import torch
-from machinery import Deployment, dice, wait_until
 from torch import Tensor
-from traffic import Client, Step, Tally
 
-from app.demo.client import packed, unpacked
+from app.demo.client import from_wire, to_wire
 from app.maths.bootstrap import paper
 from app.maths.bootstrap.pools import fit_pools
 from app.maths.geometry.space import fit_space, normalise
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
+from benchmarks.faults.deployment import Deployment, dice, wait_until
+from benchmarks.faults.traffic import Client, Step, Tally
 
-#: a right vector differs from the one computed here by at most this share of its largest number
+#: a vector is right if it differs from the one computed here by at most this share of its largest
+#: number
 ALLOWED = 1e-6
 
 DIMS = {"old": 48, "new": 32}
 ANCHORS = 120
 PROBES = 12
 
-#: a bootstrap of these takes about a second
+#: a bootstrap of this size takes about a second
 POOL = 100
 SIZE = 32
 SEEDS = 12
 STEPS = 150
 VARIANTS = 5
 
-#: the share of each kind of request in the mix
+#: the weight of each kind of request in the mix
 MIX = {"translate": 45, "cold": 8, "relative": 15, "set": 8, "bootstrap": 3, "get": 21}
 
 
@@ -49,8 +50,12 @@ class Anchors:
     new: Tensor
 
     def translate(self, vectors: Tensor, ridge: float | None = None) -> Tensor:
-        """`old` vectors in the space of `new`, by graded; without a ridge, with those that it chooses."""
-        options = methods.resolve("graded", {} if ridge is None else {"ridge": ridge}, anchors=len(self.old))
+        """`old` vectors in the space of `new`, by graded; without a ridge, graded
+        chooses its own.
+        """
+        options = methods.resolve(
+            "graded", {} if ridge is None else {"ridge": ridge}, anchors=len(self.old)
+        )
         translator = methods.fit("graded", fit_space(self.old), fit_space(self.new), options)
         return apply(translator, vectors).vectors
 
@@ -68,16 +73,21 @@ def _maps() -> tuple[Tensor, Tensor]:
 
 
 def items(count: int, seed: int) -> Anchors:
-    """So many items by both encoders: two linear pictures of the same 24 numbers, with a little noise."""
+    """`count` items by both encoders: two linear images of the same 24 numbers, with a little
+    noise.
+    """
     generator = torch.Generator().manual_seed(seed)
     latent = torch.randn(count, 24, generator=generator)
-    old, new = (latent @ map_ + 0.02 * torch.randn(count, map_.shape[1], generator=generator) + 0.3 for map_ in _maps())
+    old, new = (
+        latent @ map_ + 0.02 * torch.randn(count, map_.shape[1], generator=generator) + 0.3
+        for map_ in _maps()
+    )
     return Anchors(old, new)
 
 
 @dataclass(frozen=True, eq=False)
 class Growth:
-    """A bootstrap: what is sent, and which pairs are right."""
+    """A bootstrap: its request, and which pairs are right."""
 
     body: dict[str, Any]
     pairs: list[list[int]]
@@ -86,7 +96,7 @@ class Growth:
 
 @cache
 def growth(variant: int) -> Growth:
-    """One of the few bootstraps; 50 jobs share them under names of their own."""
+    """One of the few bootstraps; 50 jobs share them under different names."""
     pool = items(POOL, 1000 + variant)
     order = torch.randperm(POOL, generator=torch.Generator().manual_seed(variant))
     target = pool.new[order]
@@ -96,20 +106,22 @@ def growth(variant: int) -> Growth:
     body = {
         "source": "old",
         "target": "new",
-        "source_pool": packed(pool.old),
-        "target_pool": packed(target),
+        "source_pool": to_wire(pool.old),
+        "target_pool": to_wire(target),
         "seeds": [list(pair) for pair in seeds],
         "method": "paper",
         "min_right": 0,
         "size": SIZE,
         "options": {"steps": STEPS},
     }
-    return Growth(body, found.pairs.tolist(), Anchors(pool.old[found.pairs[:, 0]], target[found.pairs[:, 1]]))
+    return Growth(
+        body, found.pairs.tolist(), Anchors(pool.old[found.pairs[:, 0]], target[found.pairs[:, 1]])
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Creation:
-    """A creating request, which may be sent again under its key."""
+    """A creating request, which may be repeated under its key."""
 
     path: str
     body: dict[str, Any]
@@ -117,13 +129,15 @@ class Creation:
     expect: int
 
     def send(self, client: Client) -> None:
-        """As often as it needs."""
+        """Send it until it is answered."""
         client.send("POST", self.path, self.body, key=self.key, expect=self.expect)
 
     def try_once(self, client: Client) -> bool:
-        """Whether it is answered as it must be; the API may be killed meanwhile."""
+        """Send it once. Returns whether the answer is right; the API may be killed meanwhile."""
         try:
-            return client.once("POST", self.path, self.body, key=self.key).status_code == self.expect
+            return (
+                client.once("POST", self.path, self.body, key=self.key).status_code == self.expect
+            )
         except httpx2.TransportError:
             client.tally.add("requests")
             client.tally.add("cut")
@@ -131,14 +145,14 @@ class Creation:
 
 
 def deviation(got: Tensor, right: Tensor) -> float:
-    """The largest difference, as a share of the largest number; infinite when the shapes differ."""
+    """The largest difference, as a share of the largest number; infinite if the shapes differ."""
     if got.shape != right.shape or not bool(got.isfinite().all()):
         return float("inf")
     return float((got - right).abs().max() / right.abs().max())
 
 
 class World:
-    """What one deployment was asked to make, and what must be there in the end."""
+    """What one deployment was asked to create, and what must be there in the end."""
 
     def __init__(self, tally: Tally) -> None:
         self.tally = tally
@@ -146,7 +160,7 @@ class World:
         self.probes = items(PROBES, 3).old
         self.right = self.base.translate(self.probes)
         self.coordinates = self.base.relative(self.probes)
-        #: by the name of the set that each must make, what it must hold
+        #: by the name of a set, what it must hold
         self.sets: dict[str, Anchors] = {}
         self.jobs: dict[str, Growth] = {}
 
@@ -154,10 +168,18 @@ class World:
     def warm(self) -> dict[str, Any]:
         """The request for the probes' translation that every API has answered."""
         names = {"source": "old", "target": "new", "anchor_set": "base"}
-        return {**names, "method": "graded", "options": {}, "vectors": packed(self.probes), "encoding": "base64"}
+        return {
+            **names,
+            "method": "graded",
+            "options": {},
+            "vectors": to_wire(self.probes),
+            "encoding": "base64",
+        }
 
     def stock(self, client: Client) -> None:
-        """Both encoders and the set `base`, and one translation, so that it is warm."""
+        """Create both encoders and the set `base`, and translate, so that the
+        translator is warm.
+        """
         for name, dim in DIMS.items():
             client.send("POST", "/encoders", {"name": name, "dim": dim}, expect=201)
         self.make_set(client, "base", self.base)
@@ -165,48 +187,73 @@ class World:
             self.translate(client)
             self.relative(client)
 
-    def translate(self, client: Client, *, name: str = "base", ridge: float | None = None, right: Tensor | None = None) -> None:
-        """Ask for the probes' translation and compare it."""
-        body = {**self.warm, "anchor_set": name, "options": {} if ridge is None else {"ridge": ridge}}
+    def translate(
+        self,
+        client: Client,
+        *,
+        name: str = "base",
+        ridge: float | None = None,
+        right: Tensor | None = None,
+    ) -> None:
+        """Request the probes' translation and compare it."""
+        body = {
+            **self.warm,
+            "anchor_set": name,
+            "options": {} if ridge is None else {"ridge": ridge},
+        }
         self._compare(client, "/translate", body, self.right if right is None else right)
 
     def relative(self, client: Client) -> None:
-        """Ask for the probes' relative vectors and compare them."""
-        body = {"encoder": "old", "anchor_set": "base", "vectors": packed(self.probes), "encoding": "base64"}
+        """Request the probes' relative vectors and compare them."""
+        body = {
+            "encoder": "old",
+            "anchor_set": "base",
+            "vectors": to_wire(self.probes),
+            "encoding": "base64",
+        }
         self._compare(client, "/relative", body, self.coordinates)
 
     def _compare(self, client: Client, path: str, body: dict[str, Any], right: Tensor) -> None:
         answer = client.send("POST", path, body)
         if answer is not None:
-            self.tally.deviates(f"{path} {body['anchor_set']}", deviation(unpacked(answer["vectors"]), right), ALLOWED)
+            self.tally.deviates(
+                f"{path} {body['anchor_set']}",
+                deviation(from_wire(answer["vectors"]), right),
+                ALLOWED,
+            )
 
     def set_of(self, name: str, anchors: Anchors) -> Creation:
-        """The creation of a set; what it must hold is noted with that."""
+        """The request that creates a set, whose content is recorded."""
         self.sets[name] = anchors
-        body = {"name": name, "embeddings": {"old": packed(anchors.old), "new": packed(anchors.new)}}
+        body = {
+            "name": name,
+            "embeddings": {"old": to_wire(anchors.old), "new": to_wire(anchors.new)},
+        }
         return Creation("/anchor-sets", body, f"key-{name}", 201)
 
     def job_of(self, name: str, variant: int) -> Creation:
-        """The creation of a bootstrap; what it must find is noted with that."""
+        """The request for a bootstrap, whose pairs are recorded."""
         self.jobs[name] = growth(variant)
         return Creation("/bootstrap", {"name": name, **growth(variant).body}, f"key-{name}", 202)
 
     def make_set(self, client: Client, name: str, anchors: Anchors) -> None:
-        """Create a set, as often as that needs."""
+        """Create a set, and repeat until it is answered."""
         self.set_of(name, anchors).send(client)
 
     def grow(self, client: Client, name: str, variant: int) -> None:
-        """Queue a bootstrap, as often as that needs."""
+        """Queue a bootstrap, and repeat until it is answered."""
         self.job_of(name, variant).send(client)
 
     def look(self, client: Client, path: str, **expected: object) -> None:
-        """GET something whose answer is known."""
+        """GET a resource with a known answer."""
         answer = client.send("GET", path)
         if answer is not None and {name: answer.get(name) for name in expected} != expected:
             self.tally.add("lost", f"GET {path} answers {answer}")
 
     def mix(self, count: int, *, seed: int = 0) -> Iterator[Step]:
-        """So many requests of every kind, in one order for every run. All that is right is computed before the first of them."""
+        """`count` requests of every kind, in the same order in every run. The right answers are
+        computed before the first.
+        """
         draw = dice(seed)
         kinds = draw.choices(list(MIX), weights=list(MIX.values()), k=count)
         for variant in range(VARIANTS):
@@ -227,7 +274,9 @@ class World:
             return lambda client: self.make_set(client, f"set-{number}", anchors)
         if kind == "bootstrap":
             return lambda client: self.grow(client, f"grown-{number}", number % VARIANTS)
-        path, expected = draw.choice([("/encoders/old", {"dim": DIMS["old"]}), ("/anchor-sets/base", {"size": ANCHORS})])
+        path, expected = draw.choice(
+            [("/encoders/old", {"dim": DIMS["old"]}), ("/anchor-sets/base", {"size": ANCHORS})]
+        )
         return lambda client: self.look(client, path, **expected)
 
     def finished(self, made: Deployment) -> int:
@@ -235,24 +284,38 @@ class World:
         return made.postgres.number("SELECT count(*) FROM jobs WHERE finished_at IS NOT NULL")
 
     def settle(self, made: Deployment, client: Client, *, timeout_s: float = 180) -> float:
-        """Wait for the jobs, then count what is lost, done twice and wrong; returns how long the jobs took still."""
+        """Wait for the jobs, then count what is lost, done twice and wrong. Returns how long the
+        jobs still took.
+        """
         begun = time.monotonic()
         unfinished = "SELECT count(*) FROM jobs WHERE finished_at IS NULL"
-        with suppress(TimeoutError):  # what has not ended by then is counted as lost
-            wait_until(lambda: made.postgres.number(unfinished) == 0, "jobs to end", timeout_s=timeout_s, pause_s=0.2)
+        with suppress(TimeoutError):  # jobs that have not ended by then count as lost
+            wait_until(
+                lambda: made.postgres.number(unfinished) == 0,
+                "jobs to end",
+                timeout_s=timeout_s,
+                pause_s=0.2,
+            )
         waited = time.monotonic() - begun
         for name, grown in self.jobs.items():
             self._check_job(made, name, grown)
         for name in self.sets:
             self._check_set(made, name)
-        for name, anchors in {**self.sets, **{name: grown.anchors for name, grown in self.jobs.items()}}.items():
+        for name, anchors in {
+            **self.sets,
+            **{name: grown.anchors for name, grown in self.jobs.items()},
+        }.items():
             if made.postgres.number("SELECT count(*) FROM anchor_sets WHERE name = %s", name):
                 self.translate(client, name=name, right=anchors.translate(self.probes))
         return waited
 
     def _check_job(self, made: Deployment, name: str, grown: Growth) -> None:
-        """One job a key, succeeded, with the right pairs; one set, by that job, one audit row for each."""
-        rows = made.postgres.rows("SELECT id, state, result, error FROM jobs WHERE arguments ->> 'name' = %s", name)
+        """Check that each key has one successful job with the right pairs, and one set and one
+        audit row from it.
+        """
+        rows = made.postgres.rows(
+            "SELECT id, state, result, error FROM jobs WHERE arguments ->> 'name' = %s", name
+        )
         if len(rows) != 1:
             self.tally.add("twice" if rows else "lost", f"{len(rows)} jobs for {name}")
             return
@@ -263,20 +326,31 @@ class World:
             self.tally.add("wrong", f"job {name} found other pairs")
         self._once(made, "job", job)
         self._once(made, "anchor-set", name)
-        by_it = made.postgres.number("SELECT count(*) FROM anchor_sets WHERE provenance ->> 'job' = %s", job)
+        by_it = made.postgres.number(
+            "SELECT count(*) FROM anchor_sets WHERE provenance ->> 'job' = %s", job
+        )
         if by_it != (state == "succeeded"):
-            self.tally.add("twice" if by_it > 1 else "lost", f"job {name} is {state} and made {by_it} sets")
+            self.tally.add(
+                "twice" if by_it > 1 else "lost", f"job {name} is {state} and made {by_it} sets"
+            )
 
     def _check_set(self, made: Deployment, name: str) -> None:
-        """One row, whole, and one audit row."""
+        """Check that the set has one row, is complete, and has one audit row."""
         rows = made.postgres.rows(
-            "SELECT count(*) FROM anchor_sets a JOIN spaces s ON s.anchor_set_id = a.id WHERE a.name = %s GROUP BY a.id", name
+            "SELECT count(*) FROM anchor_sets a JOIN spaces s ON s.anchor_set_id = a.id "
+            "WHERE a.name = %s GROUP BY a.id",
+            name,
         )
         if rows != [(len(DIMS),)]:
-            self.tally.add("twice" if len(rows) > 1 else "lost", f"set {name} has the spaces {rows}")
+            self.tally.add(
+                "twice" if len(rows) > 1 else "lost", f"set {name} has the spaces {rows}"
+            )
         self._once(made, "anchor-set", name)
 
     def _once(self, made: Deployment, resource: str, name: str) -> None:
         query = "SELECT count(*) FROM audit WHERE action = 'create' AND resource = %s AND name = %s"
         if (count := made.postgres.number(query, resource, name)) != 1:
-            self.tally.add("twice" if count > 1 else "lost", f"{count} audit rows for the creation of {resource} {name}")
+            self.tally.add(
+                "twice" if count > 1 else "lost",
+                f"{count} audit rows for the creation of {resource} {name}",
+            )

@@ -1,4 +1,6 @@
-"""How should one choose among fifty candidates by the anchors alone? Ways to choose, and what they reach on unseen items."""
+"""How can one choose among fifty candidates by the anchors alone? Ways to choose, and what they
+reach on unseen items.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import mean
 
-import data
-import table
 import torch
-from compare import task_of
-from measure import Index
 from rich.console import Console
 
 from app.demo.run import new_table
@@ -20,6 +18,9 @@ from app.maths.quality import candidates, selection
 from app.maths.quality.candidates import DEFAULT_CANDIDATE, Candidate
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
+from benchmarks.quality import data, table
+from benchmarks.quality.compare import task_of
+from benchmarks.quality.measure import Index
 
 ANCHORS = (50, 100, 300)
 PAIRS, SEEDS = 4, 2
@@ -41,25 +42,49 @@ def run(console: Console, path: Path, about: str, arguments: argparse.Namespace)
                 if anchors not in task.sizes or (arguments.quick and anchors > 50):
                     continue
                 pairs = task.pairs[:: -(-len(task.pairs) // PAIRS)]
-                work = [(seed, pair) for seed in range(1 if arguments.quick else SEEDS) for pair in pairs]
-                found = [answer.result() for answer in [pool.submit(_of, task.name, anchors, *each) for each in work]]
-                sections[f"{task.name}, {anchors}"] = _means([ways for ways, _ in found], [every for _, every in found])
+                work = [
+                    (seed, pair)
+                    for seed in range(1 if arguments.quick else SEEDS)
+                    for pair in pairs
+                ]
+                found = [
+                    answer.result()
+                    for answer in [pool.submit(_of, task.name, anchors, *each) for each in work]
+                ]
+                sections[f"{task.name}, {anchors}"] = _means(
+                    [ways for ways, _ in found], [every for _, every in found]
+                )
     ways = list(next(iter(sections.values())))
     means = {way: mean(section[way] for section in sections.values()) for way in ways}
     shown = new_table("recall@10 of unseen items", ("chosen",), ("mean", *sections))
     for way in ways:
-        shown.add_row(way, *(f"{value:.4f}" for value in (means[way], *(section[way] for section in sections.values()))))
+        shown.add_row(
+            way,
+            *(
+                f"{value:.4f}"
+                for value in (means[way], *(section[way] for section in sections.values()))
+            ),
+        )
     console.print(shown)
-    table.write(path, {"about": about}, "choosing", {"pairs": PAIRS, "seeds": SEEDS, "mean": means, "cells": sections})
+    table.write(
+        path,
+        {"about": about},
+        "choosing",
+        {"pairs": PAIRS, "seeds": SEEDS, "mean": means, "cells": sections},
+    )
 
 
 def _means(ways: list[dict[str, float]], every: list[list[float]]) -> dict[str, float]:
-    """Over the cells of one task and number of anchors; the best candidate of the task is the best on their average."""
+    """Means over the cells of one task and number of anchors. The task's best candidate is the best
+    on their average.
+    """
     found = {way: mean(each[way] for each in ways) for way in ways[0]}
     return {**found, TASK: max(map(mean, zip(*every, strict=True))), PAIR: mean(map(max, every))}
 
 
-def _of(name: str, anchors: int, seed: int, pair: tuple[str, str]) -> tuple[dict[str, float], list[float]]:
+def _of(
+    name: str, anchors: int, seed: int, pair: tuple[str, str]
+) -> tuple[dict[str, float], list[float]]:
     """recall@10 by each way to choose, and of every candidate, in their order."""
     torch.set_num_threads(1)
     task = task_of(name)
@@ -75,7 +100,12 @@ def _of(name: str, anchors: int, seed: int, pair: tuple[str, str]) -> tuple[dict
         reached[_key(method, given)] = index.measure(translated - centre).recall
     by_recall = max(choice.candidates, key=lambda each: each.recall)
     by_score = choice.candidates[0]
-    chosen = {name: choice.options[name] for method, given in candidates.CANDIDATES if method == choice.method for name in given}
+    chosen = {
+        name: choice.options[name]
+        for method, given in candidates.CANDIDATES
+        if method == choice.method
+        for name in given
+    }
     ways = {
         BY_RECALL: reached[_key(by_recall.method, by_recall.options)],
         BY_SCORE: reached[_key(by_score.method, by_score.options)],

@@ -1,4 +1,6 @@
-"""A head trained in the target's space, asked about translated vectors: does auto's `prefer: classification` help it?"""
+"""A head trained in the target's space reads translated vectors: does auto's `prefer:
+classification` improve its accuracy?
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,6 @@ import argparse
 from pathlib import Path
 from statistics import mean
 
-import data
-import table
 import torch
 from rich.console import Console
 from torch import Tensor
@@ -18,6 +18,7 @@ from app.maths.quality import candidates, selection
 from app.maths.quality.metrics import unit
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
+from benchmarks.quality import data, table
 
 TASKS = ("banking77", "trec", "cifar10", "fashion-mnist")
 ANCHORS, SEEDS, PAIRS = 300, 2, 4
@@ -28,17 +29,25 @@ RIDGE = 1.0
 
 
 def run(console: Console, path: Path, about: str, arguments: argparse.Namespace) -> None:
-    """Accuracy of a linear head on translated test vectors, by what auto was asked to prefer, and by single methods."""
+    """Accuracy of a linear head on translated test vectors, by what auto should prefer, and by
+    single methods.
+    """
     torch.set_num_threads(2)
     sections = {}
     for task in data.tasks([name for name in TASKS if name in arguments.tasks], console):
         rows = _of(task, 1 if arguments.quick else SEEDS)
-        shown = new_table(f"{task.name}, {ANCHORS} anchors: accuracy of a head of the target's", ("",), ("accuracy",))
+        shown = new_table(
+            f"{task.name}, {ANCHORS} anchors: accuracy of a head of the target's",
+            ("",),
+            ("accuracy",),
+        )
         for row, accuracy in rows.items():
             shown.add_row(row, f"{accuracy:.4f}")
         console.print(shown)
         sections[task.name] = rows
-    table.write(path, {"about": about}, "classes", {"anchors": ANCHORS, "seeds": SEEDS, "tasks": sections})
+    table.write(
+        path, {"about": about}, "classes", {"anchors": ANCHORS, "seeds": SEEDS, "tasks": sections}
+    )
 
 
 def _of(task: data.Task, seeds: int) -> dict[str, float]:
@@ -49,7 +58,9 @@ def _of(task: data.Task, seeds: int) -> dict[str, float]:
         taken = torch.zeros(len(task.labels), dtype=torch.bool)
         taken[known] = taken[held] = True
         rest = (~taken).nonzero().flatten()
-        train = rest[torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed))[:TRAIN]]
+        train = rest[
+            torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed))[:TRAIN]
+        ]
         for source, target in task.pairs[:: -(-len(task.pairs) // PAIRS)]:
             x, y = task.encoders[source], task.encoders[target]
             pair = fit_space(x[known]), fit_space(y[known])
@@ -74,7 +85,8 @@ def _head(vectors: Tensor, labels: Tensor) -> Tensor:
     features = _features(vectors)
     wanted = torch.nn.functional.one_hot(labels.long(), int(labels.max()) + 1).double()
     penalty = RIDGE * torch.eye(features.shape[1], dtype=torch.float64)
-    return torch.linalg.solve(features.T @ features + penalty, features.T @ wanted)
+    solution: Tensor = torch.linalg.solve(features.T @ features + penalty, features.T @ wanted)
+    return solution
 
 
 def _accuracy(head: Tensor, vectors: Tensor, truth: Tensor) -> float:

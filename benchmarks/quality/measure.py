@@ -1,7 +1,9 @@
-"""The numbers of app.maths.quality.metrics for many translations into one set of native vectors, fast.
+"""The measures of app.maths.quality.metrics for many translations into one set of native vectors,
+fast.
 
-The definitions are that module's; cosines here are of float32, and what depends on the native vectors alone is computed once:
-make one `Index` for each target and split, and ask it about every source and method.
+The definitions are those of that module. Cosines here are float32, and what depends on the native
+vectors alone is computed once: make one `Index` for each target and split, and measure every source
+and method with it.
 """
 
 from __future__ import annotations
@@ -14,15 +16,15 @@ from torch import Tensor
 from app.maths.geometry.space import row_norms, unit_rows
 from app.maths.quality.metrics import DEFAULT_NEIGHBOURS
 
-#: random subsets of the test items of one size
+#: random subsets of the test items, for each size
 SUBSETS = 5
 
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """One translation of n test items; recalls at min(10, size of the index - 1).
+    """One translation of n test items. Recalls are at min(10, size of the index - 1).
 
-    recall_1  the same with a single neighbour
+    recall_1  recall with a single neighbour
     recalls   (n,) float32, each item's recall; their mean is `recall`
     sized     recall in a smaller index, by its size
     """
@@ -36,20 +38,28 @@ class Measured:
 
 
 class Index:
-    """Native test vectors (n, d_y), centred on the target anchors' mean, and their neighbours; n >= 2."""
+    """Native test vectors (n, d_y), centred on the target anchors' mean, and their neighbours; n >=
+    2.
+    """
 
     def __init__(self, native: Tensor, sizes: tuple[int, ...] = ()) -> None:
-        """`sizes` of smaller indexes to ask about, each in 2..n-1; others are ignored."""
+        """`sizes` of smaller indexes to measure, each in 2..n-1; others are ignored."""
         n = len(native)
         self._unit = _unit(native)
         own = _without_self(self._unit @ self._unit.T)
         self._k = min(DEFAULT_NEIGHBOURS, n - 1)
         self._nearest = _members(own, 1)
         self._truth = _members(own, self._k)
-        self._parts = {size: [_Part(own, size, seed) for seed in range(SUBSETS)] for size in sizes if 2 <= size < n}
+        self._parts = {
+            size: [_Part(own, size, seed) for seed in range(SUBSETS)]
+            for size in sizes
+            if 2 <= size < n
+        }
 
     def measure(self, translated: Tensor) -> Measured:
-        """Translated vectors (n, d_y) of the same items, centred alike. Raises ValueError for NaN or infinity."""
+        """Measure translated vectors (n, d_y) of the same items, centred alike. Raises ValueError
+        for NaN or infinity.
+        """
         cosines = _unit(translated) @ self._unit.T
         own = cosines.diagonal().clone()
         if not bool(own.isfinite().all()):
@@ -63,7 +73,10 @@ class Index:
             recall=float(recalls.double().mean()),
             recall_1=float(_shared(cosines, self._nearest, 1).double().mean()),
             recalls=recalls,
-            sized={size: sum(part.recall(cosines) for part in parts) / SUBSETS for size, parts in self._parts.items()},
+            sized={
+                size: sum(part.recall(cosines) for part in parts) / SUBSETS
+                for size, parts in self._parts.items()
+            },
         )
 
 
@@ -76,7 +89,7 @@ class _Part:
         self._truth = _members(self._cut(own), self._k)
 
     def recall(self, cosines: Tensor) -> float:
-        """From all cosines (n, n), the diagonal at -inf."""
+        """Recall from all cosines (n, n), with the diagonal at -inf."""
         return float(_shared(self._cut(cosines), self._truth, self._k).double().mean())
 
     def _cut(self, cosines: Tensor) -> Tensor:
@@ -89,12 +102,12 @@ def _unit(vectors: Tensor) -> Tensor:
 
 
 def _without_self(cosines: Tensor) -> Tensor:
-    """In place: an item is not its own neighbour."""
+    """Exclude each item from its own neighbours, in place."""
     return cosines.fill_diagonal_(-torch.inf)
 
 
 def _shared(cosines: Tensor, truth: Tensor, k: int) -> Tensor:
-    """(n,) float32: which share of the k nearest of each is true."""
+    """(n,) float32: the share of each item's k nearest that is true."""
     return truth.gather(1, cosines.topk(k, dim=1).indices).float().mean(dim=1)
 
 

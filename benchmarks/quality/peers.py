@@ -1,13 +1,17 @@
-"""What other libraries and the simplest ideas make of the same anchors, each called as its users call it.
+"""What other libraries and simple baselines make of the same anchors, each called as its users call
+it.
 
-isotrieve 0.4.0 (Apache-2.0, pypi.org/project/isotrieve): `RidgeMapping()`, an affine ridge whose penalty is chosen by generalised
-cross-validation, and `OrthogonalProcrustesMapping()`, not centred, for equal dimensions only. Both keep a tenth of the anchors
-for a report of their own, and make rows of unit length, which are scaled here to the mean length of the target's anchors: that
-changes nothing where an encoder's vectors are of unit length, and no plain cosine anywhere. "own lengths" is its option
-`normalize_output=False`.
-latentis 0.0.8 (MIT, pypi.org/project/latentis): `Procrustes()`: every coordinate of both sides to mean 0 and deviation 1, the
-shorter side padded with zeros, then the rotation.
-peers.txt says how to install the two; without them they are left out.
+isotrieve 0.4.0 (Apache-2.0, pypi.org/project/isotrieve): `RidgeMapping()`, an affine ridge whose
+penalty is chosen by generalised cross-validation, and `OrthogonalProcrustesMapping()`, not centred,
+for equal dimensions only. Both hold out a tenth of the anchors for their own report, and return
+rows of unit length. These are scaled here to the mean length of the target's anchors, which changes
+nothing where an encoder's vectors have unit length, and never changes a plain cosine. "own lengths"
+is the option `normalize_output=False`.
+
+latentis 0.0.8 (MIT, pypi.org/project/latentis): `Procrustes()` standardises every coordinate of
+both sides, pads the shorter side with zeros, and then rotates.
+
+peers.txt says how to install the two. Without them they are left out.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ class NotApplicable(Exception):
 
 
 def peers(console: Console) -> dict[str, Fit]:
-    """All that can run here, by name; says which cannot."""
+    """All peers that can run here, by name. Prints which cannot."""
     found: dict[str, Fit] = {NOTHING: nothing, LEAST_SQUARES: least_squares}
     for package, load in (("isotrieve", _isotrieve), ("latentis", _latentis)):
         try:
@@ -49,20 +53,27 @@ def peers(console: Console) -> dict[str, Fit]:
             with _left_alone():
                 found |= load()
         except (PackageNotFoundError, ImportError) as error:
-            console.print(f"{package} is left out: {error}. peers.txt says how to install it.", highlight=False)
+            console.print(
+                f"{package} is left out: {error}. peers.txt says how to install it.",
+                highlight=False,
+            )
             continue
         if installed != VERSIONS[package]:
-            console.print(f"{package} is {installed} here, not {VERSIONS[package]}.", highlight=False)
+            console.print(
+                f"{package} is {installed} here, not {VERSIONS[package]}.", highlight=False
+            )
     return found
 
 
 def nothing(source: Tensor, target: Tensor) -> Translate:
-    """Source vectors as they are, cut or padded with zeros."""
+    """Source vectors as they are, truncated or padded with zeros."""
     return lambda vectors: do_nothing(vectors, target.shape[1])
 
 
 def least_squares(source: Tensor, target: Tensor) -> Translate:
-    """Plain, with an intercept; of all solutions the smallest where there are fewer anchors than dimensions."""
+    """Least squares with an intercept; the smallest solution if there are fewer anchors than
+    dimensions.
+    """
     weights = np.linalg.lstsq(_with_ones(source), target.numpy(), rcond=None)[0]
     return lambda vectors: torch.from_numpy(_with_ones(vectors) @ weights)
 
@@ -78,13 +89,21 @@ def _isotrieve() -> dict[str, Fit]:
 
     def ridge_own_lengths(source: Tensor, target: Tensor) -> Translate:
         if not (last and last[0][0] is source and last[0][1] is target):  # both rows are of one fit
-            last[:] = [(source, target, _mapped(isotrieve.RidgeMapping(normalize_output=False), source, target))]
+            last[:] = [
+                (
+                    source,
+                    target,
+                    _mapped(isotrieve.RidgeMapping(normalize_output=False), source, target),
+                )
+            ]
         return last[0][2]
 
     def ridge(source: Tensor, target: Tensor) -> Translate:
-        """Its default, which is exactly the other with every vector scaled to length 1."""
+        """The default output, which is exactly the other with every vector scaled to length 1."""
         translate = ridge_own_lengths(source, target)
-        return _scaled(lambda vectors: torch.nn.functional.normalize(translate(vectors), dim=1), target)
+        return _scaled(
+            lambda vectors: torch.nn.functional.normalize(translate(vectors), dim=1), target
+        )
 
     def procrustes(source: Tensor, target: Tensor) -> Translate:
         if source.shape[1] != target.shape[1]:
@@ -100,7 +119,7 @@ def _isotrieve() -> dict[str, Fit]:
 
 def _mapped(mapping: Any, source: Tensor, target: Tensor) -> Translate:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it asks for ten anchors a dimension
+        warnings.simplefilter("ignore")  # it requires ten anchors a dimension
         mapping.fit(source.numpy(), target.numpy())
     return lambda vectors: torch.from_numpy(mapping.transform(vectors.numpy()))
 
@@ -123,7 +142,9 @@ def _latentis() -> dict[str, Fit]:
 
 @contextlib.contextmanager
 def _left_alone() -> Iterator[None]:
-    """Importing latentis reads a .env file into the environment, which is undone, and may talk to stderr, which is not shown."""
+    """Undo and hide what importing latentis does: it reads a .env file into the environment, and
+    may write to stderr.
+    """
     before = dict(os.environ)
     try:
         with contextlib.redirect_stderr(io.StringIO()):

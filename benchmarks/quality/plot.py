@@ -12,7 +12,7 @@ mpl.use("Agg")
 
 from matplotlib import pyplot as plt
 
-#: what is drawn, and how: ours in colour, the paper's and the peers' in grey
+#: what is drawn, and how: the product in colour, the paper's method and the peers in grey
 LINES = {
     "auto": ("C3", "-", "o"),
     "graded": ("C0", "-", "s"),
@@ -26,7 +26,7 @@ LINES = {
 
 
 def draw(report: Mapping[str, Any], path: Path) -> None:
-    """Write a PNG of what a report holds."""
+    """Write a PNG of a report's sections."""
     sections = report["sections"]
     curves: dict[str, list[Mapping[str, Any]]] = {}
     for section in sections.values():
@@ -34,7 +34,9 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
             curves.setdefault(section["task"], []).append(section)
     maps = sections.get("powers", {"tasks": {}})
     columns = max(len(curves), len(maps["tasks"]), 1)
-    figure, axes = plt.subplots(2, columns, figsize=(3.1 * columns, 6.8), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        2, columns, figsize=(3.1 * columns, 6.8), squeeze=False, layout="constrained"
+    )
     for axis, (task, parts) in zip(axes[0], curves.items(), strict=False):
         _curve(axis, task, sorted(parts, key=lambda part: part["anchors"]))
     for axis, (task, heat) in zip(axes[1], maps["tasks"].items(), strict=False):
@@ -54,7 +56,16 @@ def _curve(axis: Any, task: str, parts: list[Mapping[str, Any]]) -> None:
         means = [part["rows"][method]["recall"]["mean"] for part in shown]
         errors = [part["rows"][method]["recall"]["std"] or 0.0 for part in shown]
         sizes = [part["anchors"] for part in shown]
-        axis.errorbar(sizes, means, yerr=errors, color=colour, linestyle=style, marker=marker, markersize=4, label=method)
+        axis.errorbar(
+            sizes,
+            means,
+            yerr=errors,
+            color=colour,
+            linestyle=style,
+            marker=marker,
+            markersize=4,
+            label=method,
+        )
     axis.set(xscale="log", title=task, xlabel="anchors")
     axis.set_xticks([part["anchors"] for part in parts], [f"{part['anchors']:,}" for part in parts])
     axis.minorticks_off()
@@ -62,9 +73,13 @@ def _curve(axis: Any, task: str, parts: list[Mapping[str, Any]]) -> None:
     axis.grid(alpha=0.3)
 
 
-def _heat(axis: Any, task: str, heat: Mapping[str, Any], encode: list[float], decode: list[float]) -> None:
+def _heat(
+    axis: Any, task: str, heat: Mapping[str, Any], encode: list[float], decode: list[float]
+) -> None:
     axis.imshow(heat["recall"], origin="lower", aspect="auto", cmap="viridis")
-    axis.set(title=f"{task}, {heat['anchors']} anchors", xlabel="decode power b", ylabel="encode power a")
+    axis.set(
+        title=f"{task}, {heat['anchors']} anchors", xlabel="decode power b", ylabel="encode power a"
+    )
     axis.set_xticks(range(len(decode)), [f"{power:g}" for power in decode], fontsize=7)
     axis.set_yticks(range(len(encode)), [f"{power:g}" for power in encode])
     best = max(max(row) for row in heat["recall"])
@@ -73,5 +88,12 @@ def _heat(axis: Any, task: str, heat: Mapping[str, Any], encode: list[float], de
             weight = "bold" if value == best else "normal"
             dark = value < (best + min(map(min, heat["recall"]))) / 2
             axis.text(
-                column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, weight=weight, color="w" if dark else "k"
+                column,
+                row,
+                f"{value:.2f}",
+                ha="center",
+                va="center",
+                fontsize=7,
+                weight=weight,
+                color="w" if dark else "k",
             )

@@ -1,8 +1,7 @@
-"""From single measurements to means, spreads and shares; tables; JSON."""
+"""From single measurements to means, spreads and shares; tables; the report."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +9,16 @@ from statistics import mean, stdev
 from typing import Any
 
 import torch
-from measure import Measured
 from rich.table import Table
 
 from app.demo.run import new_table
 from app.maths.quality.intervals import bootstrap_interval
+from benchmarks.common import read, rounded
+from benchmarks.common import write as write_report
+from benchmarks.quality.measure import Measured
 
-#: of one task and number of anchors: (seed, (source, target)) -> what each method reached, without those that refuse the pair
+#: of one task and number of anchors: (seed, (source, target)) -> what each method reached; methods
+#: that refuse the pair are missing
 Found = Mapping[tuple[int, tuple[str, str]], Mapping[str, Measured]]
 
 FIGURES: dict[str, Callable[[Measured], float]] = {
@@ -41,7 +43,7 @@ class Figure:
 
     @classmethod
     def of(cls, values: Mapping[tuple[int, tuple[str, str]], float]) -> Figure:
-        """From one value for each seed and pair."""
+        """A figure from one value for each seed and pair."""
         by_seed, by_pair = _means(values, 0), _means(values, 1)
         return cls(
             mean=mean(by_seed),
@@ -55,30 +57,37 @@ class Figure:
 
 @dataclass(frozen=True)
 class Row:
-    """One method: its figures, by name, and by size of a smaller index its recall there; over how many pairs."""
+    """One method: over how many pairs, its figures by name, and its recall in smaller indexes by
+    their size.
+    """
 
     pairs: int
     figures: Mapping[str, Figure]
     sized: Mapping[int, Figure]
 
     def columns(self) -> dict[str, Figure]:
-        """By the headings of a table."""
+        """The figures by the headings of a table."""
         figures = {HEADINGS[name]: figure for name, figure in self.figures.items()}
         return figures | {f"@10 of {size:,}": figure for size, figure in self.sized.items()}
 
     def as_json(self) -> dict[str, Any]:
-        """With sizes as strings."""
+        """For the report, with sizes as strings."""
         figures = {name: vars(figure) for name, figure in self.figures.items()}
-        return {"pairs": self.pairs, **figures, "recall_sized": {str(size): vars(figure) for size, figure in self.sized.items()}}
+        return {
+            "pairs": self.pairs,
+            **figures,
+            "recall_sized": {str(size): vars(figure) for size, figure in self.sized.items()},
+        }
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How well `auto` chose, over all pairs and seeds, beside the fixed method with the best recall@10 on the same test items.
+    """How well `auto` chose, over all pairs and seeds, compared with the fixed method with the best
+    recall@10 on the same test items.
 
-    That one was chosen with hindsight, so auto cannot be expected to reach it everywhere.
+    That method is chosen with hindsight, so auto cannot be expected to reach it everywhere.
     own     share where the best one's recall@10 is not above the 95 % interval of auto's
-    paired  share where the 95 % interval of their difference, query by query, reaches down to 0; the stricter of the two
+    paired  share where the 95 % interval of their paired difference reaches down to 0; stricter
     best    share where no fixed method was better
     lost    mean over pairs and seeds of the best one's recall@10 minus auto's
     worst   the largest of these
@@ -94,15 +103,23 @@ class Choice:
 def summarise(found: Found) -> dict[str, Row]:
     """A row for each method, in the order in which they were first measured."""
     methods = dict.fromkeys(method for cell in found.values() for method in cell)
-    return {method: _row({key: cell[method] for key, cell in found.items() if method in cell}) for method in methods}
+    return {
+        method: _row({key: cell[method] for key, cell in found.items() if method in cell})
+        for method in methods
+    }
 
 
 def choice(found: Found, auto: str, fixed: Sequence[str]) -> Choice:
-    """`auto` beside the best of `fixed`, cell by cell."""
+    """`auto` compared with the best of `fixed`, cell by cell."""
     own, paired, lost = [], [], []
     for cell in found.values():
-        best = max((cell[method] for method in fixed if method in cell), key=lambda measured: measured.recall)
-        low, high = bootstrap_interval(torch.stack([best.recalls - cell[auto].recalls, cell[auto].recalls], dim=1))
+        best = max(
+            (cell[method] for method in fixed if method in cell),
+            key=lambda measured: measured.recall,
+        )
+        low, high = bootstrap_interval(
+            torch.stack([best.recalls - cell[auto].recalls, cell[auto].recalls], dim=1)
+        )
         own.append(float(best.recall <= float(high[1])))
         paired.append(float(float(low[0]) <= 0))
         lost.append(best.recall - cell[auto].recall)
@@ -116,12 +133,17 @@ def choice(found: Found, auto: str, fixed: Sequence[str]) -> Choice:
 
 
 def printed(title: str, rows: Mapping[str, Row]) -> Table:
-    """For a terminal; the best mean of every column is bold, among the methods that served every pair."""
+    """For a terminal. The best mean of every column is bold, among the methods that served every
+    pair.
+    """
     columns = {method: row.columns() for method, row in rows.items()}
     headings = list(dict.fromkeys(heading for row in columns.values() for heading in row))
     most = max(row.pairs for row in rows.values())
     best = {
-        heading: max((columns[method][heading].mean for method, row in rows.items() if row.pairs == most), default=None)
+        heading: max(
+            (columns[method][heading].mean for method, row in rows.items() if row.pairs == most),
+            default=None,
+        )
         for heading in headings
     }
     table = new_table(title, ("method",), (*headings, "pairs"))
@@ -135,8 +157,14 @@ def printed(title: str, rows: Mapping[str, Row]) -> Table:
 
 
 def chosen(title: str, choices: Mapping[str, Choice]) -> Table:
-    """How `auto` did, a row for each task and number of anchors."""
-    columns = ("within own 95 %", "within paired 95 %", "at least as good", "recall@10 lost", "at worst")
+    """How `auto` did: a row for each task and number of anchors."""
+    columns = (
+        "within own 95 %",
+        "within paired 95 %",
+        "at least as good",
+        "recall@10 lost",
+        "at worst",
+    )
     table = new_table(title, ("task",), columns)
     for name, made in choices.items():
         shares = [f"{share:.0%}" for share in (made.own, made.paired, made.best)]
@@ -145,34 +173,28 @@ def chosen(title: str, choices: Mapping[str, Choice]) -> Table:
 
 
 def write(path: Path, about: Mapping[str, Any], name: str, section: Mapping[str, Any]) -> None:
-    """Put one section into the JSON, beside the others that are there."""
-    report = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    sections = report.get("sections", {}) | {name: section}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(rounded({**about, "sections": sections}), indent=1, ensure_ascii=False)
-    path.write_text(text + "\n", encoding="utf-8")
-
-
-def rounded(value: Any) -> Any:
-    """Floats to five digits after the point."""
-    if isinstance(value, Mapping):
-        return {key: rounded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [rounded(item) for item in value]
-    return round(value, 5) if isinstance(value, float) else value
+    """Write one section into the report; the other sections stay."""
+    sections = read(path).get("sections", {}) | {name: section}
+    write_report(path, rounded({**about, "sections": sections}, 5))
 
 
 def _row(cells: Mapping[tuple[int, tuple[str, str]], Measured]) -> Row:
     sizes = sorted({size for measured in cells.values() for size in measured.sized})
     return Row(
         pairs=len({pair for _, pair in cells}),
-        figures={name: Figure.of({key: of(measured) for key, measured in cells.items()}) for name, of in FIGURES.items()},
-        sized={size: Figure.of({key: measured.sized[size] for key, measured in cells.items()}) for size in sizes},
+        figures={
+            name: Figure.of({key: of(measured) for key, measured in cells.items()})
+            for name, of in FIGURES.items()
+        },
+        sized={
+            size: Figure.of({key: measured.sized[size] for key, measured in cells.items()})
+            for size in sizes
+        },
     )
 
 
 def _means(values: Mapping[tuple[int, tuple[str, str]], float], part: int) -> list[float]:
-    """By seed (0) or by pair (1)."""
+    """Means by seed (0) or by pair (1)."""
     groups: dict[Any, list[float]] = {}
     for key, value in values.items():
         groups.setdefault(key[part], []).append(value)

@@ -1,7 +1,9 @@
-"""Made-up embeddings that cost what real ones cost: clusters, a spectrum that decays, a mean that is not zero, and noise.
+"""Synthetic embeddings that cost as much as real ones: clusters, a decaying spectrum, a mean that
+is not zero, and noise.
 
-Banking77 by all-MiniLM-L6-v2 (k = 768, unit anchors) has singular values 8.5, 5.7, 4.1, 2.4, 1.0, .5 at places 1, 4, 11, 31, 101,
-201, and at delta 0.6 subspaces of 131 to 141 anchors; these have 7.7, 6.3, 4.4, 2.3, .9, .4, and 146 to 154.
+Banking77 by all-MiniLM-L6-v2 (k = 768, unit anchors) has singular values 8.5, 5.7, 4.1, 2.4, 1.0,
+.5 at places 1, 4, 11, 31, 101, 201, and at delta 0.6 subspaces of 131 to 141 anchors; these have
+7.7, 6.3, 4.4, 2.3, .9, .4, and 146 to 154.
 """
 
 from __future__ import annotations
@@ -19,9 +21,13 @@ NOISE = 0.02
 
 
 def embeddings(rows: int, dims: Sequence[int]) -> list[Matrix]:
-    """The same items by encoders of these dimensions (rows, d): rotated pictures of the same numbers, each with its own noise."""
+    """The same items by encoders of these dimensions (rows, d): rotations of the same numbers, each
+    with its own noise.
+    """
     generator = torch.Generator().manual_seed(0)
-    centres = torch.randn(CLUSTERS, LATENTS, generator=generator)[torch.randint(CLUSTERS, (rows,), generator=generator)]
+    centres = torch.randn(CLUSTERS, LATENTS, generator=generator)[
+        torch.randint(CLUSTERS, (rows,), generator=generator)
+    ]
     spread = (1 + torch.arange(LATENTS) / 10) ** -0.9
     latent = (centres + torch.randn(rows, LATENTS, generator=generator)) * spread / 2**0.5
     found = []

@@ -1,4 +1,4 @@
-"""A route that does nothing but read its body, served as bare as uvicorn serves: what the framework alone costs."""
+"""A route that only reads its body, served by bare uvicorn: the cost of the framework alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ app = FastAPI()
 
 @app.post("/translate")
 async def translate(request: Request) -> dict[str, str]:
-    """Nothing."""
+    """Read the body and do nothing."""
     await request.body()
     return {}
 

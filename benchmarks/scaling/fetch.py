@@ -1,4 +1,6 @@
-"""The process that finds in Redis what another one has fitted: fetch.py DATA_DIR REDIS_URL PREFIX ROUNDS; prints JSON."""
+"""A process that reads from Redis what another one has fitted: fetch DATA_DIR REDIS_URL PREFIX
+ROUNDS. Prints JSON.
+"""
 
 from __future__ import annotations
 
@@ -12,37 +14,54 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
-from fitting import REQUEST
 from prometheus_client import REGISTRY
 
 from app.maths.translators.translator import Translator
+from app.services.request_context import RequestContext
 from app.services.translators import translators
 from app.services.upkeep.cache_codecs import TRANSLATOR
 from app.settings import Settings
 from app.wiring import make_services
+from benchmarks.scaling.fitting import REQUEST
 
 Made = TypeVar("Made")
 
 
 def main() -> None:
-    """Time the fetch alone and the whole call, each with Services of its own; the first round warms up."""
+    """Time the fetch alone and the whole call, each with its own Services. The first round is a
+    warm-up.
+    """
     folder, url, prefix, rounds = sys.argv[1:]
-    settings = Settings(data_dir=Path(folder), redis_url=url, redis_prefix=prefix, database_url=None)
+    settings = Settings(
+        data_dir=Path(folder), redis_url=url, redis_prefix=prefix, database_url=None
+    )
     found: dict[str, list[float]] = {"fetch_ms": [], "call_ms": [], "again_ms": []}
     for turn in range(-1, int(rounds)):
         with closing(make_services(settings)) as services:
-            pair = translators.pair(services, "default", REQUEST)
-            call = partial(translators.fit, services, "default", *pair, REQUEST)
+            pair = translators.find_pair(services, "default", REQUEST)
+            call = partial(translators.fit, services, RequestContext("default"), *pair, REQUEST)
             call_ms, fitted = timed(call)
             again_ms, _ = timed(call)
         with closing(make_services(settings)) as services:
-            fetch = partial(services.cache.get_or_make, fitted.key, not_there, attrgetter("nbytes"), shared=TRANSLATOR)
+            fetch = partial(
+                services.cache.get_or_make,
+                fitted.key,
+                not_there,
+                attrgetter("nbytes"),
+                shared=TRANSLATOR,
+            )
             fetch_ms, _ = timed(fetch)
         if turn >= 0:
-            for name, value in (("fetch_ms", fetch_ms), ("call_ms", call_ms), ("again_ms", again_ms)):
+            for name, value in (
+                ("fetch_ms", fetch_ms),
+                ("call_ms", call_ms),
+                ("again_ms", again_ms),
+            ):
                 found[name].append(value)
     outcomes = {each: counted(each) for each in ("made", "redis")}
-    assert outcomes == {"made": 0, "redis": 2 * (int(rounds) + 1)}, f"not all of them came from Redis: {outcomes}"
+    assert outcomes == {"made": 0, "redis": 2 * (int(rounds) + 1)}, (
+        f"not all of them came from Redis: {outcomes}"
+    )
     print(json.dumps({**found, "translator": fitted.id}))
 
 
@@ -57,7 +76,12 @@ def not_there() -> Translator:
 
 
 def counted(outcome: str) -> float:
-    return REGISTRY.get_sample_value("anchorage_cache_total", {"kind": "translator", "outcome": outcome}) or 0
+    return (
+        REGISTRY.get_sample_value(
+            "anchorage_cache_total", {"kind": "translator", "outcome": outcome}
+        )
+        or 0
+    )
 
 
 if __name__ == "__main__":

@@ -13,19 +13,19 @@ from rich.table import Table
 
 from app.demo.run import new_table
 
-#: between two contestants: idle threads of the one before spin for a while
+#: pause between two contestants, because idle threads of the one before spin for a while
 SETTLE_S = 0.02
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """One number of every round."""
+    """One number from every round."""
 
     values: Sequence[float]
 
     @property
     def median(self) -> float:
-        """The middle one."""
+        """The median."""
         return float(np.median(self.values))
 
     @property
@@ -36,7 +36,11 @@ class Rounds:
 
     def __str__(self) -> str:
         low, high = self.middle_half
-        return shown(self.median) if len(self.values) == 1 else f"{shown(self.median)} ({shown(low)} - {shown(high)})"
+        return (
+            shown(self.median)
+            if len(self.values) == 1
+            else f"{shown(self.median)} ({shown(low)} - {shown(high)})"
+        )
 
 
 Cell = Rounds | float | int | str
@@ -45,7 +49,7 @@ Row = dict[str, Cell]
 
 @dataclass
 class Grid:
-    """A table: rows by name or by size, cells by their column's heading."""
+    """A table: rows by name or by size, cells by the heading of their column."""
 
     title: str
     corner: str
@@ -57,22 +61,27 @@ class Grid:
         table = new_table(self.title, (self.corner,), ())
         for column in columns:
             cells = [shown(row[column]) for row in self.rows.values() if column in row]
-            table.add_column(column, justify="right", min_width=max(map(len, cells)))  # headings may wrap, numbers not
+            # Headings may wrap, numbers not.
+            table.add_column(column, justify="right", min_width=max(map(len, cells)))
         for name, row in self.rows.items():
             cells = [shown(row[each]) if each in row else "" for each in columns]
             table.add_row(f"{name:,}" if isinstance(name, int) else name, *cells)
         return table
 
     def slope(self, column: str, *, above: float = 0) -> float:
-        """Of the column's logarithm over that of the size, by least squares."""
-        points = [(size, _number(row[column])) for size, row in self.rows.items() if column in row and float(size) >= above]
+        """Slope of the column's logarithm over that of the size, by least squares."""
+        points = [
+            (size, _number(row[column]))
+            for size, row in self.rows.items()
+            if column in row and float(size) >= above
+        ]
         sizes, numbers = np.log(np.array(points, float)).T
         return float(np.polyfit(sizes, numbers, 1)[0])
 
 
 @dataclass(frozen=True)
 class Target:
-    """What was wanted of a number; `sense`: at least 1, at most -1."""
+    """What a number should be: with `sense` 1 at least `wanted`, with -1 at most."""
 
     what: str
     value: float
@@ -81,7 +90,7 @@ class Target:
 
     @property
     def met(self) -> bool:
-        """Whether it is so."""
+        """Whether the target is met."""
         return self.sense * (self.value - self.bound) >= 0
 
     def __str__(self) -> str:
@@ -91,7 +100,7 @@ class Target:
 
 @dataclass
 class Section:
-    """All that one section found."""
+    """What one section measured."""
 
     note: str
     grids: list[Grid]
@@ -99,19 +108,27 @@ class Section:
     targets: list[Target] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """For the results."""
+        """For the report."""
         return {
             "note": self.note,
-            "tables": {grid.title: {name: _cells(row) for name, row in grid.rows.items()} for grid in self.grids},
+            "tables": {
+                grid.title: {name: _cells(row) for name, row in grid.rows.items()}
+                for grid in self.grids
+            },
             "slopes": {name: _rounded(value) for name, value in self.slopes.items()},
             "targets": {
-                each.what: {"value": _rounded(each.value), "target": each.bound, "met": each.met} for each in self.targets
+                each.what: {"value": _rounded(each.value), "target": each.bound, "met": each.met}
+                for each in self.targets
             },
         }
 
 
-def take_turns(contestants: Mapping[str, Callable[[], object]], rounds: int, *, warm: int = 2) -> dict[str, Rounds]:
-    """Milliseconds of each, all of them in every round; the first rounds only warm up."""
+def take_turns(
+    contestants: Mapping[str, Callable[[], object]], rounds: int, *, warm: int = 2
+) -> dict[str, Rounds]:
+    """Milliseconds of each contestant, all of them in every round. The first rounds are
+    warm-ups.
+    """
     found: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(-warm, rounds):
         for name, call in contestants.items():
@@ -124,12 +141,12 @@ def take_turns(contestants: Mapping[str, Callable[[], object]], rounds: int, *, 
 
 
 def ratios(above: Rounds, below: Rounds) -> Rounds:
-    """Round by round."""
+    """Ratios round by round."""
     return Rounds([a / b for a, b in zip(above.values, below.values, strict=True)])
 
 
 def shown(value: Cell) -> str:
-    """Three digits that matter."""
+    """A number with three significant digits."""
     if isinstance(value, Rounds | str):
         return str(value)
     if value == 0 or abs(value) >= 100:
@@ -150,18 +167,27 @@ def _cells(row: Row) -> dict[str, Any]:
 def _as_json(cell: Cell) -> Any:
     if isinstance(cell, Rounds):
         low, high = cell.middle_half
-        return {"median": _rounded(cell.median), "middle_half": [_rounded(low), _rounded(high)], "rounds": len(cell.values)}
+        return {
+            "median": _rounded(cell.median),
+            "middle_half": [_rounded(low), _rounded(high)],
+            "rounds": len(cell.values),
+        }
     return _rounded(cell) if isinstance(cell, float) else cell
 
 
 def _rounded(value: float) -> float:
-    """Four digits that matter."""
+    """A number with four significant digits."""
     return float(f"{value:.4g}")
 
 
-#: section -> the table it is about, what grows, what is shown of it, and what that is
+#: section -> its table, what grows, the column that is shown, and what that is
 PANELS: dict[str, tuple[str, str, tuple[str, ...], str]] = {
-    "n": ("More vectors", "vectors", ("one request, ms", "streamed npy, ms", "streamed Arrow, ms"), "ms"),
+    "n": (
+        "More vectors",
+        "vectors",
+        ("one request, ms", "streamed npy, ms", "streamed Arrow, ms"),
+        "ms",
+    ),
     "k": (
         "More anchors",
         "anchors",
@@ -171,15 +197,26 @@ PANELS: dict[str, tuple[str, str, tuple[str, ...], str]] = {
     "d": (
         "More dimensions",
         "dimensions",
-        ("fit graded, ms", "fit irp, ms", "fit procrustes, ms", "/translate, ms", "bare product, ms"),
+        (
+            "fit graded, ms",
+            "fit irp, ms",
+            "fit procrustes, ms",
+            "/translate, ms",
+            "bare product, ms",
+        ),
         "ms",
     ),
-    "clients": ("More clients", "clients", ("Anchorage, requests/s", "empty route, requests/s"), "requests/s"),
+    "clients": (
+        "More clients",
+        "clients",
+        ("Anchorage, requests/s", "empty route, requests/s"),
+        "requests/s",
+    ),
 }
 
 
 def _ticks(sizes: Sequence[int]) -> tuple[list[int], list[str]]:
-    """A tick for each size, and a label for the largest and those far enough apart to be read."""
+    """A tick for each size, and labels for the largest and for those far enough apart to read."""
     labels: dict[int, str] = {}
     for size in sorted(sizes, reverse=True):
         apart = min((np.log(other / size) for other in labels), default=np.inf)
@@ -189,13 +226,17 @@ def _ticks(sizes: Sequence[int]) -> tuple[list[int], list[str]]:
 
 
 def draw(sections: Mapping[str, Any], path: Path) -> None:
-    """Both axes logarithmic; bars: the middle half of the rounds."""
+    """Draw with logarithmic axes. Bars are the middle half of the rounds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 8), layout="constrained")
-    for panel, (name, (start, grows, columns, unit)) in zip(figure.subplots(2, 2).flat, PANELS.items(), strict=True):
+    for panel, (name, (start, grows, columns, unit)) in zip(
+        figure.subplots(2, 2).flat, PANELS.items(), strict=True
+    ):
         tables = sections.get(name, {}).get("tables", {})
-        rows: dict[str, Any] = next((rows for title, rows in tables.items() if title.startswith(start)), {})
+        rows: dict[str, Any] = next(
+            (rows for title, rows in tables.items() if title.startswith(start)), {}
+        )
         for column in columns:
             points = [(int(size), row[column]) for size, row in rows.items() if column in row]
             if not points:

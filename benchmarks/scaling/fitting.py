@@ -1,4 +1,4 @@
-"""How long a fit takes, and how long another process takes to get the translator that was fitted."""
+"""How long a fit takes, and how long another process takes to get a fitted translator."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from data import Matrix, embeddings
-from figures import Grid, Rounds, Row, Section, Target, take_turns
 from redis import Redis
 from redis.exceptions import RedisError
 
@@ -26,29 +24,34 @@ from app.maths.translators import methods
 from app.maths.translators.translator import Translator, make_translator
 from app.services.anchors import anchor_sets
 from app.services.encoders import encoders
+from app.services.request_context import RequestContext
 from app.services.translators import translators
 from app.settings import Settings
 from app.types import EncoderKind
 from app.wiring import make_services
+from benchmarks.scaling.data import Matrix, embeddings
+from benchmarks.scaling.figures import Grid, Rounds, Row, Section, Target, take_turns
 
 DIM, ANCHORS = 768, 1_000
 METHODS = ("irp", "graded", "procrustes", "ridge")
 RIDGES = np.logspace(-2, 2, 12)
 SECONDS, FETCH_MS = 1.5, 20.0
 
-#: what two processes ask for
-REQUEST = translators.Request("a", "b", "items", "irp", {})
+#: the translator that two processes ask for
+REQUEST = translators.FitRequest("a", "b", "items", "irp", {})
 
 NOTE = (
-    "From float32 anchors to a translator, both spaces fitted anew each time, with all of torch's threads. irp has its "
-    f"defaults (omega 8, delta 0.6). ridge, searched: the best of {len(RIDGES)} lambdas from 0.01 to 100 by generalised "
-    "cross-validation on one SVD of the source's anchors; app.maths has no search yet, so it is this benchmark's own. "
-    "Redis: a second process, new Services in every round, so nothing is in its memory and its connections are new."
+    "From float32 anchors to a translator, both spaces fitted anew each time, with all of torch's "
+    "threads. irp has its defaults (omega 8, delta 0.6). ridge, searched: the best of "
+    f"{len(RIDGES)} lambdas from 0.01 to 100 by generalised cross-validation on one SVD of the "
+    "source's anchors; app.maths has no search yet, so it is this benchmark's own. Redis: a "
+    "second process, new Services in every round, so nothing is in its memory and its connections "
+    "are new."
 )
 
 
 def fit(method: str, source: Matrix, target: Matrix) -> Translator:
-    """From raw anchors."""
+    """Fit from raw anchors."""
     options = methods.resolve(method, {}, anchors=len(source))
     return methods.fit(method, *fit_spaces(source, target), options)
 
@@ -57,10 +60,14 @@ def fit_spaces(source: Matrix, target: Matrix) -> tuple[Space, Space]:
     return fit_space(torch.from_numpy(source)), fit_space(torch.from_numpy(target))
 
 
-def ridge_searched(source: Space, target: Space, ridges: Sequence[float] = tuple(RIDGES)) -> tuple[Translator, float]:
-    """Ridge regression, and the lambda with the least |Y - H Y|^2 / (k - trace H)^2 (Golub, Heath and Wahba 1979).
+def ridge_searched(
+    source: Space, target: Space, ridges: Sequence[float] = tuple(RIDGES)
+) -> tuple[Translator, float]:
+    """Ridge regression, and the lambda with the least |Y - H Y|^2 / (k - trace H)^2 (Golub, Heath
+    and Wahba 1979).
 
-    With U_x = W diag(s) V^T all lambdas share W^T U_y; H has the trace sum_j s_j^2 / (s_j^2 + lambda), and one more for the mean.
+    With U_x = W diag(s) V^T all lambdas share W^T U_y; H has the trace sum_j s_j^2 / (s_j^2 +
+    lambda), and one more for the mean.
     """
     left, values, right = kept_svd(source.unit)
     along = left.T @ target.unit
@@ -69,7 +76,9 @@ def ridge_searched(source: Space, target: Space, ridges: Sequence[float] = tuple
 
     def score(ridge: float) -> float:
         kept = values.square() / (values.square() + ridge)
-        return float((beyond + ((1 - kept).square() * energy).sum()) / (source.size - 1 - kept.sum()) ** 2)
+        return float(
+            (beyond + ((1 - kept).square() * energy).sum()) / (source.size - 1 - kept.sum()) ** 2
+        )
 
     best = min(ridges, key=score)
     matrix = right.T @ ((values / (values.square() + best))[:, None] * along)
@@ -91,7 +100,11 @@ def measure(quick: bool, redis_url: str) -> Section:
     )
     rows: dict[int | str, Row] = {name: {"ms": times} for name, times in found.items()}
     rows["ridge, searched"]["lambda"] = best
-    targets = [Target(f"{name}, s", rows_.median / 1e3, SECONDS, -1) for name, rows_ in found.items() if name != "spaces alone"]
+    targets = [
+        Target(f"{name}, s", rows_.median / 1e3, SECONDS, -1)
+        for name, rows_ in found.items()
+        if name != "spaces alone"
+    ]
     grids = [Grid(f"Fits: {ANCHORS:,} anchors, {DIM} -> {DIM}", "method", rows)]
     fetched = _through_redis(source, target, redis_url, 5 if quick else 30)
     if fetched is not None:
@@ -104,7 +117,7 @@ def measure(quick: bool, redis_url: str) -> Section:
 
 
 def _check_search(x: Space, y: Space) -> float:
-    """At the lambda that it chooses, the search's translator is that of app.maths."""
+    """Check that with its chosen lambda, the search's translator is that of app.maths."""
     searched, best = ridge_searched(x, y)
     plain = methods.fit("ridge", x, y, methods.resolve("ridge", {"ridge": best}, anchors=x.size))
     apart = (searched.decoder.matrix - plain.decoder.matrix).norm() / plain.decoder.matrix.norm()
@@ -113,23 +126,35 @@ def _check_search(x: Space, y: Space) -> float:
 
 
 def _through_redis(source: Matrix, target: Matrix, redis_url: str, rounds: int) -> Grid | None:
-    """One process fits and keeps, another gets; None without a Redis."""
+    """One process fits and stores a translator, another reads it; None without a Redis."""
     with tempfile.TemporaryDirectory() as folder:
         prefix = f"scaling-{Path(folder).name}"
-        settings = Settings(data_dir=Path(folder), redis_url=redis_url, redis_prefix=prefix, database_url=None)
+        settings = Settings(
+            data_dir=Path(folder), redis_url=redis_url, redis_prefix=prefix, database_url=None
+        )
         try:
             with _swept(redis_url, prefix) as client:
                 services = make_services(settings)
                 services.db.migrate()
                 for name in ("a", "b"):
-                    encoders.create_encoder(services, "default", name=name, kind=EncoderKind.external, dim=DIM)
+                    encoders.create_encoder(
+                        services,
+                        RequestContext("default"),
+                        name=name,
+                        kind=EncoderKind.external,
+                        dim=DIM,
+                    )
                 made = {"a": torch.from_numpy(source), "b": torch.from_numpy(target)}
-                anchor_sets.create_anchor_set(services, "default", name="items", embeddings=made)
-                pair = translators.pair(services, "default", REQUEST)
+                anchor_sets.create_anchor_set(
+                    services, RequestContext("default"), name="items", embeddings=made
+                )
+                pair = translators.find_pair(services, "default", REQUEST)
                 started = time.perf_counter()
-                fitted = translators.fit(services, "default", *pair, REQUEST)
+                fitted = translators.fit(services, RequestContext("default"), *pair, REQUEST)
                 first = (time.perf_counter() - started) * 1e3
-                entry = max(client.strlen(key) for key in client.scan_iter(f"{prefix}:cache:translator:*"))
+                entry = max(
+                    client.strlen(key) for key in client.scan_iter(f"{prefix}:cache:translator:*")
+                )
                 services.close()
                 seconds = _second_process(folder, redis_url, prefix, rounds)
         except RedisError as error:
@@ -146,7 +171,15 @@ def _through_redis(source: Matrix, target: Matrix, redis_url: str, rounds: int) 
 
 
 def _second_process(folder: str, redis_url: str, prefix: str, rounds: int) -> dict[str, Any]:
-    command = [sys.executable, str(Path(__file__).with_name("fetch.py")), folder, redis_url, prefix, str(rounds)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.scaling.fetch",
+        folder,
+        redis_url,
+        prefix,
+        str(rounds),
+    ]
     made = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=300)
     found: dict[str, Any] = json.loads(made.stdout)
     return found
@@ -154,7 +187,7 @@ def _second_process(folder: str, redis_url: str, prefix: str, rounds: int) -> di
 
 @contextmanager
 def _swept(redis_url: str, prefix: str) -> Iterator[Redis]:
-    """Deletes the prefix's keys at the end."""
+    """A connection to Redis. Deletes the keys of the prefix in the end."""
     with Redis.from_url(redis_url) as client:
         client.ping()
         try:

@@ -1,4 +1,4 @@
-"""One matrix, beside the eight projections and products that it stands for."""
+"""One matrix, compared with the eight projections and products that it replaces."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from data import embeddings
-from figures import Grid, Row, Section, Target, ratios, take_turns
 from torch import Tensor
 
 from app.maths.geometry.space import Space, fit_space
@@ -22,6 +20,8 @@ from app.services.context import Services
 from app.services.serving import products
 from app.settings import Settings
 from app.wiring import make_services
+from benchmarks.scaling.data import embeddings
+from benchmarks.scaling.figures import Grid, Row, Section, Target, ratios, take_turns
 
 OMEGA, SEED = 8, 0
 DIM, ANCHORS, VECTORS = 768, 768, 4_096
@@ -29,19 +29,23 @@ DELTAS = (0.6, 0.0)
 FASTER, APART = 8.0, 1e-5
 
 NOTE = (
-    "literal: for each subspace i the projection n(x) (P_i U_x)^T and its product with pinv(S_i^T), then the mean of the "
-    "eight, its norm, s_y and m_y, in float32 torch, with n(x) made once and the pseudo-inverses beforehand. fused: "
-    "app.maths.translators.translator.apply, on one thread, beside the literal one on one thread. lanes: "
-    "app.services.serving.products.begin, beside the literal one with all of torch's threads. At delta 0.6, the default, each "
-    "subspace keeps few anchors, so the literal products are small ones; at delta 0 every subspace is all anchors, and the "
-    "literal paper still does eight. apart: the largest |a - b| / |b - m_y| of any vector; exact: the literal formula in "
+    "literal: for each subspace i the projection n(x) (P_i U_x)^T and its product with "
+    "pinv(S_i^T), then the mean of the eight, its norm, s_y and m_y, in float32 torch, with n(x) "
+    "made once and the pseudo-inverses beforehand. fused: app.maths.translators.translator.apply, "
+    "on one thread, compared with the literal one on one thread. lanes: "
+    "app.services.serving.products.begin, compared with the literal one with all of torch's "
+    "threads. At delta 0.6, the default, each subspace keeps few anchors, so the literal products "
+    "are small ones; at delta 0 every subspace is all anchors, and the literal paper still does "
+    "eight. apart: the largest |a - b| / |b - m_y| of any vector; exact: the literal formula in "
     "float64."
 )
 
 
 @dataclass
 class Literal:
-    """The paper's translation as it is written, in the precision of its matrices: a pair for each subspace."""
+    """The paper's translation as written, in the precision of its matrices: a pair for each
+    subspace.
+    """
 
     x: Space
     y: Space
@@ -50,11 +54,16 @@ class Literal:
     fewest: int
 
     def rounded(self) -> Literal:
-        """In float32, as it would serve."""
-        return replace(self, matrices=[(projection.float(), inverse.float()) for projection, inverse in self.matrices])
+        """The same in float32."""
+        return replace(
+            self,
+            matrices=[
+                (projection.float(), inverse.float()) for projection, inverse in self.matrices
+            ],
+        )
 
     def __call__(self, vectors: Tensor) -> Tensor:
-        """Of vectors (n, d_x), in the source's units."""
+        """Translate vectors (n, d_x), in the source's units."""
         dtype = self.matrices[0][0].dtype
         centred = vectors.to(dtype) - self.x.mean.to(dtype)
         unit = centred / torch.linalg.vector_norm(centred, dim=1, keepdim=True)
@@ -77,7 +86,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As it is printed."""
+        """The name for tables."""
         return f"delta {self.delta}"
 
 
@@ -96,7 +105,9 @@ def measure(quick: bool) -> Section:
             turns |= {
                 f"literal, one thread, {case.name}": partial(_threaded, 1, case.literal, vectors),
                 f"fused, {case.name}": partial(_threaded, 1, apply, case.translator, vectors),
-                f"literal, all threads, {case.name}": partial(_threaded, cores, case.literal, vectors),
+                f"literal, all threads, {case.name}": partial(
+                    _threaded, cores, case.literal, vectors
+                ),
                 f"lanes, {case.name}": partial(_in_lanes, services, case.translator, vectors, out),
             }
         found = take_turns(turns, rounds)
@@ -120,9 +131,20 @@ def measure(quick: bool) -> Section:
                 "apart from exact": _apart(made, exact, y),
                 "apart from literal": _apart(made, by_paper, y),
             }
-            targets.append(Target(f"{ours}, {case.name}: times faster than literal", ratios(paper, own).median, FASTER, 1))
-        targets.append(Target(f"{case.name}: fused apart from literal", _apart(made, by_paper, y), APART, -1))
-        targets.append(Target(f"{case.name}: fused apart from exact", _apart(made, exact, y), APART, -1))
+            targets.append(
+                Target(
+                    f"{ours}, {case.name}: times faster than literal",
+                    ratios(paper, own).median,
+                    FASTER,
+                    1,
+                )
+            )
+        targets.append(
+            Target(f"{case.name}: fused apart from literal", _apart(made, by_paper, y), APART, -1)
+        )
+        targets.append(
+            Target(f"{case.name}: fused apart from exact", _apart(made, exact, y), APART, -1)
+        )
     title = f"irp, omega {OMEGA}, {ANCHORS} anchors, {DIM} -> {DIM}, {count:,} vectors"
     return Section(NOTE, [Grid(title, "", rows)], targets=targets)
 
@@ -131,7 +153,7 @@ def _case(x: Space, y: Space, delta: float) -> Case:
     options = methods.resolve("irp", {"delta": delta, "omega": OMEGA, "seed": SEED}, anchors=x.size)
     parts = subspaces(y.unit, delta=delta, omega=OMEGA, seed=SEED)
     inverses = {part: pinv(y.unit[list(part)].T) for part in set(parts)}
-    # Copies, also where subspaces coincide: the paper has eight.
+    # Copies, also where subspaces coincide, because the paper has eight.
     matrices = [(x.unit[list(part)].T.contiguous(), inverses[part].clone()) for part in parts]
     exact = Literal(x, y, matrices, max(map(len, parts)), min(map(len, parts)))
     return Case(delta, exact, exact.rounded(), methods.fit("irp", x, y, options))

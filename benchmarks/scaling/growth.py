@@ -11,12 +11,23 @@ from http.client import HTTPResponse
 import numpy as np
 import pyarrow as pa
 import torch
-from data import Matrix, embeddings
-from figures import Grid, Rounds, Row, Section, Target, ratios, take_turns
-from fitting import fit
-from service import ARROW, NPY, Connection, Server, make_set, npy, read_npy, register, serve, stream
 
 from app.maths.translators.translator import apply
+from benchmarks.scaling.data import Matrix, embeddings
+from benchmarks.scaling.figures import Grid, Rounds, Row, Section, Target, ratios, take_turns
+from benchmarks.scaling.fitting import fit
+from benchmarks.service import (
+    ARROW,
+    NPY,
+    Connection,
+    Server,
+    make_set,
+    npy,
+    read_npy,
+    register,
+    serve,
+    stream,
+)
 
 DIM, ANCHORS, BLOCK = 384, 1_000, 4_096
 WHOLE = (1, 10, 100, 1_000, 4_096, 16_384)
@@ -25,7 +36,7 @@ ANCHOR_COUNTS = (100, 300, 1_000, 3_000, 8_000)
 DIMS = (128, 256, 512, 1_024, 2_048, 4_096)
 METHODS = ("graded", "irp", "procrustes")
 
-#: what a stream may hold beyond a smaller one before its memory counts as growing, MiB
+#: MiB that a stream may hold beyond a smaller one before its memory counts as growing
 FLAT_MIB = 32.0
 STEEPEST = 1.1
 
@@ -33,21 +44,23 @@ STEEPEST = 1.1
 LARGER_BODIES = 128 * 2**20
 
 NOTE_N = (
-    f"{DIM} -> {DIM}, {ANCHORS:,} anchors, graded. Up to 16,384 vectors: one npy request, whose answer is read whole. "
-    f"Beyond: sent and read at once (stream=true), {BLOCK:,} rows repeated; npy, or Arrow record batches with a column of "
-    "ids, whose answer is parsed here. The first and the last rows of answers are compared with those of one request. "
-    "Memory is the server's: before the first round, the peak in any of them (VmHWM, after clear_refs), and after."
+    f"{DIM} -> {DIM}, {ANCHORS:,} anchors, graded. Up to 16,384 vectors: one npy request, whose "
+    f"answer is read whole. Beyond: sent and read at once (stream=true), {BLOCK:,} rows repeated; "
+    "npy, or Arrow record batches with a column of ids, whose answer is parsed here. The first "
+    "and the last rows of answers are compared with those of one request. Memory is the server's: "
+    "before the first round, the peak in any of them (VmHWM, after clear_refs), and after."
 )
 NOTE_K = (
-    f"{DIM} -> {DIM}. Fits in this process, from float32 anchors of both encoders, with all of torch's threads. {BLOCK:,} "
-    "vectors as npy over loopback: /translate by graded, and /relative, whose answers have k numbers a row. first "
-    "/translate: the one that fits, once."
+    f"{DIM} -> {DIM}. Fits in this process, from float32 anchors of both encoders, with all of "
+    f"torch's threads. {BLOCK:,} vectors as npy over loopback: /translate by graded, and "
+    "/relative, whose answers have k numbers a row. first /translate: the one that fits, once."
 )
 NOTE_D = (
-    f"d -> d, {ANCHORS:,} anchors. Fits in this process, from float32 anchors of both encoders, with all of torch's threads. "
-    f"{BLOCK:,} vectors as npy over loopback, translated by graded; the server runs with "
-    f"ANCHORAGE_MAX_BODY_BYTES={LARGER_BODIES}, as the largest body is the usual limit of 64 MiB and a header. bare product: "
-    "torch.mm of the same shape in this process, with all of torch's threads. first /translate: the one that fits, once."
+    f"d -> d, {ANCHORS:,} anchors. Fits in this process, from float32 anchors of both encoders, "
+    f"with all of torch's threads. {BLOCK:,} vectors as npy over loopback, translated by graded; "
+    f"the server runs with ANCHORAGE_MAX_BODY_BYTES={LARGER_BODIES}, as the largest body is the "
+    "usual limit of 64 MiB and a header. bare product: torch.mm of the same shape in this "
+    "process, with all of torch's threads. first /translate: the one that fits, once."
 )
 
 
@@ -73,10 +86,16 @@ def in_vectors(quick: bool) -> Section:
             )
         for size in streamed:
             send = partial(_npy_stream, server.port, f"{path}&stream=true", vectors, size, expected)
-            rows[size], memory[f"{size:,}, streamed npy"] = _watched(server, "streamed npy", size, send, 2 if quick else 3)
+            rows[size], memory[f"{size:,}, streamed npy"] = _watched(
+                server, "streamed npy", size, send, 2 if quick else 3
+            )
         for size in arrow:
-            send = partial(_arrow_stream, server.port, f"{path}&stream=true", vectors, size, expected)
-            times, memory[f"{size:,}, streamed Arrow"] = _watched(server, "streamed Arrow", size, send, 2 if quick else 3)
+            send = partial(
+                _arrow_stream, server.port, f"{path}&stream=true", vectors, size, expected
+            )
+            times, memory[f"{size:,}, streamed Arrow"] = _watched(
+                server, "streamed Arrow", size, send, 2 if quick else 3
+            )
             rows[size] |= times
     grid = Grid("More vectors", "vectors", rows)
     peaks = [float(memory[f"{size:,}, streamed npy"]["peak"]) for size in streamed]  # type: ignore[arg-type]
@@ -87,7 +106,12 @@ def in_vectors(quick: bool) -> Section:
         {"time over vectors, from 1,000": slope},
         [
             Target("slope of time over vectors, from 1,000", slope, STEEPEST, -1),
-            Target(f"MiB that the peak at {streamed[-1]:,} is above that at {streamed[0]:,}", peaks[-1] - peaks[0], FLAT_MIB, -1),
+            Target(
+                f"MiB that the peak at {streamed[-1]:,} is above that at {streamed[0]:,}",
+                peaks[-1] - peaks[0],
+                FLAT_MIB,
+                -1,
+            ),
         ],
     )
 
@@ -107,9 +131,14 @@ def in_anchors(quick: bool) -> Section:
             make_set(connection, f"k{count}", {"old": source[:count], "new": target[:count]})
             path = f"/translate?source=old&target=new&anchor_set=k{count}"
             rows[count] = {"first /translate, ms": _once(partial(connection.ask, path, body))}
-            fits |= {f"fit {name}, ms|{count}": partial(fit, name, source[:count], target[:count]) for name in METHODS}
+            fits |= {
+                f"fit {name}, ms|{count}": partial(fit, name, source[:count], target[:count])
+                for name in METHODS
+            }
             asked[f"/translate, ms|{count}"] = partial(connection.ask, path, body)
-            asked[f"/relative, ms|{count}"] = partial(connection.ask, f"/relative?encoder=old&anchor_set=k{count}", body)
+            asked[f"/relative, ms|{count}"] = partial(
+                connection.ask, f"/relative?encoder=old&anchor_set=k{count}", body
+            )
         _fill(rows, _measured(fits, asked, quick))
     grid = Grid(f"More anchors: {BLOCK:,} vectors", "anchors", rows)
     return Section(NOTE_K, [grid], _slopes(grid, "anchors"))
@@ -128,10 +157,18 @@ def in_dimensions(quick: bool) -> Section:
             vectors, anchors = source[ANCHORS:], (source[:ANCHORS], target[:ANCHORS])
             register(connection, {f"old{dim}": dim, f"new{dim}": dim})
             make_set(connection, f"d{dim}", {f"old{dim}": anchors[0], f"new{dim}": anchors[1]})
-            ask = partial(connection.ask, f"/translate?source=old{dim}&target=new{dim}&anchor_set=d{dim}", npy(vectors))
+            ask = partial(
+                connection.ask,
+                f"/translate?source=old{dim}&target=new{dim}&anchor_set=d{dim}",
+                npy(vectors),
+            )
             rows[dim] = {"first /translate, ms": _once(ask)}
             _check(read_npy(ask()), vectors, anchors)
-            given, matrix, out = torch.from_numpy(vectors), torch.randn(dim, dim), torch.empty(BLOCK, dim)
+            given, matrix, out = (
+                torch.from_numpy(vectors),
+                torch.randn(dim, dim),
+                torch.empty(BLOCK, dim),
+            )
             fits |= {f"fit {name}, ms|{dim}": partial(fit, name, *anchors) for name in METHODS}
             asked[f"/translate, ms|{dim}"] = ask
             asked[f"bare product, ms|{dim}"] = partial(torch.mm, given, matrix, out=out)
@@ -145,8 +182,10 @@ def in_dimensions(quick: bool) -> Section:
     return Section(NOTE_D, [grid], _slopes(grid, "dimensions"))
 
 
-def _watched(server: Server, name: str, size: int, call: Callable[[], object], rounds: int) -> tuple[Row, Row]:
-    """Times of the call once it is warm, and the server's memory from before the first one on."""
+def _watched(
+    server: Server, name: str, size: int, call: Callable[[], object], rounds: int
+) -> tuple[Row, Row]:
+    """Times of the call once it is warm, and the server's memory from before the first call on."""
     server.forget_peak()
     before, _ = server.memory()
     call()
@@ -155,19 +194,24 @@ def _watched(server: Server, name: str, size: int, call: Callable[[], object], r
         started = time.perf_counter()
         call()
         times.append((time.perf_counter() - started) * 1e3)
-    took: Row = {f"{name}, ms": Rounds(times), f"{name}, us a vector": float(np.median(times)) / size * 1e3}
+    took: Row = {
+        f"{name}, ms": Rounds(times),
+        f"{name}, us a vector": float(np.median(times)) / size * 1e3,
+    }
     after, peak = server.memory()
     return took, {"before": before, "peak": peak, "after": after}
 
 
 def _blocks(size: int) -> tuple[int, int]:
-    """How many whole blocks come before the last one, and the rows of that."""
+    """How many whole blocks come before the last one, and the rows of the last."""
     before = (size - 1) // BLOCK
     return before, size - before * BLOCK
 
 
 def _npy_stream(port: int, path: str, vectors: Matrix, size: int, expected: Matrix) -> None:
-    """Rows repeated up to that size; only the answer's first and last block are kept."""
+    """Stream rows, repeated up to that size. Returns only the first and last block of
+    the answer.
+    """
     before, last = _blocks(size)
     file = io.BytesIO()
     about = {"descr": "<f4", "fortran_order": False, "shape": (size, DIM)}
@@ -211,7 +255,9 @@ def _read_into(answer: HTTPResponse, view: memoryview) -> None:
 
 
 def _arrow_stream(port: int, path: str, vectors: Matrix, size: int, expected: Matrix) -> None:
-    """Record batches repeated up to that size, each row with an id; the answer's are read one at a time."""
+    """Stream record batches, repeated up to that size, each row with an id. Reads the answer's
+    batches one at a time.
+    """
     before, last = _blocks(size)
     whole, rest = _batch(vectors), _batch(vectors[:last])
     schema, block, tail = (bytes(part.serialize()) for part in (whole.schema, whole, rest))
@@ -248,13 +294,17 @@ def _close(made: Matrix, expected: Matrix) -> None:
 
 
 def _check(made: Matrix, vectors: Matrix, anchors: tuple[Matrix, Matrix]) -> None:
-    """The server's translations are those of app.maths."""
+    """Check that the server's translations are those of app.maths."""
     few = 64
-    _close(made[:few], apply(fit("graded", *anchors), torch.from_numpy(vectors[:few])).vectors.numpy())
+    _close(
+        made[:few], apply(fit("graded", *anchors), torch.from_numpy(vectors[:few])).vectors.numpy()
+    )
 
 
-def _measured(fits: dict[str, Callable[[], object]], asked: dict[str, Callable[[], object]], quick: bool) -> dict[str, Rounds]:
-    """Fits, which are long, in fewer rounds."""
+def _measured(
+    fits: dict[str, Callable[[], object]], asked: dict[str, Callable[[], object]], quick: bool
+) -> dict[str, Rounds]:
+    """Measure fits in fewer rounds, because they take long."""
     next(iter(fits.values()))()
     return take_turns(fits, 2 if quick else 3, warm=0) | take_turns(asked, 3 if quick else 11)
 
@@ -266,16 +316,20 @@ def _once(call: Callable[[], object]) -> float:
 
 
 def _fill(rows: dict[int | str, Row], found: dict[str, Rounds]) -> None:
-    """Into the row and the column that each name says."""
+    """Put measured numbers into the row and column that their names give."""
     for name, times in found.items():
         column, _, size = name.partition("|")
         rows[int(size)][column] = times
 
 
 def _slopes(grid: Grid, what: str) -> dict[str, float]:
-    """Of all columns measured in rounds; and of the larger sizes alone, as small ones cost what a request costs."""
+    """Slopes of all measured columns, and of the larger sizes alone, because small ones mostly cost
+    what a request costs.
+    """
     columns = [
-        column for column, cell in list(grid.rows.values())[-1].items() if isinstance(cell, Rounds) and column.endswith(", ms")
+        column
+        for column, cell in list(grid.rows.values())[-1].items()
+        if isinstance(cell, Rounds) and column.endswith(", ms")
     ]
     sizes = [float(size) for size in grid.rows]
     middle = sizes[len(sizes) // 2]
@@ -288,6 +342,9 @@ def _slopes(grid: Grid, what: str) -> dict[str, float]:
 
 
 def _slope(grid: Grid, columns: tuple[str, ...], *, above: float) -> float:
-    """Of several columns as if they were one."""
-    merged = {size: {"ms": next(row[each] for each in columns if each in row)} for size, row in grid.rows.items()}
+    """Slope of several columns as if they were one."""
+    merged = {
+        size: {"ms": next(row[each] for each in columns if each in row)}
+        for size, row in grid.rows.items()
+    }
     return Grid("", "", merged).slope("ms", above=above)

@@ -1,4 +1,7 @@
-"""Clients that ask again as soon as they are answered: a job as a line of JSON and the request's bytes in, measurements out."""
+"""Clients that send their next request as soon as they have an answer.
+
+Reads a job as a line of JSON and then the bytes of the request; prints the measurements as JSON.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 @dataclass
 class Run:
-    """What all clients share. Answers before `begin` warm up, and nobody asks after `end`."""
+    """What all clients share. Answers before `begin` warm up, and no client sends after `end`."""
 
     request: bytes
     begin: float = math.inf
@@ -39,12 +42,13 @@ class Client(asyncio.Protocol):
         self.done = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask once."""
-        self._transport: asyncio.Transport = transport  # type: ignore[assignment]  # uvloop's is one by its deeds
+        """Send one request."""
+        # uvloop's transport is not a subclass.
+        self._transport: asyncio.Transport = transport  # type: ignore[assignment]
         self._ask()
 
     def go(self) -> None:
-        """From now on ask without end."""
+        """From now on send requests until the end."""
         self._going = True
         self._ask()
 
@@ -54,7 +58,7 @@ class Client(asyncio.Protocol):
         self._transport.write(self._run.request)
 
     def data_received(self, data: bytes) -> None:
-        """Some of an answer."""
+        """Receive part of an answer."""
         if self._left >= 0:
             self._left -= len(data)
         else:
@@ -83,13 +87,16 @@ class Client(asyncio.Protocol):
             self._transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Closed, by whom may be."""
+        """The connection has closed."""
         self._run.lost += time.perf_counter() < self._run.end
         self.done.set_result(None)
 
 
 async def measure(job: dict[str, float], request: bytes) -> dict[str, float]:
-    """All clients at once, each of which was answered before: a busy server accepts new connections one by one."""
+    """Run all clients at once.
+
+    Each gets one answer before, because a busy server accepts new connections one by one.
+    """
     loop = asyncio.get_running_loop()
     run = Run(request)
     clients = []

@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from figures import Grid, Rounds, Row, Section, Target
-from service import Connection, make_set, npy, register, serve
 
 from app.demo.pack import load_pack
-from app.encoders.base import Shelf, Spec
+from app.encoders.base import EncoderSpec, ModelSources
 from app.encoders.text import load
 from app.maths.geometry.space import fit_space
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
+from benchmarks.scaling.figures import Grid, Rounds, Row, Section, Target
+from benchmarks.service import Connection, make_set, npy, register, serve
 
 MODEL, SOURCE = "all-MiniLM-L6-v2", "minilm6-384"
 DIMS = (384, 768)
@@ -25,26 +25,29 @@ BUNDLE = 20
 TIMES_FASTER = 500.0
 
 NOTE = (
-    f"Sentences of Banking77 by {MODEL}: encoded anew, {SENTENCES:,} in one batched encode of sentence-transformers in this "
-    f"process (float32, all of torch's threads); and translated, {VECTORS:,} of their vectors, {DIMS[0]} -> {DIMS[1]}, "
-    f"{ANCHORS:,} anchors, as one npy body over loopback, {BUNDLE} requests in every round, and by "
-    "app.maths.translators.translator.apply in this process, on one thread. The server is stopped while it is not asked. The target's "
-    "space is made up: the source's, rotated, with noise."
+    f"Sentences of Banking77 by {MODEL}: encoded anew, {SENTENCES:,} in one batched encode of "
+    "sentence-transformers in this process (float32, all of torch's threads); and translated, "
+    f"{VECTORS:,} of their vectors, {DIMS[0]} -> {DIMS[1]}, {ANCHORS:,} anchors, as one npy body "
+    f"over loopback, {BUNDLE} requests in every round, and by "
+    "app.maths.translators.translator.apply in this process, on one thread. The server is stopped "
+    "while it is not asked. The target's space is made up: the source's, rotated, with noise."
 )
 
 
 def measure(quick: bool) -> Section:
-    """All of them in every round; ratios within it."""
+    """All contestants in every round, and ratios within it."""
     rounds, sentences = (2, 128) if quick else (5, SENTENCES)
     pack = load_pack()
-    model = load(Spec("sentence-transformers", MODEL), Shelf(), "cpu")._model  # type: ignore[attr-defined]
+    model = load(EncoderSpec("sentence-transformers", MODEL), ModelSources(), "cpu")._model  # type: ignore[attr-defined]
     batch = list(itertools.islice(itertools.cycle(pack.sentences), sentences))
     native = pack.vectors[SOURCE].numpy()
     apart = float(np.abs(model.encode(batch[:32], show_progress_bar=False) - native[:32]).max())
     assert apart < 1e-2, f"the model is not the one that made the pack's vectors: {apart:.1e} apart"
     generator = np.random.default_rng(0)
     rotation = np.linalg.qr(generator.normal(size=(DIMS[1], DIMS[0])))[0].T
-    made = (native[:ANCHORS] @ rotation + 0.01 * generator.normal(size=(ANCHORS, DIMS[1]))).astype(np.float32)
+    made = (native[:ANCHORS] @ rotation + 0.01 * generator.normal(size=(ANCHORS, DIMS[1]))).astype(
+        np.float32
+    )
     vectors = np.resize(native, (VECTORS, DIMS[0]))
     translator = methods.fit(
         "graded",
@@ -65,17 +68,26 @@ def measure(quick: bool) -> Section:
                 torch.set_num_threads(1)
                 alone = _rate(VECTORS, lambda: apply(translator, torch.from_numpy(vectors)), BUNDLE)
                 torch.set_num_threads(cores)
-            http = _rate(VECTORS, lambda: connection.ask("/translate?source=old&target=new&anchor_set=items", body), BUNDLE)
+            http = _rate(
+                VECTORS,
+                lambda: connection.ask("/translate?source=old&target=new&anchor_set=items", body),
+                BUNDLE,
+            )
             if turn >= 0:
                 for name, rate in ((encoded, encode), (served, http), (maths, alone)):
                     found[name].append(rate)
     rows: dict[int | str, Row] = {}
     for name, rates in found.items():
         beside = Rounds([rate / anew for rate, anew in zip(rates, found[encoded], strict=True)])
-        rows[name] = {"vectors/s": Rounds(rates), **({} if name == encoded else {"times faster": beside})}
+        rows[name] = {
+            "vectors/s": Rounds(rates),
+            **({} if name == encoded else {"times faster": beside}),
+        }
     faster = rows[served]["times faster"]
     assert isinstance(faster, Rounds)
-    target = Target("translated over HTTP: times faster than encoded anew", faster.median, TIMES_FASTER, 1)
+    target = Target(
+        "translated over HTTP: times faster than encoded anew", faster.median, TIMES_FASTER, 1
+    )
     return Section(NOTE, [Grid("Translated or encoded anew", "", rows)], targets=[target])
 
 

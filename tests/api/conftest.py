@@ -24,10 +24,11 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from app.api.http.failed_keys import FailedKeys
+from app.api.http.limits.failed_keys import FailedKeys
 from app.api.http.protocol import BoundedHttp
 from app.main import create_app
 from app.services.access.api_keys import create_key
+from app.services.request_context import RequestContext
 from app.settings import Settings
 from app.storage.tables import Base
 from app.types import Scope
@@ -322,7 +323,12 @@ def new_key() -> Callable[..., str]:
     ) -> str:
         services = client.app.state.services
         _, key = create_key(
-            services, project, name="test", scopes=[Scope(scope)], rate_limit=rate, expires_at=until
+            services,
+            RequestContext(project),
+            name="test",
+            scopes=[Scope(scope)],
+            rate_limit=rate,
+            expires_at=until,
         )
         return key
 
@@ -337,7 +343,8 @@ def first_keys(tmp_path: Path) -> Callable[..., list[str]]:
         services = make_services(Settings(data_dir=tmp_path))
         services.db.migrate()
         keys = [
-            create_key(services, project, name="x", scopes=[scope])[1] for project, scope in wanted
+            create_key(services, RequestContext(project), name="x", scopes=[scope])[1]
+            for project, scope in wanted
         ]
         services.close()
         return keys
@@ -385,7 +392,7 @@ def refused() -> Callable[..., dict[str, Any]]:
         problem = answer.json()
         assert (problem["code"], problem.get("field")) == (code, field), problem
         assert problem["status"] == status
-        assert problem["type"] == f"urn:anchorage:{code}"
+        assert problem["type"] == f"/docs/errors#{code}"
         assert problem["title"]
         assert problem["instance"].startswith("/")
         assert detail in problem["detail"]

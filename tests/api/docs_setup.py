@@ -48,7 +48,7 @@ def texts(
     """The set `faq` of texts, by encoders that the service runs and by others at random."""
     text_encoders(http, *running)
     encoders(http, **dims)
-    inputs = [f"{text} {number}" for text in TEXTS for number in range(15)]
+    inputs = [f"{text} {number}" for text in TEXTS for number in range(8)]
     make(http, "/anchor-sets", name="faq", inputs=inputs, encoders=list(running))
     for name, dim in dims.items():
         vectors = DRAW.normal(size=(len(inputs), dim)).tolist()
@@ -104,8 +104,9 @@ def thresholds(http: httpx2.Client, folder: Path) -> None:
     packed = {name: as_base64(pack.vectors[name][pack.anchors]) for name in (source, target)}
     make(http, "/anchor-sets", name="demo", embeddings=packed)
     names = {"source": source, "target": target, "anchor_set": "demo", "method": "graded"}
-    translator = make(http, "/translators", **names)
-    (folder / "state").write_text(f"translator={translator['id']}\n", encoding="utf-8")
+    vectors = as_base64(pack.vectors[source][:1])
+    translator = make(http, "/translate", **names, vectors=vectors)["translator"]
+    (folder / "state").write_text(f"translator={translator}\n", encoding="utf-8")
 
 
 def as_base64(rows: torch.Tensor) -> dict[str, Any]:

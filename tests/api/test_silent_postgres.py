@@ -11,6 +11,7 @@ import httpx2
 import pytest
 
 from app.services.access import api_keys
+from app.services.request_context import RequestContext
 from app.settings import Settings
 from app.types import Scope
 from app.wiring import make_services
@@ -36,7 +37,9 @@ class Service:
 
 def make_key(database_url: str, tmp_path) -> str:
     services = make_services(Settings(data_dir=tmp_path / "keys", database_url=database_url))
-    _, key = api_keys.create_key(services, "default", name="k", scopes=[Scope.write])
+    _, key = api_keys.create_key(
+        services, RequestContext("default"), name="k", scopes=[Scope.write]
+    )
     services.close()
     return key
 
@@ -93,7 +96,7 @@ def test_whoever_needs_a_silent_postgresql_is_refused_soon_and_whoever_does_not_
         assert (answer.status_code, answer.json()["database"]) == (503, False)
         assert took_s < 2
     while (
-        time.monotonic() - frozen_at < 2 * api_keys.TRUST_S + 1
+        time.monotonic() - frozen_at < 2 * api_keys.KEY_TRUST_S + 1
     ):  # the key and the names are older than is trusted otherwise
         for path in ("/readyz", "/encoders"):
             took_s, answer = timed(lambda path=path: service.get(path))
@@ -115,9 +118,9 @@ def test_whoever_needs_a_silent_postgresql_is_refused_soon_and_whoever_does_not_
 def test_a_key_outlasts_the_silence_for_the_stated_time_and_no_longer(
     service, own_postgres, monkeypatch
 ):
-    monkeypatch.setattr(api_keys, "AWAY_TRUST_S", 4.0)
+    monkeypatch.setattr(api_keys, "KEY_TRUST_AWAY_S", 4.0)
     time.sleep(
-        api_keys.TRUST_S
+        api_keys.KEY_TRUST_S
     )  # so that it is looked up again, and trusted for four seconds from now
     assert service.get("/encoders").status_code == 200
     own_postgres.freeze()

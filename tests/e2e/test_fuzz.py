@@ -19,6 +19,7 @@ from schemathesis.specs.openapi import checks as openapi_checks
 
 from app.demo.client import Client
 from app.services.access.api_keys import create_key
+from app.services.request_context import RequestContext
 from app.settings import Settings
 from app.types import Scope
 from app.wiring import make_services
@@ -56,7 +57,7 @@ def stocked(
     places = {"database_url": postgres_url, "redis_url": redis_url, "redis_prefix": redis_prefix}
     services = make_services(Settings(data_dir=tmp_path / "data", **places))
     services.db.migrate()
-    _, key = create_key(services, "default", name="fuzz", scopes=[Scope.admin])
+    _, key = create_key(services, RequestContext("default"), name="fuzz", scopes=[Scope.admin])
     services.db.close()
     server = process(auth="keys", **places).start().ready()
     headers = {"Authorization": f"Bearer {key}"}

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from app.services.access.api_keys import create_key
+from app.services.request_context import RequestContext
 from app.settings import Settings
 from app.types import Scope
 from app.wiring import make_services
@@ -62,10 +63,12 @@ def test_far_above_its_limits_a_server_answers_everyone_in_constant_memory_and_i
     services = make_services(settings)
     services.db.migrate()
     free = [
-        create_key(services, project, name="test", scopes=list(Scope))[1]
+        create_key(services, RequestContext(project), name="test", scopes=list(Scope))[1]
         for project in ("a", "b", "c")
     ]
-    limited = create_key(services, "a", name="test", scopes=list(Scope), rate_limit="3/day")[1]
+    limited = create_key(
+        services, RequestContext("a"), name="test", scopes=list(Scope), rate_limit="3/day"
+    )[1]
     services.db.close()
     url, posted = collector
     server = process(auth="keys", max_in_flight=8, max_in_flight_bytes=2_000_000)

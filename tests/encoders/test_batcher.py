@@ -1,4 +1,4 @@
-"""Batches of many requests: whole answers whatever comes together, within the budget, fairly, and nothing left over."""
+"""Batches of many requests: complete answers, within the budget, shared fairly."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
-from app.encoders.base import Identity, Item
-from app.encoders.batcher import CLOSENESS, Batcher
+from app.encoders.base import Item, ModelIdentity
+from app.encoders.batch_queue import LENGTH_RATIOS
+from app.encoders.batcher import Batcher
 from app.errors import EncoderFailed, InvalidInput, Overloaded, TooMuchAtOnce
 from app.types import Modality
 
@@ -25,9 +26,12 @@ LONG_S = 30.0
 
 
 class Squares:
-    """A small encoder: the vector of number x is (x, x^2). It keeps its batches, and runs while its gate is open."""
+    """A small encoder: the vector of number x is (x, x^2). It records its batches.
 
-    identity = Identity("squares", None, {}, None, False, 2, "float32")
+    It only runs while its gate is open.
+    """
+
+    identity = ModelIdentity("squares", None, {}, None, False, 2, "float32")
     modality = Modality.text
     nbytes = 0
     dim = 2
@@ -54,7 +58,7 @@ class Squares:
 
 
 class Failing(Squares):
-    """Raises what an input holds, when it is an error."""
+    """Raises any input that is an error."""
 
     def vectors(self, items):
         for each in items:
@@ -87,7 +91,7 @@ def metric(name, **labels):
 
 @contextmanager
 def lanes(count=1, budget=32, most=10**6, each=None):
-    """A batcher that must account for nothing when all is done."""
+    """A batcher whose counts must be zero at the end."""
     waiting = metric("encode_waiting_inputs")
     batcher = Batcher(lanes=count, threads=None, budget=budget, most=most, each=each)
     try:
@@ -100,7 +104,7 @@ def lanes(count=1, budget=32, most=10**6, each=None):
 
 @contextmanager
 def held(batcher, count=1):
-    """Lanes that are busy until the end of this block: what is submitted in it waits together."""
+    """Keep all lanes busy during the block, so that all requests of the block wait together."""
     plug = Squares()
     plug.gate.clear()
     works = []
@@ -120,7 +124,7 @@ def result(work):
 
 
 def together(*requests, count=1, **options):
-    """Works of requests (model, items, owner) that wait together, after all have ended; the lanes have these options."""
+    """Run requests (model, items, owner) that wait together, and return their tasks."""
     with lanes(count, **options) as batcher:
         with held(batcher, count):
             works = [batcher.submit(*request) for request in requests]
@@ -134,9 +138,7 @@ def test_an_idle_lane_takes_a_single_input_at_once():
     model.gate.clear()
     with lanes(budget=10**6) as batcher:
         work = batcher.submit(model, [item(3)], "a")
-        assert model.entered.acquire(
-            timeout=LONG_S
-        )  # while nothing else comes that could end a wait for more
+        assert model.entered.acquire(timeout=LONG_S)  # no other request comes that could end a wait
         model.gate.set()
         torch.testing.assert_close(result(work), squares([3]))
         assert len(model.batches) == 1
@@ -157,18 +159,18 @@ def test_short_inputs_are_not_padded_to_the_length_of_long_ones():
     torch.testing.assert_close(result(work), squares(range(1, 101)))
     for batch in model.batches:
         lengths = [each.length for each in batch]
-        assert min(lengths) >= CLOSENESS[-1] * max(lengths)
+        assert min(lengths) >= LENGTH_RATIOS[-1] * max(lengths)
     assert [batch[0].length for batch in model.batches] == sorted(
         (batch[0].length for batch in model.batches), reverse=True
     )
 
 
-def test_many_small_inputs_behind_a_busy_lane_are_one_batch_and_few_are_spread_over_lanes():
+def test_many_small_inputs_are_one_batch_and_few_are_spread_over_lanes():
     model = Squares()
     for work in together(*((model, [item(n)], "a") for n in range(64)), count=4, budget=64):
         result(work)
     assert sum(map(len, model.batches)) == 64
-    # The first lanes to look leave a share for each idle one, and no less than half a budget is worth a batch.
+    # The first lanes leave a share for each idle lane, but at least half a budget is a batch.
     assert max(map(len, model.batches)) in (32, 64)
 
 
@@ -187,7 +189,7 @@ def test_a_batch_is_limited_by_cost(budget, items, batches):
     assert [len(batch) for batch in model.batches] == batches
 
 
-def test_inputs_that_cost_nothing_and_no_inputs_at_all():
+def test_inputs_without_cost_and_empty_requests():
     model = Squares()
     with lanes() as batcher:
         nothing = batcher.submit(model, [], "a")
@@ -209,7 +211,7 @@ drawn_works = st.lists(
 
 
 @given(drawn_works, st.integers(1, 3), st.integers(1, 64))
-def test_whatever_comes_together_every_work_gets_its_own_rows_in_order(drawn, count, budget):
+def test_every_task_gets_its_own_rows_in_order(drawn, count, budget):
     models = [Squares(), Squares()]
     number = iter(range(10**6))
     works = []
@@ -243,11 +245,11 @@ def test_whatever_comes_together_every_work_gets_its_own_rows_in_order(drawn, co
         assert len(batch) == 1 or len(batch) * max(each.cost for each in batch) <= budget
 
 
-# --- fairness -------------------------------------------------------------------------------------
+# Fairness
 
 
 def order(model):
-    """Which batch each input was in."""
+    """The batch of each input."""
     return {each.features: place for place, batch in enumerate(model.batches) for each in batch}
 
 
@@ -283,7 +285,7 @@ def test_owners_share_a_batch_evenly(pads):
     first = [int(each.features) // 100 for each in model.batches[0]]
     assert all(
         9 <= first.count(owner) <= 11 for owner in range(3)
-    )  # who leads the batch may have one more
+    )  # the first owner may have one more
 
 
 def test_a_model_with_little_work_does_not_wait_for_a_busy_one():
@@ -300,7 +302,7 @@ def test_a_model_with_little_work_does_not_wait_for_a_busy_one():
     assert happened.index("quiet") <= 1
 
 
-# --- limits ---------------------------------------------------------------------------------------
+# Limits
 
 
 def test_too_much_of_one_owner_is_refused_while_others_are_served():
@@ -314,7 +316,7 @@ def test_too_much_of_one_owner_is_refused_while_others_are_served():
             others = [batcher.submit(model, [item(2, length=49)], "modest")]
             others.append(
                 batcher.submit(model, [item(3, length=1)], "third")
-            )  # who has nothing waiting is let in longer
+            )  # an owner with no waiting items has a higher limit
             with pytest.raises(Overloaded) as full:
                 batcher.submit(model, [item(9)], "modest")
             assert 1 <= full.value.retry_after_s <= 60
@@ -328,7 +330,7 @@ def test_too_much_of_one_owner_is_refused_while_others_are_served():
         assert sorted(order(model)) == [2, 3, 4, 5]
 
 
-def test_a_jobs_work_is_never_refused_and_makes_it_nobody_elses():
+def test_a_jobs_task_is_never_refused_and_refuses_no_other():
     model = Squares()
     with lanes(most=100) as batcher:
         with held(batcher):
@@ -344,10 +346,10 @@ def test_a_jobs_work_is_never_refused_and_makes_it_nobody_elses():
             result(work)
 
 
-# --- ends -----------------------------------------------------------------------------------------
+# Cancellation, errors and the end
 
 
-def test_a_cancelled_works_inputs_are_dropped_and_counted():
+def test_inputs_of_a_cancelled_task_are_dropped_and_counted():
     model = Squares()
     dropped = metric("encode_dropped_total")
     with lanes() as batcher:
@@ -360,7 +362,7 @@ def test_a_cancelled_works_inputs_are_dropped_and_counted():
         assert metric("encode_dropped_total") == dropped + 5
 
 
-def test_a_work_cancelled_while_it_runs_loses_the_rest_and_spoils_nothing():
+def test_a_task_cancelled_while_it_runs_loses_only_its_own_rest():
     model = Squares()
     with lanes(budget=4) as batcher:
         model.gate.clear()
@@ -375,7 +377,7 @@ def test_a_work_cancelled_while_it_runs_loses_the_rest_and_spoils_nothing():
         work.future.result(0)
 
 
-def test_a_bad_input_fails_its_own_request_alone():
+def test_a_bad_input_fails_only_its_own_request():
     model = Failing()
     good = [(model, [item(n), item(n + 0.5)], f"owner {n}") for n in range(3)]
     *works, bad = together(*good, (model, [item(1), item(InvalidInput("no", rows=[1]))], "bad"))
@@ -385,7 +387,7 @@ def test_a_bad_input_fails_its_own_request_alone():
         result(bad)
 
 
-def test_a_work_fails_as_a_whole_and_the_rest_of_it_is_dropped():
+def test_a_task_fails_as_a_whole_and_its_rest_is_dropped():
     model = Failing()
     with lanes(budget=2) as batcher:
         with held(batcher):
@@ -408,7 +410,7 @@ def test_a_work_fails_as_a_whole_and_the_rest_of_it_is_dropped():
         KeyboardInterrupt(),
     ],
 )
-def test_whatever_a_model_raises_a_request_fails_plainly_and_the_lane_goes_on(error):
+def test_any_error_of_a_model_fails_the_request_and_not_the_lane(error):
     model = Failing()
     with lanes() as batcher:
         with pytest.raises(EncoderFailed, match=type(error).__name__) as caught:
@@ -429,7 +431,7 @@ def test_whatever_a_model_raises_a_request_fails_plainly_and_the_lane_goes_on(er
         lambda vectors: None,
     ],
 )
-def test_an_answer_of_another_shape_is_no_answer(wrong):
+def test_vectors_of_another_shape_are_an_error(wrong):
     model = Squares()
     model.vectors = lambda items: wrong(squares([each.features for each in items]))
     for work in together(*((model, [item(1), item(2), item(3)], owner) for owner in ("a", "b"))):
@@ -437,8 +439,8 @@ def test_an_answer_of_another_shape_is_no_answer(wrong):
             result(work)
 
 
-def test_rows_given_twice_do_not_complete_a_work():
-    """A model that fails together and not alone: parts that were answered must not count again."""
+def test_rows_delivered_twice_do_not_complete_a_task():
+    """A model that fails for a batch but not for its parts: delivered parts count once."""
     model = Squares()
     own = model.vectors
     model.vectors = lambda items: own(items)[:2] if len(items) > 2 else own(items)
@@ -447,7 +449,7 @@ def test_rows_given_twice_do_not_complete_a_work():
         torch.testing.assert_close(result(work), squares([10 * o + n for n in range(4)]))
 
 
-def test_an_endpoint_that_is_away_is_asked_once_for_all():
+def test_a_failing_endpoint_gets_one_request_for_all_tasks():
     model = Failing(remote=True)
     works = together(*((model, [item(EncoderFailed("away"))], f"owner {n}") for n in range(5)))
     errors = [work.future.exception(0) for work in works]
@@ -456,7 +458,7 @@ def test_an_endpoint_that_is_away_is_asked_once_for_all():
     assert len(model.batches) == 1
 
 
-def test_closing_lets_the_running_batch_end_and_fails_what_waits():
+def test_closing_ends_the_running_batch_and_fails_waiting_tasks():
     model = Squares()
     model.gate.clear()
     with lanes() as batcher:
@@ -464,9 +466,9 @@ def test_closing_lets_the_running_batch_end_and_fails_what_waits():
         assert model.entered.acquire(timeout=LONG_S)
         waiting = batcher.submit(model, [item(2)], "a")
         batcher.close()
-        with pytest.raises(EncoderFailed, match="stops"):
+        with pytest.raises(EncoderFailed, match="stopping"):
             waiting.future.result(0)
-        with pytest.raises(EncoderFailed, match="stops"):
+        with pytest.raises(EncoderFailed, match="stopping"):
             batcher.submit(model, [item(3)], "a")
         model.gate.set()
         torch.testing.assert_close(result(running), squares([1]))
@@ -492,7 +494,7 @@ def test_closing_waits_for_lanes_that_compute():
     torch.testing.assert_close(work.future.result(0), squares([1]))
 
 
-def test_an_idle_lane_keeps_nothing_of_what_it_ran():
+def test_an_idle_lane_holds_no_reference_to_its_last_batch():
     model = Squares()
     gone = weakref.ref(model)
     with lanes() as batcher:
@@ -506,7 +508,7 @@ def test_an_idle_lane_keeps_nothing_of_what_it_ran():
         assert gone() is None
 
 
-def test_lanes_have_their_own_number_of_threads_and_leave_the_process_its():
+def test_lanes_change_only_their_own_number_of_threads():
     seen = []
     model = Squares()
     model.vectors = lambda items: (
@@ -524,7 +526,7 @@ def test_lanes_have_their_own_number_of_threads_and_leave_the_process_its():
     assert torch.get_num_threads() == before
 
 
-def test_nothing_is_lost_when_clients_come_leave_and_fail_at_once():
+def test_no_request_is_lost_when_clients_come_leave_and_fail_at_once():
     models = [Failing(), Failing()]
 
     def client(seed):
@@ -548,7 +550,7 @@ def test_nothing_is_lost_when_clients_come_leave_and_fail_at_once():
         list(pool.map(client, range(8)))
 
 
-def test_a_slow_model_takes_no_more_lanes_than_it_may_and_goes_on_when_one_is_free():
+def test_a_slow_model_uses_at_most_its_number_of_lanes():
     slow, quick = Squares(), Squares()
     slow.gate.clear()
     with lanes(count=3, budget=2, each=2) as batcher:
@@ -565,9 +567,7 @@ def test_a_slow_model_takes_no_more_lanes_than_it_may_and_goes_on_when_one_is_fr
     ("lengths", "batches"),
     [([10] * 10 + [6] * 20, [[10] * 10, [6] * 16, [6] * 4]), ([10, 8, 8, 3], [[10, 8, 8], [3]])],
 )
-def test_texts_of_about_one_length_share_a_batch_and_others_only_while_it_is_small(
-    lengths, batches
-):
+def test_a_batch_has_similar_lengths_unless_it_is_small(lengths, batches):
     model = Squares()
     together((model, [item(n, length=length) for n, length in enumerate(lengths)], "a"), budget=100)
     assert [[each.length for each in batch] for batch in model.batches] == batches

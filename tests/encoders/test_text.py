@@ -1,4 +1,4 @@
-"""sentence-transformers models: as the library has them, only faster; what they are; and what is refused."""
+"""sentence-transformers models: vectors equal to the library's, options, identity and errors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import torch
 from torch.nn.functional import normalize
 
 from app.encoders import text
-from app.encoders.base import Shelf, Spec
+from app.encoders.base import EncoderSpec, ModelSources
 from app.encoders.torchvision_ops import make_importable
 from app.errors import EncoderChanged, EncoderUnavailable, InvalidInput, InvalidOption
-from app.services.encoders.encoding import require_same
+from app.services.encoders.encoding import require_unchanged
 from app.storage import tables
 from app.types import InputRole
 
@@ -66,7 +66,7 @@ STRANGE += ["x" * 5000]
 
 
 def load(model="all-MiniLM-L6-v2", folder=None, revision=None, **options):
-    return text.load(Spec(KIND, model, revision, options), Shelf(folder), "cpu")
+    return text.load(EncoderSpec(KIND, model, revision, options), ModelSources(folder), "cpu")
 
 
 def encode(model, texts, role=InputRole.document):
@@ -80,16 +80,16 @@ def minilm():
 
 @pytest.fixture(scope="module")
 def library():
-    """The same model, by the library alone."""
+    """The same model, loaded by the library."""
     return sentence_transformers.SentenceTransformer(
         str(PACKAGED), device="cpu", local_files_only=True
     )
 
 
-# --- as the library -------------------------------------------------------------------------------
+# Vectors equal to the library's
 
 
-def test_sentences_become_vectors_that_know_what_is_alike(minilm):
+def test_similar_sentences_have_similar_vectors(minilm):
     vectors = encode(minilm, SENTENCES)
     assert (tuple(vectors.shape), vectors.dtype, minilm.dim) == ((4, 384), torch.float32, 384)
     assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2] + 0.3
@@ -101,21 +101,19 @@ def strange(minilm):
     return encode(minilm, STRANGE)
 
 
-def test_vectors_are_those_of_the_library(minilm, library, strange):
-    assert minilm._tokens is not None  # by the faster path
+def test_vectors_equal_the_librarys(minilm, library, strange):
+    assert minilm._tokenizer is not None  # it uses the faster path
     theirs = library.encode(STRANGE, convert_to_tensor=True, batch_size=4)
     torch.testing.assert_close(strange, theirs, atol=1e-5, rtol=0)
 
 
-def test_a_sentence_alone_is_what_it_is_among_others_without_padding(minilm, strange):
+def test_a_sentence_has_the_same_vector_alone_and_in_a_batch(minilm, strange):
     alone = torch.cat([encode(minilm, [sentence]) for sentence in STRANGE])
     torch.testing.assert_close(alone, strange, atol=1e-5, rtol=0)
     assert minilm.pads is False
 
 
-def test_tokens_are_counted_as_the_tokenizer_does_and_texts_cut_at_the_limit_are_named(
-    minilm, library
-):
+def test_tokens_are_counted_and_truncated_texts_are_named(minilm, library):
     limit = library.max_seq_length
     whole = [
         len(ids) for ids in library.tokenizer(STRANGE, truncation=False, verbose=False)["input_ids"]
@@ -123,13 +121,13 @@ def test_tokens_are_counted_as_the_tokenizer_does_and_texts_cut_at_the_limit_are
     items = minilm.prepare(STRANGE, InputRole.document)
     assert [item.tokens for item in items] == [min(count, limit) for count in whole]
     assert [item.truncated for item in items] == [count > limit for count in whole]
-    assert {limit, limit + 1} <= set(whole)  # both sides of the limit are among them
+    assert {limit, limit + 1} <= set(whole)  # lengths on both sides of the limit
     assert [(item.length, item.cost) for item in items] == [
         (item.tokens, item.tokens) for item in items
     ]
 
 
-def test_vectors_may_be_used_in_autograd(minilm):
+def test_autograd_accepts_the_vectors(minilm):
     vectors = encode(minilm, ["x"])
     weight = torch.ones(384, requires_grad=True)
     (vectors @ weight).sum().backward()
@@ -147,13 +145,13 @@ def test_threads_may_share_a_model(name, minilm, tmp_path):
 
 
 @pytest.mark.parametrize("wrong", ["\ud800", "fine until \udfff", b"\x89PNG"])
-def test_what_is_no_text_is_refused_by_its_rows(minilm, wrong):
+def test_images_and_invalid_unicode_are_rejected_by_row(minilm, wrong):
     with pytest.raises(InvalidInput) as caught:
         minilm.prepare(["x", wrong, "y", wrong], InputRole.document)
     assert (caught.value.field, caught.value.rows) == ("inputs", [1, 3])
 
 
-# --- models of other kinds ------------------------------------------------------------------------
+# Models of other kinds
 
 WORDS = [
     "[UNK]",
@@ -247,7 +245,7 @@ def static(folder):
 
 
 def by_library(folder, texts, **options):
-    """The vectors of each text alone, which no neighbour's length changes."""
+    """The vectors of each text in its own batch."""
     model = sentence_transformers.SentenceTransformer(
         str(folder), device="cpu", local_files_only=True
     )
@@ -268,9 +266,9 @@ HELLOS = ["hello", "hello world of the number", "a b c", "the world hold . " * 3
         ("gpt2", "left", "mean"),
     ],
 )
-def test_the_side_that_a_model_pads_on_changes_nothing(tmp_path, kind, side, pooling):
+def test_vectors_do_not_depend_on_the_padding_side(tmp_path, kind, side, pooling):
     model = load("tiny", tiny(tmp_path, kind, side=side, pooling=pooling))
-    assert model._tokens is not None
+    assert model._tokenizer is not None
     assert model.identity.pooling == pooling
     torch.testing.assert_close(
         encode(model, HELLOS), by_library(tmp_path / "tiny", HELLOS), atol=1e-5, rtol=0
@@ -283,23 +281,23 @@ def test_a_model_without_a_pad_token_is_refused(tmp_path):
     assert caught.value.field == "model"
 
 
-def test_a_tokenizer_that_knows_no_limit_cuts_nothing(tmp_path):
+def test_a_tokenizer_without_a_limit_does_not_truncate(tmp_path):
     model = load("tiny", tiny(tmp_path, "t5", most=None))
     [item] = model.prepare(["hello " * 40], InputRole.document)
     assert (item.tokens, item.truncated) == (40, False)
 
 
 @pytest.mark.parametrize("empty", ["", "  \n"])
-def test_a_text_without_a_token_is_refused_by_its_row(tmp_path, empty):
+def test_a_text_without_tokens_is_rejected_by_row(tmp_path, empty):
     model = load("tiny", tiny(tmp_path))
-    with pytest.raises(InvalidInput, match="nothing to read") as caught:
+    with pytest.raises(InvalidInput, match="no tokens") as caught:
         model.prepare(["hello", empty], InputRole.document)
     assert caught.value.rows == [1]
 
 
-def test_a_static_embedding_goes_the_librarys_way(tmp_path):
+def test_a_static_embedding_uses_the_librarys_encode(tmp_path):
     model = load("static", static(tmp_path))
-    assert (model._tokens, model.dim, model.identity.pooling) == (None, 8, None)
+    assert (model._tokenizer, model.dim, model.identity.pooling) == (None, 8, None)
     torch.testing.assert_close(
         encode(model, HELLOS), by_library(tmp_path / "static", HELLOS), atol=1e-6, rtol=0
     )
@@ -316,16 +314,16 @@ def test_a_static_embedding_goes_the_librarys_way(tmp_path):
     torch.testing.assert_close(prompted.run(both), expected, atol=1e-6, rtol=0)
 
 
-def test_a_pooling_that_leaves_the_prompt_out_goes_the_librarys_way(tmp_path):
+def test_a_pooling_without_the_prompt_uses_the_librarys_encode(tmp_path):
     model = load("tiny", tiny(tmp_path, include_prompt=False), prompts={"query": "query : "})
-    assert model._tokens is None
+    assert model._tokenizer is None
     theirs = by_library(tmp_path / "tiny", HELLOS[:3], prompt="query : ")
     torch.testing.assert_close(
         encode(model, HELLOS[:3], InputRole.query), theirs, atol=1e-5, rtol=0
     )
 
 
-# --- how it is used -------------------------------------------------------------------------------
+# Options
 
 
 def test_prompts_stand_before_the_inputs_of_their_role(minilm):
@@ -345,9 +343,7 @@ def test_prompts_stand_before_the_inputs_of_their_role(minilm):
         ({"other": "o : "}, None, {}),
     ],
 )
-def test_a_models_own_prompts_are_its_roles_unless_options_say_otherwise(
-    tmp_path, prompts, default, expected
-):
+def test_options_override_a_models_own_prompts(tmp_path, prompts, default, expected):
     tiny(tmp_path, prompts=prompts, default=default)
     model = load("tiny", tmp_path)
     assert model.identity.prompts == expected
@@ -364,14 +360,14 @@ def test_a_models_own_prompts_are_its_roles_unless_options_say_otherwise(
     )
 
 
-def test_fewer_dimensions_are_the_first_at_unit_length_again(minilm):
+def test_fewer_dimensions_are_the_first_ones_normalised(minilm):
     model = load(dim=64)
     assert (model.dim, model.identity.dim, model.identity.normalise) == (64, 64, True)
     expected = normalize(encode(minilm, SENTENCES)[:, :64], dim=1)
     torch.testing.assert_close(encode(model, SENTENCES), expected)
 
 
-def test_vectors_are_brought_to_unit_length_where_asked(tmp_path):
+def test_normalise_scales_vectors_to_unit_length(tmp_path):
     tiny(tmp_path)
     plain, unit = load("tiny", tmp_path), load("tiny", tmp_path, normalise=True)
     assert (plain.identity.normalise, unit.identity.normalise) == (False, True)
@@ -383,7 +379,7 @@ def test_vectors_are_brought_to_unit_length_where_asked(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_is_nearly_the_same_and_says_so(minilm, dtype):
+def test_half_precision_is_close_and_part_of_the_identity(minilm, dtype):
     model = load(dtype=dtype)
     assert model.identity.dtype == dtype
     assert model.nbytes / minilm.nbytes == pytest.approx(0.5, abs=0.01)
@@ -404,14 +400,14 @@ def test_half_precision_reaches_every_module(tmp_path, name):
 
 @pytest.mark.parametrize(
     ("name", "value"), [("dim", 385), ("normalise", False)]
-)  # of a model that ends with it
-def test_options_that_the_model_cannot_have_are_named(name, value):
+)  # a model that ends with a Normalize module
+def test_errors_name_options_that_the_model_does_not_support(name, value):
     with pytest.raises(InvalidOption) as caught:
         load(**{name: value})
     assert caught.value.field == f"options.{name}"
 
 
-def test_variants_tell_what_else_the_model_could_make_of_texts(tmp_path):
+def test_variants_cover_prompts_poolings_and_limits(tmp_path):
     model = load("tiny", tiny(tmp_path, prompts={"document": "number : "}, most=100, positions=128))
     texts = [*HELLOS, "hello world " * 60]
     made = {(cause, what): vectors for cause, what, vectors in model.variants(texts)}
@@ -419,7 +415,7 @@ def test_variants_tell_what_else_the_model_could_make_of_texts(tmp_path):
     assert lengths == {
         "texts cut to 64 tokens",
         "texts cut to 128 tokens",
-    }  # 100 is the model's own, 128 all that it can read
+    }  # 100 is the model's limit, 128 its number of positions
     own = by_library(tmp_path / "tiny", texts, prompt="number : ")
     torch.testing.assert_close(made["prompt", "the prompt 'number : '"], own, atol=1e-5, rtol=0)
     for prompt, what in (("", "no prompt"), ("query: ", "the prompt 'query: '")):
@@ -444,8 +440,8 @@ def test_variants_tell_what_else_the_model_could_make_of_texts(tmp_path):
 
 
 @pytest.mark.parametrize("make", [static, tiny])
-def test_variants_of_small_models_ask_nothing_that_they_cannot_read(tmp_path, make):
-    """A model of 16 positions read to 64 tokens would fail, on a GPU for good."""
+def test_variants_of_small_models_stay_within_their_positions(tmp_path, make):
+    """64 tokens would fail in a model of 16 positions, and break a GPU's context."""
     make(tmp_path)
     model = load(make.__name__, tmp_path)
     causes = [cause for cause, _, _ in model.variants([*HELLOS, "hello " * 100])]
@@ -453,11 +449,11 @@ def test_variants_of_small_models_ask_nothing_that_they_cannot_read(tmp_path, ma
     assert "truncation" not in causes
 
 
-# --- where it comes from --------------------------------------------------------------------------
+# Sources
 
 
 def copied(source, target):
-    """Hard links where the file system has them: the weights are large."""
+    """Use hard links if possible, because the weights are large."""
     try:
         Path(target).hardlink_to(source)
     except OSError:
@@ -472,7 +468,7 @@ def mine(tmp_path):
     return tmp_path
 
 
-def test_an_operators_folder_is_loaded_by_its_name_and_wins_over_a_package(mine, minilm):
+def test_an_operators_folder_has_priority_over_a_package(mine, minilm):
     model = load("mine", mine)
     assert torch.equal(encode(model, SENTENCES[:1]), encode(minilm, SENTENCES[:1]))
     assert model.identity.revision == minilm.identity.revision  # the same files
@@ -490,22 +486,22 @@ def registered(model):
     )
 
 
-def test_files_that_change_under_an_encoder_are_noticed(tmp_path):
+def test_changed_files_change_the_revision(tmp_path):
     tiny(tmp_path, prompts={"query": "q : "})
     row = registered(load("tiny", tmp_path))
-    require_same(row, load("tiny", tmp_path))
+    require_unchanged(row, load("tiny", tmp_path))
     file = tmp_path / "tiny" / "config_sentence_transformers.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "prompts": {"query": "other : "}}))
     with pytest.raises(EncoderChanged, match="prompts, revision differ") as caught:
-        require_same(row, load("tiny", tmp_path))
+        require_unchanged(row, load("tiny", tmp_path))
     assert caught.value.field == "encoder"
 
 
-def test_an_encoder_used_otherwise_is_another(tmp_path):
+def test_other_options_make_another_identity(tmp_path):
     tiny(tmp_path)
     row = registered(load("tiny", tmp_path))
     with pytest.raises(EncoderChanged, match=": dim differ"):
-        require_same(row, load("tiny", tmp_path, dim=3))
+        require_unchanged(row, load("tiny", tmp_path, dim=3))
     prints = [
         load("tiny", tmp_path, **options).identity.fingerprint
         for options in ({}, {"dim": 3}, {"normalise": True}, {})
@@ -523,7 +519,7 @@ def test_an_encoder_used_otherwise_is_another(tmp_path):
         {"modules.json": "garbage"},
     ],
 )
-def test_a_folder_that_is_no_model_is_refused_without_a_fault(tmp_path, content):
+def test_a_folder_without_a_valid_model_is_rejected(tmp_path, content):
     (tmp_path / "mine").mkdir()
     for name, value in content.items():
         (tmp_path / "mine" / name).write_text(value)
@@ -534,7 +530,7 @@ def test_a_folder_that_is_no_model_is_refused_without_a_fault(tmp_path, content)
 
 
 def trap(where):
-    """A pickle that makes a file when it is read."""
+    """A pickle that writes a file when it is loaded."""
     return f"cposix\nsystem\n(Vtouch {where}\ntR.".encode()
 
 
@@ -556,7 +552,7 @@ def test_no_module_of_a_model_is_unpickled(tmp_path, name):
     folder = tmp_path / "tiny" / "2_Dense"
     weights = folder / "model.safetensors"
     (folder / name).write_bytes(trap(tmp_path / "sprung"))
-    assert load("tiny", tmp_path).dim == 4  # what is read is beside it
+    assert load("tiny", tmp_path).dim == 4  # it reads the safetensors file
     weights.rename(folder / "other.safetensors")
     with pytest.raises(EncoderUnavailable, match="pickled") as caught:
         load("tiny", tmp_path)
@@ -565,14 +561,14 @@ def test_no_module_of_a_model_is_unpickled(tmp_path, name):
     assert not (tmp_path / "sprung").exists()
 
 
-def test_an_export_for_openvino_is_no_pickle(tmp_path):
+def test_an_openvino_export_is_accepted(tmp_path):
     tiny(tmp_path)
     (tmp_path / "tiny" / "openvino").mkdir()
     (tmp_path / "tiny" / "openvino" / "openvino_model.bin").write_bytes(b"\0" * 8)
     assert load("tiny", tmp_path).dim == 16
 
 
-def test_code_beside_a_model_is_never_run(tmp_path):
+def test_code_in_a_models_folder_never_runs(tmp_path):
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "config.json").write_text(
@@ -594,10 +590,10 @@ def test_code_beside_a_model_is_never_run(tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
-# --- over HTTP ------------------------------------------------------------------------------------
+# Over HTTP
 
 
-def test_inputs_are_worth_the_vectors_the_client_makes_itself(client, minilm):
+def test_inputs_give_the_same_result_as_the_clients_vectors(client, minilm):
     client.post("/encoders", json={"name": "minilm", "kind": KIND, "model": "all-MiniLM-L6-v2"})
     client.post("/encoders", json={"name": "own", "dim": 5})
     own = np.random.default_rng(0).normal(size=(len(STRANGE), 5)).tolist()

@@ -1,4 +1,4 @@
-"""timm models: tiny ones with random weights, written by timm itself, and what is refused."""
+"""timm models: small ones with random weights, written by timm itself, and their errors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import torch
 from torch.nn.functional import normalize
 
 from app.encoders import vision
-from app.encoders.base import Shelf, Spec
-from app.encoders.images import Limits
-from app.encoders.model_files import digest, find
+from app.encoders.base import EncoderSpec, ModelSources
+from app.encoders.images import ImageLimits
+from app.encoders.model_files import find_model, hash_files
 from app.encoders.torchvision_ops import make_importable
 from app.errors import (
     EncoderFailed,
@@ -105,12 +105,14 @@ def save(model, folder, data=None) -> None:
 
 
 def load(folder, name, device="cpu", **options):
-    return vision.load(Spec("timm", name, options=options), Shelf(folder=folder), device)
+    return vision.load(
+        EncoderSpec("timm", name, options=options), ModelSources(folder=folder), device
+    )
 
 
 @pytest.fixture
 def mine(folder, tmp_path):
-    """Writes the model `mine`, with the tiny ViT's files unless others are given; `tmp_path` is the models' folder."""
+    """Writes the model `mine` into the models' folder; its files default to a tiny ViT's."""
 
     def write(config=None, weights=None, *, source="vit", name="model.safetensors"):
         (tmp_path / "mine").mkdir()
@@ -135,12 +137,12 @@ def encode(encoder, images) -> torch.Tensor:
     return encoder.run(encoder.prepare(images, ROLE))
 
 
-# --- vectors --------------------------------------------------------------------------------------
+# Vectors
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_vectors_are_what_the_models_own_classifier_reads(folder, name):
-    """By timm alone: its loader, its transform, its features before the classifier."""
+def test_vectors_equal_the_classifiers_inputs(folder, name):
+    """Uses timm's own loader, transform and features before the classifier."""
     _, _, _, pooling = TINY[name]
     own = timm.create_model(f"local-dir:{folder / name}", pretrained=True).eval()
     transform = create_transform(**resolve_model_data_config(own), is_training=False)
@@ -162,14 +164,14 @@ def test_vectors_are_what_the_models_own_classifier_reads(folder, name):
 
 
 @pytest.mark.parametrize("name", ["resnet", "vit", "pair"])
-def test_an_image_alone_is_what_it_is_among_others(folder, name):
+def test_an_image_has_the_same_vector_alone_and_in_a_batch(folder, name):
     encoder = load(folder, name)
     alone = torch.cat([encode(encoder, [image]) for image in IMAGES])
     torch.testing.assert_close(alone, encode(encoder, IMAGES), atol=1e-5, rtol=1e-5)
     assert encode(encoder, []).shape == (0, encoder.dim)
 
 
-def test_a_pair_is_preprocessed_as_it_says(folder):
+def test_a_pair_uses_its_own_preprocessing(folder):
     model = timm.create_model("resnet10t", num_classes=0, **PAIR["create_model_kwargs"]).eval()
     model.load_state_dict(load_file(folder / "pair.safetensors"))
     grey = RNG.integers(0, 256, (28, 28), dtype=np.uint8)
@@ -183,27 +185,27 @@ def test_a_pair_is_preprocessed_as_it_says(folder):
     assert encoder.prepare(IMAGES, ROLE)[2].features.shape == (1, 32, 32)
 
 
-def test_a_model_of_one_channel_with_statistics_of_three_takes_their_mean(folder, mine):
+def test_one_channel_uses_the_mean_of_three_channels_statistics(folder, mine):
     config = config_of(folder, "grey")
     config["pretrained_cfg"].update(mean=[0.2, 0.3, 0.4], std=[0.3, 0.4, 0.5])
     vectors = encode(load(mine(config, source="grey"), "mine"), IMAGES)
     torch.testing.assert_close(vectors, encode(load(folder, "grey"), IMAGES), atol=1e-5, rtol=1e-5)
 
 
-def test_vectors_may_be_used_in_autograd(folder):
+def test_autograd_accepts_the_vectors(folder):
     vectors = encode(load(folder, "vit"), IMAGES)
     weight = torch.ones(vectors.shape[1], requires_grad=True)
     (vectors @ weight).sum().backward()
     assert torch.equal(weight.grad, vectors.sum(0))
 
 
-def test_an_item_says_what_it_costs(folder):
+def test_an_item_has_its_cost(folder):
     item = load(folder, "no-classifier").prepare(IMAGES[:1], ROLE)[0]
     assert (item.length, item.cost, item.tokens, item.truncated) == (64, 12, 0, False)
     assert load(folder, "grey").prepare(IMAGES[:1], ROLE)[0].cost == 3
 
 
-# --- options and identity -------------------------------------------------------------------------
+# Options and identity
 
 
 def test_options_change_the_vectors_and_the_identity(folder):
@@ -234,13 +236,13 @@ def test_more_dimensions_than_the_model_has_are_refused(folder):
     assert caught.value.field == "options.dim"
 
 
-def test_the_revision_is_that_of_the_files(folder, mine):
+def test_the_revision_is_the_files_digest(folder, mine):
     root = mine()
     (root / "mine" / "README.md").write_text("for people")
     revision = load(root, "mine").identity.revision
     assert revision == load(folder, "vit").identity.revision
-    pinned = Spec("timm", "mine", revision)
-    assert vision.load(pinned, Shelf(folder=root), "cpu").identity.revision == revision
+    pinned = EncoderSpec("timm", "mine", revision)
+    assert vision.load(pinned, ModelSources(folder=root), "cpu").identity.revision == revision
     weights = load_file(root / "mine" / "model.safetensors")
     save_file(
         {name: tensor + 1e-3 for name, tensor in weights.items()},
@@ -248,14 +250,14 @@ def test_the_revision_is_that_of_the_files(folder, mine):
     )
     assert load(root, "mine").identity.revision != revision
     with pytest.raises(EncoderUnavailable, match="revision") as caught:
-        vision.load(pinned, Shelf(folder=root), "cpu")
+        vision.load(pinned, ModelSources(folder=root), "cpu")
     assert caught.value.field == "revision"
 
 
-# --- bad inputs -----------------------------------------------------------------------------------
+# Bad inputs
 
 
-def test_texts_are_refused_by_their_rows(folder):
+def test_texts_are_rejected_by_row(folder):
     with pytest.raises(InvalidInput) as caught:
         load(folder, "vit").prepare([IMAGES[0], "a text", b"", "another"], ROLE)
     assert (caught.value.rows, caught.value.field) == ([1, 3], "inputs")
@@ -271,21 +273,23 @@ def test_all_wrong_images_are_named(folder):
     assert (len(caught.value.rows), caught.value.row_count) == (20, 50)
 
 
-def test_limits_hold_for_the_file_and_for_what_it_is_scaled_to(folder):
-    limits = Limits(pixels=50 * 50)
-    encoder = vision.load(Spec("timm", "vit"), Shelf(folder=folder), "cpu", limits=limits)
+def test_the_file_and_the_resized_image_have_limits(folder):
+    limits = ImageLimits(pixels=50 * 50)
+    encoder = vision.load(
+        EncoderSpec("timm", "vit"), ModelSources(folder=folder), "cpu", limits=limits
+    )
     assert len(encoder.prepare(IMAGES[:2], ROLE)) == 2
     with pytest.raises(ImageTooLarge) as caught:
         encoder.prepare([*IMAGES], ROLE)
     assert (caught.value.rows, caught.value.limit) == ([2], 2500)
-    # 1 x 600 is within 2,500 pixels; scaled to the model's shorter side it would be 35 x 21,000.
-    with pytest.raises(ImageTooLarge, match="elongated"):
+    # 1 x 600 has fewer than 2,500 pixels; resized for the model it would have 35 x 21,000.
+    with pytest.raises(ImageTooLarge, match="too long for its width"):
         encoder.prepare([png(Image.new("L", (600, 1)))], ROLE)
-    with pytest.raises(ImageTooLarge, match="elongated"):
+    with pytest.raises(ImageTooLarge, match="too long for its width"):
         load(folder, "vit").prepare([png(Image.new("1", (10_000_000, 1)))], ROLE)  # gigabytes
 
 
-def test_numbers_that_are_not_finite_are_no_answer(folder):
+def test_non_finite_vectors_are_an_error(folder):
     encoder = load(folder, "vit")
     items = encoder.prepare(IMAGES[:1], ROLE)
     items[0].features[0, 0, 0] = torch.inf
@@ -293,12 +297,12 @@ def test_numbers_that_are_not_finite_are_no_answer(folder):
         encoder.run(items)
 
 
-# --- models that cannot be had --------------------------------------------------------------------
+# Unavailable models
 
 
 def refused(folder, name, **shelf) -> EncoderUnavailable:
     with pytest.raises(EncoderUnavailable) as caught:
-        vision.load(Spec("timm", name), Shelf(folder=folder, **shelf), "cpu")
+        vision.load(EncoderSpec("timm", name), ModelSources(folder=folder, **shelf), "cpu")
     assert str(folder) not in caught.value.detail
     return caught.value
 
@@ -320,7 +324,7 @@ def refused(folder, name, **shelf) -> EncoderUnavailable:
         "x" * 5000,
     ],
 )
-def test_a_model_that_is_not_below_the_folder_is_refused_with_what_to_do(folder, tmp_path, name):
+def test_the_error_for_a_missing_model_says_what_to_do(folder, tmp_path, name):
     shelf = tmp_path / "shelf"
     (shelf / "inner").mkdir(parents=True)
     save(timm.create_model("resnet10t", channels=[8, 8, 8, 8], stem_width=8), tmp_path / "out")
@@ -332,10 +336,10 @@ def test_a_model_that_is_not_below_the_folder_is_refused_with_what_to_do(folder,
     assert "ANCHORAGE_MODELS_DIR" in error.detail
     assert "ANCHORAGE_HUB_MODELS" in error.detail
     with pytest.raises(EncoderUnavailable):
-        vision.load(Spec("timm", str(tmp_path / "out")), Shelf(folder=shelf), "cpu")
+        vision.load(EncoderSpec("timm", str(tmp_path / "out")), ModelSources(folder=shelf), "cpu")
 
 
-def test_a_link_out_of_the_folder_is_refused_in_a_model_too(folder, mine):
+def test_a_link_out_of_the_folder_is_rejected_inside_a_model(folder, mine):
     root = mine()
     weights = root / "mine" / "model.safetensors"
     weights.rename(root / "blob")
@@ -347,7 +351,7 @@ def test_a_link_out_of_the_folder_is_refused_in_a_model_too(folder, mine):
 
 
 def trap(where: Path) -> bytes:
-    """A pickle that makes a file when it is read."""
+    """A pickle that writes a file when it is loaded."""
     return f"cposix\nsystem\n(Vtouch {where}\ntR.".encode()
 
 
@@ -396,9 +400,9 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("argument", OTHERS)
-def test_arguments_that_would_load_something_else_are_refused(folder, mine, argument):
+def test_arguments_that_would_load_other_files_are_rejected(folder, mine, argument):
     config = changed(config_of(folder), ["model_args", argument], OTHERS[argument])
-    assert f"may not hold {argument}" in refused(mine(config), "mine").detail
+    assert f"may not contain {argument}" in refused(mine(config), "mine").detail
 
 
 @pytest.mark.parametrize(
@@ -425,24 +429,24 @@ def test_a_pair_that_does_not_fit_is_refused(folder, tmp_path, path, value):
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", "garbage", "[" * 100_000])
-def test_a_config_that_is_no_config_is_refused(mine, content):
+def test_an_invalid_config_is_rejected(mine, content):
     assert refused(mine(content, b""), "mine").field == "model"
 
 
-def test_weights_that_lack_one_are_refused(folder, mine):
+def test_missing_weights_are_rejected(folder, mine):
     weights = load_file(folder / "vit" / "model.safetensors")
     del weights["blocks.0.attn.qkv.weight"]
     assert refused(mine(weights=save_safetensors(weights)), "mine").field == "model"
 
 
-# --- the hub --------------------------------------------------------------------------------------
+# The hub
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
 def cached(folder, tmp_path, monkeypatch) -> Path:
-    """The hub's cache as its client lays it out, with one model of a past download, and no network."""
+    """The hub's cache with one downloaded model, and no network."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -455,26 +459,28 @@ def cached(folder, tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_a_model_fetched_before_is_found_without_a_network(cached, folder):
+def test_a_downloaded_model_needs_no_network(cached, folder):
     for revision in (None, "main", COMMIT):
         encoder = vision.load(
-            Spec("timm", "timm/tiny", revision), Shelf(hub=("other/*", "timm/*")), "cpu"
+            EncoderSpec("timm", "timm/tiny", revision),
+            ModelSources(hub=("other/*", "timm/*")),
+            "cpu",
         )
         assert encoder.identity.revision == COMMIT
     assert torch.equal(encode(encoder, IMAGES), encode(load(folder, "vit"), IMAGES))
 
 
-def test_a_folder_wins_over_the_hub(cached, folder):
+def test_a_folder_has_priority_over_the_hub(cached, folder):
     (cached / "models" / "timm").mkdir(parents=True)
     (cached / "models" / "timm" / "tiny").symlink_to(folder / "grey")
-    shelf = Shelf(folder=cached, hub=("timm/*",))
-    assert find(Spec("timm", "timm/tiny"), shelf)[1] == COMMIT
+    shelf = ModelSources(folder=cached, hub=("timm/*",))
+    assert find_model(EncoderSpec("timm", "timm/tiny"), shelf)[1] == COMMIT
     own = cached / "timm" / "tiny"
     own.mkdir(parents=True)
     (own / "config.json").write_text("{}")
-    assert find(Spec("timm", "timm/tiny"), shelf) == (
+    assert find_model(EncoderSpec("timm", "timm/tiny"), shelf) == (
         own.resolve(),
-        digest([own / "config.json"], own),
+        hash_files([own / "config.json"], own),
     )
 
 
@@ -491,18 +497,16 @@ def test_a_folder_wins_over_the_hub(cached, folder):
         ("-/-", None, ("*",)),
     ],
 )
-def test_what_the_operator_does_not_allow_or_nobody_fetched_is_refused(
-    cached, model, revision, hub
-):
+def test_a_model_neither_allowed_nor_downloaded_is_rejected(cached, model, revision, hub):
     with pytest.raises(EncoderUnavailable):
-        vision.load(Spec("timm", model, revision), Shelf(hub=hub), "cpu")
+        vision.load(EncoderSpec("timm", model, revision), ModelSources(hub=hub), "cpu")
 
 
-# --- torchvision ----------------------------------------------------------------------------------
+# Torchvision
 
 
-def test_torchvision_can_be_imported_beside_any_torch():
-    """In a process of its own, from many threads at once; what was found broken is no longer."""
+def test_torchvision_can_be_imported_with_any_torch():
+    """Imports in a separate process, from many threads at once."""
     script = """
 import sys, threading
 from app.encoders.torchvision_ops import make_importable

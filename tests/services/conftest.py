@@ -13,7 +13,7 @@ from app.services.anchors import anchor_sets
 from app.services.context import Services
 from app.settings import Settings
 from app.wiring import make_services
-from tests.services.helpers import PROJECT, create_encoder
+from tests.services.helpers import CONTEXT, create_encoder
 from tests.storage.helpers import delete_all
 
 
@@ -50,7 +50,7 @@ def stock() -> Callable[[Services], Services]:
             "a": torch.randn(12, 3, generator=draw),
             "b": torch.randn(12, 2, generator=draw),
         }
-        anchor_sets.create_anchor_set(services, PROJECT, name="s", embeddings=embeddings)
+        anchor_sets.create_anchor_set(services, CONTEXT, name="s", embeddings=embeddings)
         return services
 
     return stock

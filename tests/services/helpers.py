@@ -11,8 +11,9 @@ from torch import Tensor
 
 from app.services.context import Services
 from app.services.encoders import encoders
-from app.services.jobs import queue
+from app.services.jobs import runner
 from app.services.jobs.leases import Leases
+from app.services.request_context import RequestContext
 from app.settings import Settings
 from app.storage import tables
 from app.storage.blobs import ORPHAN_AGE_S
@@ -21,6 +22,7 @@ from app.wiring import make_services
 from workers.runners import RUNNERS
 
 PROJECT = "p"
+CONTEXT = RequestContext(PROJECT)
 
 
 def some(k: int, d: int, seed: int = 0) -> Tensor:
@@ -29,9 +31,9 @@ def some(k: int, d: int, seed: int = 0) -> Tensor:
 
 
 def create_encoder(
-    services: Services, name: str, dim: int, project: str = PROJECT
+    services: Services, name: str, dim: int, context: RequestContext = CONTEXT
 ) -> tables.EncoderRow:
-    return encoders.create_encoder(services, project, name=name, kind=EncoderKind.external, dim=dim)
+    return encoders.create_encoder(services, context, name=name, kind=EncoderKind.external, dim=dim)
 
 
 def again(services: Services, row: Any) -> Any:
@@ -50,13 +52,15 @@ def alter(services: Services, row: Any, **values: Any) -> None:
 
 def run(services: Services, job: tables.JobRow, **more: Any) -> tables.JobRow:
     """A worker's turn with the job, which is the only one."""
-    queue.run_next(services, RUNNERS, Leases(services), **more)
+    runner.run_next(services, RUNNERS, Leases(services), **more)
     row: tables.JobRow = again(services, job)
     return row
 
 
 def another_process(services: Services, **settings: Any) -> Services:
-    """The same deployment as another process sees it: the same database and blobs, its own memory."""
+    """The same deployment as another process sees it: the same database and blobs, its own
+    memory.
+    """
     places = {
         "data_dir": services.blobs.root.parent,
         "database_url": services.db.url.render_as_string(hide_password=False),

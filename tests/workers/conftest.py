@@ -21,6 +21,7 @@ from app.settings import Settings
 from app.storage import tables
 from app.types import EncoderKind
 from app.wiring import make_services, make_wakeup
+from tests.services.helpers import CONTEXT
 from workers.main import Worker
 
 PROJECT = "default"
@@ -49,12 +50,12 @@ class Deployment:
         draw = torch.Generator().manual_seed(0)
         row = bootstrapping.request_bootstrap(
             self.services,
-            PROJECT,
+            CONTEXT,
             name=name,
             source="a",
             target="b",
-            source_pool=pools.Given("source_pool", torch.randn(30, 4, generator=draw)),
-            target_pool=pools.Given("target_pool", torch.randn(30, 3, generator=draw)),
+            source_pool=pools.PoolInput("source_pool", torch.randn(30, 4, generator=draw)),
+            target_pool=pools.PoolInput("target_pool", torch.randn(30, 3, generator=draw)),
             seeds=[(0, 0), (1, 1), (2, 2)],
             method="paper",
             size=6,
@@ -67,7 +68,7 @@ class Deployment:
         for name, dim in dims.items():
             with suppress(NameTaken):
                 encoders.create_encoder(
-                    self.services, PROJECT, name=name, kind=EncoderKind.external, dim=dim
+                    self.services, CONTEXT, name=name, kind=EncoderKind.external, dim=dim
                 )
 
     def row(self, job_id: str) -> tables.JobRow:

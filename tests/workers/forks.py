@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from app.services.context import Services
-from app.services.jobs import queue
+from app.services.jobs import progress, runner
 from app.settings import Settings
 from app.storage import tables
 from workers.processes import work
@@ -25,8 +25,10 @@ from workers.runners import RUNNERS
 STEPS_OF_A_TRY = 20
 
 
-def iterate(services: Services, job: tables.JobRow, progress: queue.Progress) -> queue.Done:
-    """A chaotic sequence: a step that is left out or repeated changes every later number."""
+def iterate(
+    services: Services, job: tables.JobRow, progress: progress.Progress
+) -> runner.JobResult:
+    """A chaotic sequence with random draws: a step left out or done twice changes every number of its end."""
     hold, total = Path(job.arguments["hold"]), job.arguments["steps"]
     weights = torch.randn(50, 50, generator=torch.Generator().manual_seed(0))
     draws = torch.Generator().manual_seed(1)
@@ -46,10 +48,10 @@ def iterate(services: Services, job: tables.JobRow, progress: queue.Progress) ->
         progress(step, total, {"length": float(x.norm())})
         if hold.exists():
             time.sleep(0.005)  # somewhere here it is killed
-    return queue.Done({"x": x.tolist(), "begun": begun})
+    return runner.JobResult({"x": x.tolist(), "begun": begun})
 
 
-def die(services: Services, job: tables.JobRow, progress: queue.Progress) -> queue.Done:
+def die(services: Services, job: tables.JobRow, progress: progress.Progress) -> runner.JobResult:
     """Ends the thread that runs it."""
     sys.exit()
 
@@ -57,7 +59,7 @@ def die(services: Services, job: tables.JobRow, progress: queue.Progress) -> que
 def main() -> None:
     """Fork until the input ends."""
     RUNNERS.update(iterate=iterate, die=die)
-    queue.CHECKPOINT_EVERY_S, queue.CHECKPOINT_SHARE = 0.0, 0.5
+    progress.CHECKPOINT_EVERY_S, progress.CHECKPOINT_SHARE = 0.0, 0.5
     settings = Settings()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     for _ in sys.stdin:

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from app.main import create_app
 from app.maths.bootstrap.paper import PaperSettings as Bootstrap
-from app.services.jobs import queue
+from app.services.jobs import runner
 from app.settings import Settings
 from app.storage import blobs, tables
 from app.wiring import make_services
@@ -70,7 +70,7 @@ def settings(tmp_path):
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(queue, "BACKOFF_S", 0.01)
+    monkeypatch.setattr(runner, "JOB_BACKOFF_S", 0.01)
     monkeypatch.setattr(blobs, "RETRY_S", 0)
 
 
@@ -99,6 +99,6 @@ def test_what_an_earlier_process_left_is_taken_up_and_what_nobody_can_run_does_n
         assert (job.state, job.error["code"], job.attempts) == (
             "failed",
             "internal",
-            queue.ATTEMPTS,
+            runner.MOST_ATTEMPTS,
         )
         assert client.get("/readyz").json()["worker"] is True

@@ -13,12 +13,13 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import event, select
 
-from app.services.jobs import queue
-from app.services.jobs.queue import Done
+from app.services.jobs import submission
+from app.services.jobs.runner import JobResult
 from app.storage import tables
 from app.storage.queries import access, resources
 from app.types import JobState
 from app.wiring import make_wakeup
+from tests.services.helpers import CONTEXT
 from tests.waiting import until
 from workers import main as worker_main
 from workers.runners import RUNNERS
@@ -36,7 +37,7 @@ def encoders(deployment) -> list[str]:
 
 
 def submit(deployment, kind: str) -> str:
-    return queue.submit(deployment.services, PROJECT, kind, {}).id
+    return submission.submit_job(deployment.services, CONTEXT, kind, {}).id
 
 
 def ended(deployment, job_id: str) -> tables.JobRow:
@@ -46,7 +47,7 @@ def ended(deployment, job_id: str) -> tables.JobRow:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> str:
     """A kind of job that only ends."""
-    monkeypatch.setitem(RUNNERS, "quick", lambda *_: Done({}))
+    monkeypatch.setitem(RUNNERS, "quick", lambda *_: JobResult({}))
     return "quick"
 
 
@@ -68,10 +69,10 @@ def test_twenty_jobs_of_two_workers_all_succeed_once(deployment):
 def test_a_job_longer_than_a_lease_runs_once(deployment, monkeypatch):
     ran = []
 
-    def work(*_) -> Done:
+    def work(*_) -> JobResult:
         ran.append(1)
         time.sleep(2.5)  # no report on the way
-        return Done({})
+        return JobResult({})
 
     monkeypatch.setitem(RUNNERS, "long", work)
     for _ in range(2):
@@ -108,7 +109,7 @@ def test_jobs_are_run_while_redis_is_away_and_a_submission_does_not_wait_for_it(
     services = replace(without_redis.services, notify_workers=api.notify)
     without_redis.worker(redis_url=broken_redis).start()
     begun = time.monotonic()
-    ids = [queue.submit(services, PROJECT, quick, {}).id for _ in range(5)]
+    ids = [submission.submit_job(services, CONTEXT, quick, {}).id for _ in range(5)]
     submitted_s = time.monotonic() - begun
     for job_id in ids:
         assert ended(without_redis, job_id).attempts == 1
@@ -137,7 +138,7 @@ def test_an_idle_thread_looks_for_a_job_twice_a_second(without_redis):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_worker_one_of_whose_threads_has_died_says_so(without_redis, monkeypatch):
-    def die(*_) -> Done:
+    def die(*_) -> JobResult:
         sys.exit()
 
     monkeypatch.setitem(RUNNERS, "deadly", die)
@@ -166,11 +167,11 @@ def test_a_stop_hands_back_even_what_is_in_a_long_step_and_its_late_end_has_no_e
     monkeypatch.setattr(worker_main, "STOP_TIMEOUT_S", 0.2)
     begun, go_on, over = threading.Event(), threading.Event(), threading.Event()
 
-    def work(services, row, progress) -> Done:
+    def work(services, row, progress) -> JobResult:
         begun.set()
         go_on.wait(30)
         threading.Timer(0.5, over.set).start()
-        return Done({}, keep=lambda session: session.add(encoder("late")))
+        return JobResult({}, write=lambda session: session.add(encoder("late")))
 
     monkeypatch.setitem(RUNNERS, "stuck", work)
     worker = deployment.worker()
@@ -189,9 +190,9 @@ def test_a_stop_hands_back_even_what_is_in_a_long_step_and_its_late_end_has_no_e
 def test_a_worker_runs_as_many_jobs_at_once_as_it_has_threads(without_redis, monkeypatch):
     together = threading.Barrier(3)
 
-    def work(*_) -> Done:
+    def work(*_) -> JobResult:
         together.wait(30)  # all three are here, or nobody goes on
-        return Done({})
+        return JobResult({})
 
     monkeypatch.setitem(RUNNERS, "together", work)
     without_redis.worker(threads=3).start()

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from app.maths.geometry.space import COSINE_ROWS
-from app.types import repeats
+from app.types import repeated_positions
 
 #: On the scale of squared singular values of unit anchors: a single isolated anchor covers half of
 #: its direction.
@@ -164,7 +164,9 @@ def new_items(anchors: Float[Tensor, "k d"], pool: Float[Tensor, "n d"]) -> Bool
     """
     rows = [row.tobytes() for each in (anchors, pool) for row in each.contiguous().numpy()]
     new = torch.ones(len(pool), dtype=torch.bool)
-    new[[place - len(anchors) for place in repeats(rows) if place >= len(anchors)]] = False
+    new[[place - len(anchors) for place in repeated_positions(rows) if place >= len(anchors)]] = (
+        False
+    )
     return new
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from app.maths.geometry.space import COSINE_ROWS, Space
 from app.maths.geometry.spectrum import rank_and_condition
-from app.types import repeats
+from app.types import repeated_positions
 
 #: Two anchors whose |cos| is above 1 minus this have one direction.
 COLLINEAR_TOLERANCE = 1e-6
@@ -46,7 +46,7 @@ def examine(anchors: Float64[Tensor, "k d"], space: Space) -> Health:
     rank, condition = rank_and_condition(space.unit)
     at_mean = (space.unit.abs().amax(dim=1) == 0).nonzero().flatten().tolist()
     _, groups = torch.unique(anchors, dim=0, return_inverse=True)
-    duplicates = repeats(groups.tolist())
+    duplicates = repeated_positions(groups.tolist())
     lines = sorted(set(_collinear_with_earlier(space.unit)) - set(duplicates))
     return Health(
         rank=rank,

@@ -12,7 +12,7 @@ from torch import Tensor
 from app.errors import DegenerateAnchors, InvalidSeeds
 from app.maths.bootstrap.neighbours import Beat, no_beat
 from app.maths.geometry.space import check_vectors, directions_and_norms, row_norms
-from app.types import repeats
+from app.types import repeated_positions
 
 #: Numbers of a pool that are prepared between two beats.
 NUMBERS_PER_PIECE = 2**22
@@ -172,7 +172,7 @@ def check_pairs(seeds: list[tuple[int, int]], *, source: int, target: int) -> No
             rows=outside,
         )
     for side, name in enumerate(("source", "target")):
-        if rows := repeats(pair[side] for pair in seeds):
+        if rows := repeated_positions(pair[side] for pair in seeds):
             raise InvalidSeeds(
                 f"An item of the {name}'s pool may be in one seed only. Remove the repeated seeds.",
                 field="seeds",

@@ -1,4 +1,4 @@
-"""The audit log: one row for each write, in the transaction of the write."""
+"""The audit log: each write adds a row to it, in the transaction of the write."""
 
 from __future__ import annotations
 
@@ -7,32 +7,36 @@ from sqlalchemy.orm import Session
 from app.errors import (
     Conflict,
 )
-from app.services.context import origin
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import access
 
 
 def record_audit(
     session: Session,
-    project: str,
+    context: RequestContext,
     action: str,
     resource: str,
     name: str,
     row: tables.Owned | None = None,
 ) -> None:
-    """Write the audit row; `row` is what a creating request made. Raises Conflict when another try made it meanwhile."""
-    who = origin.get()
+    """Add the audit row of a write; `row` is the resource that a request creates.
+
+    Raises Conflict when another try of the same idempotent request has created it meanwhile.
+    """
     session.add(
         tables.AuditRow(
-            project=project,
+            project=context.project,
             action=action,
             resource=resource,
             name=name,
-            key_id=who.key_id,
-            origin=who.text,
+            key_id=context.key_id,
+            origin=context.origin,
         )
     )
-    if row is not None and who.claim is not None:
+    if row is not None and context.claim is not None:
         session.flush()
-        if not access.settle_request(session, *who.claim, made=row.id):
-            raise Conflict("another try of this request was faster")
+        if not access.settle_request(session, *context.claim, made=row.id):
+            raise Conflict(
+                "another try of this request has created the resource. Repeat the request to get it"
+            )

@@ -1,4 +1,4 @@
-"""Idempotent requests: a request that a client sends again returns what the first try made."""
+"""Idempotent requests: a repeated request returns what its first try created."""
 
 from __future__ import annotations
 
@@ -16,50 +16,54 @@ from app.errors import (
     RequestInProgress,
     ResourceGone,
 )
-from app.services.context import Repeat, Services, origin
+from app.services.context import Services
+from app.services.request_context import Repeat, RequestContext
 from app.storage import tables
 from app.storage.queries import access
 
-log = logging.getLogger("anchorage.writes")
+log = logging.getLogger("anchorage.idempotency")
 
-#: a try that has not ended by then was lost with its process, and another may make what it did not
+#: a try that takes longer was lost with its process, and another try may take over
 CLAIM_S = 60
 
-Made = TypeVar("Made", bound=tables.Owned)
+CreatedRow = TypeVar("CreatedRow", bound=tables.Owned)
 
 
 def idempotent(
-    services: Services, project: str, table: type[Made], make: Callable[[], Made]
-) -> Made:
-    """`make()`, or what an earlier request with this Idempotency-Key made.
+    services: Services,
+    context: RequestContext,
+    repeat: Repeat | None,
+    table: type[CreatedRow],
+    make: Callable[[RequestContext], CreatedRow],
+) -> CreatedRow:
+    """Return the row that `make` creates, or that an earlier request with the same key created.
 
-    A lost process cannot make it twice: what was made is noted in the transaction that makes it.
+    `make` gets the context to write with: its claim lets only one try of a request commit, so a
+    lost process cannot create a row twice. Without a key every request is carried out.
     Raises IdempotencyKeyReused, RequestInProgress, ResourceGone, and what `make` raises.
     """
-    who = origin.get()
-    if who.repeat is None:
-        return make()
-    claim = _claim(services, project, who.repeat)
+    if repeat is None:
+        return make(context)
+    claim = _claim(services, context.project, repeat)
     if isinstance(claim, str):
         return _recall(services, table, claim)
-    token = origin.set(replace(who, claim=claim))
     try:
-        row = make()
+        row = make(replace(context, claim=claim))
     except Exception:
         _release(services, claim)
         raise
-    finally:
-        origin.reset(token)
-    with services.db.transaction() as session:  # for a `make` that found its row made already
+    with services.db.transaction() as session:  # where `make` found an existing row
         access.settle_request(session, *claim, made=row.id)
     return row
 
 
 def _claim(services: Services, project: str, repeat: Repeat) -> tuple[str, str] | str:
-    """The claim of this try, or the row id of what an earlier try made."""
+    """Return the claim of this try, or the id of the row that an earlier try created."""
     claim = tables.new_id()
     until = tables.now() + timedelta(seconds=CLAIM_S)
-    busy = RequestInProgress("an earlier try of this request is still at work", retry_after_s=1)
+    busy = RequestInProgress(
+        "an earlier try of this request is still running. Try again in 1 s", retry_after_s=1
+    )
     with services.db.transaction() as session:
         row = access.idempotent_request(session, project, repeat.key)
         if row is None:
@@ -73,12 +77,13 @@ def _claim(services: Services, project: str, repeat: Repeat) -> tuple[str, str] 
             session.add(row)
             try:
                 session.flush()
-            except IntegrityError:  # a try of the same moment
+            except IntegrityError:  # another try was faster
                 raise busy from None
             return row.id, claim
         if row.fingerprint != repeat.fingerprint:
             raise IdempotencyKeyReused(
-                "this Idempotency-Key was used for another request", field="Idempotency-Key"
+                "this Idempotency-Key belongs to another request. Use a new key",
+                field="Idempotency-Key",
             )
         if row.made is not None:
             return row.made
@@ -90,19 +95,20 @@ def _claim(services: Services, project: str, repeat: Repeat) -> tuple[str, str] 
 
 
 def _release(services: Services, claim: tuple[str, str]) -> None:
-    """Forget a request that made nothing. A database that is away remembers it until its claim ends."""
+    """Forget a request that failed. While the database is away, its claim has to run out."""
     try:
         with services.db.transaction() as session:
             access.release_request(session, *claim)
     except DatabaseUnavailable as error:
-        log.warning("an idempotent request is remembered for %d s more: %s", CLAIM_S, error.detail)
+        log.warning("a failed request stays claimed for %d s: %s", CLAIM_S, error.detail)
 
 
-def _recall(services: Services, table: type[Made], row_id: str) -> Made:
+def _recall(services: Services, table: type[CreatedRow], row_id: str) -> CreatedRow:
     with services.db.transaction() as session:
         row = session.get(table, row_id)
     if row is None:
         raise ResourceGone(
-            "this request made something that has been deleted since; use a new Idempotency-Key to make it again"
+            "the resource that this request created has been deleted. Use a new Idempotency-Key "
+            "to create it again"
         )
     return row

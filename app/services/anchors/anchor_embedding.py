@@ -1,4 +1,4 @@
-"""Anchor sets from inputs: the items are encoded here, by one or more encoders, and kept, so that more encoders may follow."""
+"""Encodes the items of anchor sets, and stores them, so that encoders can be added later."""
 
 from __future__ import annotations
 
@@ -13,62 +13,78 @@ from app.encoders.base import Input
 from app.errors import AnchorCountMismatch, EmptyVectors, InputsNotStored, InvalidRequest
 from app.services.anchors import anchor_sets
 from app.services.context import Services
-from app.services.encoders.encoding import Inputs, encode, readable, spec_of
-from app.services.jobs.queue import Done, Progress, submit
+from app.services.encoders.encoding import Inputs, check_inputs, encode, spec_of
+from app.services.jobs.progress import Progress
+from app.services.jobs.runner import JobResult
+from app.services.jobs.submission import submit_job
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import InputRole, JobKind
 
 #: most encoders of one request
-MOST_ENCODERS = 64
+MOST_SET_ENCODERS = 64
 
 
 def create_from_inputs(
     services: Services,
-    project: str,
+    context: RequestContext,
     *,
     name: str,
     inputs: Inputs,
     encoders: Sequence[str],
     keep: bool,
 ) -> tables.AnchorSetRow:
-    """A new set, its items encoded now. Raises as `request_set`, and the errors of encoding."""
-    rows, inputs = _encoders(services, project, name, inputs, encoders)
-    made = _encode_set(services, project, name, inputs, rows, keep, lambda done, total: None)
+    """Create a set, and encode its items now.
+
+    Raises the errors of `request_anchor_set` and `encode`.
+    """
+    rows, inputs = _find_encoders(services, context.project, name, inputs, encoders)
+    row = _encode_set(services, context, name, inputs, rows, keep, lambda done, total: None)
     with services.db.transaction() as session:
-        anchor_sets.add_anchor_set(session, made)
-    return made
+        anchor_sets.add_anchor_set(session, context, row)
+    return row
 
 
-def request_set(
+def request_anchor_set(
     services: Services,
-    project: str,
+    context: RequestContext,
     *,
     name: str,
     inputs: Inputs,
     encoders: Sequence[str],
     keep: bool,
 ) -> tables.JobRow:
-    """The job that makes a new set, once everything is checked that can be. Raises NameTaken, EncoderNotFound, InvalidRequest,
-    EncoderNeedsVectors, and the errors of inputs that nobody could read.
+    """Check the request, and queue a job that creates the set.
+
+    Raises NameTaken, EncoderNotFound, InvalidRequest, EncoderNeedsVectors, EmptyVectors,
+    TooManyInputs, InputTooLong, InvalidInput, BadBase64, TooManyJobs, QueueFull.
     """
-    _, inputs = _encoders(services, project, name, inputs, encoders)
+    _, inputs = _find_encoders(services, context.project, name, inputs, encoders)
     arguments = {"anchor_set": name, "new": True, "encoders": list(encoders), "keep": keep}
-    return _submit(services, project, arguments, inputs)
+    return _submit(services, context, arguments, inputs)
 
 
-def add_encoded(
-    services: Services, project: str, *, anchor_set: str, encoder: str, inputs: Inputs | None
+def add_from_inputs(
+    services: Services,
+    context: RequestContext,
+    *,
+    anchor_set: str,
+    encoder: str,
+    inputs: Inputs | None,
 ) -> tables.AnchorSetRow:
-    """An encoder's embeddings of a set, of the inputs or else of those that the set has kept, encoded now.
+    """Add an encoder's embeddings to a set, encoded now from the inputs or from the stored ones.
 
-    Raises the not-found errors, EmbeddingsExist, InputsNotStored, AnchorCountMismatch, and the errors of encoding.
+    Raises the not-found errors, EmbeddingsExist, InputsNotStored, AnchorCountMismatch, and the
+    errors of `encode`.
     """
-    set_row, encoder_row, ready = _addition(services, project, anchor_set, encoder, inputs)
-    vectors = encode(services, encoder_row, ready.values, role=ready.role).vectors
+    set_row, encoder_row, ready = _check_addition(
+        services, context.project, anchor_set, encoder, inputs
+    )
+    vectors = encode(services, context, encoder_row, ready.values, role=ready.role).vectors
     return anchor_sets.add_embeddings(
         services,
-        project,
+        context,
         anchor_set=set_row.name,
         encoder=encoder,
         vectors=vectors,
@@ -78,43 +94,53 @@ def add_encoded(
 
 
 def request_addition(
-    services: Services, project: str, *, anchor_set: str, encoder: str, inputs: Inputs | None
+    services: Services,
+    context: RequestContext,
+    *,
+    anchor_set: str,
+    encoder: str,
+    inputs: Inputs | None,
 ) -> tables.JobRow:
-    """The job that adds an encoder's embeddings to a set. Raises as `add_encoded`, as far as can be known before."""
-    _, _, ready = _addition(services, project, anchor_set, encoder, inputs)
+    """Check the request, and queue a job that adds an encoder's embeddings to a set.
+
+    Raises the errors of `add_from_inputs` that need no encoding, TooManyJobs, QueueFull.
+    """
+    _, _, ready = _check_addition(services, context.project, anchor_set, encoder, inputs)
     return _submit(
-        services, project, {"anchor_set": anchor_set, "new": False, "encoders": [encoder]}, ready
+        services, context, {"anchor_set": anchor_set, "new": False, "encoders": [encoder]}, ready
     )
 
 
-def run_embed(services: Services, job: tables.JobRow, progress: Progress) -> Done:
-    """The job itself; on success the set exists, or has the new embeddings."""
-    arguments = job.arguments
+def run_embed(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
+    """Run the job: create the set, or add embeddings to it."""
+    arguments, context = job.arguments, RequestContext.of_job(job)
     inputs = read_inputs(services, arguments["blobs"]["inputs"], of="this job")
 
     if arguments["new"]:
-        rows, inputs = _encoders(
+        rows, inputs = _find_encoders(
             services, job.project, arguments["anchor_set"], inputs, arguments["encoders"]
         )
-        made = _encode_set(
+        row = _encode_set(
             services,
-            job.project,
+            context,
             arguments["anchor_set"],
             inputs,
             rows,
             arguments["keep"],
             progress,
         )
-        return Done(
-            _result(made, arguments), keep=lambda session: anchor_sets.add_anchor_set(session, made)
+        return JobResult(
+            _describe_result(row, arguments),
+            write=lambda session: anchor_sets.add_anchor_set(session, context, row),
         )
     [encoder] = arguments["encoders"]
-    set_row, encoder_row = anchor_sets.set_and_encoder(
+    set_row, encoder_row = anchor_sets.find_set_and_encoder(
         services, job.project, anchor_set=arguments["anchor_set"], encoder=encoder
     )
     total = len(inputs.values)
     vectors = encode(
         services,
+        context,
         encoder_row,
         inputs.values,
         role=inputs.role,
@@ -123,14 +149,14 @@ def run_embed(services: Services, job: tables.JobRow, progress: Progress) -> Don
     space = anchor_sets.build_space(
         services, job.project, encoder_row, vectors, size=set_row.size, field="inputs"
     )
-    return Done(
-        _result(set_row, arguments),
-        keep=lambda session: anchor_sets.add_space(session, set_row, space),
+    return JobResult(
+        _describe_result(set_row, arguments),
+        write=lambda session: anchor_sets.add_space(session, context, set_row, space),
     )
 
 
 def write_inputs(services: Services, inputs: Inputs) -> str:
-    """Keep inputs as a blob, and return its content hash."""
+    """Store inputs as a blob, and return its hash. Raises StorageUnavailable."""
     files = [value.encode() if isinstance(value, str) else value for value in inputs.values]
     joined = bytearray(b"".join(files))
     return services.blobs.put(
@@ -146,24 +172,26 @@ def write_inputs(services: Services, inputs: Inputs) -> str:
 
 
 def read_inputs(services: Services, blob: str, *, of: str) -> Inputs:
-    """The inputs of a blob, and what they are to a search. Raises BlobMissing, naming its owner `of`, and StorageUnavailable."""
-    kept = services.blobs.get(blob, of=of)
-    joined, ends = kept["bytes"].numpy().tobytes(), [0, *kept["ends"].tolist()]
+    """Return the inputs of a blob. Raises BlobMissing, which names the owner `of`,
+    StorageUnavailable.
+    """
+    stored = services.blobs.get(blob, of=of)
+    joined, ends = stored["bytes"].numpy().tobytes(), [0, *stored["ends"].tolist()]
     files = [joined[start:end] for start, end in pairwise(ends)]
     values: list[Input] = [
         file.decode() if text else file
-        for file, text in zip(files, kept["are_text"].tolist(), strict=True)
+        for file, text in zip(files, stored["are_text"].tolist(), strict=True)
     ]
-    return Inputs(values, InputRole.query if bool(kept["are_queries"]) else InputRole.document)
+    return Inputs(values, InputRole.query if bool(stored["are_queries"]) else InputRole.document)
 
 
-def _encoders(
+def _find_encoders(
     services: Services, project: str, name: str, inputs: Inputs, encoders: Sequence[str]
 ) -> tuple[list[tables.EncoderRow], Inputs]:
-    """The encoders' rows, and the inputs as they read them."""
-    if not encoders or len(set(encoders)) < len(encoders) or len(encoders) > MOST_ENCODERS:
+    """Return the encoders' rows, and the inputs as they read them."""
+    if not encoders or len(set(encoders)) < len(encoders) or len(encoders) > MOST_SET_ENCODERS:
         raise InvalidRequest(
-            f"expected 1 to {MOST_ENCODERS} encoders, and each once", field="encoders"
+            f"expected 1 to {MOST_SET_ENCODERS} different encoders", field="encoders"
         )
     if not inputs.values:
         raise EmptyVectors("expected at least one input", field="inputs")
@@ -176,77 +204,86 @@ def _encoders(
     values = inputs.values
     for row in rows:
         spec_of(row)
-        values = readable(row, values, limits=services.limits, field="inputs")
+        values = check_inputs(row, values, limits=services.limits, field="inputs")
     return rows, Inputs(values, inputs.role)
 
 
 def _encode_set(
     services: Services,
-    project: str,
+    context: RequestContext,
     name: str,
     inputs: Inputs,
     encoders: Sequence[tables.EncoderRow],
     keep: bool,
-    tell: Callable[[int, int], None],
+    on_progress: Callable[[int, int], None],
 ) -> tables.AnchorSetRow:
-    """The row of the new set, not yet in any session; tells how many inputs of all encoders are done."""
+    """Encode the items; return the row of the new set, not yet in a session.
+
+    on_progress  called with the inputs of all encoders that are done, and all
+    """
     count = len(inputs.values)
     embeddings: dict[str, Tensor] = {}
     for place, row in enumerate(encoders):
         before = place * count
         done = encode(
             services,
+            context,
             row,
             inputs.values,
             role=inputs.role,
-            on_progress=lambda done, before=before: tell(before + done, count * len(encoders)),  # type: ignore[misc]
+            on_progress=lambda done, before=before: on_progress(
+                before + done, count * len(encoders)
+            ),  # type: ignore[misc]
         )
         embeddings[row.name] = done.vectors
-    kept = write_inputs(services, inputs) if keep else None
+    stored = write_inputs(services, inputs) if keep else None
     made_by = {row.name: row.id for row in encoders}
     return anchor_sets.build_anchor_set(
-        services, project, name=name, embeddings=embeddings, inputs=kept, made_by=made_by
+        services, context.project, name=name, embeddings=embeddings, inputs=stored, made_by=made_by
     )
 
 
-def _addition(
+def _check_addition(
     services: Services, project: str, anchor_set: str, encoder: str, inputs: Inputs | None
 ) -> tuple[tables.AnchorSetRow, tables.EncoderRow, Inputs]:
-    set_row, encoder_row = anchor_sets.set_and_encoder(
+    set_row, encoder_row = anchor_sets.find_set_and_encoder(
         services, project, anchor_set=anchor_set, encoder=encoder
     )
     if inputs is None:
         if set_row.inputs is None:
             raise InputsNotStored(
-                f"anchor set {anchor_set!r} keeps no inputs: send vectors or inputs, in the order of its items",
+                f"anchor set {anchor_set!r} stores no inputs. Send vectors or inputs, in the "
+                "order of its items",
                 field="inputs",
             )
         inputs = read_inputs(services, set_row.inputs, of=f"anchor set {set_row.name!r}")
     if len(inputs.values) != set_row.size:
         raise AnchorCountMismatch(
-            f"the set has {set_row.size} anchors, these are {len(inputs.values)}", field="inputs"
+            f"the set has {set_row.size} anchors, and the request {len(inputs.values)} inputs. "
+            "Send one for each anchor",
+            field="inputs",
         )
     spec_of(encoder_row)
     return (
         set_row,
         encoder_row,
         Inputs(
-            readable(encoder_row, inputs.values, limits=services.limits, field="inputs"),
+            check_inputs(encoder_row, inputs.values, limits=services.limits, field="inputs"),
             inputs.role,
         ),
     )
 
 
 def _submit(
-    services: Services, project: str, arguments: dict[str, Any], inputs: Inputs
+    services: Services, context: RequestContext, arguments: dict[str, Any], inputs: Inputs
 ) -> tables.JobRow:
-    return submit(
+    return submit_job(
         services,
-        project,
+        context,
         JobKind.embed,
         {**arguments, "blobs": {"inputs": write_inputs(services, inputs)}},
     )
 
 
-def _result(row: tables.AnchorSetRow, arguments: dict[str, Any]) -> dict[str, Any]:
+def _describe_result(row: tables.AnchorSetRow, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"anchor_set": row.name, "size": row.size, "encoders": arguments["encoders"]}

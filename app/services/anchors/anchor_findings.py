@@ -1,4 +1,4 @@
-"""What is wrong with an anchor set, in words that say what to do. docs/anchor-sets.md describes each code."""
+"""Finds problems of an anchor set, and says what to do. docs/anchor-sets.md has the codes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.maths.anchors.mismatch import Comparison, Suspect
 from app.maths.anchors.value_facts import ValueFacts
 from app.maths.quality.crossfit import FEWEST_DISTINCT
 
-Code = Literal[
+FindingCode = Literal[
     "unrelated-spaces",
     "mismatched-rows",
     "too-few-anchors",
@@ -32,21 +32,25 @@ Severity = Literal["error", "warning", "info"]
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
-#: what the others reach of the usual anchor: at less, new items like them will be translated badly (benchmarks/suggestions.py)
+#: coverage below which new items translate badly (benchmarks/suggestions.py)
 LOW_COVERAGE = 0.5
 
-#: fewer anchors than this share of the dimension leave most of its directions unknown
-FEW = 0.25
+#: a set with fewer anchors than this share of the dimension gets a warning
+FEW_ANCHORS_SHARE = 0.25
 
-#: where this share of the mismatched rows, and so many at least, fit the rows equally far away, rows are shifted
-SHIFTED, FEWEST_SHIFTED = 0.3, 5
+#: rows count as shifted when this share of the mismatched rows, and this many, fit at one offset
+SHIFTED_SHARE, FEWEST_SHIFTED_ROWS = 0.3, 5
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong. rows: the first of `count`; encoders: whose embeddings it is about."""
+class AnchorFinding:
+    """A problem of an anchor set.
 
-    code: Code
+    encoders  the encoders of the embeddings
+    rows      the first of `count` rows
+    """
+
+    code: FindingCode
     severity: Severity
     detail: str
     encoders: list[str] = field(default_factory=list)
@@ -56,7 +60,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class SpaceFacts:
-    """What is known of one space; health as the space's row has it."""
+    """Measures of one space; `health` is that of the space's row."""
 
     encoder: str
     dim: int
@@ -69,181 +73,194 @@ class SpaceFacts:
 
 @dataclass(frozen=True)
 class PairFacts:
-    """What is known of two spaces."""
+    """The comparison of two spaces."""
 
     encoders: list[str]
     comparison: Comparison
     rows_read: int
 
 
-def lint(
+def find_problems(
     spaces: Sequence[SpaceFacts],
     pairs: Sequence[PairFacts],
     *,
     spaces_left_out: int,
     pairs_left_out: int,
-) -> list[Finding]:
-    """What is wrong, the worst first."""
-    found = [finding for pair in pairs for finding in _of_pair(pair)]
-    found += [
+) -> list[AnchorFinding]:
+    """Return the problems, the worst first."""
+    findings = [finding for pair in pairs for finding in _check_pair(pair)]
+    findings += [
         finding
         for space in spaces
-        for finding in (*_of_size(space), *_of_rows(space), *_of_numbers(space))
+        for finding in (*_check_size(space), *_check_rows(space), *_check_numbers(space))
     ]
-    found += _of_all(spaces)
-    found += _left_out(spaces, pairs, spaces_left_out, pairs_left_out)
-    return sorted(found, key=lambda each: SEVERITIES.index(each.severity))
+    findings += _check_all(spaces)
+    findings += _check_left_out(spaces, pairs, spaces_left_out, pairs_left_out)
+    return sorted(findings, key=lambda each: SEVERITIES.index(each.severity))
 
 
-def _of_pair(pair: PairFacts) -> Iterator[Finding]:
+def _check_pair(pair: PairFacts) -> Iterator[AnchorFinding]:
     x, y = pair.encoders
     if pair.comparison.verdict == "unrelated":
-        words = f"rows of {x} and {y} agree no more than shuffled rows would: "
+        text = f"rows of {x} and {y} agree no more than shuffled rows: "
         if pair.comparison.shift:
-            words += f"but those of {x} agree with the rows of {y} {_places(pair.comparison.shift)}. Shift one side by one"
+            place = _describe_offset(pair.comparison.shift)
+            text += f"but rows of {x} agree with the rows of {y} {place}. Shift one side"
         else:
-            words += "they are not the same items in the same order, or the two encoders have nothing in common. Look at how the "
-            words += "vectors were matched, and make a new set"
-        yield Finding("unrelated-spaces", "error", words, pair.encoders)
+            text += "they are not the same items in the same order, or the encoders are unrelated. "
+            text += "Check how the vectors were matched, and create a new set"
+        yield AnchorFinding("unrelated-spaces", "error", text, pair.encoders)
     suspects = pair.comparison.suspects
     if suspects:
-        words = (
-            f"rows that are probably not the same item in {x} and {y}: the other rows say so in both directions. Look at these "
-            "items, and at those that `fits` names"
+        text = (
+            f"these rows are probably different items in {x} and {y}: translators of the other "
+            "rows miss them in both directions. Check these items, and those that `fits` names"
         )
-        offset, count = _common_offset(suspects)
+        offset, count = _find_common_offset(suspects)
         if count:
-            words += f"; {count} of them fit the row {_places(offset)}: one is missing or doubled on one side"
+            place = _describe_offset(offset)
+            text += f". {count} of them fit the row {place}: one side lacks an item, or repeats one"
         rows = sorted(each.row for each in suspects)
-        yield Finding(
-            "mismatched-rows", "error", words, pair.encoders, rows[:MOST_LISTED_ROWS], len(rows)
+        yield AnchorFinding(
+            "mismatched-rows", "error", text, pair.encoders, rows[:MOST_LISTED_ROWS], len(rows)
         )
 
 
-def _common_offset(suspects: Sequence[Suspect]) -> tuple[int, int]:
-    """How far away the row is that most suspects fit, and how many do; 0 where it says nothing, as of neighbours exchanged."""
+def _find_common_offset(suspects: Sequence[Suspect]) -> tuple[int, int]:
+    """The offset of the row that most suspects fit, and how many of them fit there.
+
+    0 suspects when the offset means nothing, as for exchanged neighbours.
+    """
     offsets = Counter(each.fits - each.row for each in suspects)
     [(offset, count)] = offsets.most_common(1)
-    telling = count >= max(FEWEST_SHIFTED, SHIFTED * len(suspects)) and count > 2 * offsets[-offset]
-    return offset, count if telling else 0
+    is_common = (
+        count >= max(FEWEST_SHIFTED_ROWS, SHIFTED_SHARE * len(suspects))
+        and count > 2 * offsets[-offset]
+    )
+    return offset, count if is_common else 0
 
 
-def _places(offset: int) -> str:
+def _describe_offset(offset: int) -> str:
     return f"{abs(offset)} further {'down' if offset > 0 else 'up'}"
 
 
-def _of_size(space: SpaceFacts) -> Iterator[Finding]:
+def _check_size(space: SpaceFacts) -> Iterator[AnchorFinding]:
     if space.size <= space.dim or space.size < FEWEST_DISTINCT:
-        few = space.size < max(FEWEST_DISTINCT, FEW * space.dim)
-        yield Finding(
+        is_few = space.size < max(FEWEST_DISTINCT, FEW_ANCHORS_SHARE * space.dim)
+        rank = space.health["rank"]
+        yield AnchorFinding(
             "too-few-anchors",
-            "warning" if few else "info",
-            f"{space.size} anchors span {space.health['rank']} of {space.dim} dimensions: what lies in the others is lost. "
-            + (
-                "Add anchors; POST .../suggest says which"
-                if few
-                else "More anchors translate better; POST .../suggest says which"
-            ),
+            "warning" if is_few else "info",
+            f"{space.size} anchors span {rank} of {space.dim} dimensions"
+            + ("" if rank == space.dim else "; a translation loses the others")
+            + (". Add anchors" if is_few else ". More anchors translate better")
+            + ": POST .../suggest names some",
             [space.encoder],
         )
     if space.size >= FEWEST_DISTINCT and space.coverage.left_out < LOW_COVERAGE:
-        yield Finding(
+        yield AnchorFinding(
             "low-coverage",
             "warning",
-            f"the other anchors reach {space.coverage.left_out:.0%} of the usual anchor, and will reach as little of new items "
-            "like these. Add anchors of the kind that will be translated; POST .../suggest says which",
+            f"the other anchors explain {space.coverage.left_out:.0%} of an average anchor, and "
+            "as little of new items like them. Add anchors like the items to translate: POST "
+            ".../suggest names some",
             [space.encoder],
         )
 
 
-def _of_rows(space: SpaceFacts) -> Iterator[Finding]:
-    said: dict[Code, tuple[str, str]] = {
+def _check_rows(space: SpaceFacts) -> Iterator[AnchorFinding]:
+    texts: dict[FindingCode, tuple[str, str]] = {
         "duplicates": (
             "duplicates",
-            "anchors that equal an earlier one and add nothing: replace them",
+            "these anchors equal an earlier one and add nothing. Replace them",
         ),
         "collinear": (
             "collinear",
-            "anchors on the line of an earlier one through the mean, which add next to nothing: replace them",
+            "these anchors lie on the line through the mean and an earlier anchor, and add almost "
+            "nothing. Replace them",
         ),
         "at-mean": (
             "at_mean",
-            "anchors that equal the mean of all: they have no direction and add nothing, replace them",
+            "these anchors equal the mean of all anchors: they have no direction and add nothing. "
+            "Replace them",
         ),
     }
-    for code, (name, words) in said.items():
+    for code, (name, text) in texts.items():
         rows, count = space.health[name], space.health[f"{name.removesuffix('s')}_count"]
         assert isinstance(rows, list)
         assert isinstance(count, int)
         if count:
-            yield Finding(code, "warning", words, [space.encoder], rows[:MOST_LISTED_ROWS], count)
+            yield AnchorFinding(
+                code, "warning", text, [space.encoder], rows[:MOST_LISTED_ROWS], count
+            )
     outliers = space.numbers.outliers
     if outliers:
-        yield Finding(
+        yield AnchorFinding(
             "outliers",
             "warning",
-            "anchors much longer or shorter than the others, or nearer to the mean or farther from it: look whether they are "
-            "empty, cut off, or another encoder's",
+            "these anchors differ from the others in length or in distance from the mean. Check "
+            "whether their items are empty or cut off, or their vectors another encoder's",
             [space.encoder],
             sorted(each.row for each in outliers)[:MOST_LISTED_ROWS],
             len(outliers),
         )
 
 
-def _of_numbers(space: SpaceFacts) -> Iterator[Finding]:
+def _check_numbers(space: SpaceFacts) -> Iterator[AnchorFinding]:
     if space.numbers.precision == "half":
-        yield Finding(
+        yield AnchorFinding(
             "half-precision",
             "info",
-            "every number is one of half precision. It costs translation next to nothing; to compare vectors with those of the "
-            "encoder itself, allow for 3e-4 (float16) or 2e-3 (bfloat16) of their length",
+            "all numbers have half precision, which costs a translation almost nothing. To "
+            "compare vectors with the encoder's own, allow for 3e-4 (float16) or 2e-3 (bfloat16) "
+            "of their length",
             [space.encoder],
         )
     if space.numbers.precision == "quantised":
-        yield Finding(
+        yield AnchorFinding(
             "quantised",
             "info",
-            "the numbers have at most 256 different values: they are quantised, for an index perhaps. Send the encoder's own "
-            "vectors",
+            "the numbers have at most 256 different values: they are quantised, perhaps for an "
+            "index. Send the encoder's own vectors",
             [space.encoder],
         )
 
 
-def _of_all(spaces: Sequence[SpaceFacts]) -> Iterator[Finding]:
+def _check_all(spaces: Sequence[SpaceFacts]) -> Iterator[AnchorFinding]:
     if len(spaces) == 1:
-        yield Finding(
+        yield AnchorFinding(
             "one-encoder",
             "info",
-            "one encoder has embedded this set: there is nothing to translate to. PUT .../embeddings/{encoder} adds another",
+            "one encoder has embedded this set; a translation needs two. "
+            "PUT .../embeddings/{encoder} adds another",
             [spaces[0].encoder],
         )
     others = [space.encoder for space in spaces if not space.numbers.normalised]
     if others and len(others) < len(spaces):
-        yield Finding(
+        yield AnchorFinding(
             "not-normalised",
             "info",
-            "some spaces have vectors of length 1 and these have not. Translated vectors are about as long as the target's "
-            "anchors: compare them by cosine, or normalise them, and say keep_norms where lengths mean something",
+            "some spaces have vectors of length 1, and these have not. Translated vectors are "
+            "about as long as the target's anchors. Compare them by cosine, or normalise them; "
+            "set `keep_norms` if lengths have a meaning",
             others,
         )
 
 
-def _left_out(
+def _check_left_out(
     spaces: Sequence[SpaceFacts],
     pairs: Sequence[PairFacts],
     spaces_left_out: int,
     pairs_left_out: int,
-) -> Iterator[Finding]:
+) -> Iterator[AnchorFinding]:
     parts = []
     if spaces_left_out:
-        parts.append(f"{spaces_left_out} spaces were not looked at")
+        parts.append(f"{spaces_left_out} spaces were not examined")
     if pairs_left_out:
         parts.append(f"{pairs_left_out} pairs of spaces were not compared")
     if any(each.rows_read < each.size for each in spaces) or any(
         each.rows_read < spaces[0].size for each in pairs
     ):
-        parts.append(
-            "of some, `rows_read` anchors, drawn at random, were read for coverage and comparison"
-        )
+        parts.append("coverage and comparisons used `rows_read` random anchors of some spaces")
     if parts:
-        yield Finding("partly-read", "info", f"the set is large: {'; '.join(parts)}")
+        yield AnchorFinding("partly-read", "info", f"the set is large: {'; '.join(parts)}")

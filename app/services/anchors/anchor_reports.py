@@ -1,4 +1,4 @@
-"""What an anchor set is worth: a report with findings, and which items to add next."""
+"""Reports the quality of an anchor set, and suggests items to add."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ from app.maths.geometry.sampling import draw_uniformly
 from app.maths.geometry.space import fit_space, normalise
 from app.services import incoming
 from app.services.anchors import spaces
-from app.services.anchors.anchor_findings import Finding, PairFacts, SpaceFacts, lint
+from app.services.anchors.anchor_findings import AnchorFinding, PairFacts, SpaceFacts, find_problems
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs, encode
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 
-#: spaces and pairs of spaces of one report
+#: most spaces, and pairs of spaces, of one report
 MOST_SPACES, MOST_PAIRS = 16, 15
 
-#: multiplications of all spaces of a report, of all its pairs, and of suggestions: each about two seconds of one core
+#: most multiplications for the spaces of a report, for its pairs, and for suggestions: each about
+#: two seconds of one core
 SPACE_WORK, PAIR_WORK, POOL_WORK = 2**33, 2**33, 2**34
 
-#: items of one suggestion
+#: most items of one suggestion
 MOST_SUGGESTED = 1_000
 
 
 @dataclass(frozen=True)
-class Report:
-    """An anchor set looked at; the spaces and pairs that were left out are counted."""
+class AnchorReport:
+    """The measures and findings of an anchor set, and how many spaces and pairs were left out."""
 
     anchor_set: str
     size: int
@@ -40,15 +42,18 @@ class Report:
     spaces_left_out: int
     pairs: list[PairFacts]
     pairs_left_out: int
-    findings: list[Finding]
+    findings: list[AnchorFinding]
 
 
 @dataclass(frozen=True)
-class Suggested:
-    """rows       of the pool, the best first, and their gains in mean coverage of the pool
-    before     mean coverage of the pool by the anchors, and `after`, with these rows
-    known      how many rows of the pool equal an anchor or an earlier row: they are not suggested
-    rows_read  how many anchors were looked at
+class SuggestedRows:
+    """Rows of a pool to add to an anchor set.
+
+    rows, gains    the best first, and by how much each raises the pool's mean coverage
+    before, after  the pool's mean coverage by the anchors, without and with these rows
+    pool           the size of the pool
+    known          rows that equal an anchor or an earlier row: they are never suggested
+    rows_read      the anchors that were read
     """
 
     rows: list[int]
@@ -60,77 +65,88 @@ class Suggested:
     rows_read: int
 
 
-def report(services: Services, project: str, name: str) -> Report:
-    """Look at a set: equal sets have equal reports. Raises AnchorSetNotFound, StorageUnavailable, Overloaded."""
+def report_anchor_set(services: Services, project: str, name: str) -> AnchorReport:
+    """Examine a set. Equal sets have equal reports.
+
+    Raises AnchorSetNotFound, StorageUnavailable, Overloaded.
+    """
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.AnchorSetRow, project, name)
-        every = list(row.spaces)
-    rows = every[:MOST_SPACES]
+        spaces_of_set = list(row.spaces)
+    rows = spaces_of_set[:MOST_SPACES]
     pairs = list(islice(combinations(rows, 2), MOST_PAIRS))
-    pairs_left_out = comb(len(every), 2) - len(pairs)
+    pairs_left_out = comb(len(spaces_of_set), 2) - len(pairs)
     with services.fitting():
         space_facts = [
-            _look_at(services, space, row.size, work=SPACE_WORK // len(rows)) for space in rows
+            _examine(services, space, row.size, work=SPACE_WORK // len(rows)) for space in rows
         ]
         pair_facts = [_compare(services, x, y, work=PAIR_WORK // len(pairs)) for x, y in pairs]
-    findings = lint(
+    findings = find_problems(
         space_facts,
         pair_facts,
-        spaces_left_out=len(every) - len(rows),
+        spaces_left_out=len(spaces_of_set) - len(rows),
         pairs_left_out=pairs_left_out,
     )
-    return Report(
+    return AnchorReport(
         row.name,
         row.size,
         space_facts,
-        len(every) - len(rows),
+        len(spaces_of_set) - len(rows),
         pair_facts,
         pairs_left_out,
         findings,
     )
 
 
-def suggest(
+def suggest_items(
     services: Services,
-    project: str,
+    context: RequestContext,
     *,
     anchor_set: str,
     encoder: str,
     pool: Tensor | None,
     inputs: Inputs | None,
     count: int,
-) -> Suggested:
-    """Which items of a pool to add, by one encoder's vectors of them: the client's, or made of the inputs now.
+) -> SuggestedRows:
+    """Return the items of a pool, given as vectors or inputs, that raise its coverage most.
 
-    Raises the not-found errors, AnchorsNotEmbedded, NotExactlyOne, TooManyVectors, the vector errors, DegenerateAnchors,
-    Overloaded, and as `encode`.
+    Raises the not-found errors, AnchorsNotEmbedded, NotExactlyOne, TooManyVectors, the vector
+    errors, DegenerateAnchors, Overloaded, and the errors of `encode`.
     """
-    space = space_of(services, project, anchor_set=anchor_set, encoder=encoder)
+    space = find_space(services, context.project, anchor_set=anchor_set, encoder=encoder)
     if (pool is None) == (inputs is None):
-        raise NotExactlyOne("send exactly one of pool and inputs", field="pool")
+        raise NotExactlyOne("send exactly one of `pool` and `inputs`", field="pool")
     anchors = spaces.raw_anchors(services, space)
-    read = min(len(anchors), rows_within(POOL_WORK // 2, anchors.shape[1]))
+    row_count = min(len(anchors), most_rows_within(POOL_WORK // 2, anchors.shape[1]))
     if pool is not None:
-        _check_pool(len(pool), anchors, read, "pool")
+        _check_pool_size(len(pool), anchors, row_count, "pool")
         vectors = incoming.checked_vectors(
             pool, field="pool", limits=services.limits, dim=anchors.shape[1]
         )
     else:
         assert inputs is not None
-        _check_pool(len(inputs.values), anchors, read, "inputs")
-        vectors = encode(services, space.encoder, inputs.values, role=inputs.role).vectors
+        _check_pool_size(len(inputs.values), anchors, row_count, "inputs")
+        vectors = encode(services, context, space.encoder, inputs.values, role=inputs.role).vectors
     with services.fitting():
-        fitted = spaces.require_direction(anchors[:read], field="anchor_set")
+        fitted = spaces.require_direction(anchors[:row_count], field="anchor_set")
         directions, _ = normalise(vectors.double(), fitted.mean)
         new = coverage.new_items(anchors, vectors)
-        found = coverage.suggest(fitted.unit, directions, count=count, open_=new)
-    return Suggested(
-        found.rows, found.gains, found.before, found.after, len(vectors), int((~new).sum()), read
+        suggestion = coverage.suggest(fitted.unit, directions, count=count, open_=new)
+    return SuggestedRows(
+        suggestion.rows,
+        suggestion.gains,
+        suggestion.before,
+        suggestion.after,
+        len(vectors),
+        int((~new).sum()),
+        row_count,
     )
 
 
-def space_of(services: Services, project: str, *, anchor_set: str, encoder: str) -> tables.SpaceRow:
-    """A space by the name in the path and the field `encoder`. Raises the not-found errors and AnchorsNotEmbedded."""
+def find_space(
+    services: Services, project: str, *, anchor_set: str, encoder: str
+) -> tables.SpaceRow:
+    """Return the space of a set and an encoder. Raises the not-found errors, AnchorsNotEmbedded."""
     with services.db.transaction() as session:
         set_row = resources.by_name(session, tables.AnchorSetRow, project, anchor_set)
         encoder_row = resources.by_name(
@@ -142,37 +158,40 @@ def space_of(services: Services, project: str, *, anchor_set: str, encoder: str)
             raise AnchorsNotEmbedded(error.detail, field="encoder") from None
 
 
-def rows_within(work: int, dim: int) -> int:
-    """The most rows n of `dim` numbers with n dim min(n, dim) <= work, and 1 at least: what a ridge fit to them costs."""
+def most_rows_within(work: int, dim: int) -> int:
+    """The most rows, at least 1, whose ridge fit takes up to `work` multiplications.
+
+    A fit to n rows of `dim` numbers takes n dim min(n, dim).
+    """
     return max(1, isqrt(work // dim) if work < dim**3 else work // dim**2)
 
 
-def _check_pool(size: int, anchors: Tensor, read: int, field: str) -> None:
-    """Raises TooManyVectors for a pool that would take longer than a request may."""
-    most = rows_within(POOL_WORK, anchors.shape[1]) - read
+def _check_pool_size(size: int, anchors: Tensor, row_count: int, field: str) -> None:
+    """Raises TooManyVectors for a pool whose suggestion exceeds POOL_WORK."""
+    most = most_rows_within(POOL_WORK, anchors.shape[1]) - row_count
     if size > most:
         raise TooManyVectors(
-            f"a pool of {size} items of dimension {anchors.shape[1]}, {most} are allowed beside {read} anchors: "
-            "send a random part of it",
+            f"the pool has {size} items of dimension {anchors.shape[1]}; with {row_count} anchors "
+            f"at most {most} are allowed. Send a random part of it",
             field=field,
             limit=most,
         )
 
 
-def _look_at(services: Services, space: tables.SpaceRow, size: int, *, work: int) -> SpaceFacts:
-    """One space: its numbers of all rows, its coverage of as many as the work n^2 d allows."""
+def _examine(services: Services, space: tables.SpaceRow, size: int, *, work: int) -> SpaceFacts:
+    """Measure a space: its numbers by all rows, its coverage by as many as n^2 d <= work allows."""
     anchors = spaces.raw_anchors(services, space)
-    rows = _drawn(size, isqrt(work // anchors.shape[1]))
+    rows = _draw_rows(size, isqrt(work // anchors.shape[1]))
     try:
-        covered = coverage.cover(fit_space(anchors[rows]).unit)
-    except DegenerateAnchors:  # of a large set, the rows drawn may all be one vector
-        covered = coverage.NO_COVERAGE
+        space_coverage = coverage.cover(fit_space(anchors[rows]).unit)
+    except DegenerateAnchors:  # the rows drawn from a large set may all be equal
+        space_coverage = coverage.NO_COVERAGE
     return SpaceFacts(
         encoder=space.encoder.name,
         dim=anchors.shape[1],
         size=size,
         health=space.health,
-        coverage=covered,
+        coverage=space_coverage,
         numbers=value_facts.describe_values(anchors),
         rows_read=len(rows),
     )
@@ -181,23 +200,24 @@ def _look_at(services: Services, space: tables.SpaceRow, size: int, *, work: int
 def _compare(
     services: Services, first: tables.SpaceRow, second: tables.SpaceRow, *, work: int
 ) -> PairFacts:
-    """Two spaces, by as many rows as the work n^2 (d_x + d_y) allows."""
+    """Compare two spaces by as many rows as n^2 (d_x + d_y) <= work allows."""
     x, y = spaces.raw_anchors(services, first), spaces.raw_anchors(services, second)
-    rows = _drawn(len(x), isqrt(work // (x.shape[1] + y.shape[1])))
-    found = mismatch.compare_anchors(x[rows], y[rows])
-    suspects = [each._replace(row=rows[each.row], fits=rows[each.fits]) for each in found.suspects]
-    shift = found.shift
-    if found.verdict == "unrelated" and len(rows) < len(
-        x
-    ):  # rows that were drawn are no neighbours
+    rows = _draw_rows(len(x), isqrt(work // (x.shape[1] + y.shape[1])))
+    comparison = mismatch.compare_anchors(x[rows], y[rows])
+    suspects = [
+        each._replace(row=rows[each.row], fits=rows[each.fits]) for each in comparison.suspects
+    ]
+    shift = comparison.shift
+    # Only neighbouring rows show a shift, and a random draw has none.
+    if comparison.verdict == "unrelated" and len(rows) < len(x):
         shift = mismatch.compare_anchors(x[: len(rows)], y[: len(rows)]).shift
     return PairFacts(
         [first.encoder.name, second.encoder.name],
-        replace(found, suspects=suspects, shift=shift),
+        replace(comparison, suspects=suspects, shift=shift),
         len(rows),
     )
 
 
-def _drawn(size: int, most: int) -> list[int]:
-    """All rows, or so many of them drawn at random, always the same ones, in their order."""
+def _draw_rows(size: int, most: int) -> list[int]:
+    """Return up to `most` rows in order: all, or the same random ones for equal sizes."""
     return sorted(draw_uniformly(size, size=min(size, most), seed=0))

@@ -25,25 +25,26 @@ from app.services.anchors.spaces import require_direction
 from app.services.context import Services
 from app.services.incoming import checked_vectors
 from app.services.name_lookup import refuse_in_use, require_free
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 
 
 def create_anchor_set(
-    services: Services, project: str, *, name: str, embeddings: Mapping[str, Tensor]
+    services: Services, context: RequestContext, *, name: str, embeddings: Mapping[str, Tensor]
 ) -> tables.AnchorSetRow:
-    """A new set with all its embeddings, or nothing. Raises as `new_anchor_set`."""
-    row = build_anchor_set(services, project, name=name, embeddings=embeddings)
+    """Create a set with all its embeddings. Raises the errors of `build_anchor_set`."""
+    row = build_anchor_set(services, context.project, name=name, embeddings=embeddings)
     with services.db.transaction() as session:
-        add_anchor_set(session, row)
+        add_anchor_set(session, context, row)
     return row
 
 
-def add_anchor_set(session: Session, row: tables.AnchorSetRow) -> None:
-    """Add a new set. Raises NameTaken."""
+def add_anchor_set(session: Session, context: RequestContext, row: tables.AnchorSetRow) -> None:
+    """Add the row of a set. Raises NameTaken."""
     resources.require_free(session, tables.AnchorSetRow, row.project, row.name)
     session.add(row)
-    record_audit(session, row.project, "create", "anchor-set", row.name, row)
+    record_audit(session, context, "create", "anchor-set", row.name, row)
 
 
 def build_anchor_set(
@@ -58,15 +59,16 @@ def build_anchor_set(
     pairs: Mapping[str, Tensor] | None = None,
     beat: Beat = no_beat,
 ) -> tables.AnchorSetRow:
-    """The row of a new set and its spaces, not yet in any session; its blobs are written.
+    """Return the row of a new set and its spaces, not yet in a session. Their blobs are written.
 
-    inputs   the blob of its items, where they are kept
-    made_by  ids of the encoders that made the embeddings, when the service did
-    pairs    where a bootstrap found each anchor: `pairs` (k, 2) int64, rows of the source's and the target's pool, and
-             `confidence` (k,) float32, nan where the method has none
-    beat     called before each space is made, which takes seconds of many anchors; what it raises ends it
+    inputs   the blob of its items, if they are stored
+    made_by  the ids of the encoders that the service encoded the embeddings with
+    pairs    of a bootstrap: `pairs` (k, 2) int64, rows of the source's and the target's pool, and
+             `confidence` (k,) float32, nan if the method has none
+    beat     called before each space, which takes seconds for many anchors; it may raise to stop
 
-    Raises NameTaken, EncoderNotFound, UnequalAnchors, and every vector error, naming `embeddings.<encoder>`.
+    Raises EmptyVectors, NameTaken, EncoderNotFound, UnequalAnchors, and the vector errors, which
+    name `embeddings.<encoder>`.
     """
     if not embeddings:
         raise EmptyVectors("expected embeddings by at least one encoder", field="embeddings")
@@ -85,7 +87,8 @@ def build_anchor_set(
     for key, other in sizes.items():
         if other != size:
             raise UnequalAnchors(
-                f"{next(iter(sizes))!r} brings {size} vectors, {key!r} {other}",
+                f"{next(iter(sizes))!r} has {size} vectors and {key!r} has {other}. Send one for "
+                "each item",
                 field=f"embeddings.{key}",
             )
     row = tables.AnchorSetRow(
@@ -104,7 +107,7 @@ def build_anchor_set(
 
 def add_embeddings(
     services: Services,
-    project: str,
+    context: RequestContext,
     *,
     anchor_set: str,
     encoder: str,
@@ -112,74 +115,86 @@ def add_embeddings(
     field: str = "vectors",
     made_by: str | None = None,
 ) -> tables.AnchorSetRow:
-    """Another encoder's embeddings of a set; `made_by`: the id of the encoder that made them, when the service did.
+    """Add an encoder's embeddings to a set.
+
+    made_by  the id of the encoder that the service encoded them with
 
     Raises the not-found errors, EmbeddingsExist, AnchorCountMismatch, and the vector errors.
     """
-    set_row, encoder_row = set_and_encoder(
-        services, project, anchor_set=anchor_set, encoder=encoder
+    set_row, encoder_row = find_set_and_encoder(
+        services, context.project, anchor_set=anchor_set, encoder=encoder
     )
     _require_maker(encoder_row, made_by)
-    space = build_space(services, project, encoder_row, vectors, size=set_row.size, field=field)
+    space = build_space(
+        services, context.project, encoder_row, vectors, size=set_row.size, field=field
+    )
     with services.db.transaction() as session:
-        return add_space(session, set_row, space)
+        return add_space(session, context, set_row, space)
 
 
-def set_and_encoder(
+def find_set_and_encoder(
     services: Services, project: str, *, anchor_set: str, encoder: str
 ) -> tuple[tables.AnchorSetRow, tables.EncoderRow]:
-    """A set, and an encoder that has not embedded it. Raises the not-found errors and EmbeddingsExist."""
+    """Return a set, and an encoder without embeddings in it.
+
+    Raises the not-found errors and EmbeddingsExist.
+    """
     with services.db.transaction() as session:
         set_row = resources.by_name(session, tables.AnchorSetRow, project, anchor_set)
         encoder_row = resources.by_name(
             session, tables.EncoderRow, project, encoder, field="encoder"
         )
-        _refuse_present(session, set_row, encoder_row)
+        _refuse_existing(session, set_row, encoder_row)
     return set_row, encoder_row
 
 
 def add_space(
-    session: Session, set_row: tables.AnchorSetRow, space: tables.SpaceRow
+    session: Session, context: RequestContext, set_row: tables.AnchorSetRow, space: tables.SpaceRow
 ) -> tables.AnchorSetRow:
-    """Add a space to its set. Raises AnchorSetNotFound, EmbeddingsExist, and Conflict when the set was made anew meanwhile."""
-    found = resources.by_name(session, tables.AnchorSetRow, set_row.project, set_row.name)
-    if found.id != set_row.id:  # another set, made meanwhile under the name of a deleted one
+    """Add the row of a space to its set.
+
+    Raises AnchorSetNotFound, EmbeddingsExist, and Conflict when the set was replaced meanwhile.
+    """
+    current = resources.by_name(session, tables.AnchorSetRow, set_row.project, set_row.name)
+    if current.id != set_row.id:
         raise Conflict(
-            f"anchor set {set_row.name!r} was made anew meanwhile; look at it and try again",
+            f"anchor set {set_row.name!r} was replaced by another of that name. Check it, and try "
+            "again",
             field="anchor_set",
         )
-    _refuse_present(session, found, space.encoder)
-    space.anchor_set_id = found.id
+    _refuse_existing(session, current, space.encoder)
+    space.anchor_set_id = current.id
     session.add(space)
-    record_audit(session, found.project, "embed", "anchor-set", found.name)
+    record_audit(session, context, "embed", "anchor-set", current.name)
     session.flush()
-    session.refresh(found)
-    return found
+    session.refresh(current)
+    return current
 
 
-def delete_anchor_set(services: Services, project: str, name: str) -> None:
-    """The set, its spaces and its translators. Raises AnchorSetNotFound, InUse."""
+def delete_anchor_set(services: Services, context: RequestContext, name: str) -> None:
+    """Delete a set with its spaces and translators. Raises AnchorSetNotFound, InUse."""
     with services.db.transaction() as session:
-        row = resources.by_name(session, tables.AnchorSetRow, project, name)
+        row = resources.by_name(session, tables.AnchorSetRow, context.project, name)
         refuse_in_use(f"anchor set {name!r}", resources.users_of_anchor_set(session, row))
         resources.remove(session, row)
-        record_audit(session, project, "delete", "anchor-set", name)
+        record_audit(session, context, "delete", "anchor-set", name)
     services.names.forget()
 
 
-def bootstrapped_pairs(services: Services, project: str, name: str) -> tuple[Tensor, Tensor]:
-    """Where a bootstrap found a set's anchors: pairs (k, 2) of rows of the two pools, and their confidence (k,).
+def load_pairs(services: Services, project: str, name: str) -> tuple[Tensor, Tensor]:
+    """Return the pairs (k, 2) of rows of two pools that a bootstrap found, and their confidence
+    (k,).
 
-    Raises AnchorSetNotFound, and PairsNotFound for a set that no bootstrap made.
+    Raises AnchorSetNotFound, PairsNotFound, BlobMissing, StorageUnavailable.
     """
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.AnchorSetRow, project, name)
     if row.pairs is None:
         raise PairsNotFound(
-            f"anchor set {name!r} keeps no pairs: no bootstrap made it", field="name"
+            f"anchor set {name!r} has no pairs: no bootstrap created it", field="name"
         )
-    kept = services.blobs.get(row.pairs, of=f"anchor set {name!r}")
-    return kept["pairs"], kept["confidence"]
+    stored = services.blobs.get(row.pairs, of=f"anchor set {name!r}")
+    return stored["pairs"], stored["confidence"]
 
 
 def build_space(
@@ -191,14 +206,16 @@ def build_space(
     size: int,
     field: str,
 ) -> tables.SpaceRow:
-    """Check and examine `size` anchors, write their blob, and return a row not yet in any session.
+    """Check and examine `size` anchors, write their blob, and return a row not yet in a session.
 
     Raises AnchorCountMismatch and the vector errors.
     """
     raw = checked_vectors(vectors, field=field, limits=services.limits, dim=encoder.dim)
     if raw.shape[0] != size:
         raise AnchorCountMismatch(
-            f"the set has {size} anchors, this encoder brings {raw.shape[0]}", field=field
+            f"the set has {size} anchors, and the request {raw.shape[0]} vectors. Send one for "
+            "each anchor",
+            field=field,
         )
     health = asdict(examine(raw.double(), require_direction(raw, field=field)))
     return tables.SpaceRow(
@@ -211,15 +228,16 @@ def build_space(
 
 
 def _require_maker(encoder: tables.EncoderRow, made_by: str | None) -> None:
-    """Raises Conflict when the encoder of that name is not the one that made the vectors."""
+    """Raises Conflict when another encoder of that name encoded the vectors."""
     if made_by not in (None, encoder.id):
         raise Conflict(
-            f"encoder {encoder.name!r} was made anew meanwhile; look at it and try again",
+            f"encoder {encoder.name!r} was replaced by another of that name. Check it, and try "
+            "again",
             field="encoder",
         )
 
 
-def _refuse_present(
+def _refuse_existing(
     session: Session, anchor_set: tables.AnchorSetRow, encoder: tables.EncoderRow
 ) -> None:
     try:
@@ -227,6 +245,7 @@ def _refuse_present(
     except AnchorsNotEmbedded:
         return
     raise EmbeddingsExist(
-        f"anchor set {anchor_set.name!r} already has embeddings by {encoder.name!r}; they never change, make a new set",
+        f"anchor set {anchor_set.name!r} has embeddings by {encoder.name!r} already, and they "
+        "cannot change. Create a new set",
         field="encoder",
     )

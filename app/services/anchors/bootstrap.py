@@ -1,4 +1,4 @@
-"""Bootstrapping: from a few seed pairs among two pools to a new anchor set."""
+"""Bootstraps: from a few seed pairs among two pools to a new anchor set."""
 
 from __future__ import annotations
 
@@ -17,120 +17,127 @@ from app.errors import (
     UnknownOption,
 )
 from app.maths.bootstrap import attempts, methods, paper, self_learning, soft_plan
-from app.maths.bootstrap import estimate as honesty
-from app.maths.bootstrap import pools as common
+from app.maths.bootstrap import estimate as estimation
+from app.maths.bootstrap import pools as pool_maths
 from app.services.anchors import anchor_sets, pools
 from app.services.context import Services
-from app.services.jobs.queue import Done, Progress, submit
+from app.services.jobs.progress import Progress
+from app.services.jobs.runner import JobResult
+from app.services.jobs.submission import submit_job
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import JobKind
 
-#: parallel anchors that anchor optimisation aims for, as the paper does, and the most: both pools have a number for each
-USUAL_SIZE, MOST_OPTIMISED = 300, 4_096
-#: items of one pool times items of the other up to which anchor optimisation ends within hours
+#: anchors that anchor optimisation searches for by default, as in the paper, and the most
+DEFAULT_OPTIMISED, MOST_OPTIMISED = 300, 4_096
+#: most items of one pool times items of the other: anchor optimisation then ends within hours
 MOST_CELLS = 2**30
-#: fewer are no anchors; of fewer nobody can tell how many are right
+#: fewest pairs of a set, and fewest whose share of right pairs can be estimated
 FEWEST_PAIRS, FEWEST_JUDGED = 2, 10
 
 
 def request_bootstrap(
     services: Services,
-    project: str,
+    context: RequestContext,
     *,
     name: str,
     source: str,
     target: str,
-    source_pool: pools.Given,
-    target_pool: pools.Given,
+    source_pool: pools.PoolInput,
+    target_pool: pools.PoolInput,
     seeds: list[tuple[int, int]],
     method: str = methods.DEFAULT_METHOD,
     size: int | None = None,
     options: Mapping[str, Any] | None = None,
     min_right: float = 0.5,
 ) -> tables.JobRow:
-    """Check everything that can be checked now, store the pools, and queue the job.
+    """Check the request, store the pools, and queue the job.
 
-    size       anchors wanted; None: all that are found, or as many as anchor optimisation usually aims for
-    options    the method's own, as far as its defaults do not suit
-    min_right  estimated share of right pairs below which the job fails
-    Raises the not-found errors, NameTaken, InvalidRequest, UnknownOption, InvalidOption, InvalidSeeds, PoolTooLarge,
-    TooManyVectors, and as `pools.find` and `pools.keep`.
+    size       the number of anchors; None: all that self-learning finds, or the default of anchor
+               optimisation
+    options    options of the method
+    min_right  the job fails below this estimated share of right pairs
+
+    Raises the not-found errors, NameTaken, InvalidRequest, UnknownOption, InvalidOption,
+    InvalidSeeds, PoolTooLarge, TooManyVectors, TooManyJobs, QueueFull, and the errors of
+    `pools.check_side` and `pools.store_side`.
     """
     if source == target:
-        raise InvalidRequest(
-            "source and target are one encoder: its items are their own partners", field="target"
-        )
+        raise InvalidRequest("`source` and `target` must be different encoders", field="target")
     with services.db.transaction() as session:
-        resources.require_free(session, tables.AnchorSetRow, project, name)
+        resources.require_free(session, tables.AnchorSetRow, context.project, name)
         encoders = [
-            resources.by_name(session, tables.EncoderRow, project, encoder, field=field)
+            resources.by_name(session, tables.EncoderRow, context.project, encoder, field=field)
             for field, encoder in (("source", source), ("target", target))
         ]
     x, y = (
-        pools.find(services, project, row, given)
-        for row, given in zip(encoders, (source_pool, target_pool), strict=True)
+        pools.check_side(services, context.project, row, side)
+        for row, side in zip(encoders, (source_pool, target_pool), strict=True)
     )
-    settings = _settings(method, size, options or {}, most=min(x.rows, y.rows))
-    _require_sound(settings, seeds, x, y, most=services.limits.vectors)
+    settings = _read_settings(method, size, options or {}, most=min(x.rows, y.rows))
+    _require_startable(settings, seeds, x, y, most=services.limits.vectors)
     arguments = {
         "name": name,
         "source": source,
         "target": target,
         "seeds": [list(pair) for pair in seeds],
         "method": method,
-        "settings": _plain(settings),
+        "settings": _settings_as_json(settings),
         "min_right": min_right,
         "made_by": {row.name: row.id for row in encoders},
-        "blobs": {"source_pool": pools.keep(services, x), "target_pool": pools.keep(services, y)},
+        "blobs": {
+            "source_pool": pools.store_side(services, context, x),
+            "target_pool": pools.store_side(services, context, y),
+        },
     }
-    return submit(services, project, JobKind.bootstrap, arguments)
+    return submit_job(services, context, JobKind.bootstrap, arguments)
 
 
-def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) -> Done:
-    """The job itself; on success the anchor set exists. Raises SeedsInsufficient, and NameTaken before anything is computed."""
-    arguments = job.arguments
+def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
+    """Run the job: create the anchor set. Raises SeedsInsufficient, and NameTaken at once."""
+    arguments, context = job.arguments, RequestContext.of_job(job)
     with services.db.transaction() as session:
         resources.require_free(session, tables.AnchorSetRow, job.project, arguments["name"])
-    method = arguments.get("method", "paper")  # the only one of before it had a name
+    method = arguments.get("method", "paper")  # rows of older versions name no method
     settings = methods.SETTINGS_CLASSES[method](**arguments["settings"])
     if settings.size is None:
         settings = replace(settings, size=services.limits.vectors)
     seeds = [(i, j) for i, j in arguments["seeds"]]
     state = progress.resume()
-    listener = Listener(progress, job.progress.get("total", 0))
+    listener = MethodListener(progress, job.progress.get("total", 0))
     source_pool, target_pool = (
-        pools.load(services, arguments["blobs"][side], beat=listener.beat)
+        pools.load_items(services, arguments["blobs"][side], beat=listener.beat)
         for side in ("source_pool", "target_pool")
     )
-    fitted = common.fit_pools(
+    fitted = pool_maths.fit_pools(
         source_pool.to(services.device),
         target_pool.to(services.device),
         memory=services.limits.bootstrap_bytes,
         beat=listener.beat,
     )
-    found = methods.run(fitted, seeds, settings, state=state, on_step=listener)
+    outcome = methods.run(fitted, seeds, settings, state=state, on_step=listener)
     listener.end()
-    told = _told(found, seeds)
+    report = _describe(outcome, seeds)
     items = min(len(source_pool), len(target_pool))
-    _require_right(
-        found,
-        told,
+    _require_quality(
+        outcome,
+        report,
         seeds=len(seeds),
         items=items,
         size=settings.size,
         least=arguments.get("min_right", 0.0),
     )
-    made = anchor_sets.build_anchor_set(
+    row = anchor_sets.build_anchor_set(
         services,
         job.project,
         name=arguments["name"],
         embeddings={
-            arguments["source"]: source_pool[found.pairs[:, 0]],
-            arguments["target"]: target_pool[found.pairs[:, 1]],
+            arguments["source"]: source_pool[outcome.pairs[:, 0]],
+            arguments["target"]: target_pool[outcome.pairs[:, 1]],
         },
         made_by=arguments.get("made_by"),
-        pairs={"pairs": found.pairs, "confidence": found.confidence},
+        pairs={"pairs": outcome.pairs, "confidence": outcome.confidence},
         beat=listener.end,
         provenance={
             "job": job.id,
@@ -138,70 +145,79 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
             "seeds": len(seeds),
             "settings": arguments["settings"],
             "pools": {"source": len(source_pool), "target": len(target_pool)},
-            "estimate": told["estimate"],
+            "estimate": report["estimate"],
         },
     )
     listener.end()
-    return Done(
+    return JobResult(
         {
             "anchor_set": arguments["name"],
             "method": method,
-            "size": len(found.pairs),
+            "size": len(outcome.pairs),
             "asked": arguments["settings"]["size"],
-            **told,
-            "pairs": found.pairs.tolist(),
-            "confidence": _rounded(found.confidence.tolist()),
+            **report,
+            "pairs": outcome.pairs.tolist(),
+            "confidence": _round(outcome.confidence.tolist()),
         },
-        keep=lambda session: anchor_sets.add_anchor_set(session, made),
+        write=lambda session: anchor_sets.add_anchor_set(session, context, row),
     )
 
 
-def _settings(
+def _read_settings(
     method: str, size: int | None, options: Mapping[str, Any], *, most: int
 ) -> methods.MethodSettings:
-    """The settings of a method; without a size its own, for anchor optimisation not above `most`.
+    """Return a method's settings. The default size of anchor optimisation is limited to `most`.
 
     Raises InvalidRequest, UnknownOption, InvalidOption.
     """
     if method not in methods.SETTINGS_CLASSES:
         raise InvalidRequest(
-            f"method is one of {', '.join(methods.SETTINGS_CLASSES)}", field="method"
+            f"expected one of the methods {', '.join(methods.SETTINGS_CLASSES)}", field="method"
         )
     kind = methods.SETTINGS_CLASSES[method]
-    known = {field.name for field in fields(kind)} - {"size"}
+    method_options = {field.name for field in fields(kind)} - {"size"}
     for name in options:
-        if name not in known:
+        if name not in method_options:
             raise UnknownOption(
-                f"the method {method} has no option {name}", field=f"options.{name}"
+                f"the method {method} has no option `{name}`. It has "
+                f"{', '.join(sorted(method_options))}",
+                field=f"options.{name}",
             )
     if size is None and kind is not attempts.SelfLearningSettings:
-        size = min(USUAL_SIZE, most)
+        size = min(DEFAULT_OPTIMISED, most)
     settings = kind(size=size, **options)  # type: ignore[arg-type]
     if (
         isinstance(settings, soft_plan.SoftPlanSettings)
         and settings.last_epsilon > settings.first_epsilon
     ):
         field = "options.last_epsilon" if "last_epsilon" in options else "options.first_epsilon"
-        detail = f"last_epsilon {settings.last_epsilon:g} is above first_epsilon {settings.first_epsilon:g}"
+        detail = (
+            f"`last_epsilon` {settings.last_epsilon:g} must not exceed `first_epsilon` "
+            f"{settings.first_epsilon:g}"
+        )
         raise InvalidOption(detail, field=field)
     return settings
 
 
-def _require_sound(
+def _require_startable(
     settings: methods.MethodSettings,
     seeds: list[tuple[int, int]],
-    x: pools.Found,
-    y: pools.Found,
+    x: pools.PoolSide,
+    y: pools.PoolSide,
     *,
     most: int,
 ) -> None:
-    """Raises InvalidSeeds, InvalidRequest, TooManyVectors and PoolTooLarge where the method could not begin.
+    """Check that the method can start with these pools and seeds.
 
-    most  anchors of a set
+    most  the most anchors of a set
+
+    Raises InvalidSeeds, InvalidRequest, TooManyVectors, PoolTooLarge.
     """
     if settings.size is not None and settings.size > most:
         raise TooManyVectors(
-            f"a set of {settings.size} anchors, {most} are allowed", field="size", limit=most
+            f"`size` is {settings.size}; at most {most} anchors are allowed",
+            field="size",
+            limit=most,
         )
     if isinstance(settings, attempts.SelfLearningSettings):
         _require_learnable(settings, seeds, x, y, most=most)
@@ -212,121 +228,136 @@ def _require_sound(
 def _require_learnable(
     settings: attempts.SelfLearningSettings,
     seeds: list[tuple[int, int]],
-    x: pools.Found,
-    y: pools.Found,
+    x: pools.PoolSide,
+    y: pools.PoolSide,
     *,
     most: int,
 ) -> None:
     smaller = min(x, y, key=lambda side: side.rows)
     if smaller.rows < self_learning.FEWEST_POOL_ITEMS:
-        detail = f"self-learning needs pools of {self_learning.FEWEST_POOL_ITEMS} items at least, this one has {smaller.rows}"
+        detail = (
+            f"self-learning needs pools of at least {self_learning.FEWEST_POOL_ITEMS} items; this one has "
+            f"{smaller.rows}"
+        )
         raise InvalidRequest(detail, field=smaller.field)
     if settings.size is not None and settings.size > smaller.rows:
         raise InvalidSeeds(
-            f"size {settings.size} is more than the smaller pool's {smaller.rows} items",
+            f"`size` is {settings.size}; the smaller pool has {smaller.rows} items. Lower `size`",
             field="size",
         )
     size = settings.size or most
     if len(seeds) > size:
         raise InvalidSeeds(
-            f"{len(seeds)} seeds are more than the {size} pairs of the set (`size`)", field="seeds"
+            f"there are {len(seeds)} seeds; the set has at most {size} pairs. Send fewer, or "
+            "raise `size`",
+            field="seeds",
         )
-    common.check_pairs(seeds, source=x.rows, target=y.rows)
+    pool_maths.check_pairs(seeds, source=x.rows, target=y.rows)
 
 
 def _require_optimisable(
     settings: soft_plan.SoftPlanSettings | paper.PaperSettings,
     seeds: list[tuple[int, int]],
-    x: pools.Found,
-    y: pools.Found,
+    x: pools.PoolSide,
+    y: pools.PoolSide,
 ) -> None:
     if settings.size > MOST_OPTIMISED:
         raise InvalidRequest(
-            f"anchor optimisation aims for {MOST_OPTIMISED} anchors at most", field="size"
+            f"anchor optimisation finds at most {MOST_OPTIMISED} anchors. Lower `size`",
+            field="size",
         )
-    common.check_seeds(seeds, source=x.rows, target=y.rows, size=settings.size)
+    pool_maths.check_seeds(seeds, source=x.rows, target=y.rows, size=settings.size)
     if x.rows * y.rows > MOST_CELLS:
         larger = max(x, y, key=lambda side: side.rows)
-        detail = f"anchor optimisation takes pools of at most {MOST_CELLS:,} items times items; self-learning takes larger ones"
+        detail = (
+            f"the pools have {x.rows * y.rows:,} items times items; anchor optimisation takes at "
+            f"most {MOST_CELLS:,}. Use self-learning, or smaller pools"
+        )
         raise PoolTooLarge(detail, field=larger.field, limit=MOST_CELLS)
 
 
-def _plain(settings: methods.MethodSettings) -> dict[str, Any]:
-    """Settings as JSON that the same class takes; those of its parts are its own."""
+def _settings_as_json(settings: methods.MethodSettings) -> dict[str, Any]:
+    """The settings as JSON, from which the same class can be made."""
     return {name: value for name, value in asdict(settings).items() if not isinstance(value, dict)}
 
 
-def _told(found: methods.Outcome, seeds: list[tuple[int, int]]) -> dict[str, Any]:
-    """What a result and a refusal both say."""
+def _describe(outcome: methods.Outcome, seeds: list[tuple[int, int]]) -> dict[str, Any]:
+    """The facts that a result and a refusal have in common."""
     estimate = {
         name: None if math.isnan(value) else round(value, 4)
-        for name, value in asdict(found.estimate).items()
+        for name, value in asdict(outcome.estimate).items()
     }
-    wrong = [{"row": row, "pair": list(seeds[row])} for row in found.wrong_seeds]
+    wrong = [{"row": row, "pair": list(seeds[row])} for row in outcome.wrong_seeds]
     return {
         "estimate": estimate,
         "wrong_seeds": wrong,
-        "ask": found.ask.tolist(),
-        "facts": dict(found.facts),
+        "ask": outcome.ask.tolist(),
+        "facts": dict(outcome.facts),
     }
 
 
-def _require_right(
-    found: methods.Outcome,
-    told: dict[str, Any],
+def _require_quality(
+    outcome: methods.Outcome,
+    report: dict[str, Any],
     *,
     seeds: int,
     items: int,
     size: int | None,
     least: float,
 ) -> None:
-    """Raises SeedsInsufficient when fewer pairs are probably right than asked for, or there are too few to tell.
+    """Raises SeedsInsufficient when too few pairs are probably right, or too few to estimate that.
 
-    items  of the smaller pool
-    size   pairs that were asked for
-    least  share of right pairs; 0: whoever asks will judge them himself
+    items  the size of the smaller pool
+    size   the number of pairs that the client wants
+    least  the least share of right pairs; 0 accepts any
     """
-    right, count = found.estimate.right, len(found.pairs)
+    right, count = outcome.estimate.right, len(outcome.pairs)
     fewest = min(FEWEST_JUDGED, size or FEWEST_JUDGED) if least else FEWEST_PAIRS
     if count >= fewest and right >= least:
         return
-    why = f"only {count} pairs were found"
+    detail = f"the bootstrap found only {count} pairs"
     if count >= fewest:
-        why = f"of the {count} pairs found probably {right:.1%} are right, and {least:.1%} must be"
-    more = min(honesty.seeds_to_add(seeds), items - seeds)
+        detail = f"about {right:.1%} of the {count} pairs are right; the minimum is {least:.1%}"
+    more = min(estimation.seeds_to_add(seeds), items - seeds)
     if more:
-        why += f"; where the pools have most items in common and the seeds are right, {more} more may do: see `more_seeds` and `ask`"
+        detail += (
+            f". If the pools share most items and the seeds are right, about {more} more seeds "
+            "may be enough: see `more_seeds` and `ask`"
+        )
     raise SeedsInsufficient(
-        why,
+        detail,
         field="seeds",
-        told={"more_seeds": more, **told},
+        more={"more_seeds": more, **report},
     )
 
 
-def _rounded(values: list[float]) -> list[float]:
-    """To as many digits as mean something."""
+def _round(values: list[float]) -> list[float]:
+    """Round to the digits that have a meaning."""
     return [round(value, 4) for value in values]
 
 
 @dataclass
-class Listener:
-    """Hands a method's steps to the job's progress, and where a method can be interrupted, keeps checkpoints."""
+class MethodListener:
+    """Passes a method's steps, and its checkpoints if it has them, to the job's progress."""
 
     progress: Progress
     total: int = 0
 
-    def __call__(self, step: common.Step) -> None:
+    def __call__(self, step: pool_maths.Step) -> None:
         if step.state is not None:
-            self.progress.checkpoint(
-                step.done, step.state
-            )  # first, because a worker that stops leaves at the next line
+            # First, because the call below raises when the worker stops.
+            self.progress.checkpoint(step.done, step.state)
         self.total = step.total
         self.progress(step.done, step.total, step.facts)
 
     def beat(self) -> None:
-        """A sign of life before the first step."""
+        """Report that the job lives, before its first step. Raises HandedBack, Cancelled,
+        LeaseLost.
+        """
         self.progress(0, self.total or 1)
 
     def end(self) -> None:
-        """A method may need fewer steps than it has: none is left. A job that is cancelled hears of it here too."""
+        """Report all steps as done: a method may need fewer. Raises HandedBack, Cancelled,
+        LeaseLost.
+        """
         self.progress(self.total, self.total)

@@ -1,4 +1,4 @@
-"""Whether an encoder still makes the vectors that an anchor set has of it."""
+"""Compares the vectors that an encoder makes today with those in an anchor set."""
 
 from __future__ import annotations
 
@@ -23,20 +23,23 @@ from app.maths.geometry.sampling import draw_uniformly
 from app.services import incoming
 from app.services.anchors import spaces
 from app.services.anchors.anchor_embedding import read_inputs
-from app.services.anchors.anchor_reports import space_of
+from app.services.anchors.anchor_reports import find_space
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs, encode
+from app.services.request_context import RequestContext
 from app.storage import tables
-from app.types import repeats
+from app.types import repeated_positions
 
-#: items that are embedded again in one request, and how many when nobody says
-MOST_SAMPLED, SAMPLED = 1_024, 128
+#: most items that one request embeds again, and the default
+MOST_REEMBEDDED, DEFAULT_REEMBEDDED = 1_024, 128
 
 
 @dataclass(frozen=True)
 class DriftOptions:
-    """vectors  made now, or None: the set's inputs are embedded again
-    rows     which anchors, in the order of the vectors; None: all, or `sample` of them drawn by `seed`
+    """What to compare.
+
+    vectors  of today; None: embed the set's inputs again
+    rows     the anchors of the vectors; None: all, or `sample` of them, drawn by `seed`
     """
 
     vectors: Tensor | None
@@ -45,242 +48,303 @@ class DriftOptions:
     seed: int
 
 
-class DriftedRow(BaseModel):
-    """One anchor, then and now; `deviation` is the length of the difference over that of the old vector."""
+class RowDrift(BaseModel):
+    """The change of one anchor's vector."""
 
-    row: int
-    cosine: float
-    deviation: float
+    row: int = Field(description="Row of the anchor set, from 0.")
+    cosine: float = Field(description="Cosine of the new vector to the old one.")
+    deviation: float = Field(
+        description="Norm of the difference, divided by the norm of the old vector."
+    )
 
 
 class DriftHeldOut(BaseModel):
-    """Old vectors translated into the new space, each by a fit on other rows: mean cosines, centred."""
+    """Quality of old vectors, translated into the new space by fits on other rows."""
 
-    rows: int
-    rotation: float = Field(description="by the nearest rotation")
-    translator: float = Field(
-        description="by the method graded, whose MRR and recall follow, as in a translator's report"
+    rows: int = Field(description="Number of rows measured.")
+    rotation: float = Field(description="Mean centred cosine after the nearest rotation.")
+    translator: float = Field(description="Mean centred cosine after the method `graded`.")
+    mrr: float = Field(description="Mean reciprocal rank after the method `graded`, 0 to 1.")
+    recall: float = Field(description="Recall after the method `graded`, 0 to 1.")
+    nothing: float = Field(
+        description="Mean centred cosine without translation, cut or padded with zeros."
     )
-    mrr: float
-    recall: float
-    nothing: float = Field(description="old vectors as they are, cut or padded")
 
 
 class DriftReport(BaseModel):
-    """What has become of an encoder's vectors. Numbers of rows are null where the dimensions differ."""
+    """The change of an encoder's vectors. Measures are null if the dimensions differ."""
 
-    anchor_set: str
-    encoder: str
-    verdict: drift.DriftVerdict
-    detail: str
-    recommendations: list[str]
-    count: int
-    dim: int
-    given_dim: int
-    reembedded: bool = Field(description="whether the service made the new vectors")
-    rounding: drift.Rounding | None = Field(description="of unchanged vectors")
-    max_deviation: float | None
-    mean_cosine: float | None
-    min_cosine: float | None
-    scale: float | None = Field(
-        description="median length of the new vectors over that of the old ones"
+    anchor_set: str = Field(description="Name of the anchor set.")
+    encoder: str = Field(description="Name of the encoder.")
+    verdict: drift.DriftVerdict = Field(description="How the vectors changed.")
+    detail: str = Field(description="The verdict in words.")
+    recommendations: list[str] = Field(description="What to do.")
+    count: int = Field(description="Number of anchors compared.")
+    dim: int = Field(description="Dimension of the old vectors.")
+    given_dim: int = Field(description="Dimension of the new vectors.")
+    reembedded: bool = Field(description="Whether the service encoded the stored inputs.")
+    rounding: drift.Rounding | None = Field(
+        description="Rounding of unchanged vectors. Null if they changed."
     )
-    changed: list[int] = Field(description="the first 20 anchors whose vector is another one")
-    changed_count: int
-    changed_share: float
-    worst: list[DriftedRow] = Field(description="the 20 anchors with the smallest cosine")
+    max_deviation: float | None = Field(
+        description="Largest norm of a difference, divided by the norm of the old vector."
+    )
+    mean_cosine: float | None = Field(description="Mean cosine of new and old vectors.")
+    min_cosine: float | None = Field(description="Smallest cosine of a new and an old vector.")
+    scale: float | None = Field(
+        description="Median norm of the new vectors, divided by that of the old vectors."
+    )
+    changed: list[int] = Field(description="The first 20 rows whose vector changed, from 0.")
+    changed_count: int = Field(description="Number of rows whose vector changed.")
+    changed_share: float = Field(description="Share of the compared rows that changed, 0 to 1.")
+    worst: list[RowDrift] = Field(description="The 20 rows with the smallest cosine.")
     held_out: DriftHeldOut | None = Field(
-        description="of rotated and changed vectors, from ten rows on"
+        description="Quality of a translation from old to new. "
+        "Only for rotated and changed vectors; null below 10 rows."
     )
 
 
 def detect_drift(
-    services: Services, project: str, *, anchor_set: str, encoder: str, asked: DriftOptions
+    services: Services,
+    context: RequestContext,
+    *,
+    anchor_set: str,
+    encoder: str,
+    options: DriftOptions,
 ) -> DriftReport:
-    """Compare a space with what its encoder makes of the same items now; nothing is written.
+    """Compare a space with its encoder's vectors of today. Writes nothing.
 
-    Raises the not-found errors, AnchorsNotEmbedded, AnchorCountMismatch, InvalidRequest, TooManyInputs, InputsNotStored,
-    EncoderNeedsVectors, the vector errors, Overloaded, and as `encode`.
+    Raises the not-found errors, AnchorsNotEmbedded, AnchorCountMismatch, InvalidRequest,
+    TooManyInputs, InputsNotStored, EncoderNeedsVectors, the vector errors, Overloaded, and the
+    errors of `encode`.
     """
-    space = space_of(services, project, anchor_set=anchor_set, encoder=encoder)
-    rows = _rows(asked, space.anchor_set.size)
+    space = find_space(services, context.project, anchor_set=anchor_set, encoder=encoder)
+    rows = _choose_rows(options, space.anchor_set.size)
     new = (
-        _embedded_again(services, space, rows)
-        if asked.vectors is None
-        else _given(services, asked.vectors, rows, asked)
+        _embed_again(services, context, space, rows)
+        if options.vectors is None
+        else _check_vectors(services, options.vectors, rows, options)
     )
     old = spaces.raw_anchors(services, space)[rows]
     with services.fitting():
-        found = drift.compare_embeddings(old, new, seed=asked.seed)
-    return _told(found, rows, space, given_dim=new.shape[1], reembedded=asked.vectors is None)
+        comparison = drift.compare_embeddings(old, new, seed=options.seed)
+    return _report(
+        comparison, rows, space, given_dim=new.shape[1], reembedded=options.vectors is None
+    )
 
 
-def _rows(asked: DriftOptions, size: int) -> list[int]:
-    """Which anchors are asked about. Raises InvalidRequest and TooManyInputs."""
-    if asked.sample is not None and (asked.vectors is not None or asked.rows is not None):
+def _choose_rows(options: DriftOptions, size: int) -> list[int]:
+    """Return the anchors to compare. Raises InvalidRequest and TooManyInputs."""
+    if options.sample is not None and (options.vectors is not None or options.rows is not None):
         raise InvalidRequest(
-            "sample is of inputs that are embedded again, where no rows are named", field="sample"
+            "`sample` only applies without `vectors` and `rows`. Remove it", field="sample"
         )
-    if asked.rows is None:
-        if asked.vectors is not None:
+    if options.rows is None:
+        if options.vectors is not None:
             return list(range(size))
         return sorted(
-            draw_uniformly(size, size=min(size, asked.sample or SAMPLED), seed=asked.seed)
+            draw_uniformly(
+                size, size=min(size, options.sample or DEFAULT_REEMBEDDED), seed=options.seed
+            )
         )
-    rows = list(asked.rows)
+    rows = list(options.rows)
     if not rows:
         raise InvalidRequest("expected at least one row", field="rows")
     outside = [place for place, row in enumerate(rows) if not 0 <= row < size]
     if outside:
         raise InvalidRequest(
-            f"the set has {size} anchors, counted from 0", field="rows", rows=outside
-        )
-    if again := repeats(rows):
-        raise InvalidRequest("a row is named twice", field="rows", rows=again)
-    if asked.vectors is None and len(rows) > MOST_SAMPLED:
-        raise TooManyInputs(
-            f"{len(rows)} items to embed again, {MOST_SAMPLED} are allowed and tell as much",
+            f"rows must lie in 0 to {size - 1}: the set has {size} anchors",
             field="rows",
-            limit=MOST_SAMPLED,
+            rows=outside,
+        )
+    if again := repeated_positions(rows):
+        raise InvalidRequest(
+            "rows must differ; these repeat an earlier one", field="rows", rows=again
+        )
+    if options.vectors is None and len(rows) > MOST_REEMBEDDED:
+        raise TooManyInputs(
+            f"there are {len(rows)} rows to embed again; at most {MOST_REEMBEDDED} are allowed, "
+            "which is enough to detect drift. Send fewer",
+            field="rows",
+            limit=MOST_REEMBEDDED,
         )
     return rows
 
 
-def _given(services: Services, vectors: Tensor, rows: list[int], asked: DriftOptions) -> Tensor:
-    """The client's vectors, one for each row. Raises AnchorCountMismatch, InvalidRequest, and the vector errors."""
+def _check_vectors(
+    services: Services, vectors: Tensor, rows: list[int], options: DriftOptions
+) -> Tensor:
+    """Return the client's vectors, one for each row.
+
+    Raises AnchorCountMismatch, InvalidRequest, and the vector errors.
+    """
     new = incoming.checked_vectors(vectors, field="vectors", limits=services.limits)
     if len(new) != len(rows):
-        if asked.rows is None:
+        if options.rows is None:
             raise AnchorCountMismatch(
-                f"the set has {len(rows)} anchors, these are {len(new)}; rows may say which",
+                f"the set has {len(rows)} anchors, and the request {len(new)} vectors. Send one "
+                "for each, or name their anchors in `rows`",
                 field="vectors",
             )
-        raise InvalidRequest(f"{len(rows)} rows and {len(new)} vectors", field="rows")
+        raise InvalidRequest(
+            f"there are {len(rows)} rows and {len(new)} vectors. Send one row for each vector",
+            field="rows",
+        )
     return new
 
 
-def _embedded_again(services: Services, space: tables.SpaceRow, rows: list[int]) -> Tensor:
-    """The set's own inputs by the encoder as it is now. Raises InputsNotStored, EncoderNeedsVectors, and as `encode`."""
+def _embed_again(
+    services: Services, context: RequestContext, space: tables.SpaceRow, rows: list[int]
+) -> Tensor:
+    """Encode the set's inputs again.
+
+    Raises InputsNotStored, EncoderNeedsVectors, and the errors of `encode`.
+    """
     if space.encoder.model is None:
         raise EncoderNeedsVectors(
-            f"an encoder of kind {space.encoder.kind!r} cannot encode inputs: send vectors, made by it now",
+            f"the service cannot encode inputs with an encoder of kind `{space.encoder.kind}`. "
+            "Send its vectors of today",
             field="vectors",
         )
     if space.anchor_set.inputs is None:
         raise InputsNotStored(
-            f"anchor set {space.anchor_set.name!r} keeps no inputs: send vectors, made now",
+            f"anchor set {space.anchor_set.name!r} stores no inputs. Send the encoder's vectors "
+            "of today",
             field="vectors",
         )
-    kept = read_inputs(
+    inputs = read_inputs(
         services, space.anchor_set.inputs, of=f"anchor set {space.anchor_set.name!r}"
     )
-    some = Inputs([kept.values[row] for row in rows], kept.role)
-    return encode(services, space.encoder, some.values, role=some.role, field="encoder").vectors
+    sample_inputs = Inputs([inputs.values[row] for row in rows], inputs.role)
+    return encode(
+        services,
+        context,
+        space.encoder,
+        sample_inputs.values,
+        role=sample_inputs.role,
+        field="encoder",
+    ).vectors
 
 
-def _told(
-    found: drift.Drift, rows: list[int], space: tables.SpaceRow, *, given_dim: int, reembedded: bool
+def _report(
+    comparison: drift.Drift,
+    rows: list[int],
+    space: tables.SpaceRow,
+    *,
+    given_dim: int,
+    reembedded: bool,
 ) -> DriftReport:
     dim = space.encoder.dim
-    changed = [rows[place] for place in found.changed.nonzero().flatten().tolist()]
-    cosines, deviations = found.cosines, found.deviations
+    changed = [rows[place] for place in comparison.changed.nonzero().flatten().tolist()]
+    cosines, deviations = comparison.cosines, comparison.deviations
     worst = []
     if cosines is not None and deviations is not None:
         places = torch.argsort(cosines, stable=True)[:MOST_LISTED_ROWS].tolist()
         worst = [
-            DriftedRow(row=rows[i], cosine=float(cosines[i]), deviation=float(deviations[i]))
+            RowDrift(row=rows[i], cosine=float(cosines[i]), deviation=float(deviations[i]))
             for i in places
         ]
-    detail, recommendations = _words(found, len(changed), len(rows), dim=dim, given_dim=given_dim)
+    detail, recommendations = _explain(
+        comparison, len(changed), len(rows), dim=dim, given_dim=given_dim
+    )
     return DriftReport(
         anchor_set=space.anchor_set.name,
         encoder=space.encoder.name,
-        verdict=found.verdict,
+        verdict=comparison.verdict,
         detail=detail,
         recommendations=recommendations,
         count=len(rows),
         dim=dim,
         given_dim=given_dim,
         reembedded=reembedded,
-        rounding=found.rounding,
+        rounding=comparison.rounding,
         max_deviation=None if deviations is None else float(deviations.max()),
         mean_cosine=None if cosines is None else float(cosines.mean()),
         min_cosine=None if cosines is None else float(cosines.min()),
-        scale=found.scale,
+        scale=comparison.scale,
         changed=sorted(changed)[:MOST_LISTED_ROWS],
         changed_count=len(changed),
         changed_share=len(changed) / len(rows),
         worst=worst,
-        held_out=None if found.held_out is None else DriftHeldOut(**vars(found.held_out)),
+        held_out=None if comparison.held_out is None else DriftHeldOut(**vars(comparison.held_out)),
     )
 
 
-def _words(
-    found: drift.Drift, changed: int, count: int, *, dim: int, given_dim: int
+def _explain(
+    comparison: drift.Drift, changed: int, count: int, *, dim: int, given_dim: int
 ) -> tuple[str, list[str]]:
-    """What it means, and what to do."""
-    move = "register what makes the new vectors as another encoder, PUT its embeddings of this set, and translate"
-    match found.verdict:
-        case "unchanged" if found.rounding == "half":
+    """Explain the verdict, and what to do."""
+    move = "register the changed encoder by another name, PUT its embeddings, and translate"
+    match comparison.verdict:
+        case "unchanged" if comparison.rounding == "half":
             return (
-                "the same vectors, as far as half precision goes: one of the two computes or stores in it",
+                "the vectors are equal to half precision: one of the two computes or stores in it",
                 ["nothing to do"],
             )
         case "unchanged":
-            return "the same vectors, but for rounding", ["nothing to do"]
+            return "the vectors are equal, except for rounding", ["nothing to do"]
         case "partly-changed":
-            return f"{changed} of {count} vectors are other ones, the rest are what they were", [
-                "look at these items: were they edited, cut at another length, or embedded with another prompt?",
-                "the encoder is the same for the others, so translators stay good; to use the new items, make a new set",
+            return f"{changed} of {count} vectors have changed, the others have not", [
+                "check these items: were they edited, truncated, or embedded with another prompt?",
+                "the encoder is the same, so translators stay valid; to use the new items, create "
+                "a new set",
             ]
         case "rescaled":
-            return "the directions are the same, the lengths are not", [
-                "searches by cosine go on as before",
-                "for dot products or Euclidean distances, bring old and new vectors to one length first",
+            return "the directions are equal, the lengths have changed", [
+                "searches by cosine are not affected",
+                "for dot products or Euclidean distances, scale old and new vectors to one length "
+                "first",
             ]
         case "rotated":
             return (
-                "another space, of the same shape: a rotation leads from the old one to the new one",
+                "the space is rotated: a rotation maps old vectors to new ones",
                 [
                     "do not mix old and new vectors: their cosines mean nothing",
-                    f"{move}: with method procrustes the translation is all but exact",
+                    f"{move}: the method procrustes translates almost exactly",
                 ],
             )
         case "changed":
-            return _words_of_change(found, move, dim=dim, given_dim=given_dim)
+            return _explain_change(comparison, move, dim=dim, given_dim=given_dim)
 
 
-def _words_of_change(
-    found: drift.Drift, move: str, *, dim: int, given_dim: int
+def _explain_change(
+    comparison: drift.Drift, move: str, *, dim: int, given_dim: int
 ) -> tuple[str, list[str]]:
-    held_out = found.held_out
-    if found.moved:
-        return "the same vectors in another order", [
-            "send the vectors in the order of the anchors, or say which `rows` they are"
+    held_out = comparison.held_out
+    if comparison.moved:
+        return "the vectors are equal, in another order", [
+            "send the vectors in the order of the anchors, or name their anchors in `rows`"
         ]
-    if found.z is not None and found.z < RELATED_Z:
-        return "vectors that have nothing to do with the old ones", [
-            "look whether they are of the same items, in the same order: by what these rows say, nothing can be translated"
+    if comparison.z is not None and comparison.z < RELATED_Z:
+        return "the new vectors are unrelated to the old ones", [
+            "check that they are the same items in the same order; with these rows, nothing can "
+            "be translated"
         ]
     if held_out is None:
-        return "other vectors; there are too few rows to say more", [
-            "ask again with all anchors, or with ten at least"
+        return "the vectors have changed; there are too few rows to say more", [
+            "repeat the request with all anchors, or with at least ten"
         ]
     if held_out.nothing >= drift.ROTATED_COSINE:
         if dim != given_dim:
             shorter = min(dim, given_dim)
             return (
-                f"{given_dim} dimensions in place of {dim}, of which the first {shorter} agree",
+                f"the vectors have {given_dim} dimensions instead of {dim}; the first {shorter} "
+                "agree",
                 [f"cut the longer ones to {shorter} dimensions, or {move}"],
             )
-        return f"nearly the same vectors: mean cosine {held_out.nothing:.3f} around their mean", [
-            "old and new vectors can share an index, at a small loss",
-            f"to lose less, {move}",
-        ]
+        return (
+            f"the vectors are nearly equal: their mean centred cosine is {held_out.nothing:.3f}",
+            [
+                "old and new vectors can share an index, at a small loss",
+                f"to lose less, {move}",
+            ],
+        )
     return (
-        f"another space: old vectors translated into it have a held-out cosine of {held_out.translator:.2f}",
+        "the space is another one: translated old vectors have a held-out cosine of "
+        f"{held_out.translator:.2f}",
         [
             "do not mix old and new vectors: their cosines mean little",
-            f"{move}: with {held_out.rows} anchors, expect that cosine and a recall of {held_out.recall:.2f}",
+            f"{move}: with {held_out.rows} anchors, expect that cosine and a recall of "
+            f"{held_out.recall:.2f}",
         ],
     )

@@ -1,4 +1,4 @@
-"""Pools: items of one encoder in no known order, which come in pieces, and which bootstraps find partners in."""
+"""Pools: items of one encoder, sent in pieces, among which a bootstrap searches for pairs."""
 
 from __future__ import annotations
 
@@ -12,41 +12,42 @@ from torch import Tensor
 from app.errors import (
     Conflict,
     DegenerateAnchors,
-    EncoderNeedsVectors,
     OffsetMismatch,
     PoolOfAnotherEncoder,
     PoolTooLarge,
+    blaming,
 )
 from app.maths.bootstrap.neighbours import Beat, no_beat
 from app.maths.geometry.space import fit_space
 from app.services import incoming
 from app.services.access.audit import record_audit
 from app.services.context import Services
-from app.services.encoders.encoding import Inputs, encode, readable, spec_of
+from app.services.encoders.encoding import Inputs, check_inputs, encode, spec_of
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 
-#: what a piece's tensor is called in its blob
-ROWS = "pool"
+#: the name of a piece's tensor in its blob
+POOL_TENSOR = "pool"
 
-#: pieces of one pool: each is a file, and the pool's row names all of them
-MOST_PIECES = 4_096
+#: most pieces of one pool: each is a file, and the pool's row names all
+MOST_POOL_PIECES = 4_096
 
-#: items that are looked at together for whether they differ
-BLOCK = 1_024
+#: items of one comparison, when a pool is searched for two that differ
+COMPARED_ITEMS = 1_024
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
-    """One side of a bootstrap as a client sends it, by the request's field: vectors, a pool's name, or inputs."""
+class PoolInput:
+    """One side of a bootstrap, as sent in `field`: vectors, a pool's name, or inputs."""
 
     field: str
     content: Tensor | str | Inputs
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """One side of a bootstrap, checked as far as it can be without encoding; a stored pool's content is its blobs."""
+class PoolSide:
+    """One side of a bootstrap, checked but not encoded. A stored pool's content is its blobs."""
 
     encoder: tables.EncoderRow
     field: str
@@ -54,31 +55,33 @@ class Found:
     content: Tensor | Inputs | Sequence[str]
 
 
-def create(
+def create_pool(
     services: Services,
-    project: str,
+    context: RequestContext,
     *,
     name: str,
     encoder: str,
     vectors: Tensor | None,
     inputs: Inputs | None,
 ) -> tables.PoolRow:
-    """A new pool of one piece: vectors, or inputs encoded now.
+    """Create a pool of one piece: vectors, or inputs that are encoded now.
 
-    Raises NameTaken, EncoderNotFound, NotExactlyOne, PoolTooLarge, and as `given_vectors`.
+    Raises NameTaken, EncoderNotFound, NotExactlyOne, PoolTooLarge, and the errors of
+    `vectors_or_encoded`.
     """
     field, count = incoming.exactly_one(vectors, inputs)
     with services.db.transaction() as session:
-        resources.require_free(session, tables.PoolRow, project, name)
+        resources.require_free(session, tables.PoolRow, context.project, name)
         encoder_row = resources.by_name(
-            session, tables.EncoderRow, project, encoder, field="encoder"
+            session, tables.EncoderRow, context.project, encoder, field="encoder"
         )
     _require_room(services, count, field)
-    piece = _write(
-        services, incoming.vectors_or_encoded(services, encoder_row, vectors, inputs).vectors
+    piece = _store_piece(
+        services,
+        incoming.vectors_or_encoded(services, context, encoder_row, vectors, inputs).vectors,
     )
     row = tables.PoolRow(
-        project=project,
+        project=context.project,
         name=name,
         encoder_id=encoder_row.id,
         encoder=encoder_row,
@@ -86,168 +89,195 @@ def create(
         pieces=[piece],
     )
     with services.db.transaction() as session:
-        resources.require_free(session, tables.PoolRow, project, name)
+        resources.require_free(session, tables.PoolRow, context.project, name)
         session.add(row)
-        record_audit(session, project, "create", "pool", name, row)
+        record_audit(session, context, "create", "pool", name, row)
     return row
 
 
-def append(
+def append_piece(
     services: Services,
-    project: str,
+    context: RequestContext,
     *,
     name: str,
     offset: int,
     vectors: Tensor | None,
     inputs: Inputs | None,
 ) -> tables.PoolRow:
-    """The pool with another piece, which begins at the item `offset`: where the pool ends, or it is refused.
+    """Append a piece to a pool. `offset` must be the pool's number of items.
 
-    Raises PoolNotFound, OffsetMismatch, NotExactlyOne, PoolTooLarge, Conflict, and as `given_vectors`.
+    Raises PoolNotFound, OffsetMismatch, NotExactlyOne, PoolTooLarge, Conflict, and the errors of
+    `vectors_or_encoded`.
     """
     field, count = incoming.exactly_one(vectors, inputs)
     with services.db.transaction() as session:
-        row = resources.whole_pool(session, project, name)
+        row = resources.whole_pool(session, context.project, name)
     if offset != row.items:
-        raise _elsewhere(row, offset)
+        raise _offset_mismatch(row, offset)
     _require_room(services, row.items + count, field)
-    if len(row.pieces) >= MOST_PIECES:
+    if len(row.pieces) >= MOST_POOL_PIECES:
         raise PoolTooLarge(
-            f"a pool of {MOST_PIECES} pieces: send more vectors in each",
+            f"the pool has {MOST_POOL_PIECES} pieces, the most allowed. Create a pool of larger "
+            "pieces",
             field=field,
-            limit=MOST_PIECES,
+            limit=MOST_POOL_PIECES,
         )
-    piece = _write(
-        services, incoming.vectors_or_encoded(services, row.encoder, vectors, inputs).vectors
+    piece = _store_piece(
+        services,
+        incoming.vectors_or_encoded(services, context, row.encoder, vectors, inputs).vectors,
     )
     with services.db.transaction() as session:
-        extended = resources.extend_pool(session, row, piece)
-        found = resources.by_name(session, tables.PoolRow, project, name)
-        if found.id != row.id:
+        is_appended = resources.extend_pool(session, row, piece)
+        current = resources.by_name(session, tables.PoolRow, context.project, name)
+        if current.id != row.id:
             raise Conflict(
-                f"pool {name!r} was made anew meanwhile; look at it and try again", field="name"
+                f"pool {name!r} was replaced by another of that name. Check it, and try again",
+                field="name",
             )
-        if not extended:
-            raise _elsewhere(found, offset)
-        record_audit(session, project, "append", "pool", name, found)
-    return found
+        if not is_appended:
+            raise _offset_mismatch(current, offset)
+        record_audit(session, context, "append", "pool", name, current)
+    return current
 
 
-def delete(services: Services, project: str, name: str) -> None:
-    """Forget a pool; jobs that use it have its blobs' names. Raises PoolNotFound."""
+def delete_pool(services: Services, context: RequestContext, name: str) -> None:
+    """Delete a pool. Jobs that use it still read its blobs. Raises PoolNotFound."""
     with services.db.transaction() as session:
-        resources.remove(session, resources.by_name(session, tables.PoolRow, project, name))
-        record_audit(session, project, "delete", "pool", name)
+        resources.remove(session, resources.by_name(session, tables.PoolRow, context.project, name))
+        record_audit(session, context, "delete", "pool", name)
 
 
-def find(services: Services, project: str, encoder: tables.EncoderRow, given: Given) -> Found:
-    """One side of a bootstrap; nothing is encoded or written yet.
+def check_side(
+    services: Services, project: str, encoder: tables.EncoderRow, side: PoolInput
+) -> PoolSide:
+    """Check one side of a bootstrap, without encoding or writing anything.
 
-    Raises PoolNotFound, PoolOfAnotherEncoder, PoolTooLarge, DegenerateAnchors, EncoderNeedsVectors, the vector errors, and the
-    errors of inputs that nobody could read, naming the request's field.
+    Raises PoolNotFound, PoolOfAnotherEncoder, PoolTooLarge, DegenerateAnchors, EncoderNeedsVectors,
+    the vector errors and the input errors, which name the request's field.
     """
-    field, content = given.field, given.content
+    field, content = side.field, side.content
     if isinstance(content, str):
         with services.db.transaction() as session:
             row = resources.whole_pool(session, project, content, field=field)
         if row.encoder_id != encoder.id:
             raise PoolOfAnotherEncoder(
-                f"pool {content!r} is of encoder {row.encoder.name!r}, not {encoder.name!r}",
+                f"pool {content!r} belongs to encoder {row.encoder.name!r}, not {encoder.name!r}. "
+                "Name a pool of that encoder",
                 field=field,
             )
-        found = Found(encoder, field, row.items, [piece["blob"] for piece in row.pieces])
+        pool_side = PoolSide(encoder, field, row.items, [piece["blob"] for piece in row.pieces])
     elif isinstance(content, Inputs):
-        found = Found(
-            encoder, field, len(content.values), _readable(services, encoder, content, field)
+        pool_side = PoolSide(
+            encoder,
+            field,
+            len(content.values),
+            _check_side_inputs(services, encoder, content, field),
         )
     else:
         _require_room(services, len(content), field)
         rows = incoming.checked_vectors(
             content, field=field, limits=services.limits, dim=encoder.dim
         )
-        found = Found(encoder, field, len(rows), rows)
-    _require_room(services, found.rows, field)
-    if not isinstance(found.content, Inputs):
-        _require_direction(services, found.content, field)
-    return found
+        pool_side = PoolSide(encoder, field, len(rows), rows)
+    _require_room(services, pool_side.rows, field)
+    if not isinstance(pool_side.content, Inputs):
+        _require_direction(services, pool_side.content, field)
+    return pool_side
 
 
-def keep(services: Services, found: Found) -> list[str]:
-    """The blobs of one side, which no sweep takes until a job names them. Raises DegenerateAnchors, and as `encode`."""
-    content = found.content
+def store_side(services: Services, context: RequestContext, pool_side: PoolSide) -> list[str]:
+    """Store one side, and return its blobs, which no sweep deletes before a job names them.
+
+    Raises DegenerateAnchors, and the errors of `encode`.
+    """
+    content = pool_side.content
     if isinstance(content, Inputs):
         content = encode(
-            services, found.encoder, content.values, role=content.role, field=found.field
+            services,
+            context,
+            pool_side.encoder,
+            content.values,
+            role=content.role,
+            field=pool_side.field,
         ).vectors
-        _require_direction(services, content, found.field)
+        _require_direction(services, content, pool_side.field)
     if isinstance(content, Tensor):
-        return [_write(services, content)["blob"]]
+        return [_store_piece(services, content)["blob"]]
     services.blobs.touch(content)
     return list(content)
 
 
-def load(services: Services, blobs: str | Sequence[str], *, beat: Beat = no_beat) -> Tensor:
-    """The items of a side (n, d), float32, from its blobs: in memory for them alone and one piece. Raises StorageUnavailable.
+def load_items(services: Services, blobs: str | Sequence[str], *, beat: Beat = no_beat) -> Tensor:
+    """Return the items of a side (n, d), float32, in memory for them and one piece.
 
-    beat  is called before each piece, and may end it
+    beat  called before each piece; it may raise to stop
+
+    Raises BlobMissing, StorageUnavailable.
     """
     digests = [blobs] if isinstance(blobs, str) else blobs
-    shapes = [services.blobs.shape(digest, ROWS) for digest in digests]
-    whole = torch.empty(sum(rows for rows, _ in shapes), shapes[0][1])
+    shapes = [services.blobs.shape(digest, POOL_TENSOR) for digest in digests]
+    items = torch.empty(sum(rows for rows, _ in shapes), shapes[0][1])
     end = 0
     for digest, (rows, _) in zip(digests, shapes, strict=True):
         beat()
-        services.blobs.copy(digest, ROWS, to=whole[end : end + rows])
+        services.blobs.copy(digest, POOL_TENSOR, to=items[end : end + rows])
         end += rows
-    return whole
+    return items
 
 
-def _write(services: Services, rows: Tensor) -> dict[str, Any]:
-    """Store checked vectors; returns the piece as a pool's row has it."""
-    return {"blob": services.blobs.put({ROWS: rows}), "rows": len(rows)}
+def _store_piece(services: Services, rows: Tensor) -> dict[str, Any]:
+    """Store checked vectors; return the entry of a pool's `pieces`."""
+    return {"blob": services.blobs.put({POOL_TENSOR: rows}), "rows": len(rows)}
 
 
-def _elsewhere(pool: tables.PoolRow, offset: int) -> OffsetMismatch:
-    """What is wrong with a piece that does not begin where the pool ends."""
-    says = f"pool {pool.name!r} has {pool.items} items: its next piece begins at offset {pool.items}, not {offset}"
-    return OffsetMismatch(says, items=pool.items)
+def _offset_mismatch(pool: tables.PoolRow, offset: int) -> OffsetMismatch:
+    """The error of a piece that does not begin where the pool ends."""
+    detail = (
+        f"pool {pool.name!r} has {pool.items} items. Send its next piece with offset "
+        f"{pool.items}, not {offset}"
+    )
+    return OffsetMismatch(detail, field="offset", more={"items": pool.items})
 
 
 def _require_room(services: Services, count: int, field: str) -> None:
     """Raises PoolTooLarge."""
     most = services.limits.pool
     if count > most:
-        raise PoolTooLarge(f"{count} items in a pool, {most} are allowed", field=field, limit=most)
+        raise PoolTooLarge(
+            f"the pool would have {count} items; at most {most} are allowed",
+            field=field,
+            limit=most,
+        )
 
 
-def _readable(services: Services, encoder: tables.EncoderRow, inputs: Inputs, field: str) -> Inputs:
-    """The inputs as the encoder reads them. Raises EncoderNeedsVectors, and the errors of inputs that nobody could read."""
-    try:
+def _check_side_inputs(
+    services: Services, encoder: tables.EncoderRow, inputs: Inputs, field: str
+) -> Inputs:
+    """Return the inputs as the encoder reads them. Raises EncoderNeedsVectors, the input errors."""
+    with blaming(field, always=True):
         spec_of(encoder)
-    except EncoderNeedsVectors as error:
-        error.field = field
-        raise
     return Inputs(
-        readable(encoder, inputs.values, limits=services.limits, field=field), inputs.role
+        check_inputs(encoder, inputs.values, limits=services.limits, field=field), inputs.role
     )
 
 
 def _require_direction(services: Services, content: Tensor | Sequence[str], field: str) -> None:
-    """Raises DegenerateAnchors when all items are one vector. A stored pool is read no further than to the first that differ."""
+    """Raises DegenerateAnchors when all items are equal. Reads a stored pool up to a difference."""
     pieces = (
         [content]
         if isinstance(content, Tensor)
-        else (services.blobs.get(digest)[ROWS] for digest in content)
+        else (services.blobs.get(digest)[POOL_TENSOR] for digest in content)
     )
-    firsts = []
+    first_rows = []
     for piece in pieces:
-        for start in range(0, len(piece), BLOCK):
-            if _differ(piece[start : start + BLOCK]):
+        for start in range(0, len(piece), COMPARED_ITEMS):
+            if _differ(piece[start : start + COMPARED_ITEMS]):
                 return
-            firsts.append(piece[start : start + 1])
-    if not _differ(torch.cat(firsts)):
+            first_rows.append(piece[start : start + 1])
+    if not _differ(torch.cat(first_rows)):
         raise DegenerateAnchors(
-            "the items of the pool are all the same vector, up to float32 rounding", field=field
+            "all items of the pool are equal, up to float32 rounding. Send different items",
+            field=field,
         )
 
 

@@ -1,4 +1,4 @@
-"""Whether a client's copy of an encoder makes the vectors that the service's makes, and if not, why."""
+"""Compares a client's copy of an encoder with the service's, and explains a difference."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from app.maths.anchors import drift
 from app.maths.anchors.drift import HALF_DEVIATION, SAME_DEVIATION
 from app.maths.quality.metrics import unit
 from app.services import incoming
-from app.services.context import Services, on_departure
-from app.services.encoders.encoding import Inputs, encode, load, readable
+from app.services.context import Services
+from app.services.encoders.encoding import Inputs, check_inputs, encode, load_model
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 
@@ -33,76 +34,100 @@ Cause = Literal[
     "unknown",
 ]
 
-#: inputs of one verification: each is encoded some twenty times when the vectors differ
-MOST_INPUTS = 64
+#: most inputs of one verification: each is encoded about 20 times when the vectors differ
+MOST_VERIFIED_INPUTS = 64
 
-#: `drift.cosine_correlation` of a model of the same family
-RELATED = 0.7
-#: from fewer inputs it says nothing
-TELLING = 4
+#: least `drift.cosine_correlation` of two revisions of a model
+SAME_FAMILY = 0.7
+#: fewest inputs whose likeness is meaningful
+FEWEST_TO_TELL = 4
 
 
 class Explanation(BaseModel):
-    """One way in which the two may differ, and how far they are apart once it is undone."""
+    """A possible cause, and the largest deviation once it is undone."""
 
-    cause: Annotated[Cause, WithJsonSchema({"title": "Cause", "type": "string"})]
-    detail: str
-    max_deviation: float
+    cause: Annotated[
+        Cause,
+        WithJsonSchema(
+            {"title": "Cause", "type": "string", "description": "Code of the possible cause."}
+        ),
+    ]
+    detail: str = Field(description="The cause in words.")
+    max_deviation: float = Field(
+        description="Largest relative deviation that remains if the cause is undone."
+    )
 
 
-class Verified(BaseModel):
-    """How far apart the vectors are; a deviation is |yours - ours| / |ours| of the row where it is largest."""
+class VerificationReport(BaseModel):
+    """How far the vectors differ. A deviation is |yours - ours| / |ours|, in the worst row."""
 
-    matches: bool
-    count: int
-    dim: int
-    given_dim: int
-    max_deviation: float | None = Field(description="null when the dimensions differ")
-    min_cosine: float | None
-    mean_cosine: float | None
-    likely_cause: Cause | None
-    detail: str
-    explanations: list[Explanation] = Field(description="what was tried, the closest first")
+    matches: bool = Field(description="Whether the vectors are equal within rounding.")
+    count: int = Field(description="Number of vectors compared.")
+    dim: int = Field(description="Dimension of the service's vectors.")
+    given_dim: int = Field(description="Dimension of the client's vectors.")
+    max_deviation: float | None = Field(
+        description="Largest relative deviation of a row. Null if the dimensions differ."
+    )
+    min_cosine: float | None = Field(
+        description="Smallest cosine of a row. Null if the dimensions differ."
+    )
+    mean_cosine: float | None = Field(
+        description="Mean cosine of the rows. Null if the dimensions differ."
+    )
+    likely_cause: Cause | None = Field(
+        description="Likely cause of the difference. Null if the vectors match."
+    )
+    detail: str = Field(description="The result in words.")
+    explanations: list[Explanation] = Field(description="Causes that were tried, closest first.")
 
 
 def verify(
-    services: Services, project: str, *, encoder: str, inputs: Inputs, vectors: Tensor
-) -> Verified:
-    """Encode the inputs and compare. Raises EncoderNotFound, TooManyInputs, DimensionMismatch, and as `encode`."""
+    services: Services, context: RequestContext, *, encoder: str, inputs: Inputs, vectors: Tensor
+) -> VerificationReport:
+    """Encode the inputs, and compare the vectors with the client's.
+
+    Raises EncoderNotFound, TooManyInputs, DimensionMismatch, and the errors of `encode`.
+    """
     with services.db.transaction() as session:
-        row = resources.by_name(session, tables.EncoderRow, project, encoder)
-    if len(inputs.values) > MOST_INPUTS:
+        row = resources.by_name(session, tables.EncoderRow, context.project, encoder)
+    if len(inputs.values) > MOST_VERIFIED_INPUTS:
         raise TooManyInputs(
-            f"{len(inputs.values)} inputs to verify, {MOST_INPUTS} are allowed and tell as much",
+            f"the request has {len(inputs.values)} inputs; at most {MOST_VERIFIED_INPUTS} are "
+            "allowed, which is enough for a verification. Send fewer",
             field="inputs",
-            limit=MOST_INPUTS,
+            limit=MOST_VERIFIED_INPUTS,
         )
-    given = incoming.checked_vectors(vectors, field="vectors", limits=services.limits)
-    if len(given) != len(inputs.values):
+    theirs = incoming.checked_vectors(vectors, field="vectors", limits=services.limits)
+    if len(theirs) != len(inputs.values):
         raise DimensionMismatch(
-            f"{len(inputs.values)} inputs and {len(given)} vectors", field="vectors"
+            f"the request has {len(inputs.values)} inputs and {len(theirs)} vectors. Send one "
+            "vector for each",
+            field="vectors",
         )
-    ours = encode(services, row, inputs.values, role=inputs.role).vectors
-    same_dim = given.shape[1] == ours.shape[1]
-    deviation = _apart(ours, given) if same_dim else None
-    cosines = drift.cosines(ours, given) if same_dim else None
-    if deviation is not None and deviation <= _same(row):
-        cause, detail, explanations = None, "the same vectors, but for rounding", []
+    ours = encode(services, context, row, inputs.values, role=inputs.role).vectors
+    same_dim = theirs.shape[1] == ours.shape[1]
+    deviation = _find_max_deviation(ours, theirs) if same_dim else None
+    cosines = drift.cosines(ours, theirs) if same_dim else None
+    if deviation is not None and deviation <= _tolerance(row):
+        cause, detail, explanations = None, "the vectors are equal, except for rounding", []
     else:
-        texts = readable(row, inputs.values, limits=services.limits, field="inputs")
+        texts = check_inputs(row, inputs.values, limits=services.limits, field="inputs")
         with services.verifying():
-            gone: list[bool] = []
-            on_departure.get()(lambda: gone.append(True))
+            departures: list[bool] = []
+            context.on_departure(lambda: departures.append(True))
             explanations = list(
-                takewhile(lambda _: not gone, _explain(load(services, row), texts, ours, given))
+                takewhile(
+                    lambda _: not departures,
+                    _explain(load_model(services, row), texts, ours, theirs),
+                )
             )
-        cause, detail = _likely(ours, given, explanations)
+        cause, detail = _find_likely_cause(ours, theirs, explanations)
         explanations.sort(key=lambda each: each.max_deviation)
-    return Verified(
+    return VerificationReport(
         matches=cause is None,
-        count=len(given),
+        count=len(theirs),
         dim=ours.shape[1],
-        given_dim=given.shape[1],
+        given_dim=theirs.shape[1],
         max_deviation=deviation,
         min_cosine=None if cosines is None else float(cosines.min()),
         mean_cosine=None if cosines is None else float(cosines.mean()),
@@ -112,8 +137,8 @@ def verify(
     )
 
 
-def _same(encoder: tables.EncoderRow) -> float:
-    """What batches of other sizes change, in the precision in which the model computes."""
+def _tolerance(encoder: tables.EncoderRow) -> float:
+    """The largest deviation of equal models: batches of another size round differently."""
     return (
         SAME_DEVIATION
         if (encoder.identity or {}).get("dtype") in ("float32", None)
@@ -122,73 +147,87 @@ def _same(encoder: tables.EncoderRow) -> float:
 
 
 def _explain(
-    model: EncoderModel, inputs: object, ours: Tensor, given: Tensor
+    model: EncoderModel, inputs: object, ours: Tensor, theirs: Tensor
 ) -> Iterator[Explanation]:
-    """Undo one difference after the other."""
-    if ours.shape == given.shape:
-        yield _explained(
-            "normalisation", "lengths differ, directions do not", _apart(unit(ours), unit(given))
+    """Undo one difference after another."""
+    if ours.shape == theirs.shape:
+        yield _explanation(
+            "normalisation",
+            "the lengths differ, the directions agree",
+            _find_max_deviation(unit(ours), unit(theirs)),
         )
-        yield _explained(
-            "order", "the same vectors in another order", drift.reorder_deviation(ours, given)
+        yield _explanation(
+            "order",
+            "the vectors are equal, in another order",
+            drift.reorder_deviation(ours, theirs),
         )
     else:
-        yield from _shorter("dimensions", "", ours, given)
+        yield from _explain_dimensions("dimensions", "", ours, theirs)
     variants = getattr(model, "variants", None)
     if variants is None:
         return
     for cause, detail, vectors in variants(inputs):
-        if vectors.shape == given.shape:
-            yield _explained(cause, detail, _apart(unit(vectors), unit(given)))
+        if vectors.shape == theirs.shape:
+            yield _explanation(cause, detail, _find_max_deviation(unit(vectors), unit(theirs)))
         else:
-            yield from _shorter(cause, f"{detail}, ", vectors, given)
+            yield from _explain_dimensions(cause, f"{detail}, ", vectors, theirs)
 
 
-def _explained(cause: Cause, detail: str, max_deviation: float) -> Explanation:
+def _explanation(cause: Cause, detail: str, max_deviation: float) -> Explanation:
     return Explanation(cause=cause, detail=detail, max_deviation=max_deviation)
 
 
-def _shorter(cause: Cause, also: str, ours: Tensor, given: Tensor) -> Iterator[Explanation]:
-    """The longer of the two, cut to the shorter one's dimensions."""
-    dim = min(ours.shape[1], given.shape[1])
-    apart = _apart(unit(ours[:, :dim]), unit(given[:, :dim]))
-    yield _explained(
+def _explain_dimensions(
+    cause: Cause, prefix: str, ours: Tensor, theirs: Tensor
+) -> Iterator[Explanation]:
+    """Compare the first dimensions, as many as both have."""
+    dim = min(ours.shape[1], theirs.shape[1])
+    apart = _find_max_deviation(unit(ours[:, :dim]), unit(theirs[:, :dim]))
+    yield _explanation(
         cause,
-        f"{also}{given.shape[1]} dimensions instead of {ours.shape[1]}: the first {dim} agree",
+        f"{prefix}{theirs.shape[1]} dimensions instead of {ours.shape[1]}: the first {dim} agree",
         apart,
     )
 
 
-def _likely(ours: Tensor, given: Tensor, explanations: list[Explanation]) -> tuple[Cause, str]:
-    """The first explanation that leaves nothing, for they begin with the simplest; else what the geometry says."""
+def _find_likely_cause(
+    ours: Tensor, theirs: Tensor, explanations: list[Explanation]
+) -> tuple[Cause, str]:
+    """The first explanation that leaves no deviation: they begin with the simplest.
+
+    Without one, what the similarities between the inputs say.
+    """
     exact = [each for each in explanations if each.max_deviation <= SAME_DEVIATION]
     if exact:
         return exact[0].cause, exact[0].detail
-    if ours.shape == given.shape and _apart(ours, given) <= HALF_DEVIATION:
+    if ours.shape == theirs.shape and _find_max_deviation(ours, theirs) <= HALF_DEVIATION:
         return (
             "precision",
-            "the vectors agree as far as half precision does: one of the two computes or stores in it",
+            "the vectors agree to half precision: one of the two computes or stores in it",
         )
     near = [each for each in explanations if each.max_deviation <= HALF_DEVIATION]
     if near:
-        return near[0].cause, f"{near[0].detail}, and half precision somewhere"
-    if len(ours) < TELLING or not bool(given.any()):
+        return near[0].cause, f"{near[0].detail}, and one of the two uses half precision"
+    if len(ours) < FEWEST_TO_TELL or not bool(theirs.any()):
         return (
             "unknown",
-            f"no known difference explains it, and less than {TELLING} inputs, or vectors of zeros, tell no more",
+            f"no known cause explains the difference. Send at least {FEWEST_TO_TELL} inputs, and "
+            "vectors that are not zero, for a comparison of their similarities",
         )
-    alike = drift.cosine_correlation(ours, given)
-    if alike >= RELATED:
+    likeness = drift.cosine_correlation(ours, theirs)
+    if likeness >= SAME_FAMILY:
         return (
             "revision",
-            f"the inputs are alike and different in the same way (correlation {alike:.2f}): another revision of the model",
+            f"both models find the same inputs similar (correlation {likeness:.2f}): probably "
+            "another revision of the model",
         )
     return (
         "another-model",
-        f"the two find different inputs alike (correlation {alike:.2f}): another model, or other inputs",
+        f"the two models find different inputs similar (correlation {likeness:.2f}): probably "
+        "another model, or other inputs",
     )
 
 
-def _apart(ours: Tensor, given: Tensor) -> float:
-    """The worst row's deviation."""
-    return float(drift.deviations(ours, given).max())
+def _find_max_deviation(ours: Tensor, theirs: Tensor) -> float:
+    """The deviation of the worst row."""
+    return float(drift.deviations(ours, theirs).max())

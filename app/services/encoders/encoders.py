@@ -10,8 +10,9 @@ from app.errors import (
 )
 from app.services.access.audit import record_audit
 from app.services.context import Services
-from app.services.encoders.encoding import load_anew, spec_of
+from app.services.encoders.encoding import load_current_model, spec_of
 from app.services.name_lookup import refuse_in_use, require_free
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import EncoderKind, Modality
@@ -19,7 +20,7 @@ from app.types import EncoderKind, Modality
 
 def create_encoder(
     services: Services,
-    project: str,
+    context: RequestContext,
     *,
     name: str,
     kind: EncoderKind,
@@ -29,13 +30,13 @@ def create_encoder(
     modality: Modality | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> tables.EncoderRow:
-    """Register an encoder; one the service runs is loaded now, so that a wrong name shows at once.
+    """Register an encoder. A model that the service runs is loaded now, which finds a wrong name.
 
-    Raises NameTaken, InvalidRequest, and as the model's loader.
+    Raises NameTaken, InvalidRequest, and the errors of loading a model.
     """
-    require_free(services, tables.EncoderRow, project, name)
+    require_free(services, tables.EncoderRow, context.project, name)
     row = tables.EncoderRow(
-        project=project,
+        project=context.project,
         name=name,
         kind=kind,
         dim=dim,
@@ -46,40 +47,49 @@ def create_encoder(
     if kind is EncoderKind.external:
         if dim is None or model is not None or revision is not None or options:
             raise InvalidRequest(
-                "an external encoder has a dim, and no model, revision or options", field="dim"
+                "an encoder of kind `external` needs `dim`, and takes no `model`, `revision` or "
+                "`options`. Remove them, or name another kind",
+                field="dim",
             )
         row.modality = modality or Modality.text
     else:
         _describe_model(services, row, dim, modality)
     with services.db.transaction() as session:
-        resources.require_free(session, tables.EncoderRow, project, name)
+        resources.require_free(session, tables.EncoderRow, context.project, name)
         session.add(row)
-        record_audit(session, project, "create", "encoder", name, row)
+        record_audit(session, context, "create", "encoder", name, row)
     return row
 
 
 def _describe_model(
     services: Services, row: tables.EncoderRow, dim: int | None, modality: Modality | None
 ) -> None:
-    """Load the model, and write down what it is. Raises InvalidRequest for what it is said to be and is not."""
+    """Load the model, and copy its properties to the row.
+
+    Raises InvalidRequest when the request contradicts them.
+    """
     if dim is not None or row.model is None:
         raise InvalidRequest(
-            f"an encoder of kind {row.kind} has a model, which tells its dim", field="model"
+            f"an encoder of kind `{row.kind}` needs `model`, and takes no `dim`: the model has one",
+            field="model",
         )
-    services.encoders.forget(
-        spec_of(row)
-    )  # its files may be others than when another encoder was registered
-    model = load_anew(services, spec_of(row))
+    # Its files may have changed since another encoder was registered with it.
+    services.encoders.forget(spec_of(row))
+    model = load_current_model(services, spec_of(row))
     if modality not in (None, model.modality):
-        raise InvalidRequest(f"this model reads {model.modality}, not {modality}", field="modality")
+        raise InvalidRequest(
+            f"this model reads {model.modality}, not {modality}. Remove `modality`, or name "
+            "another model",
+            field="modality",
+        )
     row.dim, row.modality, row.identity = model.dim, model.modality, model.identity.members
 
 
-def delete_encoder(services: Services, project: str, name: str) -> None:
+def delete_encoder(services: Services, context: RequestContext, name: str) -> None:
     """Raises EncoderNotFound, InUse."""
     with services.db.transaction() as session:
-        row = resources.by_name(session, tables.EncoderRow, project, name)
+        row = resources.by_name(session, tables.EncoderRow, context.project, name)
         refuse_in_use(f"encoder {name!r}", resources.users_of_encoder(session, row))
         resources.remove(session, row)
-        record_audit(session, project, "delete", "encoder", name)
+        record_audit(session, context, "delete", "encoder", name)
     services.names.forget()

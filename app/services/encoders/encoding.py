@@ -1,4 +1,4 @@
-"""Vectors of texts and images, by the service itself."""
+"""Encodes texts and images with the models that the service runs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from app.encoders.base import EncoderModel, Input, Item, Spec
-from app.encoders.batcher import Work
+from app.encoders.base import EncoderModel, EncoderSpec, Input, Item
+from app.encoders.batch_queue import EncodeTask
 from app.errors import (
     AnchorageError,
     BadBase64,
@@ -27,42 +27,48 @@ from app.errors import (
     InputTooLong,
     InvalidInput,
     TooManyInputs,
+    blaming,
 )
 from app.maths.geometry.space import check_vectors
-from app.services.context import Limits, Services, on_departure, origin
+from app.services.context import Limits, Services
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.types import InputRole, Modality
 
-#: inputs prepared at once; the next piece is prepared while this one runs
-PIECE = {Modality.text: 256, Modality.image: 8}
+#: inputs of one piece; the next piece is prepared while one runs
+PIECE_INPUTS = {Modality.text: 256, Modality.image: 8}
 
-#: how often a job that waits for a piece looks whether it is cancelled
-LOOK_S = 0.5
+#: how often a job that waits for a piece checks whether it is cancelled
+ENCODING_CHECK_S = 0.5
 
-#: texts of a small request may be tokenized where it is answered, without a thread
+#: most texts and characters that are tokenized on the event loop, without a thread
 INLINE_INPUTS, INLINE_CHARACTERS = 16, 16_384
 
-#: a commit of a hub; a folder's digest is longer
+#: a commit of a hub; the digest of a folder is longer
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
-#: a model that is not what it should be is looked at again after so long
-CHANGED_S = 10.0
+#: the files of a changed model are read again after this time
+RECHECK_MODEL_S = 10.0
 
-#: how images are written in OpenAI's requests
+#: the prefix of an image in OpenAI's requests
 _DATA_URL = re.compile(r"data:image/[a-z.+-]{1,40};base64,", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a client sends instead of vectors: texts, or images as base64 or bytes; and what they are to a search."""
+    """Texts, or images as base64 or bytes, and their role in a search."""
 
     values: Sequence[Input]
     role: InputRole = InputRole.document
 
 
 @dataclass(frozen=True, eq=False)
-class Encoded:
-    """vectors (n, d), float32; tokens that the model read; the rows of inputs that it read only the beginning of."""
+class EncodedVectors:
+    """Vectors (n, d), float32, of inputs.
+
+    tokens     that the model read
+    truncated  rows of the inputs that the model read only in part
+    """
 
     vectors: Tensor
     tokens: int = 0
@@ -71,34 +77,38 @@ class Encoded:
 
 def encode(
     services: Services,
+    context: RequestContext,
     encoder: tables.EncoderRow,
     inputs: Sequence[Input],
     *,
     role: InputRole = InputRole.document,
     field: str = "inputs",
     on_progress: Callable[[int], None] = lambda done: None,
-) -> Encoded:
-    """The inputs' vectors, in the encoder's own units; `on_progress` hears how many are done.
+) -> EncodedVectors:
+    """Return the inputs' vectors, in the encoder's own units.
 
-    Raises EncoderNeedsVectors, EncoderUnavailable, EncoderChanged, EncoderFailed, EmptyVectors, TooManyInputs, InputTooLong,
-    ImageTooLarge, InvalidInput, InvalidImage, BadBase64, Overloaded, TooMuchAtOnce, ClientLeft.
+    on_progress  called with the number of inputs that are done
+
+    Raises EncoderNeedsVectors, EncoderUnavailable, EncoderChanged, EncoderFailed, EmptyVectors,
+    TooManyInputs, InputTooLong, ImageTooLarge, InvalidInput, InvalidImage, BadBase64, Overloaded,
+    TooMuchAtOnce, ClientLeft.
     """
-    ready = readable(encoder, inputs, limits=services.limits, field=field)
-    model = load(services, encoder)
+    ready = check_inputs(encoder, inputs, limits=services.limits, field=field)
+    model = load_model(services, encoder)
     with services.encoding():
-        pieces = _pieces(services, model, ready, role, field)
-        begun: deque[tuple[Work, Sequence[Item]]] = deque()
-        done: list[Encoded] = []
+        pieces = _start_pieces(services, context, model, ready, role, field)
+        begun: deque[tuple[EncodeTask, Sequence[Item]]] = deque()
+        done: list[EncodedVectors] = []
         count = 0
 
         def finish() -> None:
-            """The oldest piece; of what it was made of, nothing is kept."""
+            """Wait for the oldest piece, and drop its inputs."""
             nonlocal count
             work, items = begun[0]
-            made = finished(
+            encoded = check_encoded(
                 _await(work, field, partial(on_progress, count)), items, encoder, field=field
             )
-            done.append(replace(made, truncated=[row + count for row in made.truncated]))
+            done.append(replace(encoded, truncated=[row + count for row in encoded.truncated]))
             begun.popleft()
             count += len(items)
             on_progress(count)
@@ -106,143 +116,147 @@ def encode(
         try:
             for piece in pieces:
                 begun.append(piece)
-                if len(begun) > 1:  # the one before ran while this one was prepared
+                if len(begun) > 1:  # the piece before ran while this one was prepared
                     finish()
             finish()
-        except (
-            BaseException
-        ):  # a part failed, the client left, or the job is cancelled: the rest has no reader
+        except BaseException:
+            # A piece failed, the client left, or the job was cancelled: no caller reads the rest.
             for work, _ in begun:
                 work.future.cancel()
             raise
-    return Encoded(
+    return EncodedVectors(
         torch.cat([each.vectors for each in done]),
         sum(each.tokens for each in done),
         [row for each in done for row in each.truncated],
     )
 
 
-def _pieces(
-    services: Services, model: EncoderModel, inputs: Sequence[Input], role: InputRole, field: str
-) -> Iterator[tuple[Work, Sequence[Item]]]:
-    size = PIECE[model.modality]
-    owner = owner_of_request()
+def _start_pieces(
+    services: Services,
+    context: RequestContext,
+    model: EncoderModel,
+    inputs: Sequence[Input],
+    role: InputRole,
+    field: str,
+) -> Iterator[tuple[EncodeTask, Sequence[Item]]]:
+    size = PIECE_INPUTS[model.modality]
+    owner = context.owner
     for start in range(0, len(inputs), size):
-        try:
-            with services.decoding if model.modality is Modality.image else nullcontext():
-                items = model.prepare(inputs[start : start + size], role)
-        except AnchorageError as error:
-            error.rows = [row + start for row in error.rows]
-            error.field = field
-            raise
-        # A request that was let in goes on: what it has waiting is never more than two pieces.
+        decoding = services.decoding if model.modality is Modality.image else nullcontext()
+        with blaming(field, rows_from=start, always=True), decoding:
+            items = model.prepare(inputs[start : start + size], role)
+        # Only the first piece may be refused: a request never has more than two pieces waiting.
         work = services.encoders.submit(model, items, owner, patient=services.patient or start > 0)
-        on_departure.get()(work.future.cancel)
+        context.on_departure(work.future.cancel)
         yield work, items
 
 
-def _await(work: Work, field: str, meanwhile: Callable[[], None]) -> Tensor:
-    """The vectors; `meanwhile` is called now and then, and may end the waiting by what it raises: a piece takes minutes."""
+def _await(work: EncodeTask, field: str, meanwhile: Callable[[], None]) -> Tensor:
+    """Return the vectors. `meanwhile`, called twice a second, may raise to end the wait."""
     try:
-        while not _ended(work):
+        while not _has_ended(work):
             meanwhile()
-        return work.future.result()
+        with blaming(field):
+            return work.future.result()
     except CancelledError:
         raise ClientLeft("the client left before its inputs were encoded") from None
-    except AnchorageError as error:
-        raise error.at(field) from None
 
 
-def _ended(work: Work) -> bool:
-    """Whether it has, after a while at most; what it ended with is not looked at."""
+def _has_ended(work: EncodeTask) -> bool:
+    """Wait up to ENCODING_CHECK_S; return whether the work has ended, well or not."""
     with suppress(TimeoutError, CancelledError):
-        work.future.exception(timeout=LOOK_S)
+        work.future.exception(timeout=ENCODING_CHECK_S)
     return work.future.done()
 
 
-def finished(
+def check_encoded(
     vectors: Tensor, items: Sequence[Item], encoder: tables.EncoderRow, *, field: str
-) -> Encoded:
-    """What a model answered, checked. Raises EncoderFailed: whatever is wrong with it is not the client's doing."""
+) -> EncodedVectors:
+    """Check a model's vectors. Raises EncoderFailed: the model is at fault, not the client."""
     try:
         check_vectors(vectors, dim=encoder.dim)
     except AnchorageError as error:
         raise EncoderFailed(
-            f"the model of encoder {encoder.name!r} answers no such vectors: {error.detail}"
+            f"the model of encoder {encoder.name!r} returned wrong vectors: {error.detail}"
         ) from None
     truncated = [row for row, item in enumerate(items) if item.truncated]
-    return Encoded(vectors, sum(item.tokens for item in items), truncated)
+    return EncodedVectors(vectors, sum(item.tokens for item in items), truncated)
 
 
-def owner_of_request() -> str:
-    """Whose inputs they are, among whom lanes are shared: a key, a job, or everyone who needs no key."""
-    who = origin.get()
-    return who.key_id or (who.text if who.text.startswith("job ") else "anyone")
-
-
-def load(services: Services, encoder: tables.EncoderRow) -> EncoderModel:
-    """The encoder's model, loaded, and what it was when the encoder was registered.
+def load_model(services: Services, encoder: tables.EncoderRow) -> EncoderModel:
+    """Return the encoder's model, loaded and unchanged since the encoder was registered.
 
     Raises EncoderNeedsVectors, EncoderUnavailable, EncoderChanged, Overloaded.
     """
     spec = spec_of(encoder)
-    model = loaded(services, encoder, spec)
+    model = find_model(services, encoder, spec)
     if model is None:
-        model = load_anew(services, spec)
-        require_same(encoder, model)
+        model = load_current_model(services, spec)
+        require_unchanged(encoder, model)
     return model
 
 
-def loaded(services: Services, encoder: tables.EncoderRow, spec: Spec) -> EncoderModel | None:
-    """The encoder's model if it is in memory. Raises EncoderChanged."""
+def find_model(
+    services: Services, encoder: tables.EncoderRow, spec: EncoderSpec
+) -> EncoderModel | None:
+    """Return the encoder's model if it is in memory. Raises EncoderChanged."""
     model = services.encoders.loaded(spec)
     if model is not None:
         try:
-            require_same(encoder, model)
+            require_unchanged(encoder, model)
         except EncoderChanged:
-            services.encoders.forget(
-                spec, after_s=CHANGED_S
-            )  # its files may have been restored since
+            # Its files may have been restored since.
+            services.encoders.forget(spec, after_s=RECHECK_MODEL_S)
             raise
     return model
 
 
-def load_anew(services: Services, spec: Spec) -> EncoderModel:
-    """The model, as its files are now unless it is loaded. Raises EncoderUnavailable, Overloaded."""
-    with services.encoding():  # also those who only wait for another's load
+def load_current_model(services: Services, spec: EncoderSpec) -> EncoderModel:
+    """Return the model, loading its files unless it is in memory.
+
+    Raises EncoderUnavailable, Overloaded.
+    """
+    with services.encoding():  # requests that wait for the load of another count too
         return services.encoders.get(spec, turn=services.loading)
 
 
-def spec_of(encoder: tables.EncoderRow) -> Spec:
-    """Raises EncoderNeedsVectors."""
+def spec_of(encoder: tables.EncoderRow) -> EncoderSpec:
+    """Return what to load for the encoder. Raises EncoderNeedsVectors."""
     if encoder.model is None:
         raise EncoderNeedsVectors(
-            f"an encoder of kind {encoder.kind!r} cannot encode inputs: send vectors, made by it",
+            f"the service cannot encode inputs with an encoder of kind `{encoder.kind}`. Send the "
+            "encoder's vectors",
             field="inputs",
         )
-    then = (encoder.identity or {}).get("revision") or ""
-    # A hub's branch moves on; what was registered is one commit of it.
-    revision = then if encoder.revision is None and _COMMIT.fullmatch(then) else encoder.revision
-    return Spec(encoder.kind, encoder.model, revision, encoder.options)
+    registered = (encoder.identity or {}).get("revision") or ""
+    # A hub's branch moves on: the encoder stays at the commit that it was registered with.
+    revision = (
+        registered
+        if encoder.revision is None and _COMMIT.fullmatch(registered)
+        else encoder.revision
+    )
+    return EncoderSpec(encoder.kind, encoder.model, revision, encoder.options)
 
 
-def require_same(encoder: tables.EncoderRow, model: EncoderModel) -> None:
-    """Raises EncoderChanged for a model whose files are not those that the encoder was registered with."""
+def require_unchanged(encoder: tables.EncoderRow, model: EncoderModel) -> None:
+    """Raises EncoderChanged when the model's files differ from those that were registered."""
     if encoder.identity is None:  # registered before identities were kept
         return
-    now, then = model.identity.members, encoder.identity
-    if now != then and (changed := sorted(name for name in then if then[name] != now.get(name))):
+    current, registered = model.identity.members, encoder.identity
+    if current != registered and (
+        changed := sorted(name for name in registered if registered[name] != current.get(name))
+    ):
         raise EncoderChanged(
-            f"the model of encoder {encoder.name!r} is not what it was when it was registered: {', '.join(changed)} differ; "
-            "restore it, or register what is there now under another name",
+            f"the model of encoder {encoder.name!r} has changed since it was registered: "
+            f"{', '.join(changed)} differ. Restore its files, or register them as another encoder",
             field="encoder",
         )
 
 
-def readable(
+def check_inputs(
     encoder: tables.EncoderRow, inputs: Sequence[Input], *, limits: Limits, field: str
 ) -> Sequence[Input]:
-    """The inputs as the encoder reads them, images as the bytes of their files.
+    """Return the inputs as the encoder reads them, images as the bytes of their files.
 
     Raises EmptyVectors, TooManyInputs, InputTooLong, InvalidInput, BadBase64.
     """
@@ -250,23 +264,27 @@ def readable(
         raise EmptyVectors("expected at least one input", field=field)
     if len(inputs) > limits.vectors:
         raise TooManyInputs(
-            f"{len(inputs)} inputs in one request, {limits.vectors} are allowed",
+            f"the request has {len(inputs)} inputs; at most {limits.vectors} are allowed. Send "
+            "fewer",
             field=field,
             limit=limits.vectors,
         )
     if encoder.modality != Modality.image:
-        return _short_texts(inputs, limits, field)
-    return [_file(value, row, field) for row, value in enumerate(inputs)]
+        return _check_texts(inputs, limits, field)
+    return [_decode_image(value, row, field) for row, value in enumerate(inputs)]
 
 
-def _short_texts(inputs: Sequence[Input], limits: Limits, field: str) -> Sequence[Input]:
+def _check_texts(inputs: Sequence[Input], limits: Limits, field: str) -> Sequence[Input]:
     files = [row for row, value in enumerate(inputs) if isinstance(value, bytes)]
     if files:
-        raise InvalidInput("this encoder reads texts, not images", field=field, rows=files)
+        raise InvalidInput(
+            "this encoder reads texts, not images. Send texts", field=field, rows=files
+        )
     long = [row for row, text in enumerate(inputs) if len(text) > limits.input_characters]
     if long:
         raise InputTooLong(
-            f"inputs of more than {limits.input_characters} characters",
+            f"these inputs have more than {limits.input_characters} characters. Shorten or split "
+            "them",
             field=field,
             rows=long,
             limit=limits.input_characters,
@@ -274,7 +292,7 @@ def _short_texts(inputs: Sequence[Input], limits: Limits, field: str) -> Sequenc
     return inputs
 
 
-def _file(value: Input, row: int, field: str) -> bytes:
+def _decode_image(value: Input, row: int, field: str) -> bytes:
     if isinstance(value, bytes):
         return value
     prefix = _DATA_URL.match(value)
@@ -288,8 +306,8 @@ def _file(value: Input, row: int, field: str) -> bytes:
         ) from None
 
 
-def small(model: EncoderModel, inputs: Sequence[Input]) -> bool:
-    """Whether preparing them takes no longer than answering: never so for images, which may be large when decoded."""
+def is_small(model: EncoderModel, inputs: Sequence[Input]) -> bool:
+    """Whether the inputs are few and short texts. Images may be large when decoded."""
     return (
         model.modality is Modality.text
         and len(inputs) <= INLINE_INPUTS
@@ -297,9 +315,17 @@ def small(model: EncoderModel, inputs: Sequence[Input]) -> bool:
     )
 
 
-def start(
-    services: Services, model: EncoderModel, inputs: Sequence[Input], role: InputRole, field: str
-) -> tuple[Work, Sequence[Item]]:
-    """Queue the inputs of a small request, which waits without a thread. Raises as `encode`."""
-    [(work, items)] = _pieces(services, model, inputs, role, field)
+def start_small(
+    services: Services,
+    context: RequestContext,
+    model: EncoderModel,
+    inputs: Sequence[Input],
+    role: InputRole,
+    field: str,
+) -> tuple[EncodeTask, Sequence[Item]]:
+    """Queue the inputs of a small request, which waits without a thread.
+
+    Raises the errors of `encode`.
+    """
+    [(work, items)] = _start_pieces(services, context, model, inputs, role, field)
     return work, items

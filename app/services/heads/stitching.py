@@ -1,15 +1,13 @@
-"""Heads, and what a head of one space answers to another encoder's vectors."""
+"""Applies a head to the vectors of any encoder."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from pydantic import BaseModel
-from sqlalchemy.orm import Session
+from pydantic import BaseModel, Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -22,31 +20,29 @@ from app.errors import (
     InvalidInput,
     InvalidRequest,
     MissingField,
-    NotExactlyOne,
 )
-from app.heads import registry as heads
-from app.heads.base import HeadModel, probabilities
-from app.heads.image import png
+from app.heads.base import probabilities
 from app.maths.quality import candidates
 from app.maths.translators import methods
 from app.services import incoming, name_lookup
-from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs
-from app.services.serving import plans
+from app.services.heads.heads import draw_images, load_head, output_of
+from app.services.request_context import RequestContext
+from app.services.serving import maps, plans
 from app.services.translators import translators
 from app.storage import tables
-from app.storage.queries import resources
-from app.types import EncoderKind, HeadOutput, repeats
+from app.types import EncoderKind, HeadOutput
 
 log = logging.getLogger("anchorage.stitching")
 
 
 @dataclass(frozen=True)
 class TranslationChoice:
-    """How vectors are translated into a head's space, as `translation.Request` has it.
+    """How vectors are translated into a head's space; see `translators.FitRequest`.
 
-    prefer  None: retrieval for a classifier, which serves it at least as well as classification; cosine for numbers
+    prefer  None: retrieval for a classifier, where it is at least as good as classification, and
+            cosine for numbers
     """
 
     method: str = "auto"
@@ -55,34 +51,14 @@ class TranslationChoice:
     min_quality: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class NewHead:
-    """What a client says of a head.
-
-    output        what its numbers mean; for an image, `image` says which
-    classes       names, for a classifier
-    softmax       whether its numbers are logits, of which probabilities are made
-    scale         norm of the vectors that it was trained on, if they were brought to one; None: the encoder's own units
-    encode_power, ridge  of the relative vectors that a relative head reads
-    """
-
-    name: str
-    kind: str
-    encoder: str | None
-    anchor_set: str | None
-    output: HeadOutput
-    classes: Sequence[str] = ()
-    architecture: Sequence[str] | None = None
-    softmax: bool = True
-    scale: float | None = None
-    encode_power: float = 0.0
-    ridge: float | None = None
-    image: Mapping[str, Any] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """What the client knows of its items: class names, or the numbers of a decoder; and the vectors of the head's own encoder."""
+    """What the client knows of its items.
+
+    labels          class names, for a classifier
+    targets         numbers, for other heads
+    native_vectors  the items' vectors by the head's own encoder
+    """
 
     labels: Sequence[str] | None = None
     targets: Tensor | None = None
@@ -90,23 +66,32 @@ class Truth:
 
 
 class Score(BaseModel):
-    """accuracy of a classifier; mse, the mean squared difference of a decoder's numbers; null where no truth was sent."""
+    """Accuracy of a classifier, or mean squared error of other heads; null without the truth."""
 
-    accuracy: float | None
-    mse: float | None
+    accuracy: float | None = Field(
+        description="Share of right classes, 0 to 1. Null without `labels`."
+    )
+    mse: float | None = Field(
+        description="Mean squared error of the numbers. Null without `targets`."
+    )
 
 
 class StitchQuality(BaseModel):
-    """How good the answers are, beside those for the head's own encoder; agreement: share of equal classes, whoever is right."""
+    """Scores with this encoder and with the head's own; agreement: the share of equal classes."""
 
-    stitched: Score
-    native: Score | None
-    agreement: float | None
+    stitched: Score = Field(description="Scores with the request's encoder.")
+    native: Score | None = Field(
+        description="Scores with the head's own encoder. Null without its vectors."
+    )
+    agreement: float | None = Field(
+        description="Share of rows with the same class for both encoders, 0 to 1. "
+        "Only for classifiers with native vectors; otherwise null."
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What the head answered.
+    """The output of a head.
 
     values      (n, m): probabilities, or a decoder's numbers
     labels      (n,) indices into classes, of a classifier
@@ -130,8 +115,8 @@ class Prediction:
 
 
 @dataclass(frozen=True, eq=False)
-class _Ready:
-    """Vectors in the head's space, and how they came there."""
+class _HeadVectors:
+    """Vectors in the head's space, and the map that put them there."""
 
     vectors: Tensor
     truncated: Sequence[int] = ()
@@ -141,263 +126,167 @@ class _Ready:
     translator: str | None = None
 
 
-def create_head(
-    services: Services, project: str, new: NewHead, make: Callable[[int], HeadModel]
-) -> tables.HeadRow:
-    """Store a head of an encoder's space, or of an anchor set's relative space. `make` reads it, given its vectors' dimension.
-
-    Raises NotExactlyOne, NameTaken, InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce, Overloaded, and the not-found errors.
-    """
-    if (new.encoder is None) == (new.anchor_set is None):
-        raise NotExactlyOne(
-            "a head belongs to exactly one of encoder and anchor_set", field="encoder"
-        )
-    if repeated := repeats(new.classes):
-        raise InvalidHead("class names repeat", field="classes", rows=repeated)
-    if new.anchor_set is None and (new.encode_power or new.ridge is not None):
-        raise InvalidHead(
-            "encode_power and ridge belong to a head of an anchor set", field="encode_power"
-        )
-    name_lookup.require_free(services, tables.HeadRow, project, new.name)
-    with services.db.transaction() as session:
-        row = _new_row(session, project, new)
-    head = make(row.dim)
-    _check_outputs(new, head)
-    row.outputs, row.blob = head.outputs, services.blobs.put(head.tensors())
-    with services.db.transaction() as session:
-        kept = _new_row(
-            session, project, new
-        )  # what it belongs to may have gone, or been made anew
-        if kept.dim != row.dim:
-            raise InvalidHead(
-                f"its vectors have {kept.dim} dimensions now, not {row.dim}", field="encoder"
-            )
-        kept.outputs, kept.blob = row.outputs, row.blob
-        session.add(kept)
-        record_audit(session, project, "create", "head", new.name, kept)
-    return kept
-
-
-def _new_row(session: Session, project: str, new: NewHead) -> tables.HeadRow:
-    resources.require_free(session, tables.HeadRow, project, new.name)
-    row = tables.HeadRow(
-        project=project,
-        name=new.name,
-        kind=new.kind,
-        classes=list(new.classes),
-        encoder=None,
-        anchor_set=None,
-        settings={
-            "output": str(new.output),
-            "architecture": None if new.architecture is None else list(new.architecture),
-            "softmax": new.softmax,
-            "scale": new.scale,
-            "encode_power": new.encode_power,
-            "ridge": new.ridge,
-            "image": dict(new.image),
-        },
-    )
-    with session.no_autoflush:
-        if new.encoder is not None:
-            row.encoder = resources.by_name(
-                session, tables.EncoderRow, project, new.encoder, field="encoder"
-            )
-            row.dim = row.encoder.dim
-        if new.anchor_set is not None:
-            row.anchor_set = resources.by_name(
-                session, tables.AnchorSetRow, project, new.anchor_set, field="anchor_set"
-            )
-            row.dim = row.anchor_set.size
-    return row
-
-
-def _check_outputs(new: NewHead, head: HeadModel) -> None:
-    """Raises InvalidHead for a head that does not answer what it is said to."""
-    if new.output is HeadOutput.classes and head.outputs != len(new.classes):
-        raise InvalidHead(
-            f"{len(new.classes)} classes, and the head answers {head.outputs} numbers",
-            field="classes",
-        )
-    if new.output is HeadOutput.image:
-        sides = [int(new.image[side]) for side in ("height", "width", "channels")]
-        if sides[0] * sides[1] * sides[2] != head.outputs:
-            raise InvalidHead(
-                f"an image of {sides} is not {head.outputs} numbers, which the head answers",
-                field="output",
-            )
-        _draw(new.image, torch.zeros(1, head.outputs))
-
-
-def delete_head(services: Services, project: str, name: str) -> None:
-    """Raises HeadNotFound."""
-    with services.db.transaction() as session:
-        resources.remove(session, resources.by_name(session, tables.HeadRow, project, name))
-        record_audit(session, project, "delete", "head", name)
-    services.names.forget()
-
-
 def stitch(
     services: Services,
-    project: str,
+    context: RequestContext,
     *,
     encoder: str,
     head: str,
     anchor_set: str | None,
     vectors: Tensor | None,
     inputs: Inputs | None,
-    way: TranslationChoice | None = None,
+    choice: TranslationChoice | None = None,
     truth: Truth | None = None,
 ) -> Prediction:
-    """What the head answers to vectors or inputs of `encoder`: as they are, translated, or made relative, as the head needs.
+    """Run the head on vectors or inputs of `encoder`, which are translated or made relative if
+    needed.
 
-    Raises the not-found errors, NotExactlyOne, AnchorsNotEmbedded, InvalidHead (an absolute head of another encoder without an
-    anchor set), HeadTooSlow, and the option and vector errors.
+    Raises the not-found errors, NotExactlyOne, MissingField, AnchorsNotEmbedded, InvalidHead,
+    HeadTooSlow, and the option and vector errors.
     """
     truth = truth or Truth()
-    row = name_lookup.find_by_name(services, tables.HeadRow, project, head, field="head")
+    row = name_lookup.find_by_name(services, tables.HeadRow, context.project, head, field="head")
     source = name_lookup.find_by_name(
-        services, tables.EncoderRow, project, encoder, field="encoder"
+        services, tables.EncoderRow, context.project, encoder, field="encoder"
     )
-    sent_as, count = incoming.exactly_one(vectors, inputs)
-    incoming.reserve_answer(services, sent_as, count, dim=row.outputs)
-    known = _known(services, row, truth, count)
-    ready = _bring(
-        services, project, row, source, anchor_set, way or TranslationChoice(), vectors, inputs
+    field, count = incoming.exactly_one(vectors, inputs)
+    incoming.reserve_answer(services, context, field, count, dim=row.outputs)
+    truth_values = _read_truth(services, row, truth, count)
+    ready = _reach_head(
+        services, context, row, source, anchor_set, choice or TranslationChoice(), vectors, inputs
     )
-    values = _ask(services, row, ready.vectors)
+    values = _predict(services, row, ready.vectors)
     output = output_of(row)
-    native = _native(
-        services, project, row, source, truth, inputs, values, wanted=known is not None
+    native = _predict_native(
+        services, context, row, source, truth, inputs, values, needed=truth_values is not None
     )
     return Prediction(
         output=output,
         values=values,
         labels=values.argmax(dim=1).tolist() if output is HeadOutput.classes else [],
-        images=_draw(row.settings["image"], values) if output is HeadOutput.image else [],
+        images=draw_images(row.settings["image"], values) if output is HeadOutput.image else [],
         classes=row.classes,
         at_mean=ready.at_mean,
         outside=ready.outside,
         truncated=ready.truncated,
         method=ready.method,
         translator=ready.translator,
-        quality=_quality(output, values, native, known),
+        quality=_measure_quality(output, values, native, truth_values),
     )
 
 
-def _bring(
+def _reach_head(
     services: Services,
-    project: str,
+    context: RequestContext,
     row: tables.HeadRow,
     source: tables.EncoderRow,
     anchor_set: str | None,
-    way: TranslationChoice,
+    choice: TranslationChoice,
     vectors: Tensor | None,
     inputs: Inputs | None,
-) -> _Ready:
-    """Vectors or inputs of the source encoder, in the space that the head reads."""
+) -> _HeadVectors:
+    """Map vectors or inputs of the source encoder into the space that the head reads."""
     if row.anchor_set is not None:
-        _refuse_way(way, "a relative head reads relative vectors")
+        _refuse_translation(choice, "this head reads relative vectors")
         if anchor_set is not None and anchor_set != row.anchor_set.name:
             raise InvalidHead(
-                f"head {row.name!r} belongs to anchor set {row.anchor_set.name!r}",
+                f"head {row.name!r} belongs to anchor set {row.anchor_set.name!r}. Name that set, "
+                "or none",
                 field="anchor_set",
             )
-        relation = plans.Relation(
+        relation = maps.Relation(
             source.name,
             row.anchor_set.name,
             row.settings.get("encode_power", 0.0),
             row.settings.get("ridge"),
         )
-        pair = translators.resolve(services, relation.name(project))
+        pair = translators.resolve(services, relation.name(context.project))
         space, *_ = relation.sides(pair)
         _require_same((space.anchor_set_id, space.encoder_id), (row.anchor_set_id, source.id))
-        related = plans.apply(
-            services, project, relation, vectors=vectors, inputs=inputs, pair=pair
+        related = plans.apply_map(
+            services, context, relation, vectors=vectors, inputs=inputs, pair=pair
         )
-        return _Ready(related.made.vectors, related.truncated, at_mean=related.made.at_mean)
+        return _HeadVectors(
+            related.output.vectors, related.truncated, at_mean=related.output.at_mean
+        )
     assert row.encoder is not None
     if row.encoder_id == source.id:
-        _refuse_way(way, f"head {row.name!r} was trained on {source.name!r} itself")
-        given = incoming.vectors_or_encoded(services, source, vectors, inputs)
-        return _Ready(given.vectors, given.truncated)
+        _refuse_translation(choice, f"head {row.name!r} reads vectors of {source.name!r}")
+        encoded = incoming.vectors_or_encoded(services, context, source, vectors, inputs)
+        return _HeadVectors(encoded.vectors, encoded.truncated)
     if anchor_set is None:
         raise MissingField(
-            f"head {row.name!r} was trained on {row.encoder.name!r}: name the anchor_set to translate by",
+            f"head {row.name!r} reads vectors of {row.encoder.name!r}. Name the `anchor_set` to "
+            "translate with",
             field="anchor_set",
         )
     usual: candidates.Preference = "retrieval" if output_of(row) is HeadOutput.classes else "cosine"
-    prefer = way.prefer or usual
-    request = translators.Request(
-        source.name, row.encoder.name, anchor_set, way.method, way.options, prefer, way.min_quality
+    prefer = choice.prefer or usual
+    request = translators.FitRequest(
+        source.name,
+        row.encoder.name,
+        anchor_set,
+        choice.method,
+        choice.options,
+        prefer,
+        choice.min_quality,
     )
-    asked = plans.Translation(request)
-    pair = translators.resolve(services, asked.name(project))
+    translation = maps.Translation(request)
+    pair = translators.resolve(services, translation.name(context.project))
     _require_same([space.encoder_id for space in pair.both], [source.id, row.encoder_id])
-    answer = plans.apply(services, project, asked, vectors=vectors, inputs=inputs, pair=pair)
-    done, by = answer.made, answer.served
-    return _Ready(done.vectors, answer.truncated, done.at_mean, done.outside, by.method, by.id)
+    answer = plans.apply_map(
+        services, context, translation, vectors=vectors, inputs=inputs, pair=pair
+    )
+    output, served = answer.output, answer.served
+    return _HeadVectors(
+        output.vectors, answer.truncated, output.at_mean, output.outside, served.method, served.id
+    )
 
 
-def _require_same(found: Sequence[str | None], expected: Sequence[str | None]) -> None:
-    """Raises Conflict when the spaces are not those of the head and the encoder that were looked up before them."""
-    if list(found) != list(expected):
+def _require_same(spaces: Sequence[str | None], expected: Sequence[str | None]) -> None:
+    """Raises Conflict when an encoder or the head was replaced after its look-up."""
+    if list(spaces) != list(expected):
         raise Conflict(
-            "an encoder or the head was made anew meanwhile; look at them and try again",
+            "an encoder or the head was replaced by another of that name. Try again",
             field="head",
         )
 
 
-def _ask(services: Services, row: tables.HeadRow, vectors: Tensor) -> Tensor:
-    """The head's probabilities or numbers for vectors of its space, at the scale that it was trained at (IRP, section 3.4)."""
+def _predict(services: Services, row: tables.HeadRow, vectors: Tensor) -> Tensor:
+    """Run the head, on vectors scaled to the norm of its training vectors (IRP, section 3.4)."""
     scale = row.settings.get("scale")
     if scale is not None:
         vectors = normalize(vectors.double(), dim=1).mul(scale).float()
-    values = loaded_head(services, row).run(vectors)
+    values = load_head(services, row).run(vectors)
     classifies = output_of(row) is HeadOutput.classes
     return probabilities(values) if classifies and row.settings.get("softmax", True) else values
 
 
-def output_of(row: tables.HeadRow) -> HeadOutput:
-    """What its numbers are; heads made before others were known are classifiers."""
-    return HeadOutput(row.settings.get("output", HeadOutput.classes))
+def _read_truth(services: Services, row: tables.HeadRow, truth: Truth, count: int) -> Tensor | None:
+    """Return the truth: indices of classes (n,), or numbers (n, m).
 
-
-def loaded_head(services: Services, row: tables.HeadRow) -> HeadModel:
-    architecture = row.settings.get("architecture")
-
-    def load() -> HeadModel:
-        tensors = services.blobs.get(row.blob, of=f"head {row.name!r}")
-        return heads.load(
-            row.kind, tensors, architecture, dim=row.dim, runner=services.onnx, owner=row.project
-        )
-
-    return services.cache.get_or_make(
-        ("head", row.project, row.blob, row.kind, row.dim, tuple(architecture or ())),
-        load,
-        lambda head: head.nbytes,
-    )
-
-
-def _known(services: Services, row: tables.HeadRow, truth: Truth, count: int) -> Tensor | None:
-    """What the client says is right: indices into classes (n,), or numbers (n, m). Raises for what does not fit the head."""
+    Raises InvalidRequest and the vector errors.
+    """
     classifies = output_of(row) is HeadOutput.classes
     if truth.labels is not None:
         if not classifies:
             raise InvalidRequest(
-                "labels belong to a classifier: this head's truth are targets", field="labels"
+                "`labels` only applies to a classifier. Send `targets` for this head",
+                field="labels",
             )
         places = {name: place for place, name in enumerate(row.classes)}
         unknown = [place for place, label in enumerate(truth.labels) if label not in places]
         if unknown:
             raise InvalidRequest(
-                "labels that are no class of the head", field="labels", rows=unknown
+                "these labels are not among the head's classes", field="labels", rows=unknown
             )
         _require_count(len(truth.labels), count, "labels")
         return torch.tensor([places[label] for label in truth.labels])
     if truth.targets is not None:
         if classifies:
             raise InvalidRequest(
-                "targets belong to a decoder: a classifier's truth are labels", field="targets"
+                "`targets` does not apply to a classifier. Send `labels` for this head",
+                field="targets",
             )
         _require_count(len(truth.targets), count, "targets")
         return incoming.checked_vectors(
@@ -408,82 +297,87 @@ def _known(services: Services, row: tables.HeadRow, truth: Truth, count: int) ->
 
 def _require_count(count: int, expected: int, field: str) -> None:
     if count != expected:
-        raise InvalidRequest(f"expected one for each of {expected} items, got {count}", field=field)
+        raise InvalidRequest(
+            f"there are {expected} items and {count} of `{field}`. Send one for each item",
+            field=field,
+        )
 
 
-def _native(
+def _predict_native(
     services: Services,
-    project: str,
+    context: RequestContext,
     row: tables.HeadRow,
     source: tables.EncoderRow,
     truth: Truth,
     inputs: Inputs | None,
     values: Tensor,
     *,
-    wanted: bool,
+    needed: bool,
 ) -> Tensor | None:
-    """What the head answers for the same items by its own encoder: vectors that the client has, or inputs that we can encode."""
+    """Run the head on its own encoder's vectors: the client's, or encoded from its inputs."""
     own = row.encoder
     if truth.native_vectors is not None:
         if own is None:
             raise InvalidRequest(
-                "a relative head has no encoder of its own", field="native_vectors"
+                "`native_vectors` does not apply to a relative head, which belongs to no encoder. "
+                "Remove it",
+                field="native_vectors",
             )
         native = incoming.checked_vectors(
             truth.native_vectors, field="native_vectors", limits=services.limits, dim=own.dim
         )
         _require_count(len(native), len(values), "native_vectors")
-        return _ask(services, row, native)
-    if not wanted or own is None:
+        return _predict(services, row, native)
+    if not needed or own is None:
         return None
     if own.id == source.id:
         return values
     if inputs is None or own.kind == EncoderKind.external:
         return None
     try:
-        return _ask(services, row, incoming.vectors_or_encoded(services, own, None, inputs).vectors)
+        return _predict(
+            services, row, incoming.vectors_or_encoded(services, context, own, None, inputs).vectors
+        )
     except (EncoderUnavailable, EncoderChanged, EncoderFailed, InvalidInput) as error:
         log.info(
-            "no native answers of head %s: %s", row.id, error.detail
-        )  # a head outlives its encoder
+            "head %s has no native answers: %s", row.id, error.detail
+        )  # a head outlives its encoder's model
         return None
 
 
-def _quality(
-    output: HeadOutput, values: Tensor, native: Tensor | None, known: Tensor | None
+def _measure_quality(
+    output: HeadOutput, values: Tensor, native: Tensor | None, truth_values: Tensor | None
 ) -> StitchQuality | None:
-    if native is None and known is None:
+    if native is None and truth_values is None:
         return None
     agreement = None
     if native is not None and output is HeadOutput.classes:
         agreement = float((native.argmax(dim=1) == values.argmax(dim=1)).double().mean())
     return StitchQuality(
-        stitched=_score(output, values, known),
-        native=None if native is None else _score(output, native, known),
+        stitched=_score_values(output, values, truth_values),
+        native=None if native is None else _score_values(output, native, truth_values),
         agreement=agreement,
     )
 
 
-def _score(output: HeadOutput, values: Tensor, known: Tensor | None) -> Score:
-    if known is None:
+def _score_values(output: HeadOutput, values: Tensor, truth_values: Tensor | None) -> Score:
+    if truth_values is None:
         return Score(accuracy=None, mse=None)
     if output is HeadOutput.classes:
-        return Score(accuracy=float((values.argmax(dim=1) == known).double().mean()), mse=None)
-    return Score(accuracy=None, mse=float((values.double() - known.double()).square().mean()))
+        return Score(
+            accuracy=float((values.argmax(dim=1) == truth_values).double().mean()), mse=None
+        )
+    return Score(
+        accuracy=None, mse=float((values.double() - truth_values.double()).square().mean())
+    )
 
 
-def _draw(image: Mapping[str, Any], values: Tensor) -> list[bytes]:
-    """Each row as a PNG file."""
-    shape = [image["height"], image["width"], image["channels"]]
-    if image["layout"] == "chw":
-        values = values.reshape(-1, shape[2], *shape[:2]).permute(0, 2, 3, 1).contiguous()
-    return [png(each, image["low"], image["high"]) for each in values.reshape(-1, *shape)]
-
-
-def _refuse_way(way: TranslationChoice, reason: str) -> None:
-    """What would do nothing is refused, not ignored."""
-    if way.method != "auto" or way.options:
-        raise InvalidHead(f"{reason}: method and options have no place here", field="method")
+def _refuse_translation(choice: TranslationChoice, reason: str) -> None:
+    """Raises InvalidHead for options that would have no effect."""
+    if choice.method != "auto" or choice.options:
+        raise InvalidHead(
+            f"{reason}: `method` and `options` do not apply. Remove them", field="method"
+        )
     for name in ("prefer", "min_quality"):
-        if getattr(way, name):
-            raise InvalidHead(f"{reason}: {name} has no place here", field=name)
+        if getattr(choice, name):
+            raise InvalidHead(f"{reason}: `{name}` does not apply. Remove it", field=name)

@@ -1,4 +1,4 @@
-"""The leases under which this process runs jobs."""
+"""The leases of the jobs that this process runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.types import JobState
 
 
 class Leases:
-    """The jobs that this process runs now, so that one thread can renew their leases while others work."""
+    """The leases that this process holds. One thread renews them while others work."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -22,10 +22,12 @@ class Leases:
         self._lock = threading.Lock()
 
     def until(self) -> datetime:
+        """When a lease taken or renewed now ends."""
         return tables.now() + timedelta(seconds=self._services.lease_s)
 
     @contextmanager
     def hold(self, lease: str) -> Iterator[None]:
+        """Have the lease renewed inside this context."""
         with self._lock:
             self._held.add(lease)
         try:
@@ -35,23 +37,24 @@ class Leases:
                 self._held.discard(lease)
 
     def held(self) -> list[str]:
+        """The leases of running jobs."""
         with self._lock:
             return list(self._held)
 
     def renew(self) -> None:
-        """Tell the database that this process lives."""
+        """Extend all leases. Raises DatabaseUnavailable."""
         if held := self.held():
             with self._services.db.transaction() as session:
                 jobs.renew_leases(session, held, until=self.until())
 
     def hand_back(self) -> None:
-        """When a process stops: what it still runs waits for another one, and the try does not count."""
+        """Return all running jobs to the queue: this process stops."""
         for lease in self.held():
             hand_back(self._services, lease)
 
 
 def hand_back(services: Services, lease: str) -> None:
-    """Let a job wait for another worker, at its place in the queue; the try does not count."""
+    """Return a job to its place in the queue. The attempt does not count."""
     with services.db.transaction() as session:
         row = jobs.leased_job(session, lease)
         if row is None:

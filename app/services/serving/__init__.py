@@ -1,1 +1,1 @@
-"""The serving path: plans and the matrix products they run."""
+"""The serving path: maps between spaces, plans to apply them, and matrix products."""

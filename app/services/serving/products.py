@@ -1,4 +1,4 @@
-"""The matrix products of requests: small ones where they are asked for, others in the lanes."""
+"""The matrix products of requests: small ones in the caller's thread, others in the lanes."""
 
 from __future__ import annotations
 
@@ -21,51 +21,56 @@ from app.maths.translators.relative import relate_into
 from app.maths.translators.translator import ProductPrecision, RowFlags, Translator
 from app.services.context import Services
 
-#: multiplications of a product that takes no longer than handing it to another thread
-SMALL = 2**23
+#: most multiplications of a product that the caller's thread computes at once
+INLINE_MULTIPLICATIONS = 2**23
 
-#: rows whose bfloat16 translations are compared with float32's
-COMPARED = 64
+#: most rows whose bfloat16 translations are compared with float32's
+COMPARED_ROWS = 64
 
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """A product on its way; `future` ends when `made` is whole, and is None where that is so already."""
+    """A product that may still run. `future` ends when `output` is complete; None: it is now."""
 
     future: Future[None] | None
-    made: TranslatedRows
+    output: TranslatedRows
     vectors: Tensor
 
     def result(self) -> TranslatedRows:
-        """Wait for it. Raises NonFinite, OutOfRange, naming all rows."""
+        """Wait for the output. Raises NonFinite and OutOfRange, which name all wrong rows."""
         if self.future is not None:
             try:
                 self.future.result()
             except AnchorageError as error:
-                raise _of_all_rows(error, self.vectors) from None
-        return self.made
+                raise _error_of_all_rows(error, self.vectors) from None
+        return self.output
 
     async def wait(self) -> None:
-        """Let others run until it is there; what it raised, `result` raises."""
+        """Wait on the event loop. Raises nothing: `result` does."""
         if self.future is not None:
-            with suppress(Exception):  # read here, or asyncio would log that nobody did
+            with suppress(Exception):  # retrieved here, or asyncio would log it
                 await asyncio.wrap_future(self.future)
 
 
 class Product(Protocol):
-    """A map that is applied row by row. `dims`: of what it reads and of what it makes."""
+    """A map that is applied row by row. `dims` are those of its input and output."""
 
     @property
     def dims(self) -> tuple[int, int]: ...
 
-    def rows(self, vectors: Tensor, made: Tensor, precision: ProductPrecision) -> RowFlags | None:
-        """Write what the rows become to `made`; None: no row is flagged. Raises NonFinite, OutOfRange."""
+    def apply_rows(
+        self, vectors: Tensor, out: Tensor, precision: ProductPrecision
+    ) -> RowFlags | None:
+        """Map the rows into `out`; return their flags, None for none.
+
+        Raises NonFinite, OutOfRange.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TranslateProduct:
-    """Vectors into another encoder's space."""
+    """Maps vectors into another encoder's space."""
 
     translator: Translator
 
@@ -73,13 +78,15 @@ class TranslateProduct:
     def dims(self) -> tuple[int, int]:
         return self.translator.dims
 
-    def rows(self, vectors: Tensor, made: Tensor, precision: ProductPrecision) -> RowFlags | None:
-        return maths.apply_into(self.translator, vectors, made, precision=precision)
+    def apply_rows(
+        self, vectors: Tensor, out: Tensor, precision: ProductPrecision
+    ) -> RowFlags | None:
+        return maths.apply_into(self.translator, vectors, out, precision=precision)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RelateProduct:
-    """Vectors into relative ones, put on a grid where `bits` says so; no row is outside the anchors."""
+    """Maps vectors to relative vectors, rounded to a grid of `bits`. No row is outside."""
 
     projector: Tensor
     mean: Tensor
@@ -89,16 +96,18 @@ class RelateProduct:
     def dims(self) -> tuple[int, int]:
         return self.projector.shape[0], self.projector.shape[1]
 
-    def rows(self, vectors: Tensor, made: Tensor, precision: ProductPrecision) -> RowFlags | None:
-        at_mean = relate_into(self.projector, self.mean, vectors, made)
+    def apply_rows(
+        self, vectors: Tensor, out: Tensor, precision: ProductPrecision
+    ) -> RowFlags | None:
+        at_mean = relate_into(self.projector, self.mean, vectors, out)
         if self.bits is not None:
-            quantise_in_place(made, bits=self.bits)
+            quantise_in_place(out, bits=self.bits)
         return at_mean, torch.zeros_like(at_mean)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodeProduct:
-    """Relative vectors into an encoder's space."""
+    """Maps relative vectors into an encoder's space."""
 
     decoder: Decoder
 
@@ -106,9 +115,11 @@ class DecodeProduct:
     def dims(self) -> tuple[int, int]:
         return self.decoder.matrix.shape[0], self.decoder.matrix.shape[1]
 
-    def rows(self, vectors: Tensor, made: Tensor, precision: ProductPrecision) -> RowFlags | None:
+    def apply_rows(
+        self, vectors: Tensor, out: Tensor, precision: ProductPrecision
+    ) -> RowFlags | None:
         done = decoder.decode(self.decoder, vectors)
-        made.copy_(done.vectors)
+        out.copy_(done.vectors)
         return done.at_mean, done.outside
 
 
@@ -119,29 +130,28 @@ def begin(
     out: Tensor | None = None,
     precision: ProductPrecision = "float32",
 ) -> Running:
-    """Begin to apply the product to vectors whose shape is right, into `out`: float32, or float16 rounded from it.
+    """Start applying the product to vectors of the right shape.
 
-    A small product is done at once, and raises what is wrong at once: NonFinite, OutOfRange.
+    out  float32, or float16 rounded from it; None: a new tensor
+
+    A small product is computed here, and raises NonFinite and OutOfRange here.
     """
     count, dims = vectors.shape[0], product.dims
     if out is None:
         out = torch.empty(count, dims[1])
-    if (vectors.shape[1], *out.shape) != (
-        dims[0],
-        count,
-        dims[1],
-    ):  # torch would write it elsewhere, with a warning
+    # torch would write into another tensor, with a warning.
+    if (vectors.shape[1], *out.shape) != (dims[0], count, dims[1]):
         raise ValueError(f"{tuple(vectors.shape)} into {tuple(out.shape)} by {dims}")
-    if count * dims[0] * dims[1] <= SMALL:
+    if count * dims[0] * dims[1] <= INLINE_MULTIPLICATIONS:
         try:
-            flagged = _rounded(product, vectors, out, precision)
+            flagged = _apply_rows(product, vectors, out, precision)
         except AnchorageError as error:
-            raise _of_all_rows(error, vectors) from None
+            raise _error_of_all_rows(error, vectors) from None
         return Running(None, TranslatedRows(out, *(flagged or maths.no_flags(count))), vectors)
     at_mean, outside = torch.zeros(count, dtype=torch.bool), torch.zeros(count, dtype=torch.bool)
 
     def span(start: int, stop: int) -> None:
-        flagged = _rounded(product, vectors[start:stop], out[start:stop], precision)
+        flagged = _apply_rows(product, vectors[start:stop], out[start:stop], precision)
         if flagged is not None:
             at_mean[start:stop], outside[start:stop] = flagged
 
@@ -149,42 +159,45 @@ def begin(
     return Running(future, TranslatedRows(out, at_mean, outside), vectors)
 
 
-def precision_error(translator: Translator, vectors: Tensor, made: Tensor) -> dict[str, float]:
-    """How far translations lie from those in float32, as part of their distance from the target's mean, over some of the rows."""
-    places = torch.linspace(0, len(vectors) - 1, min(COMPARED, len(vectors))).long()
+def precision_error(translator: Translator, vectors: Tensor, out: Tensor) -> dict[str, float]:
+    """How far translations lie from those in float32, over some of the rows.
+
+    Errors are relative to the translation's distance from the target's mean.
+    """
+    places = torch.linspace(0, len(vectors) - 1, min(COMPARED_ROWS, len(vectors))).long()
     exact = maths.apply(translator, vectors[places]).vectors.double()
     lengths = (
         (exact - translator.decoder.mean).norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
     )
-    errors = (made[places].double() - exact).norm(dim=1) / lengths
+    errors = (out[places].double() - exact).norm(dim=1) / lengths
     return {"mean": float(errors.mean()), "largest": float(errors.max()), "rows": len(places)}
 
 
-def _of_all_rows(error: AnchorageError, vectors: Tensor) -> AnchorageError:
-    """What to raise for what a part of the rows raised: the same of all of them."""
+def _error_of_all_rows(error: AnchorageError, vectors: Tensor) -> AnchorageError:
+    """The error of all rows, for an error that a part of the rows raised."""
     try:
         check_vectors(vectors)
-    except AnchorageError as whole:
-        return whole
+    except AnchorageError as error_of_all:
+        return error_of_all
     return error
 
 
-def _rounded(
+def _apply_rows(
     product: Product, vectors: Tensor, out: Tensor, precision: ProductPrecision
 ) -> RowFlags | None:
-    """What the rows become, in `out`. Raises OutOfRange where that is float16, and too small."""
+    """Map the rows into `out`. Raises OutOfRange for numbers that float16 cannot hold."""
     if out.dtype is torch.float32:
-        return product.rows(vectors, out, precision)
+        return product.apply_rows(vectors, out, precision)
     exact = torch.empty(out.shape)
-    flagged = product.rows(vectors, exact, precision)
+    flagged = product.apply_rows(vectors, exact, precision)
     out.copy_(exact)
     refuse_overflow(~out.isfinite().all(dim=1))
     return flagged
 
 
-def refuse_overflow(beyond: Tensor, field: str | None = None) -> None:
+def refuse_overflow(overflowing: Tensor, field: str | None = None) -> None:
     """Raises OutOfRange for the rows (n,) that float16 cannot hold."""
-    wrong = beyond.nonzero().flatten().tolist()
+    wrong = overflowing.nonzero().flatten().tolist()
     if wrong:
-        detail = f"{len(wrong)} answers are beyond float16's largest number, 65504: ask for float32"
+        detail = f"{len(wrong)} rows have numbers beyond 65504, the most of float16. Use float32"
         raise OutOfRange(detail, field=field, rows=wrong)

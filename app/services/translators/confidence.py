@@ -1,4 +1,4 @@
-"""What to expect of each translation of a request: learnt from the anchors on first use, and kept."""
+"""The expected quality of each translated row, by a model that is fitted to the anchors once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from app.errors import AnchorageError
+from app.errors import blaming
 from app.maths.quality.confidence import (
     FEWEST_FOR_CONFIDENCE,
     Confidence,
@@ -17,26 +17,28 @@ from app.maths.quality.confidence import (
 )
 from app.services import incoming
 from app.services.anchors import spaces
-from app.services.context import Services, answer_bytes
-from app.services.serving.plans import Answer, Served
-from app.services.translators.translators import canonical
+from app.services.context import Services
+from app.services.request_context import RequestContext
+from app.services.serving.maps import ServedMap
+from app.services.serving.plans import MappedVectors
+from app.services.translators.translators import canonical_json
 from app.services.upkeep.cache_codecs import CONFIDENCE
 
-#: numbers that are told of each row
-COLUMNS = 4
+#: numbers of each row in the answer
+NUMBERS_PER_ROW = 4
 
-#: what a cached None weighs
-NOTHING_BYTES = 1024
+#: cache size of a None
+CACHED_NONE_BYTES = 1024
 
 
 @dataclass(frozen=True, eq=False)
 class RowConfidence:
-    """What is expected of the rows of an answer; all NaN where nothing can be.
+    """The expected cosines, intervals and p-values of the rows of an answer; NaN without a model.
 
     level      of the intervals
-    held_out   how many anchors taught and calibrated; 0: none
-    threshold  the p-value at or below which a row is flagged; None without held-out anchors
-    reason     why there are no intervals, or nothing at all; None where there are
+    held_out   anchors that the model was fitted and calibrated with; 0 without a model
+    threshold  rows with a p-value up to this are flagged; None without a model
+    reason     why intervals, or all numbers, are missing; None if none are
     """
 
     expected: ExpectedCosines
@@ -46,32 +48,34 @@ class RowConfidence:
     reason: str | None
 
 
-def confidence_of(services: Services, answer: Answer, level: float, *, field: str) -> RowConfidence:
-    """What to expect of each row of a translator's answer; a row that became the target's mean has no cosine, and one that
-    equals the source's mean, whose own flag says so, no p-value.
+def confidence_of(
+    services: Services, context: RequestContext, answer: MappedVectors, level: float, *, field: str
+) -> RowConfidence:
+    """Return the confidence of each row of a translator's output.
 
-    Raises Overloaded while too many others fit, and TooMuchAtOnce.
+    A row that became the target's mean has no cosine. A row that equals the source's mean has no
+    p-value. Raises Overloaded and TooMuchAtOnce.
     """
-    count = len(answer.given)
-    answer_bytes.get()(count * COLUMNS * incoming.ANSWER_NUMBER_BYTES)
-    model = _confidence(services, answer.served)
+    count = len(answer.vectors)
+    context.reserve_bytes(count * NUMBERS_PER_ROW * incoming.ANSWER_NUMBER_BYTES)
+    model = _find_confidence(services, answer.served)
     if model is None:
-        nothing = torch.full((count,), torch.nan, dtype=torch.float64)
-        none = torch.zeros(count, dtype=torch.bool)
-        reason = f"needs at least {FEWEST_FOR_CONFIDENCE} distinct anchors that are not almost all the same vector"
-        return RowConfidence(
-            ExpectedCosines(nothing, nothing, nothing, nothing, none), level, 0, None, reason
+        nans = torch.full((count,), torch.nan, dtype=torch.float64)
+        no_rows = torch.zeros(count, dtype=torch.bool)
+        reason = (
+            f"needs at least {FEWEST_FOR_CONFIDENCE} distinct anchors that are not nearly all equal"
         )
-    try:
-        expected = expected_cosines(model, answer.given, level=level)
-    except AnchorageError as error:
-        raise error.at(field) from None
-    known = ~(answer.made.at_mean | answer.made.outside)
+        return RowConfidence(
+            ExpectedCosines(nans, nans, nans, nans, no_rows), level, 0, None, reason
+        )
+    with blaming(field):
+        expected = expected_cosines(model, answer.vectors, level=level)
+    has_cosine = ~(answer.output.at_mean | answer.output.outside)
     cosine, low, high = (
-        torch.where(known, each, torch.nan)
+        torch.where(has_cosine, each, torch.nan)
         for each in (expected.cosine, expected.low, expected.high)
     )
-    at_mean = answer.made.at_mean
+    at_mean = answer.output.at_mean
     return RowConfidence(
         ExpectedCosines(
             cosine,
@@ -83,18 +87,21 @@ def confidence_of(services: Services, answer: Answer, level: float, *, field: st
         level,
         model.held_out,
         model.threshold,
-        _reason(model, level),
+        _explain_missing(model, level),
     )
 
 
-def _reason(model: Confidence, level: float) -> str | None:
+def _explain_missing(model: Confidence, level: float) -> str | None:
     if len(model.errors) >= anchors_needed(level):
         return None
-    return f"an interval of level {level:g} needs {anchors_needed(level)} anchors to calibrate with, and there are {len(model.errors)}"
+    return (
+        f"intervals of level {level:g} need {anchors_needed(level)} anchors for calibration; there are "
+        f"{len(model.errors)}"
+    )
 
 
-def _confidence(services: Services, served: Served) -> Confidence | None:
-    """The translator's, from the cache, or learnt now."""
+def _find_confidence(services: Services, served: ServedMap) -> Confidence | None:
+    """The translator's model, from the cache or fitted now; None with too few anchors."""
     assert served.pair is not None
     source, target = served.pair
     method, options = str(served.method), dict(served.options or {})
@@ -105,8 +112,8 @@ def _confidence(services: Services, served: Served) -> Confidence | None:
             return fit_confidence(method, x, y, options)
 
     return services.cache.get_or_make(
-        ("confidence", source.blob, target.blob, method, canonical(options)),
+        ("confidence", source.blob, target.blob, method, canonical_json(options)),
         learn,
-        lambda made: NOTHING_BYTES if made is None else made.nbytes,
+        lambda fitted: CACHED_NONE_BYTES if fitted is None else fitted.nbytes,
         shared=CONFIDENCE,
     )

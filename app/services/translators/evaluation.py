@@ -1,4 +1,4 @@
-"""Evaluations: how good a translation is on vectors that a client holds, and how alike two encoders are."""
+"""Evaluates a translation on a client's vectors, and the similarity of two encoders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from app.errors import AnchorageError, InvalidRequest, MissingField
+from app.errors import InvalidRequest, MissingField, blaming
 from app.maths.quality import evaluation as maths
 from app.maths.quality import metrics
 from app.maths.quality.hubness import CosineBlockFunction
@@ -21,24 +21,27 @@ from app.maths.translators.translator import Translator, apply
 from app.services import incoming
 from app.services.anchors import spaces
 from app.services.context import Services
-from app.services.jobs.queue import Done, Progress, submit
+from app.services.jobs.progress import Progress
+from app.services.jobs.runner import JobResult
+from app.services.jobs.submission import submit_job
+from app.services.request_context import RequestContext
 from app.services.translators import translators
 from app.storage import tables
 from app.types import JobKind
 
-#: multiplications of an evaluation that a request waits for: about a second of one core
-INLINE = 2**33
+#: most multiplications of an evaluation without a job: about a second of one core
+REQUEST_MULTIPLICATIONS = 2**33
 
-#: finding the nearest of a cosine's neighbours takes as long as so many multiplications
-PER_COSINE = 128
+#: the cost of finding neighbours, per cosine
+MULTIPLICATIONS_PER_COSINE = 128
 
-#: fewer items than this have no neighbours
-FEWEST = 2
+#: fewest items: one item has no neighbours
+FEWEST_EVALUATED = 2
 
-#: the kinds of queries that are measured
-KINDS = ("translated", "do_nothing", "native")
+#: the vectors that are measured as queries
+QUERY_KINDS = ("translated", "do_nothing", "native")
 
-#: what is said of a translation, where there is none
+#: the answer's fields about a translation, for an evaluation of the anchors alone
 NOTHING_TRANSLATED: Mapping[str, None] = dict.fromkeys(
     (
         "translator",
@@ -50,17 +53,18 @@ NOTHING_TRANSLATED: Mapping[str, None] = dict.fromkeys(
         "csls_neighbours",
         "at_mean",
         "outside",
-        *KINDS,
+        *QUERY_KINDS,
     )
 )
 
 
 @dataclass(frozen=True, eq=False)
-class Items:
-    """What a client holds.
+class EvaluationItems:
+    """The vectors that a client sends.
 
-    vectors  (n, d_x) by the source, and native (n, d_y) by the target of the same items
-    corpus   (m, d_y) by the target, or None
+    vectors  (n, d_x) by the source
+    native   (n, d_y) by the target, of the same items
+    corpus   (m, d_y) by the target: the index to search; None: `native`
     """
 
     vectors: Tensor
@@ -69,13 +73,13 @@ class Items:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        given = {"vectors": self.vectors, "native": self.native, "corpus": self.corpus}
-        return {name: tensor for name, tensor in given.items() if tensor is not None}
+        number = {"vectors": self.vectors, "native": self.native, "corpus": self.corpus}
+        return {name: tensor for name, tensor in number.items() if tensor is not None}
 
 
 @dataclass(frozen=True)
-class Settings:
-    """k neighbours, and csls_neighbours of the correction that `csls` asks for; None: 10, or as many as there are."""
+class EvaluationSettings:
+    """The neighbours to compare, and those of CSLS; None: 10, or fewer if there are fewer."""
 
     k: int | None = None
     csls: bool = False
@@ -83,65 +87,73 @@ class Settings:
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
-    """A checked request for an evaluation, of the anchors alone where there are no items; of `settings` nothing is None then."""
+class EvaluationTask:
+    """A checked evaluation; without items, of the anchors alone.
 
-    request: translators.Request
-    items: Items | None
-    settings: Settings
+    With items, no setting is None.
+    """
+
+    request: translators.FitRequest
+    items: EvaluationItems | None
+    settings: EvaluationSettings
     source: tables.SpaceRow
     target: tables.SpaceRow
 
     @property
     def cosines(self) -> int:
-        """How many are computed."""
+        """The number of cosines to compute."""
         n = self.source.anchor_set.size if self.items is None else len(self.items.vectors)
         within = 2 * n * n
         if self.items is None:
             return within
         corpus = None if self.items.corpus is None else len(self.items.corpus)
-        return within + maths.cosine_count(len(KINDS), n, corpus, corrected=self.settings.csls)
+        return within + maths.cosine_count(
+            len(QUERY_KINDS), n, corpus, corrected=self.settings.csls
+        )
 
     @property
     def is_small(self) -> bool:
-        """Whether a request may wait for it."""
+        """Whether the evaluation runs without a job."""
         dim = max(self.source.encoder.dim, self.target.encoder.dim)
         return (
-            self.cosines * (dim + PER_COSINE) + 3 * self.source.anchor_set.size * dim * dim
-            <= INLINE
+            self.cosines * (dim + MULTIPLICATIONS_PER_COSINE)
+            + 3 * self.source.anchor_set.size * dim * dim
+            <= REQUEST_MULTIPLICATIONS
         )
 
 
-def ask(
+def check_evaluation(
     services: Services,
     project: str,
-    request: translators.Request,
+    request: translators.FitRequest,
     *,
     vectors: Tensor | None,
     native: Tensor | None,
     corpus: Tensor | None,
-    settings: Settings,
-) -> Asked:
-    """Check everything that can be known before anything is fitted.
+    settings: EvaluationSettings,
+) -> EvaluationTask:
+    """Check the request before anything is fitted.
 
-    Raises the not-found errors, AnchorsNotEmbedded, the option and vector errors, MissingField, and InvalidRequest.
+    Raises the not-found errors, AnchorsNotEmbedded, the option and vector errors, MissingField, and
+    InvalidRequest.
     """
-    source, target = translators.pair(services, project, request)
+    source, target = translators.find_pair(services, project, request)
     if vectors is None and native is None:
         _refuse_without_items(request, corpus, settings)
-        return Asked(request, None, settings, source, target)
+        return EvaluationTask(request, None, settings, source, target)
     if vectors is None or native is None:
         field = "vectors" if vectors is None else "native"
         raise MissingField(
-            "vectors and native come together: row i of both is one item", field=field
+            "`vectors` and `native` belong together: row i of both is the same item. Send both",
+            field=field,
         )
     if request.min_quality:
         raise InvalidRequest(
-            "an evaluation measures what there is, and serves nothing", field="min_quality"
+            "`min_quality` does not apply to an evaluation. Remove it", field="min_quality"
         )
-    translators.check(request, anchors=source.anchor_set.size)
+    translators.check_options(request, anchors=source.anchor_set.size)
     limits = services.limits
-    items = Items(
+    items = EvaluationItems(
         incoming.checked_vectors(vectors, field="vectors", limits=limits, dim=source.encoder.dim),
         incoming.checked_vectors(native, field="native", limits=limits, dim=target.encoder.dim),
         None
@@ -150,41 +162,43 @@ def ask(
             corpus, field="corpus", limits=limits, dim=target.encoder.dim
         ),
     )
-    return Asked(request, items, _settled(items, settings), source, target)
+    return EvaluationTask(request, items, _fill_settings(items, settings), source, target)
 
 
 def evaluate(
     services: Services,
-    project: str,
-    asked: Asked,
-    tell: Callable[[int, int], object] = lambda *_: None,
+    context: RequestContext,
+    task: EvaluationTask,
+    on_progress: Callable[[int, int], object] = lambda *_: None,
 ) -> dict[str, Any]:
-    """The evaluation itself, as JSON has it; tells how many of its cosines are done.
+    """Return the evaluation as JSON.
 
-    Raises as `translation.fit`, OutOfRange for vectors that cannot be translated, and Overloaded.
-    On the CPU wherever it runs, so that a request and a job say the same.
+    on_progress  called with the cosines that are done, and all
+
+    Runs on the CPU, so that requests and jobs return equal numbers. Raises the errors of
+    `translators.fit`, OutOfRange for vectors that cannot be translated, and Overloaded.
     """
-    x, y = spaces.fitted_space(services, asked.source), spaces.fitted_space(services, asked.target)
-    request, items = asked.request, asked.items
+    x, y = spaces.fitted_space(services, task.source), spaces.fitted_space(services, task.target)
+    request, items = task.request, task.items
     about = {"source": request.source, "target": request.target, "anchor_set": request.anchor_set}
-    cosines = _watched(tell, asked.cosines)
+    cosines = _report_cosines(on_progress, task.cosines)
     if items is None:
         first, second = (
-            spaces.raw_anchors(services, asked.source),
-            spaces.raw_anchors(services, asked.target),
+            spaces.raw_anchors(services, task.source),
+            spaces.raw_anchors(services, task.target),
         )
         with services.evaluating():
-            alike = relative_similarity(x, y, first, second, of_anchors=True, cosines=cosines)
-        return {**about, **NOTHING_TRANSLATED, "similarity": _similarity(alike)}
-    fitted = translators.fit(services, project, asked.source, asked.target, request)
+            similarity = relative_similarity(x, y, first, second, of_anchors=True, cosines=cosines)
+        return {**about, **NOTHING_TRANSLATED, "similarity": _describe_similarity(similarity)}
+    fitted = translators.fit(services, context, task.source, task.target, request)
     with services.evaluating():
-        made = _translated(fitted.translator, items.vectors)
-        settings, n = asked.settings, len(items.vectors)
+        translation = _translate(fitted.translator, items.vectors)
+        settings, n = task.settings, len(items.vectors)
         assert settings.k is not None
-        alike = relative_similarity(
+        similarity = relative_similarity(
             x, y, items.vectors, items.native, min(settings.k, n - 1), cosines=cosines
         )
-        measured = _measured(asked, items, made, y.mean, cosines)
+        measures = _measure(task, items, translation, y.mean, cosines)
         return {
             **about,
             "translator": fitted.id,
@@ -194,43 +208,45 @@ def evaluate(
             "index": n if items.corpus is None else len(items.corpus),
             "k": settings.k,
             "csls_neighbours": settings.csls_neighbours,
-            "at_mean": int(made.at_mean.sum()),
-            "outside": int(made.outside.sum()),
-            **measured,
-            "similarity": _similarity(alike),
+            "at_mean": int(translation.at_mean.sum()),
+            "outside": int(translation.outside.sum()),
+            **measures,
+            "similarity": _describe_similarity(similarity),
         }
 
 
-def request_evaluation(services: Services, project: str, asked: Asked) -> tables.JobRow:
-    """Store the items, and queue the job. Raises StorageUnavailable, TooManyJobs, QueueFull."""
-    arguments = {"request": asdict(asked.request), "settings": asdict(asked.settings)}
-    if asked.items is not None:
-        arguments["blobs"] = {"items": services.blobs.put(asked.items.tensors)}
-    return submit(services, project, JobKind.evaluate, arguments)
+def request_evaluation(
+    services: Services, context: RequestContext, task: EvaluationTask
+) -> tables.JobRow:
+    """Store the items, and queue a job. Raises StorageUnavailable, TooManyJobs, QueueFull."""
+    arguments = {"request": asdict(task.request), "settings": asdict(task.settings)}
+    if task.items is not None:
+        arguments["blobs"] = {"items": services.blobs.put(task.items.tensors)}
+    return submit_job(services, context, JobKind.evaluate, arguments)
 
 
-def run_evaluation(services: Services, job: tables.JobRow, progress: Progress) -> Done:
-    """The job itself; its result is what a request would have been answered."""
-    arguments = job.arguments
-    given = services.blobs.get(arguments["blobs"]["items"]) if "blobs" in arguments else {}
-    asked = ask(
+def run_evaluation(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
+    """Run the job. Its result is the answer of a request."""
+    arguments, context = job.arguments, RequestContext.of_job(job)
+    number = services.blobs.get(arguments["blobs"]["items"]) if "blobs" in arguments else {}
+    task = check_evaluation(
         services,
         job.project,
-        translators.Request(**arguments["request"]),
-        vectors=given.get("vectors"),
-        native=given.get("native"),
-        corpus=given.get("corpus"),
-        settings=Settings(**arguments["settings"]),
+        translators.FitRequest(**arguments["request"]),
+        vectors=number.get("vectors"),
+        native=number.get("native"),
+        corpus=number.get("corpus"),
+        settings=EvaluationSettings(**arguments["settings"]),
     )
-    result = evaluate(services, job.project, asked, progress)
-    progress(asked.cosines, asked.cosines)
-    return Done(result)
+    result = evaluate(services, context, task, progress)
+    progress(task.cosines, task.cosines)
+    return JobResult(result)
 
 
 def _refuse_without_items(
-    request: translators.Request, corpus: Tensor | None, settings: Settings
+    request: translators.FitRequest, corpus: Tensor | None, settings: EvaluationSettings
 ) -> None:
-    """Raises InvalidRequest for what would be looked at by nobody."""
+    """Raises InvalidRequest for settings that only apply to a translation."""
     unused = {
         "corpus": corpus is not None,
         "method": request.method != "auto",
@@ -241,75 +257,79 @@ def _refuse_without_items(
         "csls": settings.csls,
         "csls_neighbours": settings.csls_neighbours is not None,
     }
-    for field, given in unused.items():
-        if given:
+    for field, number in unused.items():
+        if number:
             raise InvalidRequest(
-                f"without vectors and native nothing is translated: {field} has no place",
+                f"`{field}` only applies to a translation. Remove it, or send `vectors` and "
+                "`native`",
                 field=field,
             )
 
 
-def _settled(items: Items, settings: Settings) -> Settings:
-    """The settings with the numbers that they leave open. Raises InvalidRequest for counts that do not fit together."""
+def _fill_settings(items: EvaluationItems, settings: EvaluationSettings) -> EvaluationSettings:
+    """Fill in the missing settings. Raises InvalidRequest for counts that do not match."""
     n = len(items.vectors)
     if n != len(items.native):
         raise InvalidRequest(
-            f"{n} vectors, {len(items.native)} native ones: row i of both is one item",
+            f"there are {n} `vectors` and {len(items.native)} `native`. Send as many of both: row "
+            "i is the same item",
             field="native",
         )
-    if n < FEWEST:
+    if n < FEWEST_EVALUATED:
         raise InvalidRequest(
-            f"expected at least {FEWEST} items: one has no neighbours", field="vectors"
+            f"expected at least {FEWEST_EVALUATED} items: a single one has no neighbours",
+            field="vectors",
         )
     others = n - 1 if items.corpus is None else len(items.corpus)
     rows = n if items.corpus is None else len(items.corpus)
-    k = _at_most(settings.k, others, "k", "rows of the index beside the item itself")
+    k = _limit_neighbours(settings.k, others, "k", "other rows in the index")
     if settings.csls:
         most = min(n, rows)
-        return Settings(
+        return EvaluationSettings(
             k,
             True,
-            _at_most(
-                settings.csls_neighbours, most, "csls_neighbours", "items, or rows of the index"
+            _limit_neighbours(
+                settings.csls_neighbours, most, "csls_neighbours", "items or rows in the index"
             ),
         )
     if settings.csls_neighbours is not None:
-        raise InvalidRequest("csls_neighbours are of csls, which is false", field="csls_neighbours")
-    return Settings(k)
+        raise InvalidRequest(
+            "`csls_neighbours` only applies to `csls: true`. Remove it, or set `csls`",
+            field="csls_neighbours",
+        )
+    return EvaluationSettings(k)
 
 
-def _at_most(given: int | None, most: int, field: str, of: str) -> int:
-    """As many as asked for, or 10, or all. Raises InvalidRequest."""
-    if given is not None and given > most:
-        raise InvalidRequest(f"{field} is {given}, and there are {most} {of}", field=field)
-    return min(metrics.DEFAULT_NEIGHBOURS, most) if given is None else given
+def _limit_neighbours(number: int | None, most: int, field: str, of: str) -> int:
+    """Return the number, by default 10 or the most possible. Raises InvalidRequest."""
+    if number is not None and number > most:
+        raise InvalidRequest(f"`{field}` is {number}; there are only {most} {of}", field=field)
+    return min(metrics.DEFAULT_NEIGHBOURS, most) if number is None else number
 
 
-def _translated(translator: Translator, vectors: Tensor) -> TranslatedRows:
-    """Raises OutOfRange, naming rows of `vectors`."""
-    try:
+def _translate(translator: Translator, vectors: Tensor) -> TranslatedRows:
+    """Translate the vectors. Raises OutOfRange, which names rows of `vectors`."""
+    with blaming("vectors"):
         return apply(translator, vectors)
-    except AnchorageError as error:
-        raise error.at("vectors") from None
 
 
-def _measured(
-    asked: Asked,
-    items: Items,
-    made: TranslatedRows,
+def _measure(
+    task: EvaluationTask,
+    items: EvaluationItems,
+    translation: TranslatedRows,
     mean: Float64[Tensor, " dy"],
     cosines: CosineBlockFunction,
 ) -> dict[str, dict[str, Any]]:
-    """Each kind of queries, centred on the target's anchors."""
+    """Measure each kind of queries, centred on the target's anchors."""
     native = items.native.double() - mean
     queries = {
-        "translated": made.vectors.double() - mean,
+        "translated": translation.vectors.double() - mean,
         "do_nothing": metrics.do_nothing(items.vectors.double(), len(mean)) - mean,
         "native": native,
     }
-    settings = asked.settings
+    settings = task.settings
     assert settings.k is not None
-    found = maths.evaluate(
+    measures = maths.evaluate(
         queries,
         native,
         settings.k,
@@ -317,19 +337,19 @@ def _measured(
         csls_neighbours=settings.csls_neighbours,
         cosines=cosines,
     )
-    return {kind: _numbers(found[kind]) for kind in KINDS}
+    return {kind: _describe_measures(measures[kind]) for kind in QUERY_KINDS}
 
 
-def _numbers(measured: maths.QueryEvaluation) -> dict[str, Any]:
-    """Means, their intervals, and the same by CSLS."""
-    items, corrected = measured.items, measured.csls
+def _describe_measures(measures: maths.QueryEvaluation) -> dict[str, Any]:
+    """The means and their intervals, also by CSLS."""
+    items, corrected = measures.items, measures.csls
     retrieval = ("recall", "recall_1", "jaccard_target")
     plain = {"cosine": items.cosine, "mrr": items.reciprocal_rank, "jaccard_own": items.jaccard_own}
     plain |= {name: getattr(items, name) for name in retrieval}
-    made = {
+    translation = {
         **asdict(metrics.mean_quality(items)),
-        "intervals": _intervals(plain),
-        "skewness": measured.skewness,
+        "intervals": _measure_intervals(plain),
+        "skewness": measures.skewness,
         "csls": None,
     }
     if corrected is not None:
@@ -338,36 +358,42 @@ def _numbers(measured: maths.QueryEvaluation) -> dict[str, Any]:
             **{name: getattr(corrected, name) for name in retrieval},
         }
         means = {name: float(each.mean()) for name, each in values.items()}
-        made["csls"] = {**means, "intervals": _intervals(values), "skewness": corrected.skewness}
-    return made
+        translation["csls"] = {
+            **means,
+            "intervals": _measure_intervals(values),
+            "skewness": corrected.skewness,
+        }
+    return translation
 
 
-def _similarity(found: Similarity) -> dict[str, Any]:
-    values = {"cosine": found.cosine, "jaccard": found.jaccard}
+def _describe_similarity(measures: Similarity) -> dict[str, Any]:
+    values = {"cosine": measures.cosine, "jaccard": measures.jaccard}
     means = {name: float(each.mean()) for name, each in values.items()}
     return {
-        "n": len(found.cosine),
-        "k": found.k,
+        "n": len(measures.cosine),
+        "k": measures.k,
         **means,
-        "cka": found.cka,
-        "intervals": _intervals(values),
+        "cka": measures.cka,
+        "intervals": _measure_intervals(values),
     }
 
 
-def _intervals(values: Mapping[str, Tensor]) -> dict[str, list[float]]:
+def _measure_intervals(values: Mapping[str, Tensor]) -> dict[str, list[float]]:
     """The 95 % bootstrap interval of each mean over the items."""
     low, high = bootstrap_interval(torch.stack(list(values.values()), dim=1))
     return {name: [float(low[place]), float(high[place])] for place, name in enumerate(values)}
 
 
-def _watched(tell: Callable[[int, int], object], total: int) -> CosineBlockFunction:
-    """Blocks of cosines, each told of before it is made use of; what `tell` raises ends it."""
+def _report_cosines(on_progress: Callable[[int, int], object], total: int) -> CosineBlockFunction:
+    """Blocks of cosines. `on_progress` is called before each, and may raise to end the
+    evaluation.
+    """
     done = 0
 
     def blocks(queries: Tensor, index: Tensor) -> metrics.ScoreBlocks:
         nonlocal done
         for start, block in metrics.cosine_blocks(queries, index):
-            tell(done, total)
+            on_progress(done, total)
             done += block.numel()
             yield start, block
 

@@ -1,4 +1,4 @@
-"""Thresholds: which score of the new encoder corresponds to one of the old, and back."""
+"""Maps a score of one encoder to the corresponding score of another."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from app.maths.thresholds.decisions import Agreement, threshold_agreement
 from app.maths.thresholds.score_pairs import CalibrationItems, GivenSide, translate_held_out
 from app.services.anchors import spaces
 from app.services.context import Services
-from app.services.translators.translators import canonical, find
+from app.services.translators.translators import canonical_json, find_translator
 from app.storage import tables
 from app.storage.cache import Key
 from app.types import Scores
 
-#: points of a whole map
-POINTS = 100
+#: scores of a whole map
+MAP_POINTS = 100
 
 
 @dataclass(frozen=True)
-class Question:
-    """A translator's id, which cosine is the new one, which of the two scores is given, and the level of the intervals."""
+class ThresholdQuestion:
+    """A translator, the cosine that replaces the source's, the given score, the intervals'
+    level.
+    """
 
     translator: str
     scores: Scores
@@ -35,8 +37,12 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Found:
-    """At each given score, what to expect of the other one; `covered`: given scores that the anchors can say something about."""
+class ScoreMap:
+    """The expected score at each given score.
+
+    covered    the range of given scores that the anchors cover
+    same_item  the score of an item with itself, and its interval
+    """
 
     points: list[tuple[float, ExpectedScore]]
     covered: tuple[float, float] | None
@@ -44,39 +50,41 @@ class Found:
     agreement: Agreement | None = None
 
 
-def threshold(services: Services, project: str, question: Question, score: float) -> Found:
-    """The other score of a given one in [-1, 1]. Raises TranslatorNotFound, TooFewAnchors, Overloaded."""
-    fitted = _calibration(services, project, question)
+def map_score(
+    services: Services, project: str, question: ThresholdQuestion, score: float
+) -> ScoreMap:
+    """Map one score in [-1, 1]. Raises TranslatorNotFound, TooFewAnchors, Overloaded."""
+    fitted = _find_calibration(services, project, question)
     return replace(
-        _expected(fitted, [score], question.level), agreement=threshold_agreement(fitted, score)
+        _map_scores(fitted, [score], question.level), agreement=threshold_agreement(fitted, score)
     )
 
 
-def table(services: Services, project: str, question: Question) -> Found:
-    """The map at POINTS scores, or none where the anchors cover nothing. Raises as `threshold`."""
-    fitted = _calibration(services, project, question)
+def map_all_scores(services: Services, project: str, question: ThresholdQuestion) -> ScoreMap:
+    """Map MAP_POINTS scores of the covered range. Raises the errors of `map_score`."""
+    fitted = _find_calibration(services, project, question)
     covered = calibration.covered_range(fitted)
     scores = (
         []
         if covered is None
-        else np.linspace(*covered, POINTS if covered[0] < covered[1] else 1).tolist()
+        else np.linspace(*covered, MAP_POINTS if covered[0] < covered[1] else 1).tolist()
     )
-    return _expected(fitted, scores, question.level)
+    return _map_scores(fitted, scores, question.level)
 
 
-def _expected(fitted: Calibration, scores: list[float], level: float) -> Found:
+def _map_scores(fitted: Calibration, scores: list[float], level: float) -> ScoreMap:
     points = [(score, calibration.expected_score(fitted, score, level=level)) for score in scores]
-    return Found(
+    return ScoreMap(
         points, calibration.covered_range(fitted), calibration.same_item_interval(fitted, level)
     )
 
 
-def _calibration(services: Services, project: str, question: Question) -> Calibration:
-    """The calibration of a translator, from the cache of this process or made now."""
-    row = find(services, project, question.translator)
-    key: Key = (row.source.blob, row.target.blob, row.method, canonical(row.options))
+def _find_calibration(services: Services, project: str, question: ThresholdQuestion) -> Calibration:
+    """The calibration of a translator, from the cache or computed now."""
+    row = find_translator(services, project, question.translator)
+    key: Key = (row.source.blob, row.target.blob, row.method, canonical_json(row.options))
     items = services.cache.get_or_make(
-        ("held-out", *key), partial(_hold_out, services, row), lambda made: made.nbytes
+        ("held-out", *key), partial(_hold_out, services, row), lambda value: value.nbytes
     )
 
     def make() -> Calibration:
@@ -84,7 +92,7 @@ def _calibration(services: Services, project: str, question: Question) -> Calibr
             return calibration.calibrate(items, question.scores, given=question.given)
 
     return services.cache.get_or_make(
-        ("calibration", question.scores, question.given, *key), make, lambda made: made.nbytes
+        ("calibration", question.scores, question.given, *key), make, lambda value: value.nbytes
     )
 
 
@@ -97,8 +105,8 @@ def _hold_out(services: Services, row: tables.TranslatorRow) -> CalibrationItems
         items = translate_held_out(row.method, source, target, row.options)
     if items is None:
         raise TooFewAnchors(
-            f"a calibration needs at least {FEWEST_DISTINCT} distinct anchors that are not almost all the same vector; "
-            f"anchor set {row.source.anchor_set.name!r} has fewer",
+            f"a threshold needs at least {FEWEST_DISTINCT} distinct anchors that are not nearly all equal; "
+            f"anchor set {row.source.anchor_set.name!r} has fewer. Use a larger set",
             field="id",
         )
     return items

@@ -1,4 +1,4 @@
-"""The report of a translator: what to expect of it, measured on anchors that its fits have not seen."""
+"""Measures a translator on held-out anchors."""
 
 from __future__ import annotations
 
@@ -16,59 +16,59 @@ from app.services.anchors import spaces
 from app.services.context import Services
 from app.storage import tables
 
-#: of what is in a report: one of another version is measured anew
-VERSION = 2
+#: a report of another version is measured again
+REPORT_VERSION = 2
 
-#: how many more anchors the report says something of, where the curve reaches so far
-MORE = (50, 100, 200, 500, 1000)
+#: numbers of additional anchors whose gain the report estimates, as far as the curve reaches
+MORE_ANCHORS = (50, 100, 200, 500, 1000)
 
-#: how many rows a list names
-LISTED = 20
+#: most rows in a list
+MOST_LISTED_ANCHORS = 20
 
 
-def measure(services: Services, row: tables.TranslatorRow) -> dict[str, Any]:
-    """Everything a report says of a translator's row, as JSON has it."""
+def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, Any]:
+    """Return the report of a translator as JSON. Raises Overloaded."""
     source, target = (
         spaces.raw_anchors(services, row.source).double(),
         spaces.raw_anchors(services, row.target).double(),
     )
     with services.fitting():
         held = crossfit.hold_out(row.method, source, target, row.options)
-        parted = crossfit.cut_into_folds(source, target, folds=None, seed=0)
+        split = crossfit.cut_into_folds(source, target, folds=None, seed=0)
         held_out = None if held is None else crossfit.held_out_quality(held, source, target)
         curve = learning_curve(row.method, source, target, row.options)
         return {
-            "version": VERSION,
+            "version": REPORT_VERSION,
             "anchors": len(source),
-            "distinct": None if parted is None else int(parted[0].sum()),
+            "distinct": None if split is None else int(split[0].sum()),
             "promise": None
             if held_out is None
-            else _promise(promise(len(source), held_out, curve)),
+            else _promise_json(promise(len(source), held_out, curve)),
             "evidence": None
             if held is None
-            else _evidence(evidence(held.translated, target, held.first, held.fold_of)),
+            else _evidence_json(evidence(held.translated, target, held.first, held.fold_of)),
             "held_out": None if held_out is None else asdict(held_out),
-            "learning": None if curve is None else _learning(curve),
-            "influence": None if held_out is None else _influence(source, target),
+            "learning": None if curve is None else _learning_json(curve),
+            "influence": None if held_out is None else _influence_json(source, target),
             "cka": metrics.cka(source, target) if len(source) >= 4 else None,
-            "source": _spectrum(row.source, source),
-            "target": _spectrum(row.target, target),
+            "source": _space_json(row.source, source),
+            "target": _space_json(row.target, target),
         }
 
 
-def _promise(made: Promise) -> dict[str, Any]:
+def _promise_json(promised: Promise) -> dict[str, Any]:
     return {
-        **vars(made),
-        "measures": {name: each._asdict() for name, each in made.measures.items()},
+        **vars(promised),
+        "measures": {name: each._asdict() for name, each in promised.measures.items()},
     }
 
 
-def _evidence(found: Evidence) -> dict[str, Any]:
-    return {**vars(found), "cosine": found.cosine._asdict(), "mrr": found.mrr._asdict()}
+def _evidence_json(result: Evidence) -> dict[str, Any]:
+    return {**vars(result), "cosine": result.cosine._asdict(), "mrr": result.mrr._asdict()}
 
 
-def _learning(curve: LearningCurve) -> dict[str, Any]:
-    reach = [more for more in MORE if curve.anchors + more <= curve.farthest]
+def _learning_json(curve: LearningCurve) -> dict[str, Any]:
+    reach = [more for more in MORE_ANCHORS if curve.anchors + more <= curve.farthest]
     return {
         "anchors": curve.sizes,
         "index": round(curve.index),
@@ -87,18 +87,18 @@ def _learning(curve: LearningCurve) -> dict[str, Any]:
     }
 
 
-def _influence(source: Tensor, target: Tensor) -> dict[str, Any]:
-    found = influence(source, target)
+def _influence_json(source: Tensor, target: Tensor) -> dict[str, Any]:
+    result = influence(source, target)
     return {
         "hurting": [
-            {"row": i, "gain": float(found.gain[i]), "own": float(found.own[i])}
-            for i in found.hurting[:LISTED]
+            {"row": i, "gain": float(result.gain[i]), "own": float(result.own[i])}
+            for i in result.hurting[:MOST_LISTED_ANCHORS]
         ],
-        "hurting_count": len(found.hurting),
+        "hurting_count": len(result.hurting),
     }
 
 
-def _spectrum(space: tables.SpaceRow, anchors: Tensor) -> dict[str, Any]:
+def _space_json(space: tables.SpaceRow, anchors: Tensor) -> dict[str, Any]:
     health = space.health
     return {
         "encoder": space.encoder.name,

@@ -1,4 +1,4 @@
-"""Translators: fitted once, written down, measured."""
+"""Fits translators, stores how they were fitted, and measures them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from app.maths.translators.translator import Translator, content_hash
 from app.services.access.audit import record_audit
 from app.services.anchors import spaces
 from app.services.context import Services
-from app.services.jobs.queue import Done, Progress, submit
+from app.services.jobs.progress import Progress
+from app.services.jobs.runner import JobResult
+from app.services.jobs.submission import submit_job
+from app.services.request_context import RequestContext
 from app.services.translators import contracts, translator_reports
 from app.services.upkeep.cache_codecs import CHOICE, TRANSLATOR
 from app.storage import tables
@@ -28,21 +31,23 @@ from app.storage.name_cache import NameKey
 from app.storage.queries import resources
 from app.types import JobKind
 
-#: what a cached id weighs, with its key; a choice with its candidates; a report
-ID_BYTES = 1024
-CHOICE_BYTES = 64 * 1024
-REPORT_BYTES = 32 * 1024
+#: cache sizes of an id with its key, of a choice with its candidates, of a report
+CACHED_ID_BYTES = 1024
+CACHED_CHOICE_BYTES = 64 * 1024
+CACHED_REPORT_BYTES = 32 * 1024
 
-#: that a row was read is written down at most this often
+#: how often the last use of a translator is written
 TOUCH_EVERY = timedelta(days=1)
 
 
 @dataclass(frozen=True)
-class Request:
-    """A pair of spaces and how to fit between them; `method` may be auto, `options` are the client's.
+class FitRequest:
+    """A pair of spaces, and how to fit a translator between them.
 
-    `source` may be None for relative vectors, whose source need not be known. `prefer` is what auto chooses by, `min_quality`
-    what a translator must promise to be served.
+    source       None for relative vectors, whose source may be unknown
+    method       may be auto
+    prefer       the use that auto optimises for
+    min_quality  the least quality, by measure, of a translator
     """
 
     source: str | None
@@ -55,30 +60,30 @@ class Request:
 
     @cached_property
     def key(self) -> Key:
-        """Equal for requests of one translator."""
+        """Equal for equal requests."""
         made = (
             self.source,
             self.target,
             self.anchor_set,
             self.method,
-            canonical(self.options),
+            canonical_json(self.options),
             self.prefer,
         )
-        return (*made, canonical(self.min_quality))
+        return (*made, canonical_json(self.min_quality))
 
 
 @dataclass(frozen=True, eq=False)
 class SpacePair:
-    """What the names of a request stand for, all of it at one moment: whatever answers by one of these answers by one version.
+    """The spaces that a request names, read in one transaction.
 
-    source, target  spaces of one anchor set; None where none was named
-    agreed   what the pair's contract asks of a translator
-    recipes  how to serve requests for this pair, by their keys: they are forgotten with it
+    source, target  spaces of one anchor set; None if the request names none
+    minimum         the least quality that the pair's contract accepts, by measure
+    recipes         of maps between these spaces, by the requests' keys
     """
 
     source: tables.SpaceRow | None
     target: tables.SpaceRow | None
-    agreed: Mapping[str, float] = field(default_factory=dict)
+    minimum: Mapping[str, float] = field(default_factory=dict)
     recipes: dict[Key, Any] = field(default_factory=dict)
 
     @property
@@ -89,8 +94,8 @@ class SpacePair:
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted:
-    """A translator with its public id, the method that made it and all its options; `key` is its place in the cache."""
+class FittedTranslator:
+    """A translator, its public id, its method with all options, and its key in the cache."""
 
     id: str
     translator: Translator
@@ -101,57 +106,73 @@ class Fitted:
 
 def fit(
     services: Services,
-    project: str,
+    context: RequestContext,
     source: tables.SpaceRow,
     target: tables.SpaceRow,
-    request: Request,
-) -> Fitted:
-    """The cached translator, or a new one with its row written. Raises UnknownOption and InvalidOption."""
-    method, options, choice = _settled(services, source, target, request)
+    request: FitRequest,
+) -> FittedTranslator:
+    """Return the cached translator, or fit one and store its row.
+
+    Raises UnknownOption, InvalidOption, Overloaded, and Conflict when a space was deleted
+    meanwhile.
+    """
+    method, options, choice = _choose_method(services, source, target, request)
 
     def make() -> Translator:
         x, y = spaces.fitted_space(services, source), spaces.fitted_space(services, target)
         with services.fitting():
             return methods.fit(method, x, y, options)
 
-    key: Key = ("translator", source.blob, target.blob, method, canonical(options))
-    translator = services.cache.get_or_make(key, make, lambda made: made.nbytes, shared=TRANSLATOR)
-    # By the spaces' rows, not by their content: a set that was deleted and made again has new rows to write down. And by the day:
-    # what is written down is also that the translator is in use.
+    key: Key = ("translator", source.blob, target.blob, method, canonical_json(options))
+    translator = services.cache.get_or_make(
+        key, make, lambda value: value.nbytes, shared=TRANSLATOR
+    )
+    # The key has the spaces' rows, not their content: a set that was created again needs new rows.
+    # It has the day, because a write also records the translator's last use.
     prefer = None if choice is None else choice.prefer
     content = services.cache.get_or_make(
-        ("written", source.id, target.id, method, canonical(options), prefer, tables.now().date()),
-        lambda: _written_down(
-            services, project, source, target, translator, method, options, choice
+        (
+            "written",
+            source.id,
+            target.id,
+            method,
+            canonical_json(options),
+            prefer,
+            tables.now().date(),
         ),
-        lambda _: ID_BYTES,
+        lambda: _write_row(services, context, source, target, translator, method, options, choice),
+        lambda _: CACHED_ID_BYTES,
     )
-    return Fitted(content, translator, method, options, key)
+    return FittedTranslator(content, translator, method, options, key)
 
 
 def enforce_minimum(
-    services: Services, project: str, fitted: Fitted, pair: SpacePair, request: Request
+    services: Services,
+    context: RequestContext,
+    fitted: FittedTranslator,
+    pair: SpacePair,
+    request: FitRequest,
 ) -> None:
-    """Raises QualityBelowMinimum where the translator promises less than the request, or its pair's contract, asks for."""
-    if pair.agreed or request.min_quality:
+    """Raises QualityBelowMinimum for a translator below the minimum of request or contract."""
+    if pair.minimum or request.min_quality:
         source, target = pair.both
-        row = report(services, project, fitted.id, between=(source.id, target.id))
-        contracts.require(row, pair.agreed, field="anchor_set")
-        contracts.require(row, request.min_quality, field="min_quality")
+        row = find_with_report(services, context.project, fitted.id, between=(source.id, target.id))
+        contracts.require_promise(row, pair.minimum, field="anchor_set")
+        contracts.require_promise(row, request.min_quality, field="min_quality")
 
 
-def check(request: Request, *, anchors: int) -> None:
-    """What can be known of a request's options before anything is fitted. Raises UnknownOption and InvalidOption."""
+def check_options(request: FitRequest, *, anchors: int) -> None:
+    """Check a request's options without a fit. Raises UnknownOption and InvalidOption."""
     if request.method == "auto":
-        _shape(request.options)
+        _check_shape(request.options)
     else:
         methods.resolve(request.method, request.options, anchors=anchors)
 
 
-def find(
+def find_translator(
     services: Services, project: str, content: str, *, between: tuple[str, str] | None = None
 ) -> tables.TranslatorRow:
-    """A translator's row, which counts as used today. Raises TranslatorNotFound."""
+    """Return a translator's row, and record its use today. Raises TranslatorNotFound."""
     now = tables.now()
     with services.db.transaction() as session:
         row = resources.translator(session, project, content, between=between)
@@ -160,56 +181,75 @@ def find(
     return row
 
 
-def report(
+def find_with_report(
     services: Services, project: str, content: str, *, between: tuple[str, str] | None = None
 ) -> tables.TranslatorRow:
-    """A translator's row with its held-out report, measured now if it never was. Raises TranslatorNotFound."""
-    row = find(services, project, content, between=between)
-    if (row.report or {}).get("version") != translator_reports.VERSION:
-        # By the cache, for one of many requests at once measures, and the others wait for it.
-        key: Key = ("report", row.source_id, row.target_id, content, translator_reports.VERSION)
-        measured = services.cache.get_or_make(
-            key, lambda: translator_reports.measure(services, row), lambda _: REPORT_BYTES
+    """Return a translator's row with its report, measured now if it has none.
+
+    Raises TranslatorNotFound, Overloaded.
+    """
+    row = find_translator(services, project, content, between=between)
+    if (row.report or {}).get("version") != translator_reports.REPORT_VERSION:
+        # Through the cache: of many requests at once, one measures and the others wait.
+        key: Key = (
+            "report",
+            row.source_id,
+            row.target_id,
+            content,
+            translator_reports.REPORT_VERSION,
+        )
+        measures = services.cache.get_or_make(
+            key,
+            lambda: translator_reports.measure_report(services, row),
+            lambda _: CACHED_REPORT_BYTES,
         )
         with services.db.transaction() as session:
             row = resources.translator(
                 session, project, content, between=(row.source_id, row.target_id)
             )
-            row.report = measured
+            row.report = measures
     return row
 
 
-def request_translator(services: Services, project: str, request: Request) -> tables.JobRow:
-    """Queue the fit and its report. Raises what can be known now: the not-found errors, UnknownOption, InvalidOption."""
-    source, _ = pair(services, project, request)
-    check(request, anchors=source.anchor_set.size)
-    return submit(services, project, JobKind.translator, asdict(request))
+def request_translator(
+    services: Services, context: RequestContext, request: FitRequest
+) -> tables.JobRow:
+    """Queue a job that fits and measures a translator.
+
+    Raises the not-found errors, UnknownOption, InvalidOption, TooManyJobs, QueueFull.
+    """
+    source, _ = find_pair(services, context.project, request)
+    check_options(request, anchors=source.anchor_set.size)
+    return submit_job(services, context, JobKind.translator, asdict(request))
 
 
-def run_translator(services: Services, job: tables.JobRow, progress: Progress) -> Done:
-    """The job itself: the translator is in the cache and its report in its row."""
-    request = Request(**job.arguments)
+def run_translator(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
+    """Run the job: fit the translator, and write its report."""
+    request, context = FitRequest(**job.arguments), RequestContext.of_job(job)
     progress(0, 2)
-    source, target = pair(services, job.project, request)
-    fitted = fit(services, job.project, source, target, request)
+    source, target = find_pair(services, job.project, request)
+    fitted = fit(services, context, source, target, request)
     progress(1, 2)
-    row = report(services, job.project, fitted.id, between=(source.id, target.id))
-    contracts.require(row, request.min_quality)
+    row = find_with_report(services, job.project, fitted.id, between=(source.id, target.id))
+    contracts.require_promise(row, request.min_quality)
     progress(2, 2)
-    return Done({"translator": fitted.id})
+    return JobResult({"translator": fitted.id})
 
 
-def _settled(
-    services: Services, source: tables.SpaceRow, target: tables.SpaceRow, request: Request
+def _choose_method(
+    services: Services, source: tables.SpaceRow, target: tables.SpaceRow, request: FitRequest
 ) -> tuple[str, methods.Options, selection.Choice | None]:
-    """The method and its options, and why, where it was chosen here. Raises UnknownOption and InvalidOption."""
+    """Return the method, all its options, and the choice of auto.
+
+    Raises UnknownOption, InvalidOption, Overloaded.
+    """
     if request.method != "auto":
         return (
             request.method,
             methods.resolve(request.method, request.options, anchors=source.anchor_set.size),
             None,
         )
-    shape = _shape(request.options)
+    shape = _check_shape(request.options)
 
     def choose() -> selection.Choice:
         x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
@@ -218,41 +258,42 @@ def _settled(
                 x.double(), y.double(), prefer=request.prefer, shape=shape
             )
 
-    key: Key = ("choice", source.blob, target.blob, request.prefer, canonical(shape))
-    choice = services.cache.get_or_make(key, choose, lambda _: CHOICE_BYTES, shared=CHOICE)
+    key: Key = ("choice", source.blob, target.blob, request.prefer, canonical_json(shape))
+    choice = services.cache.get_or_make(key, choose, lambda _: CACHED_CHOICE_BYTES, shared=CHOICE)
     return choice.method, choice.options, choice
 
 
-def _shape(options: methods.Options) -> methods.Options:
-    """What a client may say of a method that is yet to be chosen. Raises UnknownOption."""
+def _check_shape(options: methods.Options) -> methods.Options:
+    """Return the options if they apply to every method. Raises UnknownOption."""
     for option in options:
         if option not in methods.OUTPUT_OPTIONS:
             raise UnknownOption(
-                f"auto chooses {option}, or does without: name a method to set it",
+                f"`method: auto` chooses `{option}` itself. Remove it, or name a method",
                 field=f"options.{option}",
             )
     return options
 
 
-def pair(
-    services: Services, project: str, request: Request
+def find_pair(
+    services: Services, project: str, request: FitRequest
 ) -> tuple[tables.SpaceRow, tables.SpaceRow]:
-    """Both spaces of a request. Raises the not-found errors and AnchorsNotEmbedded."""
+    """Return both spaces of a request. Raises the not-found errors and AnchorsNotEmbedded."""
     assert request.source is not None
     return resolve(
-        services, name_of(project, request.anchor_set, request.source, request.target)
+        services, pair_name(project, request.anchor_set, request.source, request.target)
     ).both
 
 
-def name_of(project: str, anchor_set: str, source: str | None, target: str | None) -> NameKey:
-    """What a pair is remembered by."""
+def pair_name(project: str, anchor_set: str, source: str | None, target: str | None) -> NameKey:
+    """The name under which a pair is remembered."""
     return NameKey(project, "spaces", (anchor_set, source, target))
 
 
 def resolve(services: Services, name: NameKey) -> SpacePair:
-    """What `name_of` names, without a query if it was looked up a moment ago.
+    """Return the pair of that name, from memory where possible.
 
-    Raises the not-found errors, AnchorsNotEmbedded, and Conflict when the set was made anew at this moment.
+    Raises the not-found errors, AnchorsNotEmbedded, and Conflict when the set was replaced
+    meanwhile.
     """
     return services.names.find_or(name, lambda: _look_up(services, name))
 
@@ -261,17 +302,17 @@ def _look_up(services: Services, name: NameKey) -> SpacePair:
     anchor_set, source, target = name.names
     assert anchor_set is not None
     fields = {"source" if target is not None else "encoder": source, "target": target}
-    wanted = {field: encoder for field, encoder in fields.items() if encoder is not None}
+    encoders = {field: encoder for field, encoder in fields.items() if encoder is not None}
     with services.db.transaction() as session:
-        found = resources.spaces_of(session, name.project, anchor_set, set(wanted.values()))
-        if len(found) < len(set(wanted.values())):
-            for field, encoder in wanted.items():
-                space_row(session, name.project, anchor_set, encoder, field)
+        by_encoder = resources.spaces_of(session, name.project, anchor_set, set(encoders.values()))
+        if len(by_encoder) < len(set(encoders.values())):
+            for field, encoder in encoders.items():
+                find_space_row(session, name.project, anchor_set, encoder, field)
             raise Conflict(
-                f"{anchor_set!r} was made anew meanwhile; look at it and try again",
+                f"anchor set {anchor_set!r} was replaced by another of that name. Try again",
                 field="anchor_set",
             )
-        first, second = found.get(source or ""), found.get(target or "")
+        first, second = by_encoder.get(source or ""), by_encoder.get(target or "")
         contract = (
             resources.contract(session, first.id, second.id)
             if first is not None and second is not None
@@ -280,7 +321,7 @@ def _look_up(services: Services, name: NameKey) -> SpacePair:
     return SpacePair(first, second, {} if contract is None else contract.min_quality)
 
 
-def space_row(
+def find_space_row(
     session: Session, project: str, anchor_set: str, encoder: str, field: str
 ) -> tables.SpaceRow:
     set_row = resources.by_name(
@@ -293,9 +334,9 @@ def space_row(
     )
 
 
-def _written_down(
+def _write_row(
     services: Services,
-    project: str,
+    context: RequestContext,
     source: tables.SpaceRow,
     target: tables.SpaceRow,
     translator: Translator,
@@ -303,10 +344,10 @@ def _written_down(
     options: methods.Options,
     choice: selection.Choice | None,
 ) -> str:
-    """The translator's public id, once a row says how it was made, and why where auto chose it."""
+    """Store how the translator was fitted, and return its public id."""
     content = _public_id(translator, method, options)
     row = tables.TranslatorRow(
-        project=project,
+        project=context.project,
         content=content,
         source_id=source.id,
         target_id=target.id,
@@ -315,33 +356,32 @@ def _written_down(
         choices=None if choice is None else {choice.prefer: asdict(choice)},
     )
     try:
-        _add_row(services, row)
-    except (
-        Conflict
-    ):  # another process wrote it at the same moment, unless one of the spaces has gone
-        _add_row(services, row)
+        _add_row(services, context, row)
+    except Conflict:  # another process was faster, unless a space was deleted
+        _add_row(services, context, row)
     return content
 
 
-def _add_row(services: Services, row: tables.TranslatorRow) -> None:
-    """Add the row, or say that the one that is there is in use, and add the choices to it. Raises Conflict."""
+def _add_row(services: Services, context: RequestContext, row: tables.TranslatorRow) -> None:
+    """Add the row, or record the use and the choices in the existing one. Raises Conflict."""
     between = (row.source_id, row.target_id)
     with services.db.transaction() as session:
         if not resources.touch_translator(session, row, now=tables.now()):
             session.add(row)
-            record_audit(session, row.project, "create", "translator", row.content)
-        elif row.choices:  # it was made by its name, or for another use, before
-            found = resources.translator(
+            record_audit(session, context, "create", "translator", row.content)
+        elif row.choices:  # the existing row lacks these choices
+            existing = resources.translator(
                 session, row.project, row.content, between=between, change=True
             )
-            found.choices = {**(found.choices or {}), **row.choices}
+            existing.choices = {**(existing.choices or {}), **row.choices}
 
 
 def _public_id(translator: Translator, method: str, options: methods.Options) -> str:
-    """A content hash that also covers the recipe: two methods may end in one matrix, and their reports are still two."""
-    text = f"{content_hash(translator)} {method} {canonical(options)!r}"
+    """A hash of content and method: equal matrices of two methods have two reports."""
+    text = f"{content_hash(translator)} {method} {canonical_json(options)!r}"
     return "tr_" + sha256(text.encode()).hexdigest()[:32]
 
 
-def canonical(options: Mapping[str, Any]) -> bytes:
+def canonical_json(options: Mapping[str, Any]) -> bytes:
+    """Equal for equal options, whatever their order."""
     return orjson.dumps(dict(options), option=orjson.OPT_SORT_KEYS)

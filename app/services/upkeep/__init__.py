@@ -1,1 +1,1 @@
-"""Backups, retention, cache codecs and database metrics."""
+"""Backups, retention, blob sweeps, cache codecs and database metrics."""

@@ -1,7 +1,7 @@
-"""Backups: a folder with every row in one SQLite file, and a copy of every blob that the rows name.
+"""Backups: a folder with all rows in a SQLite file, and a copy of each blob that they name.
 
-The rows are read in one snapshot, and no process deletes blobs meanwhile, so the two always belong together, whichever database
-they come from. The same folder can be restored into SQLite and into PostgreSQL.
+The rows are read in one snapshot, and no process deletes blobs meanwhile, so rows and blobs always
+match. A backup of either database can be restored into SQLite and into PostgreSQL.
 """
 
 from __future__ import annotations
@@ -23,68 +23,69 @@ from app.storage.blobs import BlobStore
 from app.storage.db import Database, is_sqlite, make_engine, sqlite_url
 from app.storage.queries import resources
 
-#: where a backup has its rows, while it is written and once it is complete
-UNFINISHED, ROWS, BLOBS = "unfinished.db", "anchorage.db", "blobs"
+#: the files of a backup's rows, before and after it is complete, and the folder of its blobs
+UNFINISHED_FILE, ROWS_FILE, BLOBS_FOLDER = "unfinished.db", "anchorage.db", "blobs"
 
-#: rows copied at once
-BATCH = 1000
+#: rows that are copied at once
+ROWS_PER_BATCH = 1000
 
-#: lacking blobs that a message names
-SHOWN = 20
+#: most missing blobs that a message names
+MOST_NAMED_BLOBS = 20
 
-#: sessions of PostgreSQL that use this database, beside the one that asks
-OTHERS = (
-    "SELECT count(*) FROM pg_stat_activity "
-    "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+#: counts the other sessions of a PostgreSQL database
+COUNT_OTHER_SESSIONS = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> "
+    "pg_backend_pid() AND backend_type = 'client backend'"
 )
 
 
-#: a session may take this long to end after its process has
-ENDING_S = 3.0
+#: how long a session may outlive its process
+SESSION_END_S = 3.0
 
 
 class BackupError(Exception):
-    """Why a backup cannot be made or restored, in a sentence."""
+    """Why a backup cannot be written or restored."""
 
 
 @dataclass(frozen=True)
-class Copied:
-    """How many rows and blobs were copied, and which blobs were missing or damaged already."""
+class BackupSummary:
+    """The numbers of copied rows and blobs, and the blobs that were missing or damaged before."""
 
     rows: int
     blobs: int
     lacking: Sequence[str] = ()
 
 
-def back_up(services: Services, folder: Path) -> Copied:
-    """Write a backup into an empty or new folder, while the service runs. Raises BackupError, SchemaOutdated, OSError.
+def back_up(services: Services, folder: Path) -> BackupSummary:
+    """Write a backup into an empty or new folder, while the service runs.
 
-    A blob that the service lacks already is left out and named in the result.
+    Missing blobs are named in the result. Raises BackupError, SchemaOutdated, OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
-        raise BackupError(f"{folder} is not empty: name a new folder for each backup")
+        raise BackupError(f"{folder} is not empty. Name a new folder for each backup")
     services.db.require_schema()
-    kept = BlobStore(folder / BLOBS)
+    blobs = BlobStore(folder / BLOBS_FOLDER)
     with services.blobs.unswept():
-        rows, names = _dump(services.db, folder / UNFINISHED)
-        lacking = [name for name in sorted(names) if not kept.take(name, services.blobs)]
-    (folder / UNFINISHED).rename(folder / ROWS)
-    return Copied(rows, len(names) - len(lacking), lacking)
+        rows, names = _dump_rows(services.db, folder / UNFINISHED_FILE)
+        lacking = [name for name in sorted(names) if not blobs.take(name, services.blobs)]
+    (folder / UNFINISHED_FILE).rename(folder / ROWS_FILE)
+    return BackupSummary(rows, len(names) - len(lacking), lacking)
 
 
-def restore(services: Services, folder: Path, *, force: bool = False) -> Copied:
-    """Put a backup's rows and blobs into a database without rows, or in the place of those it has, if `force`.
+def restore(services: Services, folder: Path, *, force: bool = False) -> BackupSummary:
+    """Restore a backup into an empty database; with `force`, replace the rows of a database.
 
-    Raises BackupError, before any row changes, when the backup is not complete, when the database is in use, and, unless `force`,
-    when the backup lacks blobs or the database has rows. Raises SchemaOutdated for a backup of a newer version.
+    Raises BackupError, before any row changes, when the backup is incomplete, when the database is
+    in use, and, without `force`, when the backup lacks blobs or the database has rows. Raises
+    SchemaOutdated for a backup of a newer version.
     """
-    if not (folder / ROWS).is_file():
-        raise BackupError(f"{folder} holds no complete backup: {ROWS} is missing")
+    if not (folder / ROWS_FILE).is_file():
+        raise BackupError(f"{folder} holds no complete backup: it has no {ROWS_FILE}")
     require_alone(services.db)
     with services.blobs.unswept(), tempfile.TemporaryDirectory(dir=services.blobs.root) as copies:
-        file = Path(copies) / ROWS
-        shutil.copy(folder / ROWS, file)  # migrated to this version's schema there
+        file = Path(copies) / ROWS_FILE
+        shutil.copy(folder / ROWS_FILE, file)  # migrated to this version's schema there
         with closing(Database(sqlite_url(file))) as source:
             source.migrate()
             with source.transaction() as session:
@@ -92,55 +93,60 @@ def restore(services: Services, folder: Path, *, force: bool = False) -> Copied:
         lacking = [
             name
             for name in sorted(names)
-            if not services.blobs.take(name, BlobStore(folder / BLOBS))
+            if not services.blobs.take(name, BlobStore(folder / BLOBS_FOLDER))
         ]
         if lacking and not force:
             raise BackupError(
-                f"the backup lacks {len(lacking)} of {len(names)} blobs, or they are damaged: {', '.join(lacking[:SHOWN])}. With "
-                "--force the rest is restored, and what needs these answers blob-missing"
+                f"{len(lacking)} of {len(names)} blobs of the backup are missing or damaged: "
+                f"{', '.join(lacking[:MOST_NAMED_BLOBS])}. With --force the rest is restored, and "
+                "requests that need these fail with blob-missing"
             )
         services.db.migrate()
-        rows = _load(services.db, file, force=force)
-    return Copied(rows, len(names) - len(lacking), lacking)
+        rows = _load_rows(services.db, file, force=force)
+    return BackupSummary(rows, len(names) - len(lacking), lacking)
 
 
-def _dump(db: Database, file: Path) -> tuple[int, set[str]]:
-    """All rows of one moment as a SQLite file; returns how many, and the blobs they name."""
+def _dump_rows(db: Database, file: Path) -> tuple[int, set[str]]:
+    """Write all rows to a SQLite file; return their number, and the blobs that they name."""
     with closing(Database(sqlite_url(file))) as copy:
         copy.migrate()
         with (
-            _connected(db.url, isolation_level="SERIALIZABLE") as source,
+            _connect(db.url, isolation_level="SERIALIZABLE") as source,
             copy.engine.begin() as target,
         ):
             if is_sqlite(db.url):
-                source.exec_driver_sql("BEGIN")  # or each query would see another moment
+                source.exec_driver_sql("BEGIN")  # one snapshot for all queries
             else:
                 source.execute(text("SET idle_in_transaction_session_timeout = 0"))
-            rows = _copy(source, target)
+            rows = _copy_rows(source, target)
         with copy.transaction() as session:
-            # A job replaces its checkpoint at any moment; without one it begins anew.
+            # A job may replace its checkpoint during the backup. Without one it starts over.
             session.execute(update(tables.JobRow).values(checkpoint=None))
             names = resources.named_blobs(session)
     return rows, names
 
 
 def require_alone(db: Database) -> None:
-    """Raises BackupError when other processes use the database. Of SQLite, the caller holds the data dir."""
+    """Raises BackupError when other processes use the database.
+
+    For SQLite, the caller holds the lock of the data directory instead.
+    """
     if is_sqlite(db.url):
         return
-    deadline = time.monotonic() + ENDING_S
-    with _connected(db.url, isolation_level="AUTOCOMMIT") as connection:
-        while others := connection.scalar(text(OTHERS)):
+    deadline = time.monotonic() + SESSION_END_S
+    with _connect(db.url, isolation_level="AUTOCOMMIT") as connection:
+        while others := connection.scalar(text(COUNT_OTHER_SESSIONS)):
             if time.monotonic() >= deadline:
                 raise BackupError(
-                    f"{others} other sessions use the database: stop every API and worker first"
+                    f"{others} other sessions use the database. Stop all API processes and "
+                    "workers first"
                 )
             time.sleep(0.1)
 
 
-def _load(db: Database, file: Path, *, force: bool) -> int:
-    """Put all rows of a SQLite file into the database, in one transaction. Raises BackupError."""
-    with _connected(sqlite_url(file)) as source, _connected(db.url) as target, target.begin():
+def _load_rows(db: Database, file: Path, *, force: bool) -> int:
+    """Copy all rows of a SQLite file to the database, in one transaction. Raises BackupError."""
+    with _connect(sqlite_url(file)) as source, _connect(db.url) as target, target.begin():
         occupied = [
             name
             for name, table in _tables().items()
@@ -148,16 +154,16 @@ def _load(db: Database, file: Path, *, force: bool) -> int:
         ]
         if occupied and not force:
             raise BackupError(
-                f"the database has rows already ({', '.join(occupied)}): --force replaces them"
+                f"the database has rows already ({', '.join(occupied)}). Replace them with --force"
             )
         for table in reversed(_tables().values()):
             target.execute(table.delete())
-        return _copy(source, target)
+        return _copy_rows(source, target)
 
 
 @contextmanager
-def _connected(url: URL, **options: Any) -> Iterator[Connection]:
-    """A connection whose statements take as long as they take."""
+def _connect(url: URL, **options: Any) -> Iterator[Connection]:
+    """A connection without a time limit for statements."""
     engine = make_engine(url)
     try:
         with engine.execution_options(**options).connect() as connection:
@@ -166,11 +172,11 @@ def _connected(url: URL, **options: Any) -> Iterator[Connection]:
         engine.dispose()
 
 
-def _copy(source: Connection, target: Connection) -> int:
-    """Copy every row from one database to another of the same schema; returns how many."""
+def _copy_rows(source: Connection, target: Connection) -> int:
+    """Copy all rows between databases of the same schema; return their number."""
     count = 0
     for table in _tables().values():
-        with source.execution_options(yield_per=BATCH).execute(select(table)) as result:
+        with source.execution_options(yield_per=ROWS_PER_BATCH).execute(select(table)) as result:
             for batch in result.mappings().partitions():
                 target.execute(insert(table), [dict(row) for row in batch])
                 count += len(batch)
@@ -178,7 +184,7 @@ def _copy(source: Connection, target: Connection) -> int:
 
 
 def _tables() -> dict[str, Table]:
-    """All tables, those that others refer to first; a JSON column without a value stays NULL."""
+    """All tables, referenced ones first. A JSON column without a value stays NULL."""
     metadata = MetaData()
     copies = {
         table.name: table.to_metadata(metadata) for table in tables.Base.metadata.sorted_tables

@@ -7,7 +7,7 @@ from app.storage.queries import resources
 
 
 def sweep_blobs(services: Services) -> int:
-    """Delete the blobs that crashed or deleted requests left behind; returns how many."""
+    """Delete old blobs that no row names, and return their number. Raises DatabaseUnavailable."""
     with services.db.transaction() as session:
-        named = resources.named_blobs(session)
-    return services.blobs.sweep(named)
+        names = resources.named_blobs(session)
+    return services.blobs.sweep(names)

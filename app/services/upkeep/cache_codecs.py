@@ -1,4 +1,7 @@
-"""How what the maths makes travels between processes: as named tensors, numbers as tensors of no dimension."""
+"""Converts results of the maths to named tensors and back, to share them between processes.
+
+A number becomes a tensor without dimensions.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,12 @@ from app.storage.cache import TensorCodec
 Value = TypeVar("Value")
 
 
-def _dump(value: Any, prefix: str = "") -> dict[str, Tensor]:
-    """The fields of a dataclass that are not None; those of one within it as `field.name`."""
+def _dump_dataclass(value: Any, prefix: str = "") -> dict[str, Tensor]:
+    """The fields of a dataclass that are not None; those of a nested one as `field.name`."""
     tensors: dict[str, Tensor] = {}
     for name, each in ((field.name, getattr(value, field.name)) for field in fields(value)):
         if is_dataclass(each):
-            tensors |= _dump(each, f"{prefix}{name}.")
+            tensors |= _dump_dataclass(each, f"{prefix}{name}.")
         elif each is not None:
             kind = torch.float64 if isinstance(each, float) else None
             tensors[prefix + name] = (
@@ -34,8 +37,8 @@ def _dump(value: Any, prefix: str = "") -> dict[str, Tensor]:
     return tensors
 
 
-def _load(kind: type[Value], tensors: dict[str, Tensor], **parts: type) -> Value:
-    """The dataclass again, with its `parts`, which are dataclasses too."""
+def _load_dataclass(kind: type[Value], tensors: dict[str, Tensor], **parts: type) -> Value:
+    """The dataclass again; `parts` are its nested dataclasses."""
     own: dict[str, Any] = {
         name: each if each.dim() else each.item()
         for name, each in tensors.items()
@@ -43,7 +46,7 @@ def _load(kind: type[Value], tensors: dict[str, Tensor], **parts: type) -> Value
     }
     for part, of in parts.items():
         start = f"{part}."
-        own[part] = _load(
+        own[part] = _load_dataclass(
             of,
             {
                 name.removeprefix(start): each
@@ -54,14 +57,16 @@ def _load(kind: type[Value], tensors: dict[str, Tensor], **parts: type) -> Value
     return kind(**own)
 
 
-def _codec(kind: type[Value], **parts: type) -> TensorCodec[Value]:
-    return TensorCodec(dump=_dump, load=lambda tensors: _load(kind, tensors, **parts))
+def _dataclass_codec(kind: type[Value], **parts: type) -> TensorCodec[Value]:
+    return TensorCodec(
+        dump=_dump_dataclass, load=lambda tensors: _load_dataclass(kind, tensors, **parts)
+    )
 
 
 def _load_choice(tensors: dict[str, Tensor]) -> Choice:
-    told = orjson.loads(tensors["json"].numpy().tobytes())
+    stored = orjson.loads(tensors["json"].numpy().tobytes())
     return Choice(
-        **{**told, "candidates": [ScoredCandidate(**each) for each in told["candidates"]]}
+        **{**stored, "candidates": [ScoredCandidate(**each) for each in stored["candidates"]]}
     )
 
 
@@ -73,16 +78,18 @@ CHOICE: TensorCodec[Choice] = TensorCodec(
 )
 
 
-#: None: there are too few anchors for any. An entry holds a tensor, also where there is nothing to tell
+#: None: too few anchors. It is stored as a tensor too, because an entry must hold one
 CONFIDENCE: TensorCodec[Confidence | None] = TensorCodec(
-    dump=lambda made: {"nothing": torch.tensor(1.0)} if made is None else _dump(made),
+    dump=lambda fitted: (
+        {"nothing": torch.tensor(1.0)} if fitted is None else _dump_dataclass(fitted)
+    ),
     load=lambda tensors: (
-        None if "nothing" in tensors else _load(Confidence, tensors, reference=Reference)
+        None if "nothing" in tensors else _load_dataclass(Confidence, tensors, reference=Reference)
     ),
 )
 MATRIX: TensorCodec[Tensor] = TensorCodec(
     dump=lambda matrix: {"matrix": matrix}, load=lambda tensors: tensors["matrix"]
 )
-SPACE = _codec(Space)
-DECODER = _codec(Decoder)
-TRANSLATOR = _codec(Translator, decoder=Decoder)
+SPACE = _dataclass_codec(Space)
+DECODER = _dataclass_codec(Decoder)
+TRANSLATOR = _dataclass_codec(Translator, decoder=Decoder)

@@ -1,4 +1,4 @@
-"""Deletes what nobody needs any more: ended jobs, old audit rows, unused translators, blobs."""
+"""Deletes old rows and blobs: ended jobs, audit rows, unused translators, idempotent requests."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from app.storage.queries import retention
 
 log = logging.getLogger("anchorage.retention")
 
-#: for how long the repetition of an idempotent request is recognised
+#: how long a repeated idempotent request is recognised
 REQUESTS_DAYS = 1
 
-#: a translator in use is touched once a day: the day of its last use does not count
-TOUCHED_DAYS = 1
+#: the last use of a translator is written once a day, so its days count from the next one
+TOUCH_DAYS = 1
 
 
 def delete_old(services: Services, *, stopping: Callable[[], bool] = lambda: False) -> None:
-    """Delete old rows batch by batch, each in its own transaction, then blobs that no row names.
+    """Delete old rows, each batch in its own transaction, and then blobs that no row names.
 
-    Ends after the current batch when `stopping()` turns true. Raises DatabaseUnavailable.
+    Stops after the current batch when `stopping()` turns true. Raises DatabaseUnavailable.
     """
     days = services.retention
-    unused_days = days.translators_days and days.translators_days + TOUCHED_DAYS
+    unused_days = days.translators_days and days.translators_days + TOUCH_DAYS
     _delete(services, "jobs", retention.delete_jobs, days.jobs_days, stopping)
     _delete(services, "audit rows", retention.delete_audit, days.audit_days, stopping)
     _delete(services, "translators", retention.delete_translators, unused_days, stopping)
     _delete(services, "requests", retention.delete_requests, REQUESTS_DAYS, stopping)
     if not stopping() and (deleted := blob_sweep.sweep_blobs(services)):
-        log.info("deleted %d blobs that nothing names", deleted)
+        log.info("deleted %d blobs that no row names", deleted)
 
 
 def _delete(

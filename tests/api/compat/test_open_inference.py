@@ -15,7 +15,7 @@ QUERIES = ["where is my card", "rates", "cash"]
 
 @pytest.fixture(scope="module")
 def heads(encoding, fresh):
-    """Names of heads: a classifier of `own`, a decoder of `own`, and a classifier of the set's relative vectors."""
+    """Names of a classifier and a decoder of `own`, and a classifier of relative vectors."""
     names = {kind: fresh() for kind in ("classes", "numbers", "relative")}
     size = len(encoding.texts)
     for body in (

@@ -12,12 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from app.api.http import admission, bodies
-from app.api.http.admission import Admission, Reservation
-from app.api.http.rate_limit import RateLimiter
+from app.api.http import answer_sender, body_reading
+from app.api.http.limits.in_flight import InFlight, Reservation
 from app.demo.client import free_port
 from app.errors import Overloaded, TooMuchAtOnce
-from app.main import asks_for_keys
+from app.main import requires_keys
 from app.services.translators import translators
 from app.settings import Settings
 from app.storage.tables import EncoderRow
@@ -137,11 +136,11 @@ def test_any_host_is_answered_to_where_keys_protect_or_the_operator_says_so(serv
     "host", [BEYOND, "::", "api.example", "10.0.0.1", "localhost", "127.0.0.1", "127.9.9.9", "::1"]
 )
 def test_keys_are_asked_for_beyond_loopback_only_unless_the_operator_says_otherwise(host):
-    assert asks_for_keys(Settings(host=host)) == (
+    assert requires_keys(Settings(host=host)) == (
         host not in ("localhost", "127.0.0.1", "127.9.9.9", "::1")
     )
-    assert not asks_for_keys(Settings(host=host, auth="none"))
-    assert asks_for_keys(Settings(host=host, auth="keys"))
+    assert not requires_keys(Settings(host=host, auth="none"))
+    assert requires_keys(Settings(host=host, auth="keys"))
 
 
 # --- pages of other sites -------------------------------------------------------------------------
@@ -405,8 +404,8 @@ def test_answers_take_room_before_they_are_made(listen, encoding):
 
 
 def test_a_client_that_does_not_read_its_answer_is_hung_up_on(listen, monkeypatch):
-    monkeypatch.setattr(admission, "ANSWER_S", 0.5)
-    monkeypatch.setattr(admission, "ANSWER_BYTES_PER_S", 2**30)
+    monkeypatch.setattr(answer_sender, "ANSWER_READ_S", 0.5)
+    monkeypatch.setattr(answer_sender, "ANSWER_BYTES_PER_S", 2**30)
     address = listen(max_in_flight=1)
     body = {**enlarging(address, 8192), "vectors": [[1.5]] * 2000}  # tens of megabytes
     with socket.socket() as deaf:
@@ -431,19 +430,13 @@ def test_a_client_that_does_not_read_its_answer_is_hung_up_on(listen, monkeypatc
 
 @pytest.mark.parametrize("keys", [False, True])
 def test_one_large_answer_leaves_half_of_the_room_to_the_others(keys):
-    limits = {
-        "max_body_bytes": 10**9,
-        "max_stream_bytes": 10**9,
-        "max_in_flight": 9,
-        "max_in_flight_bytes": 1000,
-    }
-    at = Admission(None, RateLimiter(None, None, "p"), None, **limits)
+    at = InFlight(9, 1000)
     large, small, other = (Reservation(at) for _ in range(3))
     for room, project in ((large, "greedy"), (small, "greedy"), (other, "other")):
         room.enter()
         room.join(project if keys else None)
     large.take(10**12)
-    assert at.bytes_in_flight == 500
+    assert at.bytes == 500
     large.take(10**12)  # it has its half already
     other.take(500)
     small.take(0)
@@ -451,7 +444,7 @@ def test_one_large_answer_leaves_half_of_the_room_to_the_others(keys):
         small.take(1)
     for room in (large, small, other, large):
         room.leave()
-    assert (at.in_flight, at.bytes_in_flight, at.shares) == (0, 0, {})
+    assert (at.requests, at.bytes, at.shares) == (0, 0, {})
     small.enter()
     small.take(500)
 
@@ -468,7 +461,7 @@ def test_an_answer_of_many_pieces_arrives_whole(listen):
     address = listen()
     body = {**enlarging(address, 2000), "vectors": [[1.5], [3.5]] * 150}
     answer, parsed = ask(address, "POST", "/translate", json.dumps(body).encode())
-    assert int(answer.headers["content-length"]) > 4 * admission.PIECE_BYTES
+    assert int(answer.headers["content-length"]) > 4 * answer_sender.PIECE_BYTES
     assert [len(row) for row in parsed["vectors"]] == [2000] * 300
     assert parsed["vectors"][::2] == [parsed["vectors"][0]] * 150
 
@@ -518,14 +511,14 @@ def test_a_body_of_unknown_length_counts_as_the_largest_there_may_be(listen):
 
 
 def test_a_body_that_does_not_arrive_gives_its_room_back(listen, monkeypatch):
-    monkeypatch.setattr(bodies, "BODY_S", 0.2)
+    monkeypatch.setattr(body_reading, "BODY_S", 0.2)
     address = listen(max_in_flight=1)
     assert Slow(address).read() == 408
     assert until(200, address)[1] == {"encoders": []}
 
 
 def test_a_refusal_does_not_wait_for_a_body_that_does_not_arrive(listen, monkeypatch):
-    monkeypatch.setattr(admission, "DISCARD_S", 0.2)
+    monkeypatch.setattr(body_reading, "DISCARD_S", 0.2)
     assert Slow(listen(auth="keys")).read() == 401
 
 

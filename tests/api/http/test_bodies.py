@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 
 import numpy as np
 import orjson
@@ -12,10 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.http import bodies
+from app.api.http import json_cost
 from app.api.schemas import fields
 from app.errors import BodyTooLarge, Malformed, RaggedRows
-from app.services.context import answer_bytes
 
 NUMBERS = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False),
@@ -31,7 +31,7 @@ ODD = st.sampled_from([True, False, None, "1", "", [], [1.0], {}, {"a": 1}])
     )
 )
 def test_lists_of_numbers_are_the_tensor_that_numpy_makes_of_them(rows):
-    made = fields.matrix(rows, "vectors")
+    made = fields.parse_matrix(rows, "vectors")
     assert made.dtype == torch.float64
     assert made.numpy().tobytes() == np.array(rows, np.float64).tobytes()
 
@@ -43,13 +43,13 @@ def test_whatever_is_no_number_is_refused_by_its_row(data):
     for row in wrong:
         rows[row][data.draw(st.integers(0, 2))] = data.draw(ODD)
     with pytest.raises(fields.BadDtype) as refused:
-        fields.matrix(rows, "vectors")
+        fields.parse_matrix(rows, "vectors")
     assert refused.value.rows == sorted(wrong)
 
 
 def test_rows_of_different_lengths_are_refused_by_row():
     with pytest.raises(RaggedRows) as refused:
-        fields.matrix([[1.0, 2.0], [1.0], [1.0, 2.0]], "vectors")
+        fields.parse_matrix([[1.0, 2.0], [1.0], [1.0, 2.0]], "vectors")
     assert refused.value.rows == [1]
 
 
@@ -84,41 +84,36 @@ print(now("VmHWM") - before)
 @pytest.mark.parametrize("data", COSTLY.values(), ids=COSTLY.keys())
 def test_a_body_takes_room_for_all_that_it_costs(data):
     taken = []
-    token = answer_bytes.set(taken.append)
-    try:
-        bodies.parse_json(data)
-    except Malformed:
-        pass
-    finally:
-        answer_bytes.reset(token)
+    with suppress(Malformed):
+        json_cost.parse_json(data, taken.append)
     child = subprocess.run(
         [sys.executable, "-c", PEAK], input=data, capture_output=True, check=True
     )
-    assert int(child.stdout) <= bodies.MEMORY_FACTOR * (len(data) + sum(taken))
+    assert int(child.stdout) <= json_cost.MEMORY_FACTOR * (len(data) + sum(taken))
 
 
 @pytest.mark.parametrize(
     ("data", "most"),
     [
-        (b"[" + b"1," * bodies.MOST_VALUES + b'"\\u0041",NaN]', bodies.MOST_VALUES),
-        (b"[" + b"[]," * bodies.MOST_CONTAINERS + b"[]]", bodies.MOST_CONTAINERS),
-        (b'{"a":' * (bodies.MOST_CONTAINERS + 1), bodies.MOST_CONTAINERS),
-        (b'"' * (bodies.MOST_QUOTES + 1), bodies.MOST_QUOTES),
+        (b"[" + b"1," * json_cost.MOST_VALUES + b'"\\u0041",NaN]', json_cost.MOST_VALUES),
+        (b"[" + b"[]," * json_cost.MOST_CONTAINERS + b"[]]", json_cost.MOST_CONTAINERS),
+        (b'{"a":' * (json_cost.MOST_CONTAINERS + 1), json_cost.MOST_CONTAINERS),
+        (b'"' * (json_cost.MOST_QUOTES + 1), json_cost.MOST_QUOTES),
     ],
     ids=["numbers", "lists", "objects", "quotes"],
 )
 def test_more_than_one_body_may_have_is_refused_before_it_is_parsed(data, most):
     with pytest.raises(BodyTooLarge) as refused:
-        bodies.parse_json(data)
+        json_cost.parse_json(data, lambda size: None)
     assert refused.value.limit == most
 
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_what_is_counted_does_not_depend_on_where_blocks_end(monkeypatch, more):
     data = b"[1,2,3,[4,5],{}]" * 7 + b"," * more
-    monkeypatch.setattr(bodies, "BLOCK", 5)
+    monkeypatch.setattr(json_cost, "COUNTED_AT_ONCE", 5)
     for character in b",[{":
-        assert bodies._count(data, character) == data.count(character)
+        assert json_cost._count(data, character) == data.count(character)
 
 
 @pytest.mark.parametrize("count", [1, 60, 900])  # parsed at once, and in a thread

@@ -19,14 +19,13 @@ import pytest
 from fastapi import FastAPI
 from pyarrow import ipc
 
-from app.api.codecs import arrow, npy
-from app.api.http import admission as edge
-from app.api.http import streams
+from app.api.codecs import arrow_messages, media_types, npy
+from app.api.http import answer_sender, body_reading, streams
 from app.main import create_app
 from app.services.context import Limits
 from app.settings import Settings
 
-NPY, ARROW = npy.MEDIA, arrow.MEDIA
+NPY, ARROW = media_types.NPY, media_types.ARROW
 TRANSLATE = "/translate?source=first&target=second&anchor_set=items"
 STREAM = TRANSLATE + "&stream=true"
 VECTORS = np.random.default_rng(5).normal(size=(1500, 8)).astype(np.float32)
@@ -109,9 +108,11 @@ class Service:
         """Whether nothing is in flight, now or soon."""
         admission = self.app.state.admission
         deadline = time.monotonic() + 10
-        while (admission.in_flight or admission.bytes_in_flight) and time.monotonic() < deadline:
+        while (
+            admission.in_flight.requests or admission.in_flight.bytes
+        ) and time.monotonic() < deadline:
             time.sleep(0.01)
-        return not admission.in_flight and not admission.bytes_in_flight
+        return not admission.in_flight.requests and not admission.in_flight.bytes
 
 
 def finish(connection: socket.socket) -> Reply:
@@ -216,7 +217,7 @@ def test_a_stream_is_answered_as_the_same_body_at_once_is(service, media, chunke
         with ipc.open_stream(streamed.body) as found, ipc.open_stream(at_once.body) as expected:
             assert found.schema.equals(expected.schema, check_metadata=True)
             assert [each.num_rows for each in found] == [100] * 15
-        assert streamed.body.endswith(arrow.END)
+        assert streamed.body.endswith(arrow_messages.END)
 
 
 @BOTH
@@ -312,7 +313,7 @@ def test_what_is_wrong_later_ends_the_answer_after_the_last_good_rows(service, m
         assert (reply.status, reply.whole) == (200, False)
         last = bad // size * size
         assert np.array_equal(reply.rows, good.rows[:last])
-        assert f"after {last} rows: non-finite" in caplog.text
+        assert f"after {last} rows, non-finite" in caplog.text
     assert service.ask(STREAM, [FORMS[media](VECTORS)], media).body == good.body
     assert service.idle()
 
@@ -360,10 +361,9 @@ def test_a_client_that_leaves_half_way_takes_nothing_with_it(service, media):
 
 @BOTH
 def test_a_body_that_stalls_is_not_waited_for(service, monkeypatch, media):
-    monkeypatch.setattr(streams, "BODY_S", 0.3)
-    monkeypatch.setattr(streams, "BODY_BYTES_PER_S", 2**30)
-    monkeypatch.setattr(streams, "DISCARD_S", 0.1)
-    monkeypatch.setattr(edge, "DISCARD_S", 0.1)
+    monkeypatch.setattr(body_reading, "BODY_S", 0.3)
+    monkeypatch.setattr(body_reading, "BODY_BYTES_PER_S", 2**30)
+    monkeypatch.setattr(body_reading, "DISCARD_S", 0.1)
     body = FORMS[media](VECTORS)
     with closing(service.begin(STREAM, media, len(body))) as connection:
         connection.sendall(body[:100])
@@ -378,8 +378,8 @@ def test_a_body_that_stalls_is_not_waited_for(service, monkeypatch, media):
 
 
 def test_a_client_that_does_not_read_is_hung_up_on_before_it_has_sent_much(service, monkeypatch):
-    monkeypatch.setattr(edge, "ANSWER_S", 0.5)
-    monkeypatch.setattr(edge, "ANSWER_BYTES_PER_S", 2**30)
+    monkeypatch.setattr(answer_sender, "ANSWER_READ_S", 0.5)
+    monkeypatch.setattr(answer_sender, "ANSWER_BYTES_PER_S", 2**30)
     count = 15 * 2**20 // 32
     sent = 0
     with closing(service.begin(STREAM, NPY)) as connection:

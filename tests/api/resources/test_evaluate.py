@@ -19,7 +19,7 @@ RETRIEVAL = ("mrr", "recall", "recall_1", "jaccard_target")
 
 @pytest.fixture(scope="module")
 def items() -> dict[str, np.ndarray]:
-    """Thirty items by both encoders of `embeddings`, and fifty more by the target: the same map, but other items."""
+    """Thirty new items by both encoders of `embeddings`, and fifty more by the target."""
     generator = np.random.default_rng(7)
     generator.normal(size=(40, 8))
     rotation, _ = np.linalg.qr(generator.normal(size=(8, 8)))
@@ -32,7 +32,7 @@ def items() -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def ask(stocked, items):
-    """POST /evaluate of the thirty items; a change of ... leaves a field out."""
+    """POST /evaluate of the thirty items; a value of ... leaves a field out."""
 
     def post(headers=None, client=None, **more):
         body = {
@@ -218,10 +218,10 @@ def test_a_job_has_the_answer_of_a_request_as_its_result(ask, stocked, finished,
 
 def test_what_takes_long_is_done_by_a_job_unasked(ask, stocked, finished, monkeypatch):
     now = good(ask(csls=True))
-    cost = (2 + 11) * 30 * 30 * (8 + evaluation.PER_COSINE) + 3 * 40 * 8 * 8
-    monkeypatch.setattr(evaluation, "INLINE", cost)
+    cost = (2 + 11) * 30 * 30 * (8 + evaluation.MULTIPLICATIONS_PER_COSINE) + 3 * 40 * 8 * 8
+    monkeypatch.setattr(evaluation, "REQUEST_MULTIPLICATIONS", cost)
     assert ask(csls=True).status_code == 200
-    monkeypatch.setattr(evaluation, "INLINE", cost - 1)
+    monkeypatch.setattr(evaluation, "REQUEST_MULTIPLICATIONS", cost - 1)
     answer = ask(csls=True)
     assert (answer.status_code, "preference-applied" in answer.headers) == (202, False)
     assert answer.headers["location"] == f"/jobs/{answer.json()['id']}"

@@ -76,7 +76,7 @@ def test_a_power_whitens_with_the_usual_ridge_of_the_anchors_unless_told(ask, em
             for field in ("encode_power", "ridge")
             for value in ("1", True, [1])
         ),
-        ({"ridge": 1}, "unknown-option", "ridge"),  # it would do nothing
+        ({"ridge": 1}, "unknown-option", "ridge"),  # it would have no effect
     ],
     ids=str,
 )

@@ -34,7 +34,7 @@ def softmax(logits):
 
 @pytest.fixture
 def make(stocked):
-    """POST /heads of a head of `second`; a change of ... leaves a field out."""
+    """POST /heads of a head of `second`; a value of ... leaves a field out."""
 
     def post(**more):
         body = {

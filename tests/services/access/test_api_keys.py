@@ -22,17 +22,18 @@ from app.errors import (
 from app.services.access import api_keys
 from app.services.access.api_keys import Caller, KeyRing
 from app.services.context import Services
+from app.services.request_context import RequestContext
 from app.settings import Settings
 from app.storage import tables
 from app.storage.queries import access
 from app.types import Scope
 from app.wiring import make_services
-from tests.services.helpers import PROJECT, again, alter
+from tests.services.helpers import CONTEXT, PROJECT, again, alter
 from tests.waiting import until
 
 
 def make(services: Services, **more) -> tuple[tables.ApiKeyRow, str]:
-    return api_keys.create_key(services, PROJECT, **{"name": "k", "scopes": [Scope.write]} | more)
+    return api_keys.create_key(services, CONTEXT, **{"name": "k", "scopes": [Scope.write]} | more)
 
 
 def opens(services: Services, key: str) -> bool:
@@ -71,7 +72,7 @@ def test_a_key_says_who_calls(services):
 def test_whatever_is_wrong_with_a_key_the_answer_is_the_same(services):
     good, key = make(services)
     revoked, revoked_key = make(services)
-    api_keys.revoke_key(services, PROJECT, revoked.id)
+    api_keys.revoke_key(services, CONTEXT, revoked.id)
     expired, expired_key = make(services)
     alter(services, expired, expires_at=tables.now())
     ring, refusals = KeyRing(services), set()
@@ -124,7 +125,7 @@ def test_a_key_that_could_not_work_is_not_made(services, wrong):
 def test_no_row_and_no_log_line_holds_a_secret(services, caplog):
     caplog.set_level(logging.DEBUG)
     row, key = make(services)
-    rotated, second = api_keys.rotate_key(services, PROJECT, row.id, grace_s=60)
+    rotated, second = api_keys.rotate_key(services, CONTEXT, row.id, grace_s=60)
     ring, said = KeyRing(services), ""
     for text in (key, second, key[:-1] + "-"):
         ring.recall(text)
@@ -132,7 +133,7 @@ def test_no_row_and_no_log_line_holds_a_secret(services, caplog):
             ring.look_up(text)
         except Unauthenticated as error:
             said += error.detail
-    api_keys.revoke_key(services, PROJECT, rotated.id)
+    api_keys.revoke_key(services, CONTEXT, rotated.id)
     with services.db.transaction() as session:
         stored = "\n".join(
             str(tuple(found))
@@ -149,8 +150,8 @@ def test_no_row_and_no_log_line_holds_a_secret(services, caplog):
 
 def test_every_key_has_its_own_secret(services):
     made = [make(services)[1] for _ in range(5)]
-    made += [api_keys.rotate_key(services, PROJECT, make(services)[0].id, grace_s=0)[1]]
-    assert all(api_keys.KEY.fullmatch(key) for key in made)
+    made += [api_keys.rotate_key(services, CONTEXT, make(services)[0].id, grace_s=0)[1]]
+    assert all(api_keys.KEY_PATTERN.fullmatch(key) for key in made)
     assert len({key.removeprefix("anc_")[33:] for key in made}) == len(made)
 
 
@@ -160,7 +161,7 @@ def test_every_key_has_its_own_secret(services):
 def test_a_rotated_key_works_on_for_its_grace_and_the_new_one_is_like_it(services):
     end = tables.now() + timedelta(days=9)
     row, key = make(services, scopes=[Scope.read], rate_limit="5/minute", expires_at=end)
-    fresh, second = api_keys.rotate_key(services, PROJECT, row.id, grace_s=3600)
+    fresh, second = api_keys.rotate_key(services, CONTEXT, row.id, grace_s=3600)
     assert opens(services, key)
     assert opens(services, second)
     assert (fresh.name, fresh.scopes, fresh.rate_limit, fresh.expires_at) == (
@@ -176,7 +177,7 @@ def test_a_rotated_key_works_on_for_its_grace_and_the_new_one_is_like_it(service
 
 def test_without_grace_the_old_key_ends_at_once(services):
     row, key = make(services)
-    _, second = api_keys.rotate_key(services, PROJECT, row.id, grace_s=0)
+    _, second = api_keys.rotate_key(services, CONTEXT, row.id, grace_s=0)
     assert not opens(services, key)
     assert opens(services, second)
 
@@ -188,7 +189,7 @@ def test_of_several_rotations_at_once_one_is_made(services):
     def rotate(_: int) -> int:
         together.wait()
         try:
-            api_keys.rotate_key(services, PROJECT, row.id, grace_s=0)
+            api_keys.rotate_key(services, CONTEXT, row.id, grace_s=0)
         except (Conflict, InvalidRequest):
             return 0
         return 1
@@ -203,7 +204,7 @@ def test_of_several_rotations_at_once_one_is_made(services):
 def test_grace_prolongs_no_key(services):
     end = tables.now() + timedelta(minutes=1)
     row, _ = make(services, expires_at=end)
-    api_keys.rotate_key(services, PROJECT, row.id, grace_s=3600)
+    api_keys.rotate_key(services, CONTEXT, row.id, grace_s=3600)
     assert again(services, row).expires_at == end
 
 
@@ -212,14 +213,14 @@ def test_a_key_that_has_ended_is_not_rotated_back_to_life(services, column):
     row, _ = make(services)
     alter(services, row, **{column: tables.now()})
     with pytest.raises(InvalidRequest):
-        api_keys.rotate_key(services, PROJECT, row.id, grace_s=60)
+        api_keys.rotate_key(services, CONTEXT, row.id, grace_s=60)
 
 
 def test_a_revoked_key_opens_nothing_and_revoking_twice_is_no_error(services):
     row, key = make(services)
-    api_keys.revoke_key(services, PROJECT, row.id)
+    api_keys.revoke_key(services, CONTEXT, row.id)
     first = again(services, row).revoked_at
-    api_keys.revoke_key(services, PROJECT, row.id)
+    api_keys.revoke_key(services, CONTEXT, row.id)
     assert again(services, row).revoked_at == first
     assert not opens(services, key)
     assert again(services, row).last_used_at is None  # a refused key leaves no trace of use
@@ -228,9 +229,9 @@ def test_a_revoked_key_opens_nothing_and_revoking_twice_is_no_error(services):
 def test_another_project_neither_rotates_nor_revokes_a_key(services):
     row, key = make(services)
     with pytest.raises(ApiKeyNotFound):
-        api_keys.revoke_key(services, "q", row.id)
+        api_keys.revoke_key(services, RequestContext("q"), row.id)
     with pytest.raises(ApiKeyNotFound):
-        api_keys.rotate_key(services, "q", row.id, grace_s=0)
+        api_keys.rotate_key(services, RequestContext("q"), row.id, grace_s=0)
     assert opens(services, key)
 
 
@@ -251,11 +252,11 @@ def test_a_key_looked_up_is_recalled_without_the_database(on_postgres):
 
 
 def test_a_key_revoked_elsewhere_is_trusted_for_a_moment_and_no_more(services, monkeypatch):
-    monkeypatch.setattr(api_keys, "TRUST_S", 0.1)
+    monkeypatch.setattr(api_keys, "KEY_TRUST_S", 0.1)
     row, key = make(services)
     ring = KeyRing(services)
     ring.look_up(key)
-    api_keys.revoke_key(services, PROJECT, row.id)
+    api_keys.revoke_key(services, CONTEXT, row.id)
     time.sleep(0.15)
     assert ring.recall(key) is None
     with pytest.raises(Unauthenticated):
@@ -272,7 +273,7 @@ def test_a_key_about_to_expire_is_trusted_until_then_only(services):
 
 
 def test_a_ring_remembers_so_many_keys(services, monkeypatch):
-    monkeypatch.setattr(api_keys, "REMEMBERED", 2)
+    monkeypatch.setattr(api_keys, "MOST_REMEMBERED_KEYS", 2)
     ring, made = KeyRing(services), [make(services)[1] for _ in range(3)]
     for key in made:
         ring.look_up(key)
@@ -306,12 +307,12 @@ def leaving(own_postgres, tmp_path) -> Iterator[Services]:
 def test_a_key_that_worked_outlasts_a_database_that_refuses_connections_without_a_wait(
     leaving, own_postgres, monkeypatch
 ):
-    monkeypatch.setattr(api_keys, "TRUST_S", 0.0)
+    monkeypatch.setattr(api_keys, "KEY_TRUST_S", 0.0)
     revoked, revoked_key = make(leaving)
     ring, (_, key) = KeyRing(leaving), make(leaving)
     caller = ring.look_up(key)
     assert ring.look_up(revoked_key) is not None
-    api_keys.revoke_key(leaving, PROJECT, revoked.id)
+    api_keys.revoke_key(leaving, CONTEXT, revoked.id)
     with pytest.raises(Unauthenticated):
         ring.look_up(revoked_key)
     wrong = key[:-1] + ("A" if key[-1] != "A" else "B")

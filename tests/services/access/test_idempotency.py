@@ -1,69 +1,75 @@
-"""What accompanies a write, on both databases: it happens once however often it is asked for, and leaves an audit row."""
+"""What accompanies a write, on both databases: it happens once however often it is asked for, and
+leaves an audit row.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
 from sqlalchemy import func, select
 
 from app.errors import Conflict, IdempotencyKeyReused, NameTaken, RequestInProgress, ResourceGone
-from app.heads.linear import linear_head
+from app.heads.linear import make_linear_head
 from app.services.access import api_keys, audit, idempotency
 from app.services.anchors import anchor_sets
-from app.services.context import Origin, Repeat, Services, origin
+from app.services.context import Services
 from app.services.encoders import encoders
-from app.services.heads import stitching
-from app.services.jobs import queue
+from app.services.heads import heads
+from app.services.jobs import runner, submission
 from app.services.jobs.leases import Leases
+from app.services.request_context import Repeat, RequestContext
 from app.services.translators import translators
 from app.storage import tables
 from app.storage.queries import access
 from app.types import HeadOutput, JobKind, Scope
-from tests.services.helpers import PROJECT, create_encoder
+from tests.services.helpers import CONTEXT, PROJECT, create_encoder
 
 KEY_ID = "k" * 32
 
 
-@contextmanager
-def asking(key: str | None = "key", fingerprint: str = "f") -> Iterator[None]:
-    """What the HTTP edge sets for one request."""
-    repeat = None if key is None else Repeat(key, fingerprint)
-    token = origin.set(Origin("request 1", KEY_ID, repeat))
-    try:
-        yield
-    finally:
-        origin.reset(token)
+#: the context of one request, and its Idempotency-Key
+REQUEST = RequestContext(PROJECT, KEY_ID, "request 1")
+REPEAT = Repeat("key", "f")
 
 
-def create(services: Services, name: str = "e", project: str = PROJECT) -> tables.EncoderRow:
-    return create_encoder(services, name, 3, project)
+def create(
+    services: Services, context: RequestContext = REQUEST, name: str = "e"
+) -> tables.EncoderRow:
+    return create_encoder(services, name, 3, context)
 
 
 def ask(
-    services: Services, make: Callable[[], tables.EncoderRow] | None = None, **request: str
+    services: Services,
+    make: Callable[[RequestContext], tables.EncoderRow] | None = None,
+    repeat: Repeat | None = REPEAT,
+    project: str = PROJECT,
 ) -> tables.EncoderRow:
     """One try of `POST /encoders` with an Idempotency-Key."""
-    with asking(**request):
-        return idempotency.idempotent(
-            services, PROJECT, tables.EncoderRow, make or (lambda: create(services))
-        )
+    return idempotency.idempotent(
+        services,
+        replace(REQUEST, project=project),
+        repeat,
+        tables.EncoderRow,
+        make or (lambda context: create(services, context)),
+    )
+
+
+def submit_bootstrap(services: Services, context: RequestContext) -> tables.JobRow:
+    return submission.submit_job(services, context, JobKind.bootstrap, {})
 
 
 def submit(services: Services) -> tables.JobRow:
     """The same for a job, which no name protects from being made twice."""
-    with asking():
-        return idempotency.idempotent(
-            services,
-            PROJECT,
-            tables.JobRow,
-            lambda: queue.submit(services, PROJECT, JobKind.bootstrap, {}),
-        )
+    return idempotency.idempotent(
+        services, REQUEST, REPEAT, tables.JobRow, partial(submit_bootstrap, services)
+    )
 
 
 def count(services: Services, table: type[tables.Owned]) -> int:
@@ -99,28 +105,19 @@ def test_the_same_request_twice_makes_one_row_and_answers_alike(services):
 def test_another_request_under_the_same_key_is_refused(services):
     ask(services)
     with pytest.raises(IdempotencyKeyReused):
-        ask(services, lambda: create(services, "other"), fingerprint="g")
+        ask(services, lambda context: create(services, context, "other"), Repeat("key", "g"))
     assert count(services, tables.EncoderRow) == 1
 
 
 def test_requests_without_a_key_are_all_carried_out(services):
     for name in "ab":
-        ask(services, lambda name=name: create(services, name), key=None)
+        ask(services, lambda context, name=name: create(services, context, name), None)
     assert count(services, tables.EncoderRow) == 2
     assert count(services, tables.IdempotentRequestRow) == 0
 
 
 def test_the_same_key_of_two_projects_is_two_keys(services):
-    with asking():
-        rows = [
-            idempotency.idempotent(
-                services,
-                project,
-                tables.EncoderRow,
-                lambda project=project: create(services, "e", project),
-            )
-            for project in ("p", "q")
-        ]
+    rows = [ask(services, project=project) for project in ("p", "q")]
     assert [row.project for row in rows] == ["p", "q"]
 
 
@@ -142,10 +139,10 @@ def test_many_tries_at_once_make_one_row(services):
 
 
 def test_a_second_try_is_told_to_wait_while_the_first_is_at_work(services):
-    def make() -> tables.EncoderRow:
+    def make(context: RequestContext) -> tables.EncoderRow:
         with pytest.raises(RequestInProgress):
             ask(services)
-        return create(services)
+        return create(services, context)
 
     ask(services, make)
     assert count(services, tables.EncoderRow) == 1
@@ -156,18 +153,18 @@ class Killed(BaseException):
 
 
 def test_an_answer_lost_with_its_process_is_recalled(services):
-    def make() -> tables.EncoderRow:
-        create(services)
+    def make(context: RequestContext) -> tables.EncoderRow:
+        create(services, context)
         raise Killed
 
     with pytest.raises(Killed):
         ask(services, make)
-    assert ask(services, lambda: pytest.fail("it was made")).name == "e"
+    assert ask(services, lambda _: pytest.fail("it was made")).name == "e"
     assert audit_rows(services) == [("create", "encoder", "e")]
 
 
 def test_a_try_lost_before_its_effect_is_taken_over_once_its_claim_ended(services):
-    def make() -> tables.EncoderRow:
+    def make(context: RequestContext) -> tables.EncoderRow:
         raise Killed
 
     with pytest.raises(Killed):
@@ -176,20 +173,20 @@ def test_a_try_lost_before_its_effect_is_taken_over_once_its_claim_ended(service
         ask(services)
     end_claims(services)
     assert ask(services).name == "e"
-    assert ask(services, lambda: pytest.fail("it was made")).name == "e"
+    assert ask(services, lambda _: pytest.fail("it was made")).name == "e"
 
 
 def test_a_try_whose_claim_was_taken_over_cannot_commit(services):
     """However late the first one wakes up: there is one job, and the second one's answer stands."""
     second = []
 
-    def make() -> tables.JobRow:
+    def make(context: RequestContext) -> tables.JobRow:
         end_claims(services)
         second.append(submit(services))
-        return queue.submit(services, PROJECT, JobKind.bootstrap, {})
+        return submit_bootstrap(services, context)
 
-    with pytest.raises(Conflict), asking():
-        idempotency.idempotent(services, PROJECT, tables.JobRow, make)
+    with pytest.raises(Conflict):
+        idempotency.idempotent(services, REQUEST, REPEAT, tables.JobRow, make)
     assert count(services, tables.JobRow) == 1
     assert audit_rows(services) == [("create", "job", second[0].id)]
     assert submit(services).id == second[0].id
@@ -199,17 +196,16 @@ def test_of_two_tries_that_commit_at_once_one_does(services):
     together, taken = threading.Barrier(2), threading.Event()
 
     def attempt(first: bool) -> str | None:
-        def make() -> tables.JobRow:
+        def make(context: RequestContext) -> tables.JobRow:
             taken.set()
             together.wait(30)
-            return queue.submit(services, PROJECT, JobKind.bootstrap, {})
+            return submit_bootstrap(services, context)
 
         if not first:
             assert taken.wait(30)
             end_claims(services)
         try:
-            with asking():
-                return idempotency.idempotent(services, PROJECT, tables.JobRow, make).id
+            return idempotency.idempotent(services, REQUEST, REPEAT, tables.JobRow, make).id
         except Conflict:
             return None
 
@@ -221,25 +217,25 @@ def test_of_two_tries_that_commit_at_once_one_does(services):
 
 
 def test_a_request_that_made_nothing_may_be_tried_again_at_once(services):
-    create(services, "taken")
+    create(services, name="taken")
     with pytest.raises(NameTaken):
-        ask(services, lambda: create(services, "taken"))
+        ask(services, lambda context: create(services, context, "taken"))
     assert count(services, tables.IdempotentRequestRow) == 0
     assert ask(services).name == "e"
 
 
 def test_what_was_found_made_already_is_recalled_too(services):
     row = create(services)
-    assert ask(services, lambda: row).id == row.id
-    assert ask(services, lambda: pytest.fail("it was found")).id == row.id
+    assert ask(services, lambda _: row).id == row.id
+    assert ask(services, lambda _: pytest.fail("it was found")).id == row.id
 
 
 def test_what_was_deleted_since_is_gone(services):
     ask(services)
-    encoders.delete_encoder(services, PROJECT, "e")
+    encoders.delete_encoder(services, CONTEXT, "e")
     with pytest.raises(ResourceGone):
         ask(services)
-    assert ask(services, key="new").name == "e"
+    assert ask(services, repeat=Repeat("new", "f")).name == "e"
 
 
 # --- note -----------------------------------------------------------------------------------------
@@ -253,7 +249,7 @@ def test_an_audit_row_goes_the_way_of_its_transaction(services):
                     project=PROJECT, name="e", kind="external", dim=2, modality="text"
                 )
             )
-            audit.record_audit(session, PROJECT, "create", "encoder", "e")
+            audit.record_audit(session, CONTEXT, "create", "encoder", "e")
             session.flush()
             raise Killed
 
@@ -266,30 +262,27 @@ def test_an_audit_row_goes_the_way_of_its_transaction(services):
 def test_every_write_is_noted_with_its_key_and_origin_and_in_order(stocked):
     services = stocked
     three = torch.eye(3)
-    pair = translators.Request("a", "b", "s", "procrustes", {})
+    pair = translators.FitRequest("a", "b", "s", "procrustes", {})
     before = len(audit_rows(services))
-    with asking(key=None):
-        create(services, "c")
-        anchor_sets.add_embeddings(
-            services, PROJECT, anchor_set="s", encoder="c", vectors=torch.randn(12, 3)
-        )
-        create(services, "d")
-        encoders.delete_encoder(services, PROJECT, "d")
-        anchor_sets.create_anchor_set(
-            services, PROJECT, name="t", embeddings={"a": torch.randn(5, 3)}
-        )
-        anchor_sets.delete_anchor_set(services, PROJECT, "t")
-        new = stitching.NewHead("h", "linear", "a", None, HeadOutput.classes, list("xyz"))
-        stitching.create_head(services, PROJECT, new, lambda dim: linear_head(three, None, dim=dim))
-        stitching.delete_head(services, PROJECT, "h")
-        fitted = translators.fit(
-            services, PROJECT, *translators.pair(services, PROJECT, pair), pair
-        )
-        job = queue.submit(services, PROJECT, JobKind.bootstrap, {})
-        queue.cancel(services, PROJECT, job.id)
-        key, _ = api_keys.create_key(services, PROJECT, name="k", scopes=[Scope.read])
-        rotated, _ = api_keys.rotate_key(services, PROJECT, key.id, grace_s=60)
-        api_keys.revoke_key(services, PROJECT, rotated.id)
+    create(services, name="c")
+    anchor_sets.add_embeddings(
+        services, REQUEST, anchor_set="s", encoder="c", vectors=torch.randn(12, 3)
+    )
+    create(services, name="d")
+    encoders.delete_encoder(services, REQUEST, "d")
+    anchor_sets.create_anchor_set(services, REQUEST, name="t", embeddings={"a": torch.randn(5, 3)})
+    anchor_sets.delete_anchor_set(services, REQUEST, "t")
+    new = heads.HeadDefinition("h", "linear", "a", None, HeadOutput.classes, list("xyz"))
+    heads.create_head(services, REQUEST, new, lambda dim: make_linear_head(three, None, dim=dim))
+    heads.delete_head(services, REQUEST, "h")
+    fitted = translators.fit(
+        services, REQUEST, *translators.find_pair(services, PROJECT, pair), pair
+    )
+    job = submission.submit_job(services, REQUEST, JobKind.bootstrap, {})
+    submission.cancel_job(services, REQUEST, job.id)
+    key, _ = api_keys.create_key(services, REQUEST, name="k", scopes=[Scope.read])
+    rotated, _ = api_keys.rotate_key(services, REQUEST, key.id, grace_s=60)
+    api_keys.revoke_key(services, REQUEST, rotated.id)
     noted = audit_rows(services)
     assert list(reversed(noted[: len(noted) - before])) == [
         ("create", "encoder", "c"),
@@ -314,38 +307,41 @@ def test_every_write_is_noted_with_its_key_and_origin_and_in_order(stocked):
 
 def test_what_changes_nothing_is_not_noted(stocked):
     services = stocked
-    key, _ = api_keys.create_key(services, PROJECT, name="k", scopes=[Scope.read])
-    api_keys.revoke_key(services, PROJECT, key.id)
+    key, _ = api_keys.create_key(services, CONTEXT, name="k", scopes=[Scope.read])
+    api_keys.revoke_key(services, CONTEXT, key.id)
     before = audit_rows(services)
-    pair = translators.Request("a", "b", "s", "procrustes", {})
-    api_keys.revoke_key(services, PROJECT, key.id)
+    pair = translators.FitRequest("a", "b", "s", "procrustes", {})
+    api_keys.revoke_key(services, CONTEXT, key.id)
     for call in (
-        lambda: create(services, "a"),
-        lambda: encoders.delete_encoder(services, PROJECT, "a"),
+        lambda: create(services, name="a"),
+        lambda: encoders.delete_encoder(services, CONTEXT, "a"),
         lambda: anchor_sets.create_anchor_set(
-            services, PROJECT, name="s", embeddings={"a": torch.randn(5, 3)}
+            services, CONTEXT, name="s", embeddings={"a": torch.randn(5, 3)}
         ),
-        lambda: anchor_sets.delete_anchor_set(services, "q", "s"),
-        lambda: stitching.delete_head(services, PROJECT, "nothing"),
-        lambda: queue.cancel(services, PROJECT, "0" * 32),
-        lambda: api_keys.rotate_key(services, PROJECT, key.id, grace_s=0),
+        lambda: anchor_sets.delete_anchor_set(services, RequestContext("q"), "s"),
+        lambda: heads.delete_head(services, CONTEXT, "nothing"),
+        lambda: submission.cancel_job(services, CONTEXT, "0" * 32),
+        lambda: api_keys.rotate_key(services, CONTEXT, key.id, grace_s=0),
     ):
-        with pytest.raises(Exception, match=r"already|used by|there is no|does not work"):
+        with pytest.raises(Exception, match=r"already|used by|there is no|was revoked"):
             call()
     assert audit_rows(services) == before
     for _ in range(2):
-        translators.fit(services, PROJECT, *translators.pair(services, PROJECT, pair), pair)
+        translators.fit(services, CONTEXT, *translators.find_pair(services, PROJECT, pair), pair)
     assert len(audit_rows(services)) == len(before) + 1
 
 
 def test_what_a_job_makes_is_noted_in_the_jobs_name(services):
-    job = queue.submit(services, PROJECT, JobKind.bootstrap, {})
+    job = submission.submit_job(services, CONTEXT, JobKind.bootstrap, {})
 
-    def keep(session):
-        audit.record_audit(session, PROJECT, "create", "anchor-set", "made")
+    def run(services, job, progress):
+        context = RequestContext.of_job(job)
+        return runner.JobResult(
+            {},
+            lambda session: audit.record_audit(session, context, "create", "anchor-set", "made"),
+        )
 
-    queue.run_next(services, {JobKind.bootstrap: lambda *_: queue.Done({}, keep)}, Leases(services))
+    runner.run_next(services, {JobKind.bootstrap: run}, Leases(services))
     with services.db.transaction() as session:
         row = access.audit(session, PROJECT, before=None, limit=1)[0]
     assert (row.name, row.origin, row.key_id) == ("made", f"job {job.id}", None)
-    assert origin.get() == Origin()

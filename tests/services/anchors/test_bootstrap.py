@@ -1,4 +1,6 @@
-"""Bootstraps on both databases: what is refused before a job exists, interruptions, refusals, and jobs of earlier versions."""
+"""Bootstraps on both databases: what is refused before a job exists, interruptions, refusals, and
+jobs of earlier versions.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ from app.errors import AnchorageError, InvalidRequest, InvalidSeeds, PoolTooLarg
 from app.maths.bootstrap import estimate, methods
 from app.services.anchors import anchor_sets, bootstrap, pools, spaces
 from app.services.context import Limits, Services
-from app.services.jobs import queue
+from app.services.jobs import progress, runner, submission
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import JobKind, JobState
-from tests.services.helpers import PROJECT, create_encoder, run
+from tests.services.helpers import CONTEXT, PROJECT, create_encoder, run
 
 #: two of the demo's encoders, by the names that they have here
 ENCODERS = {"minilm": "minilm6-384", "static": "static-256"}
@@ -55,7 +57,7 @@ def mixed(vectors: dict[str, Tensor]) -> Mixed:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "BACKOFF_S", 0.0)
+    monkeypatch.setattr(runner, "JOB_BACKOFF_S", 0.0)
 
 
 def stock(services: Services) -> Services:
@@ -85,12 +87,12 @@ def ask(
 ) -> tables.JobRow:
     return bootstrap.request_bootstrap(
         services,
-        PROJECT,
+        CONTEXT,
         name=name,
         source="minilm",
         target="static",
-        source_pool=pools.Given("source_pool", given.x),
-        target_pool=pools.Given("target_pool", given.y),
+        source_pool=pools.PoolInput("source_pool", given.x),
+        target_pool=pools.PoolInput("target_pool", given.y),
         seeds=given.seeds(seeds) if isinstance(seeds, int) else seeds,
         **more,
     )
@@ -164,7 +166,7 @@ def test_without_a_size_a_method_has_its_own_which_fits_small_pools(quick, mixed
     assert asked == (None if method == "self-learning" else 200)
     larger = replace(mixed, x=mixed.x.repeat(2, 1), y=mixed.y.repeat(2, 1))
     asked = ask(quick, larger, 10, method=method, name="another").arguments["settings"]["size"]
-    assert asked == (None if method == "self-learning" else bootstrap.USUAL_SIZE)
+    assert asked == (None if method == "self-learning" else bootstrap.DEFAULT_OPTIMISED)
 
 
 def test_anchor_optimisation_is_for_pools_that_it_can_end_with_and_self_learning_for_larger_ones(
@@ -198,7 +200,7 @@ def test_a_bootstrap_ends_in_a_set_with_its_pairs_and_where_it_comes_from(ready,
     row = run(ready, ask(ready, mixed, 10))
     assert (row.state, row.error) == (JobState.succeeded, None)
     assert row.progress["done"] == row.progress["total"]
-    found, confidence = anchor_sets.bootstrapped_pairs(ready, PROJECT, "grown")
+    found, confidence = anchor_sets.load_pairs(ready, PROJECT, "grown")
     assert found.tolist() == row.result["pairs"]
     assert confidence.tolist() == pytest.approx(row.result["confidence"], abs=1e-4)
     assert float((mixed.partner[found[:, 0]] == found[:, 1]).double().mean()) > 0.95
@@ -278,7 +280,7 @@ def test_an_estimate_of_a_few_pairs_counts_only_for_who_wants_no_more(
     found = outcome(count, right)
 
     def require() -> None:
-        bootstrap._require_right(found, {}, seeds=seeds, items=items, size=size, least=least)
+        bootstrap._require_quality(found, {}, seeds=seeds, items=items, size=size, least=least)
 
     if believed:
         require()
@@ -345,8 +347,8 @@ METHODS: dict[str, dict[str, Any]] = {
 def test_a_job_that_is_stopped_again_and_again_ends_with_the_bits_of_an_undisturbed_one(
     quick, mixed, method, monkeypatch
 ):
-    monkeypatch.setattr(queue, "CHECKPOINT_EVERY_S", 0.0)
-    monkeypatch.setattr(queue, "CHECKPOINT_SHARE", 1.0)
+    monkeypatch.setattr(progress, "CHECKPOINT_EVERY_S", 0.0)
+    monkeypatch.setattr(progress, "CHECKPOINT_SHARE", 1.0)
     how = {"method": method, **METHODS[method]}
     expected = run(quick, ask(quick, mixed, 10, name="undisturbed", **how))
     assert expected.state == JobState.succeeded, expected.error
@@ -366,11 +368,11 @@ def test_a_job_that_is_stopped_again_and_again_ends_with_the_bits_of_an_undistur
 
 
 def test_a_job_cancelled_while_its_set_is_made_makes_none(quick, mixed, monkeypatch):
-    monkeypatch.setattr(queue, "PROGRESS_EVERY_S", 0.0)
+    monkeypatch.setattr(progress, "PROGRESS_EVERY_S", 0.0)
     job, made = ask(quick, mixed, 10, **{"method": "paper", **METHODS["paper"]}), []
 
     def cancelled_meanwhile(*arguments: Any, **more: Any) -> tables.SpaceRow:
-        made.append(queue.cancel(quick, PROJECT, job.id).state)
+        made.append(submission.cancel_job(quick, CONTEXT, job.id).state)
         return make(*arguments, **more)
 
     make = anchor_sets.build_space
@@ -407,7 +409,7 @@ def test_a_job_queued_by_the_version_before_this_one_still_runs_as_what_it_was(r
             for side, rows in (("source_pool", mixed.x), ("target_pool", mixed.y))
         },
     }
-    row = run(ready, queue.submit(ready, PROJECT, JobKind.bootstrap, arguments))
+    row = run(ready, submission.submit_job(ready, CONTEXT, JobKind.bootstrap, arguments))
     assert (row.state, row.error) == (JobState.succeeded, None)
     assert (row.result["method"], row.result["asked"]) == ("paper", 30)
     again = run(

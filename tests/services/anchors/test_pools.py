@@ -16,22 +16,26 @@ from app.services.encoders import encoders
 from app.services.upkeep import blob_sweep
 from app.storage import tables
 from app.storage.queries import access, resources
-from tests.services.helpers import PROJECT, age, create_encoder, files, run, some
+from tests.services.helpers import CONTEXT, PROJECT, age, create_encoder, files, run, some
 
 
 def make(services, name="pool", encoder="a", rows=None):
     vectors = some(10, 3) if rows is None else rows
-    return pools.create(services, PROJECT, name=name, encoder=encoder, vectors=vectors, inputs=None)
+    return pools.create_pool(
+        services, CONTEXT, name=name, encoder=encoder, vectors=vectors, inputs=None
+    )
 
 
 def add(services, offset, rows, name="pool"):
-    return pools.append(services, PROJECT, name=name, offset=offset, vectors=rows, inputs=None)
+    return pools.append_piece(
+        services, CONTEXT, name=name, offset=offset, vectors=rows, inputs=None
+    )
 
 
 def stored(services, name="pool"):
     with services.db.transaction() as session:
         row = resources.whole_pool(session, PROJECT, name)
-    return pools.load(services, [piece["blob"] for piece in row.pieces])
+    return pools.load_items(services, [piece["blob"] for piece in row.pieces])
 
 
 @pytest.fixture
@@ -84,26 +88,26 @@ def test_of_pieces_of_one_moment_one_is_added(stocked):
 
 def test_a_piece_for_a_pool_deleted_meanwhile_finds_none(stocked, meanwhile):
     make(stocked)
-    meanwhile(lambda: pools.delete(stocked, PROJECT, "pool"))
+    meanwhile(lambda: pools.delete_pool(stocked, CONTEXT, "pool"))
     with pytest.raises(PoolNotFound):
         add(stocked, 10, some(5, 3))
 
 
 def test_a_piece_never_reaches_another_pool_of_the_name(stocked, meanwhile):
     def anew():
-        pools.delete(stocked, PROJECT, "pool")
+        pools.delete_pool(stocked, CONTEXT, "pool")
         make(stocked, rows=some(10, 3, seed=9))
 
     make(stocked)
     meanwhile(anew)
-    with pytest.raises(Conflict, match="made anew"):
+    with pytest.raises(Conflict, match="was replaced"):
         add(stocked, 10, some(5, 3))
     assert torch.equal(stored(stocked), some(10, 3, seed=9))
 
 
 def test_an_encoder_deleted_while_a_pool_is_made_leaves_no_pool(stocked, meanwhile):
     create_encoder(stocked, "brief", 3)
-    meanwhile(lambda: encoders.delete_encoder(stocked, PROJECT, "brief"))
+    meanwhile(lambda: encoders.delete_encoder(stocked, CONTEXT, "brief"))
     with pytest.raises(Conflict):
         make(stocked, encoder="brief")
     with stocked.db.transaction() as session:
@@ -119,13 +123,13 @@ def test_a_sweep_takes_what_deleted_pools_and_sets_left_and_nothing_in_use(stock
         stocked, PROJECT, name="grown", embeddings={"a": some(12, 3, seed=2)}, pairs=pairs
     )
     with stocked.db.transaction() as session:
-        anchor_sets.add_anchor_set(session, row)
+        anchor_sets.add_anchor_set(session, CONTEXT, row)
     assert len(files(stocked) - before) == 4
     age(stocked)
     assert blob_sweep.sweep_blobs(stocked) == 0
-    assert torch.equal(anchor_sets.bootstrapped_pairs(stocked, PROJECT, "grown")[0], pairs["pairs"])
-    pools.delete(stocked, PROJECT, "pool")
-    anchor_sets.delete_anchor_set(stocked, PROJECT, "grown")
+    assert torch.equal(anchor_sets.load_pairs(stocked, PROJECT, "grown")[0], pairs["pairs"])
+    pools.delete_pool(stocked, CONTEXT, "pool")
+    anchor_sets.delete_anchor_set(stocked, CONTEXT, "grown")
     assert blob_sweep.sweep_blobs(stocked) == 4
     assert files(stocked) == before
 
@@ -133,13 +137,13 @@ def test_a_sweep_takes_what_deleted_pools_and_sets_left_and_nothing_in_use(stock
 def ask(services, **more):
     """A bootstrap of the pools `x`, of two pieces, and `y`."""
     sides = {
-        "source_pool": pools.Given("source_pool", "x"),
-        "target_pool": pools.Given("target_pool", "y"),
+        "source_pool": pools.PoolInput("source_pool", "x"),
+        "target_pool": pools.PoolInput("target_pool", "y"),
         **more,
     }
     return bootstrap.request_bootstrap(
         services,
-        PROJECT,
+        CONTEXT,
         name="grown",
         source="a",
         target="b",
@@ -165,12 +169,12 @@ def test_a_waiting_job_outlives_its_pools_and_a_sweep(pooled):
     x, y = stored(pooled, "x"), stored(pooled, "y")
     job = ask(pooled)
     for name in "xy":
-        pools.delete(pooled, PROJECT, name)
+        pools.delete_pool(pooled, CONTEXT, name)
     age(pooled)
     assert blob_sweep.sweep_blobs(pooled) == 0
     row = run(pooled, job)
     assert (row.state, row.error) == ("succeeded", None)
-    pairs, confidence = anchor_sets.bootstrapped_pairs(pooled, PROJECT, "grown")
+    pairs, confidence = anchor_sets.load_pairs(pooled, PROJECT, "grown")
     assert pairs[:3].tolist() == [[0, 0], [1, 1], [2, 2]]
     assert (pairs.dtype, confidence.dtype, confidence.shape) == (
         torch.int64,
@@ -191,12 +195,18 @@ def test_a_waiting_job_outlives_its_pools_and_a_sweep(pooled):
 
 
 def test_a_pools_files_are_young_again_before_a_job_names_them(pooled):
-    """Else a sweep that has read the rows could take them, when the pool is deleted before the job's row is there."""
+    """Else a sweep that has read the rows could take them, when the pool is deleted before the
+    job's row is there.
+    """
     age(pooled)
     with pooled.db.transaction() as session:
         encoder = resources.by_name(session, tables.EncoderRow, PROJECT, "a")
         named = {piece["blob"] for piece in resources.whole_pool(session, PROJECT, "x").pieces}
-    pools.keep(pooled, pools.find(pooled, PROJECT, encoder, pools.Given("source_pool", "x")))
+    pools.store_side(
+        pooled,
+        CONTEXT,
+        pools.check_side(pooled, PROJECT, encoder, pools.PoolInput("source_pool", "x")),
+    )
     pooled.blobs.sweep(set())
     assert files(pooled) == named
 
@@ -204,19 +214,19 @@ def test_a_pools_files_are_young_again_before_a_job_names_them(pooled):
 def test_files_swept_before_they_were_kept_are_noticed(pooled):
     with pooled.db.transaction() as session:
         encoder = resources.by_name(session, tables.EncoderRow, PROJECT, "a")
-    found = pools.find(pooled, PROJECT, encoder, pools.Given("source_pool", "x"))
+    found = pools.check_side(pooled, PROJECT, encoder, pools.PoolInput("source_pool", "x"))
     age(pooled)
     pooled.blobs.sweep(set())
     with pytest.raises(StorageUnavailable):
-        pools.keep(pooled, found)
+        pools.store_side(pooled, CONTEXT, found)
 
 
 def test_vectors_of_an_encoder_made_anew_meanwhile_make_no_set(pooled):
     """The job names the encoder; another one of its name did not make the pool."""
-    anchor_sets.delete_anchor_set(pooled, PROJECT, "s")
+    anchor_sets.delete_anchor_set(pooled, CONTEXT, "s")
     job = ask(pooled)
-    pools.delete(pooled, PROJECT, "x")
-    encoders.delete_encoder(pooled, PROJECT, "a")
+    pools.delete_pool(pooled, CONTEXT, "x")
+    encoders.delete_encoder(pooled, CONTEXT, "a")
     create_encoder(pooled, "a", 3)
     row = run(pooled, job)
     assert (row.state, row.error["code"]) == ("failed", "conflict")

@@ -1,4 +1,6 @@
-"""A set that is deleted and made again with other content: each answer is by one of the two versions, whole."""
+"""A set that is deleted and made again with other content: each answer is by one of the two
+versions, whole.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +13,21 @@ import torch
 from sqlalchemy import event
 
 from app.errors import AnchorSetNotFound, Conflict, EncoderNotFound, QualityBelowMinimum
-from app.heads.linear import linear_head
+from app.heads.linear import make_linear_head
 from app.services import name_lookup
 from app.services.anchors import anchor_sets
 from app.services.context import Services
 from app.services.encoders import encoders
-from app.services.heads import stitching
-from app.services.serving import plans
+from app.services.heads import heads, stitching
+from app.services.request_context import RequestContext
+from app.services.serving import maps, plans
 from app.services.translators import contracts, translators
 from app.storage import name_cache, tables
 from app.types import HeadOutput
-from tests.services.helpers import PROJECT, another_process, create_encoder
+from tests.services.helpers import CONTEXT, PROJECT, another_process, create_encoder
 
 VECTORS = torch.randn(3, 4, generator=torch.Generator().manual_seed(9))
-TRANSLATION = translators.Request("a", "b", "s", "graded", {})
+TRANSLATION = translators.FitRequest("a", "b", "s", "graded", {})
 
 
 @pytest.fixture
@@ -44,59 +47,71 @@ def reader(other, services) -> Iterator[Services]:
 
 
 def make(services: Services, project: str, version: int) -> None:
-    """Encoders a (4) and b (3), the set s, and the heads h of b and r of s: all names are the same in each version."""
+    """Encoders a (4) and b (3), the set s, and the heads h of b and r of s: all names are the
+    same in each version.
+    """
     draw = torch.Generator().manual_seed(version)
     for name, dim in (("a", 4), ("b", 3)):
-        create_encoder(services, name, dim, project)
+        create_encoder(services, name, dim, RequestContext(project))
     embeddings = {"a": torch.randn(12, 4, generator=draw), "b": torch.randn(12, 3, generator=draw)}
-    anchor_sets.create_anchor_set(services, project, name="s", embeddings=embeddings)
+    anchor_sets.create_anchor_set(
+        services, RequestContext(project), name="s", embeddings=embeddings
+    )
     for name, encoder, anchor_set, dim in (("h", "b", None, 3), ("r", None, "s", 12)):
-        head = linear_head(torch.randn(2, dim, generator=draw), None, dim=dim)
-        new = stitching.NewHead(name, "linear", encoder, anchor_set, HeadOutput.numbers)
-        stitching.create_head(services, project, new, lambda _dim, head=head: head)
+        head = make_linear_head(torch.randn(2, dim, generator=draw), None, dim=dim)
+        new = heads.HeadDefinition(name, "linear", encoder, anchor_set, HeadOutput.numbers)
+        heads.create_head(services, RequestContext(project), new, lambda _dim, head=head: head)
 
 
 def delete(services: Services, project: str) -> None:
     for name in ("h", "r"):
-        stitching.delete_head(services, project, name)
-    anchor_sets.delete_anchor_set(services, project, "s")
+        heads.delete_head(services, RequestContext(project), name)
+    anchor_sets.delete_anchor_set(services, RequestContext(project), "s")
     for name in ("a", "b"):
-        encoders.delete_encoder(services, project, name)
+        encoders.delete_encoder(services, RequestContext(project), name)
 
 
 def translated(services: Services, project: str) -> torch.Tensor:
-    return plans.apply(
-        services, project, plans.Translation(TRANSLATION), vectors=VECTORS
-    ).made.vectors
+    return plans.apply_map(
+        services, RequestContext(project), maps.Translation(TRANSLATION), vectors=VECTORS
+    ).output.vectors
 
 
 def related(services: Services, project: str) -> torch.Tensor:
-    return plans.apply(services, project, plans.Relation("a", "s"), vectors=VECTORS).made.vectors
+    return plans.apply_map(
+        services, RequestContext(project), maps.Relation("a", "s"), vectors=VECTORS
+    ).output.vectors
 
 
 def decoded(services: Services, project: str) -> torch.Tensor:
     vectors = torch.randn(3, 12, generator=torch.Generator().manual_seed(9))
-    return plans.apply(
-        services, project, plans.Decoding(TRANSLATION, 1.0), vectors=vectors
-    ).made.vectors
+    return plans.apply_map(
+        services, RequestContext(project), maps.Decoding(TRANSLATION, 1.0), vectors=vectors
+    ).output.vectors
 
 
 def stitched(services: Services, project: str) -> torch.Tensor:
     return stitching.stitch(
         services,
-        project,
+        RequestContext(project),
         encoder="a",
         head="h",
         anchor_set="s",
         vectors=VECTORS,
         inputs=None,
-        way=stitching.TranslationChoice("graded"),
+        choice=stitching.TranslationChoice("graded"),
     ).values
 
 
 def stitched_relative(services: Services, project: str) -> torch.Tensor:
     return stitching.stitch(
-        services, project, encoder="a", head="r", anchor_set=None, vectors=VECTORS, inputs=None
+        services,
+        RequestContext(project),
+        encoder="a",
+        head="r",
+        anchor_set=None,
+        vectors=VECTORS,
+        inputs=None,
     ).values
 
 
@@ -104,7 +119,9 @@ def stitched_relative(services: Services, project: str) -> torch.Tensor:
 def before_statement(
     services: Services, number: int, change: Callable[[], None]
 ) -> Iterator[list[int]]:
-    """Call `change` once, before the given statement or the first after it that follows no write of its transaction."""
+    """Call `change` once, before the given statement or the first after it that follows no write
+    of its transaction.
+    """
     seen: list[int] = []
     written = False
 
@@ -177,7 +194,7 @@ def test_a_name_that_was_just_deleted_is_given_again_when_no_process_remembers_i
     for version in (1, 2, 3):
         create_encoder(other, "x", version)
         assert dim() == version
-        encoders.delete_encoder(other, PROJECT, "x")
+        encoders.delete_encoder(other, CONTEXT, "x")
         assert (
             reader.names.find(name_cache.NameKey(PROJECT, "encoders", ("x",))) is not None
         )  # or the test shows nothing
@@ -197,12 +214,12 @@ def test_a_name_that_was_never_deleted_is_given_at_once(reader, other, monkeypat
 def test_a_contract_counts_for_every_process_from_its_answer_on(reader, other, monkeypatch):
     monkeypatch.setattr(name_cache, "MEMORY_S", 0.05)
     make(other, PROJECT, 1)
-    pair = translators.pair(other, PROJECT, TRANSLATION)
+    pair = translators.find_pair(other, PROJECT, TRANSLATION)
     translated(reader, PROJECT)
-    contracts.agree(other, PROJECT, *pair, {"recall": 0.999})
+    contracts.agree_contract(other, CONTEXT, *pair, {"recall": 0.999})
     threading.Event().wait(other.names.settle_s)
     with pytest.raises(QualityBelowMinimum):
         translated(reader, PROJECT)
-    contracts.end(other, PROJECT, *pair)
+    contracts.end_contract(other, CONTEXT, *pair)
     threading.Event().wait(other.names.settle_s)
     translated(reader, PROJECT)

@@ -1,4 +1,6 @@
-"""What serves requests: products in lanes, and names that stand for what they stand for now, in every process."""
+"""What serves requests: products in lanes, and names that stand for what they stand for now, in
+every process.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def translator(dx=8, dy=6, name="ridge", **options):
 def lanes(request, on_sqlite, monkeypatch):
     """The services, which compute small products in one of the two places."""
     if request.param == "in lanes":
-        monkeypatch.setattr(products, "SMALL", 0)
+        monkeypatch.setattr(products, "INLINE_MULTIPLICATIONS", 0)
     yield on_sqlite
     on_sqlite.lanes.close()
 
@@ -126,8 +128,8 @@ def test_the_error_of_bfloat16_is_what_it_is(lanes):
     found = products.precision_error(served, vectors, made)
     exact = apply(served, vectors).vectors.double()
     errors = (made.double() - exact).norm(dim=1) / (exact - served.decoder.mean).norm(dim=1)
-    places = np.linspace(0, len(vectors) - 1, products.COMPARED).astype(int)
-    assert found["rows"] == products.COMPARED
+    places = np.linspace(0, len(vectors) - 1, products.COMPARED_ROWS).astype(int)
+    assert found["rows"] == products.COMPARED_ROWS
     assert found["largest"] == pytest.approx(float(errors[places].max()), rel=1e-2)
     assert found["mean"] == pytest.approx(float(errors[places].mean()), rel=1e-2)
     assert 1e-4 < found["mean"] <= found["largest"] < 0.02
@@ -137,7 +139,7 @@ def test_the_error_of_bfloat16_is_what_it_is(lanes):
 def test_what_a_product_raised_is_raised_once_and_not_logged_as_if_nobody_had_looked(
     on_sqlite, monkeypatch, caplog
 ):
-    monkeypatch.setattr(products, "SMALL", 0)
+    monkeypatch.setattr(products, "INLINE_MULTIPLICATIONS", 0)
 
     async def ask():
         running = products.begin(
@@ -156,7 +158,7 @@ def test_what_a_product_raised_is_raised_once_and_not_logged_as_if_nobody_had_lo
 def test_a_product_that_nobody_waits_for_any_more_is_not_computed_to_its_end(
     on_sqlite, monkeypatch
 ):
-    monkeypatch.setattr(products, "SMALL", 0)
+    monkeypatch.setattr(products, "INLINE_MULTIPLICATIONS", 0)
     held, begun = threading.Event(), threading.Semaphore(0)
     count = on_sqlite.lanes._count
     lanes = [
@@ -237,7 +239,7 @@ def clients(request, tmp_path, monkeypatch) -> Iterator[list[TestClient]]:
         yield made
 
 
-def test_after_a_deletion_was_answered_no_process_knows_the_name_and_after_it_was_made_again_all_know_the_new_one(
+def test_after_a_deletion_no_process_knows_the_name_and_after_a_new_one_all_know_it(
     clients,
 ):
     for version in range(1, 8):

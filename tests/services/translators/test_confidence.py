@@ -7,11 +7,12 @@ import torch
 from app.maths.quality.confidence import expected_cosines, fit_confidence
 from app.maths.translators import methods
 from app.services.serving import plans
-from app.services.serving.plans import Translation
+from app.services.serving.maps import Translation
 from app.services.translators import translators
 from app.services.translators.confidence import confidence_of
 from app.services.upkeep.cache_codecs import CONFIDENCE
 from app.storage.cache import pack, unpack
+from tests.services.helpers import CONTEXT
 
 PROJECT = "p"
 
@@ -44,9 +45,9 @@ def test_it_is_learnt_once_for_each_translator(
 ) -> None:  # twelve anchors: too few, and that is kept as well
     asked = torch.ones(2, 3)
     for method in ("graded", "ridge", "graded"):
-        request = translators.Request("a", "b", "s", method, {})
-        answer = plans.apply(stocked, PROJECT, Translation(request), vectors=asked)
-        told = confidence_of(stocked, answer, 0.9, field="vectors")
+        request = translators.FitRequest("a", "b", "s", method, {})
+        answer = plans.apply_map(stocked, CONTEXT, Translation(request), vectors=asked)
+        told = confidence_of(stocked, CONTEXT, answer, 0.9, field="vectors")
         assert (told.held_out, told.threshold) == (0, None)
         assert told.reason is not None
     keys = [key for key in stocked.cache.memory._entries if key[0] == "confidence"]

@@ -7,18 +7,20 @@ import pytest
 from app.services.anchors import anchor_sets
 from app.services.encoders import encoders
 from app.services.translators import evaluation, translators
-from app.services.translators.evaluation import Settings
+from app.services.translators.evaluation import EvaluationSettings
 from app.services.upkeep import blob_sweep
-from tests.services.helpers import PROJECT, age, create_encoder, run, some
+from tests.services.helpers import CONTEXT, PROJECT, age, create_encoder, run, some
 
 
 @pytest.fixture
 def queued(stocked):
     """A job that waits: eight items, with a corpus."""
-    request = translators.Request("a", "b", "s", "procrustes", {})
+    request = translators.FitRequest("a", "b", "s", "procrustes", {})
     given = {"vectors": some(8, 3, 1), "native": some(8, 2, 2), "corpus": some(9, 2, 3)}
-    asked = evaluation.ask(stocked, PROJECT, request, **given, settings=Settings(csls=True))
-    return evaluation.request_evaluation(stocked, PROJECT, asked), asked
+    asked = evaluation.check_evaluation(
+        stocked, PROJECT, request, **given, settings=EvaluationSettings(csls=True)
+    )
+    return evaluation.request_evaluation(stocked, CONTEXT, asked), asked
 
 
 def test_a_job_answers_what_a_request_does_and_keeps_its_items_until_then(stocked, queued):
@@ -27,7 +29,7 @@ def test_a_job_answers_what_a_request_does_and_keeps_its_items_until_then(stocke
     age(stocked)
     assert blob_sweep.sweep_blobs(stocked) == 0
     row = run(stocked, job)
-    assert (row.state, row.result) == ("succeeded", evaluation.evaluate(stocked, PROJECT, asked))
+    assert (row.state, row.result) == ("succeeded", evaluation.evaluate(stocked, CONTEXT, asked))
     assert (
         row.result["n"],
         row.result["index"],
@@ -40,7 +42,7 @@ def test_a_job_answers_what_a_request_does_and_keeps_its_items_until_then(stocke
 
 def test_a_set_that_was_deleted_meanwhile_fails_the_job_with_a_reason(stocked, queued):
     job, _ = queued
-    anchor_sets.delete_anchor_set(stocked, PROJECT, "s")
+    anchor_sets.delete_anchor_set(stocked, CONTEXT, "s")
     row = run(stocked, job)
     assert (row.state, row.error["code"], row.error["field"]) == (
         "failed",
@@ -53,11 +55,11 @@ def test_an_encoder_that_was_made_anew_with_another_dimension_fails_the_job_with
     stocked, queued
 ):
     job, _ = queued
-    anchor_sets.delete_anchor_set(stocked, PROJECT, "s")
-    encoders.delete_encoder(stocked, PROJECT, "b")
+    anchor_sets.delete_anchor_set(stocked, CONTEXT, "s")
+    encoders.delete_encoder(stocked, CONTEXT, "b")
     create_encoder(stocked, "b", 4)
     anchor_sets.create_anchor_set(
-        stocked, PROJECT, name="s", embeddings={"a": some(12, 3), "b": some(12, 4)}
+        stocked, CONTEXT, name="s", embeddings={"a": some(12, 3), "b": some(12, 4)}
     )
     row = run(stocked, job)
     assert (row.state, row.error["code"], row.error["field"]) == (
@@ -70,12 +72,14 @@ def test_an_encoder_that_was_made_anew_with_another_dimension_fails_the_job_with
 def test_the_cost_that_decides_is_that_of_the_cosines_that_are_computed(stocked, queued):
     _, asked = queued
     told = []
-    evaluation.evaluate(stocked, PROJECT, asked, lambda done, total: told.append((done, total)))
+    evaluation.evaluate(stocked, CONTEXT, asked, lambda done, total: told.append((done, total)))
     assert {total for _, total in told} == {asked.cosines}
     assert asked.cosines == 2 * 8 * 8 + 3 * (8 * 8 + 3 * 8 * 9)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert told[-1][0] in (asked.cosines - 8 * 8, asked.cosines - 8 * 9)
     nothing = dict.fromkeys(("vectors", "native", "corpus"))
-    request = translators.Request("a", "b", "s", "auto", {})
-    anchors = evaluation.ask(stocked, PROJECT, request, **nothing, settings=Settings())
+    request = translators.FitRequest("a", "b", "s", "auto", {})
+    anchors = evaluation.check_evaluation(
+        stocked, PROJECT, request, **nothing, settings=EvaluationSettings()
+    )
     assert anchors.cosines == 2 * 12 * 12

@@ -13,32 +13,36 @@ from sqlalchemy import Engine, event, select
 from app.errors import AnchorSetNotFound, BlobMissing
 from app.services.anchors import anchor_sets
 from app.services.context import Services
-from app.services.serving import plans
+from app.services.serving import maps, plans
 from app.services.translators import translators
 from app.services.upkeep import blob_sweep
-from app.services.upkeep.backup import ROWS, BackupError, back_up, restore
+from app.services.upkeep.backup import ROWS_FILE, BackupError, back_up, restore
 from app.storage import tables
 from app.storage.db import Database
-from tests.services.helpers import PROJECT, age, another_process
+from tests.services.helpers import CONTEXT, PROJECT, age, another_process
 from tests.storage.helpers import delete_all
 
 VECTORS = torch.tensor([[1.0, 2.0, 3.0], [0.5, -1.0, 0.0]])
 
 
 def translated(services: Services, name: str) -> bytes:
-    asked = plans.Translation(translators.Request("a", "b", name, "graded", {}))
-    return plans.apply(services, PROJECT, asked, vectors=VECTORS).made.vectors.numpy().tobytes()
+    asked = maps.Translation(translators.FitRequest("a", "b", name, "graded", {}))
+    return (
+        plans.apply_map(services, CONTEXT, asked, vectors=VECTORS).output.vectors.numpy().tobytes()
+    )
 
 
 def add_set(services: Services, name: str, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     embeddings = {"a": torch.randn(12, 3, generator=draw), "b": torch.randn(12, 2, generator=draw)}
-    anchor_sets.create_anchor_set(services, PROJECT, name=name, embeddings=embeddings)
+    anchor_sets.create_anchor_set(services, CONTEXT, name=name, embeddings=embeddings)
 
 
 @contextmanager
 def in_the_middle(act: Callable[[], None]) -> Iterator[list[None]]:
-    """Do something once, when the backup begins to write the spaces, after it has read the sets that they belong to."""
+    """Do something once, when the backup begins to write the spaces, after it has read the sets
+    that they belong to.
+    """
     done: list[None] = []
 
     def before(connection, cursor, statement, *_) -> None:
@@ -68,7 +72,7 @@ def test_what_was_deleted_and_swept_during_a_backup_is_in_it_and_translates_to_t
     before = {name: translated(stocked, name) for name in ("s", "doomed")}
 
     def delete_and_sweep() -> None:
-        anchor_sets.delete_anchor_set(stocked, PROJECT, "doomed")
+        anchor_sets.delete_anchor_set(stocked, CONTEXT, "doomed")
         age(stocked)
         assert blob_sweep.sweep_blobs(stocked) == 0
 
@@ -76,7 +80,7 @@ def test_what_was_deleted_and_swept_during_a_backup_is_in_it_and_translates_to_t
         copied = back_up(stocked, tmp_path / "backup")
     assert done
     assert (copied.blobs, copied.lacking) == (4, [])
-    assert sorted(path.name for path in (tmp_path / "backup").iterdir()) == [ROWS, "blobs"]
+    assert sorted(path.name for path in (tmp_path / "backup").iterdir()) == [ROWS_FILE, "blobs"]
     assert blob_sweep.sweep_blobs(stocked) == 2  # once the backup is made
     with pytest.raises(AnchorSetNotFound):
         translated(stocked, "doomed")
@@ -195,7 +199,7 @@ def test_a_backup_that_lacks_blobs_says_which_and_the_rest_can_be_restored(
     (folder / missing[:2] / missing).unlink()
     (folder / damaged[:2] / damaged).write_bytes(b"torn")
     restored = empty(services)
-    with pytest.raises(BackupError, match="lacks 2 of 4") as caught:
+    with pytest.raises(BackupError, match="2 of 4 blobs of the backup are missing") as caught:
         restore(restored, tmp_path / "backup")
     assert missing in str(caught.value)
     assert damaged in str(caught.value)
@@ -206,7 +210,7 @@ def test_a_backup_that_lacks_blobs_says_which_and_the_rest_can_be_restored(
     with pytest.raises(BlobMissing, match="anchor set 's'"):
         translated(restored, "s")
     assert sorted(back_up(restored, tmp_path / "again").lacking) == sorted([missing, damaged])
-    anchor_sets.delete_anchor_set(restored, PROJECT, "s")  # the way out
+    anchor_sets.delete_anchor_set(restored, CONTEXT, "s")  # the way out
     add_set(restored, "s", 0)
     assert translated(restored, "s")
     restored.db.close()
@@ -215,7 +219,7 @@ def test_a_backup_that_lacks_blobs_says_which_and_the_rest_can_be_restored(
 def test_a_backup_of_an_older_version_is_brought_to_this_ones_schema(stocked, tmp_path):
     """And the backup itself stays as it was: it may lie where nothing can be written."""
     back_up(stocked, tmp_path / "backup")
-    file = tmp_path / "backup" / ROWS
+    file = tmp_path / "backup" / ROWS_FILE
     before = file.read_bytes()
     file.chmod(0o400)
     restored = empty(stocked)

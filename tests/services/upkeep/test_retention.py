@@ -17,9 +17,10 @@ from app.storage import tables
 from app.storage.cache import Cache
 from app.storage.queries import retention as queries
 from app.types import JobState
+from tests.services.helpers import CONTEXT
 
 PROJECT = "p"
-REQUEST = translators.Request("a", "b", "s", "ridge", {})
+REQUEST = translators.FitRequest("a", "b", "s", "ridge", {})
 
 
 def days_ago(days: float) -> datetime:
@@ -139,12 +140,14 @@ def test_rows_that_another_process_is_deleting_are_not_waited_for(on_postgres):
 
 def fitted(services: Services) -> str:
     return translators.fit(
-        services, PROJECT, *translators.pair(services, PROJECT, REQUEST), REQUEST
+        services, CONTEXT, *translators.find_pair(services, PROJECT, REQUEST), REQUEST
     ).id
 
 
 def unused_for(services: Services, days: float) -> Services:
-    """As if nobody had used any translator for so long; returns a process that has written none down yet."""
+    """As if nobody had used any translator for so long; returns a process that has written none
+    down yet.
+    """
     with services.db.transaction() as session:
         session.execute(
             update(tables.TranslatorRow).values(used_at=days_ago(days), created_at=days_ago(days))
@@ -162,9 +165,9 @@ def test_a_translator_that_nobody_uses_is_deleted_and_fitted_again_under_the_sam
     services = unused_for(keeping(stocked, translators_days=7), 9)
     retention.delete_old(services)
     with pytest.raises(TranslatorNotFound):
-        translators.report(services, PROJECT, content)
+        translators.find_with_report(services, PROJECT, content)
     assert fitted(services) == content
-    assert translators.report(services, PROJECT, content).report is not None
+    assert translators.find_with_report(services, PROJECT, content).report is not None
 
 
 @pytest.mark.parametrize("use", ["fitted", "asked about"])
@@ -174,21 +177,25 @@ def test_a_translator_in_use_is_kept(stocked, use):
     if use == "fitted":
         fitted(services)
     else:
-        translators.report(services, PROJECT, content)
+        translators.find_with_report(services, PROJECT, content)
     retention.delete_old(services)
     assert rows(services) == 1
 
 
 def test_a_translator_between_spaces_with_a_contract_is_kept(stocked):
     fitted(stocked)
-    contracts.agree(stocked, PROJECT, *translators.pair(stocked, PROJECT, REQUEST), {"cosine": 0.0})
+    contracts.agree_contract(
+        stocked, CONTEXT, *translators.find_pair(stocked, PROJECT, REQUEST), {"cosine": 0.0}
+    )
     services = unused_for(keeping(stocked, translators_days=7), 99)
     retention.delete_old(services)
     assert rows(services) == 1
 
 
 def test_what_a_running_process_wrote_down_today_is_never_deleted_by_the_shortest_setting(stocked):
-    """A process writes the use of a translator down once a day, and the row must outlive that day."""
+    """A process writes the use of a translator down once a day, and the row must outlive that
+    day.
+    """
     services = keeping(stocked, translators_days=1)
     fitted(services)
     with services.db.transaction() as session:

@@ -1,0 +1,188 @@
+"""Stores, loads and deletes heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from sqlalchemy.orm import Session
+from torch import Tensor
+
+from app.errors import (
+    InvalidHead,
+    NotExactlyOne,
+)
+from app.heads import registry as heads
+from app.heads.base import HeadModel
+from app.heads.image import encode_png
+from app.services import name_lookup
+from app.services.access.audit import record_audit
+from app.services.context import Services
+from app.services.request_context import RequestContext
+from app.storage import tables
+from app.storage.queries import resources
+from app.types import HeadOutput, repeated_positions
+
+
+@dataclass(frozen=True)
+class HeadDefinition:
+    """A head as its client describes it.
+
+    output        what its numbers mean
+    image         the layout of an image
+    classes       the names of a classifier's classes
+    softmax       whether a classifier's numbers are logits
+    scale         the norm that its training vectors were scaled to; None: the encoder's own units
+    encode_power, ridge  of the relative vectors that a relative head reads
+    """
+
+    name: str
+    kind: str
+    encoder: str | None
+    anchor_set: str | None
+    output: HeadOutput
+    classes: Sequence[str] = ()
+    architecture: Sequence[str] | None = None
+    softmax: bool = True
+    scale: float | None = None
+    encode_power: float = 0.0
+    ridge: float | None = None
+    image: Mapping[str, Any] = field(default_factory=dict)
+
+
+def create_head(
+    services: Services,
+    context: RequestContext,
+    new: HeadDefinition,
+    make: Callable[[int], HeadModel],
+) -> tables.HeadRow:
+    """Store a head of an encoder's space, or of an anchor set's relative space.
+
+    make  builds the head for vectors of a dimension
+
+    Raises NotExactlyOne, NameTaken, InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce,
+    Overloaded, and the not-found errors.
+    """
+    if (new.encoder is None) == (new.anchor_set is None):
+        raise NotExactlyOne("send exactly one of `encoder` and `anchor_set`", field="encoder")
+    if repeated := repeated_positions(new.classes):
+        raise InvalidHead(
+            "class names must differ; these repeat an earlier one", field="classes", rows=repeated
+        )
+    if new.anchor_set is None and (new.encode_power or new.ridge is not None):
+        raise InvalidHead(
+            "`encode_power` and `ridge` only apply to a head with `anchor_set`. Remove them",
+            field="encode_power",
+        )
+    name_lookup.require_free(services, tables.HeadRow, context.project, new.name)
+    with services.db.transaction() as session:
+        row = _build_row(session, context.project, new)
+    head = make(row.dim)
+    _check_outputs(new, head)
+    row.outputs, row.blob = head.outputs, services.blobs.put(head.tensors())
+    with services.db.transaction() as session:
+        new_row = _build_row(
+            session, context.project, new
+        )  # the encoder or the set may have been deleted or replaced
+        if new_row.dim != row.dim:
+            raise InvalidHead(
+                f"the head reads vectors of {row.dim} dimensions, and its encoder or anchor set "
+                f"was replaced by one of {new_row.dim}. Try again",
+                field="encoder",
+            )
+        new_row.outputs, new_row.blob = row.outputs, row.blob
+        session.add(new_row)
+        record_audit(session, context, "create", "head", new.name, new_row)
+    return new_row
+
+
+def _build_row(session: Session, project: str, new: HeadDefinition) -> tables.HeadRow:
+    resources.require_free(session, tables.HeadRow, project, new.name)
+    row = tables.HeadRow(
+        project=project,
+        name=new.name,
+        kind=new.kind,
+        classes=list(new.classes),
+        encoder=None,
+        anchor_set=None,
+        settings={
+            "output": str(new.output),
+            "architecture": None if new.architecture is None else list(new.architecture),
+            "softmax": new.softmax,
+            "scale": new.scale,
+            "encode_power": new.encode_power,
+            "ridge": new.ridge,
+            "image": dict(new.image),
+        },
+    )
+    with session.no_autoflush:
+        if new.encoder is not None:
+            row.encoder = resources.by_name(
+                session, tables.EncoderRow, project, new.encoder, field="encoder"
+            )
+            row.dim = row.encoder.dim
+        if new.anchor_set is not None:
+            row.anchor_set = resources.by_name(
+                session, tables.AnchorSetRow, project, new.anchor_set, field="anchor_set"
+            )
+            row.dim = row.anchor_set.size
+    return row
+
+
+def _check_outputs(new: HeadDefinition, head: HeadModel) -> None:
+    """Raises InvalidHead when the head's outputs contradict its definition."""
+    if new.output is HeadOutput.classes and head.outputs != len(new.classes):
+        raise InvalidHead(
+            f"there are {len(new.classes)} classes, and the head has {head.outputs} outputs. Send "
+            "one class for each output",
+            field="classes",
+        )
+    if new.output is HeadOutput.image:
+        sides = [int(new.image[side]) for side in ("height", "width", "channels")]
+        if sides[0] * sides[1] * sides[2] != head.outputs:
+            raise InvalidHead(
+                f"the head has {head.outputs} outputs, not the numbers of an image of {sides}. "
+                "Correct `image`",
+                field="output",
+            )
+        draw_images(new.image, torch.zeros(1, head.outputs))
+
+
+def delete_head(services: Services, context: RequestContext, name: str) -> None:
+    """Delete a head. Raises HeadNotFound."""
+    with services.db.transaction() as session:
+        resources.remove(session, resources.by_name(session, tables.HeadRow, context.project, name))
+        record_audit(session, context, "delete", "head", name)
+    services.names.forget()
+
+
+def output_of(row: tables.HeadRow) -> HeadOutput:
+    """What the head's numbers mean. Rows of older versions are classifiers."""
+    return HeadOutput(row.settings.get("output", HeadOutput.classes))
+
+
+def load_head(services: Services, row: tables.HeadRow) -> HeadModel:
+    """Return the head, ready to run. Raises StorageUnavailable, BlobMissing."""
+    architecture = row.settings.get("architecture")
+
+    def load() -> HeadModel:
+        tensors = services.blobs.get(row.blob, of=f"head {row.name!r}")
+        return heads.load(
+            row.kind, tensors, architecture, dim=row.dim, runner=services.onnx, owner=row.project
+        )
+
+    return services.cache.get_or_make(
+        ("head", row.project, row.blob, row.kind, row.dim, tuple(architecture or ())),
+        load,
+        lambda head: head.nbytes,
+    )
+
+
+def draw_images(image: Mapping[str, Any], values: Tensor) -> list[bytes]:
+    """Return each row as a PNG file."""
+    shape = [image["height"], image["width"], image["channels"]]
+    if image["layout"] == "chw":
+        values = values.reshape(-1, shape[2], *shape[:2]).permute(0, 2, 3, 1).contiguous()
+    return [encode_png(each, image["low"], image["high"]) for each in values.reshape(-1, *shape)]

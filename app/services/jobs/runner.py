@@ -1,0 +1,225 @@
+"""Claims jobs, runs them, and records how they end.
+
+With the end of a job, its result and what it created are written in one transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import structlog
+from sqlalchemy.orm import Session
+
+from app.errors import (
+    AnchorageError,
+    DatabaseUnavailable,
+    Unavailable,
+)
+from app.observability import metrics
+from app.services.context import Services
+from app.services.jobs.leases import Leases, hand_back
+from app.services.jobs.progress import Cancelled, HandedBack, LeaseLost, Progress, null_nonfinite
+from app.storage import tables
+from app.storage.queries import jobs
+from app.types import JobState
+
+log = logging.getLogger("anchorage.jobs")
+
+#: most attempts of a job that gets no further, because its workers are lost or a fault recurs
+MOST_ATTEMPTS = 5
+
+#: the pause after a failed attempt, unless the error names a longer one; it doubles with each
+JOB_BACKOFF_S = 1.0
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """The result of a job, and `write`, which adds rows in the transaction that ends it."""
+
+    result: dict[str, Any]
+    write: Callable[[Session], object] = lambda session: None
+
+
+JobRunner = Callable[[Services, tables.JobRow, Progress], JobResult]
+
+
+def run_next(
+    services: Services,
+    runners: dict[str, JobRunner],
+    leases: Leases,
+    *,
+    stopping: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Claim the next job that is due, run it, and record how it ended.
+
+    Returns whether there was a job. When `stopping()` turns true, the job returns to the queue at
+    its next step, and the attempt does not count. Raises DatabaseUnavailable.
+    """
+    lease = tables.new_id()
+    with leases.hold(lease):
+        with services.db.transaction() as session:
+            row = _claim(session, lease, leases.until())
+        if row is None:
+            return False
+        if row.state == JobState.running:
+            with structlog.contextvars.bound_contextvars(job_id=row.id):
+                _run_claimed(services, row, lease, runners, stopping)
+        return True
+
+
+def _claim(session: Session, lease: str, until: datetime) -> tables.JobRow | None:
+    """Claim the next job. It ends at once when it was cancelled or has had too many attempts."""
+    now = tables.now()
+    claimed = jobs.claim_next(session, lease=lease, now=now, until=until)
+    if claimed is None:
+        return None
+    row, was_lost = claimed
+    if was_lost:
+        metrics.REQUEUED_JOBS.inc()
+        log.warning("job %s starts again: its worker stopped renewing the lease", row.id)
+    end: dict[str, Any] = {"finished_at": now, "checkpoint": None}
+    if row.cancel_requested:
+        jobs.change_leased(session, lease, **end, state=JobState.cancelled)
+        session.refresh(row)
+    elif row.attempts > MOST_ATTEMPTS:
+        where = f" after step {row.furthest}" if row.furthest else ""
+        error = {
+            "code": "attempts-exhausted",
+            "detail": f"the job's worker was lost {MOST_ATTEMPTS} times{where}",
+        }
+        jobs.change_leased(
+            session, lease, **end, state=JobState.failed, error=error, attempts=MOST_ATTEMPTS
+        )
+        session.refresh(row)
+    session.expunge(row)
+    return row
+
+
+def _run_claimed(
+    services: Services,
+    row: tables.JobRow,
+    lease: str,
+    runners: dict[str, JobRunner],
+    stopping: Callable[[], bool],
+) -> None:
+    """Run the job, and log and count how this attempt ended."""
+    started = time.monotonic()
+    try:
+        outcome = _run(services, row, lease, runners, stopping)
+    except LeaseLost:
+        outcome = "taken over"
+    seconds = time.monotonic() - started
+    log.info("%s job %s after %.2f s, attempt %d", row.kind, outcome, seconds, row.attempts)
+    metrics.JOB_SECONDS.labels(row.kind, outcome).observe(seconds)
+
+
+def _run(
+    services: Services,
+    row: tables.JobRow,
+    lease: str,
+    runners: dict[str, JobRunner],
+    stopping: Callable[[], bool],
+) -> str:
+    """Run a claimed job, record its end, and return it in a word. Raises LeaseLost."""
+    progress = Progress(services, row, lease, stopping)
+    try:
+        done = runners[row.kind](services, row, progress)
+        _finish(services, lease, JobState.succeeded, done=done)
+    except Cancelled:
+        _finish(services, lease, JobState.cancelled)
+        return "cancelled"
+    except HandedBack:
+        hand_back(services, lease)
+        return "handed back"
+    except LeaseLost:
+        raise
+    except Unavailable as error:
+        log.warning("%s: %s", error.code, error.detail)
+        return _try_again(
+            services,
+            lease,
+            {"code": error.code, "detail": error.detail},
+            wait_s=error.retry_after_s or 0,
+        )
+    except AnchorageError as error:
+        problem = {"code": error.code, "detail": error.detail, "field": None, **error.members()}
+        _finish(services, lease, JobState.failed, error=null_nonfinite(problem))
+        return "failed"
+    except Exception:
+        log.exception("the job failed by a fault of the service")
+        detail = "the service has failed. Its log has the reason"
+        return _try_again(
+            services, lease, {"code": "internal", "detail": detail}, start_over=progress.stuck
+        )
+    return "succeeded"
+
+
+def _finish(
+    services: Services,
+    lease: str,
+    state: JobState,
+    *,
+    done: JobResult | None = None,
+    error: dict[str, Any] | None = None,
+) -> None:
+    """Record the end and what the job created, in one transaction, under the lease.
+
+    Tries again while the database is away, until the lease may have ended. Raises LeaseLost and
+    DatabaseUnavailable.
+    """
+    deadline = time.monotonic() + services.lease_s
+    while True:
+        try:
+            with services.db.transaction() as session:
+                result = None if done is None else null_nonfinite(done.result)
+                end = {
+                    "state": state,
+                    "finished_at": tables.now(),
+                    "result": result,
+                    "error": error,
+                    "checkpoint": None,
+                }
+                if not jobs.change_leased(session, lease, **end):
+                    raise LeaseLost
+                if done is not None:
+                    done.write(session)
+        except DatabaseUnavailable:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(JOB_BACKOFF_S)
+        else:
+            return
+
+
+def _try_again(
+    services: Services,
+    lease: str,
+    error: dict[str, Any],
+    *,
+    wait_s: float = 0.0,
+    start_over: bool = False,
+) -> str:
+    """Queue the job again after a pause, or fail it after the last attempt. Raises LeaseLost.
+
+    start_over  drop the checkpoint, which may be the cause
+    """
+    with services.db.transaction() as session:
+        row = jobs.leased_job(session, lease)
+    if row is None:
+        raise LeaseLost
+    if row.attempts >= MOST_ATTEMPTS:
+        _finish(services, lease, JobState.failed, error=error)
+        return "failed"
+    pause_s = max(JOB_BACKOFF_S, wait_s) * 2 ** (row.attempts - 1)
+    due_at = tables.now() + timedelta(seconds=pause_s)
+    changes = {"state": JobState.queued, "lease": None, "due_at": due_at, "error": error}
+    with services.db.transaction() as session:
+        jobs.change_leased(
+            session, lease, **changes, checkpoint=None if start_over else row.checkpoint
+        )
+    return "to be tried again"

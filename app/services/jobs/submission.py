@@ -1,0 +1,64 @@
+"""Submits and cancels jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.errors import (
+    JobFinished,
+    QueueFull,
+    TooManyJobs,
+)
+from app.services.access.audit import record_audit
+from app.services.context import Services
+from app.services.request_context import RequestContext
+from app.storage import tables
+from app.storage.queries import jobs, resources
+from app.types import JobKind, JobState
+
+
+def submit_job(
+    services: Services, context: RequestContext, kind: JobKind, arguments: dict[str, Any]
+) -> tables.JobRow:
+    """Queue a job, and wake a worker. Raises TooManyJobs, QueueFull."""
+    limits = services.limits
+    row = tables.JobRow(
+        project=context.project, kind=kind, state=JobState.queued, arguments=arguments, progress={}
+    )
+    with services.db.transaction() as session:
+        own, total = jobs.count_unfinished(session, context.project)
+        if own >= limits.project_jobs:
+            raise TooManyJobs(
+                f"this project has {limits.project_jobs} unfinished jobs, the most allowed. Wait "
+                "for some to end, or cancel them",
+                retry_after_s=10,
+                limit=limits.project_jobs,
+            )
+        if total >= limits.jobs:
+            raise QueueFull(
+                f"the queue holds {limits.jobs} unfinished jobs, the most allowed. Try again in "
+                "10 s",
+                retry_after_s=10,
+                limit=limits.jobs,
+            )
+        session.add(row)
+        session.flush()
+        record_audit(session, context, "create", "job", row.id, row)
+    services.notify_workers()
+    return row
+
+
+def cancel_job(services: Services, context: RequestContext, job_id: str) -> tables.JobRow:
+    """Cancel a job: at once when it is queued, at its next step when it runs.
+
+    Raises JobNotFound, JobFinished.
+    """
+    with services.db.transaction() as session:
+        row = resources.job(session, context.project, job_id)
+        if JobState(row.state).finished:
+            raise JobFinished(f"job {job_id} has ended: it is {row.state}, and cannot be cancelled")
+        jobs.cancel(session, row.id, now=tables.now())
+        record_audit(session, context, "cancel", "job", row.id)
+        session.flush()
+        session.refresh(row)
+    return row

@@ -1,0 +1,1 @@
+"""Faults and attacks on real processes: what is lost, and what others notice."""

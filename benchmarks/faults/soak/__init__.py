@@ -1,0 +1,1 @@
+"""Everything at once for a long time: what was wrong, and what grew."""

@@ -1,0 +1,78 @@
+"""What is measured of a set of anchors: how similar two relative spaces are, and how well the
+anchors translate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import mean, stdev
+
+from torch import Tensor
+
+from app.maths.geometry.space import Space, fit_space
+from app.maths.quality import metrics
+from app.maths.translators import methods
+from app.maths.translators.translator import apply
+from research.anchor_strategies.pools import SEEDS
+from research.definitions import jaccard, mrr, recall, relative
+
+Numbers = dict[str, float]
+
+#: the method and options of all translations here, independent of the defaults
+GRADED: methods.Options = {"encode_power": 1.0, "decode_power": 0.25, "ridge": 1.0}
+
+
+def alike(x: Tensor, y: Tensor) -> Numbers:
+    """Relative vectors of the same items in two spaces: Jaccard and MRR among all items at 10
+    neighbours, and cosine.
+    """
+    return {"jaccard": jaccard(x, y), "mrr": mrr(x, y), "cosine": metrics.cosine(x, y)}
+
+
+def cosines(vectors: Tensor, anchors: Tensor) -> Tensor:
+    """Relative vectors without centring, as in Moschella et al."""
+    return metrics.unit(vectors) @ metrics.unit(anchors).T
+
+
+def relatives(
+    anchors: tuple[Tensor, Tensor], items: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Items of two spaces as the service's cosines."""
+    x, y = (
+        relative(vectors, fit_space(rows)) for vectors, rows in zip(items, anchors, strict=True)
+    )
+    return x, y
+
+
+def translated(
+    source: Space, target: Space, items: Tensor, native: Tensor, centre: Tensor
+) -> Numbers:
+    """Recall@10 and MRR of items by the graded method.
+
+    `centre` is one mean of the target for everything that is compared.
+    """
+    translator = methods.fit(
+        "graded", source, target, methods.resolve("graded", GRADED, anchors=source.size)
+    )
+    return found(apply(translator, items).vectors, native, centre)
+
+
+def found(moved: Tensor, native: Tensor, centre: Tensor) -> Numbers:
+    """Recall@10 and MRR of vectors."""
+    moved, native = moved - centre, native - centre
+    return {"recall": recall(moved, native), "mrr": mrr(moved, native)}
+
+
+def over_seeds(once: Callable[[int], Sequence[Numbers]]) -> dict[str, Numbers]:
+    """Mean and standard deviation over the seeds, of the mean over each seed's rows (pairs, for
+    example).
+    """
+    rows = [averaged(once(seed)) for seed in SEEDS]
+    return {
+        name: {"mean": mean(row[name] for row in rows), "std": stdev(row[name] for row in rows)}
+        for name in rows[0]
+    }
+
+
+def averaged(rows: Sequence[Mapping[str, float]]) -> Numbers:
+    return {name: mean(row[name] for row in rows) for name in rows[0]}

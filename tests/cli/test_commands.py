@@ -1,0 +1,398 @@
+"""The `anchorage` command. Only commands that serve run in a process of their own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import psycopg
+import pytest
+from starlette.testclient import TestClient
+from typer.testing import CliRunner, Result
+
+from app.cli import cli
+from app.demo.client import free_port
+from app.main import create_app
+from app.settings import Settings
+from app.storage.folder_lock import exclusive
+
+BEYOND = "0.0.0.0"  # noqa: S104
+KEY = r"anc_[0-9a-f]{32}_[A-Za-z0-9_-]{43}"
+
+
+@pytest.fixture(autouse=True)
+def logs_as_they_were() -> Iterator[None]:
+    """The command sends logs to its own standard error, which is gone after it."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def run(tmp_path: Path, *arguments: str, **settings: str) -> Result:
+    given = {f"ANCHORAGE_{name.upper()}": value for name, value in settings.items()}
+    return CliRunner().invoke(
+        cli, list(arguments), env={"ANCHORAGE_DATA_DIR": str(tmp_path), "COLUMNS": "200", **given}
+    )
+
+
+def said(text: str) -> str:
+    """What a person reads, without the box around it."""
+    return " ".join(re.sub(r"[│╭╮╰╯─]|\x1b\[[0-9;]*m", " ", text).split())
+
+
+def refusal(tmp_path: Path, *arguments: str, **settings: str) -> str:
+    """What the command says when it refuses."""
+    result = run(tmp_path, *arguments, **settings)
+    assert (result.exit_code, type(result.exception)) == (2, SystemExit), result.output
+    return said(result.stderr)
+
+
+@contextmanager
+def serving(tmp_path: Path, **settings: str) -> Iterator[subprocess.Popen[str]]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")}
+    given = {f"ANCHORAGE_{name.upper()}": value for name, value in settings.items()}
+    environment = {**clean, "ANCHORAGE_DATA_DIR": str(tmp_path), "COLUMNS": "200", **given}
+    command = [sys.executable, "-m", "app.cli", "serve"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The setting of an empty database."""
+    return (
+        {}
+        if request.param == "sqlite"
+        else {"database_url": request.getfixturevalue("postgres_url")}
+    )
+
+
+# --- serve ----------------------------------------------------------------------------------------
+
+
+def test_beyond_loopback_without_a_key_the_server_refuses_and_says_what_to_do(
+    tmp_path: Path,
+) -> None:
+    with serving(tmp_path, host=BEYOND, port="0") as process:
+        _, text = process.communicate(timeout=120)
+    assert process.returncode == 2
+    for wanted in (
+        f"listening on {BEYOND}",
+        "anchorage keys create --name first --scope admin",
+        "ANCHORAGE_AUTH=none",
+    ):
+        assert wanted in said(text)
+    assert "Traceback" not in text
+    assert (
+        run(tmp_path, "keys", "create", "--name", "first", "--scope", "admin").exit_code == 0
+    )  # as it was told
+
+
+def test_told_so_in_words_the_server_lets_everyone_in_and_warns(tmp_path: Path) -> None:
+    port = free_port()
+    with serving(tmp_path, host=BEYOND, port=str(port), auth="none") as process:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and process.poll() is None:
+            try:
+                answer = httpx2.get(
+                    f"http://127.0.0.1:{port}/encoders",
+                    trust_env=False,
+                    headers={"Host": "any.example"},
+                )
+                break
+            except httpx2.TransportError:
+                time.sleep(0.1)
+        process.terminate()
+        _, text = process.communicate(timeout=60)
+    assert answer.json() == {"encoders": []}
+    assert "WARNING" in text
+    assert "anyone who reaches this port can read and delete everything" in said(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("port", "http"),
+        ("auth", "maybe"),
+        ("max_in_flight", "0"),
+        ("drain_s", "-1"),
+        ("redis_prefix", "a b"),
+        ("log_format", "xml"),
+        ("lease_s", "soon"),
+    ],
+)
+def test_a_setting_that_is_wrong_is_named_in_a_sentence(
+    tmp_path: Path, name: str, value: str
+) -> None:
+    text = refusal(tmp_path, "serve", **{name: value})
+    assert name in text
+    assert value in text
+
+
+def test_without_redis_several_processes_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    assert "ANCHORAGE_REDIS_URL" in refusal(tmp_path, "serve", "--workers", "2")
+    assert not (tmp_path / "anchorage.db").exists()
+
+
+@pytest.mark.parametrize("port", ["-1", "99999", "http"])
+def test_a_port_that_is_none_is_refused_in_a_sentence(tmp_path: Path, port: str) -> None:
+    assert "port" in refusal(tmp_path, "serve", "--port", port)
+
+
+def test_a_database_that_is_no_url_or_is_away_is_said_in_a_sentence(tmp_path: Path) -> None:
+    for url in (
+        "nonsense",
+        "mysql://localhost/x",
+        f"postgresql://nobody@127.0.0.1:{free_port()}/none",
+    ):
+        assert "The database cannot be used" in refusal(tmp_path, "migrate", database_url=url)
+
+
+@pytest.mark.parametrize("command", ["serve", "migrate", "worker"])
+def test_an_address_of_redis_that_is_none_is_said_in_a_sentence(
+    tmp_path: Path, command: str
+) -> None:
+    assert "redis" in refusal(tmp_path, command, redis_url="localhost:6379").lower()
+
+
+def test_a_rate_that_is_none_is_refused_before_the_first_request(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="rate"):
+        create_app(Settings(data_dir=tmp_path, rate_limit="often"))
+
+
+def test_a_worker_of_a_sqlite_file_is_told_what_to_set(tmp_path: Path) -> None:
+    text = refusal(tmp_path, "worker")
+    assert "ANCHORAGE_DATABASE_URL" in text
+    assert "anchorage serve" in text
+
+
+def test_a_worker_is_told_to_migrate_first_and_which_devices_there_are(
+    tmp_path: Path, redis_url: str
+) -> None:
+    assert "device" in refusal(tmp_path, "worker", redis_url=redis_url, devices="tpu")
+    assert "anchorage migrate" in refusal(tmp_path, "worker", redis_url=redis_url, devices="cpu")
+
+
+def test_the_schema_goes_back_for_an_older_version_and_forward_again(
+    tmp_path: Path, database: dict[str, str]
+) -> None:
+    run(tmp_path, "migrate", **database)
+    assert "0006" in run(tmp_path, "downgrade", "0006", **database).output
+    assert "has revision 0006" in refusal(tmp_path, "keys", "list", **database)
+    run(tmp_path, "migrate", **database)
+    assert run(tmp_path, "keys", "list", **database).exit_code == 0
+
+
+def test_a_way_back_to_an_unknown_revision_is_refused(tmp_path) -> None:
+    run(tmp_path, "migrate")
+    assert "schema stays" in refusal(tmp_path, "downgrade", "9999")
+    assert run(tmp_path, "keys", "list").exit_code == 0
+
+
+# --- keys and migrate -----------------------------------------------------------------------------
+
+
+def test_migrating_is_safe_at_any_time_and_the_first_key_is_shown_once(
+    tmp_path: Path, database: dict[str, str]
+) -> None:
+    first, second, third, fourth = (
+        run(tmp_path, "migrate", *arguments, **database)
+        for arguments in ([], ["--first-key"], ["--first-key"], [])
+    )
+    assert [result.exit_code for result in (first, second, third, fourth)] == [0] * 4
+    assert [len(re.findall(KEY, result.output)) for result in (first, second, third, fourth)] == [
+        0,
+        1,
+        0,
+        0,
+    ]
+    assert "read, write, admin" in said(run(tmp_path, "keys", "list", **database).stdout)
+
+
+def test_the_story_of_a_key(tmp_path: Path, database: dict[str, str]) -> None:
+    run(tmp_path, "migrate", **database)
+    made = run(
+        tmp_path,
+        "keys",
+        "create",
+        "--name",
+        "app",
+        "--project",
+        "search",
+        "--scope",
+        "write",
+        "--days",
+        "30",
+        **database,
+    )
+    assert made.exit_code == 0, made.output
+    assert re.fullmatch(KEY, made.stdout.strip()), (
+        "standard output holds the key alone, so that scripts can keep it"
+    )
+    id_ = made.stdout.split("_")[1]
+    listed = run(tmp_path, "keys", "list", **database).stdout
+    for text in (id_, "search", "app", "write", "never", "works"):
+        assert text in listed
+    assert made.stdout.strip().split("_", 2)[2] not in listed
+    assert id_ not in run(tmp_path, "keys", "list", "--project", "other", **database).stdout
+    assert "no API key 'x'" in refusal(tmp_path, "keys", "revoke", "x", **database)
+    assert "--grace" in refusal(
+        tmp_path, "keys", "rotate", id_, "--grace", "99999999999999", **database
+    )
+    rotated = run(tmp_path, "keys", "rotate", id_, **database)
+    assert re.fullmatch(KEY, rotated.stdout.strip())
+    assert "expired" in run(tmp_path, "keys", "list", **database).stdout
+    new = rotated.stdout.split("_")[1]
+    assert run(tmp_path, "keys", "revoke", new, **database).exit_code == 0
+    listed = run(tmp_path, "keys", "list", **database).stdout
+    assert "revoked" in listed
+    assert "works" not in listed
+
+
+def test_the_first_key_is_made_again_when_none_works_any_more(tmp_path: Path) -> None:
+    key = re.search(KEY, run(tmp_path, "migrate", "--first-key").output)
+    run(tmp_path, "keys", "revoke", key[0].split("_")[1])
+    assert re.search(KEY, run(tmp_path, "migrate", "--first-key").output)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--scope", "root"], "no scope 'root'"),
+        (["--rate", "often"], "a rate like 600/minute"),
+        (["--rate", "5/minute\n"], "a rate like 600/minute"),
+        (["--project", ""], "1 to 100 printable characters"),
+        (["--project", "a\x01b"], "1 to 100 printable characters"),
+        (["--days", "0"], "--days"),
+    ],
+)
+def test_a_key_that_cannot_be_made_is_refused_in_a_sentence(
+    tmp_path: Path, arguments: list[str], reason: str
+) -> None:
+    run(tmp_path, "migrate")
+    assert reason in refusal(tmp_path, "keys", "create", "--name", "x", *arguments)
+    assert "works" not in run(tmp_path, "keys", "list").stdout
+
+
+def test_before_the_first_migration_the_keys_commands_say_so(
+    tmp_path: Path, database: dict[str, str]
+) -> None:
+    assert "anchorage migrate" in refusal(tmp_path, "keys", "create", "--name", "x", **database)
+    assert "anchorage migrate" in refusal(tmp_path, "keys", "list", **database)
+
+
+def test_a_refused_command_leaves_no_connection_open(
+    tmp_path: Path, postgres_server: str, postgres_url: str
+) -> None:
+    run(tmp_path, "migrate", database_url=postgres_url)
+    result = run(tmp_path, "keys", "revoke", "0" * 32, database_url=postgres_url)
+    with psycopg.connect(postgres_server.replace("+psycopg", "")) as connection:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s"
+        left = connection.execute(query, [postgres_url.rpartition("/")[2]]).fetchone()
+    assert result.exit_code == 2
+    assert left == (0,)
+
+
+def test_the_version_is_printed(tmp_path: Path) -> None:
+    from app import __version__
+
+    assert run(tmp_path, "version").stdout.strip() == __version__
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+def test_secrets_may_come_as_files_and_the_environment_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "anchorage_database_url").write_text("postgresql://user:word@db/anchorage\n")
+    (tmp_path / "anchorage_redis_url").write_text("redis://:word@redis/0")
+    monkeypatch.delenv("ANCHORAGE_DATABASE_URL", raising=False)
+    monkeypatch.setenv("ANCHORAGE_REDIS_URL", "redis://environment/1")
+    settings = Settings(_secrets_dir=tmp_path)
+    assert settings.database_url == "postgresql://user:word@db/anchorage"
+    assert settings.redis_url == "redis://environment/1"
+
+
+def test_a_password_in_a_wrong_address_is_not_shown(tmp_path: Path) -> None:
+    assert "hunter2" not in refusal(tmp_path, "serve", redis_url="valkey://:hunter2@127.0.0.1/0")
+
+
+def test_a_database_of_a_newer_version_is_said_to_be_one(tmp_path: Path) -> None:
+    run(tmp_path, "migrate")
+    with sqlite3.connect(tmp_path / "anchorage.db") as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+    assert "newer" in refusal(tmp_path, "migrate")
+    assert "newer" in refusal(tmp_path, "serve")
+
+
+# --- backup and restore ---------------------------------------------------------------------------
+
+
+def test_what_was_backed_up_is_there_again_after_it_was_lost(
+    tmp_path: Path, database: dict[str, str]
+) -> None:
+    home, folder = tmp_path / "home", str(tmp_path / "backup")
+
+    def started() -> TestClient:
+        return TestClient(
+            create_app(Settings(data_dir=home, **database)), base_url="http://127.0.0.1"
+        )
+
+    with started() as client:
+        client.post("/encoders", json={"name": "a", "dim": 2})
+        client.post("/anchor-sets", json={"name": "s", "embeddings": {"a": [[1, 0], [0, 1]]}})
+        expected = client.get("/anchor-sets/s").json()
+        result = run(home, "backup", folder, **database)  # while it serves
+        assert result.exit_code == 0, result.output
+        assert "and 1 blobs are in" in said(result.output)
+        assert "is not empty" in refusal(home, "backup", folder, **database)
+        if database:
+            assert "other sessions use the database" in refusal(home, "restore", folder, **database)
+    with exclusive(home):  # as `anchorage serve` does without Redis
+        assert "another process uses the data folder" in refusal(
+            home, "restore", folder, **database
+        )
+    assert "has rows already" in refusal(home, "restore", folder, **database)
+
+    shutil.rmtree(home)
+    if database:
+        with psycopg.connect(database["database_url"].replace("+psycopg", "")) as connection:
+            connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    result = run(home, "restore", folder, **database)
+    assert result.exit_code == 0, result.output
+    with started() as client:
+        assert client.get("/anchor-sets/s").json() == expected
+
+
+def test_a_backup_with_damage_is_restored_only_by_force_and_says_what_is_lacking(tmp_path):
+    with TestClient(create_app(Settings(data_dir=tmp_path)), base_url="http://127.0.0.1") as client:
+        client.post("/encoders", json={"name": "a", "dim": 2})
+        client.post("/anchor-sets", json={"name": "s", "embeddings": {"a": [[1, 0], [0, 1]]}})
+    (blob,) = (tmp_path / "blobs").glob("??/*")
+    assert run(tmp_path, "backup", str(tmp_path / "whole")).exit_code == 0
+    (tmp_path / "whole" / "blobs" / blob.parent.name / blob.name).write_bytes(b"torn")
+    blob.write_bytes(b"torn")
+    result = run(tmp_path, "backup", str(tmp_path / "lacking"))
+    assert (result.exit_code, result.stderr.split()[-1]) == (0, blob.name)
+    for folder in ("whole", "lacking"):
+        said_ = refusal(tmp_path / folder / "new", "restore", str(tmp_path / folder))
+        assert "lacks 1 of 1 blobs" in said_
+        result = run(tmp_path / folder / "new", "restore", "--force", str(tmp_path / folder))
+        assert (result.exit_code, "1 blobs are lacking" in result.output) == (0, True)
