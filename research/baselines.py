@@ -244,7 +244,7 @@ def _drawn(
     score_x = near_x.new_empty(n)
     x_of_y = torch.zeros(m, dtype=torch.int64, device=pools.device)
     score_y = near_y.new_full((m,), -torch.inf)
-    # The product includes the offsets, as in `matching.best`.
+    # The product includes the offsets, as in `neighbours.best_matches`.
     left = torch.cat([2 * translated, -near_x[:, None], torch.ones_like(near_x)[:, None]], dim=1)
     right = torch.cat([pools.y, torch.ones_like(near_y)[:, None], -near_y[:, None]], dim=1)
     # Half of the memory is for the scores, half for the random numbers.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from app.maths.bootstrap import methods, self_learning
+from app.maths.bootstrap import attempts, methods, self_learning
 from benchmarks.bootstrap import counts, growers
 from benchmarks.bootstrap.cells import Cell, Measured
 from benchmarks.bootstrap.draws import CASES, draw

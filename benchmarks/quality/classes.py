@@ -14,7 +14,7 @@ from torch import Tensor
 
 from app.demo.run import new_table
 from app.maths.geometry.space import fit_space
-from app.maths.quality import selection
+from app.maths.quality import candidates, selection
 from app.maths.quality.metrics import unit
 from app.maths.translators import methods
 from app.maths.translators.translator import apply

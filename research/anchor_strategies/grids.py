@@ -13,7 +13,7 @@ from torch import Tensor
 from app.maths.geometry.quantise import step_size
 from app.maths.geometry.sampling import draw_uniformly
 from app.maths.geometry.space import fit_space
-from app.maths.quality import metrics, selection
+from app.maths.quality import candidates, metrics
 from app.maths.translators import methods
 from app.maths.translators.decoder import decode
 from research.anchor_strategies.measure import (

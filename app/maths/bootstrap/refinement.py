@@ -1,4 +1,6 @@
-"""From a first set of pairs to all that can be told: graded maps, and rows that choose each other."""
+"""Refinement: from a first set of pairs to all that can be found, by graded maps and mutual best
+matches.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +11,24 @@ from torch.nn.functional import normalize
 
 from app.maths.bootstrap.neighbours import Beat, best_matches, hubness_offsets, mutual_pairs
 
-#: decode power of the graded map, and its ridge: LEAST_RIDGE, or the number of pairs over PAIRS_A_RIDGE
+#: Decode power of the graded map, and its ridge: LEAST_RIDGE, or the number of pairs over
+#: PAIRS_A_RIDGE.
 DECODE_POWER, LEAST_RIDGE, PAIRS_A_RIDGE = 0.5, 0.3, 300
-#: neighbours that CSLS takes a row's hubness from
+#: Neighbours of the CSLS offsets.
 CSLS_NEIGHBOURS = 10
 
 
 def partner_pairs(partner: Int64[Tensor, " n"]) -> Int64[Tensor, "p 2"]:
-    """(p, 2) rows (i, j) of those that have a partner j (n,), -1 where there is none; in the order of i."""
+    """(p, 2) rows (i, j) of those that have a partner j (n,), -1 where there is none; in the order
+    of i.
+    """
     rows = (partner >= 0).nonzero()[:, 0]
     return torch.stack([rows, partner[rows]], dim=1)
 
 
 def graded_map(x: Float32[Tensor, "p rx"], y: Float32[Tensor, "p ry"]) -> Float64[Tensor, "rx ry"]:
-    """T = (X^T X + l I)^-1 X^T Y (Y^T Y + l I)^-b of paired rows: DESIGN's graded translator of powers (1, b), uncentred.
+    """T = (X^T X + l I)^-1 X^T Y (Y^T Y + l I)^-b of paired rows: the graded translator of powers
+    (1, b), uncentred.
 
     Rows of pools are centred already; l and b as above.
     """
@@ -40,12 +46,14 @@ def graded_map(x: Float32[Tensor, "p rx"], y: Float32[Tensor, "p ry"]) -> Float6
 def mutual_partners(
     q: Float32[Tensor, "n ry"], y: Float32[Tensor, "m ry"], *, memory: int, beat: Beat
 ) -> Int64[Tensor, " n"]:
-    """(n,) the row of unit y that each row of unit q chooses by CSLS and that chooses it, or -1."""
+    """(n,) for each row of unit q its mutual best match by CSLS in the rows of unit y, or -1."""
     k = min(CSLS_NEIGHBOURS, len(q), len(y))
     offset_q, offset_y = hubness_offsets(q, y, k, memory=memory, beat=beat)
-    found = mutual_pairs(best_matches(q, y, offset_q=offset_q, offset_y=offset_y, memory=memory, beat=beat))
+    pairs = mutual_pairs(
+        best_matches(q, y, offset_q=offset_q, offset_y=offset_y, memory=memory, beat=beat)
+    )
     partner = torch.full((len(q),), -1, dtype=torch.int64, device=q.device)
-    partner[found.i] = found.j
+    partner[pairs.i] = pairs.j
     return partner
 
 

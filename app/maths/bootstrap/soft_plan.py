@@ -1,8 +1,10 @@
-"""Anchor optimisation with frozen seeds and a soft plan that sharpens: where a hard choice is mostly wrong, a mean is less so.
+"""Anchor optimisation with frozen seeds and a soft plan that sharpens: where hard choices are
+mostly wrong, a mean is less so.
 
-Each target item wants the mean of the source's relative vectors under its column of the entropic plan. Epsilon falls from step to
-step, geometrically, as a share of the mean cost: at first everything pulls everything, at last nearly one item one. As anchors
-move little in a step, its plan starts from the potentials of the last: one iteration does what three from zero do.
+The relative vector of each target item should be the mean of the source's relative vectors under
+its column of the entropic plan. Epsilon falls geometrically from step to step, as a share of the
+mean cost: at first each item is drawn to all, at last to nearly one. Anchors move little in a step,
+so its plan starts from the potentials of the last: one iteration does what three from zero do.
 Our variant of Cannistraci et al. 2023; docs/decisions/0007-bootstrap.md compares them.
 """
 
@@ -14,17 +16,24 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from app.maths.bootstrap.anchor_optimisation import DescentSettings, RelativePools, TargetRelatives, optimise
+from app.maths.bootstrap.anchor_optimisation import (
+    DescentSettings,
+    RelativePools,
+    TargetRelatives,
+    optimise,
+)
 from app.maths.bootstrap.pools import GrownPairs, OnStep, Pools, State, ignore_step
 from app.maths.bootstrap.sinkhorn import barycentre, sinkhorn
 
-#: rows of either side that the mean cost is taken of
+#: Rows of either side in the mean cost.
 COST_ROWS = 512
 
 
 @dataclass(frozen=True)
 class SoftPlanSettings:
-    """size    how many parallel anchors to aim for, seeds included
+    """The settings of the soft plan.
+
+    size    the number of parallel anchors to reach, seeds included
     steps   optimisation steps, and Adam's learning rate
     first_epsilon, last_epsilon   of the first and of the last step, as shares of the mean cost
     sinkhorn_steps   iterations for each plan, from the potentials of the one before
@@ -48,7 +57,9 @@ def grow(
     state: State | None = None,
     on_step: OnStep = ignore_step,
 ) -> GrownPairs:
-    """Pairs without an estimate of confidence. State, determinism, errors: as `anchor_optimisation.optimise`."""
+    """Pairs without an estimate of confidence. State, determinism and errors: as for
+    `anchor_optimisation.optimise`.
+    """
     descent = DescentSettings(
         settings.size, settings.steps, settings.learning_rate, freeze_seeds=True, seed=settings.seed
     )
@@ -80,7 +91,9 @@ def epsilon_share(settings: SoftPlanSettings, step: int) -> float:
 
 
 def mean_cost(x: Float32[Tensor, "n k"], y: Float32[Tensor, "m k"]) -> float:
-    """Mean of |x_i - y_j| over at most SAMPLE rows of either side, evenly spread; above 0, whatever they are."""
+    """Mean of |x_i - y_j| over at most COST_ROWS rows of either side, evenly spread; always above
+    0.
+    """
     some_x, some_y = (
         rows[torch.linspace(0, len(rows) - 1, min(COST_ROWS, len(rows))).long()] for rows in (x, y)
     )

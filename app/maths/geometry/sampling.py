@@ -1,4 +1,4 @@
-"""Which items of a pool to take as anchors: at random, or far apart; and the centres of its clusters."""
+"""Random samples of a pool's items, and the centres of its clusters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from app.errors import InvalidOption
 
-#: Lloyd iterations: k-means on embeddings settles well before
+#: Lloyd iterations at most; k-means on embeddings converges earlier.
 LLOYD_ITERATIONS = 50
 
 
@@ -16,19 +16,27 @@ def check_size(size: int, pool: int) -> None:
     """Raise InvalidOption unless 1 <= size <= pool."""
     if not 1 <= size <= pool:
         raise InvalidOption(
-            f"size must lie between 1 and the pool's {pool} items, got {size}", field="size"
+            f"`size` must lie between 1 and the pool's {pool} items, got {size}.", field="size"
         )
 
 
 def draw_uniformly(pool: int, *, size: int, seed: int) -> list[int]:
-    """`size` of `pool` indices without repetition, every subset equally likely. Raises InvalidOption."""
+    """`size` of `pool` indices without repetition; every subset is equally likely. Raises
+    InvalidOption.
+    """
     check_size(size, pool)
     generator = torch.Generator().manual_seed(seed)
     return torch.randperm(pool, generator=generator)[:size].tolist()
 
 
-def cluster_centres(points: Float64[Tensor, "n d"], *, size: int, seed: int) -> Float64[Tensor, "m d"]:
-    """The centres (m, d) of `size` clusters of points (n, d) by k-means: k-means++ start, Lloyd; 1 <= size <= n."""
+def cluster_centres(
+    points: Float64[Tensor, "n d"], *, size: int, seed: int
+) -> Float64[Tensor, "m d"]:
+    """Centres (m, d) of `size` clusters of points (n, d), by k-means with a k-means++ start and
+    Lloyd iterations.
+
+    size  1 <= size <= n
+    """
     centres = _kmeans_plus_plus(points, size, torch.Generator().manual_seed(seed))
     previous = None
     for _ in range(LLOYD_ITERATIONS):
@@ -38,7 +46,7 @@ def cluster_centres(points: Float64[Tensor, "n d"], *, size: int, seed: int) -> 
         previous = nearest
         sums = torch.zeros_like(centres).index_add_(0, nearest, points)
         counts = torch.bincount(nearest, minlength=size)[:, None]
-        # A cluster nobody is nearest to keeps its centre.
+        # A cluster without members keeps its centre.
         centres = torch.where(counts > 0, sums / counts.clamp_min(1), centres)
     return centres
 
@@ -46,7 +54,9 @@ def cluster_centres(points: Float64[Tensor, "n d"], *, size: int, seed: int) -> 
 def _kmeans_plus_plus(
     points: Float64[Tensor, "n d"], size: int, generator: torch.Generator
 ) -> Float64[Tensor, "m d"]:
-    """k-means++ starts: each next one drawn with probability in proportion to its squared distance to the nearest so far."""
+    """k-means++ starts. The probability of a point is proportional to its squared distance to the
+    nearest start drawn before it.
+    """
     chosen = [int(torch.randint(len(points), (1,), generator=generator))]
     nearest = (points - points[chosen[0]]).square().sum(dim=1)
     while len(chosen) < size:

@@ -1,14 +1,18 @@
-"""What becomes of cosine thresholds when the encoder changes: old scores mapped to new ones, with intervals, from anchors alone.
+"""New cosine thresholds after a change of encoder: a map from old scores to new ones, with
+intervals, from anchors alone.
 
-The old score of two items is the cosine of their raw vectors by the source encoder, uncentred: what a vector database computes.
-The new one is the cosine of two raw or translated vectors of the target (`app.types.Scores`). The map is E[answer | given] as a
-function that never falls, by isotonic regression; `given` is the old score and `answer` the new one, or the other way round.
+The old score of two items is the cosine of their raw vectors by the source encoder, uncentred, as a
+vector database computes it. The new score is the cosine of two raw or translated vectors of the
+target (`app.types.Scores`). The map is E[answer | given] as a function that never falls, by
+isotonic regression; `given` is the old score and `answer` the new one, or the other way round.
 
-Pairs that share an item are not independent. So the interval is conformal with residuals from maps that saw no item of the pair
-(other folds), and the uncertainty of the map comes from resampling items, not pairs. Which pairs these are: `held_pairs`.
+Pairs that share an item are not independent. So the interval is conformal, with residuals from maps
+that saw no item of the pair (other folds), and the uncertainty of the map comes from resampling
+items, not pairs. See `score_pairs` for the choice of pairs.
 
-Sources: Barlow et al. 1972 (isotonic regression); Oron and Flournoy 2017, "Centered isotonic regression" (interpolation between
-the centres of the blocks); Vovk 2015, "Cross-conformal predictors"; Lei and Wasserman 2014 (conformal intervals made locally).
+Sources: Barlow et al. 1972 (isotonic regression); Oron and Flournoy 2017, "Centered isotonic
+regression" (interpolation between the centres of the blocks); Vovk 2015, "Cross-conformal
+predictors"; Lei and Wasserman 2014 (conformal intervals made locally).
 """
 
 from __future__ import annotations
@@ -22,49 +26,37 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from app.maths.quality.crossfit import HELD_OUT_FOLDS
-from app.maths.thresholds.score_pairs import MOST_CALIBRATION_ANCHORS, STRATA, GivenSide, CalibrationItems, ScorePairs, same_item_scores, sample_pairs, stratum_of
+from app.maths.thresholds.monotone_map import MonotoneMap, bin_means, fit_isotonic, join_strata
+from app.maths.thresholds.score_pairs import (
+    FEWEST_SCORE_PAIRS,
+    MOST_CALIBRATION_ANCHORS,
+    STRATA,
+    CalibrationItems,
+    GivenSide,
+    ScorePairs,
+    same_item_scores,
+    sample_pairs,
+    stratum_of,
+)
 from app.types import Scores
 
-#: fewer pairs than this on either side of a score, or near it, say nothing about it
-FEWEST_SCORE_PAIRS = 10
-
-#: what is near, as a part of the range of given scores; and how many of the nearest rows there an interval is made of
+#: The reach of near scores, as a part of the range of given scores, and the number of nearest rows
+#: behind an interval.
 NEAR_RANGE_SHARE = 0.05
 MOST_NEAR_ROWS = 1_000
 
-#: how often the items are drawn again for the interval of the map
+#: Resamples of the items for the interval of the map.
 MAP_RESAMPLES = 200
 
 
 @dataclass(frozen=True, eq=False)
-class MonotoneMap:
-    """A function that never falls, linear between knots: (m,) given scores and its values there. The end pieces go on beyond."""
-
-    given: Float64[Tensor, " m"]
-    answer: Float64[Tensor, " m"]
-
-    def at(self, scores: Float64[Tensor, " n"]) -> Float64[Tensor, " n"]:
-        """Its values at scores (n,), within [-1, 1]."""
-        knots = len(self.given)
-        if knots == 1:
-            return self.answer.expand(len(scores)).clamp(-1, 1)
-        right = torch.searchsorted(self.given, scores).clamp(1, knots - 1)
-        x0, x1, y0, y1 = (
-            self.given[right - 1],
-            self.given[right],
-            self.answer[right - 1],
-            self.answer[right],
-        )
-        width = (x1 - x0).clamp_min(torch.finfo(torch.float64).tiny)
-        return (y0 + (y1 - y0) * (scores - x0) / width).clamp(-1, 1)
-
-
-@dataclass(frozen=True, eq=False)
 class PairGroup:
-    """The pairs within one fold of one round, and those within the round's other folds, which share no item with them.
+    """The pairs within one fold of one round, and the pairs within the round's other folds, which
+    share no item with them.
 
     own     (m,) its rows
-    others  (l,) the others' rows in the order of the given score, and `by_answer` (l,) in the order of the answer
+    others  (l,) the other folds' rows in the order of the given score, and `by_answer` (l,) in the
+            order of the answer
     map     E[answer | given], of the others
     """
 
@@ -80,12 +72,13 @@ class PairGroup:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """What `expect` and `app.maths.thresholds.decisions` read.
+    """The data behind `expected_score` and `app.maths.thresholds.decisions`.
 
     by_answer  (n,) the rows in the order of the answer
     map        E[answer | given], of all rows
-    residual   (n,) answer - the map of the others of its group, for each row
-    grid       (g,) given scores at which `resampled` (b, g) has the maps of b resamples of the items
+    residual   (n,) answer - the map of the other rows of its group, for each row
+    grid       (g,) given scores at which `resampled` (b, g) has the maps of b resamples of the
+               items
     same_item  (m,) sorted new scores of an item with itself; empty where it is 1 by definition
     """
 
@@ -119,15 +112,15 @@ class Calibration:
 
 @dataclass(frozen=True)
 class ExpectedScore:
-    """What to expect where one score is given; None where too few pairs of anchors can say.
+    """The expectation for one given score; None where there are too few pairs of anchors.
 
     answer        E[the other score]
     interval      of one pair's other score
-    map_interval  of `answer` itself, had other items been the anchors
+    map_interval  of `answer` itself, over other choices of anchors
     by_rate       the threshold that as many pairs reach as reach the given one
-    share         of all pairs that reach the given score
-    pairs_above   pairs that reach it, of those that this rests on
-    extrapolated  whether fewer than FEW pairs are above, below or near it
+    share         the share of all pairs that reach the given score
+    pairs_above   the number of sampled pairs that reach it
+    extrapolated  whether fewer than FEWEST_SCORE_PAIRS pairs are above, below or near it
     """
 
     answer: float | None
@@ -142,9 +135,10 @@ class ExpectedScore:
 def calibrate(
     items: CalibrationItems, scores: Scores, *, given: GivenSide = "source", seed: int = 0
 ) -> Calibration:
-    """The map from the given score to the other one, with all that its intervals need.
+    """The map from the given score to the other one, and the data for its intervals.
 
-    given  "source": from old scores to new ones; "target": from new to old ones, another regression and not the inverse
+    given  "source": from old scores to new ones; "target": from new to old ones, another regression
+           and not the inverse
     Deterministic for equal seeds. An item whose vector is zero has cosine 0 with all others.
     """
     rows = sample_pairs(items, scores, given, seed)
@@ -170,7 +164,7 @@ def calibrate(
 
 
 def expected_score(calibration: Calibration, score: float, *, level: float) -> ExpectedScore:
-    """What to expect of the other score of pairs with this score, and of the other threshold that corresponds.
+    """The expected other score of pairs with this score, and the corresponding other threshold.
 
     score  in [-1, 1]
     level  in (0, 1), of both intervals
@@ -204,7 +198,10 @@ def expected_score(calibration: Calibration, score: float, *, level: float) -> E
 
 
 def covered_range(calibration: Calibration) -> tuple[float, float] | None:
-    """The given scores with at least FEW pairs on either side; None if there are none."""
+    """The lowest and highest given score with at least FEWEST_SCORE_PAIRS pairs on either side.
+
+    None if there is none.
+    """
     scores = calibration.rows.given[calibration.rows.fresh]
     if len(scores) < 2 * FEWEST_SCORE_PAIRS:
         return None
@@ -216,13 +213,14 @@ def covered_range(calibration: Calibration) -> tuple[float, float] | None:
 def rate_matched_threshold(
     rows: ScorePairs, score: float, by_given: Int64[Tensor, " m"], by_answer: Int64[Tensor, " m"]
 ) -> float:
-    """The other score's threshold that the same share of pairs reaches: Q_answer(F_given(score)), both linear between the scores.
+    """The other score's threshold that the same share of pairs reaches: Q_answer(F_given(score)),
+    both linear between the scores.
 
-    by_given and by_answer: the same rows (m,) in the order of either score
+    by_given, by_answer  the same rows (m,) in the order of either score
     """
 
     def from_the_top(scores: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores, highest first, and the weight of those above each and of half of its own."""
+        """Scores, highest first, and the weight of those above each plus half of its own."""
         weight = rows.weight[order.flip(0)]
         return scores[order.flip(0)], weight.cumsum(0) - weight / 2
 
@@ -233,7 +231,9 @@ def rate_matched_threshold(
 
 
 def same_item_interval(calibration: Calibration, level: float) -> tuple[float, float, float] | None:
-    """Mean, low and high quantile of the new scores of an item with itself; None where that is 1 by definition."""
+    """Mean, low and high quantile of the new scores of an item with itself; None where that is 1 by
+    definition.
+    """
     own = calibration.same_item
     if not len(own):
         return None
@@ -242,7 +242,9 @@ def same_item_interval(calibration: Calibration, level: float) -> tuple[float, f
 
 
 def _near_rows(rows: ScorePairs, score: float) -> slice:
-    """The WINDOW rows whose given score is nearest, none farther than REACH of the range."""
+    """The MOST_NEAR_ROWS rows whose given score is nearest, none farther than NEAR_RANGE_SHARE of
+    the range.
+    """
     reach = NEAR_RANGE_SHARE * float(rows.given[-1] - rows.given[0])
     ends = torch.tensor([score - reach, score + reach], dtype=torch.float64)
     low = int(torch.searchsorted(rows.given, ends[0]))
@@ -256,60 +258,12 @@ def _near_rows(rows: ScorePairs, score: float) -> slice:
 
 
 def _distinct_pairs(rows: ScorePairs, part: slice) -> int:
-    """How many pairs those rows are of."""
+    """The number of distinct pairs among these rows."""
     low, high = (
         torch.minimum(rows.first, rows.second)[part],
         torch.maximum(rows.first, rows.second)[part],
     )
     return len(torch.unique(low * MOST_CALIBRATION_ANCHORS + high))
-
-
-# --- the map -------------------------------------------------------------------------------------------------------------
-
-
-def join_strata(pairs: Int64[Tensor, " s"]) -> Int64[Tensor, " s"]:
-    """The bin of each stratum (s,), which has so many pairs (s,): joined from the highest down until each bin has FEW."""
-    labels, bin_, held = [], 0, 0
-    for count in reversed(pairs.tolist()):
-        if held >= FEWEST_SCORE_PAIRS:
-            bin_, held = bin_ + 1, 0
-        labels.append(bin_)
-        held += count
-    if held < FEWEST_SCORE_PAIRS and bin_ > 0:  # what is left at the low end joins its neighbour
-        labels = [min(label, bin_ - 1) for label in labels]
-    return max(labels) - torch.tensor(labels[::-1])
-
-
-def bin_means(
-    bin_of: Int64[Tensor, " n"], bins: int, weight: Float64[Tensor, " n"], rows: ScorePairs
-) -> tuple[Float64[Tensor, " m"], Float64[Tensor, " m"], Float64[Tensor, " m"]]:
-    """For each bin that has weight: mean of given, mean of answer, weight."""
-    sums = torch.stack(
-        [torch.bincount(bin_of, weight * column, bins) for column in (rows.given, rows.answer)]
-    )
-    total = torch.bincount(bin_of, weight, bins)
-    held = total > 0
-    given, answer = (sums / total)[:, held]
-    return given, answer, total[held]
-
-
-def fit_isotonic(
-    given: Float64[Tensor, " m"], answer: Float64[Tensor, " m"], weight: Float64[Tensor, " m"]
-) -> MonotoneMap:
-    """The non-falling values with the least weighted squared distance from answer (m,), in order of given (m,).
-
-    Values that were pooled into one become one knot at their mean given score, so that the map has no steps.
-    """
-    from scipy.optimize import (
-        isotonic_regression,
-    )  # half a second that only who calibrates should wait for
-
-    fitted = isotonic_regression(answer.numpy(), weights=weight.numpy())
-    starts = fitted.blocks[:-1]
-    centre = np.add.reduceat((given * weight).numpy(), starts) / np.add.reduceat(
-        weight.numpy(), starts
-    )
-    return MonotoneMap(torch.from_numpy(centre), torch.from_numpy(fitted.x[starts]))
 
 
 def _pair_groups(rows: ScorePairs, bin_of: Int64[Tensor, " n"], bins: int) -> list[PairGroup]:
@@ -337,21 +291,23 @@ def _resampled_maps(
     grid: Float64[Tensor, " g"],
     seed: int,
 ) -> Float64[Tensor, "b g"]:
-    """Maps of RESAMPLES draws of the items with replacement, at the grid; a pair counts as often as its items together."""
+    """Maps of MAP_RESAMPLES draws of the items with replacement, at the grid; the weight of a pair
+    is the product of its items' counts.
+    """
     generator = torch.Generator().manual_seed(seed)
     maps = []
     for _ in range(MAP_RESAMPLES):
-        drawn = torch.bincount(
+        counts = torch.bincount(
             torch.randint(items, (items,), generator=generator), minlength=items
         ).double()
-        weight = drawn[rows.first] * drawn[rows.second]
+        weight = counts[rows.first] * counts[rows.second]
         if bool(weight.any()):
             maps.append(fit_isotonic(*bin_means(bin_of, bins, weight, rows)).at(grid))
     return torch.stack(maps)
 
 
 def _map_interval(calibration: Calibration, score: float, level: float) -> tuple[float, float]:
-    """The middle `level` of the resampled maps at the score; beyond the grid, of those at its end."""
+    """The central `level` of the resampled maps at the score; beyond the grid, at its end."""
     grid = calibration.grid
     place = float(np.interp(score, grid.numpy(), np.arange(len(grid))))
     left, right = math.floor(place), math.ceil(place)
@@ -361,17 +317,18 @@ def _map_interval(calibration: Calibration, score: float, level: float) -> tuple
     return float(values.quantile((1 - level) / 2)), float(values.quantile((1 + level) / 2))
 
 
-# --- intervals -----------------------------------------------------------------------------------------------------------
-
-
-def _conformal_interval(residual: Float64[Tensor, " n"], pairs: int, level: float) -> tuple[float, float]:
-    """Both ends of the interval of a new residual, each missed with probability (1 - level) / 2; infinite for too few pairs."""
+def _conformal_interval(
+    residual: Float64[Tensor, " n"], pairs: int, level: float
+) -> tuple[float, float]:
+    """Both ends of the interval of a new residual, each missed with probability (1 - level) / 2;
+    infinite for too few pairs.
+    """
     ordered = residual.sort().values
     return -_upper_residual(-ordered.flip(0), pairs, level), _upper_residual(ordered, pairs, level)
 
 
 def _upper_residual(ordered: Float64[Tensor, " n"], pairs: int, level: float) -> float:
-    """The smallest residual that at least (pairs + 1)(1 + level) / 2 of the pairs do not pass."""
+    """The smallest residual that at least (pairs + 1)(1 + level) / 2 of the pairs do not exceed."""
     rank = math.ceil((pairs + 1) * (1 + level) / 2 - 1e-9)
     if rank > pairs:
         return math.inf

@@ -16,8 +16,8 @@ from app.errors import (
     TooManyVectors,
     UnknownOption,
 )
+from app.maths.bootstrap import attempts, methods, paper, self_learning, soft_plan
 from app.maths.bootstrap import estimate as estimation
-from app.maths.bootstrap import methods, paper, self_learning, soft_plan
 from app.maths.bootstrap import pools as pool_maths
 from app.services.anchors import anchor_sets, pools
 from app.services.context import Services

@@ -37,7 +37,7 @@ Cause = Literal[
 #: most inputs of one verification: each is encoded about 20 times when the vectors differ
 MOST_VERIFIED_INPUTS = 64
 
-#: least `drift.likeness` of two revisions of a model
+#: least `drift.cosine_correlation` of two revisions of a model
 SAME_FAMILY = 0.7
 #: fewest inputs whose likeness is meaningful
 FEWEST_TO_TELL = 4

@@ -22,7 +22,7 @@ from app.errors import (
     MissingField,
 )
 from app.heads.base import probabilities
-from app.maths.quality import selection
+from app.maths.quality import candidates
 from app.maths.translators import methods
 from app.services import incoming, name_lookup
 from app.services.context import Services
@@ -97,7 +97,7 @@ class Prediction:
     values      (n, m): probabilities, or a decoder's numbers
     labels      (n,) indices into classes, of a classifier
     images      PNG files, of a head that answers images
-    at_mean, outside  the flags (n,) of `Translated`, or None where nothing was translated
+    at_mean, outside  the flags (n,) of `TranslatedRows`, or None where nothing was translated
     truncated   rows of inputs that were cut
     method, translator  None for a native or relative head
     """

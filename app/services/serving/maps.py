@@ -12,7 +12,7 @@ from torch import Tensor
 
 from app.errors import InvalidOption, UnknownOption, blaming
 from app.maths.geometry.space import Space
-from app.maths.quality import selection
+from app.maths.quality import candidates
 from app.maths.translators import graded, methods
 from app.maths.translators.decoder import Decoder
 from app.maths.translators.translator import ProductPrecision, Translator

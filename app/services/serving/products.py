@@ -14,7 +14,9 @@ from torch import Tensor
 from app.errors import AnchorageError, OutOfRange
 from app.maths.geometry.quantise import quantise_in_place
 from app.maths.geometry.space import check_vectors
+from app.maths.translators import decoder
 from app.maths.translators import translator as maths
+from app.maths.translators.decoder import Decoder, TranslatedRows
 from app.maths.translators.relative import relate_into
 from app.maths.translators.decoder import Decoder, TranslatedRows
 from app.maths.translators.translator import RowFlags, ProductPrecision, Translator

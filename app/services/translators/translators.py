@@ -13,7 +13,7 @@ import orjson
 from sqlalchemy.orm import Session
 
 from app.errors import Conflict, UnknownOption
-from app.maths.quality import selection
+from app.maths.quality import candidates, selection
 from app.maths.translators import methods
 from app.maths.translators.translator import Translator, content_hash
 from app.services.access.audit import record_audit

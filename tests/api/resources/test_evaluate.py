@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.maths.quality import metrics
+from app.maths.geometry import space
 from app.maths.quality.evaluation import evaluate
 from app.services.translators import evaluation
 from app.maths.geometry import space

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from app.maths.anchors import health
 from app.maths.anchors.health import MOST_LISTED_ROWS, examine
+from app.maths.geometry import space
 from app.maths.geometry.space import fit_space
 from tests.maths.clouds import normal
-from app.maths.geometry import space
 
 
-def test_healthy_anchors_have_full_rank_and_no_row_to_name():
+def test_healthy_anchors_have_full_rank_and_empty_lists():
     anchors = normal(0, 20, 6)
     found = examine(anchors, fit_space(anchors))
     assert found.rank == 6

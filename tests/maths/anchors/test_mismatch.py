@@ -1,4 +1,4 @@
-"""Rows that are not the same item on both sides are found, and rows that are, are left alone."""
+"""Mismatched rows are found, and matching rows are not named."""
 
 from __future__ import annotations
 
@@ -12,14 +12,22 @@ from torch import Tensor
 
 from app.demo.pack import load_pack
 from app.maths.anchors import mismatch
-from app.maths.anchors.mismatch import RELATED_Z, compare_anchors, leave_one_out_predictions, permutation_score, ridge_predictions, relatedness, reduce_to_span
+from app.maths.anchors.mismatch import (
+    RELATED_Z,
+    compare_anchors,
+    leave_one_out_predictions,
+    permutation_score,
+    reduce_to_span,
+    relatedness,
+    ridge_predictions,
+)
+from app.maths.geometry import space
 from app.maths.geometry.robust import robust_scores
 from app.maths.geometry.space import fit_space
 from app.maths.quality.crossfit import FEWEST_DISTINCT
 from app.maths.quality.evidence import permutation_moments
 from app.maths.quality.metrics import cka
 from tests.maths.clouds import normal, unit_rows
-from app.maths.geometry import space
 
 seeds = st.integers(0, 2**31)
 PACK = load_pack()
@@ -35,7 +43,9 @@ def real(
 
 
 def five_of_other_intents(labels: Tensor, seed: int) -> Tensor:
-    """Rows, none of which has the intent of the next: to exchange two ways of saying one thing is no mistake."""
+    """Rows whose intent differs from the next one's: exchanging two ways of saying one thing is no
+    mistake.
+    """
     generator = torch.Generator().manual_seed(seed)
     while True:
         rows = torch.randperm(len(labels), generator=generator)[:5]
@@ -47,14 +57,16 @@ def five_of_other_intents(labels: Tensor, seed: int) -> Tensor:
 
 
 @given(seed=seeds, shape=st.sampled_from([(6, 9, 4), (9, 9, 9), (25, 9, 4), (25, 3, 12)]))
-def test_rows_left_out_in_closed_form_are_what_fits_without_them_say(seed, shape):
+def test_rows_left_out_in_closed_form_equal_fits_without_them(seed, shape):
     k, dx, dy = shape
     x, y = unit_rows(seed, k, dx), unit_rows(seed + 1, k, dy)
     found = leave_one_out_predictions(x, y)
     for row in range(k):
         others = torch.arange(k) != row
         assert torch.allclose(
-            found[row : row + 1], ridge_predictions(x[others], y[others], x[row : row + 1]), atol=1e-10
+            found[row : row + 1],
+            ridge_predictions(x[others], y[others], x[row : row + 1]),
+            atol=1e-10,
         )
 
 
@@ -88,7 +100,7 @@ def test_the_score_is_the_sum_over_its_spread_under_all_permutations():
 
 
 @given(seed=seeds, shape=st.sampled_from([(7, 3), (7, 30), (2, 1)]), scale=st.floats(1e-6, 1e6))
-def test_the_score_is_that_of_the_moments_and_knows_no_units(seed, shape, scale):
+def test_the_score_follows_from_the_moments_and_has_no_unit(seed, shape, scale):
     p, y = normal(seed, *shape), normal(seed + 1, *shape)
     found, mean, variance = permutation_moments(p @ y.T)
     assert permutation_score(p, y) == pytest.approx((found - mean) / variance**0.5, abs=1e-9)
@@ -118,7 +130,11 @@ def test_the_comparison_is_symmetric_and_does_not_see_rotations_scales_or_shifts
     x, y = normal(seed, 30, 5), normal(seed + 1, 30, 4)
     y = y + x[:, :4]
     rotation, _ = torch.linalg.qr(normal(seed + 2, 5, 5))
-    one, other, turned = compare_anchors(x, y), compare_anchors(y, x), compare_anchors(7 * x @ rotation + 3, y)
+    one, other, turned = (
+        compare_anchors(x, y),
+        compare_anchors(y, x),
+        compare_anchors(7 * x @ rotation + 3, y),
+    )
     assert one.agreement == pytest.approx(other.agreement)
     assert one.z == pytest.approx(other.z)
     assert one.agreement == pytest.approx(turned.agreement)
@@ -157,13 +173,15 @@ def test_five_exchanged_rows_of_three_hundred_are_found_with_their_partners(pair
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 @pytest.mark.parametrize("size", [60, 300])
-def test_of_rows_that_are_right_hardly_any_is_named(pair, size):
-    named = sum(len(compare_anchors(*real(*pair, size=size, seed=seed)[:2]).suspects) for seed in range(5))
+def test_hardly_any_right_row_is_named(pair, size):
+    named = sum(
+        len(compare_anchors(*real(*pair, size=size, seed=seed)[:2]).suspects) for seed in range(5)
+    )
     assert named <= 0.01 * 5 * size
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_a_permuted_side_is_unrelated_and_nobody_is_named(pair):
+def test_a_permuted_side_is_unrelated_and_has_no_suspects(pair):
     x, y, _ = real(*pair)
     found = compare_anchors(x, y[torch.randperm(300, generator=torch.Generator().manual_seed(1))])
     assert (found.verdict, found.suspects) == ("unrelated", [])
@@ -181,7 +199,7 @@ def test_a_whole_side_that_is_shifted_by_one_is_unrelated_with_its_shift(offset)
     assert compare_anchors(x, y.roll(5, dims=0)).shift == 0
 
 
-def test_a_row_that_is_missing_on_one_side_is_seen_from_where_it_was_on():
+def test_a_row_missing_on_one_side_breaks_all_later_rows():
     x, y, _ = real("minilm6-384", "minilm3-512")
     shifted = torch.cat([y[:150], y[151:], y[150:151]])
     found = compare_anchors(x, shifted)
@@ -194,7 +212,7 @@ def test_a_row_that_is_missing_on_one_side_is_seen_from_where_it_was_on():
 
 
 @pytest.mark.parametrize("size", [mismatch.ENOUGH_FOR_VERDICT, 80])
-def test_related_spaces_are_told_from_forty_rows_on(size):
+def test_related_spaces_are_recognised_from_forty_rows_on(size):
     for pair in PAIRS:
         found = compare_anchors(*real(*pair, size=size)[:2])
         assert found.verdict == "related"
@@ -204,7 +222,7 @@ def test_related_spaces_are_told_from_forty_rows_on(size):
 # --- few and delicate rows ------------------------------------------------------------------------
 
 
-def test_few_rows_say_nothing_and_name_nobody():
+def test_few_rows_are_unclear_and_have_no_suspects():
     x, y, _ = real("minilm6-384", "static-256", size=mismatch.FEWEST_FOR_SUSPECTS - 1)
     assert compare_anchors(x, y.flip(0)).suspects == []
     few = compare_anchors(x[: FEWEST_DISTINCT - 1], y[: FEWEST_DISTINCT - 1])
@@ -252,5 +270,7 @@ def test_the_comparison_does_not_depend_on_the_chunk(monkeypatch, chunk):
     y = y.flip(0)[torch.cat([torch.arange(39, 9, -1), torch.arange(10)])]
     whole = compare_anchors(x, y)
     monkeypatch.setattr(space, "COSINE_ROWS", chunk)
-    assert [each.row for each in compare_anchors(x, y).suspects] == [each.row for each in whole.suspects]
+    assert [each.row for each in compare_anchors(x, y).suspects] == [
+        each.row for each in whole.suspects
+    ]
     assert len(whole.suspects) >= 3

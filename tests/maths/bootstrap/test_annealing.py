@@ -1,4 +1,4 @@
-"""Annealing, against the whole plan in float64, and what no choice of axes or of order may change."""
+"""Annealing, compared with the whole plan in float64, and its invariance to axes and order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,17 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from app.maths.bootstrap import annealing
-from app.maths.bootstrap.annealing import Directions, AnnealingState, Schedule, anneal_round, principal_directions, map_rows, target_perplexity, start_annealing, find_temperature
+from app.maths.bootstrap.annealing import (
+    AnnealingState,
+    Directions,
+    Schedule,
+    anneal_round,
+    find_temperature,
+    map_rows,
+    principal_directions,
+    start_annealing,
+    target_perplexity,
+)
 from app.maths.bootstrap.neighbours import no_beat
 from app.maths.bootstrap.pools import fit_pools
 from tests.maths.bootstrap.clouds import WHOLE, interrupt, normal, rotation, unit
@@ -49,7 +59,7 @@ def surprise(plan: Tensor) -> float:
 @given(
     seed=seeds, n=st.integers(2, 40), m=st.integers(2, 40), memory=memories, done=st.integers(0, 9)
 )
-def test_a_round_is_the_one_of_the_whole_plan_whatever_the_memory(seed, n, m, memory, done):
+def test_a_round_equals_that_of_the_whole_plan_for_any_memory(seed, n, m, memory, done):
     x, y, known = unit(seed, n, 6), unit(seed + 1, m, 5), normal(seed + 2, 6, 5)
     schedule = Schedule(breadth=0.5, sharpness=1.5, rounds=10, flattening=0.5)
     stands = AnnealingState(normal(seed + 3, 6, 5), 0.2 * normal(seed + 4, m), done=done)
@@ -59,7 +69,12 @@ def test_a_round_is_the_one_of_the_whole_plan_whatever_the_memory(seed, n, m, me
 
 
 def is_that_of_the_whole_plan(
-    found: AnnealingState, x: Tensor, y: Tensor, known: Tensor, stands: AnnealingState, schedule: Schedule
+    found: AnnealingState,
+    x: Tensor,
+    y: Tensor,
+    known: Tensor,
+    stands: AnnealingState,
+    schedule: Schedule,
 ) -> None:
     """`found` comes after `stands`, by the table of all cosines in float64."""
     n, m = len(x), len(y)
@@ -104,10 +119,12 @@ def test_a_round_of_larger_pools_is_that_of_the_whole_plan(n, m):
 
 
 @given(seed=seeds, n=st.integers(3, 60), m=st.integers(3, 60))
-def test_a_round_knows_no_axes_of_the_target(seed, n, m):
+def test_a_round_is_independent_of_the_axes_of_the_target(seed, n, m):
     x, y, turn = unit(seed, n, 6), unit(seed + 1, m, 5), rotation(seed + 2, 5)
     overlap, known = normal(seed + 3, 6, 5), normal(seed + 4, 6, 5)
-    as_it_is = anneal_round(x, y, known, start_annealing(overlap, target=m), Schedule(), memory=WHOLE, beat=no_beat)
+    as_it_is = anneal_round(
+        x, y, known, start_annealing(overlap, target=m), Schedule(), memory=WHOLE, beat=no_beat
+    )
     turned = anneal_round(
         x,
         y @ turn,
@@ -122,7 +139,7 @@ def test_a_round_knows_no_axes_of_the_target(seed, n, m):
 
 
 @given(seed=seeds, n=st.integers(3, 60), m=st.integers(3, 60))
-def test_a_round_knows_no_order_of_either_pool(seed, n, m):
+def test_a_round_is_independent_of_the_order_of_the_pools(seed, n, m):
     x, y, overlap, known = (
         unit(seed, n, 6),
         unit(seed + 1, m, 5),
@@ -131,15 +148,23 @@ def test_a_round_knows_no_order_of_either_pool(seed, n, m):
     )
     generator = torch.Generator().manual_seed(seed)
     rows, columns = torch.randperm(n, generator=generator), torch.randperm(m, generator=generator)
-    as_it_is = anneal_round(x, y, known, start_annealing(overlap, target=m), Schedule(), memory=WHOLE, beat=no_beat)
+    as_it_is = anneal_round(
+        x, y, known, start_annealing(overlap, target=m), Schedule(), memory=WHOLE, beat=no_beat
+    )
     mixed = anneal_round(
-        x[rows], y[columns], known, start_annealing(overlap, target=m), Schedule(), memory=WHOLE, beat=no_beat
+        x[rows],
+        y[columns],
+        known,
+        start_annealing(overlap, target=m),
+        Schedule(),
+        memory=WHOLE,
+        beat=no_beat,
     )
     torch.testing.assert_close(mixed.overlap, as_it_is.overlap, rtol=0, atol=1e-3)
     torch.testing.assert_close(mixed.potential, as_it_is.potential[columns], rtol=0, atol=1e-3)
 
 
-def test_the_potentials_become_those_by_which_all_targets_are_wanted_alike():
+def test_the_potentials_converge_to_equal_masses_of_the_targets():
     x, y = pool(1, 80, 6), pool(2, 60, 6)
     # So much is known that the overlap stays; so narrow a start that the temperature does.
     schedule, known = Schedule(breadth=0.0, sharpness=8.0, flattening=1.0), 1e8 * torch.eye(6)
@@ -147,14 +172,16 @@ def test_the_potentials_become_those_by_which_all_targets_are_wanted_alike():
     for _ in range(200):
         stands = anneal_round(x, y, known, stands, schedule, memory=WHOLE, beat=no_beat)
     q = map_rows(x, known, 1.0)
-    plan = entropic(q, y, stands.potential, find_temperature(q, y, stands.potential, 8.0, beat=no_beat))
+    plan = entropic(
+        q, y, stands.potential, find_temperature(q, y, stands.potential, 8.0, beat=no_beat)
+    )
     torch.testing.assert_close(plan.sum(dim=1), torch.ones(80).double())
     torch.testing.assert_close(
         plan.sum(dim=0), torch.full((60,), 80 / 60).double(), rtol=0.01, atol=0
     )
 
 
-def test_what_the_beat_raises_ends_a_round_and_it_is_called_before_every_piece():
+def test_the_beat_is_called_before_every_piece_and_its_exception_ends_a_round():
     x, y = unit(1, 30, 4), unit(2, 20, 4)
     beats: list[None] = []
     anneal_round(
@@ -179,7 +206,7 @@ def test_what_the_beat_raises_ends_a_round_and_it_is_called_before_every_piece()
         )
 
 
-def test_a_round_changes_nothing_that_it_is_given():
+def test_a_round_does_not_change_its_arguments():
     x, y, known = unit(1, 30, 4), unit(2, 20, 4), normal(3, 4, 4)
     stands = start_annealing(known, target=20)
     before = [tensor.clone() for tensor in (x, y, known, stands.overlap, stands.potential)]
@@ -194,9 +221,7 @@ def test_a_round_changes_nothing_that_it_is_given():
 
 
 @given(seed=seeds, n=st.integers(1, 80), m=st.integers(2, 80), share=st.floats(0.0, 1.0))
-def test_the_rows_have_the_wanted_perplexity_or_the_nearest_that_the_range_allows(
-    seed, n, m, share
-):
+def test_the_rows_have_the_target_perplexity_or_the_nearest_in_range(seed, n, m, share):
     q, y, potential = unit(seed, n, 5), unit(seed + 1, m, 5), 0.1 * normal(seed + 2, m)
     wanted = 1 + share * (m - 1)
     tau = find_temperature(q, y, potential, wanted, beat=no_beat)
@@ -222,7 +247,7 @@ def test_of_many_rows_a_sample_suffices():
     rounds=st.integers(2, 80),
     target=st.integers(1, 10**6),
 )
-def test_the_perplexity_falls_geometrically_from_the_breadth_to_the_sharpness(
+def test_the_perplexity_falls_geometrically_from_breadth_to_sharpness(
     breadth, sharpness, rounds, target
 ):
     schedule = Schedule(breadth=breadth, sharpness=sharpness, rounds=rounds)
@@ -240,7 +265,9 @@ def test_the_perplexity_falls_geometrically_from_the_breadth_to_the_sharpness(
 def test_of_a_large_target_fewer_rows_suffice(peak: Callable[[Callable[[], object]], int]):
     q, y = unit(1, 300, 4), unit(2, 100_000, 4)
     found: list[float] = []
-    held = peak(lambda: found.append(find_temperature(q, y, torch.zeros(100_000), 500.0, beat=no_beat)))
+    held = peak(
+        lambda: found.append(find_temperature(q, y, torch.zeros(100_000), 500.0, beat=no_beat))
+    )
     assert held < 6 * 4 * annealing.FEWEST_TEMPERATURE_ROWS * 100_000
     assert surprise(entropic(q[::10], y, torch.zeros(100_000), found[0])) == pytest.approx(
         500.0, rel=0.2
@@ -263,18 +290,20 @@ def test_flattening_goes_from_the_nearest_orthogonal_map_to_the_overlap_itself()
     torch.testing.assert_close(map_rows(x, overlap, 1.0), normalize(x @ overlap))
     flat = map_rows(torch.eye(5), overlap, 0.0)
     torch.testing.assert_close(flat @ flat.T, torch.eye(5), rtol=0, atol=1e-5)
-    # Of all orthogonal maps the nearest is the one with the largest inner product: the sum of the singular values.
+    # The nearest orthogonal map has the largest inner product, the sum of the singular values.
     assert float((flat * overlap).sum()) == pytest.approx(
         float(torch.linalg.svdvals(overlap).sum()), rel=1e-5
     )
 
 
 @pytest.mark.parametrize("flattening", [0.5, 1.0])
-def test_where_nothing_is_known_all_are_alike_and_nothing_is_nan(flattening):
+def test_without_knowledge_all_rows_are_equal_and_nothing_is_nan(flattening):
     x, y = unit(1, 20, 5), unit(2, 30, 4)
     assert map_rows(x, torch.zeros(5, 4), flattening).abs().max() == 0
     nothing, schedule = torch.zeros(5, 4), Schedule(flattening=flattening)
-    found = anneal_round(x, y, nothing, start_annealing(nothing, target=30), schedule, memory=WHOLE, beat=no_beat)
+    found = anneal_round(
+        x, y, nothing, start_annealing(nothing, target=30), schedule, memory=WHOLE, beat=no_beat
+    )
     torch.testing.assert_close(
         found.overlap, x.sum(dim=0)[:, None] * y.mean(dim=0), rtol=0, atol=1e-5
     )
@@ -297,7 +326,8 @@ def alike(found: Tensor, expected: Tensor, *, atol: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "d", "decay"), [(500, 12, 0.5), (400, 300, 0.6), (700, annealing.MOST_EXACT_DIMENSIONS + 60, 0.7)]
+    ("n", "d", "decay"),
+    [(500, 12, 0.5), (400, 300, 0.6), (700, annealing.MOST_EXACT_DIMENSIONS + 60, 0.7)],
 )
 def test_directions_are_the_eigenvectors_of_the_covariance(n, d, decay):
     rows = pool(1, n, d, decay=decay)
@@ -348,7 +378,7 @@ def test_equal_pools_have_bitwise_equal_directions(d):
 
 
 @given(seed=seeds, n=st.integers(12, 60))
-def test_directions_know_no_axes_and_no_order(seed, n):
+def test_directions_are_independent_of_axes_and_order(seed, n):
     rows, order = pool(seed, n, 8), torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     found = principal_directions(rows)
     spread = found.variance.log().diff().abs().min()
@@ -382,11 +412,11 @@ def test_a_row_at_the_pools_mean_has_no_coordinates_and_no_nan():
     assert math.isfinite(float(rows.sum()))
 
 
-# what has nothing in common
+# scrambled pools
 
 
 @given(seed=seeds, n=st.integers(2, 60), d=st.integers(1, 8))
-def test_scrambled_directions_keep_their_numbers_and_no_row(seed, n, d):
+def test_scrambled_directions_keep_their_numbers_but_no_row(seed, n, d):
     given_side = principal_directions(pool(seed, n, d))
     mixed = given_side.scrambled(seed)
     assert torch.equal(mixed.variance, given_side.variance)
@@ -394,7 +424,7 @@ def test_scrambled_directions_keep_their_numbers_and_no_row(seed, n, d):
     assert torch.equal(mixed.along, given_side.scrambled(seed).along)
 
 
-def test_scrambled_directions_go_different_ways():
+def test_scrambled_directions_have_different_orders():
     given_side = principal_directions(pool(1, 400, 8))
     mixed = given_side.scrambled(3).along
     order = given_side.along[:, 0].argsort()[mixed[:, 0].argsort().argsort()]
@@ -405,11 +435,11 @@ def test_scrambled_directions_go_different_ways():
 
 
 @pytest.mark.parametrize("d", [5, annealing.MOST_EXACT_DIMENSIONS + 1])
-def test_directions_are_the_same_in_pieces_and_alive_between_them(d, monkeypatch):
+def test_directions_are_the_same_in_pieces_with_beats_between_them(d, monkeypatch):
     rows = pool(2, 500, d)
     beats: list[None] = []
     whole = principal_directions(rows)
-    monkeypatch.setattr(annealing, "PIECE", 100 * d * d)
+    monkeypatch.setattr(annealing, "PRODUCTS_PER_PIECE", 100 * d * d)
     found = principal_directions(rows, beat=lambda: beats.append(None))
     assert torch.allclose(found.variance, whole.variance, rtol=1e-4, atol=1e-9)
     assert len(beats) >= 5

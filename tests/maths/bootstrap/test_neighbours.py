@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from app.maths.bootstrap.neighbours import TABLE_BYTES, best_matches, hubness_offsets, mutual_pairs, nearest_rows, rows_per_block
+from app.maths.bootstrap.neighbours import (
+    TABLE_BYTES,
+    best_matches,
+    hubness_offsets,
+    mutual_pairs,
+    nearest_rows,
+    rows_per_block,
+)
 from tests.maths.bootstrap.clouds import interrupt, unit
 
 sizes = st.integers(1, 40)
@@ -66,7 +73,8 @@ def test_best_has_the_largest_scores_of_rows_and_columns(seed, n, m, memory):
     near = {"atol": 1e-5, "rtol": 0.0}
     torch.testing.assert_close(found.score_q.double(), largest, **near)
     torch.testing.assert_close(found.score_y.double(), table.amax(dim=0), **near)
-    # The row that is named has that score, so it is the best, or one that float32 does not tell from it.
+    # The returned row has that score, so it is the best, or one that float32 does not distinguish
+    # from it.
     torch.testing.assert_close(table[torch.arange(n), found.y_of_q], largest, **near)
     torch.testing.assert_close(table[found.q_of_y, torch.arange(m)], table.amax(dim=0), **near)
 
@@ -94,7 +102,7 @@ def test_mutual_pairs_are_those_that_are_the_best_of_their_row_and_of_their_colu
 
 
 def test_a_hub_loses_by_its_offset():
-    # Both queries are nearest to row 0, which is near to everything; row 1 is the second query's own.
+    # Both queries are nearest to row 0, a hub; row 1 is the second query's own.
     q = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     y = torch.nn.functional.normalize(torch.tensor([[0.71, 0.70, 0.0], [0.0, 0.65, 0.76]]))
     zeros = torch.zeros(2)

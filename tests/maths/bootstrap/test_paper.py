@@ -8,14 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.errors import InvalidSeeds
 from app.maths.bootstrap.paper import PaperSettings, grow
-from app.maths.bootstrap.pools import Pools, Step, check_seeds, fit_pools
+from app.maths.bootstrap.pools import Pools, Step, fit_pools
 from tests.maths.bootstrap.clouds import normal, rotated, states
 
 
 def partners(x: Tensor, y: Tensor, settings: PaperSettings) -> Tensor:
-    """The largest of the entropic plan of the whole table, in float64; of those that float32 calls equally large, the nearest."""
+    """The largest entries of the whole entropic plan in float64; among entries equal in float32,
+    the nearest.
+    """
     cost = torch.cdist(x.double(), y.double(), compute_mode="donot_use_mm_for_euclid_dist")
     v, epsilon = torch.zeros(len(y)).double(), settings.epsilon
     for _ in range(settings.sinkhorn_steps):
@@ -34,7 +35,9 @@ def partners(x: Tensor, y: Tensor, settings: PaperSettings) -> Tensor:
 def as_written(
     pools: Pools, rows: list[int], start: Tensor, frozen: Tensor, settings: PaperSettings
 ) -> Tensor:
-    """The loop on whole tables, its gradient by autograd: the target anchors that move, after the last step."""
+    """The loop on whole tables, with gradients by autograd: the free target anchors after the last
+    step.
+    """
     free = start.clone().requires_grad_()
     adam = torch.optim.Adam([free], lr=settings.learning_rate)
     relative_x = pools.x @ pools.x[rows].T
@@ -110,28 +113,8 @@ def test_a_wrong_seed_that_is_not_frozen_is_left_and_a_frozen_one_is_kept():
 
 
 def test_seeds_that_already_fill_the_size_come_back_as_they_are():
-    found = grow(fit_pools(normal(8, 10, 4), normal(9, 10, 4)), [(3, 1), (0, 9)], PaperSettings(size=2))
+    found = grow(
+        fit_pools(normal(8, 10, 4), normal(9, 10, 4)), [(3, 1), (0, 9)], PaperSettings(size=2)
+    )
     assert found.pairs.tolist() == [[3, 1], [0, 9]]
     assert found.facts == {}
-
-
-@pytest.mark.parametrize(
-    ("seeds", "size", "field", "rows"),
-    [
-        ([], 5, "seeds", []),
-        ([(0, 0)], 5, "seeds", []),
-        ([(0, 0), (1, 1), (2, 2)], 2, "seeds", []),
-        ([(0, 0), (1, 1)], 9, "size", []),
-        ([(0, 0), (10, 1), (-1, 2), (1, 8)], 5, "seeds", [1, 2, 3]),
-        ([(0, 0), (1, 1), (0, 2)], 5, "seeds", [2]),
-        ([(0, 0), (1, 1), (2, 1)], 5, "seeds", [2]),
-    ],
-)
-def test_too_few_too_many_outside_or_repeated_seeds_are_refused_naming_the_rows(
-    seeds, size, field, rows
-):
-    with pytest.raises(InvalidSeeds) as caught:
-        check_seeds(seeds, source=10, target=8, size=size)
-    assert caught.value.field == field
-    assert caught.value.rows == rows
-    check_seeds([(9, 0), (0, 7)], source=10, target=8, size=8)  # these fit

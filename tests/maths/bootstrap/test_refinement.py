@@ -10,7 +10,16 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from app.maths.bootstrap.neighbours import no_beat
-from app.maths.bootstrap.refinement import LEAST_RIDGE, CSLS_NEIGHBOURS, PAIRS_A_RIDGE, DECODE_POWER, graded_map, mutual_partners, partner_pairs, learn_and_match
+from app.maths.bootstrap.refinement import (
+    CSLS_NEIGHBOURS,
+    DECODE_POWER,
+    LEAST_RIDGE,
+    PAIRS_A_RIDGE,
+    graded_map,
+    learn_and_match,
+    mutual_partners,
+    partner_pairs,
+)
 from tests.maths.bootstrap.clouds import WHOLE, every, interrupt, normal, rotation
 
 seeds = st.integers(0, 2**31)
@@ -41,7 +50,7 @@ def test_the_map_is_its_formula(seed, pairs, dx, dy):
 
 
 @given(seed=seeds, pairs=st.integers(1, 60))
-def test_turned_spaces_have_the_turned_map(seed, pairs):
+def test_rotated_spaces_have_the_rotated_map(seed, pairs):
     x, y, left, right = (
         normal(seed, pairs, 6),
         normal(seed + 1, pairs, 5),
@@ -86,7 +95,9 @@ def test_of_equal_rows_one_has_a_partner(same):
 
 
 def test_rows_that_were_mapped_to_nothing_find_at_most_one_partner():
-    found = mutual_partners(torch.zeros(6, 3), normalize(normal(1, 8, 3)), memory=WHOLE, beat=no_beat)
+    found = mutual_partners(
+        torch.zeros(6, 3), normalize(normal(1, 8, 3)), memory=WHOLE, beat=no_beat
+    )
     assert int((found >= 0).sum()) <= 1
 
 
@@ -94,7 +105,7 @@ def test_rows_that_were_mapped_to_nothing_find_at_most_one_partner():
 
 
 @pytest.mark.parametrize(("known", "rounds"), [(60, 1), (12, 3)])
-def test_a_few_pairs_of_a_turned_space_find_all_others(known, rounds):
+def test_a_few_pairs_of_a_rotated_space_find_all_others(known, rounds):
     x, order = normal(1, 200, 8), torch.randperm(200, generator=torch.Generator().manual_seed(2))
     y = torch.empty(200, 8)
     y[order] = x @ rotation(3, 8)
@@ -126,6 +137,6 @@ def test_no_pairs_lead_to_no_more_than_one():
     assert len(partner_pairs(found)) <= 1
 
 
-def test_what_the_beat_raises_passes_through():
+def test_an_exception_of_the_beat_passes_through():
     with pytest.raises(KeyboardInterrupt):
         learn_and_match(normal(1, 30, 5), normal(2, 40, 4), every(10), memory=WHOLE, beat=interrupt)

@@ -1,4 +1,4 @@
-"""A space is what its definition says, and refuses what no formula can use."""
+"""A space follows its definition, and refuses vectors that no formula can use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import DegenerateAnchors, DimensionMismatch, EmptyVectors, NonFinite, OutOfRange
-from app.maths.geometry.space import LARGEST_MAGNITUDE, check_vectors, fit_space, normalise, row_norms, unit_rows
+from app.maths.geometry.space import (
+    LARGEST_MAGNITUDE,
+    check_vectors,
+    fit_space,
+    normalise,
+    row_norms,
+    unit_rows,
+)
 from research.definitions import relative
 from tests.maths.clouds import normal
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from app.maths.quality import metrics
 from app.maths.quality.evaluation import cosine_count, evaluate
 from app.maths.quality.hubness import csls
-from app.maths.quality.metrics import item_metrics, cosine_blocks, mean_quality, unit
+from app.maths.quality.metrics import cosine_blocks, item_metrics, mean_quality, unit
 from research.definitions import measure
 from tests.maths.clouds import normal
 
@@ -50,7 +50,7 @@ def test_with_a_corpus_every_number_is_that_of_a_loop(seed, k):
 
 
 @given(seed=seeds)
-def test_without_a_corpus_it_is_the_quality_of_reports(seed):
+def test_without_a_corpus_an_evaluation_has_the_quality_of_reports(seed):
     native = normal(seed, 15, 4)
     translated = native + normal(seed + 1, 15, 4)
     found = evaluate({"translated": translated, "native": native}, native, 10)
@@ -102,7 +102,7 @@ def test_copies_in_the_corpus_count_against_every_query_that_seeks_one():
 
 @pytest.mark.parametrize("corpus", [None, 9, 40])
 @pytest.mark.parametrize("corrected", [False, True])
-def test_as_many_cosines_are_asked_for_as_is_said(corpus, corrected):
+def test_the_predicted_number_of_cosines_is_computed(corpus, corrected):
     native = normal(4, 20, 3)
     asked = 0
 

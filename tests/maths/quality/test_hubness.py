@@ -1,4 +1,4 @@
-"""CSLS against loops over its definition, and what it does to a hub."""
+"""CSLS compared with loops over its definition, and its effect on a hub."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from app.maths.geometry import space
 from app.maths.quality import metrics
 from app.maths.quality.hubness import csls, skewness
-from app.maths.quality.metrics import search, cosine_blocks, unit
+from app.maths.quality.metrics import cosine_blocks, search, unit
 from tests.maths.clouds import cos, normal
-from app.maths.geometry import space
 
 seeds = st.integers(0, 2**31)
 
@@ -61,7 +61,7 @@ def test_blocks_hold_no_more_cosines_than_are_allowed_however_long_the_index_is(
     torch.testing.assert_close(whole(cosine_blocks(x, y)), x @ y.T)
 
 
-def test_whatever_is_near_to_all_queries_alike_changes_no_order():
+def test_rows_equally_near_to_all_queries_change_no_order():
     """One more dimension of the same size in every query and no row: all cosines shrink alike."""
     x, y = normal(2, 30, 5), normal(3, 40, 5)
     wider = torch.cat([unit(x), torch.ones(30, 1)], dim=1)
@@ -70,8 +70,8 @@ def test_whatever_is_near_to_all_queries_alike_changes_no_order():
     assert torch.equal(search(csls(unit(wider), unit(padded), 10), 5, own=False).near, first)
 
 
-def test_a_hub_that_wins_every_search_loses_what_it_is_not_the_partner_of():
-    """Partners on the axes, and a hub in the middle of them, to which every query is nearer than to its own partner."""
+def test_csls_removes_a_hub_from_all_searches_but_its_partners():
+    """Partners on the axes, and a central hub, nearer to every query than its own partner."""
     queries = unit(torch.eye(6, dtype=torch.float64) + 0.8)
     index = torch.cat(
         [torch.eye(6, dtype=torch.float64), unit(torch.ones(1, 6, dtype=torch.float64))]
@@ -87,7 +87,7 @@ def test_a_hub_that_wins_every_search_loses_what_it_is_not_the_partner_of():
 
 
 def test_in_many_dimensions_there_are_hubs_and_csls_makes_them_fewer():
-    """Radovanovic's setting: independent normal vectors that are not centred on what they are searched in."""
+    """Radovanovic's setting: independent normal vectors, not centred on their index."""
     n = 1_500
     found = []
     for d in (3, 64):

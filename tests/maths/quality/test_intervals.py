@@ -1,4 +1,4 @@
-"""Bootstrap intervals cover what they say, and are the same each time."""
+"""Bootstrap intervals have their coverage, and are reproducible."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def test_ninety_five_of_a_hundred_intervals_hold_the_true_mean(world, n):
 
 
 def test_plain_percentiles_of_few_items_would_cover_too_little():
-    """What the expansion is for: of five normal values, plain percentiles hold the mean four times in five."""
+    """Without the expansion, plain percentiles of five normal values cover the mean four times in
+    five.
+    """
     values = normal(0, 5, 4_000)
     plain = intervals._resampled_means(values, 1_000, 0).quantile(
         torch.tensor([0.025, 0.975]).double(), dim=0
@@ -145,6 +147,6 @@ def test_equal_values_have_an_interval_of_no_width_to_the_bit(n, value):
         (3, {"resamples": 0}),
     ],
 )
-def test_what_no_interval_can_be_made_of_is_refused(n, more):
+def test_invalid_items_levels_and_resamples_are_refused(n, more):
     with pytest.raises(OutOfRange):
         bootstrap_interval(torch.zeros(n), **more)

@@ -1,4 +1,4 @@
-"""Old scores and new ones: the map between them never falls, its intervals hold, and it says where it knows nothing."""
+"""Calibration: the map never falls, its intervals cover, and missing data is reported."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from app.maths.geometry.space import fit_space
 from app.maths.quality.crossfit import FEWEST_DISTINCT, HELD_OUT_FOLDS
 from app.maths.quality.metrics import unit
 from app.maths.thresholds import calibration as c
-from app.maths.thresholds import decisions, score_pairs
+from app.maths.thresholds import decisions, monotone_map, score_pairs
 from app.maths.thresholds.calibration import Calibration, calibrate, covered_range, expected_score
-from app.maths.thresholds.score_pairs import GivenSide, CalibrationItems, translate_held_out
+from app.maths.thresholds.score_pairs import CalibrationItems, GivenSide, translate_held_out
 from app.maths.translators.methods import fit, resolve
 from app.maths.translators.translator import Translator, apply
 from app.types import Scores
 from tests.maths.clouds import normal, rotation
-from app.maths.thresholds import monotone_map
-from app.maths.thresholds import score_pairs
 
 NATIVE, TRANSLATED, BOTH = (
     Scores.native_native,
@@ -34,7 +32,7 @@ NATIVE, TRANSLATED, BOTH = (
 
 
 def clustered(seed: int, items: int, dim: int) -> Tensor:
-    """Items around twelve centres of their own lengths, not centred: cosines from -.5 to .95, most of them low."""
+    """Items around twelve uncentred clusters: cosines from -.5 to .95, most of them low."""
     centre = torch.randint(12, (items,), generator=torch.Generator().manual_seed(seed))
     spread = 0.2 + 0.8 * torch.rand(
         items, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1)
@@ -43,12 +41,14 @@ def clustered(seed: int, items: int, dim: int) -> Tensor:
 
 
 def noisy_pair(seed: int, items: int) -> tuple[Tensor, Tensor]:
-    """The same items by two encoders, 16-d and 12-d: the second is a linear map of the first, with noise."""
+    """The same items by two encoders, 16-d and 12-d; the second is a noisy map of the first."""
     source = clustered(seed, items, 16)
     return source, source @ normal(8, 16, 12) + 2.0 * normal(seed + 3, items, 12)
 
 
-def items_of(source: Tensor, target: Tensor, method: str = "ridge", **options: bool) -> CalibrationItems:
+def items_of(
+    source: Tensor, target: Tensor, method: str = "ridge", **options: bool
+) -> CalibrationItems:
     items = translate_held_out(
         method, source, target, resolve(method, options, anchors=len(source))
     )
@@ -84,7 +84,7 @@ def pair_scores(queries: Tensor, index: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_where_the_target_is_the_source_turned_every_score_stays_what_it_is_and_is_certain(seed):
+def test_a_rotated_source_keeps_every_score_with_certainty(seed):
     source = clustered(seed, 120, 10)
     calibration = calibrate(items_of(source, source @ rotation(seed, 10)), NATIVE)
     for score in inside(calibration):
@@ -96,7 +96,7 @@ def test_where_the_target_is_the_source_turned_every_score_stays_what_it_is_and_
         assert not found.extrapolated
 
 
-def test_where_translation_is_exact_translated_scores_stay_what_they_are_too():
+def test_exact_translations_keep_every_score():
     source = clustered(0, 120, 10)
     items = items_of(
         source, source @ rotation(0, 10), "procrustes", renormalise=False, keep_norms=True
@@ -104,14 +104,18 @@ def test_where_translation_is_exact_translated_scores_stay_what_they_are_too():
     for scores in Scores:
         calibration = calibrate(items, scores)
         for score in inside(calibration):
-            assert expected_score(calibration, score, level=0.9).answer == pytest.approx(score, abs=1e-3)
+            assert expected_score(calibration, score, level=0.9).answer == pytest.approx(
+                score, abs=1e-3
+            )
 
 
 @pytest.mark.parametrize("given", ["source", "target"])
 @pytest.mark.parametrize("scores", Scores)
 def test_the_map_never_falls(scores, given):
     calibration = noisy(scores, given)
-    answers = [expected_score(calibration, score, level=0.9).answer for score in inside(calibration, 200)]
+    answers = [
+        expected_score(calibration, score, level=0.9).answer for score in inside(calibration, 200)
+    ]
     known = [answer for answer in answers if answer is not None]
     assert len(known) > 150
     assert all(low <= high + 1e-12 for low, high in pairwise(known))
@@ -122,7 +126,7 @@ def test_the_map_never_falls(scores, given):
 
 
 @given(st.lists(st.tuples(st.floats(-1, 1, width=32), st.integers(1, 9)), min_size=1, max_size=12))
-def test_its_values_are_the_least_squares_ones(points):
+def test_the_map_has_the_least_squares_values(points):
     """Against the max-min formula of isotonic regression, which is not how it is computed."""
     answer = torch.tensor([value for value, _ in points], dtype=torch.float64)
     weight = torch.tensor([float(count) for _, count in points], dtype=torch.float64)
@@ -174,7 +178,7 @@ def test_any_anchors_give_intervals_within_the_cosines_or_none_at_all(
 
 
 @pytest.mark.parametrize("scores", Scores)
-def test_turning_either_space_changes_nothing(scores):
+def test_rotating_either_space_changes_no_score(scores):
     source, target = noisy_pair(0, 60)
     straight = calibrate(items_of(source, target), scores)
     turned = calibrate(items_of(source @ rotation(1, 16), target @ rotation(2, 12)), scores)
@@ -214,10 +218,12 @@ def test_the_mapped_score_is_the_mean_new_score_of_other_items():
 # --- intervals ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", [0.5, 0.9])
+@pytest.mark.parametrize("level", [pytest.param(0.5, marks=pytest.mark.long), 0.9])
 @pytest.mark.parametrize("scores", [NATIVE, TRANSLATED])
 def test_the_interval_covers_the_new_scores_of_other_items(scores, level):
-    """Over several draws of the anchors, as the coverage of one draw varies; near pairs alone too."""
+    """Over several draws of the anchors, because the coverage of one draw varies; also for near
+    pairs alone.
+    """
     others, natives = noisy_pair(500, 400)
     old = pair_scores(others, others)
     shares, near_shares = [], []
@@ -276,7 +282,9 @@ def test_a_conformal_bound_is_a_rank_and_infinite_for_too_few(residuals, level):
 
 
 def test_of_shuffled_anchors_the_map_is_flat_the_interval_wide_and_the_decisions_are_chance():
-    """But for scores between two translated vectors: wrong as they are, they are still made from the old ones."""
+    """Except for scores between two translated vectors, which are made from the old ones even if
+    wrong.
+    """
     source, target = noisy_pair(0, 150)
     shuffled = target[torch.randperm(150, generator=torch.Generator().manual_seed(1))]
     for scores in (NATIVE, TRANSLATED):
@@ -296,8 +304,8 @@ def test_of_shuffled_anchors_the_map_is_flat_the_interval_wide_and_the_decisions
         assert found.by_rate.f1 < 2 * share / (1 + share) + 0.05
 
 
-def test_a_fit_that_has_seen_one_of_two_items_would_claim_what_nobody_can_know():
-    """Unrelated spaces of more dimensions than anchors: pairs across folds look related, pairs within folds do not."""
+def test_a_fit_that_saw_one_of_two_items_overstates_their_score():
+    """Unrelated spaces with k < d: pairs across folds look related, pairs within folds do not."""
     items = items_of(normal(0, 60, 80), normal(1, 60, 80))
     rows = score_pairs.sample_pairs(items, TRANSLATED, "source", 0)
     assert abs(float(torch.corrcoef(torch.stack([rows.given, rows.answer]))[0, 1])) < 0.1
@@ -308,7 +316,7 @@ def test_a_fit_that_has_seen_one_of_two_items_would_claim_what_nobody_can_know()
 
 
 @pytest.mark.parametrize("scores", Scores)
-def test_the_threshold_by_rate_lets_the_same_share_through_and_leads_back(scores):
+def test_the_rate_matched_threshold_accepts_the_same_share_and_inverts(scores):
     there, back = noisy(scores), noisy(scores, "target")
     weight = there.rows.weight
     for score in (0.0, 0.3, 0.5, 0.7):
@@ -316,11 +324,15 @@ def test_the_threshold_by_rate_lets_the_same_share_through_and_leads_back(scores
         assert float(
             weight[there.rows.answer >= found.by_rate].sum() / weight.sum()
         ) == pytest.approx(found.share, abs=2e-3)
-        assert expected_score(back, found.by_rate, level=0.9).by_rate == pytest.approx(score, abs=0.02)
+        assert expected_score(back, found.by_rate, level=0.9).by_rate == pytest.approx(
+            score, abs=0.02
+        )
 
 
-def test_decisions_are_counted_on_pairs_whose_items_had_no_part_in_the_threshold():
-    """Naively: for each fold of each round, the best threshold of the other folds, tried out on this one."""
+def test_decisions_count_pairs_whose_items_did_not_choose_the_threshold():
+    """Naively: for each fold of each round, the best threshold of the other folds, measured on this
+    one.
+    """
     calibration = noisy(NATIVE)
     rows, score = calibration.rows, 0.5
     reached = rows.given >= score
@@ -380,11 +392,11 @@ def test_no_accepted_pair_leaves_the_precision_open():
     assert (found.precision, found.recall, found.f1) == (None, 0.0, 0.0)
 
 
-# --- what the anchors cannot say ------------------------------------------------------------------
+# --- missing data ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("score", [-1.0, -0.99, 0.999, 1.0])
-def test_beyond_the_anchors_scores_nothing_is_claimed(score):
+def test_beyond_the_anchors_scores_there_is_no_expectation(score):
     for scores in Scores:
         found = expected_score(noisy(scores), score, level=0.9)
         assert (found.answer, found.interval, found.map_interval, found.by_rate) == (None,) * 4
@@ -392,7 +404,7 @@ def test_beyond_the_anchors_scores_nothing_is_claimed(score):
         assert decisions.threshold_agreement(noisy(scores), score) is None
 
 
-def test_what_is_covered_is_what_is_answered():
+def test_the_covered_range_is_that_of_the_expectations():
     calibration = noisy(TRANSLATED)
     ends = covered_range(calibration)
     lower = float(calibration.rows.given[calibration.rows.given < ends[0]].max())
@@ -407,7 +419,8 @@ def test_pairs_above_are_pairs_of_anchors():
     for score in (0.5, 0.7, 0.8, 0.99):
         found = expected_score(noisy(NATIVE), score, level=0.9)
         above = int((old >= score).sum())
-        # Eight rounds put 83 of 100 pairs into one fold at least once; then strata keep their quota.
+        # Eight rounds put 83 of 100 pairs into one fold at least once; then strata keep their
+        # quota.
         assert found.pairs_above <= above
         assert found.pairs_above == 0 or found.pairs_above > 0.5 * above
         assert found.extrapolated == (found.pairs_above < score_pairs.FEWEST_SCORE_PAIRS)
@@ -427,7 +440,7 @@ def test_in_a_gap_of_the_scores_the_rate_is_known_and_the_map_is_not():
     assert (agreed.by_rate.f1, agreed.best.f1, agreed.unchanged.f1) == (1.0, 1.0, 1.0)
 
 
-def test_anchors_that_are_all_equally_far_apart_say_nothing_and_break_nothing():
+def test_equidistant_anchors_have_no_map_and_raise_no_error():
     for scores in Scores:
         calibration = calibrate(items_of(torch.eye(20).double(), normal(0, 20, 6)), scores)
         assert covered_range(calibration) is None
@@ -455,7 +468,7 @@ def test_too_few_distinct_anchors_have_no_calibration_and_ten_have_one():
 # --- pairs ----------------------------------------------------------------------------------------
 
 
-def test_pairs_lie_within_folds_and_near_ones_are_not_drowned():
+def test_pairs_lie_within_folds_and_near_ones_are_oversampled():
     source, target = noisy_pair(0, 300)
     items = items_of(source, target)
     rows = score_pairs.sample_pairs(items, TRANSLATED, "source", 0)

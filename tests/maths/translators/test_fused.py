@@ -1,4 +1,4 @@
-"""The fast ways of serving say what the plain formula says, of whatever rows, and beside whatever neighbours."""
+"""The fast paths of serving agree with the plain formula, for any rows and neighbouring rows."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import Tensor
 from app.errors import AnchorageError, NonFinite, OutOfRange
 from app.maths.geometry.space import Space, fit_space
 from app.maths.translators import graded, translator
+from app.maths.translators.decoder import TranslatedRows
 from app.maths.translators.methods import METHODS, fit, resolve
 from app.maths.translators.relative import relate_into
 from app.maths.translators.translator import ROWS_PER_STEP, Translator, apply, apply_into, no_flags
-from app.maths.translators.decoder import TranslatedRows
 from research.definitions import relative
 from tests.maths.clouds import normal
 
-#: what float32 may add, as part of the target's scale
+#: the tolerated error of float32, relative to the target's scale
 CLOSE = 1e-5
 COUNTS = (1, 2, ROWS_PER_STEP - 1, ROWS_PER_STEP, ROWS_PER_STEP + 1, 3 * ROWS_PER_STEP)
 DTYPES = (torch.float16, torch.float32, torch.float64)
@@ -69,7 +69,9 @@ def carefully(served: Translator, vectors: Tensor) -> TranslatedRows:
 
 
 def furthest(found: Tensor, expected: Tensor, translator: Translator) -> float:
-    """The largest difference of two rows, as part of the target's scale or of the row's own distance from its mean."""
+    """The largest difference of two rows, relative to the target's scale or the row's distance from
+    its mean.
+    """
     reach = (
         (expected.double() - translator.decoder.mean.double())
         .norm(dim=1)
@@ -88,7 +90,7 @@ def furthest(found: Tensor, expected: Tensor, translator: Translator) -> float:
     renormalise=st.booleans(),
     keep_norms=st.booleans(),
 )
-def test_a_translation_is_what_the_formula_says(
+def test_a_translation_equals_the_formula(
     seed, dims, count, dtype, name, offset, renormalise, keep_norms
 ):
     served, source = made(
@@ -116,7 +118,8 @@ def test_a_translation_is_what_the_formula_says(
 def delicate(
     space: Space, anchors: Tensor, count: int, seed: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Ordinary rows, and among them rows at the mean, next to it, far away, tiny, huge, and outside what the anchors span.
+    """Ordinary rows, and rows at the mean, near it, far away, tiny, huge, and outside the anchors'
+    span.
 
     And which rows to look at: those, and some of the others.
     """
@@ -190,7 +193,7 @@ def test_a_translation_does_not_depend_on_its_neighbours(seed, neighbour, count)
 
 @pytest.mark.parametrize("shrink", [1e-10, 1e-20, 1e-22, 1e-30])
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_matrix_however_small_leaves_directions_whole(shrink, count):
+def test_matrices_of_any_scale_keep_directions(shrink, count):
     """As of a large ridge over tiny vectors: squares of such lengths are no float32 numbers."""
     served, source = made(3, (16, 12))
     small = replace(
@@ -221,7 +224,7 @@ def test_spaces_of_every_size_translate_alike(size, count, name):
     )
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 @given(
@@ -229,7 +232,11 @@ def test_spaces_of_every_size_translate_alike(size, count, name):
     bad=st.sampled_from([float("nan"), float("inf"), float("-inf"), 1e31]),
     dtype=st.sampled_from(DTYPES),
 )
-@example(rows={0, ROWS_PER_STEP - 1, ROWS_PER_STEP, 3 * ROWS_PER_STEP - 1}, bad=float("nan"), dtype=torch.float32)
+@example(
+    rows={0, ROWS_PER_STEP - 1, ROWS_PER_STEP, 3 * ROWS_PER_STEP - 1},
+    bad=float("nan"),
+    dtype=torch.float32,
+)
 def test_every_row_that_is_wrong_is_named(rows, bad, dtype):
     served, _ = made(1, (4, 3))
     vectors = normal(2, 3 * ROWS_PER_STEP, 4).to(dtype)
@@ -270,7 +277,7 @@ def test_nothing_is_translated_to_a_number_that_is_none():
                         assert bool(apply(odd, vectors).vectors.isfinite().all())
 
 
-# --- what it is given and gives -------------------------------------------------------------------
+# --- inputs and outputs ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 3, ROWS_PER_STEP + 1])
@@ -287,7 +294,7 @@ def test_it_reads_strided_rows_and_writes_into_a_part_of_a_larger_matrix(count):
     assert torch.equal(wide, before)
 
 
-def test_flags_are_shared_only_where_nobody_is_flagged():
+def test_flags_are_shared_only_where_no_row_is_flagged():
     served, source = made(1, (6, 4))
     plain = apply(served, normal(2, 5, 6) + 1)
     assert plain.at_mean is no_flags(5)[0]
@@ -325,7 +332,7 @@ def test_in_bfloat16_a_translation_lies_within_two_percent_of_its_distance(
     assert found.outside.tolist() == exact.outside.tolist()
 
 
-def test_in_bfloat16_what_is_delicate_is_done_in_float32():
+def test_in_bfloat16_uncertain_rows_are_computed_in_float32():
     span = torch.linalg.qr(normal(1, 12, 12))[0][:5]
     source, target = fit_space(normal(2, 30, 5) @ span + 1), fit_space(normal(3, 30, 7))
     served = fit("procrustes", source, target, resolve("procrustes", {}, anchors=30))

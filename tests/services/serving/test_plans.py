@@ -18,6 +18,7 @@ from starlette.testclient import TestClient
 from app.errors import AnchorageError, NonFinite, OutOfRange
 from app.main import create_app
 from app.maths.geometry.space import fit_space
+from app.maths.translators.decoder import decode as decode_plainly
 from app.maths.translators.methods import fit, fit_decoder, resolve
 from app.maths.translators.translator import ROWS_PER_STEP, apply
 from app.maths.translators.decoder import decode as decode_plainly
