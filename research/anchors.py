@@ -24,7 +24,11 @@ def medoids(pool: Float[Tensor, "n d"], *, size: int, seed: int) -> list[int]:
     check_size(size, pool.shape[0])
     points = fit_space(pool).unit
     return sorted(
-        set(torch.cdist(cluster_centres(points, size=size, seed=seed), points).argmin(dim=1).tolist())
+        set(
+            torch.cdist(cluster_centres(points, size=size, seed=seed), points)
+            .argmin(dim=1)
+            .tolist()
+        )
     )
 
 

@@ -15,7 +15,15 @@ from torch.nn.functional import normalize
 
 from app.maths.bootstrap import neighbours as matching
 from app.maths.bootstrap.neighbours import Beat, BestMatches
-from app.maths.bootstrap.pools import GrownPairs, OnStep, Pools, State, Step, check_seeds, ignore_step
+from app.maths.bootstrap.pools import (
+    GrownPairs,
+    OnStep,
+    Pools,
+    State,
+    Step,
+    check_seeds,
+    ignore_step,
+)
 from app.maths.geometry.spectrum import rank_tolerance
 
 
@@ -282,7 +290,9 @@ def _mutual(
     beat: Beat,
 ) -> GrownPairs:
     """The seeds, then the other pairs that choose each other by CSLS, the best scores first."""
-    offset_x, offset_y = matching.hubness_offsets(translated, pools.y, k, memory=pools.memory, beat=beat)
+    offset_x, offset_y = matching.hubness_offsets(
+        translated, pools.y, k, memory=pools.memory, beat=beat
+    )
     found = matching.mutual_pairs(
         matching.best_matches(
             translated,

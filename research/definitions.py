@@ -11,7 +11,16 @@ from torch import Tensor
 from app.maths.geometry.pair import Pair
 from app.maths.geometry.quantise import largest_code, levels
 from app.maths.geometry.space import Space, check_vectors, normalise
-from app.maths.quality.metrics import DEFAULT_NEIGHBOURS, Quality, jaccard as overlap, item_metrics, shared_count, cosine_blocks, mean_quality, unit
+from app.maths.quality.metrics import (
+    DEFAULT_NEIGHBOURS,
+    Quality,
+    cosine_blocks,
+    item_metrics,
+    mean_quality,
+    shared_count,
+    unit,
+)
+from app.maths.quality.metrics import jaccard as overlap
 
 
 def relative(vectors: Float[Tensor, "n d"], space: Space) -> Float64[Tensor, "n k"]:

@@ -1,4 +1,4 @@
-"""The layout of the code: small files and folders, one class for each name, and tests in the same tree."""
+"""The layout of the code: small files and folders, unique names, and tests in the same tree."""
 
 from __future__ import annotations
 

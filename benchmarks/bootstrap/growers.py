@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from app.maths.bootstrap import methods, paper, self_learning, soft_plan
+from app.maths.bootstrap import attempts, methods, paper, soft_plan
 from app.maths.bootstrap.pools import GrownPairs, OnStep, Pools, ignore_step
 from benchmarks.bootstrap import store
 from benchmarks.bootstrap.draws import GT, Case, draw
 from research import baselines
-from app.maths.bootstrap import attempts
 
 Seeds = list[tuple[int, int]]
 #: settings that differ from the method's own
@@ -31,7 +30,9 @@ Settings = Callable[[Pools, int], Any]
 SAID = "said"
 
 
-def served(pools: Pools, seeds: Seeds, settings: methods.MethodSettings, *, on_step: OnStep) -> GrownPairs:
+def served(
+    pools: Pools, seeds: Seeds, settings: methods.MethodSettings, *, on_step: OnStep
+) -> GrownPairs:
     """A method that the service offers, with the service's estimate of its share of right pairs."""
     found = methods.run(pools, seeds, settings, on_step=on_step)
     told = {
@@ -51,7 +52,10 @@ METHODS: dict[str, tuple[Grow, Settings]] = {
     "procrustes": (baselines.procrustes, lambda pools, number: baselines.Procrustes()),
     "vecmap": (baselines.vecmap, lambda pools, number: baselines.Vecmap(seed=number)),
     "paper": (served, lambda pools, number: paper.PaperSettings(_size(pools), seed=number)),
-    "soft-plan": (served, lambda pools, number: soft_plan.SoftPlanSettings(_size(pools), seed=number)),
+    "soft-plan": (
+        served,
+        lambda pools, number: soft_plan.SoftPlanSettings(_size(pools), seed=number),
+    ),
     "self-learning": (served, lambda pools, number: attempts.SelfLearningSettings(seed=number)),
 }
 

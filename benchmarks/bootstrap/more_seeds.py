@@ -10,7 +10,6 @@ from app.maths.bootstrap import attempts, methods, self_learning
 from benchmarks.bootstrap import counts, growers
 from benchmarks.bootstrap.cells import Cell, Measured
 from benchmarks.bootstrap.draws import CASES, draw
-from app.maths.bootstrap import attempts
 
 NAME = "asked"
 PLACES = (

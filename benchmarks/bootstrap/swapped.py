@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from app.maths.bootstrap import attempts, methods
 from benchmarks.bootstrap.cells import Cell, Measured
 from benchmarks.bootstrap.draws import CASES, draw
-from app.maths.bootstrap import attempts
 
 NAME = "swapped"
 PLACES = (

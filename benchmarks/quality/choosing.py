@@ -14,14 +14,13 @@ from rich.console import Console
 
 from app.demo.run import new_table
 from app.maths.geometry.space import fit_space
-from app.maths.quality import selection
+from app.maths.quality import candidates, selection
 from app.maths.quality.candidates import DEFAULT_CANDIDATE, Candidate
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
 from benchmarks.quality import data, table
 from benchmarks.quality.compare import task_of
 from benchmarks.quality.measure import Index
-from app.maths.quality import candidates
 
 ANCHORS = (50, 100, 300)
 PAIRS, SEEDS = 4, 2

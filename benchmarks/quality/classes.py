@@ -19,7 +19,6 @@ from app.maths.quality.metrics import unit
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
 from benchmarks.quality import data, table
-from app.maths.quality import candidates
 
 TASKS = ("banking77", "trec", "cifar10", "fashion-mnist")
 ANCHORS, SEEDS, PAIRS = 300, 2, 4

@@ -142,7 +142,11 @@ def _cell(
     note(AUTO, started, _translated(choice.method, choice.options, source, target, x[held]))
     cell.chosen = (
         choice.method,
-        {name: value for name, value in choice.options.items() if name not in methods.OUTPUT_OPTIONS},
+        {
+            name: value
+            for name, value in choice.options.items()
+            if name not in methods.OUTPUT_OPTIONS
+        },
     )
     return cell
 

@@ -50,7 +50,9 @@ def measure() -> dict[str, Any]:
 def _pairs(own: Pools, other: Pools, size: int, share: float, seed: int) -> list[Numbers]:
     """Each ordered pair by the same anchors."""
     near, far = round(share * size), size - round(share * size)
-    rows = {pools: torch.tensor(draw_uniformly(POOL, size=size, seed=seed)) for pools in (own, other)}
+    rows = {
+        pools: torch.tensor(draw_uniformly(POOL, size=size, seed=seed)) for pools in (own, other)
+    }
     known = {
         name: torch.cat([own.pool[name][rows[own][:near]], other.pool[name][rows[other][:far]]])
         for name in TEXT_ENCODERS

@@ -28,7 +28,6 @@ from research.anchor_strategies.measure import (
 from research.anchor_strategies.pools import SEEDS, Pools, texts, words
 from research.definitions import codes, jaccard, mrr, values
 from research.quantisation import most_steps
-from app.maths.quality import candidates
 
 ANCHORS, ITEMS = 300, 1_000
 WIDTHS = (2, 3, 4, 5, 6, 8, 12)
@@ -181,7 +180,9 @@ def _guarantee(pools: Pools, bits: int, turn: float) -> Numbers:
     rows = [_distorted(pools, bits, turn, seed) for seed in SEEDS]
     largest = {name: max(row[name] for row in rows) for name in ("apart", "largest")}
     return (
-        {"step": step_size(bits), "allowed": most_steps(2 * turn, bits=bits)} | averaged(rows) | largest
+        {"step": step_size(bits), "allowed": most_steps(2 * turn, bits=bits)}
+        | averaged(rows)
+        | largest
     )
 
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from app.maths.geometry.space import fit_space, row_norms, unit_rows
-from app.maths.quality.metrics import DEFAULT_NEIGHBOURS, jaccard as overlap
+from app.maths.quality.metrics import DEFAULT_NEIGHBOURS
+from app.maths.quality.metrics import jaccard as overlap
 from app.maths.translators import methods
 from app.maths.translators.translator import Translator, apply
 

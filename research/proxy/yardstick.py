@@ -80,5 +80,7 @@ def yardstick() -> tuple[Yardstick, Look]:
     with torch.no_grad():
         vectors = network.encode(graph)
     validation = torch.from_numpy(archive("planetoid/cora_plain.npz")["val_index"])
-    stick = Yardstick(graphs, validation, draw_uniformly(len(graph.y), size=ANCHORS, seed=0), vectors)
+    stick = Yardstick(
+        graphs, validation, draw_uniformly(len(graph.y), size=ANCHORS, seed=0), vectors
+    )
     return stick, stick.look(epoch, network)

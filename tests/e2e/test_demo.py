@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from app.demo.pack import load_pack
-
 
 @pytest.mark.long
 def test_the_demo_runs_and_translation_beats_doing_nothing(tmp_path: Path) -> None:
@@ -38,14 +36,3 @@ def test_the_demo_runs_and_translation_beats_doing_nothing(tmp_path: Path) -> No
             for row in numbers["promises"]
         )
     assert (tmp_path / "map.png").stat().st_size > 10_000
-
-
-def test_the_pack_is_what_its_readme_says() -> None:
-    pack = load_pack()
-    assert len(pack.sentences) == len(set(pack.sentences)) == 2310
-    assert len(pack.classes) == 77
-    assert {name: tuple(vectors.shape) for name, vectors in pack.vectors.items()} == {
-        "minilm3-512": (2310, 512),
-        "minilm6-384": (2310, 384),
-        "static-256": (2310, 256),
-    }

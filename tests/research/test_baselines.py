@@ -1,4 +1,4 @@
-"""What the other methods are measured against: a rotation from the seeds alone, and self-learning as in vecmap."""
+"""The baselines: a rotation from the seeds alone, and self-learning as in vecmap."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def normal(seed: int, *shape: int) -> Tensor:
 
 
 def noisy(count: int, noise: float) -> tuple[Pools, list[int]]:
-    """Items in clusters, and a noisy rotation of them in another order; partner[i] is the row of item i in the second pool."""
+    """Clustered items, and a noisy rotation in another order: item i is row partner[i] there."""
     source = normal(5, 20, 16)[torch.arange(count) % 20] + normal(4, count, 16)
     rotation, _ = torch.linalg.qr(normal(6, 16, 16))
     partner = torch.randperm(count, generator=torch.Generator().manual_seed(7))
@@ -111,7 +111,7 @@ def test_a_round_that_looks_at_a_share_sees_about_that_share_of_the_best_partner
         on_step=lambda step: states.append(step.state) if step.state else None,
     )
     dictionary = states[0]["dictionary"].tolist()
-    # All that is looked at from one side is looked at from the other: a true pair is found from both or from neither.
+    # The method treats both sides alike, so a true pair is found from both or from neither.
     forth, back = (
         {(i, j) for i, j in half if partner[i] == j}
         for half in (dictionary[:400], dictionary[400:])

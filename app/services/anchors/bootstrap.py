@@ -28,7 +28,6 @@ from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import JobKind
-from app.maths.bootstrap import attempts
 
 #: anchors that anchor optimisation searches for by default, as in the paper, and the most
 DEFAULT_OPTIMISED, MOST_OPTIMISED = 300, 4_096
@@ -187,7 +186,10 @@ def _read_settings(
     if size is None and kind is not attempts.SelfLearningSettings:
         size = min(DEFAULT_OPTIMISED, most)
     settings = kind(size=size, **options)  # type: ignore[arg-type]
-    if isinstance(settings, soft_plan.SoftPlanSettings) and settings.last_epsilon > settings.first_epsilon:
+    if (
+        isinstance(settings, soft_plan.SoftPlanSettings)
+        and settings.last_epsilon > settings.first_epsilon
+    ):
         field = "options.last_epsilon" if "last_epsilon" in options else "options.first_epsilon"
         detail = (
             f"`last_epsilon` {settings.last_epsilon:g} must not exceed `first_epsilon` "

@@ -1,0 +1,55 @@
+"""Creating, extending and deleting anchor sets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from app.errors import (
+    Conflict,
+    TooManyVectors,
+)
+from app.services.anchors import anchor_sets
+from app.services.context import Limits
+from app.storage import tables
+from app.storage.queries import resources
+from tests.services.helpers import CONTEXT, PROJECT, create_encoder, some
+
+
+def test_a_refused_set_leaves_no_row_behind(stocked):
+    few = replace(stocked, limits=Limits(vectors=5))
+    with pytest.raises(TooManyVectors):
+        anchor_sets.create_anchor_set(few, CONTEXT, name="big", embeddings={"a": some(6, 3)})
+    with stocked.db.transaction() as session:
+        assert [
+            row.name
+            for row in resources.page(session, tables.AnchorSetRow, PROJECT, after="", limit=9)
+        ] == ["s"]
+        assert session.query(tables.SpaceRow).count() == 2
+
+
+def test_embeddings_meant_for_a_deleted_set_never_reach_another_one_of_its_name(
+    stocked, monkeypatch
+):
+    """A set of another size replaces the set while the embeddings are examined."""
+    examine = anchor_sets.examine
+
+    def examine_late(*arguments):
+        monkeypatch.setattr(anchor_sets, "examine", examine)
+        anchor_sets.delete_anchor_set(stocked, CONTEXT, "s")
+        anchor_sets.create_anchor_set(
+            stocked, CONTEXT, name="s", embeddings={"b": torch.randn(5, 2)}
+        )
+        return examine(*arguments)
+
+    create_encoder(stocked, "c", 4)
+    monkeypatch.setattr(anchor_sets, "examine", examine_late)
+    with pytest.raises(Conflict):
+        anchor_sets.add_embeddings(
+            stocked, CONTEXT, anchor_set="s", encoder="c", vectors=torch.randn(12, 4)
+        )
+    with stocked.db.transaction() as session:
+        row = resources.by_name(session, tables.AnchorSetRow, PROJECT, "s")
+        assert (row.size, [space.encoder.name for space in row.spaces]) == (5, ["b"])
