@@ -393,6 +393,6 @@ def test_a_backup_with_damage_is_restored_only_by_force_and_says_what_is_lacking
     assert (result.exit_code, result.stderr.split()[-1]) == (0, blob.name)
     for folder in ("whole", "lacking"):
         said_ = refusal(tmp_path / folder / "new", "restore", str(tmp_path / folder))
-        assert "lacks 1 of 1 blobs" in said_
+        assert "1 of 1 blobs of the backup are missing" in said_
         result = run(tmp_path / folder / "new", "restore", "--force", str(tmp_path / folder))
         assert (result.exit_code, "1 blobs are lacking" in result.output) == (0, True)
