@@ -37,6 +37,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY app app
 COPY workers workers
 COPY migrations migrations
+COPY docs/reference/errors.md docs/reference/errors.md
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
  && pip --python /venv/bin/python install --no-deps --no-index --prefix /service dist/*.whl
 

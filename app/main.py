@@ -1,4 +1,4 @@
-"""create_app(settings): wiring only."""
+"""Wires the service together: `create_app(settings)` returns the ASGI application."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from app.api import docs, health
 from app.api.compat import open_inference, openai, tei
 from app.api.http import admission, openapi_bodies, problems
 from app.api.http.admission import Admission, AdmissionMiddleware
-from app.api.http.rate_limit import RateLimiter
+from app.api.http.limits.in_flight import InFlight
+from app.api.http.limits.rate_limit import RateLimiter
 from app.api.resources import (
     anchor_pairs,
     anchor_reports,
@@ -29,12 +30,14 @@ from app.api.resources import (
     contracts,
     encoders,
     evaluate,
+    heads,
     jobs,
     pools,
     relative,
     stitch,
     thresholds,
     translate,
+    translators,
 )
 from app.encoders.threads import use_threads
 from app.observability import tracing
@@ -46,7 +49,7 @@ from workers.main import Worker
 
 log = logging.getLogger("anchorage")
 
-#: in the order in which they are looked through: those asked once a query first
+#: in the order in which a request's path is matched: the most frequent routes first
 RESOURCES = (
     translate,
     relative,
@@ -54,6 +57,7 @@ RESOURCES = (
     tei,
     stitch,
     open_inference,
+    heads,
     encoders,
     anchor_sets,
     anchor_reports,
@@ -62,6 +66,7 @@ RESOURCES = (
     pools,
     bootstrap,
     evaluate,
+    translators,
     thresholds,
     jobs,
     api_keys,
@@ -69,20 +74,24 @@ RESOURCES = (
 )
 
 DESCRIPTION = """
-Translates embeddings between encoders from a few hundred *parallel anchors*: the same items embedded by each encoder.
+Translates embeddings between encoders from a few hundred *parallel anchors*: the same items
+embedded by each encoder.
 
-1. `POST /encoders` for each encoder.
-2. `POST /anchor-sets` with the anchors' embeddings by each of them.
-3. `POST /translate`, `/relative` or `/stitch`; `POST /translators` says how good a translation is.
+1. Register each encoder with `POST /encoders`.
+2. Upload the anchors' embeddings by each encoder with `POST /anchor-sets`.
+3. Translate with `POST /translate`, `/relative` or `/stitch`. `POST /translators` reports the
+   quality.
 
-OpenAI's clients ask `/v1`, those of text-embeddings-inference `/tei/{model}`, those of the Open Inference Protocol `/v2`.
+Clients of OpenAI use `/v1`, clients of text-embeddings-inference `/tei/{model}`, and clients of the
+Open Inference Protocol `/v2`.
 
-Errors are `application/problem+json` with a stable `code`.
+Errors are `application/problem+json` with a stable `code`. [This page](/docs/errors) explains
+each code.
 """
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The service. Without Redis a worker in its own process runs its jobs; with Redis, workers elsewhere do."""
+    """Returns the service. Without Redis, a worker in this process runs the jobs."""
     wakeup = make_wakeup(settings)
     services = replace(make_services(settings), notify_workers=wakeup.notify)
     worker = (
@@ -95,10 +104,10 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         to_thread.current_default_thread_limiter().total_tokens = ANSWER_THREADS
         await run_in_threadpool(_start, services, worker)
-        use_threads(1)  # small products are computed by the loop itself; the lanes have the cores
-        telling = asyncio.create_task(admission.keep_telling(app.state.admission))
+        use_threads(1)  # the event loop computes small products; the lanes use the cores
+        gauges = asyncio.create_task(admission.refresh_gauges(app.state.admission))
         yield
-        telling.cancel()
+        gauges.cancel()
         app.state.admission.stopping = True
         if worker is not None:
             await run_in_threadpool(worker.stop)
@@ -117,7 +126,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     docs.install(app)
     app.state.services = services
-    app.state.parts = health.Parts(
+    app.state.health_checks = health.HealthChecks(
         worker_alive=None if worker is None else lambda: worker.alive,
         redis_answers=None if services.cache.store is None else services.cache.store.takes_writes,
     )
@@ -132,8 +141,8 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
-def asks_for_keys(settings: Settings) -> bool:
-    """Whether callers need an API key: beyond loopback, unless the settings say otherwise."""
+def requires_keys(settings: Settings) -> bool:
+    """Returns whether callers need an API key: by default, beyond loopback."""
     return settings.auth == "keys" or (settings.auth == "auto" and not is_loopback(settings.host))
 
 
@@ -148,20 +157,19 @@ def is_loopback(host: str) -> bool:
 
 def _admission(settings: Settings, services: Services) -> Admission:
     return Admission(
-        keys=KeyRing(services) if asks_for_keys(settings) else None,
+        keys=KeyRing(services) if requires_keys(settings) else None,
         rates=RateLimiter(settings.rate_limit, settings.redis_url, settings.redis_prefix),
         hosts=_hosts(settings),
         max_body_bytes=settings.max_body_bytes,
         max_stream_bytes=settings.max_stream_bytes,
-        max_in_flight=settings.max_in_flight,
-        max_in_flight_bytes=settings.max_in_flight_bytes,
+        in_flight=InFlight(settings.max_in_flight, settings.max_in_flight_bytes),
     )
 
 
 def _hosts(settings: Settings) -> frozenset[str] | None:
-    """The names that a Host header may hold. A key protects as well: a page that borrows a browser does not have it."""
+    """Returns the accepted names of the Host header; None: any, as keys keep web pages out."""
     if settings.allowed_hosts == "*" or (
-        settings.allowed_hosts == "auto" and asks_for_keys(settings)
+        settings.allowed_hosts == "auto" and requires_keys(settings)
     ):
         return None
     if settings.allowed_hosts == "auto":

@@ -1,4 +1,4 @@
-"""The HTTP server: one process, or several that share a port, and nothing else but Redis and SQL."""
+"""The HTTP server: one process, or several that share a port."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from prometheus_client.multiprocess import mark_process_dead
 
 from app.api.health import METRICS_DIR
-from app.api.http.connections import Connections, backlog, most_connections
+from app.api.http.limits.connections import Connections, backlog, most_connections
 from app.api.http.protocol import BoundedHttp
 from app.main import create_app
 from app.observability import logs
@@ -29,15 +29,15 @@ from workers.supervisor import supervise
 
 log = logging.getLogger("anchorage.server")
 
-#: an idle connection is kept for longer than load balancers and clients keep theirs: whoever closes first may cut a request
-KEEP_ALIVE_S = 75
+#: longer than load balancers and clients keep idle connections: closing first could cut a request
+IDLE_CONNECTION_S = 75
 
-#: how much longer than its own limits a stopping process is waited for
-STOP_S = 5.0
+#: how long to wait for a stopping process after its own time limits
+STOP_GRACE_S = 5.0
 
 
 def bind(settings: Settings) -> socket.socket:
-    """The listening socket: bound first, so that a port in use ends the command before any job is taken up."""
+    """Returns the listening socket. A port in use ends the command before a worker takes a job."""
     return _config(settings, None).bind_socket()
 
 
@@ -45,22 +45,22 @@ def run(settings: Settings, application: FastAPI, listening: socket.socket) -> N
     """Serve in this process, until SIGTERM or SIGINT."""
     if (most := most_connections(settings.max_connections)) < (settings.max_connections or 0):
         log.warning(
-            "ANCHORAGE_MAX_CONNECTIONS is more than half of `ulimit -n`: there will be %d connections at most",
+            "ANCHORAGE_MAX_CONNECTIONS exceeds half of `ulimit -n`: the limit is %d connections",
             most,
         )
     server = uvicorn.Server(_config(settings, application))
     _drain_first(server, application.state.admission, settings.drain_s)
     gc.collect()
-    gc.freeze()  # what is there now stays: the collector need not walk all of torch while somebody waits
+    gc.freeze()  # the collector need not walk all of torch while requests wait
     server.run(sockets=[listening])
 
 
 def run_several(settings: Settings, listening: socket.socket) -> None:
-    """Serve in `settings.workers` processes, until SIGTERM or SIGINT; one that ends by itself is started again."""
+    """Serve in several processes until SIGTERM or SIGINT, and restart a process that ends."""
     with tempfile.TemporaryDirectory(prefix="anchorage-metrics-") as folder:
         os.environ[METRICS_DIR] = folder
-        log.info("%d processes serve on %s:%d", settings.workers, *listening.getsockname()[:2])
-        stop_s = settings.drain_s + settings.shutdown_s + STOP_S
+        log.info("starting %d processes on %s:%d", settings.workers, *listening.getsockname()[:2])
+        stop_s = settings.drain_s + settings.shutdown_s + STOP_GRACE_S
         supervise(
             _serve,
             [(settings, listening)] * settings.workers,
@@ -70,13 +70,12 @@ def run_several(settings: Settings, listening: socket.socket) -> None:
 
 
 def _serve(settings: Settings, listening: socket.socket) -> None:
-    """One of several processes: it has its share of the cores, and ends with the one that started it."""
+    """Serve in one of several processes, with its share of the cores, until its parent ends."""
     logs.configure(settings.log_format)
     if settings.threads is None:
         torch.set_num_threads(max(1, torch.get_num_threads() // settings.workers))
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # a terminal sends it to all; the first process passes on what it gets
+    # A terminal sends SIGINT to all processes, and the parent passes it on as well.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     run(settings, create_app(settings), listening)
 
@@ -94,11 +93,11 @@ def _config(settings: Settings, application: FastAPI | None) -> uvicorn.Config:
         host=settings.host,
         port=settings.port,
         timeout_graceful_shutdown=int(settings.shutdown_s),
-        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_keep_alive=IDLE_CONNECTION_S,
         http=partial(BoundedHttp, held=Connections(most_connections(settings.max_connections))),  # type: ignore[arg-type]
         backlog=backlog(),
         ws="none",
-        # Who may say for whom a request was made: nobody, unless uvicorn's own variable names the proxies.
+        # X-Forwarded-For counts only from the proxies that uvicorn's variable names.
         proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,
         log_config=None,
         access_log=False,
@@ -107,8 +106,10 @@ def _config(settings: Settings, application: FastAPI | None) -> uvicorn.Config:
 
 
 def _drain_first(server: Any, admission: Any, drain_s: float) -> None:
-    """At the first signal say in /readyz that this server stops, and close each connection after its answer; accept for
-    `drain_s` longer, so that load balancers notice; then finish what is in flight. A second signal does not wait.
+    """At the first signal, report `stopping` in /readyz and close connections after their answers.
+
+    The server accepts requests for `drain_s` seconds, until load balancers notice, and then
+    finishes the requests in flight. A second signal ends the waiting.
     """
     stop = server.handle_exit
 

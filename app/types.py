@@ -1,32 +1,30 @@
-"""Words shared by several rooms."""
+"""Types and constants that several packages share."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from enum import StrEnum
 
-#: rates like 600/minute, several separated by ;
+#: rates such as 600/minute, separated by ;
 RATE = r"^[1-9][0-9]{0,8}/(second|minute|hour|day)(;[1-9][0-9]{0,8}/(second|minute|hour|day)){0,3}$"
 
-
-#: a rotated key works on for so long at most
+#: longest time for which a rotated key still works
 LONGEST_GRACE_S = 7 * 24 * 3600
 
 
 class EncoderKind(StrEnum):
-    #: the client brings the vectors
+    #: the client sends the vectors
     external = "external"
-    #: a sentence-transformers model, run by the service
+    #: a sentence-transformers model, which the service runs
     sentence_transformers = "sentence-transformers"
-
-    #: a timm model, run by the service: images
+    #: a timm model for images, which the service runs
     timm = "timm"
-    #: an OpenAI-compatible or TEI endpoint elsewhere
+    #: an OpenAI-compatible or TEI endpoint
     openai = "openai"
 
 
 class Modality(StrEnum):
-    """What an encoder reads. The service itself encodes text and images."""
+    """What an encoder reads. The service can encode text and images."""
 
     text = "text"
     image = "image"
@@ -35,48 +33,48 @@ class Modality(StrEnum):
 
 
 class InputRole(StrEnum):
-    """What an input is to a search: some models put another prompt before each."""
+    """The role of an input in a search: some models have a prompt for each."""
 
     query = "query"
     document = "document"
 
 
 class HeadOutput(StrEnum):
-    """What a head's numbers are."""
+    """The meaning of a head's numbers."""
 
-    #: one for each class: logits or probabilities
+    #: a logit or a probability for each class
     classes = "classes"
-    #: a regression's, or a decoder's
+    #: the result of a regression or a decoder
     numbers = "numbers"
-    #: the pixels of an image
+    #: pixels
     image = "image"
 
 
 class Scores(StrEnum):
-    """Which cosine of two items replaces the old encoder's: what is compared in the target's space."""
+    """Which cosine of two items replaces the old encoder's cosine."""
 
-    #: a translated query with vectors that the target encoder made
+    #: of a translated query and vectors of the target encoder
     translated_native = "translated-native"
-    #: both made by the target encoder
+    #: of two vectors of the target encoder
     native_native = "native-native"
-    #: both translated
+    #: of two translated vectors
     translated_translated = "translated-translated"
 
 
 class JobKind(StrEnum):
     bootstrap = "bootstrap"
-    #: encode an anchor set's inputs by one or more encoders
+    #: encode an anchor set's inputs with one or more encoders
     embed = "embed"
-    #: fit a translator and measure it
+    #: fit a translator and measure its quality
     translator = "translator"
-    #: measure a translation on a client's own vectors
+    #: measure a translation on a client's vectors
     evaluate = "evaluate"
 
 
 class JobState(StrEnum):
-    #: written down and waiting for a worker
+    #: stored, and waiting for a worker
     queued = "queued"
-    #: a worker has it
+    #: a worker runs it
     running = "running"
     succeeded = "succeeded"
     failed = "failed"
@@ -88,18 +86,18 @@ class JobState(StrEnum):
 
 
 class Scope(StrEnum):
-    """What a key may do; each scope includes the ones before it."""
+    """What a key may do. Each scope includes the scopes before it."""
 
-    #: ask: list, get, translate, relate, stitch
+    #: list, get, translate, relate, stitch
     read = "read"
-    #: make, change and delete
+    #: create, change and delete
     write = "write"
-    #: keys and the audit log of the project
+    #: manage the keys of the project, and read its audit log
     admin = "admin"
 
 
-def repeats(items: Iterable[Hashable]) -> list[int]:
-    """The places of items that stand earlier in the list too."""
+def repeated_positions(items: Iterable[Hashable]) -> list[int]:
+    """Returns the positions of items that occur earlier in the list."""
     seen: set[Hashable] = set()
     found = []
     for place, item in enumerate(items):
@@ -110,7 +108,7 @@ def repeats(items: Iterable[Hashable]) -> list[int]:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether UTF-8 can write it: JSON can smuggle half of a surrogate pair into a str."""
+    """Returns whether UTF-8 can encode the text: JSON can hold half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:

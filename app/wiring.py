@@ -1,4 +1,4 @@
-"""From settings to services: what the API, the worker and the command line all start with."""
+"""Makes services from settings, for the API, the worker and the command line."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 
 import torch
 
-from app.encoders.base import Shelf
+from app.encoders.base import ModelSources
 from app.encoders.pool import EncoderPool
-from app.encoders.remote import normal_url
+from app.encoders.remote.options import normal_url
 from app.services.context import Limits, Retention, Services
 from app.services.lanes import Lanes
 from app.settings import Settings
@@ -21,9 +21,9 @@ from app.storage.wakeup import LocalWakeup, RedisWakeup
 
 
 def make_services(settings: Settings, *, device: str | None = None) -> Services:
-    """Everything the use cases need. Nothing is connected yet.
+    """Returns the services, without connecting to anything.
 
-    device  where jobs compute and models run; None: jobs on the CPU, models on a GPU if there is one
+    device  the torch device of jobs and models; None: jobs on the CPU, models on a GPU if possible
     """
     models_on = device or ("cuda" if torch.cuda.is_available() else "cpu")
     settings.data_dir.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def make_services(settings: Settings, *, device: str | None = None) -> Services:
         blobs=BlobStore(settings.data_dir / "blobs"),
         cache=Cache(settings.cache_bytes, store),
         encoders=EncoderPool(
-            _shelf(settings),
+            _model_sources(settings),
             device=models_on,
             limit_bytes=settings.model_bytes,
             cores=settings.encode_cores or settings.threads,
@@ -64,18 +64,18 @@ def make_services(settings: Settings, *, device: str | None = None) -> Services:
     )
 
 
-def _shelf(settings: Settings) -> Shelf:
-    """Where models may come from. Raises ValueError for a URL that no endpoint could have."""
+def _model_sources(settings: Settings) -> ModelSources:
+    """Returns where models may come from. Raises ValueError for a URL that is not one."""
     remote: dict[str, str | None] = {}
-    for entry in _listed(settings.remote_urls):
+    for entry in _split(settings.remote_urls):
         url, _, key = (
             entry.rpartition("=") if re.search(r"=[A-Za-z_]\w*$", entry) else (entry, "", "")
         )
         remote[normal_url(url)] = key or None
-    return Shelf(settings.models_dir, tuple(_listed(settings.hub_models)), remote)
+    return ModelSources(settings.models_dir, tuple(_split(settings.hub_models)), remote)
 
 
-def _listed(text: str) -> list[str]:
+def _split(text: str) -> list[str]:
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
@@ -84,7 +84,7 @@ def make_database(settings: Settings) -> Database:
 
 
 def make_wakeup(settings: Settings) -> LocalWakeup:
-    """What wakes idle workers: between processes when there is a Redis, else within this one."""
+    """Returns what wakes idle workers: in all processes with Redis, otherwise in this one."""
     if settings.redis_url is None:
         return LocalWakeup()
     return RedisWakeup(redis_client(settings.redis_url), settings.redis_prefix)

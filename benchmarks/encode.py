@@ -41,7 +41,7 @@ from rich.table import Table
 
 from app.demo.client import free_port
 from app.demo.pack import load_pack
-from app.encoders.base import Shelf, Spec
+from app.encoders.base import EncoderSpec, ModelSources
 from app.encoders.text import load
 from benchmarks.common import RESULTS, parser, write
 
@@ -109,7 +109,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=5)
     arguments = options.parse_args()
     sentences = load_pack().sentences
-    plain = load(Spec("sentence-transformers", MODEL), Shelf(), "cpu")
+    plain = load(EncoderSpec("sentence-transformers", MODEL), ModelSources(), "cpu")
     with tempfile.TemporaryDirectory() as folder:
         servers = [start_anchorage(Path(folder))]
         if arguments.infinity:

@@ -13,7 +13,7 @@ from app.settings import Settings
 from scripts import pages
 
 ROOT = Path(__file__).parent.parent
-#: codes that no class of app/errors.py has: those of the protocol, of validation, and of lost jobs
+#: codes that no class of app/errors has: those of the protocol, of validation, and of lost jobs
 OTHER_CODES = {
     "address-too-long",
     "attempts-exhausted",

@@ -101,7 +101,7 @@ class Worker:
                 self._wakeup.wait(IDLE_POLL_S)
 
     def _renew(self) -> None:
-        metrics.CARETAKER.set_to_current_time()
+        metrics.LEASES_RENEWED.set_to_current_time()
         self._leases.renew()
 
     def _delete_old(self) -> None:

@@ -1,4 +1,7 @@
-"""/docs and /redoc: pages of files of this machine, which run no script but their own and stand in no other page's frame."""
+"""/docs, /redoc and /docs/errors: pages that load nothing from other hosts.
+
+They run only their own scripts, and no other page can show them in a frame.
+"""
 
 from __future__ import annotations
 
@@ -10,34 +13,45 @@ from pathlib import Path
 import fastapi_offline
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
+from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
+
+from app.api import error_page
 
 STATIC = "/static-offline-docs"
 FILES = Path(fastapi_offline.__file__).parent / "static"
 
-#: answered to everyone: they say nothing about anyone's data
-PATHS = frozenset({"/docs", "/redoc", "/openapi.json"})
+#: The page with one section for each error code. The `type` of a problem document links to it.
+ERRORS_PATH = "/docs/errors"
 
-#: what a browser may do with an answer of these paths that is no page, and with any of them
-CLOSED = "default-src 'none'; frame-ancestors 'none'"
-HEADERS = ((b"x-frame-options", b"DENY"), (b"referrer-policy", b"no-referrer"))
+#: Public paths: they hold no data of a project.
+PATHS = frozenset({"/", "/docs", "/redoc", "/openapi.json", ERRORS_PATH})
 
-#: both pages set styles by scripts; ReDoc searches in a worker that it makes itself
-POLICY = (
-    "default-src 'none'; script-src 'self' {hashes}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self'; "
-    "connect-src 'self'; worker-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+#: The policy of answers that are no pages, and the other headers of all answers.
+DENY_ALL_POLICY = "default-src 'none'; frame-ancestors 'none'"
+SECURITY_HEADERS = ((b"x-frame-options", b"DENY"), (b"referrer-policy", b"no-referrer"))
+
+#: Both pages set styles from scripts, and ReDoc searches in a worker from a blob.
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self' {hashes}; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; font-src 'self'; connect-src 'self'; worker-src blob:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
+INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
 
 def is_public(path: str) -> bool:
-    """Whether a path belongs to the documentation."""
+    """Whether a path belongs to the documentation or redirects to it."""
     return path in PATHS or path.startswith(f"{STATIC}/")
 
 
 def install(app: FastAPI) -> None:
-    """Add the pages and their files."""
+    """Adds the pages, their files, and a redirect from / to /docs."""
     app.mount(STATIC, StaticFiles(directory=FILES), name="static-offline-docs")
+
+    @app.get("/", include_in_schema=False)
+    async def root(request: Request) -> Response:
+        return RedirectResponse(f"{request.scope.get('root_path', '')}/docs")
 
     @app.get("/docs", include_in_schema=False)
     async def swagger(request: Request) -> Response:
@@ -65,14 +79,18 @@ def install(app: FastAPI) -> None:
             )
         )
 
+    @app.get(ERRORS_PATH, include_in_schema=False)
+    async def errors(request: Request) -> Response:
+        return _guarded(HTMLResponse(error_page.html()))
+
 
 def _guarded(page: Response) -> Response:
-    """The page, with a policy that names its own scripts by their hashes."""
+    """The page, with a policy that allows its inline scripts by their hashes."""
     digests = [
         b64encode(hashlib.sha256(script).digest()).decode()
-        for script in INLINE.findall(bytes(page.body))
+        for script in INLINE_SCRIPT.findall(bytes(page.body))
     ]
-    page.headers["Content-Security-Policy"] = POLICY.format(
+    page.headers["Content-Security-Policy"] = PAGE_POLICY.format(
         hashes=" ".join(f"'sha256-{digest}'" for digest in digests)
     )
     return page

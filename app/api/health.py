@@ -1,4 +1,4 @@
-"""/livez, /readyz and /metrics: is the process alive, can it serve, and what has it done."""
+"""/livez, /readyz and /metrics: probes of the process, and its metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anyio import CapacityLimiter, create_task_group, move_on_after, to_thread
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from sqlalchemy.exc import SQLAlchemyError
 
 from app import __version__
@@ -28,72 +28,81 @@ from app.services.upkeep.database_metrics import read_metrics
 router = APIRouter(tags=["health"])
 log = logging.getLogger("anchorage")
 
-#: what has not answered by then counts as away
-ANSWER_S = 1.5
+#: Seconds after which the database or Redis counts as unavailable.
+PROBE_ANSWER_S = 1.5
 
-#: the library's variable: the folder where several processes count together
+#: prometheus_client's variable: the folder where several processes add up their metrics.
 METRICS_DIR = "PROMETHEUS_MULTIPROC_DIR"
 
 
 @dataclass(frozen=True)
-class Parts:
-    """How to ask what the process stands on: None where it does without."""
+class HealthChecks:
+    """Checks of what the process depends on. None: it does not depend on it."""
 
     worker_alive: Callable[[], bool] | None
     redis_answers: Callable[[], bool] | None
-    #: one thread for each question that may hang: whoever asks meanwhile waits for it, and no longer than ANSWER_S
+    #: One thread for each check that can hang. Later probes wait for it, up to PROBE_ANSWER_S.
     database_thread: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
     redis_thread: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
 
 
 class Live(BaseModel):
-    """The process answers."""
+    """The process answers requests."""
 
-    status: Literal["ok"] = "ok"
-    version: str = __version__
+    status: Literal["ok"] = Field("ok", description="Always `ok`.")
+    version: str = Field(__version__, description="Version of the service.")
 
 
 class Ready(BaseModel):
-    """What the process needs to serve a request, and whether it has it; null is what it does without.
+    """What the process depends on, and whether it is available."""
 
-    degraded: requests are answered, but Redis is away or stores nothing, so that each process caches and counts for itself.
-    """
-
-    status: Literal["ok", "degraded", "stopping", "unavailable"]
-    database: bool
-    worker: bool | None
-    redis: bool | None
+    status: Literal["ok", "degraded", "stopping", "unavailable"] = Field(
+        description="`degraded`: requests are served, but Redis is unavailable or read-only, so "
+        "each process caches and counts on its own."
+    )
+    database: bool = Field(description="Whether the database answers.")
+    worker: bool | None = Field(
+        description="Whether the worker in this process runs. Null if workers run elsewhere."
+    )
+    redis: bool | None = Field(
+        description="Whether Redis answers and takes writes. Null if it is not used."
+    )
 
 
 @router.head("/livez", include_in_schema=False)
-@router.get("/livez")
+@router.get("/livez", summary="Check that the process runs")
 async def livez() -> Live:
-    """200 while the process answers at all."""
+    """Returns 200 as long as the process answers requests."""
     return Live()
 
 
 @router.head("/readyz", include_in_schema=False)
-@router.get("/readyz", responses={503: {"model": Ready}})
+@router.get(
+    "/readyz",
+    summary="Check that requests are served",
+    responses={503: {"model": Ready, "description": "Something is unavailable, or it stops."}},
+)
 async def readyz(request: Request, response: Response, services: Svc) -> Ready:
-    """200 once a request can be served; 503 says what is missing, or that the server is stopping. Answers within 2 seconds."""
-    parts: Parts = request.app.state.parts
+    """Returns 200 if the process can serve requests, and 503 if it cannot or is stopping.
+
+    It answers within 2 seconds.
+    """
+    checks: HealthChecks = request.app.state.health_checks
     answers: dict[str, bool] = {}
 
-    async def ask(name: str, question: Callable[[], bool], thread: CapacityLimiter) -> None:
-        with move_on_after(ANSWER_S):
-            answers[name] = await to_thread.run_sync(
-                question, limiter=thread, abandon_on_cancel=True
-            )
+    async def run_check(name: str, check: Callable[[], bool], thread: CapacityLimiter) -> None:
+        with move_on_after(PROBE_ANSWER_S):
+            answers[name] = await to_thread.run_sync(check, limiter=thread, abandon_on_cancel=True)
 
-    async with create_task_group() as asking:
-        asking.start_soon(
-            ask, "database", partial(_database_answers, services), parts.database_thread
+    async with create_task_group() as group:
+        group.start_soon(
+            run_check, "database", partial(_database_answers, services), checks.database_thread
         )
-        if parts.redis_answers is not None:
-            asking.start_soon(ask, "redis", parts.redis_answers, parts.redis_thread)
+        if checks.redis_answers is not None:
+            group.start_soon(run_check, "redis", checks.redis_answers, checks.redis_thread)
     database = answers.get("database", False)
-    worker = None if parts.worker_alive is None else parts.worker_alive()
-    redis = None if parts.redis_answers is None else answers.get("redis", False)
+    worker = None if checks.worker_alive is None else checks.worker_alive()
+    redis = None if checks.redis_answers is None else answers.get("redis", False)
     status: Literal["ok", "degraded", "stopping", "unavailable"] = "ok"
     if redis is False:
         status = "degraded"
@@ -111,29 +120,33 @@ def _database_answers(services: Services) -> bool:
     try:
         services.db.ping()
     except SQLAlchemyError as error:
-        log.warning("the database does not answer: %s", type(error).__name__)
+        log.warning("database check failed: %s", type(error).__name__)
         return False
     return True
 
 
 @router.get(
     "/metrics",
+    summary="Get metrics for Prometheus",
     responses={200: {"content": {"text/plain": {}}}, **documented()},
     response_class=Response,
 )
 def metrics(request: Request, services: Svc, project: Reads) -> Response:
-    """For Prometheus. No label holds a name; of translators only the project's own are shown."""
-    admission.tell(request.app.state.admission)
-    data = generate_latest(_counted())
+    """Returns the metrics of the service, and those of the project's translators.
+
+    No label holds the name of a resource.
+    """
+    admission.set_gauges(request.app.state.admission)
+    data = generate_latest(_registry())
     try:
         data += generate_latest(make_registry(read_metrics(services, project)))
     except DatabaseUnavailable as error:
-        log.warning("no figures from the database: %s", error.detail)
+        log.warning("metrics from the database are missing: %s", error.detail)
     return Response(data, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-def _counted() -> CollectorRegistry:
-    """What this process counts, or all those that serve together."""
+def _registry() -> CollectorRegistry:
+    """The metrics of this process, or of all processes of the server together."""
     if METRICS_DIR not in os.environ:
         return REGISTRY
     registry = CollectorRegistry()

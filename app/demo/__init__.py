@@ -1,7 +1,7 @@
-"""`anchorage demo`: the main job on real sentences, over HTTP, and the data pack it uses."""
+"""`anchorage demo`: translates real sentences over HTTP, with vectors from the package."""
 
 SENTENCE = "Somebody took my wallet, how do I stop my card?"
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the message says why."""
+    """The demo cannot continue. The message says why."""

@@ -1,4 +1,4 @@
-"""A real server in a process of its own, and the few calls the demo makes."""
+"""Starts a server in a separate process, and sends the demo's requests."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from torch import Tensor
 
 from app.demo import DemoError
 
-#: one torch thread on either side of the socket: on a busy machine two wait for each other far longer than they save
-THREADS = 1
+#: torch threads of the demo and of the server: on a busy machine more threads mostly wait for each
+#: other
+DEMO_THREADS = 1
 
-#: importing torch on a cold disk is the slow part
+#: the import of torch takes most of it, from a cold disk
 START_TIMEOUT_S = 120
 
 
 @contextmanager
 def server(data_dir: Path) -> Iterator[Client]:
-    """`anchorage serve` below `data_dir` on a free port, stopped at the end."""
+    """Run `anchorage serve` with `data_dir` on a free port, and stop it at the end."""
     port = free_port()
     data_dir.mkdir(parents=True, exist_ok=True)
     log = data_dir / "server.log"
@@ -46,9 +47,9 @@ def server(data_dir: Path) -> Iterator[Client]:
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")
     }
-    environment["ANCHORAGE_THREADS"] = str(THREADS)
+    environment["ANCHORAGE_THREADS"] = str(DEMO_THREADS)
     with log.open("wb") as output:
-        process = subprocess.Popen(  # noqa: S603 -- our own command
+        process = subprocess.Popen(  # noqa: S603 -- a fixed command
             command, stdout=output, stderr=subprocess.STDOUT, env=environment
         )
     try:
@@ -63,14 +64,14 @@ def server(data_dir: Path) -> Iterator[Client]:
 
 
 @contextmanager
-def running(url: str, key: str | None) -> Iterator[Client]:
-    """A service that somebody else started. Raises DemoError when it does not answer."""
+def connect(url: str, key: str | None) -> Iterator[Client]:
+    """Connect to a running service. Raises DemoError if it does not answer."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     with httpx2.Client(base_url=url, timeout=120, trust_env=False, headers=headers) as http:
         try:
             http.get("/livez").raise_for_status()
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise DemoError(f"no service answers at {url}: {error}") from None
+            raise DemoError(f"No service answers at {url}: {error}") from None
         yield Client(http)
 
 
@@ -81,7 +82,10 @@ def free_port() -> int:
 
 
 def wait_until_ready(http: httpx2.Client, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Return once /readyz says 200. Raises DemoError with the server's last words when it ends or takes too long."""
+    """Return when /readyz returns 200.
+
+    Raises DemoError with the end of the server's log when the server ends or takes too long.
+    """
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
@@ -91,11 +95,11 @@ def wait_until_ready(http: httpx2.Client, process: subprocess.Popen[bytes], log:
             pass
         time.sleep(0.1)
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-10:])
-    raise DemoError(f"the server did not become ready:\n{tail}")
+    raise DemoError(f"The server did not become ready. The end of its log:\n{tail}")
 
 
 class Client:
-    """POST and PUT with errors as DemoError, and vectors as base64."""
+    """Sends JSON requests, and raises DemoError for error responses."""
 
     def __init__(self, http: httpx2.Client) -> None:
         self.http = http
@@ -105,26 +109,27 @@ class Client:
         return self.make("POST", path, body)
 
     def make(
-        self, method: str, path: str, body: dict[str, Any], *, found_at: str | None = None
+        self, method: str, path: str, body: dict[str, Any], *, existing: str | None = None
     ) -> dict[str, Any]:
-        """What the request makes, or what an earlier demo made of that name and is found there.
+        """Create a resource and return it.
 
-        Raises DemoError with the problem's detail.
+        If an earlier demo has created it, return the one at the path `existing`. Raises DemoError
+        with the problem's detail.
         """
         answer = self.http.request(method, path, json=body)
         if (
-            found_at is not None
+            existing is not None
             and answer.status_code == 409
             and answer.json()["code"] in ("name-taken", "embeddings-exist")
         ):
-            answer = self.http.get(found_at)
+            answer = self.http.get(existing)
         if answer.is_error:
             raise DemoError(f"{method} {path}: {answer.status_code} {answer.text}")
         return answer.json()  # type: ignore[no-any-return]
 
 
-def packed(vectors: Tensor) -> dict[str, Any]:
-    """A tensor as the wire's base64 object."""
+def to_wire(vectors: Tensor) -> dict[str, Any]:
+    """Return a tensor as the API's base64 object."""
     array = np.ascontiguousarray(vectors.numpy(), dtype="<f4")
     return {
         "dtype": "float32",
@@ -133,7 +138,7 @@ def packed(vectors: Tensor) -> dict[str, Any]:
     }
 
 
-def unpacked(value: dict[str, Any]) -> Tensor:
-    """The wire's base64 object as a tensor."""
+def from_wire(value: dict[str, Any]) -> Tensor:
+    """Return the tensor of the API's base64 object."""
     array = np.frombuffer(base64.b64decode(value["base64"]), "<f4").reshape(value["shape"])
     return torch.from_numpy(array.astype(np.float32))

@@ -1,4 +1,4 @@
-"""The data pack: real sentences, their intents, and their embeddings by three real encoders."""
+"""The data pack: real sentences, their intents, and their embeddings by three encoders."""
 
 from __future__ import annotations
 
@@ -10,28 +10,34 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-#: the first rows are the anchors, the next train heads, the rest is only ever tested on
-ANCHORS = 500
-TRAIN = 1_000
+#: the first rows are anchors, the next train heads, and all others are for tests
+ANCHOR_COUNT = 500
+TRAINING_COUNT = 1_000
 
 
 @dataclass(frozen=True, eq=False)
 class Pack:
-    """sentences and intents (n each); vectors: encoder name -> (n, d) float32; labels (n,) index into classes."""
+    """The rows of the pack.
+
+    sentences  (n)
+    classes    names of the intents
+    labels     (n,) index of each sentence's intent in `classes`
+    vectors    encoder name -> (n, d) float32
+    """
 
     sentences: list[str]
     classes: list[str]
     labels: Tensor
     vectors: dict[str, Tensor]
 
-    anchors = slice(0, ANCHORS)
-    rest = slice(ANCHORS, None)
-    train = slice(ANCHORS, ANCHORS + TRAIN)
-    test = slice(ANCHORS + TRAIN, None)
+    anchors = slice(0, ANCHOR_COUNT)
+    rest = slice(ANCHOR_COUNT, None)
+    train = slice(ANCHOR_COUNT, ANCHOR_COUNT + TRAINING_COUNT)
+    test = slice(ANCHOR_COUNT + TRAINING_COUNT, None)
 
 
 def load_pack() -> Pack:
-    """Read the pack that ships with the package."""
+    """Read the pack from the installed package."""
     folder = files("app.demo") / "data"
     text = json.loads((folder / "sentences.json").read_text())
     classes = sorted(set(text["intents"]))

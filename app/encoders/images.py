@@ -1,6 +1,4 @@
-"""Image files as clients send them: what is accepted, at which size, and the pixels that a model
-reads.
-"""
+"""Checks and decodes the image files that clients send."""
 
 from __future__ import annotations
 
@@ -15,144 +13,152 @@ from app.errors import AnchorageError, EncoderUnavailable, ImageTooLarge, Invali
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Of a stranger's file Pillow can have thousands of warnings: they would fill the log, and the table
-# of those that were shown.
+# A hostile file can cause thousands of warnings, which would fill the log and Python's table of
+# shown warnings.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-#: most pieces that a file may be read in (a chunk of a PNG takes three), and most segments of a
-#: JPEG: each costs some microseconds, whatever it holds
-READS = 80_000
-#: most scans of a JPEG: each one is a pass over the whole picture, and encoders write about ten
-SCANS = 50
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+#: most reads of one file (a PNG chunk takes three), and most segments of a JPEG: each read costs
+#: some microseconds, however small it is
+MOST_READS = 80_000
+#: most scans of a JPEG: each scan is a pass over the whole image, and encoders write about ten
+MOST_SCANS = 50
 
 Mode = Literal["L", "RGB"]
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Of one image: the bytes of its file, and the pixels that it unpacks to."""
+class ImageLimits:
+    """The most bytes of one image's file, and the most pixels of the decoded image."""
 
     bytes: int = 10 * 1024 * 1024
     pixels: int = 25_000_000
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_IMAGE_LIMITS = ImageLimits()
 
 
 class _File(BytesIO):
-    """A file that ends its reader when it comes for too many pieces."""
+    """A file in memory that raises InvalidImage after MOST_READS reads."""
 
     reads = 0
 
     def read(self, size: int | None = -1, /) -> bytes:
         self.reads += 1
-        if self.reads > READS:
+        if self.reads > MOST_READS:
             raise InvalidImage(
-                f"the image's file has too many pieces: it takes more than {READS} reads"
+                f"The image file takes more than {MOST_READS} reads. Save the image again."
             )
         return super().read(size)
 
 
-def open_image(data: bytes, limits: Limits, mode: Mode = "RGB") -> Image:
-    """The first picture of the file, decoded, upright, on white where it is transparent, in `mode`.
+def open_image(data: bytes, limits: ImageLimits, mode: Mode = "RGB") -> Image:
+    """Return the file's first image, decoded and upright, on white where transparent, in `mode`.
 
-    Its header is read first: nothing is decoded of a picture that is too large. Raises
-    ImageTooLarge and InvalidImage, and EncoderUnavailable without Pillow.
+    Checks the size in the header before it decodes anything. Raises ImageTooLarge and InvalidImage,
+    and EncoderUnavailable without Pillow.
     """
     if not data:
-        raise InvalidImage("the image is empty")
+        raise InvalidImage("The image file is empty. Send a PNG, JPEG, WebP or GIF file.")
     if len(data) > limits.bytes:
         raise ImageTooLarge(
-            f"the image's file has {len(data)} bytes; the limit is {limits.bytes}",
+            f"The image file has {len(data)} bytes; the limit is {limits.bytes}. "
+            "Send a smaller file.",
             limit=limits.bytes,
         )
     try:
         from PIL import Image as pillow  # noqa: N813
     except ImportError as error:
         raise EncoderUnavailable(
-            "Pillow is not installed on the server: pip install 'anchorage-server[vision]'"
+            "Pillow is not installed on the server. "
+            "Ask the operator to run: pip install 'anchorage-server[vision]'"
         ) from error
     try:
-        image = pillow.open(_File(data), formats=FORMATS)
+        image = pillow.open(_File(data), formats=IMAGE_FORMATS)
         _check_size(image, limits)
         if image.format in ("JPEG", "MPO"):
             _check_scans(data)
         image.load()
-        return _flat(_upright(image), mode)
+        return _flatten(_turn_upright(image), mode)
     except AnchorageError:
         raise
     except pillow.DecompressionBombError as error:
         raise ImageTooLarge(
-            f"the image has more than {limits.pixels} pixels", limit=limits.pixels
+            f"The image has more than {limits.pixels} pixels, which is the limit. "
+            "Send a smaller image.",
+            limit=limits.pixels,
         ) from error
-    except Exception as error:  # whatever a broken file makes a decoder raise
+    except Exception as error:  # a decoder may raise anything for a damaged file
         raise InvalidImage(
-            "the input is no PNG, JPEG, WebP or GIF image, or a damaged one"
+            "The input is not a PNG, JPEG, WebP or GIF image, or its file is damaged."
         ) from error
 
 
-def _check_size(image: Image, limits: Limits) -> None:
+def _check_size(image: Image, limits: ImageLimits) -> None:
     width, height = image.size
     if not width or not height:
-        raise InvalidImage("the image has no pixels")
+        raise InvalidImage("The image has no pixels. Send an image of at least 1 x 1 pixels.")
     if width * height > limits.pixels:
         raise ImageTooLarge(
-            f"the image has {width} x {height} pixels; the limit is {limits.pixels}",
+            f"The image has {width} x {height} pixels; the limit is {limits.pixels} in total. "
+            "Send a smaller image.",
             limit=limits.pixels,
         )
 
 
-#: a marker other than the restarts inside a scan; a scan's own 0xff is followed by 0
+#: any marker except the restart markers of a scan; a 0xff in a scan's data is followed by 0
 _MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 _SCAN, _END, _BARE = 0xDA, 0xD9, (0x01, 0xD8)
 
 
 def _check_scans(data: bytes) -> None:
-    """Raises InvalidImage for a JPEG of too many scans or segments."""
+    """Raises InvalidImage for a JPEG with too many scans or segments."""
     scans = place = 0
-    for _ in range(READS):
-        found = _MARKER.search(data, place)
-        code = data[found.end() - 1] if found else _END
-        if found is None or code == _END:
+    for _ in range(MOST_READS):
+        marker = _MARKER.search(data, place)
+        code = data[marker.end() - 1] if marker else _END
+        if marker is None or code == _END:
             return
         scans += code == _SCAN
-        if scans > SCANS:
-            raise InvalidImage(f"the image has more than {SCANS} scans")
-        place = found.end() + (
-            0 if code in _BARE else int.from_bytes(data[found.end() : found.end() + 2], "big")
-        )
-    raise InvalidImage(f"the image has more than {READS} segments")
+        if scans > MOST_SCANS:
+            raise InvalidImage(
+                f"The JPEG image has more than {MOST_SCANS} scans. Save it as a baseline JPEG."
+            )
+        place = marker.end()
+        if code not in _BARE:
+            place += int.from_bytes(data[place : place + 2], "big")
+    raise InvalidImage(f"The JPEG image has more than {MOST_READS} segments. Save it again.")
 
 
-def _upright(image: Image) -> Image:
-    """As the camera was held. Photographs whose EXIF cannot be read are common, and are taken as
-    they are.
+def _turn_upright(image: Image) -> Image:
+    """Turn the image as its EXIF data says. An image with unreadable EXIF data stays as it is,
+    because such photographs are common.
     """
     from PIL import ImageOps
 
     try:
         ImageOps.exif_transpose(image, in_place=True)
-    except Exception:  # a stranger's TIFF directory, in as many ways broken as there are cameras
+    except Exception:  # broken EXIF data may raise anything
         return image
     return image
 
 
-def _flat(image: Image, mode: Mode) -> Image:
-    """Without transparency, 8 bits a channel, in `mode`."""
+def _flatten(image: Image, mode: Mode) -> Image:
+    """Convert the image to `mode`: without transparency, 8 bits a channel."""
     from PIL import Image as pillow  # noqa: N813
 
     if image.mode.startswith("I"):
-        # Pillow would cut 16 bits at 255; of colours it keeps the upper eight, and so do we.
+        # Keeps the upper eight of 16 bits, as Pillow does for colours. For grey images Pillow would
+        # clip at 255.
         import numpy as np
 
         pixels: Any = np.asarray(image)
         image = pillow.fromarray((pixels >> 8).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
-        ground = pillow.new("RGB", image.size, "white")
-        ground.paste(image, mask=image.getchannel("A"))
-        image = ground
+        background = pillow.new("RGB", image.size, "white")
+        background.paste(image, mask=image.getchannel("A"))
+        image = background
     elif image.mode == "P" and mode == "L":
         image = image.convert("RGB")
     return image.convert(mode) if image.mode != mode else image

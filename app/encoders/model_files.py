@@ -1,4 +1,4 @@
-"""Where a model's files are: the operator's folder, an installed package, or a hub that the operator allows."""
+"""Finds a model's files: in the operator's folder, an installed package, or an allowed hub."""
 
 from __future__ import annotations
 
@@ -8,75 +8,77 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from app.encoders.base import Shelf, Spec
+from app.encoders.base import EncoderSpec, ModelSources
 from app.errors import EncoderUnavailable
 
-#: what is fetched from a hub: weights that hold no code, and what describes them
-FETCHED = ("*.safetensors", "*.json", "*.txt", "*.model")
+#: files to download from a hub: weights without code, and their descriptions
+HUB_FILES = ("*.safetensors", "*.json", "*.txt", "*.model")
 
 _HUB_ID = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
 _HUB_REVISION = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})*", re.ASCII)
 
 
-def find(
-    spec: Spec, shelf: Shelf, *, packaged: Path | None = None, pairs: bool = False
+def find_model(
+    spec: EncoderSpec, sources: ModelSources, *, packaged: Path | None = None, pairs: bool = False
 ) -> tuple[Path, str]:
-    """(path, revision) of a model's files; a folder wins over a package, a package over the hub. Raises EncoderUnavailable.
+    """Return (path, revision) of a model's files. Raises EncoderUnavailable.
 
-    path       a folder, or with `pairs` the file NAME.safetensors that stands beside NAME.json
-    revision   digest of the files, or the hub's commit; where `spec` names a revision, it is that one
-    packaged   the folder of an installed package that carries this model
+    Searches the operator's folder first, then the package, then the hub.
+
+    path       a folder, or with `pairs` the file NAME.safetensors next to NAME.json
+    revision   digest of the files, or the hub's commit; the one that `spec` names, if it names one
+    packaged   folder of an installed package that contains this model
     """
-    place = inside(shelf.folder, spec.model)
-    if place is not None and place.is_dir():
-        _require_size(spec, shelf, [*place.rglob("*.safetensors")])
-        return place, _pinned(spec, place, _own_files(spec, place, shelf.folder))
-    weights, described = (
-        inside(shelf.folder, spec.model + suffix) if pairs else None
+    path = resolve_inside(sources.folder, spec.model)
+    if path is not None and path.is_dir():
+        _require_size(spec, sources, [*path.rglob("*.safetensors")])
+        return path, _require_revision(spec, path, _operator_files(spec, path, sources.folder))
+    weights, description = (
+        resolve_inside(sources.folder, spec.model + suffix) if pairs else None
         for suffix in (".safetensors", ".json")
     )
-    if weights is not None and described is not None:
-        _require_size(spec, shelf, [weights])
-        return weights, _pinned(spec, weights.parent, [weights, described])
+    if weights is not None and description is not None:
+        _require_size(spec, sources, [weights])
+        return weights, _require_revision(spec, weights.parent, [weights, description])
     if packaged is not None and packaged.is_dir():
-        return packaged, _pinned(spec, packaged, _files(packaged))
-    if any(fnmatchcase(spec.model, pattern) for pattern in shelf.hub):
-        return _fetch(spec)
+        return packaged, _require_revision(spec, packaged, _list_files(packaged))
+    if any(fnmatchcase(spec.model, pattern) for pattern in sources.hub):
+        return _download(spec)
     raise EncoderUnavailable(
-        f"model {spec.model!r} is not on this server, and the server may not fetch it: put it below ANCHORAGE_MODELS_DIR, "
-        "or allow its hub id in ANCHORAGE_HUB_MODELS",
+        f"Model {spec.model!r} is not on this server, and the server may not download it. "
+        "Ask the operator to put it below ANCHORAGE_MODELS_DIR, or to allow its hub id in "
+        "ANCHORAGE_HUB_MODELS.",
         field="model",
     )
 
 
-def _require_size(spec: Spec, shelf: Shelf, weights: Sequence[Path]) -> None:
-    """Before anything is read. Raises EncoderUnavailable."""
+def _require_size(spec: EncoderSpec, sources: ModelSources, weights: Sequence[Path]) -> None:
+    """Raises EncoderUnavailable before the weights are read."""
     size = sum(path.stat().st_size for path in weights if path.is_file())
-    if shelf.largest is not None and size > shelf.largest:
+    if sources.largest is not None and size > sources.largest:
         raise EncoderUnavailable(
-            f"the weights of model {spec.model!r} take {size} bytes, and the server keeps {shelf.largest} of models: see "
-            "ANCHORAGE_MODEL_BYTES",
+            f"The weights of model {spec.model!r} have {size} bytes; the limit is "
+            f"{sources.largest}. Ask the operator to raise ANCHORAGE_MODEL_BYTES.",
             field="model",
         )
 
 
-def inside(folder: Path | None, name: str) -> Path | None:
-    """Where `name` is in `folder`, links followed: None when it is not there, or not below `folder`."""
-    plain = PurePosixPath(name)
-    if folder is None or "\0" in name or plain.is_absolute() or ".." in plain.parts:
+def resolve_inside(folder: Path | None, name: str) -> Path | None:
+    """Return the path of `name` in `folder`, with links resolved; None if it is missing or outside
+    `folder`.
+    """
+    relative = PurePosixPath(name)
+    if folder is None or "\0" in name or relative.is_absolute() or ".." in relative.parts:
         return None
     try:
-        root, path = folder.resolve(), (folder / plain).resolve()
+        root, path = folder.resolve(), (folder / relative).resolve()
         return path if path != root and path.is_relative_to(root) and path.exists() else None
-    except (
-        OSError,
-        RuntimeError,
-    ):  # a name too long, links in a circle, a folder one may not enter
+    except (OSError, RuntimeError):  # a long name, a cycle of links, or a folder without permission
         return None
 
 
-def _files(folder: Path) -> list[Path]:
-    """Every file a model may be read from: neither hidden nor meant for people."""
+def _list_files(folder: Path) -> list[Path]:
+    """Return all files and links of the model, without hidden files and Markdown."""
     paths = [
         path
         for path in folder.rglob("*")
@@ -89,70 +91,81 @@ def _files(folder: Path) -> list[Path]:
     ]
 
 
-def _own_files(spec: Spec, folder: Path, root: Path | None) -> list[Path]:
-    """The files of an operator's folder. A link is fine while it leads to a file below `root`."""
-    files = _files(folder)
+def _operator_files(spec: EncoderSpec, folder: Path, root: Path | None) -> list[Path]:
+    """Return the files of a folder of the operator. Raises EncoderUnavailable for a link that does
+    not lead to a file below `root`.
+    """
+    files = _list_files(folder)
     assert root is not None
     for path in files:
         target = path.resolve()
         if not target.is_relative_to(root.resolve()) or not target.is_file():
             raise EncoderUnavailable(
-                f"the folder of model {spec.model!r} holds {path.name!r}, which is no file below ANCHORAGE_MODELS_DIR",
+                f"The folder of model {spec.model!r} contains {path.name!r}, which is not a file "
+                "below ANCHORAGE_MODELS_DIR. Ask the operator to replace the link by its file.",
                 field="model",
             )
     return files
 
 
-def _pinned(spec: Spec, folder: Path, files: Sequence[Path]) -> str:
-    """The files' digest. Raises EncoderUnavailable when `spec` asks for another."""
+def _require_revision(spec: EncoderSpec, folder: Path, files: Sequence[Path]) -> str:
+    """Return the files' digest. Raises EncoderUnavailable when `spec` names another revision."""
     try:
-        revision = digest(files, folder)
+        revision = hash_files(files, folder)
     except OSError as error:
         raise EncoderUnavailable(
-            f"the files of model {spec.model!r} cannot be read", field="model"
+            f"The files of model {spec.model!r} cannot be read. Ask the operator to check them.",
+            field="model",
         ) from error
     if spec.revision not in (None, revision):
         raise EncoderUnavailable(
-            f"model {spec.model!r} has revision {revision} on this server, not {spec.revision!r}",
+            f"Model {spec.model!r} has revision {revision} on this server, not "
+            f"{spec.revision!r}. Send that revision, or remove `revision`.",
             field="revision",
         )
     return revision
 
 
-def digest(files: Sequence[Path], folder: Path) -> str:
-    """SHA-256 of names and contents, in the order of names."""
-    whole = hashlib.sha256()
+def hash_files(files: Sequence[Path], folder: Path) -> str:
+    """Return the SHA-256 digest of all names and contents, sorted by name."""
+    total = hashlib.sha256()
     for path in sorted(files):
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
-        whole.update(
+        total.update(
             f"{path.relative_to(folder).as_posix()}\0{content}\n".encode("utf-8", "surrogateescape")
         )
-    return whole.hexdigest()
+    return total.hexdigest()
 
 
-def _fetch(spec: Spec) -> tuple[Path, str]:
-    """Fetch into the hub's cache, or find there what was fetched before: enough when HF_HUB_OFFLINE is set."""
+def _download(spec: EncoderSpec) -> tuple[Path, str]:
+    """Return the snapshot and its commit: from the hub's cache, or downloaded into it.
+
+    With HF_HUB_OFFLINE the cache must have it.
+    """
     if not _HUB_ID.fullmatch(spec.model) or ".." in spec.model:
-        raise EncoderUnavailable(f"{spec.model!r} is no model's name", field="model")
+        raise EncoderUnavailable(
+            f"{spec.model!r} is not a valid hub id. Send `owner/name`.", field="model"
+        )
     if spec.revision is not None and (
         not _HUB_REVISION.fullmatch(spec.revision) or ".." in spec.revision
     ):
-        raise EncoderUnavailable(f"{spec.revision!r} is no revision's name", field="revision")
+        raise EncoderUnavailable(
+            f"{spec.revision!r} is not a valid revision. Send a branch, a tag or a commit.",
+            field="revision",
+        )
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
-        disable_progress_bars()  # a server's log is no terminal
+        disable_progress_bars()  # they would fill the log
         path = Path(
-            snapshot_download(spec.model, revision=spec.revision, allow_patterns=list(FETCHED))
+            snapshot_download(spec.model, revision=spec.revision, allow_patterns=list(HUB_FILES))
         )
-    except (
-        Exception
-    ) as error:  # the hub's client, its cache and the network have many errors of their own
+    except Exception as error:  # the hub's client, its cache and the network raise many types
         raise EncoderUnavailable(
-            f"model {spec.model!r} cannot be fetched from the hub ({type(error).__name__}; the server's log has the reason): "
-            "put it below ANCHORAGE_MODELS_DIR",
+            f"Model {spec.model!r} cannot be downloaded from the hub ({type(error).__name__}; the "
+            "server's log has the reason). Ask the operator to put it below ANCHORAGE_MODELS_DIR.",
             field="model",
         ) from error
-    return path, path.name  # the cache names a snapshot's folder by its commit
+    return path, path.name  # the cache names a snapshot's folder after its commit

@@ -1,5 +1,5 @@
-"""The options that each kind of encoder takes: what clients may send, what is stored, and what the
-loaders read.
+"""The options that each kind of encoder accepts: clients send them, the service stores them, and
+loaders read them.
 """
 
 from __future__ import annotations
@@ -13,106 +13,123 @@ from pydantic_core import PydanticCustomError
 from app.errors import InvalidOption, MissingField, UnknownOption
 from app.types import EncoderKind
 
-#: more than any kind has
-MOST_NAMES = 32
+#: more options than any kind has
+MOST_OPTIONS = 32
 
 Prompts = dict[Literal["query", "document"], Annotated[str, Field(max_length=4_000)]]
 Dim = Annotated[int, Field(ge=1, le=8_192)]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
-class Options(BaseModel):
-    """What all kinds have in common. None means that the client has not said."""
+class EncoderOptions(BaseModel):
+    """The options of all kinds. None means that the client has not set the option."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     normalise: bool | None = Field(
-        None, description="bring vectors to unit length; default: as the model does"
+        None, description="scale vectors to unit length; default: as the model does"
     )
-    dim: Dim | None = Field(None, description="keep only the first `dim` numbers of each vector")
+    dim: Dim | None = Field(
+        None, description="return only the first `dim` numbers of each vector; default: all"
+    )
 
     @model_validator(mode="before")
     @classmethod
-    def _few(cls, value: Any) -> Any:
-        """Pydantic would make an error for each of a million unknown names."""
+    def _limit_names(cls, value: Any) -> Any:
+        """Check the number of names first: pydantic would report every unknown name."""
         if isinstance(value, dict):
             for each in (value, value.get("prompts")):
-                if isinstance(each, dict) and len(each) > MOST_NAMES:
+                if isinstance(each, dict) and len(each) > MOST_OPTIONS:
                     raise PydanticCustomError(
-                        "extra_forbidden", "no kind of encoder takes so many options"
+                        "extra_forbidden",
+                        f"An encoder has at most {MOST_OPTIONS} options and prompts.",
                     )
         return value
 
 
-class TextOptions(Options):
+class TextOptions(EncoderOptions):
     """Options of a sentence-transformers encoder."""
 
     prompts: Prompts | None = Field(
         None,
-        description="text put before each input, by its `input_type`; default: the model's own",
+        description="text to put before each input, by its `input_type`; "
+        "default: the model's prompts",
     )
-    dtype: Dtype | None = Field(None, description="default: as the model's files say")
+    dtype: Dtype | None = Field(
+        None, description="number format of the computation; default: from the model's files"
+    )
 
 
-class ImageOptions(Options):
+class ImageOptions(EncoderOptions):
     """Options of a timm encoder."""
 
-    dtype: Dtype = Field("float32", description="what the model computes in")
+    dtype: Dtype = Field("float32", description="number format of the computation")
 
 
-class RemoteOptions(Options):
-    """Options of an openai encoder, a model behind an endpoint."""
+class RemoteOptions(EncoderOptions):
+    """Options of an openai encoder, whose model runs behind an endpoint."""
 
     prompts: Prompts | None = Field(
-        None, description="text put before each input, by its `input_type`; default: none"
+        None, description="text to put before each input, by its `input_type`; default: none"
     )
     url: Annotated[str, Field(max_length=500)] = Field(
-        description="base URL, one that the operator allows"
+        description="base URL of the endpoint; the operator must allow it"
     )
-    api: Literal["openai", "tei"] = Field("openai", description="what the endpoint speaks")
+    api: Literal["openai", "tei"] = Field("openai", description="API of the endpoint")
     api_key_env: Annotated[str, Field(max_length=100)] | None = Field(
         None,
-        description="the server's environment variable that holds the key; default: the one the operator named",
+        description="environment variable of the server that holds the endpoint's key; "
+        "default: the variable that the operator has bound to the URL",
     )
     batch: Annotated[int, Field(ge=1, le=2_048)] | None = Field(
-        None, description="inputs of one request; default: 64, and 32 for TEI"
+        None, description="most inputs in one request; default: 64, and 32 for TEI"
     )
     timeout_s: Annotated[float, Field(ge=1, le=300)] = Field(
-        30.0, description="seconds for one request"
+        30.0, description="time limit of one request in seconds"
     )
 
 
-KINDS: dict[EncoderKind, type[Options]] = {
+OPTIONS_BY_KIND: dict[EncoderKind, type[EncoderOptions]] = {
     EncoderKind.sentence_transformers: TextOptions,
     EncoderKind.timm: ImageOptions,
     EncoderKind.openai: RemoteOptions,
 }
 
-OptionsT = TypeVar("OptionsT", bound=Options)
+OptionsT = TypeVar("OptionsT", bound=EncoderOptions)
 
 
-def read(kind: type[OptionsT], given: Mapping[str, Any]) -> OptionsT:
-    """The options of a registered encoder. Raises UnknownOption, InvalidOption and MissingField,
-    naming options.X.
+def read_options(kind: type[OptionsT], options: Mapping[str, Any]) -> OptionsT:
+    """Return the checked options. Raises UnknownOption, InvalidOption and MissingField, which name
+    the field options.X.
     """
     try:
-        return kind.model_validate(dict(given))
+        return kind.model_validate(dict(options))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
     field = ".".join(["options", *(str(part) for part in first["loc"] if part != "[key]")])
     if first["type"] == "missing":
-        raise MissingField(f"{field} is missing", field=field)
+        raise MissingField(f"`{field}` is missing. Send it.", field=field)
     if first["type"] == "extra_forbidden" or "[key]" in first["loc"]:
+        names = f"Its options are {', '.join(kind.model_fields)}."
+        if not first["loc"]:  # more than MOST_OPTIONS names
+            raise UnknownOption(f"{first['msg']} {names}", field=field)
+        if first["loc"][0] == "prompts":
+            names = "Prompts have the names query and document."
         raise UnknownOption(
-            f"there is no {field}: this kind of encoder takes {', '.join(kind.model_fields)}",
-            field=field,
+            f"`{field}` does not exist for this kind of encoder. {names}", field=field
         )
-    raise InvalidOption(f"{field}: {first['msg']}", field=field)
+    raise InvalidOption(f"`{field}` is invalid: {first['msg']}.", field=field)
 
 
-def refuse_other_kinds(kind: EncoderKind, given: Mapping[str, Any]) -> None:
-    """Raises UnknownOption for an option that only other kinds take."""
-    own = KINDS[kind].model_fields
-    for name in given:
-        if name not in own and any(name in other.model_fields for other in KINDS.values()):
-            raise UnknownOption(f"a {kind} encoder takes {', '.join(own)}", field=f"options.{name}")
+def refuse_other_kinds(kind: EncoderKind, options: Mapping[str, Any]) -> None:
+    """Raises UnknownOption for an option that only other kinds accept."""
+    own = OPTIONS_BY_KIND[kind].model_fields
+    for name in options:
+        if name not in own and any(
+            name in other.model_fields for other in OPTIONS_BY_KIND.values()
+        ):
+            raise UnknownOption(
+                f"`options.{name}` does not apply to encoders of kind {kind}. Remove it. "
+                f"Their options are {', '.join(own)}.",
+                field=f"options.{name}",
+            )

@@ -1,4 +1,4 @@
-"""Which loader serves which kind, the models loaded so far, and the lanes that run them."""
+"""The loaded models, the loaders of all kinds of encoders, and the lanes that run the models."""
 
 from __future__ import annotations
 
@@ -14,58 +14,62 @@ from dataclasses import replace
 
 import torch
 
-from app.encoders import remote, text, vision
-from app.encoders.base import EncoderModel, Item, Shelf, Spec
-from app.encoders.batcher import Batcher, Work
+from app.encoders import text, vision
+from app.encoders.base import EncoderModel, EncoderSpec, Item, ModelSources
+from app.encoders.batch_queue import EncodeTask
+from app.encoders.batcher import Batcher
+from app.encoders.remote import encoder as remote
 from app.errors import AnchorageError, EncoderNeedsVectors, EncoderUnavailable
 from app.observability import metrics
 from app.types import EncoderKind
 
-#: kind -> loader; `external` has none, for its vectors come from the client
-LOADERS: dict[str, Callable[[Spec, Shelf, str], EncoderModel]] = {
+Loader = Callable[[EncoderSpec, ModelSources, str], EncoderModel]
+
+#: kind -> loader; `external` has none, because its vectors come from the client
+LOADERS: dict[str, Loader] = {
     EncoderKind.sentence_transformers: text.load,
     EncoderKind.timm: vision.load,
     EncoderKind.openai: remote.load,
 }
 
-#: batches at once on a CPU; more cores give each lane more threads
+#: most lanes of a CPU; more cores give each lane more threads
 MOST_LANES = 8
-#: requests at once to endpoints elsewhere
+#: requests at once to all endpoints
 REMOTE_LANES = 8
 
-#: tokens of one batch, padding included: a CPU gains little beyond, and others would wait
-CPU_BUDGET = 512
-BUDGET = 16_384
+#: tokens of one batch with padding. On a CPU a larger batch is hardly faster, and delays others.
+CPU_BATCH_TOKENS = 512
+BATCH_TOKENS = 16_384
 
-#: an endpoint is asked anew after so long what its model is: it may have been replaced
-REMOTE_FRESH_S = 300
+#: age at which an endpoint's model is loaded again, because the endpoint may have replaced it
+REMOTE_RELOAD_S = 300
 
-#: requests at once to one endpoint's model, so that a slow one leaves lanes for the others
-REMOTE_LANES_EACH = 3
+#: requests at once to one endpoint's model, so that a slow endpoint leaves lanes for others
+REMOTE_LANES_PER_MODEL = 3
 
-#: tokens that may wait
-MOST_WAITING = 2**19
+#: most tokens that wait
+MOST_WAITING_TOKENS = 2**19
 
-#: models in memory; those that other machines run take none to speak of, and yet are not kept without end
+#: most loaded models; it bounds the remote ones, which take hardly any memory
 MOST_MODELS = 1_024
 
 
 class EncoderPool:
-    """Loaded models, the least recently used unloaded first, and the lanes that run them.
+    """A cache of loaded models, which unloads the least recently used first, and their lanes.
 
-    limit_bytes  of all loaded models together
-    cores        for the lanes of a CPU; None: as many as torch has threads
+    limit_bytes  memory of all loaded models together
+    cores        cores for the lanes of a CPU; None: torch's number of threads
     """
 
     def __init__(
         self,
-        shelf: Shelf | None = None,
+        sources: ModelSources | None = None,
         *,
         device: str = "cpu",
         limit_bytes: int = 8 * 2**30,
         cores: int | None = None,
     ) -> None:
-        self._shelf = replace(shelf or Shelf(), largest=limit_bytes)
+        self._sources = replace(sources or ModelSources(), largest=limit_bytes)
         self._device = device
         self._limit = limit_bytes
         self._loaded: OrderedDict[str, tuple[EncoderModel, float]] = OrderedDict()
@@ -77,38 +81,39 @@ class EncoderPool:
         self._compute = Batcher(
             lanes=lanes,
             threads=max(1, cores // lanes),
-            budget=CPU_BUDGET if on_cpu else BUDGET,
-            most=MOST_WAITING,
+            budget=CPU_BATCH_TOKENS if on_cpu else BATCH_TOKENS,
+            most=MOST_WAITING_TOKENS,
         )
         self._network = Batcher(
             lanes=REMOTE_LANES,
-            each=REMOTE_LANES_EACH,
+            each=REMOTE_LANES_PER_MODEL,
             threads=None,
-            budget=BUDGET,
-            most=MOST_WAITING,
+            budget=BATCH_TOKENS,
+            most=MOST_WAITING_TOKENS,
         )
 
     def get(
-        self, spec: Spec, *, turn: Callable[[], AbstractContextManager[None]] = nullcontext
+        self, spec: EncoderSpec, *, turn: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> EncoderModel:
-        """The loaded model; whoever loads it takes a `turn`, others wait for the result.
+        """Return the model, and load it if necessary.
 
-        Raises EncoderNeedsVectors for kinds without a loader, and the loader's errors.
+        The first caller loads the model inside `turn()`; other callers wait for its result. Raises
+        EncoderNeedsVectors for kinds without a loader, and the loader's errors.
         """
         loader = LOADERS.get(spec.kind)
         if loader is None:
             raise EncoderNeedsVectors(
-                f"an encoder of kind {spec.kind!r} cannot encode inputs: send vectors, made by it",
+                f"An encoder of kind {spec.kind!r} cannot encode inputs. Send `vectors` instead.",
                 field="inputs",
             )
         with self._lock:
-            if (found := self._find(spec.key)) is not None:
-                return found
+            if (model := self._find(spec.key)) is not None:
+                return model
             others, own = self._loading.get(spec.key), Future[EncoderModel]()
             if others is None:
                 self._loading[spec.key] = own
         if others is not None:
-            return _awaited(others)
+            return _await_load(others)
         try:
             with turn():
                 own.set_result(self._load(loader, spec))
@@ -120,22 +125,22 @@ class EncoderPool:
                 del self._loading[spec.key]
         return own.result()
 
-    def loaded(self, spec: Spec) -> EncoderModel | None:
-        """The model if it is in memory."""
+    def loaded(self, spec: EncoderSpec) -> EncoderModel | None:
+        """Return the model if it is in memory, else None."""
         with self._lock:
             return self._find(spec.key)
 
-    def forget(self, spec: Spec, *, after_s: float = 0.0) -> None:
-        """Unload a model that was loaded so long ago: what it was made of has changed, or may have."""
+    def forget(self, spec: EncoderSpec, *, after_s: float = 0.0) -> None:
+        """Unload a model that was loaded at least `after_s` ago: its source may have changed."""
         with self._lock:
             if spec.key in self._loaded and time.monotonic() - self._loaded[spec.key][1] >= after_s:
                 del self._loaded[spec.key]
-                self._show()
+                self._update_metrics()
 
     def submit(
         self, model: EncoderModel, items: Sequence[Item], owner: str, *, patient: bool = False
-    ) -> Work:
-        """Queue prepared inputs for a lane. Raises Overloaded and TooMuchAtOnce."""
+    ) -> EncodeTask:
+        """Queue prepared inputs, and return their task. Raises Overloaded and TooMuchAtOnce."""
         lanes = self._network if model.remote else self._compute
         return lanes.submit(model, items, owner, patient=patient)
 
@@ -147,29 +152,30 @@ class EncoderPool:
         if key not in self._loaded:
             return None
         model, loaded_at = self._loaded[key]
-        if model.remote and time.monotonic() - loaded_at > REMOTE_FRESH_S:
+        if model.remote and time.monotonic() - loaded_at > REMOTE_RELOAD_S:
             del self._loaded[key]
             return None
         self._loaded.move_to_end(key)
         return model
 
-    def _load(self, loader: Callable[[Spec, Shelf, str], EncoderModel], spec: Spec) -> EncoderModel:
+    def _load(self, loader: Loader, spec: EncoderSpec) -> EncoderModel:
         try:
-            model = loader(spec, self._shelf, self._device)
-            self._keep(spec.key, model)
+            model = loader(spec, self._sources, self._device)
+            self._add(spec.key, model)
         except AnchorageError:
             metrics.MODEL_LOADS.labels("refused").inc()
             raise
         metrics.MODEL_LOADS.labels("loaded").inc()
         if model.nbytes:
-            _freeze()
+            _freeze_objects()
         return model
 
-    def _keep(self, key: str, model: EncoderModel) -> None:
-        """Raises EncoderUnavailable for a model above the limit by itself."""
+    def _add(self, key: str, model: EncoderModel) -> None:
+        """Raises EncoderUnavailable for a model that is larger than the limit of all models."""
         if model.nbytes > self._limit:
             raise EncoderUnavailable(
-                f"this model takes {model.nbytes} bytes, and the server keeps {self._limit} of models: see ANCHORAGE_MODEL_BYTES",
+                f"This model takes {model.nbytes} bytes; the limit is {self._limit}. "
+                "Ask the operator to raise ANCHORAGE_MODEL_BYTES.",
                 field="model",
             )
         with self._lock:
@@ -177,27 +183,32 @@ class EncoderPool:
             while self._bytes() > self._limit or len(self._loaded) > MOST_MODELS:
                 self._loaded.popitem(last=False)
                 metrics.MODEL_LOADS.labels("unloaded").inc()
-            self._show()
+            self._update_metrics()
 
     def _bytes(self) -> int:
         return sum(model.nbytes for model, _ in self._loaded.values())
 
-    def _show(self) -> None:
+    def _update_metrics(self) -> None:
         metrics.MODELS.set(len(self._loaded))
         metrics.MODEL_BYTES.set(self._bytes())
 
 
-def _awaited(loading: Future[EncoderModel]) -> EncoderModel:
-    """What another request loads. Raises what that one does, each request its own copy: it will name its field."""
+def _await_load(loading: Future[EncoderModel]) -> EncoderModel:
+    """Return the model that another request loads.
+
+    Raises a copy of that request's error, because each request names its own field in it.
+    """
     try:
         return loading.result()
     except AnchorageError as error:
         raise copy(error) from error
 
 
-def _freeze() -> None:
-    """Models and their libraries are a million objects, which every collection would look through again. Those that were unloaded
-    since go now: they hold themselves in circles.
+def _freeze_objects() -> None:
+    """Exclude all present objects from garbage collection, after one full collection.
+
+    Models and their libraries have about a million objects, which every collection would visit.
+    Unloaded models contain reference cycles, which the full collection frees.
     """
     gc.unfreeze()
     gc.collect()

@@ -1,4 +1,4 @@
-"""How many of torch's threads a thread has: torch keeps one number for all that start later."""
+"""The number of torch threads of one thread, which torch otherwise sets for all later threads."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import threading
 
 import torch
 
-#: held while torch's number of threads is another than the process's
+#: held while torch's number of threads differs from the process's
 _changing = threading.Lock()
 
 
 def use_threads(count: int) -> None:
-    """Give this thread so many of torch's, and leave the number that threads started later get, which torch sets as well."""
+    """Give this thread `count` torch threads, and keep the number for threads that start later."""
     with _changing:
         others = torch.get_num_threads()
         torch.set_num_threads(count)
+        # Another thread restores the number: this call changes both this thread and later ones.
         restorer = threading.Thread(target=torch.set_num_threads, args=(others,))
         restorer.start()
         restorer.join()

@@ -1,7 +1,8 @@
-"""Texts of different lengths in one batch without padding: one long row of tokens, in which attention keeps to each text.
+"""Batches without padding: one long row of tokens, in which attention stays within each text.
 
-Everything else that a transformer does, it does token by token. On a CPU this saves what padding costs, a fifth of the work for
-texts as they come, and gives the same vectors. Models whose attention knows distances, windows or directions are not packed.
+All other steps of a transformer treat each token separately. On a CPU this saves the cost of
+padding, a fifth of the work for ordinary texts, and gives the same vectors. It does not support
+models whose attention depends on distances, windows or directions.
 """
 
 from __future__ import annotations
@@ -16,23 +17,28 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-NAME = "anchorage_packed"
+PACKED_ATTENTION = "anchorage_packed"
 
-#: families with plain attention from every token to every token, and positions that are looked up
-FAMILIES = frozenset({"bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra"})
+#: model families with attention between all tokens, and a table of position embeddings
+PACKABLE_FAMILIES = frozenset(
+    {"bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra"}
+)
 
-#: lengths of the texts that this thread's batch holds; None: an ordinary batch
+#: lengths of the texts in this thread's batch; None: an ordinary batch
 _batch = threading.local()
 
 
-def packable(transformer: Any) -> bool:
-    """Whether a sentence-transformers Transformer can be packed; if so it is made ready, and takes ordinary batches as before."""
+def enable_packing(transformer: Any) -> bool:
+    """Prepare a Transformer of sentence-transformers for packed batches. It still accepts others.
+
+    Returns whether it supports them.
+    """
     model = getattr(transformer, "model", None)
     config: Any = getattr(model, "config", None)
     if (
         model is None
         or model.device.type != "cpu"
-        or getattr(config, "model_type", None) not in FAMILIES
+        or getattr(config, "model_type", None) not in PACKABLE_FAMILIES
     ):
         return False
     if config._attn_implementation != "sdpa" or getattr(config, "is_decoder", False):
@@ -40,20 +46,20 @@ def packable(transformer: Any) -> bool:
     if getattr(config, "position_embedding_type", "absolute") != "absolute":
         return False
     _register()
-    config._attn_implementation = NAME
+    config._attn_implementation = PACKED_ATTENTION
     return True
 
 
-def unpack(transformer: Any) -> None:
-    """Undo `packable`."""
+def disable_packing(transformer: Any) -> None:
+    """Undo `enable_packing`."""
     transformer.model.config._attn_implementation = "sdpa"
 
 
-def features(rows: Sequence[Mapping[str, list[int]]], offset: int) -> dict[str, Tensor]:
-    """The tokens of all texts in one row; positions begin anew with each text, at `offset`."""
+def pack_features(rows: Sequence[Mapping[str, list[int]]], offset: int) -> dict[str, Tensor]:
+    """Return the tokens of all texts in one row. Each text's positions start at `offset`."""
     lengths = [len(row["input_ids"]) for row in rows]
     counts = torch.tensor(lengths)
-    packed = {
+    inputs = {
         name: torch.from_numpy(
             np.concatenate([np.asarray(row[name], dtype=np.int64) for row in rows])
         )[None]
@@ -61,7 +67,7 @@ def features(rows: Sequence[Mapping[str, list[int]]], offset: int) -> dict[str, 
         if name != "attention_mask"
     }
     return {
-        **packed,
+        **inputs,
         "position_ids": torch.cat([torch.arange(offset, offset + length) for length in lengths])[
             None
         ],
@@ -71,8 +77,8 @@ def features(rows: Sequence[Mapping[str, list[int]]], offset: int) -> dict[str, 
 
 
 @contextmanager
-def packing(rows: Sequence[Mapping[str, list[int]]]) -> Iterator[None]:
-    """Attention in this thread keeps to each of these texts."""
+def packed_attention(rows: Sequence[Mapping[str, list[int]]]) -> Iterator[None]:
+    """Restrict attention in this thread to each of these texts."""
     _batch.lengths = [len(row["input_ids"]) for row in rows]
     try:
         yield
@@ -100,15 +106,15 @@ def _register() -> None:
         texts = zip(
             *(torch.split(each, lengths, dim=2) for each in (query, key, value)), strict=True
         )
-        attended = torch.cat(
+        output = torch.cat(
             [scaled_dot_product_attention(q, k, v, scale=scaling) for q, k, v in texts], dim=2
         )
-        return attended.transpose(1, 2).contiguous(), None
+        return output.transpose(1, 2).contiguous(), None
 
     def mask(*arguments: Any, **more: Any) -> Any:
         return (
             None if getattr(_batch, "lengths", None) is not None else sdpa_mask(*arguments, **more)
         )
 
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, mask)
+    AttentionInterface.register(PACKED_ATTENTION, attend)
+    AttentionMaskInterface.register(PACKED_ATTENTION, mask)

@@ -1,1 +1,1 @@
-"""Heads: safe loading and running."""
+"""Heads: models from vectors to outputs, loaded without running untrusted code."""

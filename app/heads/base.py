@@ -1,4 +1,4 @@
-"""What a head is to the rest of the service."""
+"""The interface of a head, and what all kinds of heads share."""
 
 from __future__ import annotations
 
@@ -10,41 +10,47 @@ from torch import Tensor
 
 from app.errors import HeadTooLarge, InvalidHead
 
-#: bytes of a head's file, and of its tensors
-LARGEST_FILE = 64 * 2**20
+#: most bytes of a head's file, and of its tensors in float32
+MAX_HEAD_BYTES = 64 * 2**20
 
 
 @runtime_checkable
 class HeadModel(Protocol):
-    """A loaded head: a function from vectors to numbers. May be called from several threads at once."""
+    """A loaded head: a function from vectors to outputs. Several threads may call it at once."""
 
-    #: numbers that it reads
+    #: dimension of the vectors
     dim: int
-    #: numbers that it answers
+    #: numbers in one vector's outputs
     outputs: int
-    #: memory that it takes
+    #: memory of the loaded head
     nbytes: int
 
     def run(self, vectors: Float32[Tensor, "n d"]) -> Float32[Tensor, "n m"]:
-        """What the head answers: logits, probabilities or values, as it was trained. Raises HeadTooSlow, InvalidHead."""
+        """Return the head's outputs: logits, probabilities or values, depending on its training.
+
+        Raises HeadTooSlow and InvalidHead.
+        """
         ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that it takes to make it again, to be stored."""
+        """Return the tensors to store. The registry's `load` builds the head from them."""
         ...
 
 
 def probabilities(logits: Float[Tensor, "n c"]) -> Float32[Tensor, "n c"]:
-    """The softmax of each row, taken in float64."""
+    """Return the softmax of each row, computed in float64."""
     return torch.softmax(logits.double(), dim=1).float()
 
 
-def answer(values: Float[Tensor, "n m"]) -> Float32[Tensor, "n m"]:
-    """Values as float32, those beyond its range at its end. Raises InvalidHead for rows that hold NaN or infinity."""
+def clamp_to_float32(values: Float[Tensor, "n m"]) -> Float32[Tensor, "n m"]:
+    """Return the values as float32, clamped to its range.
+
+    Raises InvalidHead for rows with NaN or infinity.
+    """
     wrong = ~values.isfinite().all(dim=1)
     if bool(wrong.any()):
         raise InvalidHead(
-            "the head answers NaN or infinity",
+            "The head returns NaN or infinity for these rows. Check the vectors and the head.",
             field="head",
             rows=wrong.nonzero().flatten().tolist(),
         )
@@ -53,10 +59,11 @@ def answer(values: Float[Tensor, "n m"]) -> Float32[Tensor, "n m"]:
 
 
 def check_size(data: bytes, field: str) -> None:
-    """Raises HeadTooLarge."""
-    if len(data) > LARGEST_FILE:
+    """Raises HeadTooLarge for a file of more than MAX_HEAD_BYTES."""
+    if len(data) > MAX_HEAD_BYTES:
         raise HeadTooLarge(
-            f"a head's file may have {LARGEST_FILE} bytes, got {len(data)}",
+            f"The head's file has {len(data)} bytes; the limit is {MAX_HEAD_BYTES}. "
+            "Send a smaller head.",
             field=field,
-            limit=LARGEST_FILE,
+            limit=MAX_HEAD_BYTES,
         )

@@ -1,4 +1,4 @@
-"""Heads that answer images: numbers to PNG files."""
+"""Encodes the outputs of image heads as PNG files."""
 
 from __future__ import annotations
 
@@ -12,27 +12,31 @@ from torch import Tensor
 from app.errors import InvalidHead
 
 
-def png(values: Float32[Tensor, "h w c"], low: float, high: float) -> bytes:
-    """A PNG file of grey (c = 1) or RGB (c = 3) values: low is black, high full intensity, and what lies beyond is clamped.
+def encode_png(values: Float32[Tensor, "h w c"], low: float, high: float) -> bytes:
+    """Return a PNG file of grey (c = 1) or RGB (c = 3) values.
 
-    Raises InvalidHead.
+    `low` becomes black and `high` full intensity; values outside are clamped. Raises InvalidHead.
     """
     if find_spec("PIL") is None:
         raise InvalidHead(
-            "pillow is not installed on the server: pip install 'anchorage-server[vision]'",
+            "Pillow is not installed on the server. "
+            "Ask the operator to run: pip install 'anchorage-server[vision]'",
             field="image",
         )
     from PIL import Image
 
     if values.shape[2] not in (1, 3) or 0 in values.shape:
         raise InvalidHead(
-            f"an image has 1 or 3 channels and no empty side, got {list(values.shape)}",
+            "An image must have shape [height, width, channels] with 1 or 3 channels and at least "
+            f"one pixel; got {list(values.shape)}.",
             field="image",
         )
     if not low < high:
-        raise InvalidHead("low must be less than high", field="image")
+        raise InvalidHead(
+            f"`low` must be less than `high`; got {low:g} and {high:g}.", field="image"
+        )
     if not bool(values.isfinite().all()):
-        raise InvalidHead("the image holds NaN or infinity", field="image")
+        raise InvalidHead("The image contains NaN or infinity. Check the head.", field="image")
     pixels = ((values.double() - low) / (high - low) * 255).round().clamp(0, 255).to(torch.uint8)
     file = BytesIO()
     Image.fromarray((pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).numpy()).save(

@@ -1,4 +1,6 @@
-"""Multilayer perceptrons: the modules of a torch.nn.Sequential by name, and the tensors of its state_dict()."""
+"""Multilayer perceptrons: the names of the modules of a torch.nn.Sequential, and the tensors of its
+state_dict().
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,15 @@ from torch.nn import functional
 
 from app.errors import HeadTooLarge, InvalidHead
 from app.heads import files
-from app.heads.base import LARGEST_FILE, answer
+from app.heads.base import MAX_HEAD_BYTES, clamp_to_float32
 
 MOST_MODULES = 64
-WIDEST = 16_384
-#: numbers of the widest layer that are computed at a time: 32 MiB in float64
-PIECE = 2**22
+MAX_LAYER_WIDTH = 16_384
+#: numbers of the widest layer that one step computes: 32 MiB in float64
+MLP_PIECE_NUMBERS = 2**22
 
-#: PyTorch's own defaults throughout: gelu by erf, elu with alpha 1, leaky_relu with slope 0.01, softplus with beta 1
+#: with PyTorch's defaults: gelu by erf, elu with alpha 1, leaky_relu with slope 0.01, softplus with
+#: beta 1
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "gelu": functional.gelu,
@@ -29,23 +32,23 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "leaky_relu": functional.leaky_relu,
     "softplus": functional.softplus,
 }
-#: do nothing to a trained model
-INERT = ("dropout", "identity")
-#: module -> its tensors -> whether it cannot do without
-TENSORS: dict[str, dict[str, bool]] = {
+#: modules without effect in evaluation mode
+INERT_MODULES = ("dropout", "identity")
+#: module -> its tensors -> whether the tensor is required
+MODULE_TENSORS: dict[str, dict[str, bool]] = {
     "linear": {"weight": True, "bias": False},
     "layer_norm": {"weight": False, "bias": False},
     "batch_norm": {"weight": False, "bias": False, "running_mean": True, "running_var": True},
 }
-MODULES = (*TENSORS, *ACTIVATIONS, *INERT)
-EPS = 1e-5
+KNOWN_MODULES = (*MODULE_TENSORS, *ACTIVATIONS, *INERT_MODULES)
+NORM_EPS = 1e-5
 
 Parameters = Mapping[str, Tensor]
 
 
 @dataclass(eq=False)
-class Mlp:
-    """`modules` in order, and for each the tensors it has, all float32: made by `mlp`, which checks them."""
+class MlpHead:
+    """The modules in order, and the float32 tensors of each. `make_mlp` checks and builds it."""
 
     modules: Sequence[str]
     parameters: Sequence[Parameters]
@@ -67,52 +70,53 @@ class Mlp:
         }
 
     def run(self, vectors: Tensor) -> Tensor:
-        """Answers (n, m) to vectors (n, d), computed in float64, some rows at a time."""
+        """Return outputs (n, m) for vectors (n, d), computed in float64, in pieces of rows."""
         wide = [
             {name: tensor.double() for name, tensor in tensors.items()}
             for tensors in self.parameters
         ]
         answers = []
-        for piece in torch.split(vectors, max(1, PIECE // self.widest)):
+        for piece in torch.split(vectors, max(1, MLP_PIECE_NUMBERS // self.widest)):
             values = piece.double()
             for module, tensors in zip(self.modules, wide, strict=True):
                 values = _apply(module, tensors, values)
             answers.append(values)
-        return answer(torch.cat(answers))
+        return clamp_to_float32(torch.cat(answers))
 
 
 def _apply(module: str, tensors: Parameters, x: Tensor) -> Tensor:
-    """One module in evaluation mode, in float64."""
+    """Apply one module in evaluation mode, in float64."""
     weight, bias = tensors.get("weight"), tensors.get("bias")
     if module == "linear":
         assert weight is not None
         return functional.linear(x, weight, bias)
     if module == "layer_norm":
-        return functional.layer_norm(x, x.shape[1:], weight, bias, EPS)
+        return functional.layer_norm(x, x.shape[1:], weight, bias, NORM_EPS)
     if module == "batch_norm":
         return functional.batch_norm(
-            x, tensors["running_mean"], tensors["running_var"], weight, bias, eps=EPS
+            x, tensors["running_mean"], tensors["running_var"], weight, bias, eps=NORM_EPS
         )
     return ACTIVATIONS[module](x) if module in ACTIVATIONS else x
 
 
-def mlp(tensors: Mapping[str, Tensor], architecture: Sequence[str], *, dim: int) -> Mlp:
-    """Check names, shapes and values. Raises InvalidHead, naming what is wrong, and HeadTooLarge."""
+def make_mlp(tensors: Mapping[str, Tensor], architecture: Sequence[str], *, dim: int) -> MlpHead:
+    """Check names, shapes and values, and return the head. Raises InvalidHead and HeadTooLarge."""
     _check_architecture(architecture)
     _check_names(tensors, architecture)
     size = sum(tensor.numel() for tensor in tensors.values()) * 4
-    if size > LARGEST_FILE:
+    if size > MAX_HEAD_BYTES:
         raise HeadTooLarge(
-            f"a head may take {LARGEST_FILE} bytes in float32, this takes {size}",
+            f"The head takes {size} bytes in float32; the limit is {MAX_HEAD_BYTES}. "
+            "Send a smaller head.",
             field="safetensors",
-            limit=LARGEST_FILE,
+            limit=MAX_HEAD_BYTES,
         )
     width = widest = dim
     parameters: list[Parameters] = []
     for i, module in enumerate(architecture):
         mine = {
             name: tensors[f"{i}.{name}"]
-            for name in TENSORS.get(module, {})
+            for name in MODULE_TENSORS.get(module, {})
             if f"{i}.{name}" in tensors
         }
         after = _width_after(i, module, mine, width)
@@ -120,32 +124,35 @@ def mlp(tensors: Mapping[str, Tensor], architecture: Sequence[str], *, dim: int)
             shape = [after, width] if (module, name) == ("linear", "weight") else [after]
             if list(tensor.shape) != shape:
                 raise InvalidHead(
-                    f"{i}.{name} must have shape {shape}, got {list(tensor.shape)}",
+                    f"Tensor `{i}.{name}` must have shape {shape}; got {list(tensor.shape)}.",
                     field="safetensors",
                 )
-            mine[name] = files.floats(tensor, f"{i}.{name}", "safetensors")
+            mine[name] = files.to_float32(tensor, f"{i}.{name}", "safetensors")
         if module == "batch_norm" and not bool((mine["running_var"] > 0).all()):
-            raise InvalidHead(f"{i}.running_var must be positive", field="safetensors")
+            raise InvalidHead(
+                f"Tensor `{i}.running_var` must hold positive numbers only.", field="safetensors"
+            )
         parameters.append(mine)
         width, widest = after, max(widest, after)
-    return Mlp(list(architecture), parameters, dim, width, widest)
+    return MlpHead(list(architecture), parameters, dim, width, widest)
 
 
 def _width_after(i: int, module: str, tensors: Parameters, width: int) -> int:
-    """Numbers that come out of a module that reads `width`."""
+    """Return the width after a module that reads `width` numbers."""
     if module != "linear":
         return width
     weight = tensors["weight"]
     if weight.ndim != 2 or weight.shape[0] == 0:
         raise InvalidHead(
-            f"{i}.weight must have shape [outputs, {width}], got {list(weight.shape)}",
+            f"Tensor `{i}.weight` must have shape [outputs, {width}]; got {list(weight.shape)}.",
             field="safetensors",
         )
-    if weight.shape[0] > WIDEST:
+    if weight.shape[0] > MAX_LAYER_WIDTH:
         raise HeadTooLarge(
-            f"{i}.weight: a layer may be {WIDEST} wide, got {weight.shape[0]}",
+            f"Tensor `{i}.weight` makes a layer of {weight.shape[0]} numbers; the limit is "
+            f"{MAX_LAYER_WIDTH}. Send a narrower head.",
             field="safetensors",
-            limit=WIDEST,
+            limit=MAX_LAYER_WIDTH,
         )
     return weight.shape[0]
 
@@ -153,26 +160,30 @@ def _width_after(i: int, module: str, tensors: Parameters, width: int) -> int:
 def _check_architecture(architecture: Sequence[str]) -> None:
     if len(architecture) > MOST_MODULES:
         raise HeadTooLarge(
-            f"an architecture may have {MOST_MODULES} modules, got {len(architecture)}",
+            f"`architecture` has {len(architecture)} modules; the limit is {MOST_MODULES}. "
+            "Send a head with fewer modules.",
             field="architecture",
             limit=MOST_MODULES,
         )
-    if unknown := [i for i, module in enumerate(architecture) if module not in MODULES]:
+    if unknown := [i for i, module in enumerate(architecture) if module not in KNOWN_MODULES]:
         raise InvalidHead(
-            f"no module is called {architecture[unknown[0]][:64]!r}: use {', '.join(MODULES)}",
+            f"`architecture` has an unknown module {architecture[unknown[0]][:64]!r}. "
+            f"Use {', '.join(KNOWN_MODULES)}.",
             field="architecture",
             rows=unknown,
         )
     if "linear" not in architecture:
-        raise InvalidHead("an architecture has at least one 'linear'", field="architecture")
+        raise InvalidHead(
+            "`architecture` must have at least one 'linear' module.", field="architecture"
+        )
 
 
 def _check_names(tensors: Mapping[str, Tensor], architecture: Sequence[str]) -> None:
-    """Every tensor has its module, and every module its tensors."""
+    """Raises InvalidHead unless each tensor has a module, and each module its required tensors."""
     known = {
         f"{i}.{name}": needed
         for i, module in enumerate(architecture)
-        for name, needed in TENSORS.get(module, {}).items()
+        for name, needed in MODULE_TENSORS.get(module, {}).items()
     }
     ignored = {
         f"{i}.num_batches_tracked"
@@ -183,20 +194,25 @@ def _check_names(tensors: Mapping[str, Tensor], architecture: Sequence[str]) -> 
         has = sorted(name[:64] for name in tensors)[:8]
         module = missing[0].split(".")[0]
         raise InvalidHead(
-            f"the file lacks {missing[0]!r}, which module {module} of the architecture needs; it has {has}",
+            f"The file has no tensor {missing[0]!r}, which module {module} of the architecture "
+            f"needs. It has {has}.",
             field="safetensors",
         )
     if surplus := sorted(set(tensors) - set(known) - ignored):
         raise InvalidHead(
-            f"the architecture has no place for tensor {surplus[0][:64]!r}", field="safetensors"
+            f"Tensor {surplus[0][:64]!r} belongs to no module of the architecture. Remove it, or "
+            "correct the architecture.",
+            field="safetensors",
         )
     for i, module in enumerate(architecture):
         if module == "linear":
             continue
         if f"{i}.bias" in tensors and f"{i}.weight" not in tensors:
-            raise InvalidHead(f"the file has '{i}.bias' without '{i}.weight'", field="safetensors")
+            raise InvalidHead(
+                f"The file has `{i}.bias` without `{i}.weight`. Send both.", field="safetensors"
+            )
 
 
-def read_mlp(data: bytes, architecture: Sequence[str], *, dim: int) -> Mlp:
-    """An MLP of a safetensors file. Raises InvalidHead, HeadTooLarge."""
-    return mlp(files.read(data), architecture, dim=dim)
+def read_mlp(data: bytes, architecture: Sequence[str], *, dim: int) -> MlpHead:
+    """Return the head of a safetensors file. Raises InvalidHead and HeadTooLarge."""
+    return make_mlp(files.read_tensors(data), architecture, dim=dim)

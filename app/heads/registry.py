@@ -1,4 +1,4 @@
-"""Heads by kind: made of what a client sends, and made again of what was stored."""
+"""Builds heads of all kinds, from files that clients send and from stored tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.heads.base import HeadModel
 from app.heads.onnx.head import load_onnx, make_onnx
 from app.heads.onnx.process import OnnxRunner
 
-KINDS = ("linear", "mlp", "onnx")
+HEAD_KINDS = ("linear", "mlp", "onnx")
 
 
 def make(
@@ -24,14 +24,15 @@ def make(
     runner: OnnxRunner,
     owner: str,
 ) -> HeadModel:
-    """A head of a client's file: safetensors for `linear` and `mlp` (which has an architecture), or ONNX.
+    """Return the head of a client's file: safetensors for `linear` and `mlp`, ONNX for `onnx`.
 
+    Only `mlp` has an architecture.
     Raises InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce, Overloaded.
     """
     _check(kind, architecture)
     if kind == "linear":
         weight, bias = linear.read_safetensors(data)
-        return linear.linear_head(weight, bias, dim=dim)
+        return linear.make_linear_head(weight, bias, dim=dim)
     if kind == "mlp":
         return mlp.read_mlp(data, architecture or (), dim=dim)
     return make_onnx(data, dim=dim, runner=runner, owner=owner)
@@ -46,20 +47,29 @@ def load(
     runner: OnnxRunner,
     owner: str,
 ) -> HeadModel:
-    """The head whose `tensors()` these are; owners take turns at the ONNX processes.
+    """Return the head of stored `tensors()`. Owners take turns at the ONNX process.
 
     Raises InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce, Overloaded.
     """
     _check(kind, architecture)
     if kind == "linear":
-        return linear.linear_head(tensors["weight"], tensors["bias"], dim=dim)
+        return linear.make_linear_head(tensors["weight"], tensors["bias"], dim=dim)
     if kind == "mlp":
-        return mlp.mlp(tensors, architecture or (), dim=dim)
+        return mlp.make_mlp(tensors, architecture or (), dim=dim)
     return load_onnx(tensors["onnx"].numpy().tobytes(), dim=dim, runner=runner, owner=owner)
 
 
 def _check(kind: str, architecture: Sequence[str] | None) -> None:
-    if kind not in KINDS:
-        raise InvalidHead(f"a head's kind is one of {', '.join(KINDS)}", field="kind")
-    if (kind == "mlp") != (architecture is not None):
-        raise InvalidHead("an architecture belongs to an mlp, and only there", field="architecture")
+    if kind not in HEAD_KINDS:
+        raise InvalidHead(
+            f"`kind` must be one of {', '.join(HEAD_KINDS)}; got {kind!r}.", field="kind"
+        )
+    if kind == "mlp" and architecture is None:
+        raise InvalidHead(
+            "`kind: mlp` needs `architecture`, the list of its modules. Add it.",
+            field="architecture",
+        )
+    if kind != "mlp" and architecture is not None:
+        raise InvalidHead(
+            "`architecture` only applies to `kind: mlp`. Remove it.", field="architecture"
+        )

@@ -1,4 +1,4 @@
-"""Logs: one line an event, with the request's or the job's id. JSON for machines, colours for a terminal."""
+"""Logs: one line for each event, with the id of the request or job, as JSON or for a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal, TextIO
 import orjson
 import structlog
 
-#: of a record, what is no extra; some web servers say a line twice, once for a terminal
+#: attributes of a record that are not extras; some web servers add the line again with colours
 _STANDARD = logging.makeLogRecord({}).__dict__.keys() | {
     "message",
     "asctime",
@@ -22,10 +22,10 @@ _STANDARD = logging.makeLogRecord({}).__dict__.keys() | {
 
 
 def configure(style: Literal["auto", "console", "json"], *, level: int = logging.INFO) -> None:
-    """Send every logger's lines to standard error in one form."""
+    """Send the lines of all loggers to standard error, in one format."""
     if style == "auto":
         style = "console" if sys.stderr.isatty() else "json"
-    # Nobody reads these, and every line would look them up.
+    # These attributes are unused, and each line would look them up.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_console() if style == "console" else JsonLines())
@@ -51,7 +51,10 @@ def _console() -> logging.Formatter:
 
 
 class JsonLines(logging.Formatter):
-    """An object a line: the event, what its context is bound to, and its own extras. Each request writes one, so it is cheap."""
+    """Writes one JSON object a line: the event, its context and its extras.
+
+    It is fast, because each request writes a line.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         own = record.__dict__
@@ -61,21 +64,20 @@ class JsonLines(logging.Formatter):
         }
         line.update(level=record.levelname.lower(), logger=record.name)
         line.update((name, own[name]) for name in own.keys() - _STANDARD)
-        line["timestamp"] = (
-            f"{datetime.fromtimestamp(record.created, UTC).isoformat(timespec='microseconds')[:-6]}Z"
-        )
+        moment = datetime.fromtimestamp(record.created, UTC)
+        line["timestamp"] = f"{moment.isoformat(timespec='microseconds')[:-6]}Z"
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         try:
             return printable(
                 orjson.dumps(line, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
             )
-        except TypeError:  # half a surrogate pair, a number beyond 64 bits, a circle
-            return printable(json.dumps({name: _shown(value) for name, value in line.items()}))
+        except TypeError:  # half a surrogate pair, a number beyond 64 bits, a cycle
+            return printable(json.dumps({name: _jsonable(value) for name, value in line.items()}))
 
 
-def _shown(value: object) -> object:
-    """The value, if it is JSON; else what can be said of it."""
+def _jsonable(value: object) -> object:
+    """Returns the value if JSON can hold it, otherwise a description."""
     try:
         json.dumps(value, allow_nan=False)
         return value
@@ -83,14 +85,14 @@ def _shown(value: object) -> object:
         pass
     try:
         return repr(value)
-    except Exception:  # whatever it is, the line is worth more
+    except Exception:  # a broken repr must not lose the line
         return f"<{type(value).__name__}>"
 
 
 def printable(text: str) -> str:
-    """The text with all that is not printed as JSON escapes it: line breaks, escape sequences, marks that turn the line around.
+    """Returns the text with line breaks, escape sequences and direction marks escaped as in JSON.
 
-    A client chooses its path and its names: they must not pass for lines of the log, nor for commands to a terminal.
+    Clients choose paths and names, which must not look like other log lines or terminal commands.
     """
     if text.isprintable():
         return text
@@ -106,7 +108,10 @@ def _printable_values(
 
 
 def _traceback(file: TextIO, error: structlog.typing.ExcInfo) -> None:
-    """Plain: the pretty ones print local variables, and with them vectors and secrets. Indented: its text may be a client's."""
+    """Write a plain traceback: others print local variables, which can hold vectors and secrets.
+
+    The indentation shows where text of a client ends.
+    """
     lines = "".join(traceback.format_exception(*error)).splitlines()
     file.write("".join(f"\n    {printable(line)}" for line in lines))
 
@@ -114,6 +119,6 @@ def _traceback(file: TextIO, error: structlog.typing.ExcInfo) -> None:
 def _without_colours(
     _logger: object, _name: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """The web server says some lines twice, once for a terminal."""
+    """Returns the event without the web server's second text, which has colours."""
     event.pop("color_message", None)
     return event

@@ -1,4 +1,4 @@
-"""What the service counts, for Prometheus. No label holds a name that a client gave: one project must not learn another's."""
+"""Prometheus metrics. No label holds a client's name, which other projects could read."""
 
 from __future__ import annotations
 
@@ -14,72 +14,76 @@ _BATCH = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536)
 
 REQUEST_SECONDS = Histogram(
     "anchorage_request_seconds",
-    "Time from the first byte asked to the last answered.",
+    "Time from the first byte of the request to the last byte of the answer.",
     ["method", "route", "status"],
     buckets=_SECONDS,
 )
 IN_FLIGHT = Gauge(
-    "anchorage_requests_in_flight", "Requests being answered now.", multiprocess_mode="livesum"
+    "anchorage_requests_in_flight", "Requests in progress.", multiprocess_mode="livesum"
 )
 IN_FLIGHT_BYTES = Gauge(
     "anchorage_request_bytes_in_flight",
-    "Declared body bytes of the requests being answered now.",
+    "Bytes reserved for bodies and answers of requests in progress.",
     multiprocess_mode="livesum",
 )
-REFUSED = Counter(
-    "anchorage_refused_total", "Requests refused, by the code of their problem document.", ["code"]
+REFUSALS = Counter(
+    "anchorage_refused_total", "Refused requests, by the code of their problem document.", ["code"]
 )
 BATCH_VECTORS = Histogram(
     "anchorage_batch_vectors", "Vectors in one request.", ["operation"], buckets=_BATCH
 )
-CACHE = Counter(
+CACHE_LOOKUPS = Counter(
     "anchorage_cache_total",
-    "Look-ups of what can be recomputed: found in memory or in Redis, or made; corrupt and away are Redis's faults.",
+    "Cache look-ups by outcome: found in memory or Redis, or computed; Redis corrupt or away.",
     ["kind", "outcome"],
 )
 
 
 @lru_cache(maxsize=256)
 def cache_outcome(kind: str, outcome: str) -> Counter:
-    """The counter of one kind and outcome: looked up by its labels once."""
-    return CACHE.labels(kind, outcome)
+    """Returns the counter of one kind and outcome, and looks up its labels only once."""
+    return CACHE_LOOKUPS.labels(kind, outcome)
 
 
 CACHE_BYTES = Gauge(
     "anchorage_cache_bytes", "Bytes in the in-process cache.", multiprocess_mode="livesum"
 )
 JOB_SECONDS = Histogram(
-    "anchorage_job_seconds", "One try of a job.", ["kind", "outcome"], buckets=_LONG_SECONDS
+    "anchorage_job_seconds",
+    "Duration of one attempt of a job.",
+    ["kind", "outcome"],
+    buckets=_LONG_SECONDS,
 )
-CARETAKER = Gauge(
+LEASES_RENEWED = Gauge(
     "anchorage_worker_seen_timestamp_seconds",
-    "When this process last renewed its leases.",
+    "Time when this process last renewed its leases.",
     multiprocess_mode="livemax",
 )
 REQUEUED_JOBS = Counter(
-    "anchorage_jobs_requeued_total", "Jobs taken up again because their worker was lost."
+    "anchorage_jobs_requeued_total",
+    "Jobs requeued because their worker stopped renewing its lease.",
 )
 ENCODE_WAITING = Gauge(
-    "anchorage_encode_waiting_inputs", "Inputs that wait for a batch.", multiprocess_mode="livesum"
+    "anchorage_encode_waiting_inputs", "Inputs waiting for a batch.", multiprocess_mode="livesum"
 )
 ENCODE_BATCH = Histogram(
     "anchorage_encode_batch_inputs", "Inputs in one batch of a model.", buckets=_BATCH
 )
 ENCODE_TOKENS = Counter(
-    "anchorage_encode_tokens_total", "Tokens of batches: read, and padding.", ["kind"]
+    "anchorage_encode_tokens_total", "Tokens in batches: of inputs, and padding.", ["kind"]
 )
 ENCODE_WAIT_SECONDS = Histogram(
-    "anchorage_encode_wait_seconds", "From a request's inputs to their batch.", buckets=_SECONDS
+    "anchorage_encode_wait_seconds", "Time that inputs wait for their batch.", buckets=_SECONDS
 )
 ENCODE_DROPPED = Counter(
-    "anchorage_encode_dropped_total", "Inputs never encoded, as their client had left."
+    "anchorage_encode_dropped_total", "Inputs that were not encoded because their client left."
 )
 MODELS = Gauge(
-    "anchorage_models_loaded", "Encoders' models in memory.", multiprocess_mode="livesum"
+    "anchorage_models_loaded", "Models of encoders in memory.", multiprocess_mode="livesum"
 )
-MODEL_BYTES = Gauge(
-    "anchorage_model_bytes", "Memory that loaded models take.", multiprocess_mode="livesum"
-)
+MODEL_BYTES = Gauge("anchorage_model_bytes", "Bytes of loaded models.", multiprocess_mode="livesum")
 MODEL_LOADS = Counter(
-    "anchorage_model_loads_total", "Models: loaded, refused, or unloaded for others.", ["outcome"]
+    "anchorage_model_loads_total",
+    "Models by outcome: loaded, refused, or unloaded to make room.",
+    ["outcome"],
 )

@@ -1,4 +1,4 @@
-"""Traces by OpenTelemetry, when OTEL_EXPORTER_OTLP_ENDPOINT names a collector and the extra `otel` is installed."""
+"""OpenTelemetry traces, if OTEL_EXPORTER_OTLP_ENDPOINT is set and the extra `otel` is installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger("anchorage")
 
 
 def install(app: FastAPI, engine: Engine) -> None:
-    """A span for each request and each SQL statement, sent in batches; the environment's OTEL_ variables say how."""
+    """Send a span for each request and SQL statement, as the OTEL_ environment variables say."""
     if not os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
         return
     try:

@@ -37,7 +37,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from torch import Tensor
 
-from app.demo.client import packed, unpacked
+from app.demo.client import from_wire, to_wire
 from app.demo.run import new_table
 from app.maths.geometry.space import fit_space
 from app.maths.translators import methods
@@ -132,7 +132,7 @@ def prepare(
     with httpx2.Client(base_url=made.apis[0].url, timeout=120, trust_env=False) as http:
         for name in ENCODERS:
             http.post("/encoders", json={"name": name, "dim": DIM}).raise_for_status()
-        sent = {name: packed(rows[:ANCHORS]) for name, rows in vectors.items()}
+        sent = {name: to_wire(rows[:ANCHORS]) for name, rows in vectors.items()}
         http.post("/anchor-sets", json={"name": "shared", "embeddings": sent}).raise_for_status()
     options = methods.resolve("graded", {}, anchors=ANCHORS)
     spaces = {name: fit_space(rows[:ANCHORS]) for name, rows in vectors.items()}
@@ -140,7 +140,7 @@ def prepare(
     for source, target in PAIRS:
         probes = vectors[source][ANCHORS:]
         names = {"source": source, "target": target, "anchor_set": "shared", "method": "graded"}
-        bodies[source, target] = {**names, "vectors": packed(probes), "encoding": "base64"}
+        bodies[source, target] = {**names, "vectors": to_wire(probes), "encoding": "base64"}
         right[source, target] = apply(
             methods.fit("graded", spaces[source], spaces[target], options), probes
         ).vectors
@@ -173,7 +173,7 @@ async def all_pairs(
             phase.distinct[pair] = found
             some = next(answer.json()["vectors"] for answer in answers if answer.is_success)
             phase.largest_deviation = max(
-                phase.largest_deviation, deviation(unpacked(some), right[pair])
+                phase.largest_deviation, deviation(from_wire(some), right[pair])
             )
     phase.seconds = time.monotonic() - begun
     after = looked_up(made)

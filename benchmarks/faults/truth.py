@@ -14,7 +14,7 @@ import httpx2
 import torch
 from torch import Tensor
 
-from app.demo.client import packed, unpacked
+from app.demo.client import from_wire, to_wire
 from app.maths.bootstrap import paper
 from app.maths.bootstrap.pools import fit_pools
 from app.maths.geometry.space import fit_space, normalise
@@ -102,12 +102,12 @@ def growth(variant: int) -> Growth:
     target = pool.new[order]
     partner = {int(row): place for place, row in enumerate(order)}
     seeds = [(row, partner[row]) for row in range(SEEDS)]
-    found = paper.grow(fit_pools(pool.old, target), seeds, paper.Settings(size=SIZE, steps=STEPS))
+    found = paper.grow(fit_pools(pool.old, target), seeds, paper.PaperSettings(size=SIZE, steps=STEPS))
     body = {
         "source": "old",
         "target": "new",
-        "source_pool": packed(pool.old),
-        "target_pool": packed(target),
+        "source_pool": to_wire(pool.old),
+        "target_pool": to_wire(target),
         "seeds": [list(pair) for pair in seeds],
         "method": "paper",
         "min_right": 0,
@@ -172,7 +172,7 @@ class World:
             **names,
             "method": "graded",
             "options": {},
-            "vectors": packed(self.probes),
+            "vectors": to_wire(self.probes),
             "encoding": "base64",
         }
 
@@ -208,7 +208,7 @@ class World:
         body = {
             "encoder": "old",
             "anchor_set": "base",
-            "vectors": packed(self.probes),
+            "vectors": to_wire(self.probes),
             "encoding": "base64",
         }
         self._compare(client, "/relative", body, self.coordinates)
@@ -218,7 +218,7 @@ class World:
         if answer is not None:
             self.tally.deviates(
                 f"{path} {body['anchor_set']}",
-                deviation(unpacked(answer["vectors"]), right),
+                deviation(from_wire(answer["vectors"]), right),
                 ALLOWED,
             )
 
@@ -227,7 +227,7 @@ class World:
         self.sets[name] = anchors
         body = {
             "name": name,
-            "embeddings": {"old": packed(anchors.old), "new": packed(anchors.new)},
+            "embeddings": {"old": to_wire(anchors.old), "new": to_wire(anchors.new)},
         }
         return Creation("/anchor-sets", body, f"key-{name}", 201)
 

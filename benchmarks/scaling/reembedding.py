@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from app.demo.pack import load_pack
-from app.encoders.base import Shelf, Spec
+from app.encoders.base import EncoderSpec, ModelSources
 from app.encoders.text import load
 from app.maths.geometry.space import fit_space
 from app.maths.translators import methods
@@ -38,7 +38,7 @@ def measure(quick: bool) -> Section:
     """All contestants in every round, and ratios within it."""
     rounds, sentences = (2, 128) if quick else (5, SENTENCES)
     pack = load_pack()
-    model = load(Spec("sentence-transformers", MODEL), Shelf(), "cpu")._model  # type: ignore[attr-defined]
+    model = load(EncoderSpec("sentence-transformers", MODEL), ModelSources(), "cpu")._model  # type: ignore[attr-defined]
     batch = list(itertools.islice(itertools.cycle(pack.sentences), sentences))
     native = pack.vectors[SOURCE].numpy()
     apart = float(np.abs(model.encode(batch[:32], show_progress_bar=False) - native[:32]).max())

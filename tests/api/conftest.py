@@ -24,7 +24,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from app.api.http.failed_keys import FailedKeys
+from app.api.http.limits.failed_keys import FailedKeys
 from app.api.http.protocol import BoundedHttp
 from app.main import create_app
 from app.services.access.api_keys import create_key
@@ -392,7 +392,7 @@ def refused() -> Callable[..., dict[str, Any]]:
         problem = answer.json()
         assert (problem["code"], problem.get("field")) == (code, field), problem
         assert problem["status"] == status
-        assert problem["type"] == f"urn:anchorage:{code}"
+        assert problem["type"] == f"/docs/errors#{code}"
         assert problem["title"]
         assert problem["instance"].startswith("/")
         assert detail in problem["detail"]

@@ -9,6 +9,8 @@ from base64 import b64encode
 import pytest
 from starlette.testclient import TestClient
 
+from app import errors
+
 STATIC = "/static-offline-docs/swagger-ui-bundle.js"
 
 
@@ -21,7 +23,7 @@ def rules(answer):
 
 
 @pytest.mark.parametrize(
-    "path", ["/docs", "/redoc", "/openapi.json", STATIC, "/static-offline-docs/none.js"]
+    "path", ["/", "/docs", "/redoc", "/openapi.json", STATIC, "/static-offline-docs/none.js"]
 )
 def test_no_page_frames_them_and_no_browser_guesses_what_they_are(client, path):
     answer = client.get(path)
@@ -29,6 +31,15 @@ def test_no_page_frames_them_and_no_browser_guesses_what_they_are(client, path):
     assert answer.headers["x-frame-options"] == "DENY"
     assert answer.headers["referrer-policy"] == "no-referrer"
     assert rules(answer)["default-src"] == rules(answer)["frame-ancestors"] == ["'none'"]
+
+
+def test_the_root_redirects_to_the_reference(client):
+    answer = client.get("/", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (307, "/docs")
+    mounted = TestClient(client.app, base_url="http://127.0.0.1", root_path="/prefix")
+    answer = mounted.get("/", follow_redirects=False)
+    assert answer.headers["location"] == "/prefix/docs"
+    assert "/" not in client.get("/openapi.json").json()["paths"]
 
 
 @pytest.mark.parametrize("path", ["/docs", "/redoc"])
@@ -56,3 +67,32 @@ def test_pages_know_the_prefix_that_the_service_is_mounted_under(client):
 @pytest.mark.parametrize("path", ["/livez", "/encoders", "/nothing", "/metrics"])
 def test_no_browser_guesses_what_any_answer_is(client, path):
     assert client.get(path).headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_page_of_errors_has_a_section_for_each_code(client):
+    page = client.get("/docs/errors")
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+    codes = {cls.code for cls in leaves(errors.AnchorageError)}
+    codes |= {"not-found", "method-not-allowed", "internal", "unknown-field", "missing-field"}
+    codes |= {"address-too-long", "headers-too-large", "malformed-http", "malformed-json"}
+    assert [code for code in sorted(codes) if f'<h3 id="{code}">' not in page.text] == []
+
+
+def test_the_page_of_errors_needs_no_key_and_loads_nothing(locked):
+    page = locked.get("/docs/errors")
+    assert page.status_code == 200
+    assert page.headers["content-security-policy"].startswith("default-src 'none'")
+    assert "src=" not in page.text
+    assert "<link" not in page.text
+
+
+def test_a_problem_links_to_its_section(client):
+    problem = client.get("/encoders/nobody").json()
+    path, _, code = problem["type"].partition("#")
+    assert f'id="{code}"' in client.get(path).text
+
+
+def leaves(cls: type[errors.AnchorageError]) -> list[type[errors.AnchorageError]]:
+    found = cls.__subclasses__()
+    return [leaf for each in found for leaf in leaves(each)] if found else [cls]

@@ -1,4 +1,4 @@
-"""/livez and /readyz, with and without their dependencies. See also test_postgres.py."""
+"""/livez and /readyz. For an unavailable PostgreSQL see test_postgres.py."""
 
 from __future__ import annotations
 

@@ -1,312 +1,39 @@
-"""Batches of many requests: whole answers whatever comes together, within the budget, fairly, and nothing left over."""
+"""Batches of many requests: limits, cancellation, errors, and the end of the lanes."""
 
 from __future__ import annotations
 
 import gc
 import random
-import threading
 import time
 import weakref
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from prometheus_client import REGISTRY
 
-from app.encoders.base import Identity, Item
-from app.encoders.batcher import CLOSENESS, Batcher
+from app.encoders.batcher import Batcher
 from app.errors import EncoderFailed, InvalidInput, Overloaded, TooMuchAtOnce
-from app.types import Modality
-
-LONG_S = 30.0
-
-
-class Squares:
-    """A small encoder: the vector of number x is (x, x^2). It keeps its batches, and runs while its gate is open."""
-
-    identity = Identity("squares", None, {}, None, False, 2, "float32")
-    modality = Modality.text
-    nbytes = 0
-    dim = 2
-    pads = True
-
-    def __init__(self, *, remote: bool = False) -> None:
-        self.remote = remote
-        self.batches: list[list[Item]] = []
-        self.entered = threading.Semaphore(0)
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def prepare(self, inputs, role):
-        return [item(float(text)) for text in inputs]
-
-    def run(self, items):
-        self.batches.append(list(items))
-        self.entered.release()
-        assert self.gate.wait(LONG_S)
-        return self.vectors(items)
-
-    def vectors(self, items):
-        return squares([item.features for item in items])
-
-
-class Failing(Squares):
-    """Raises what an input holds, when it is an error."""
-
-    def vectors(self, items):
-        for each in items:
-            if isinstance(each.features, BaseException):
-                raise each.features
-        return super().vectors(items)
-
-
-def squares(numbers):
-    numbers = torch.tensor(numbers, dtype=torch.float32).reshape(-1, 1)
-    return torch.cat([numbers, numbers**2], dim=1)
-
-
-def item(number, length=1, cost=None):
-    return Item(number, length, length if cost is None else cost, length)
-
-
-def metric(name, **labels):
-    families = REGISTRY.restricted_registry([f"anchorage_{name}"]).collect()
-    return next(
-        (
-            sample.value
-            for family in families
-            for sample in family.samples
-            if sample.labels == labels
-        ),
-        0.0,
-    )
-
-
-@contextmanager
-def lanes(count=1, budget=32, most=10**6, each=None):
-    """A batcher that must account for nothing when all is done."""
-    waiting = metric("encode_waiting_inputs")
-    batcher = Batcher(lanes=count, threads=None, budget=budget, most=most, each=each)
-    try:
-        yield batcher
-        assert (batcher._cost, batcher._costs, batcher._queues) == (0, {}, {})
-        assert metric("encode_waiting_inputs") == waiting
-    finally:
-        batcher.close()
-
-
-@contextmanager
-def held(batcher, count=1):
-    """Lanes that are busy until the end of this block: what is submitted in it waits together."""
-    plug = Squares()
-    plug.gate.clear()
-    works = []
-    try:
-        for _ in range(count):
-            works.append(batcher.submit(plug, [item(0)], "plug", patient=True))
-            assert plug.entered.acquire(timeout=LONG_S)
-        yield
-    finally:
-        plug.gate.set()
-        for work in works:
-            work.future.result(LONG_S)
-
-
-def result(work):
-    return work.future.result(LONG_S)
-
-
-def together(*requests, count=1, **options):
-    """Works of requests (model, items, owner) that wait together, after all have ended; the lanes have these options."""
-    with lanes(count, **options) as batcher:
-        with held(batcher, count):
-            works = [batcher.submit(*request) for request in requests]
-        for work in works:
-            work.future.exception(LONG_S)
-    return works
-
-
-def test_an_idle_lane_takes_a_single_input_at_once():
-    model = Squares()
-    model.gate.clear()
-    with lanes(budget=10**6) as batcher:
-        work = batcher.submit(model, [item(3)], "a")
-        assert model.entered.acquire(
-            timeout=LONG_S
-        )  # while nothing else comes that could end a wait for more
-        model.gate.set()
-        torch.testing.assert_close(result(work), squares([3]))
-        assert len(model.batches) == 1
-
-
-def test_requests_that_wait_together_share_a_batch():
-    model = Squares()
-    for n, work in enumerate(
-        together(*((model, [item(n, length=4)], f"owner {n}") for n in range(8)))
-    ):
-        torch.testing.assert_close(result(work), squares([n]))
-    assert [len(batch) for batch in model.batches] == [8]
-
-
-def test_short_inputs_are_not_padded_to_the_length_of_long_ones():
-    model = Squares()
-    [work] = together((model, [item(n, length=n) for n in range(1, 101)], "a"), budget=1000)
-    torch.testing.assert_close(result(work), squares(range(1, 101)))
-    for batch in model.batches:
-        lengths = [each.length for each in batch]
-        assert min(lengths) >= CLOSENESS[-1] * max(lengths)
-    assert [batch[0].length for batch in model.batches] == sorted(
-        (batch[0].length for batch in model.batches), reverse=True
-    )
-
-
-def test_many_small_inputs_behind_a_busy_lane_are_one_batch_and_few_are_spread_over_lanes():
-    model = Squares()
-    for work in together(*((model, [item(n)], "a") for n in range(64)), count=4, budget=64):
-        result(work)
-    assert sum(map(len, model.batches)) == 64
-    # The first lanes to look leave a share for each idle one, and no less than half a budget is worth a batch.
-    assert max(map(len, model.batches)) in (32, 64)
-
-
-@pytest.mark.parametrize(
-    ("budget", "items", "batches"),
-    [
-        (10, [item(1, length=500), item(2, length=400)], [1, 1]),
-        (100, [item(n, length=224, cost=20) for n in range(10)], [5, 5]),
-    ],
-    ids=["an input above the budget runs alone", "cost counts where length says something else"],
-)
-def test_a_batch_is_limited_by_cost(budget, items, batches):
-    model = Squares()
-    [work] = together((model, items, "a"), budget=budget)
-    torch.testing.assert_close(result(work), squares([each.features for each in items]))
-    assert [len(batch) for batch in model.batches] == batches
-
-
-def test_inputs_that_cost_nothing_and_no_inputs_at_all():
-    model = Squares()
-    with lanes() as batcher:
-        nothing = batcher.submit(model, [], "a")
-        assert nothing.future.result(0).shape == (0, 2)
-        free = batcher.submit(model, [item(n, length=0) for n in range(3)], "a")
-        torch.testing.assert_close(result(free), squares(range(3)))
-
-
-drawn_works = st.lists(
-    st.tuples(
-        st.integers(0, 3),  # owner
-        st.integers(0, 1),  # model
-        st.lists(st.integers(0, 40), max_size=12),  # lengths
-        st.sampled_from(["kept", "kept", "cancelled while waiting", "cancelled while running"]),
-        st.booleans(),  # patient
-    ),
-    max_size=12,
+from tests.encoders.squares import (
+    LONG_S,
+    Failing,
+    Squares,
+    hold_lanes,
+    item,
+    lanes,
+    metric,
+    order,
+    result,
+    run_together,
+    squares,
 )
 
-
-@given(drawn_works, st.integers(1, 3), st.integers(1, 64))
-def test_whatever_comes_together_every_work_gets_its_own_rows_in_order(drawn, count, budget):
-    models = [Squares(), Squares()]
-    number = iter(range(10**6))
-    works = []
-    with lanes(count, budget) as batcher:
-        with held(batcher, count):
-            for owner, model, lengths, fate, patient in drawn:
-                items = [item(next(number), length) for length in lengths]
-                works.append(
-                    (
-                        batcher.submit(models[model], items, f"owner {owner}", patient=patient),
-                        items,
-                        fate,
-                    )
-                )
-            for work, _, fate in works:
-                if fate == "cancelled while waiting":
-                    work.future.cancel()
-        for work, _, fate in works:
-            if fate == "cancelled while running":
-                work.future.cancel()
-        for work, items, fate in works:
-            if fate == "kept" or not work.future.cancelled():
-                torch.testing.assert_close(result(work), squares([each.features for each in items]))
-    ran = [each.features for model in models for batch in model.batches for each in batch]
-    assert len(ran) == len(set(ran))
-    for work, items, fate in works:
-        if fate == "cancelled while waiting" and items:
-            assert work.future.cancelled()
-            assert not {each.features for each in items} & set(ran)
-    for batch in (batch for model in models for batch in model.batches):
-        assert len(batch) == 1 or len(batch) * max(each.cost for each in batch) <= budget
-
-
-# --- fairness -------------------------------------------------------------------------------------
-
-
-def order(model):
-    """Which batch each input was in."""
-    return {each.features: place for place, batch in enumerate(model.batches) for each in batch}
-
-
-@pytest.mark.parametrize(
-    ("length", "owner"), [(1, "single"), (8, "single"), (40, "single"), (2, "many")]
-)
-def test_one_input_does_not_wait_for_a_thousand_of_another_owner_or_its_own(length, owner):
-    model = Squares()
-    many = [item(n, length=8) for n in range(1000)]
-    for work in together((model, many, "many"), (model, [item(5000, length=length)], owner)):
-        result(work)
-    assert len(model.batches) > 200
-    assert order(model)[5000] <= 1
-
-
-def test_one_long_input_does_not_starve_among_many_short_ones_of_others():
-    model = Squares()
-    short = [(model, [item(100 * o + n) for n in range(100)], f"owner {o}") for o in range(5)]
-    for work in together(*short, (model, [item(5000, length=30)], "long")):
-        result(work)
-    assert order(model)[5000] <= 5
-
-
-@pytest.mark.parametrize("pads", [True, False])
-def test_owners_share_a_batch_evenly(pads):
-    model = Squares()
-    model.pads = pads
-    for work in together(
-        *((model, [item(100 * o + n) for n in range(90)], f"owner {o}") for o in range(3)),
-        budget=30,
-    ):
-        result(work)
-    first = [int(each.features) // 100 for each in model.batches[0]]
-    assert all(
-        9 <= first.count(owner) <= 11 for owner in range(3)
-    )  # who leads the batch may have one more
-
-
-def test_a_model_with_little_work_does_not_wait_for_a_busy_one():
-    busy, quiet = Squares(), Squares()
-    happened = []
-    for model, name in ((busy, "busy"), (quiet, "quiet")):
-        model.vectors = lambda items, name=name: (
-            happened.append(name) or squares([each.features for each in items])
-        )
-    for work in together(
-        (busy, [item(n, length=8) for n in range(100)], "a"), (quiet, [item(1)], "a")
-    ):
-        result(work)
-    assert happened.index("quiet") <= 1
-
-
-# --- limits ---------------------------------------------------------------------------------------
+# Limits
 
 
 def test_too_much_of_one_owner_is_refused_while_others_are_served():
     model = Squares()
     with lanes(most=100) as batcher:
-        with held(batcher):
+        with hold_lanes(batcher):
             first = batcher.submit(model, [item(1, length=50)], "greedy")
             with pytest.raises(TooMuchAtOnce) as caught:
                 batcher.submit(model, [item(9)], "greedy")
@@ -314,7 +41,7 @@ def test_too_much_of_one_owner_is_refused_while_others_are_served():
             others = [batcher.submit(model, [item(2, length=49)], "modest")]
             others.append(
                 batcher.submit(model, [item(3, length=1)], "third")
-            )  # who has nothing waiting is let in longer
+            )  # an owner with no waiting items has a higher limit
             with pytest.raises(Overloaded) as full:
                 batcher.submit(model, [item(9)], "modest")
             assert 1 <= full.value.retry_after_s <= 60
@@ -328,10 +55,10 @@ def test_too_much_of_one_owner_is_refused_while_others_are_served():
         assert sorted(order(model)) == [2, 3, 4, 5]
 
 
-def test_a_jobs_work_is_never_refused_and_makes_it_nobody_elses():
+def test_a_jobs_task_is_never_refused_and_refuses_no_other():
     model = Squares()
     with lanes(most=100) as batcher:
-        with held(batcher):
+        with hold_lanes(batcher):
             job = [
                 batcher.submit(
                     model, [item(n, length=90) for n in range(10)], "job 1", patient=True
@@ -344,14 +71,14 @@ def test_a_jobs_work_is_never_refused_and_makes_it_nobody_elses():
             result(work)
 
 
-# --- ends -----------------------------------------------------------------------------------------
+# Cancellation, errors and the end
 
 
-def test_a_cancelled_works_inputs_are_dropped_and_counted():
+def test_inputs_of_a_cancelled_task_are_dropped_and_counted():
     model = Squares()
     dropped = metric("encode_dropped_total")
     with lanes() as batcher:
-        with held(batcher):
+        with hold_lanes(batcher):
             gone = batcher.submit(model, [item(n) for n in range(5)], "a")
             kept = batcher.submit(model, [item(100)], "a")
             assert gone.future.cancel()
@@ -360,7 +87,7 @@ def test_a_cancelled_works_inputs_are_dropped_and_counted():
         assert metric("encode_dropped_total") == dropped + 5
 
 
-def test_a_work_cancelled_while_it_runs_loses_the_rest_and_spoils_nothing():
+def test_a_task_cancelled_while_it_runs_loses_only_its_own_rest():
     model = Squares()
     with lanes(budget=4) as batcher:
         model.gate.clear()
@@ -375,20 +102,20 @@ def test_a_work_cancelled_while_it_runs_loses_the_rest_and_spoils_nothing():
         work.future.result(0)
 
 
-def test_a_bad_input_fails_its_own_request_alone():
+def test_a_bad_input_fails_only_its_own_request():
     model = Failing()
     good = [(model, [item(n), item(n + 0.5)], f"owner {n}") for n in range(3)]
-    *works, bad = together(*good, (model, [item(1), item(InvalidInput("no", rows=[1]))], "bad"))
+    *works, bad = run_together(*good, (model, [item(1), item(InvalidInput("no", rows=[1]))], "bad"))
     for n, work in enumerate(works):
         torch.testing.assert_close(result(work), squares([n, n + 0.5]))
     with pytest.raises(InvalidInput):
         result(bad)
 
 
-def test_a_work_fails_as_a_whole_and_the_rest_of_it_is_dropped():
+def test_a_task_fails_as_a_whole_and_its_rest_is_dropped():
     model = Failing()
     with lanes(budget=2) as batcher:
-        with held(batcher):
+        with hold_lanes(batcher):
             work = batcher.submit(
                 model, [item(RuntimeError(), length=3), *(item(n) for n in range(50))], "a"
             )
@@ -408,7 +135,7 @@ def test_a_work_fails_as_a_whole_and_the_rest_of_it_is_dropped():
         KeyboardInterrupt(),
     ],
 )
-def test_whatever_a_model_raises_a_request_fails_plainly_and_the_lane_goes_on(error):
+def test_any_error_of_a_model_fails_the_request_and_not_the_lane(error):
     model = Failing()
     with lanes() as batcher:
         with pytest.raises(EncoderFailed, match=type(error).__name__) as caught:
@@ -429,34 +156,36 @@ def test_whatever_a_model_raises_a_request_fails_plainly_and_the_lane_goes_on(er
         lambda vectors: None,
     ],
 )
-def test_an_answer_of_another_shape_is_no_answer(wrong):
+def test_vectors_of_another_shape_are_an_error(wrong):
     model = Squares()
     model.vectors = lambda items: wrong(squares([each.features for each in items]))
-    for work in together(*((model, [item(1), item(2), item(3)], owner) for owner in ("a", "b"))):
+    for work in run_together(
+        *((model, [item(1), item(2), item(3)], owner) for owner in ("a", "b"))
+    ):
         with pytest.raises(EncoderFailed):
             result(work)
 
 
-def test_rows_given_twice_do_not_complete_a_work():
-    """A model that fails together and not alone: parts that were answered must not count again."""
+def test_rows_delivered_twice_do_not_complete_a_task():
+    """A model that fails for a batch but not for its parts: delivered parts count once."""
     model = Squares()
     own = model.vectors
     model.vectors = lambda items: own(items)[:2] if len(items) > 2 else own(items)
     requests = [(model, [item(10 * o + n) for n in range(4)], f"owner {o}") for o in range(2)]
-    for o, work in enumerate(together(*requests, budget=4)):
+    for o, work in enumerate(run_together(*requests, budget=4)):
         torch.testing.assert_close(result(work), squares([10 * o + n for n in range(4)]))
 
 
-def test_an_endpoint_that_is_away_is_asked_once_for_all():
+def test_a_failing_endpoint_gets_one_request_for_all_tasks():
     model = Failing(remote=True)
-    works = together(*((model, [item(EncoderFailed("away"))], f"owner {n}") for n in range(5)))
+    works = run_together(*((model, [item(EncoderFailed("away"))], f"owner {n}") for n in range(5)))
     errors = [work.future.exception(0) for work in works]
     assert {type(error) for error in errors} == {EncoderFailed}
     assert len({id(error) for error in errors}) == 5  # each names its own field later
     assert len(model.batches) == 1
 
 
-def test_closing_lets_the_running_batch_end_and_fails_what_waits():
+def test_closing_ends_the_running_batch_and_fails_waiting_tasks():
     model = Squares()
     model.gate.clear()
     with lanes() as batcher:
@@ -464,9 +193,9 @@ def test_closing_lets_the_running_batch_end_and_fails_what_waits():
         assert model.entered.acquire(timeout=LONG_S)
         waiting = batcher.submit(model, [item(2)], "a")
         batcher.close()
-        with pytest.raises(EncoderFailed, match="stops"):
+        with pytest.raises(EncoderFailed, match="stopping"):
             waiting.future.result(0)
-        with pytest.raises(EncoderFailed, match="stops"):
+        with pytest.raises(EncoderFailed, match="stopping"):
             batcher.submit(model, [item(3)], "a")
         model.gate.set()
         torch.testing.assert_close(result(running), squares([1]))
@@ -492,7 +221,7 @@ def test_closing_waits_for_lanes_that_compute():
     torch.testing.assert_close(work.future.result(0), squares([1]))
 
 
-def test_an_idle_lane_keeps_nothing_of_what_it_ran():
+def test_an_idle_lane_holds_no_reference_to_its_last_batch():
     model = Squares()
     gone = weakref.ref(model)
     with lanes() as batcher:
@@ -506,7 +235,7 @@ def test_an_idle_lane_keeps_nothing_of_what_it_ran():
         assert gone() is None
 
 
-def test_lanes_have_their_own_number_of_threads_and_leave_the_process_its():
+def test_lanes_change_only_their_own_number_of_threads():
     seen = []
     model = Squares()
     model.vectors = lambda items: (
@@ -524,7 +253,7 @@ def test_lanes_have_their_own_number_of_threads_and_leave_the_process_its():
     assert torch.get_num_threads() == before
 
 
-def test_nothing_is_lost_when_clients_come_leave_and_fail_at_once():
+def test_no_request_is_lost_when_clients_come_leave_and_fail_at_once():
     models = [Failing(), Failing()]
 
     def client(seed):
@@ -548,7 +277,7 @@ def test_nothing_is_lost_when_clients_come_leave_and_fail_at_once():
         list(pool.map(client, range(8)))
 
 
-def test_a_slow_model_takes_no_more_lanes_than_it_may_and_goes_on_when_one_is_free():
+def test_a_slow_model_uses_at_most_its_number_of_lanes():
     slow, quick = Squares(), Squares()
     slow.gate.clear()
     with lanes(count=3, budget=2, each=2) as batcher:
@@ -559,15 +288,3 @@ def test_a_slow_model_takes_no_more_lanes_than_it_may_and_goes_on_when_one_is_fr
         slow.gate.set()
         for n, work in enumerate(works):
             torch.testing.assert_close(result(work), squares([n, n]))
-
-
-@pytest.mark.parametrize(
-    ("lengths", "batches"),
-    [([10] * 10 + [6] * 20, [[10] * 10, [6] * 16, [6] * 4]), ([10, 8, 8, 3], [[10, 8, 8], [3]])],
-)
-def test_texts_of_about_one_length_share_a_batch_and_others_only_while_it_is_small(
-    lengths, batches
-):
-    model = Squares()
-    together((model, [item(n, length=length) for n, length in enumerate(lengths)], "a"), budget=100)
-    assert [[each.length for each in batch] for batch in model.batches] == batches

@@ -1,4 +1,4 @@
-"""Image files: what is read, how it becomes pixels, and files made to do harm."""
+"""Image files: accepted formats, their pixels, and hostile files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from io import BytesIO
 import numpy as np
 import pytest
 
-from app.encoders.images import Limits, open_image
+from app.encoders.images import ImageLimits, open_image
 from app.errors import ImageTooLarge, InvalidImage
 
 Image = pytest.importorskip("PIL.Image")
 
-LIMITS = Limits()
+LIMITS = ImageLimits()
 RNG = np.random.default_rng(0)
 #: smooth enough for lossy formats, and different in each corner
 PIXELS = np.stack(
@@ -60,7 +60,7 @@ def pixels(data: bytes, mode="RGB") -> np.ndarray:
     return np.asarray(picture).astype(int)
 
 
-# --- what is read ---------------------------------------------------------------------------------
+# Accepted files
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def pixels(data: bytes, mode="RGB") -> np.ndarray:
         ("JPEG", {"quality": 95, "progressive": True, "restart_marker_blocks": 1}, 8),
     ],
 )
-def test_the_pixels_are_those_of_the_picture(kind, options, tolerance):
+def test_the_pixels_equal_the_images(kind, options, tolerance):
     data = encoded(PICTURE, kind, **options)
     assert np.abs(pixels(data) - PIXELS).max() <= tolerance
     grey = np.asarray(PICTURE.convert("L")).astype(int)
@@ -91,7 +91,7 @@ def test_an_animation_is_its_first_frame(kind):
     assert (pixels(data) == np.asarray(first.convert("RGB"))).all()
 
 
-def test_what_is_transparent_is_white():
+def test_transparent_pixels_are_white():
     alpha = np.zeros((48, 64), np.uint8)
     alpha[:24] = 255
     alpha[24:36] = 128
@@ -124,13 +124,13 @@ def test_one_colour_may_be_transparent():
     assert pixels(encoded(grey, transparency=7), "L").tolist() == [[255, 200]]
 
 
-def test_sixteen_bits_are_not_cut_at_255():
+def test_sixteen_bits_are_not_clipped_at_255():
     values = np.array([[0, 255, 256, 30_000, 65_535]], np.uint16)
     assert pixels(encoded(Image.fromarray(values)), "L").tolist() == [[0, 0, 1, 117, 255]]
     assert pixels(encoded(Image.fromarray(values)))[0, 3].tolist() == [117] * 3
 
 
-def test_one_bit_and_four_inks_become_what_a_model_reads():
+def test_one_bit_and_cmyk_are_converted():
     assert pixels(encoded(Image.fromarray(PIXELS[..., 0] > 90))).max() == 255
     inks = encoded(PICTURE.convert("CMYK"), "JPEG", quality=95)
     assert np.abs(pixels(inks) - PIXELS).max() <= 12
@@ -161,11 +161,11 @@ def test_photographs_stand_upright(kind, orientation):
     ],
 )
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
-def test_exif_that_cannot_be_read_is_passed_over(exif):
+def test_unreadable_exif_data_is_ignored(exif):
     assert np.abs(pixels(encoded(PICTURE, "JPEG", exif=exif, quality=95)) - PIXELS).max() <= 8
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# Rejected files
 
 
 NO_IMAGES = [
@@ -181,7 +181,7 @@ NO_IMAGES += [encoded(PICTURE, kind) for kind in ("TIFF", "BMP", "ICO", "PPM")]
 
 
 @pytest.mark.parametrize("data", NO_IMAGES, ids=lambda data: repr(data[:8]))
-def test_what_is_no_image_of_these_formats_is_refused(data):
+def test_other_files_are_rejected(data):
     with pytest.raises(InvalidImage):
         open_image(data, LIMITS)
 
@@ -197,7 +197,7 @@ GOOD = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_file_that_ends_too_early_is_refused_wherever_it_ends(name):
+def test_a_truncated_file_is_rejected_wherever_it_ends(name):
     data = GOOD[name]
     for length in [*range(40), *range(40, len(data) * 9 // 10, 37)]:
         with pytest.raises(InvalidImage):
@@ -205,20 +205,20 @@ def test_a_file_that_ends_too_early_is_refused_wherever_it_ends(name):
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_file_with_wrong_bytes_is_read_or_refused_and_no_more(name):
+def test_a_file_with_wrong_bytes_is_read_or_rejected(name):
     good = np.frombuffer(GOOD[name], np.uint8)
     for _ in range(150):
         data = good.copy()
         where = RNG.integers(0, min(len(data), 400), 3)
         data[where] = RNG.integers(0, 256, 3)
         try:
-            assert open_image(data.tobytes(), Limits(pixels=100_000)).mode == "RGB"
+            assert open_image(data.tobytes(), ImageLimits(pixels=100_000)).mode == "RGB"
         except (InvalidImage, ImageTooLarge):
             continue
 
 
 def gif_of(size, frame) -> bytes:
-    """Its screen says one size, its picture another."""
+    """A GIF whose screen and image have different sizes."""
     data = bytearray(GOOD["GIF"])
     data[6:10] = struct.pack("<HH", *size)
     place = data.index(b",\0\0\0\0" + struct.pack("<HH", 64, 48))
@@ -258,7 +258,7 @@ def test_too_many_pixels_are_refused(name):
 
 
 def many_tags(size: int = 2**20) -> bytes:
-    """EXIF of 65,535 tags, each of which claims to be the whole megabyte."""
+    """EXIF data of 65,535 tags that each claim the whole megabyte."""
     tags = b"".join(struct.pack("<HHII", tag, 1, size, 0) for tag in range(1, 65_536))
     return (b"II*\0" + struct.pack("<IH", 8, 65_535) + tags).ljust(size, b"\0")
 
@@ -276,15 +276,15 @@ def test_bombs_take_no_memory_and_leave_the_log_alone(tmp_path):
     )
     script = """
 import resource, struct, sys
-from app.encoders.images import Limits, open_image
+from app.encoders.images import ImageLimits, open_image
 from app.errors import AnchorageError
 data, place, refused = open(sys.argv[1], "rb").read(), 0, 0
-open_image(bytes.fromhex(sys.argv[2]), Limits())
+open_image(bytes.fromhex(sys.argv[2]), ImageLimits())
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 while place < len(data):
     end = place + 4 + struct.unpack_from("<I", data, place)[0]
     try:
-        open_image(data[place + 4:end], Limits())
+        open_image(data[place + 4:end], ImageLimits())
     except AnchorageError:
         refused += 1
     place = end
@@ -293,19 +293,19 @@ print(refused, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     command = [sys.executable, "-c", script, str(tmp_path / "bombs"), png(1, 1, body=b"\0\0").hex()]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     refused, grown = map(int, done.stdout.split())
-    assert refused == len(bombs) - 1  # the last one is a picture, whose tags are passed over
+    assert refused == len(bombs) - 1  # the last one is an image, and its tags are ignored
     assert done.stderr == ""
     assert grown * (1 if sys.platform == "darwin" else 1024) < 64 * 2**20
 
 
-def test_limits_are_of_the_file_and_of_the_pixels():
+def test_the_file_and_the_pixels_have_limits():
     data = GOOD["PNG"]
-    assert open_image(data, Limits(bytes=len(data), pixels=64 * 48)).size == (64, 48)
+    assert open_image(data, ImageLimits(bytes=len(data), pixels=64 * 48)).size == (64, 48)
     with pytest.raises(ImageTooLarge, match="bytes") as caught:
-        open_image(data, Limits(bytes=len(data) - 1))
+        open_image(data, ImageLimits(bytes=len(data) - 1))
     assert caught.value.limit == len(data) - 1
     with pytest.raises(ImageTooLarge, match="64 x 48 pixels"):
-        open_image(data, Limits(pixels=64 * 48 - 1))
+        open_image(data, ImageLimits(pixels=64 * 48 - 1))
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def in_pieces() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(("name", "data"), in_pieces().items(), ids=in_pieces())
-def test_a_file_of_very_many_pieces_is_refused_in_time(name, data):
+def test_a_file_of_very_many_pieces_is_rejected_in_time(name, data):
     start = time.process_time()
     with pytest.raises(InvalidImage, match="more than"):
         open_image(data, LIMITS)

@@ -1,4 +1,4 @@
-"""Options of encoders: one model a kind."""
+"""Options of encoders of all kinds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from app.encoders.options import ImageOptions, RemoteOptions, TextOptions, read
+from app.encoders.options import ImageOptions, RemoteOptions, TextOptions, read_options
 from app.errors import InvalidOption, MissingField, UnknownOption
 
 URL = {"url": "http://x"}
@@ -46,26 +46,26 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("kind", "given", "error", "field"), WRONG, ids=str)
-def test_options_that_are_wrong_are_named(kind, given, error, field):
+def test_errors_name_the_wrong_option(kind, given, error, field):
     with pytest.raises(error) as caught:
-        read(kind, given)
+        read_options(kind, given)
     assert caught.value.field == field
 
 
 @pytest.mark.parametrize("where", [{}, {"prompts": None}])
-def test_a_million_unknown_options_cost_no_second(where):
+def test_a_million_unknown_options_take_less_than_a_second(where):
     many = {f"o{place}": "" for place in range(10**6)}
     given = {"prompts": many} if where else many
     start = time.process_time()
     with pytest.raises(UnknownOption):
-        read(TextOptions, given)
+        read_options(TextOptions, given)
     assert time.process_time() - start < 1
 
 
-def test_what_the_client_does_not_say_is_not_stored():
+def test_unset_options_are_not_stored():
     given = {"url": "http://x", "dim": None, "batch": 7}
-    assert read(RemoteOptions, given).model_dump(exclude_unset=True, exclude_none=True) == {
+    assert read_options(RemoteOptions, given).model_dump(exclude_unset=True, exclude_none=True) == {
         "url": "http://x",
         "batch": 7,
     }
-    assert read(RemoteOptions, given).timeout_s == 30
+    assert read_options(RemoteOptions, given).timeout_s == 30

@@ -1,4 +1,4 @@
-"""Models in memory: each loaded once, the least recently used unloaded first, all of it counted."""
+"""Models in memory: each is loaded once, and the least recently used is unloaded first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from prometheus_client import REGISTRY
 
 from app.encoders import pool as registry
-from app.encoders.base import Identity, Item, Spec
+from app.encoders.base import EncoderSpec, Item, ModelIdentity
 from app.encoders.pool import EncoderPool
 from app.errors import EncoderFailed, EncoderNeedsVectors, EncoderUnavailable
 from app.types import InputRole, Modality
@@ -20,7 +20,7 @@ LONG_S = 30.0
 
 
 class Ones:
-    """A small encoder of as many bytes as its name says."""
+    """A small encoder. Its name ends with its number of bytes."""
 
     modality = Modality.text
     remote = False
@@ -29,9 +29,9 @@ class Ones:
     pads = True
 
     def __init__(self, name: str) -> None:
-        self.identity = Identity(name, None, {}, None, False, 2, "float32")
+        self.identity = ModelIdentity(name, None, {}, None, False, 2, "float32")
         self.nbytes = int(name.rpartition("-")[2])
-        self.itself = self  # as modules and their parts hold each other
+        self.itself = self  # a reference cycle, as in modules
         self.gate = threading.Event()
         self.gate.set()
 
@@ -44,7 +44,7 @@ class Ones:
 
 
 class Loader:
-    """Makes models by name, and keeps the names; those called bad cannot be made."""
+    """A loader that records the names of its models, and fails for names that start with bad."""
 
     def __init__(self) -> None:
         self.loads: list[str] = []
@@ -76,7 +76,7 @@ def pool(loader):
 
 
 def spec(model, **options):
-    return Spec("ones", model, options=options)
+    return EncoderSpec("ones", model, options=options)
 
 
 def metric(name, **labels):
@@ -93,22 +93,22 @@ def metric(name, **labels):
 
 
 def test_an_external_encoder_cannot_encode(pool):
-    with pytest.raises(EncoderNeedsVectors, match="send vectors") as caught:
-        pool.get(Spec("external", ""))
+    with pytest.raises(EncoderNeedsVectors, match="Send `vectors`") as caught:
+        pool.get(EncoderSpec("external", ""))
     assert caught.value.field == "inputs"
 
 
-def test_specifications_that_are_equal_share_a_model_and_others_do_not(pool, loader):
+def test_only_equal_specifications_share_a_model(pool, loader):
     first = pool.get(spec("m-0", dim=3, dtype="float32"))
     assert pool.get(spec("m-0", dtype="float32", dim=3)) is first
     assert pool.loaded(spec("m-0", dtype="float32", dim=3)) is first
     assert pool.get(spec("m-0", dim=4)) is not first
-    assert pool.get(Spec("ones", "m-0", "a-revision")) is not first
+    assert pool.get(EncoderSpec("ones", "m-0", "a-revision")) is not first
     assert pool.loaded(spec("m-0")) is None
     assert loader.loads == ["m-0"] * 3
 
 
-def test_a_model_that_many_want_at_once_is_loaded_once(pool, loader):
+def test_concurrent_requests_load_a_model_once(pool, loader):
     loader.gate.clear()
     with ThreadPoolExecutor(8) as threads:
         wanted = [threads.submit(pool.get, spec("m-0")) for _ in range(8)]
@@ -124,7 +124,9 @@ def test_different_models_load_at_once(pool, loader):
     with ThreadPoolExecutor(2) as threads:
         wanted = [threads.submit(pool.get, spec(name)) for name in ("m-0", "n-0")]
         for _ in wanted:
-            assert loader.started.acquire(timeout=LONG_S)  # both have begun, and neither has ended
+            assert loader.started.acquire(
+                timeout=LONG_S
+            )  # both have started, and neither has ended
         loader.gate.set()
         assert [each.result(LONG_S).identity.model for each in wanted] == ["m-0", "n-0"]
 
@@ -140,7 +142,7 @@ def test_a_loaded_model_is_found_while_another_loads(pool, loader):
         loader.gate.set()
 
 
-def test_all_who_wait_for_a_model_that_fails_are_told_and_the_next_one_tries_again(pool, loader):
+def test_all_requests_that_wait_for_a_load_get_its_error_and_the_next_retries(pool, loader):
     loader.gate.clear()
     refused = metric("model_loads_total", outcome="refused")
     with ThreadPoolExecutor(4) as threads:
@@ -160,7 +162,7 @@ def test_all_who_wait_for_a_model_that_fails_are_told_and_the_next_one_tries_aga
     assert pool.get(spec("m-0")).identity.model == "m-0"
 
 
-def test_a_loader_that_breaks_keeps_nobody_waiting(pool, loader, monkeypatch):
+def test_a_broken_loader_blocks_no_request(pool, loader, monkeypatch):
     def broken(spec, shelf, device):
         raise ZeroDivisionError
 
@@ -183,7 +185,7 @@ def test_the_least_recently_used_model_is_unloaded_when_bytes_run_out(pool, load
     assert pool.loaded(spec("b-40")) is None
     assert pool.loaded(spec("a-40")) is not None
     assert (metric("models_loaded"), metric("model_bytes")) == (2, 70)
-    pool.get(spec("d-100"))  # exactly the limit: all others go
+    pool.get(spec("d-100"))  # exactly the limit: all others are unloaded
     assert [name for name in ("a-40", "b-40", "c-30") if pool.loaded(spec(name))] == []
     assert (metric("models_loaded"), metric("model_bytes")) == (1, 100)
     assert metric("model_loads_total", outcome="unloaded") == unloaded + 3
@@ -200,14 +202,14 @@ def test_a_model_above_the_limit_is_refused_and_unloads_none(pool):
     assert metric("model_loads_total", outcome="loaded") == loaded
 
 
-def test_models_that_take_no_memory_are_not_kept_without_end(pool, monkeypatch):
+def test_the_number_of_models_without_memory_is_limited(pool, monkeypatch):
     monkeypatch.setattr(registry, "MOST_MODELS", 3)
     for number in range(5):
         pool.get(spec(f"remote{number}-0"))
     assert [number for number in range(5) if pool.loaded(spec(f"remote{number}-0"))] == [2, 3, 4]
 
 
-def test_a_model_unloaded_while_it_is_used_finishes_and_then_goes(pool):
+def test_a_model_unloaded_during_use_finishes_its_batch(pool):
     model = pool.get(spec("m-60"))
     model.gate.clear()
     work = pool.submit(model, model.prepare(["x", "y"], InputRole.document), "a")
@@ -215,21 +217,21 @@ def test_a_model_unloaded_while_it_is_used_finishes_and_then_goes(pool):
     assert pool.loaded(spec("m-60")) is None
     late = pool.submit(
         model, model.prepare(["z"], InputRole.document), "a"
-    )  # by a request that found it before
+    )  # by an earlier request
     model.gate.set()
     assert torch.equal(work.future.result(LONG_S), torch.ones(2, 2))
     assert torch.equal(late.future.result(LONG_S), torch.ones(1, 2))
     gone = weakref.ref(model)
     del model, work, late
-    pool.close()  # its lane lets go of the last batch when it ends, at the latest
+    pool.close()  # the lane drops its last batch when it ends, at the latest
     for lane in pool._compute._lanes:
         lane.join(LONG_S)
     pool.get(spec("o-1"))
     assert gone() is None
 
 
-def test_a_closed_pool_takes_no_more(pool):
+def test_a_closed_pool_refuses_requests(pool):
     model = pool.get(spec("m-0"))
     pool.close()
-    with pytest.raises(EncoderFailed, match="stops"):
+    with pytest.raises(EncoderFailed, match="stopping"):
         pool.submit(model, model.prepare(["x"], InputRole.document), "a")

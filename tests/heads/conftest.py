@@ -1,4 +1,4 @@
-"""What tests of ONNX heads share."""
+"""Fixtures for the tests of ONNX heads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.heads.onnx.process import OnnxRunner
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[OnnxRunner]:
-    """The process that the heads of a file's tests share."""
+    """A runner that all tests of a file share."""
     made = OnnxRunner()
     yield made
     made.close()

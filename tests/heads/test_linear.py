@@ -1,4 +1,4 @@
-"""Linear heads: what is accepted, and what they compute."""
+"""Linear heads: their checks and their outputs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from safetensors.torch import save
 from app.errors import InvalidHead
 from app.heads import registry
 from app.heads.base import probabilities
-from app.heads.linear import LinearHead, linear_head, read_safetensors
+from app.heads.linear import LinearHead, make_linear_head, read_safetensors
 from app.heads.onnx.process import OnnxRunner
 
-RUNNER = OnnxRunner()  # which no head of this kind asks
+RUNNER = OnnxRunner()  # linear heads do not use it
 make, load = (
     partial(registry.make, runner=RUNNER, owner=""),
     partial(registry.load, runner=RUNNER, owner=""),
@@ -28,10 +28,10 @@ BIAS = torch.tensor([0.5, -1.0])
 
 @given(n=st.integers(0, 9), d=st.integers(1, 40), c=st.integers(1, 9), seed=st.integers(0, 99))
 @settings(max_examples=30, deadline=None)
-def test_logits_are_those_of_torchs_own_linear_layer(n, d, c, seed):
+def test_logits_equal_torchs_linear_layer(n, d, c, seed):
     torch.manual_seed(seed)
     layer, vectors = torch.nn.Linear(d, c), torch.randn(n, d)
-    head = linear_head(layer.weight.detach(), layer.bias.detach(), dim=d)
+    head = make_linear_head(layer.weight.detach(), layer.bias.detach(), dim=d)
     assert (head.dim, head.outputs, head.nbytes) == (d, c, 4 * (c * d + c))
     torch.testing.assert_close(head.run(vectors), layer(vectors).detach())
     torch.testing.assert_close(
@@ -52,12 +52,12 @@ def test_logits_beyond_float32_still_give_probabilities(magnitude):
     torch.testing.assert_close(scores.sum(dim=1), torch.ones(1))
 
 
-def test_no_bias_is_a_bias_of_zeros():
-    assert torch.equal(linear_head(WEIGHT, None, dim=3, classes=2).bias, torch.zeros(2))
+def test_a_missing_bias_means_zeros():
+    assert torch.equal(make_linear_head(WEIGHT, None, dim=3, classes=2).bias, torch.zeros(2))
 
 
-def test_tensors_make_the_same_head_again():
-    head = linear_head(WEIGHT, BIAS, dim=3, classes=2)
+def test_stored_tensors_rebuild_the_head():
+    head = make_linear_head(WEIGHT, BIAS, dim=3, classes=2)
     again = load("linear", head.tensors(), dim=3)
     assert isinstance(again, LinearHead)
     assert torch.equal(again.weight, head.weight)
@@ -67,10 +67,10 @@ def test_tensors_make_the_same_head_again():
 @pytest.mark.parametrize(
     ("weight", "bias", "field", "says"),
     [
-        (WEIGHT.T, BIAS, "weight", r"\[2, 3\] \(classes, dimension\), got \[3, 2\]"),
+        (WEIGHT.T, BIAS, "weight", r"\[2, 3\], which is \[classes, dimension\]; got \[3, 2\]"),
         (WEIGHT.flatten(), BIAS, "weight", r"got \[6\]"),
         (WEIGHT[:0], BIAS, "weight", r"got \[0, 3\]"),
-        (WEIGHT, BIAS[:1], "bias", r"\[2\], got \[1\]"),
+        (WEIGHT, BIAS[:1], "bias", r"\[2\]; got \[1\]"),
         (WEIGHT.long(), BIAS, "weight", "int64"),
         (WEIGHT, BIAS.long(), "bias", "int64"),
         (WEIGHT * torch.nan, BIAS, "weight", "NaN"),
@@ -78,13 +78,13 @@ def test_tensors_make_the_same_head_again():
         (WEIGHT.double() * 1e39, BIAS, "weight", "float32"),
     ],
 )
-def test_what_is_no_linear_head_is_refused(weight, bias, field, says):
+def test_invalid_tensors_are_rejected(weight, bias, field, says):
     with pytest.raises(InvalidHead, match=says) as caught:
-        linear_head(weight, bias, dim=3, classes=2)
+        make_linear_head(weight, bias, dim=3, classes=2)
     assert caught.value.field == field
 
 
-def test_a_file_gives_its_weight_and_its_bias():
+def test_a_file_contains_weight_and_bias():
     weight, bias = read_safetensors(save({"weight": WEIGHT, "bias": BIAS}))
     assert torch.equal(weight, WEIGHT)
     assert bias is not None
@@ -97,12 +97,12 @@ def test_a_file_gives_its_weight_and_its_bias():
     [{}, {"bias": BIAS}, {"kernel": WEIGHT}, {"weight": WEIGHT, "scale": BIAS}, {"Weight": WEIGHT}],
     ids=lambda t: str(list(t)),
 )
-def test_a_file_with_other_tensors_is_refused_and_says_what_it_has(tensors):
-    with pytest.raises(InvalidHead, match="expected tensors 'weight'"):
+def test_the_error_for_other_tensors_lists_them(tensors):
+    with pytest.raises(InvalidHead, match="tensor `weight`"):
         read_safetensors(save(tensors))
 
 
-def test_a_clients_file_makes_a_head_of_as_many_outputs_as_it_has_rows():
+def test_the_rows_of_weight_are_the_outputs():
     head = make("linear", save({"weight": WEIGHT, "bias": BIAS}), dim=3)
     assert (head.dim, head.outputs) == (3, 2)
     assert torch.equal(head.run(torch.eye(3)), WEIGHT.T + BIAS)
@@ -111,6 +111,6 @@ def test_a_clients_file_makes_a_head_of_as_many_outputs_as_it_has_rows():
 @pytest.mark.parametrize(
     "tensors", [{"weight": WEIGHT.T}, {"weight": WEIGHT[:0]}, {"weight": WEIGHT, "bias": BIAS[:1]}]
 )
-def test_a_clients_file_that_does_not_fit_is_refused(tensors):
+def test_a_file_of_another_shape_is_rejected(tensors):
     with pytest.raises(InvalidHead, match="must have shape"):
         make("linear", save({name: tensor.contiguous() for name, tensor in tensors.items()}), dim=3)

@@ -1,4 +1,4 @@
-"""MLPs: what is accepted, and that they compute what torch.nn.Sequential computes."""
+"""MLPs: their checks, and outputs equal to torch.nn.Sequential."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.errors import AnchorageError, HeadTooLarge, InvalidHead
 from app.heads import mlp, registry
 from app.heads.onnx.process import OnnxRunner
 
-RUNNER = OnnxRunner()  # which no head of this kind asks
+RUNNER = OnnxRunner()  # MLPs do not use it
 make, load = (
     partial(registry.make, runner=RUNNER, owner=""),
     partial(registry.load, runner=RUNNER, owner=""),
@@ -45,7 +45,7 @@ NORMS = {"layer_norm": nn.LayerNorm, "batch_norm": nn.BatchNorm1d}
 
 
 def sequential(architecture: list[str], widths: list[int], seed: int = 0) -> nn.Sequential:
-    """A network in evaluation mode, its normalisations as training leaves them: neither at zero nor at one."""
+    """A network in evaluation mode, with statistics other than zero and one."""
     torch.manual_seed(seed)
     modules: list[nn.Module] = []
     width, *rest = widths
@@ -67,7 +67,7 @@ def sequential(architecture: list[str], widths: list[int], seed: int = 0) -> nn.
 
 
 def file(network: nn.Module, **changes: torch.Tensor | None) -> bytes:
-    """What a PyTorch user saves, with tensors added, replaced or left out."""
+    """A saved state_dict, with tensors added, replaced or removed."""
     tensors = {
         **network.state_dict(),
         **{name[1:].replace("_", ".", 1): tensor for name, tensor in changes.items()},
@@ -77,7 +77,7 @@ def file(network: nn.Module, **changes: torch.Tensor | None) -> bytes:
 
 @st.composite
 def networks(draw: st.DrawFn) -> tuple[list[str], list[int], int]:
-    architecture = draw(st.lists(st.sampled_from(mlp.MODULES), min_size=1, max_size=10))
+    architecture = draw(st.lists(st.sampled_from(mlp.KNOWN_MODULES), min_size=1, max_size=10))
     architecture.insert(draw(st.integers(0, len(architecture))), "linear")
     widths = draw(
         st.lists(
@@ -91,7 +91,7 @@ def networks(draw: st.DrawFn) -> tuple[list[str], list[int], int]:
 
 @given(networks(), st.integers(0, 20))
 @settings(max_examples=60, deadline=None)
-def test_a_network_computes_what_torch_computes(drawn, n):
+def test_outputs_equal_torchs(drawn, n):
     architecture, widths, seed = drawn
     network = sequential(architecture, widths, seed)
     head = make("mlp", file(network), architecture, dim=widths[0])
@@ -102,20 +102,20 @@ def test_a_network_computes_what_torch_computes(drawn, n):
     torch.testing.assert_close(head.run(vectors), expected, atol=1e-6, rtol=1e-6)
 
 
-def test_every_module_is_torchs_by_its_name():
-    assert {*mlp.MODULES} == {*MODULES, *NORMS, "linear"}
+def test_every_module_exists_in_torch():
+    assert {*mlp.KNOWN_MODULES} == {*MODULES, *NORMS, "linear"}
 
 
-def test_rows_run_in_pieces_are_the_rows_run_at_once(monkeypatch):
+def test_outputs_do_not_depend_on_the_pieces(monkeypatch):
     network = sequential([*SIMPLE, "batch_norm"], [6, 16, 3])
     head = make("mlp", file(network), [*SIMPLE, "batch_norm"], dim=6)
     vectors = torch.randn(100, 6)
     once = head.run(vectors)
-    monkeypatch.setattr(mlp, "PIECE", 16 * 7)
+    monkeypatch.setattr(mlp, "MLP_PIECE_NUMBERS", 16 * 7)
     torch.testing.assert_close(head.run(vectors), once, atol=1e-7, rtol=1e-7)
 
 
-def test_tensors_make_the_same_head_again():
+def test_stored_tensors_rebuild_the_head():
     architecture = ["linear", "batch_norm", "gelu", "layer_norm", "linear"]
     head = make("mlp", file(sequential(architecture, [4, 8, 2])), architecture, dim=4)
     again = load("mlp", head.tensors(), architecture, dim=4)
@@ -125,7 +125,7 @@ def test_tensors_make_the_same_head_again():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_every_float_is_read(dtype):
+def test_every_float_format_is_read(dtype):
     network = sequential(SIMPLE, [4, 8, 2]).to(dtype)
     head = make("mlp", file(network), SIMPLE, dim=4)
     torch.testing.assert_close(
@@ -133,7 +133,7 @@ def test_every_float_is_read(dtype):
     )
 
 
-def test_layers_may_lack_what_torch_lets_them_lack():
+def test_optional_tensors_may_be_missing():
     network = nn.Sequential(
         nn.Linear(3, 5, bias=False),
         nn.LayerNorm(5, elementwise_affine=False),
@@ -145,7 +145,7 @@ def test_layers_may_lack_what_torch_lets_them_lack():
     )
 
 
-def test_overflow_is_refused_and_names_its_rows():
+def test_overflow_is_an_error_that_names_its_rows():
     network = nn.Sequential(*[nn.Linear(1, 1, bias=False) for _ in range(9)], nn.LayerNorm(1))
     for tensor in network.state_dict().values():
         tensor.fill_(1e38)
@@ -161,38 +161,38 @@ X = torch.ones
 @pytest.mark.parametrize(
     ("architecture", "changes", "says"),
     [
-        (SIMPLE, {"_0_weight": None}, "lacks '0.weight', which module 0"),
-        (["linear", "relu", "linear"], {}, "lacks '2.weight'"),
-        (SIMPLE, {"_1_weight": X(8)}, "no place for tensor '1.weight'"),
-        (SIMPLE, {"_extra": X(1)}, "no place for tensor 'extra'"),
-        (SIMPLE, {"_0_num_batches_tracked": X(1)}, "no place for tensor '0.num_batches_tracked'"),
-        (SIMPLE, {"_0_weight": X(8, 5)}, r"0.weight must have shape \[8, 4\], got \[8, 5\]"),
-        (SIMPLE, {"_0_weight": X(8)}, r"0.weight must have shape \[outputs, 4\]"),
-        (SIMPLE, {"_0_weight": X(0, 4)}, r"0.weight must have shape \[outputs, 4\]"),
+        (SIMPLE, {"_0_weight": None}, "no tensor '0.weight', which module 0"),
+        (["linear", "relu", "linear"], {}, "no tensor '2.weight'"),
+        (SIMPLE, {"_1_weight": X(8)}, "'1.weight' belongs to no module"),
+        (SIMPLE, {"_extra": X(1)}, "'extra' belongs to no module"),
+        (SIMPLE, {"_0_num_batches_tracked": X(1)}, "'0.num_batches_tracked' belongs to no module"),
+        (SIMPLE, {"_0_weight": X(8, 5)}, r"0.weight` must have shape \[8, 4\]; got \[8, 5\]"),
+        (SIMPLE, {"_0_weight": X(8)}, r"0.weight` must have shape \[outputs, 4\]"),
+        (SIMPLE, {"_0_weight": X(0, 4)}, r"0.weight` must have shape \[outputs, 4\]"),
         (
             SIMPLE,
             {"_0_weight": X(9, 4), "_0_bias": X(9)},
-            r"3.weight must have shape \[2, 9\], got \[2, 8\]",
+            r"3.weight` must have shape \[2, 9\]; got \[2, 8\]",
         ),
-        (SIMPLE, {"_3_bias": X(3)}, r"3.bias must have shape \[2\], got \[3\]"),
-        (SIMPLE, {"_3_bias": X(2).long()}, "3.bias must hold floats"),
-        (SIMPLE, {"_3_bias": X(2) * torch.nan}, "3.bias holds NaN"),
+        (SIMPLE, {"_3_bias": X(3)}, r"3.bias` must have shape \[2\]; got \[3\]"),
+        (SIMPLE, {"_3_bias": X(2).long()}, "3.bias` must hold floats"),
+        (SIMPLE, {"_3_bias": X(2) * torch.nan}, "3.bias` contains NaN"),
         (SIMPLE, {"_0_weight": X(8, 4).double() * 1e39}, "beyond float32"),
-        ([*SIMPLE, "batch_norm"], {}, "lacks '4.running_mean'"),
+        ([*SIMPLE, "batch_norm"], {}, "no tensor '4.running_mean'"),
         (
             [*SIMPLE, "batch_norm"],
             {"_4_running_mean": X(2), "_4_running_var": X(2) * 0},
-            "4.running_var must be positive",
+            "4.running_var` must hold positive",
         ),
         (
             [*SIMPLE, "batch_norm"],
             {"_4_running_mean": X(2), "_4_running_var": X(3)},
-            r"4.running_var must have shape \[2\]",
+            r"4.running_var` must have shape \[2\]",
         ),
-        ([*SIMPLE, "layer_norm"], {"_4_bias": X(2)}, "'4.bias' without '4.weight'"),
+        ([*SIMPLE, "layer_norm"], {"_4_bias": X(2)}, "`4.bias` without `4.weight`"),
     ],
 )
-def test_what_does_not_fit_its_architecture_is_refused(architecture, changes, says):
+def test_tensors_must_match_the_architecture(architecture, changes, says):
     with pytest.raises(InvalidHead, match=says) as caught:
         make("mlp", file(sequential(SIMPLE, [4, 8, 2]), **changes), architecture, dim=4)
     assert caught.value.field == "safetensors"
@@ -203,25 +203,25 @@ def test_what_does_not_fit_its_architecture_is_refused(architecture, changes, sa
     [
         ([], InvalidHead, "at least one 'linear'"),
         (["relu"], InvalidHead, "at least one 'linear'"),
-        (["linear", "lstm"], InvalidHead, "no module is called 'lstm': use linear, "),
-        (["linear", "__class__"], InvalidHead, "no module is called"),
-        (["linear"] * 65, HeadTooLarge, "64 modules, got 65"),
-        (None, InvalidHead, "belongs to an mlp"),
+        (["linear", "lstm"], InvalidHead, "unknown module 'lstm'. Use linear, "),
+        (["linear", "__class__"], InvalidHead, "unknown module"),
+        (["linear"] * 65, HeadTooLarge, "65 modules; the limit is 64"),
+        (None, InvalidHead, "`architecture`"),
     ],
 )
-def test_what_is_no_architecture_is_refused(architecture, error, says):
+def test_invalid_architectures_are_rejected(architecture, error, says):
     with pytest.raises(error, match=says) as caught:
         make("mlp", file(sequential(SIMPLE, [4, 8, 2])), architecture, dim=4)
     assert caught.value.field == "architecture"
 
 
 def test_sizes_are_bounded(monkeypatch):
-    with pytest.raises(HeadTooLarge, match="16384 wide, got 16385"):
+    with pytest.raises(HeadTooLarge, match="16385 numbers; the limit is 16384"):
         make("mlp", save({"0.weight": torch.zeros(16_385, 1)}), ["linear"], dim=1)
     halves = save({"0.weight": torch.zeros(4200, 4096, dtype=torch.float16)})
     with pytest.raises(HeadTooLarge, match="in float32"):
         make("mlp", halves, ["linear"], dim=4096)
-    with pytest.raises(HeadTooLarge, match="67108864 bytes"):
+    with pytest.raises(HeadTooLarge, match="limit is 67108864"):
         make("mlp", bytes(2**26 + 1), ["linear"], dim=4096)
 
 
@@ -242,7 +242,7 @@ def test_a_pickle_is_never_opened(tmp_path):
         torch.save(
             {"0.weight": Trap(tmp_path / "sprung")}, saved, _use_new_zipfile_serialization=new
         )
-        with pytest.raises(InvalidHead, match=r"not a safetensors file: a pickle.*save_file"):
+        with pytest.raises(InvalidHead, match=r"not a safetensors file. It is a pickle.*save_file"):
             make("mlp", saved.getvalue(), SIMPLE, dim=4)
     assert not (tmp_path / "sprung").exists()
 
@@ -255,7 +255,7 @@ FILE = file(sequential([*SIMPLE, "batch_norm"], [4, 8, 2]))
     st.integers(0, len(FILE)),
 )
 @settings(max_examples=200, deadline=None)
-def test_a_file_with_wrong_bytes_is_refused_or_read_never_worse(changes, cut):
+def test_a_file_with_wrong_bytes_is_read_or_rejected(changes, cut):
     data = bytearray(FILE)
     for place, byte in changes:
         data[place] = byte

@@ -90,7 +90,7 @@ ODD = {
     "half a surrogate as a key": lambda: {"\ud800": 1},
     "a large number": lambda: 2**70,
     "NaN": lambda: float("nan"),
-    "infinity beside a large number": lambda: [float("inf"), 2**70],
+    "infinity and a large number": lambda: [float("inf"), 2**70],
     "bytes": lambda: b"\xff\x00",
     "a set": lambda: {1, 2},
     "a tuple as a key": lambda: {(1, 2): 3},
@@ -155,7 +155,7 @@ def test_an_exception_whose_words_are_half_a_surrogate_is_logged():
     assert "ValueError" in found["exception"]
 
 
-#: what a client may write into a path or a name: line breaks of Unicode, escape sequences, marks that turn the text around
+#: what a client can write into a path or a name: line breaks, escape sequences, direction marks
 TRICKS = "a\nb\rc\x1b[2Jd\x9b2Je\x07f\x7fg\u2028h\u2029i\x85j\u202ek\u2066l\x00m"
 
 
@@ -184,7 +184,7 @@ def test_what_a_client_writes_is_neither_a_line_nor_a_command(style, terminal, c
     assert all(line.isprintable() for line in [first, *rest])
     assert r"GET /a\nb\rc\u001b[2Jd\u009b2Je" in first
     assert all(line.startswith("    ") for line in rest), (
-        "a traceback is indented, so that nobody takes its text for a line"
+        "a traceback is indented, so that its text does not look like a line"
     )
     if style == "json":
         assert json.loads(first)["event"] == f"GET /{TRICKS} 200"

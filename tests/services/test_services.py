@@ -19,7 +19,7 @@ from app.errors import (
     Overloaded,
     TooManyVectors,
 )
-from app.heads.linear import linear_head
+from app.heads.linear import make_linear_head
 from app.services.anchors import anchor_sets
 from app.services.context import Limits
 from app.services.encoders import encoders
@@ -177,7 +177,7 @@ def test_a_damaged_blob_is_noticed_and_nothing_wrong_is_served(stocked):
 def test_a_head_is_stored_in_float32_and_loaded_once(stocked):
     new = heads.HeadDefinition("h", "linear", "b", None, HeadOutput.classes, ["x", "y"])
     head = heads.create_head(
-        stocked, CONTEXT, new, lambda dim: linear_head(some(2, 2).double(), None, dim=dim)
+        stocked, CONTEXT, new, lambda dim: make_linear_head(some(2, 2).double(), None, dim=dim)
     )
     loaded = heads.load_head(stocked, head)
     assert loaded.weight.dtype == torch.float32

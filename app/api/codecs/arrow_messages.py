@@ -1,8 +1,8 @@
-"""The messages of an Arrow IPC stream: their frames, and what they would cost pyarrow, read before pyarrow sees a byte.
+"""Reads the frames of an Arrow IPC stream, and counts what they would cost, before pyarrow does.
 
-A flatbuffer may refer to one string or table any number of times, and a record batch to one range of its body: 900 kB can say
-50 GB. So everything is counted as often as it is referred to. The numbers of kinds and slots are those of Schema.fbs and
-Message.fbs.
+A flatbuffer can refer to one string or table many times, and a record batch to one range of its
+body, so that 900 kB can stand for 50 GB. Everything counts as often as the message refers to it.
+The numbers of kinds and slots come from Schema.fbs and Message.fbs.
 """
 
 from __future__ import annotations
@@ -16,31 +16,36 @@ import numpy as np
 
 from app.errors import BadArrow, BodyTooLarge
 
-#: bytes before each message, which hold the length of its metadata; and the most bytes of that metadata
+#: bytes before each message, which hold the length of its metadata; and the longest metadata
 FRAME_BYTES, MOST_METADATA_BYTES = 8, 2**20
 
-#: columns of a stream; its fields, nested ones and entries of metadata included; and entries of metadata of any other message
+#: most columns of a stream; most fields, with nested ones and entries of metadata; and most
+#: entries of metadata of any other message
 MOST_COLUMNS, MOST_FIELDS, MOST_ENTRIES = 1_024, 4_096, 64
 
-#: a dictionary is read again whenever it grows, with each field that uses it, and with the other dictionaries of their columns:
-#: that may take as many bytes as the stream has had so far times this, and so many more; each use counts as so many at least
+#: pyarrow reads a dictionary again when it grows, for each field that uses it, together with the
+#: other dictionaries of these columns. Together this may take DICTIONARY_FACTOR times the bytes of
+#: the stream so far, and DICTIONARY_BYTES more; each use counts as at least USE_BYTES.
 DICTIONARY_FACTOR, DICTIONARY_BYTES, USE_BYTES = 4, 2**20, 64
 
 #: kinds of messages
 END_OF_STREAM, SCHEMA, DICTIONARY, BATCH = 0, 1, 2, 3
 END = b"\xff\xff\xff\xff\0\0\0\0"
 
-#: a flatbuffer's numbers
+#: the numbers of a flatbuffer
 UINT16, UINT32 = struct.Struct("<H").unpack_from, struct.Struct("<I").unpack_from
 INT32, INT64 = struct.Struct("<i").unpack_from, struct.Struct("<q").unpack_from
 
-#: kinds of types whose values may overlap, so that a few bytes stand for any number of them
+#: types whose values may overlap, so that a few bytes can stand for any number of values
 VIEWS = {23: "binary_view", 24: "string_view", 25: "list_view", 26: "large_list_view"}
 TIMESTAMP = 10
 
 
 class _Table:
-    """A flatbuffer's table: its fields by their numbers. Raises struct.error and ValueError for what leads out of the buffer."""
+    """A table of a flatbuffer: its fields by number.
+
+    Raises struct.error and ValueError for references out of the buffer.
+    """
 
     __slots__ = ("_data", "_places", "_start")
 
@@ -72,14 +77,14 @@ class _Table:
         return _Table(self._data, self._at(number)) if self.has(number) else None
 
     def span(self, number: int) -> tuple[int, int]:
-        """Where a vector or a text begins, and how many elements it has."""
+        """Returns where a vector or a string begins, and its number of elements."""
         if not self.has(number):
             return 0, 0
         place = self._at(number)
         return place + 4, int(UINT32(self._data, place)[0])
 
     def element(self, place: int) -> _Table:
-        """The table that a vector's element refers to."""
+        """Returns the table that an element of a vector refers to."""
         return _Table(self._data, place + int(UINT32(self._data, place)[0]))
 
     def part(self, start: int, size: int) -> memoryview:
@@ -93,7 +98,12 @@ class _Table:
 
 @dataclass(frozen=True)
 class Frame:
-    """Where a message lies in a stream; `rows` of a record batch, `dictionary` and `adds` (to what is there) of a dictionary."""
+    """The position of a message in a stream.
+
+    rows        the rows of a record batch
+    dictionary  the id of a dictionary
+    adds        the dictionary's values follow those that it already has
+    """
 
     kind: int
     start: int
@@ -105,7 +115,9 @@ class Frame:
 
 @dataclass
 class Layout:
-    """fields        how many there are, nested ones and entries of metadata included
+    """The size of a schema.
+
+    fields        the number of fields, with nested ones and entries of metadata
     dictionaries  by id, the columns that use a dictionary, once for each use
     """
 
@@ -114,12 +126,12 @@ class Layout:
 
 
 class Dictionaries:
-    """What the dictionaries of a stream hold, and what reading them has cost so far; `most` bytes in all of them are allowed.
+    """The sizes of a stream's dictionaries, and the cost of reading them, within `most` bytes.
 
-    columns  those that have dictionaries
-    new      those whose dictionaries have changed since the last batch
-    held     bytes of all dictionaries
-    unread   what the next batch will cost because of those that have changed
+    columns  the columns that have dictionaries
+    new      the columns whose dictionaries changed after the last batch
+    held     the bytes of all dictionaries
+    unread   the cost of the changed dictionaries, which the next batch adds
     """
 
     def __init__(self, uses: Mapping[int, Sequence[int]], most: int) -> None:
@@ -131,10 +143,12 @@ class Dictionaries:
         self._column_sizes = dict.fromkeys(self.columns, 0)
 
     def add(self, frame: Frame, seen: int) -> None:
-        """Count one that comes after `seen` bytes of the stream. Raises BadArrow, BodyTooLarge."""
+        """Counts a dictionary after `seen` bytes of the stream. Raises BadArrow, BodyTooLarge."""
         columns = self._uses.get(frame.dictionary)
         if columns is None:
-            raise BadArrow("a dictionary that no column uses", field="vectors")
+            raise BadArrow(
+                "The Arrow stream has a dictionary that no column uses.", field="vectors"
+            )
         size, before = frame.end - frame.start, self._sizes.get(frame.dictionary, 0)
         more = size if frame.adds else size - before
         self._sizes[frame.dictionary] = before + more
@@ -146,7 +160,8 @@ class Dictionaries:
         self.unread += cost
         if self._cost > DICTIONARY_FACTOR * seen + DICTIONARY_BYTES:
             raise BadArrow(
-                "dictionaries that would be read too often: send each of them whole and once, or plain columns instead",
+                "The dictionaries of the Arrow stream change too often. Send each dictionary once "
+                "and whole, or send plain columns.",
                 field="vectors",
             )
         if (
@@ -154,28 +169,31 @@ class Dictionaries:
             or self.unread > DICTIONARY_FACTOR * self._most + DICTIONARY_BYTES
         ):
             raise BodyTooLarge(
-                f"dictionaries of more than {self._most} bytes", field="vectors", limit=self._most
+                f"The dictionaries exceed the limit of {self._most} bytes. Send plain columns.",
+                field="vectors",
+                limit=self._most,
             )
         self.new.update(columns)
 
     def were_read(self) -> None:
-        """A batch has come."""
+        """Notes that a batch was read, and all dictionaries with it."""
         self.new.clear()
         self.unread = 0
 
 
 def metadata_size(head: bytes) -> int:
-    """The length of a message's metadata, from the bytes before it. Raises BadArrow."""
+    """Returns the length of a message's metadata, from the bytes before it. Raises BadArrow."""
     mark, size = struct.unpack("<ii", head) if len(head) == FRAME_BYTES else (0, 0)
     if mark != -1 or not 0 <= size <= MOST_METADATA_BYTES:
         raise BadArrow(
-            "this is no Arrow IPC stream: a message does not begin as one", field="vectors"
+            "The body is not an Arrow IPC stream: a message does not begin with its marker.",
+            field="vectors",
         )
     return int(size)
 
 
 def next_frame(data: bytes | bytearray | memoryview, start: int) -> Frame | None:
-    """The message that begins at `start`, or None if more bytes are needed to tell its length. Raises BadArrow."""
+    """Returns the message at `start`; None if its metadata is not complete. Raises BadArrow."""
     head = bytes(data[start : start + FRAME_BYTES])
     if len(head) < FRAME_BYTES:
         return None
@@ -188,7 +206,7 @@ def next_frame(data: bytes | bytearray | memoryview, start: int) -> Frame | None
 
 
 def layout_of(message: bytes | memoryview) -> Layout:
-    """The fields and dictionaries of a schema's message. Raises BadArrow for views, and for more fields than are allowed."""
+    """Returns the size of a schema. Raises BadArrow for view types and for too many fields."""
     metadata = bytes(message[FRAME_BYTES:])
     try:
         return _Counter(MOST_FIELDS).layout(_Table.root(metadata).table(2))
@@ -201,12 +219,12 @@ _UNREADABLE = (struct.error, IndexError, ValueError, TypeError)
 
 def _unreadable(error: Exception) -> BadArrow:
     return BadArrow(
-        f"the metadata of a message cannot be read: {str(error)[:100]}", field="vectors"
+        f"The metadata of an Arrow message is damaged: {str(error)[:100]}.", field="vectors"
     )
 
 
 def _describe(metadata: bytes, start: int, begin: int) -> Frame:
-    """The frame of a message whose body begins at `begin`. Raises BadArrow."""
+    """Returns the frame of a message whose body begins at `begin`. Raises BadArrow."""
     rows, dictionary, adds, packed, longer = 0, 0, False, False, False
     try:
         message = _Table.root(metadata)
@@ -222,30 +240,33 @@ def _describe(metadata: bytes, start: int, begin: int) -> Frame:
         raise _unreadable(error) from None
     if kind not in (SCHEMA, DICTIONARY, BATCH) or length < 0 or rows < 0:
         raise BadArrow(
-            "a stream holds a schema, dictionaries and record batches, nothing else",
+            "An Arrow stream may hold only a schema, dictionaries and record batches.",
             field="vectors",
         )
     if packed:
         raise BadArrow(
-            "compressed record batches are not read: write them without compression",
+            "The record batches are compressed. Write them without compression.",
             field="vectors",
         )
     if longer:
         raise BadArrow(
-            "the buffers of a record batch are longer than its body: they overlap", field="vectors"
+            "The buffers of a record batch overlap: they are longer than its body.", field="vectors"
         )
     return Frame(kind, start, begin + length, rows, dictionary, adds)
 
 
 def _buffer_bytes(batch: _Table) -> float:
-    """The lengths of a batch's buffers together; infinite where one is negative."""
+    """Returns the sum of a batch's buffer lengths; infinite if one is negative."""
     start, count = batch.span(2)
     lengths = np.frombuffer(batch.part(start, 16 * count), "<i8", 2 * count)[1::2]
     return float("inf") if count and lengths.min() < 0 else float(lengths.sum(dtype=np.float64))
 
 
 class _Counter:
-    """Walks a schema; stops at more fields and entries than `most`, or at more text than a message's metadata can hold."""
+    """Counts the fields, entries and text of a message.
+
+    Raises BadArrow above `most` fields and entries, or MOST_METADATA_BYTES of text.
+    """
 
     def __init__(self, most: int) -> None:
         self._most, self._count, self._text = most, 0, 0
@@ -257,7 +278,8 @@ class _Counter:
         self.entries(schema, 2)
         rest = list(enumerate(self._children(schema, 1)))
         if len(rest) > MOST_COLUMNS:
-            raise BadArrow(f"more than {MOST_COLUMNS} columns", field="vectors")
+            detail = f"The Arrow schema has more than {MOST_COLUMNS} columns, the limit."
+            raise BadArrow(detail, field="vectors")
         while rest:
             column, each = rest.pop()
             self._field(each)
@@ -268,7 +290,7 @@ class _Counter:
         return found
 
     def entries(self, of: _Table, slot: int) -> None:
-        """Count the keys and values of metadata."""
+        """Counts the keys and values of metadata."""
         for entry in self._children(of, slot):
             self._string(entry, 0)
             self._string(entry, 1)
@@ -278,8 +300,8 @@ class _Counter:
         name = self._string(each, 0)
         if kind in VIEWS:
             raise BadArrow(
-                f"the field {name[:100].decode(errors='replace')!r} has the type {VIEWS[kind]}, which is not read: "
-                "cast it to string, binary or list (in Polars, write with CompatLevel.oldest())",
+                f"The field {name[:100].decode(errors='replace')!r} has the type {VIEWS[kind]}. "
+                "Cast it to string, binary or list; in Polars, write with CompatLevel.oldest().",
                 field="vectors",
             )
         if kind == TIMESTAMP and (about := each.table(3)) is not None:
@@ -291,7 +313,7 @@ class _Counter:
         self._count += count
         if self._count > self._most:
             raise BadArrow(
-                f"more than {self._most} fields and entries of metadata in one message",
+                f"An Arrow message has more than {self._most} fields and entries of metadata.",
                 field="vectors",
             )
         return (of.element(start + 4 * place) for place in range(count))
@@ -301,7 +323,7 @@ class _Counter:
         self._text += size
         if self._text > MOST_METADATA_BYTES:
             raise BadArrow(
-                f"more than {MOST_METADATA_BYTES} bytes of names and metadata in one message",
+                f"An Arrow message has over {MOST_METADATA_BYTES} bytes of names and metadata.",
                 field="vectors",
             )
         return bytes(of.part(start, size))

@@ -1,4 +1,4 @@
-"""npy, numpy's own format: a header and the numbers. Never pickled: the header is read, and the numbers are taken as they lie."""
+"""Reads and writes npy files: a header and the numbers. Pickled files are refused."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ from torch import Tensor
 
 from app.errors import BadDtype, BadNpy, BadShape, EmptyVectors
 
-MEDIA = "application/x-npy"
-
-#: what a header may call the numbers: little-endian, big-endian, and of this machine
-FLOATS = {"float16": "f2", "float32": "f4", "float64": "f8"}
-DTYPES: dict[str, np.dtype[Any]] = {
-    order + code: np.dtype(order + code) for order in "<>=" for code in FLOATS.values()
+#: the number types that a header may name: little-endian, big-endian, or of this machine
+FLOAT_CODES = {"float16": "f2", "float32": "f4", "float64": "f8"}
+NPY_DTYPES: dict[str, np.dtype[Any]] = {
+    order + code: np.dtype(order + code) for order in "<>=" for code in FLOAT_CODES.values()
 }
 
-#: a type that may be shown
+#: a type that an error may repeat
 PLAIN = re.compile(r"[<>=|]?[A-Za-z][0-9]{0,4}")
 
-#: what a header has
+#: the keys of a header, and the versions of the format
 KEYS = ("descr", "fortran_order", "shape")
 VERSIONS = (b"\x01\x00", b"\x02\x00", b"\x03\x00")
 
-#: numpy writes 128 bytes, and Python's parser takes some microseconds for each byte of the worst
-MOST_HEADER_BYTES = 1_024
+#: largest header: numpy writes 128 bytes, and parsing takes some microseconds for each byte
+MOST_NPY_HEADER_BYTES = 1_024
 
 
 @dataclass(frozen=True)
 class Header:
-    """size: its own, in bytes; columns_first: the matrix is written column by column."""
+    """What a file's header says.
+
+    size           the bytes of the header
+    columns_first  the file is in Fortran order
+    """
 
     size: int
     dtype: np.dtype[Any]
@@ -45,13 +47,17 @@ class Header:
 
 
 def read(data: bytes | memoryview, field: str = "vectors") -> Tensor:
-    """The matrix of a file, where it lies if its bytes may be written to. Raises BadNpy, BadDtype, BadShape, EmptyVectors."""
+    """Returns the matrix of a file, without a copy if `data` is writable.
+
+    Raises BadNpy, BadDtype, BadShape, EmptyVectors.
+    """
     found = read_header(data, field)
     dtype, shape = found.dtype, found.shape
     size = shape[0] * shape[1] * dtype.itemsize
     if len(data) - found.size != size:
         raise BadNpy(
-            f"{list(shape)} numbers of {dtype.name} are {size} bytes, got {len(data) - found.size}",
+            f"The npy header declares {shape[0]} x {shape[1]} numbers of {dtype.name}, which take "
+            f"{size} bytes. The body has {len(data) - found.size}.",
             field=field,
         )
     array = np.frombuffer(data, dtype, offset=found.size).reshape(
@@ -61,62 +67,65 @@ def read(data: bytes | memoryview, field: str = "vectors") -> Tensor:
 
 
 def read_header(data: bytes | memoryview, field: str = "vectors") -> Header:
-    """What a file's header says. Raises BadNpy, BadDtype, BadShape, EmptyVectors."""
+    """Returns the header of a file. Raises BadNpy, BadDtype, BadShape, EmptyVectors."""
     size = header_size(bytes(data[:12]), field)
-    # Values of the header are not shown as they are: they are of any size, and those of Python show addresses of memory.
+    # Errors repeat no other values of the header: they can be of any size.
     descr, fortran, shape = _parse(bytes(data[:size]), field)
-    if not isinstance(descr, str) or descr not in DTYPES:
-        named = descr if isinstance(descr, str) and PLAIN.fullmatch(descr) else "something else"
-        raise BadDtype(f"expected {', '.join(FLOATS)}, got {named}", field=field)
-    if not isinstance(fortran, bool):
-        raise BadNpy("this is no npy file: fortran_order is True or False", field=field)
-    if not isinstance(shape, tuple) or len(shape) != 2:
-        named = f"a shape of {len(shape)} numbers" if isinstance(shape, tuple) else "no shape"
-        raise BadShape(f"expected a matrix of vectors, got {named}", field=field)
-    if not all(type(size) is int and 0 <= size < 2**63 for size in shape):
-        raise BadShape(
-            "expected a matrix of vectors, got a shape that is not two whole numbers", field=field
+    if not isinstance(descr, str) or descr not in NPY_DTYPES:
+        named = descr if isinstance(descr, str) and PLAIN.fullmatch(descr) else "another type"
+        raise BadDtype(
+            f"The npy file holds {named}. Send float16, float32 or float64.", field=field
         )
+    if not isinstance(fortran, bool):
+        raise BadNpy("The npy header's `fortran_order` must be True or False.", field=field)
+    if not isinstance(shape, tuple) or len(shape) != 2:
+        named = f"{len(shape)} dimensions" if isinstance(shape, tuple) else "no shape"
+        raise BadShape(
+            f"The npy file has {named}. Send a matrix of two: vectors and their numbers.",
+            field=field,
+        )
+    if not all(type(size) is int and 0 <= size < 2**63 for size in shape):
+        raise BadShape("The npy header's `shape` must be two whole numbers.", field=field)
     if 0 in shape:
-        raise EmptyVectors("expected at least one vector of at least one number", field=field)
-    return Header(size, DTYPES[descr], (shape[0], shape[1]), fortran)
+        raise EmptyVectors("The npy file holds no numbers. Send at least one vector.", field=field)
+    return Header(size, NPY_DTYPES[descr], (shape[0], shape[1]), fortran)
 
 
 def _parse(head: bytes, field: str) -> list[Any]:
-    """The header's three values, whatever they are. Raises BadNpy."""
+    """Returns the header's values by KEYS, unchecked. Raises BadNpy."""
     try:
         about = ast.literal_eval(
             head[12 if head[6] > 1 else 10 :].decode("utf-8" if head[6] > 2 else "latin-1")
         )
         if type(about) is dict and about.keys() == set(KEYS):
             return [about[name] for name in KEYS]
-    except Exception:  # noqa: S110 - whatever the parser raises, its text shows the client's expression, and is not told
+    except Exception:  # noqa: S110 -- the parser's text repeats the client's bytes
         pass
     raise BadNpy(
-        "this is no npy file: its header is no dictionary of descr, fortran_order and shape",
-        field=field,
+        "The npy header is not a dictionary of `descr`, `fortran_order` and `shape`.", field=field
     )
 
 
 def header_size(start: bytes, field: str = "vectors") -> int:
-    """Where the numbers begin, as the first twelve bytes of a file tell it. Raises BadNpy."""
+    """Returns where the numbers begin, from the first 12 bytes of a file. Raises BadNpy."""
     if len(start) < 12 or not start.startswith(npy.MAGIC_PREFIX) or start[6:8] not in VERSIONS:
-        raise BadNpy("this is no npy file", field=field)
+        raise BadNpy("The body is not an npy file. Write it with numpy.save.", field=field)
     wide = start[6] > 1
     size = (
         int.from_bytes(start[8:12], "little") + 12
         if wide
         else int.from_bytes(start[8:10], "little") + 10
     )
-    if not 12 <= size <= MOST_HEADER_BYTES:
+    if not 12 <= size <= MOST_NPY_HEADER_BYTES:
         raise BadNpy(
-            f"this is no npy file: its header has more than {MOST_HEADER_BYTES} bytes", field=field
+            f"The npy header must have 12 to {MOST_NPY_HEADER_BYTES} bytes, and has {size}.",
+            field=field,
         )
     return size
 
 
 def header(rows: int, dim: int, dtype: str) -> bytes:
-    """What stands before rows x dim little-endian numbers."""
+    """Returns the header of a file of rows x dim little-endian numbers."""
     file = BytesIO()
     descr = np.dtype(dtype).newbyteorder("<").str
     npy.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": (rows, dim)})
@@ -124,7 +133,7 @@ def header(rows: int, dim: int, dtype: str) -> bytes:
 
 
 def as_tensor(array: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> Tensor:
-    """A tensor of the array's own memory, if torch can use it: aligned, writable, native, row by row."""
+    """Returns a tensor, without a copy if the array is aligned, writable, native and in C order."""
     native = array.dtype.newbyteorder("=")
     if not (
         array.flags.writeable

@@ -1,4 +1,7 @@
-"""/v2: heads in the Open Inference Protocol. A model is a head, or `encoder->head@anchor-set`, for another encoder's vectors."""
+"""/v2: heads in the Open Inference Protocol.
+
+A model is a head, or `encoder->head@anchor-set` for vectors of another encoder.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,14 @@ from torch import Tensor
 
 from app import __version__
 from app.api import health
-from app.api.compat.openai import parse_model
+from app.api.compat.model_ids import parse_model
 from app.api.http.bodies import json_body
 from app.api.http.deps import ReadContext, Reads, Svc
 from app.api.http.error_dialects import InferenceError
-from app.api.http.problems import spoken
-from app.api.resources.translate import Method
+from app.api.http.problems import documented_as
 from app.api.schemas import fields
 from app.api.schemas.fields import Body
+from app.api.schemas.translation import MethodName
 from app.errors import BadShape, HeadNotFound, InvalidHead, InvalidRequest
 from app.observability import metrics
 from app.services.context import Services
@@ -30,39 +33,53 @@ from app.types import HeadOutput
 
 router = APIRouter(prefix="/v2", tags=["inference protocol"])
 
-ModelPath = Annotated[str, Path(max_length=400, description="`head` or `encoder->head@anchor-set`")]
+ModelPath = Annotated[
+    str, Path(max_length=400, description="`head` or `encoder->head@anchor-set`.")
+]
 
 
 class TensorIn(Body):
-    """One tensor: (n, d) numbers, or (n) texts."""
+    """An input tensor: n vectors of d numbers, or n texts."""
 
-    name: Annotated[str, Field(max_length=200)]
-    shape: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=2)]
-    datatype: Literal["FP16", "FP32", "FP64", "BYTES"]
-    data: Any
-    parameters: dict[str, Any] | None = None
+    name: Annotated[str, Field(max_length=200)] = Field(
+        description="Any name, at most 200 characters."
+    )
+    shape: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=2)] = Field(
+        description="[n, d] for vectors, [n] or [n, 1] for texts."
+    )
+    datatype: Literal["FP16", "FP32", "FP64", "BYTES"] = Field(
+        description="Type of the data. `BYTES` stands for texts."
+    )
+    data: Any = Field(description="The numbers or texts, flat or nested.")
+    parameters: dict[str, Any] | None = Field(None, description="Ignored.")
 
 
-class OutputWanted(Body):
-    """An output that the client asks for."""
+class OutputRequest(Body):
+    """An output to return."""
 
-    name: Annotated[str, Field(max_length=200)]
-    parameters: dict[str, Any] | None = None
+    name: Annotated[str, Field(max_length=200)] = Field(
+        description="Name of the output: `scores`, `labels` or `outputs`."
+    )
+    parameters: dict[str, Any] | None = Field(None, description="Ignored.")
 
 
 class Parameters(Body):
-    """How the head is reached, where the model's name does not say it."""
+    """Where the vectors come from, if the model's name does not state it."""
 
-    encoder: fields.Name | None = Field(None, description="default: the head's own")
-    anchor_set: fields.Name | None = None
-    method: Method = "auto"
+    encoder: fields.Name | None = Field(
+        None, description="Encoder that the vectors belong to. Default: the head's own."
+    )
+    anchor_set: fields.Name | None = Field(
+        None, description="Anchor set between the encoder and the head."
+    )
+    method: MethodName = "auto"
     binary_data_output: Literal[False] | None = Field(
-        None, description="clients send it; only false is known here"
+        None, description="Must be false, if it is sent: outputs are JSON."
     )
 
 
 class InferRequest(Body):
-    """The protocol's request, with one input."""
+    """The protocol's request. It has exactly one input."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -77,90 +94,108 @@ class InferRequest(Body):
         }
     )
 
-    id: Annotated[str, Field(max_length=200)] | None = None
-    inputs: Annotated[list[TensorIn], Field(min_length=1, max_length=1)]
-    outputs: Annotated[list[OutputWanted], Field(max_length=8)] | None = None
-    parameters: Parameters = Parameters()
+    id: Annotated[str, Field(max_length=200)] | None = Field(
+        None, description="Id of the request, which the answer repeats. At most 200 characters."
+    )
+    inputs: Annotated[list[TensorIn], Field(min_length=1, max_length=1)] = Field(
+        description="The vectors or texts: one tensor."
+    )
+    outputs: Annotated[list[OutputRequest], Field(max_length=8)] | None = Field(
+        None, description="Outputs to return, at most 8. Default: all."
+    )
+    parameters: Parameters = Field(
+        default_factory=Parameters, description="Where the vectors come from."
+    )
 
 
 class TensorOut(BaseModel):
-    """One tensor of the answer, its data flat."""
+    """An output tensor."""
 
-    name: str
-    shape: list[int]
-    datatype: str
-    data: list[float] | list[str]
+    name: str = Field(description="Name of the output.")
+    shape: list[int] = Field(description="Shape of the data.")
+    datatype: str = Field(description="`FP32` for numbers, `BYTES` for texts.")
+    data: list[float] | list[str] = Field(description="The numbers or texts, flat.")
 
 
 class InferAnswer(BaseModel):
     """A classifier answers `scores` (n, c) and `labels` (n); any other head `outputs` (n, m)."""
 
-    model_name: str
-    id: str | None = None
-    outputs: list[TensorOut]
+    model_name: str = Field(description="The model of the URL.")
+    id: str | None = Field(None, description="Id of the request, if it had one.")
+    outputs: list[TensorOut] = Field(description="The outputs.")
 
 
 class ServerMetadata(BaseModel):
-    """What this server is."""
+    """Name and version of the server."""
 
-    name: str = "anchorage"
-    version: str = __version__
-    extensions: list[str] = []
+    name: str = Field("anchorage", description="Always `anchorage`.")
+    version: str = Field(__version__, description="Version of the server.")
+    extensions: list[str] = Field([], description="Extensions of the protocol: none.")
 
 
 class TensorMetadata(BaseModel):
-    """A tensor's name, type and shape; -1 is any number of rows."""
+    """Name, type and shape of a tensor."""
 
-    name: str
-    datatype: str
-    shape: list[int]
+    name: str = Field(description="Name of the tensor.")
+    datatype: str = Field(description="`FP32` for numbers, `BYTES` for texts.")
+    shape: list[int] = Field(description="Shape of the data; -1 is any size.")
 
 
 class ModelMetadata(BaseModel):
     """What a head reads and answers."""
 
-    name: str
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
+    name: str = Field(description="The model of the URL.")
+    platform: str = Field(description="`anchorage_` and the kind of the head.")
+    inputs: list[TensorMetadata] = Field(description="What the head reads.")
+    outputs: list[TensorMetadata] = Field(description="What it answers.")
 
 
-class Live(BaseModel):
-    """Whether the server lives."""
+class ServerLive(BaseModel):
+    """Whether the server runs."""
 
-    live: bool
-
-
-class Ready(BaseModel):
-    """Whether it can answer."""
-
-    ready: bool
+    live: bool = Field(description="Always true.")
 
 
-@router.get("", responses=spoken(InferenceError))
+class ServerReady(BaseModel):
+    """Whether the server, or one of its models, can serve requests."""
+
+    ready: bool = Field(description="Whether requests are served.")
+
+
+@router.get("", summary="Describe the server", responses=documented_as(InferenceError))
 def server(project: Reads) -> ServerMetadata:
-    """What this server is."""
+    """Returns the server's name and version."""
     return ServerMetadata()
 
 
-@router.get("/health/live")
-async def live() -> Live:
-    """Whether the server lives."""
-    return Live(live=True)
+@router.get("/health/live", summary="Check that the server runs")
+async def live() -> ServerLive:
+    """Returns 200 as long as the process answers requests."""
+    return ServerLive(live=True)
 
 
-@router.get("/health/ready", responses={503: {"model": Ready}})
-async def ready(request: Request, response: Response, services: Svc) -> Ready:
-    """Whether it can answer: as /readyz."""
-    found = await health.readyz(request, response, services)
-    return Ready(ready=found.status in ("ok", "degraded"))
+@router.get(
+    "/health/ready",
+    summary="Check that requests are served",
+    responses={
+        503: {"model": ServerReady, "description": "Something is unavailable, or it stops."}
+    },
+)
+async def ready(request: Request, response: Response, services: Svc) -> ServerReady:
+    """Returns 200 if the server can serve requests, and 503 if it cannot, as `/readyz` does."""
+    state = await health.readyz(request, response, services)
+    return ServerReady(ready=state.status in ("ok", "degraded"))
 
 
-@router.get("/models/{model}", responses=spoken(InferenceError, 404, 409, 422))
+@router.get(
+    "/models/{model}",
+    summary="Describe a head",
+    responses=documented_as(InferenceError, 404, 409, 422),
+)
 def model_metadata(model: ModelPath, services: Svc, project: Reads) -> ModelMetadata:
-    """What a head reads and answers."""
+    """Returns what a head reads and answers."""
     row, encoder, anchor_set = _find(services, project, model, Parameters())
-    _require_way(services, project, row, encoder, anchor_set)
+    _require_reachable(services, project, row, encoder, anchor_set)
     dim = row.dim if row.anchor_set is None and encoder is None else -1
     if encoder is not None:
         with services.db.transaction() as session:
@@ -179,18 +214,26 @@ def model_metadata(model: ModelPath, services: Svc, project: Reads) -> ModelMeta
     )
 
 
-@router.get("/models/{model}/ready", responses=spoken(InferenceError, 404, 409, 422))
-def model_ready(model: ModelPath, services: Svc, project: Reads) -> Ready:
-    """Whether the head can be asked."""
+@router.get(
+    "/models/{model}/ready",
+    summary="Check a head",
+    responses=documented_as(InferenceError, 404, 409, 422),
+)
+def model_ready(model: ModelPath, services: Svc, project: Reads) -> ServerReady:
+    """Returns 200 if the head can be loaded and used."""
     row, encoder, anchor_set = _find(services, project, model, Parameters())
-    _require_way(services, project, row, encoder, anchor_set)
+    _require_reachable(services, project, row, encoder, anchor_set)
     heads.load_head(services, row)
-    return Ready(ready=True)
+    return ServerReady(ready=True)
 
 
 @router.post(
     "/models/{model}/infer",
-    responses={200: {"model": InferAnswer}, **spoken(InferenceError, 400, 404, 409, 413, 415, 422)},
+    summary="Apply a head",
+    responses={
+        200: {"model": InferAnswer},
+        **documented_as(InferenceError, 400, 404, 409, 413, 415, 422),
+    },
     response_model=None,
 )
 def infer(
@@ -199,12 +242,13 @@ def infer(
     body: Annotated[InferRequest, json_body(InferRequest)],
     services: Svc,
 ) -> Response:
-    """The head's predictions, as /stitch makes them."""
+    """Returns the head's predictions, as `/stitch` does."""
     row, encoder, anchor_set = _find(services, context.project, model, body.parameters)
     if encoder is None:
         if row.encoder is None:
             raise InvalidRequest(
-                "a relative head needs parameters.encoder: whose vectors they are",
+                "Add `parameters.encoder`, the encoder of the vectors. "
+                "The head reads relative vectors.",
                 field="parameters.encoder",
             )
         encoder = row.encoder.name
@@ -222,42 +266,50 @@ def infer(
     metrics.BATCH_VECTORS.labels("infer").observe(len(answer.values))
     content: dict[str, Any] = {
         "model_name": model,
-        "outputs": _chosen(_outputs(answer), body.outputs),
+        "outputs": _select(_output_tensors(answer), body.outputs),
     }
     if body.id is not None:
         content["id"] = body.id
-    return fields.respond(content)
+    return fields.respond_json(content)
 
 
 def _find(
     services: Services, project: str, model: str, parameters: Parameters
 ) -> tuple[tables.HeadRow, str | None, str | None]:
-    """The head, whose vectors it is asked for, and the anchor set between the two. Raises HeadNotFound, InvalidHead."""
-    named = parse_model(
+    """The head, the encoder of the vectors, and the anchor set between the two.
+
+    Raises HeadNotFound and InvalidHead.
+    """
+    model_id = parse_model(
         model,
         HeadNotFound,
-        "there is no head {!r}: a model is `head` or `encoder->head@anchor-set`",
+        "There is no head {!r}. A model is `head` or `encoder->head@anchor-set`.",
     )
-    head = named.target or named.encoder
+    head = model_id.target or model_id.encoder
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.HeadRow, project, head, field="model")
-    if named.target is None:
+    if model_id.target is None:
         return row, parameters.encoder, parameters.anchor_set
     if parameters.encoder is not None or parameters.anchor_set is not None:
         raise InvalidHead(
-            "the model's name says already whose vectors they are", field="parameters.encoder"
+            "The model's name has the encoder and the anchor set. "
+            "Remove `parameters.encoder` and `parameters.anchor_set`.",
+            field="parameters.encoder",
         )
-    return row, named.encoder, named.anchor_set
+    return row, model_id.encoder, model_id.anchor_set
 
 
-def _require_way(
+def _require_reachable(
     services: Services,
     project: str,
     row: tables.HeadRow,
     encoder: str | None,
     anchor_set: str | None,
 ) -> None:
-    """Raises what asking the head for the encoder's vectors would: the not-found errors, AnchorsNotEmbedded, InvalidHead."""
+    """Raises what applying the head to the encoder's vectors would raise.
+
+    These are the not-found errors, AnchorsNotEmbedded and InvalidHead.
+    """
     if encoder is None or anchor_set is None:
         return
     if row.encoder is not None:
@@ -270,48 +322,53 @@ def _require_way(
     assert row.anchor_set is not None
     if anchor_set != row.anchor_set.name:
         raise InvalidHead(
-            f"head {row.name!r} belongs to anchor set {row.anchor_set.name!r}", field="anchor_set"
+            f"Head {row.name!r} belongs to anchor set {row.anchor_set.name!r}. Name that one.",
+            field="anchor_set",
         )
     with services.db.transaction() as session:
         translators.find_space_row(session, project, anchor_set, encoder, "encoder")
 
 
 def _read(tensor: TensorIn) -> tuple[Tensor | None, Inputs | None]:
-    """The vectors or texts of a tensor, its data flat or nested. Raises BadShape and the vector errors."""
+    """The vectors or texts of a tensor. Raises BadShape and the vector errors."""
     field = "inputs.0.data"
     if tensor.datatype == "BYTES":
         if not isinstance(tensor.data, list) or not all(
             isinstance(item, str) for item in tensor.data
         ):
-            raise BadShape("expected a list of texts", field=field)
+            raise BadShape("Expected a list of texts.", field=field)
         if tensor.shape not in ([len(tensor.data)], [len(tensor.data), 1]):
             raise BadShape(
-                f"{len(tensor.data)} texts do not have the shape {tensor.shape}",
+                f"`data` has {len(tensor.data)} texts, which do not fit the shape {tensor.shape}.",
                 field="inputs.0.shape",
             )
         return None, Inputs(tensor.data)
     if len(tensor.shape) != 2:
         raise BadShape(
-            "expected a shape of two whole numbers, [vectors, dimension]", field="inputs.0.shape"
+            "`shape` must be two whole numbers: [vectors, dimension].", field="inputs.0.shape"
         )
     nested = (
         isinstance(tensor.data, list) and bool(tensor.data) and isinstance(tensor.data[0], list)
     )
-    numbers = fields.matrix(tensor.data, field) if nested else fields.vector(tensor.data, field)
+    numbers = (
+        fields.parse_matrix(tensor.data, field)
+        if nested
+        else fields.parse_vector(tensor.data, field)
+    )
     if nested and list(numbers.shape) != tensor.shape:
         raise BadShape(
-            f"data of the shape {list(numbers.shape)} do not have the shape {tensor.shape}",
+            f"`data` has the shape {list(numbers.shape)}, but `shape` is {tensor.shape}.",
             field="inputs.0.shape",
         )
     if numbers.numel() != tensor.shape[0] * tensor.shape[1] or numbers.numel() == 0:
         raise BadShape(
-            f"{numbers.numel()} numbers do not have the shape {tensor.shape}",
+            f"`data` has {numbers.numel()} numbers, which do not fit the shape {tensor.shape}.",
             field="inputs.0.shape",
         )
     return numbers.reshape(*tensor.shape), None
 
 
-def _outputs(answer: stitching.Prediction) -> list[dict[str, Any]]:
+def _output_tensors(answer: stitching.Prediction) -> list[dict[str, Any]]:
     classifies = answer.output is HeadOutput.classes
     values = {
         "name": "scores" if classifies else "outputs",
@@ -325,15 +382,17 @@ def _outputs(answer: stitching.Prediction) -> list[dict[str, Any]]:
     return [values, {"name": "labels", "shape": [len(labels)], "datatype": "BYTES", "data": labels}]
 
 
-def _chosen(
-    outputs: list[dict[str, Any]], wanted: list[OutputWanted] | None
+def _select(
+    outputs: list[dict[str, Any]], requests: list[OutputRequest] | None
 ) -> list[dict[str, Any]]:
-    if not wanted:
+    """The outputs that the request names, or all. Raises InvalidRequest."""
+    if not requests:
         return outputs
     by_name = {output["name"]: output for output in outputs}
-    for place, each in enumerate(wanted):
-        if each.name not in by_name:
+    for place, request in enumerate(requests):
+        if request.name not in by_name:
             raise InvalidRequest(
-                f"this head answers {', '.join(by_name)}", field=f"outputs.{place}.name"
+                f"This head has no output {request.name!r}. It has {', '.join(by_name)}.",
+                field=f"outputs.{place}.name",
             )
-    return [by_name[each.name] for each in wanted]
+    return [by_name[request.name] for request in requests]

@@ -1,11 +1,12 @@
-"""/v1: OpenAI's embeddings API. A model is an encoder, or `encoder->target@anchor-set`: its vectors in another's space."""
+"""/v1: OpenAI's embeddings API.
+
+A model is an encoder, or `encoder->target@anchor-set`: the encoder's vectors, translated.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from typing import Annotated, Any, Literal
@@ -17,20 +18,19 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from starlette.concurrency import run_in_threadpool
 from torch import Tensor
 
+from app.api.compat.model_ids import parse_model
 from app.api.http.bodies import json_body
 from app.api.http.deps import ReadContext, Reads, Svc
 from app.api.http.error_dialects import OpenAIError
-from app.api.http.problems import spoken
+from app.api.http.problems import documented_as
 from app.api.schemas import fields
 from app.api.schemas.fields import Body
-from app.encoders.base import Input, Spec
+from app.encoders.base import EncoderSpec, Input
 from app.errors import (
     ClientLeft,
-    EncoderNotFound,
     InputTooLong,
     InvalidOption,
     InvalidRequest,
-    NotFound,
     TokensNotRead,
 )
 from app.observability import metrics
@@ -48,11 +48,7 @@ from app.types import EncoderKind, InputRole
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
-_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
-MODEL = re.compile(rf"(?P<encoder>{_NAME})(->(?P<target>{_NAME})@(?P<anchor_set>{_NAME}))?")
-
-#: models of one list
-MOST_LISTED = 10_000
+MAX_MODELS_LISTED = 10_000
 
 Inputs = Annotated[
     Any,
@@ -62,116 +58,98 @@ Inputs = Annotated[
                 {"type": "string"},
                 {"type": "array", "items": {"type": "string"}, "minItems": 1},
             ],
-            "description": "a text or several; for an image encoder, images as base64 or data: URLs. Tokens are refused.",
+            "description": "One text, or a list of texts. For an image encoder, images as base64 "
+            "or `data:` URLs. Tokens are refused.",
         }
     ),
 ]
 
 
 class EmbeddingsRequest(Body):
-    """OpenAI's request, and two fields of ours: `input_type` and `truncate`."""
+    """OpenAI's request, with two more fields: `input_type` and `truncate`."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"model": "new->old@faq", "input": ["I lost my card."]}]}
     )
 
-    model: Annotated[str, Field(max_length=400)]
+    model: Annotated[str, Field(max_length=400)] = Field(
+        description="`encoder` or `encoder->target@anchor-set`; see `/v1/models`."
+    )
     input: Inputs
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = Field(None, description="must be the model's own")
-    user: str | None = Field(None, max_length=1_000)
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="How the answer holds vectors. Default `float`."
+    )
+    dimensions: int | None = Field(
+        None, description="Must equal the model's dimension, if it is sent."
+    )
+    user: str | None = Field(None, max_length=1_000, description="Ignored.")
     input_type: fields.Role = "document"
     truncate: bool = Field(
         True,
-        description="false: refuse inputs longer than the model reads, instead of cutting them",
+        description="Whether to cut inputs that are longer than the model reads. "
+        "If false, they are refused.",
     )
 
 
 class Embedding(BaseModel):
-    """One input's vector: numbers, or base64 of little-endian float32."""
+    """One input's vector."""
 
-    object: Literal["embedding"] = "embedding"
-    index: int
-    embedding: list[float] | str
+    object: Literal["embedding"] = Field("embedding", description="Always `embedding`.")
+    index: int = Field(description="Index of the input, from 0.")
+    embedding: list[float] | str = Field(description="Numbers, or little-endian float32 in base64.")
 
 
 class Usage(BaseModel):
-    """Tokens that the model has read."""
+    """Tokens that the model read."""
 
-    prompt_tokens: int
-    total_tokens: int
+    prompt_tokens: int = Field(description="Number of tokens.")
+    total_tokens: int = Field(description="The same number.")
 
 
 class Embeddings(BaseModel):
-    """OpenAI's answer."""
+    """OpenAI's answer, with one more member: `truncated`."""
 
-    object: Literal["list"] = "list"
-    data: list[Embedding]
-    model: str
-    usage: Usage
+    object: Literal["list"] = Field("list", description="Always `list`.")
+    data: list[Embedding] = Field(description="One vector for each input, in the same order.")
+    model: str = Field(description="The model of the request.")
+    usage: Usage = Field(description="Tokens that the model read.")
     truncated: list[int] = Field(
         [],
-        description="inputs that the model read only the beginning of; absent when there are none",
+        description="Indices of inputs that were cut, from 0. Absent if none were.",
     )
 
 
-class Model(BaseModel):
-    """Something that makes vectors of inputs."""
+class OpenAIModel(BaseModel):
+    """A model that makes vectors from inputs."""
 
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str
+    id: str = Field(description="`encoder` or `encoder->target@anchor-set`.")
+    object: Literal["model"] = Field("model", description="Always `model`.")
+    created: int = Field(description="When it was registered, in seconds since 1970.")
+    owned_by: str = Field(description="Project that owns it.")
 
 
 class ModelList(BaseModel):
-    """Every encoder that the service runs, and every encoder into whose space one of them can be translated."""
+    """The encoders that the service runs, and the translations of their vectors."""
 
-    object: Literal["list"] = "list"
-    data: list[Model]
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """What a model id names. target and anchor_set are None for an encoder's own vectors."""
-
-    encoder: str
-    target: str | None
-    anchor_set: str | None
-
-    def request(self) -> translators.FitRequest | None:
-        """The translation that it asks for, if any."""
-        if self.target is None or self.anchor_set is None:
-            return None
-        return translators.FitRequest(self.encoder, self.target, self.anchor_set, "auto", {})
-
-
-def parse_model(
-    text: str,
-    error: type[NotFound] = EncoderNotFound,
-    detail: str = "there is no model {!r}: a model is `encoder` or `encoder->target@anchor-set`; see /v1/models",
-) -> Chosen:
-    """Raises `error` for what is no id of a model."""
-    found = MODEL.fullmatch(text)
-    if found is None:
-        raise error(detail.format(text[:200]), field="model")
-    return Chosen(**found.groupdict())
+    object: Literal["list"] = Field("list", description="Always `list`.")
+    data: list[OpenAIModel] = Field(description=f"At most {MAX_MODELS_LISTED:,} models.")
 
 
 def _is_token(item: Any) -> bool:
-    """Or a list that holds nothing else."""
+    """Whether an item is a token, or a list of tokens."""
     return type(item) is int or (isinstance(item, list) and all(type(each) is int for each in item))
 
 
 def read_inputs(value: Any, field: str) -> list[Input]:
-    """One text, or several. Raises TokensNotRead, InvalidRequest."""
+    """The inputs as a list. Raises TokensNotRead and InvalidRequest."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value and all(type(item) is str for item in value):
         return list(value)
     if isinstance(value, list) and value and all(map(_is_token, value)):
         raise TokensNotRead(
-            "this service reads texts: tokens of one model mean nothing to another (LangChain: check_embedding_ctx_length=False)",
+            "Send texts instead of tokens, which differ between models. "
+            "In LangChain, set check_embedding_ctx_length=False.",
             field=field,
         )
     wrong = (
@@ -180,7 +158,7 @@ def read_inputs(value: Any, field: str) -> list[Input]:
         else []
     )
     raise InvalidRequest(
-        "expected a text, or a list of texts and at least one", field=field, rows=wrong
+        "Expected a text, or a list of at least one text.", field=field, rows=wrong
     )
 
 
@@ -194,33 +172,32 @@ async def embed(
     field: str,
     dimensions: int | None = None,
 ) -> EncodedVectors:
-    """The inputs' vectors by a model: an encoder's own, or translated. Small requests wait without a thread."""
-    chosen = parse_model(model)
-    row, spec = await _encoder(services, context.project, chosen.encoder)
-    asked = chosen.request()
-    if asked is None:
+    """The inputs' vectors by a model. Small requests wait without a thread."""
+    model_id = parse_model(model)
+    row, spec = await _encoder(services, context.project, model_id.encoder)
+    request = model_id.translator_request()
+    if request is None:
         _require_dimensions(model, row.dim, dimensions)
         incoming.reserve_answer(services, context, field, len(inputs), dim=row.dim)
         return await _encode(services, context, row, spec, inputs, role, field)
-    translating = maps.Translation(asked)
-    pair = await run_in_threadpool(translators.resolve, services, translating.name(context.project))
+    translation = maps.Translation(request)
+    pair = await run_in_threadpool(translators.resolve, services, translation.name(context.project))
     source, target = pair.both
-    row, spec = (
-        source.encoder,
-        encoding.spec_of(source.encoder),
-    )  # of this moment, as the anchors are
+    # The encoder may have changed since it was cached: take the one that belongs to the anchors.
+    row, spec = source.encoder, encoding.spec_of(source.encoder)
     _require_dimensions(model, target.encoder.dim, dimensions)
     own = await _encode(services, context, row, spec, inputs, role, field)
-    done = await run_in_threadpool(
-        plans.apply_map, services, context, translating, vectors=own.vectors, pair=pair
+    translated = await run_in_threadpool(
+        plans.apply_map, services, context, translation, vectors=own.vectors, pair=pair
     )
-    return EncodedVectors(done.output.vectors, own.tokens, own.truncated)
+    return EncodedVectors(translated.output.vectors, own.tokens, own.truncated)
 
 
-def _require_dimensions(model: str, dim: int, asked: int | None) -> None:
-    if asked not in (None, dim):
+def _require_dimensions(model: str, dim: int, dimensions: int | None) -> None:
+    if dimensions not in (None, dim):
         raise InvalidOption(
-            f"model {model!r} has {dim} dimensions: for fewer, register an encoder with options.dim",
+            f"Model {model!r} has {dim} dimensions. Remove `dimensions`, or register an encoder "
+            "with `options.dim`.",
             field="dimensions",
         )
 
@@ -229,7 +206,7 @@ async def _encode(
     services: Services,
     context: RequestContext,
     row: tables.EncoderRow,
-    spec: Spec,
+    spec: EncoderSpec,
     inputs: Sequence[Input],
     role: InputRole,
     field: str,
@@ -247,21 +224,25 @@ async def _encode(
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        raise ClientLeft("the client left before its inputs were encoded") from None
+        raise ClientLeft("The client disconnected before its inputs were encoded.") from None
     return encoding.check_encoded(vectors, items, row, field=field)
 
 
-async def _encoder(services: Services, project: str, name: str) -> tuple[tables.EncoderRow, Spec]:
-    remembered = NameKey(project, "encoder and spec", (name,))
-    found: tuple[tables.EncoderRow, Spec] | None = services.names.find(remembered)
-    if found is None:
-        found = await run_in_threadpool(
-            services.names.find_or, remembered, lambda: _with_spec(services, project, name)
-        )
-    return found
+async def _encoder(
+    services: Services, project: str, name: str
+) -> tuple[tables.EncoderRow, EncoderSpec]:
+    cache_key = NameKey(project, "encoder and spec", (name,))
+    cached: tuple[tables.EncoderRow, EncoderSpec] | None = services.names.find(cache_key)
+    if cached is not None:
+        return cached
+    return await run_in_threadpool(
+        services.names.find_or, cache_key, lambda: _with_spec(services, project, name)
+    )
 
 
-def _with_spec(services: Services, project: str, name: str) -> tuple[tables.EncoderRow, Spec]:
+def _with_spec(
+    services: Services, project: str, name: str
+) -> tuple[tables.EncoderRow, EncoderSpec]:
     row = _look_up(services, project, name)
     return row, encoding.spec_of(row)
 
@@ -273,7 +254,8 @@ def _look_up(services: Services, project: str, name: str) -> tables.EncoderRow:
 
 @router.post(
     "/embeddings",
-    responses={200: {"model": Embeddings}, **spoken(OpenAIError, 400, 404, 413, 415, 422)},
+    summary="Create embeddings",
+    responses={200: {"model": Embeddings}, **documented_as(OpenAIError, 400, 404, 413, 415, 422)},
     response_model=None,
 )
 async def create_embeddings(
@@ -281,17 +263,24 @@ async def create_embeddings(
     body: Annotated[EmbeddingsRequest, json_body(EmbeddingsRequest)],
     services: Svc,
 ) -> Response:
-    """Vectors of texts or images, as OpenAI's clients ask for them."""
+    """Encodes texts or images, as OpenAI's clients expect it.
+
+    With a model `encoder->target@anchor-set`, the vectors are translated.
+    """
     inputs = read_inputs(body.input, "input")
     role = InputRole(body.input_type)
-    done = await embed(
+    encoded = await embed(
         services, context, body.model, inputs, role=role, field="input", dimensions=body.dimensions
     )
-    count = len(done.vectors)
-    if done.truncated and not body.truncate:
-        raise InputTooLong("inputs longer than the model reads", field="input", rows=done.truncated)
+    count = len(encoded.vectors)
+    if encoded.truncated and not body.truncate:
+        raise InputTooLong(
+            "Some inputs are longer than the model reads. Shorten them, or send `truncate: true`.",
+            field="input",
+            rows=encoded.truncated,
+        )
     metrics.BATCH_VECTORS.labels("embeddings").observe(count)
-    rows = _rows(done.vectors, body.encoding_format or "float")
+    rows = _rows(encoded.vectors, body.encoding_format or "float")
     answer: dict[str, Any] = {
         "object": "list",
         "data": [
@@ -299,13 +288,13 @@ async def create_embeddings(
             for index, row in enumerate(rows)
         ],
         "model": body.model,
-        "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens},
+        "usage": {"prompt_tokens": encoded.tokens, "total_tokens": encoded.tokens},
     }
-    if done.truncated:
-        answer["truncated"] = done.truncated
+    if encoded.truncated:
+        answer["truncated"] = encoded.truncated
     if count > encoding.INLINE_INPUTS:
-        return await run_in_threadpool(fields.respond, answer)
-    return fields.respond(answer)
+        return await run_in_threadpool(fields.respond_json, answer)
+    return fields.respond_json(answer)
 
 
 def _rows(vectors: Tensor, encoding_format: str) -> list[Any]:
@@ -315,46 +304,54 @@ def _rows(vectors: Tensor, encoding_format: str) -> list[Any]:
     return [pybase64.b64encode_as_string(row.data) for row in array]
 
 
-@router.get("/models", responses=spoken(OpenAIError, 400))
+@router.get("/models", summary="List models", responses=documented_as(OpenAIError, 400))
 def list_models(services: Svc, project: Reads) -> ModelList:
-    """The encoders that the service runs, and what they can be translated into."""
-    return ModelList(data=list(islice(_models(services, project), MOST_LISTED)))
+    """Returns the encoders that the service runs, and the translations of their vectors."""
+    return ModelList(data=list(islice(_models(services, project), MAX_MODELS_LISTED)))
 
 
-@router.get("/models/{model}", responses=spoken(OpenAIError, 400, 404, 422))
-def get_model(model: Annotated[str, Path(max_length=400)], services: Svc, project: Reads) -> Model:
-    """One model."""
-    row, target = look_at(services, project, model)
+@router.get(
+    "/models/{model}", summary="Get a model", responses=documented_as(OpenAIError, 400, 404, 422)
+)
+def get_model(
+    model: Annotated[
+        str, Path(max_length=400, description="`encoder` or `encoder->target@anchor-set`.")
+    ],
+    services: Svc,
+    project: Reads,
+) -> OpenAIModel:
+    """Returns one model."""
+    row, target = find_model(services, project, model)
     return _model(model, (target or row).created_at, project)
 
 
-def look_at(
+def find_model(
     services: Services, project: str, model: str
 ) -> tuple[tables.EncoderRow, tables.SpaceRow | None]:
-    """The encoder that a model's name names, and the space that it translates into, if it does.
+    """The encoder of a model id, and the space that its vectors are translated into, or None.
 
     Raises EncoderNotFound, EncoderNeedsVectors, AnchorSetNotFound, AnchorsNotEmbedded.
     """
-    chosen = parse_model(model)
-    row = _look_up(services, project, chosen.encoder)
+    model_id = parse_model(model)
+    row = _look_up(services, project, model_id.encoder)
     encoding.spec_of(row)
-    asked = chosen.request()
-    return row, None if asked is None else translators.find_pair(services, project, asked)[1]
+    request = model_id.translator_request()
+    return row, None if request is None else translators.find_pair(services, project, request)[1]
 
 
-def _models(services: Services, project: str) -> Iterator[Model]:
+def _models(services: Services, project: str) -> Iterator[OpenAIModel]:
     with services.db.transaction() as session:
         encoders = resources.encoders_but(session, project, EncoderKind.external)
-        spaces_ = resources.spaces(session, project)
+        spaces = resources.spaces(session, project)
     for row in encoders:
         yield _model(row.name, row.created_at, project)
-    runs = {row.id for row in encoders}
+    encoder_ids = {row.id for row in encoders}
     sets: dict[str, list[tables.SpaceRow]] = {}
-    for space in spaces_:
+    for space in spaces:
         sets.setdefault(space.anchor_set.name, []).append(space)
     for name, members in sets.items():
         for source in members:
-            if source.encoder_id in runs:
+            if source.encoder_id in encoder_ids:
                 for target in members:
                     if target is not source:
                         yield _model(
@@ -364,5 +361,5 @@ def _models(services: Services, project: str) -> Iterator[Model]:
                         )
 
 
-def _model(id: str, created: datetime, project: str) -> Model:
-    return Model(id=id, created=int(created.timestamp()), owned_by=project)
+def _model(id: str, created: datetime, project: str) -> OpenAIModel:
+    return OpenAIModel(id=id, created=int(created.timestamp()), owned_by=project)

@@ -1,4 +1,7 @@
-"""/tei/{model}: what clients of text-embeddings-inference call. The model is part of the URL, as TEI serves one a process."""
+"""/tei/{model}: the API of text-embeddings-inference.
+
+The model is part of the URL, because a TEI server has only one.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 from torch.nn.functional import normalize
 
-from app.api.compat.openai import Inputs, embed, look_at, read_inputs
+from app.api.compat.openai import Inputs, embed, find_model, read_inputs
 from app.api.http.bodies import json_body
 from app.api.http.deps import ReadContext, Reads, Svc
 from app.api.http.error_dialects import TeiError
-from app.api.http.problems import spoken
+from app.api.http.problems import documented_as
 from app.api.schemas import fields
 from app.api.schemas.fields import Body
 from app.errors import InputTooLong
@@ -24,54 +27,64 @@ router = APIRouter(prefix="/tei", tags=["tei"])
 
 ModelPath = Annotated[
     str,
-    Path(max_length=400, description="`encoder` or `encoder->target@anchor-set`, as in /v1/models"),
+    Path(
+        max_length=400, description="`encoder` or `encoder->target@anchor-set`; see `/v1/models`."
+    ),
 ]
 
 
 class EmbedRequest(Body):
-    """TEI's request. `prompt_name` is query or document."""
+    """TEI's request."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": ["I lost my card."]}]})
 
     inputs: Inputs
-    normalize: bool | None = Field(None, description="default true: vectors of unit length")
+    normalize: bool | None = Field(
+        None, description="Whether to scale vectors to norm 1. Default true."
+    )
     truncate: bool | None = Field(
-        None, description="default false: an input longer than the model reads is refused"
+        None,
+        description="Whether to cut inputs that are longer than the model reads. "
+        "Default false: they are refused.",
     )
     truncation_direction: Literal["right", "Right"] | None = Field(
-        None, description="the end that is cut, if one is"
+        None, description="End of the input that is cut: only the right one."
     )
-    prompt_name: fields.Role | None = None
-    dimensions: int | None = Field(None, description="must be the model's own")
+    prompt_name: fields.Role | None = Field(
+        None, description="Role of the inputs in a search. Default `document`."
+    )
+    dimensions: int | None = Field(
+        None, description="Must equal the model's dimension, if it is sent."
+    )
 
 
 class Pooling(BaseModel):
-    """How tokens become one vector."""
+    """How the vectors of tokens become one vector."""
 
-    pooling: str | None
+    pooling: str | None = Field(description="Name of the pooling, such as `mean`.")
 
 
 class ModelType(BaseModel):
-    """What the model is: always one that embeds."""
+    """Type of the model: always one that makes embeddings."""
 
-    embedding: Pooling
+    embedding: Pooling = Field(description="How it makes embeddings.")
 
 
 class Info(BaseModel):
-    """TEI's description of its model."""
+    """TEI's description of a model."""
 
-    model_id: str
-    model_sha: str | None
-    model_dtype: str | None
-    model_type: ModelType
-    max_client_batch_size: int
+    model_id: str = Field(description="The model of the URL.")
+    model_sha: str | None = Field(description="Revision of the model.")
+    model_dtype: str | None = Field(description="Type of the model's weights.")
+    model_type: ModelType = Field(description="Type of the model.")
+    max_client_batch_size: int = Field(description="Largest number of inputs in a request.")
 
 
-#: of the route that clients call, and of the URL alone, which those call that are told nothing else
+#: Arguments of the route, which exists under two paths.
 _EMBED: dict[str, Any] = {
     "responses": {
         200: {"model": list[list[float]]},
-        **spoken(TeiError, 400, 404, 409, 413, 415, 422),
+        **documented_as(TeiError, 400, 404, 409, 413, 415, 422),
     },
     "response_model": None,
 }
@@ -80,37 +93,43 @@ _EMBED: dict[str, Any] = {
 @router.post(
     "/{model}",
     name="embed_root",
-    description="The same as /embed: clients that take a URL and nothing else call it as it is.",
+    summary="Create embeddings (short path)",
+    description="Does the same as `/tei/{model}/embed`, for clients that take only a URL.",
     **_EMBED,
 )
-@router.post("/{model}/embed", **_EMBED)
+@router.post("/{model}/embed", summary="Create embeddings", **_EMBED)
 async def embed_inputs(
     model: ModelPath,
     context: ReadContext,
     body: Annotated[EmbedRequest, json_body(EmbedRequest)],
     services: Svc,
 ) -> Response:
-    """Vectors of one text or several, as a list of lists."""
+    """Encodes texts or images. The answer is a list of vectors.
+
+    With a model `encoder->target@anchor-set`, the vectors are translated.
+    """
     inputs = read_inputs(body.inputs, "inputs")
     role = InputRole(body.prompt_name or "document")
-    done = await embed(
+    encoded = await embed(
         services, context, model, inputs, role=role, field="inputs", dimensions=body.dimensions
     )
-    if done.truncated and not body.truncate:
+    if encoded.truncated and not body.truncate:
         raise InputTooLong(
-            "inputs longer than the model reads: send truncate true to cut them",
+            "Some inputs are longer than the model reads. Shorten them, or send `truncate: true`.",
             field="inputs",
-            rows=done.truncated,
+            rows=encoded.truncated,
         )
-    vectors = done.vectors if body.normalize is False else normalize(done.vectors, dim=1)
+    vectors = encoded.vectors if body.normalize is False else normalize(encoded.vectors, dim=1)
     metrics.BATCH_VECTORS.labels("embeddings").observe(len(vectors))
-    return fields.respond(np.ascontiguousarray(vectors.numpy()))
+    return fields.respond_json(np.ascontiguousarray(vectors.numpy()))
 
 
-@router.get("/{model}/info", responses=spoken(TeiError, 404, 409, 422))
+@router.get(
+    "/{model}/info", summary="Describe a model", responses=documented_as(TeiError, 404, 409, 422)
+)
 def info(model: ModelPath, services: Svc, project: Reads) -> Info:
-    """What the model is."""
-    row, _ = look_at(services, project, model)
+    """Returns a description of the model."""
+    row, _ = find_model(services, project, model)
     identity: dict[str, Any] = row.identity or {}
     return Info(
         model_id=model,
@@ -121,7 +140,9 @@ def info(model: ModelPath, services: Svc, project: Reads) -> Info:
     )
 
 
-@router.get("/{model}/health", responses=spoken(TeiError, 404, 409, 422))
+@router.get(
+    "/{model}/health", summary="Check a model", responses=documented_as(TeiError, 404, 409, 422)
+)
 def health(model: ModelPath, services: Svc, project: Reads) -> None:
-    """200 when the model can be asked for."""
+    """Returns 200 if the model exists and can be used."""
     info(model, services, project)

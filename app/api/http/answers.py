@@ -1,4 +1,4 @@
-"""Writing answers of vectors: JSON lists, base64, npy or Arrow, as the request asks, in as few copies as each of them allows."""
+"""Writes answers of vectors as JSON lists, base64, npy or Arrow, with few copies."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 from torch import Tensor
 
-from app.api.codecs import arrow, npy
-from app.api.http.bodies import JSON, Call
+from app.api.codecs import arrow, arrow_answers, media_types, npy
+from app.api.http.bodies import Call
 from app.api.schemas import confidence
 from app.api.schemas.fields import Dtype, Encoding
 from app.errors import InvalidRequest, NotAcceptable
@@ -26,27 +26,27 @@ from app.services.incoming import ANSWER_NUMBER_BYTES
 from app.services.serving.maps import AnswerForm
 from app.services.serving.products import refuse_overflow
 
-MEDIA = (JSON, npy.MEDIA, arrow.MEDIA)
+ANSWER_MEDIA = (media_types.JSON, media_types.NPY, media_types.ARROW)
 
-#: bytes of a number in an answer that is sent as it was computed
-BYTES = {"float32": 4, "float16": 2}
-TORCH = {"float32": torch.float32, "float16": torch.float16}
+#: bytes of a number in npy and Arrow
+DTYPE_BYTES = {"float32": 4, "float16": 2}
+TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
-#: numbers written as text at once: nobody else runs meanwhile
-PIECE_NUMBERS = 2**18
+#: numbers that are written as text at once, which blocks all other threads
+NUMBERS_AT_ONCE = 2**18
 
-#: answers of more numbers are written by a thread, so that small ones need not wait for them
+#: larger answers are written in a thread, so that other requests need not wait
 INLINE_NUMBERS = 2**14
 
-#: what is said of an answer whatever its form
-SHOWN = ("method", "translator", "options", "precision", "quantised", "classes", "quality")
+#: members of an answer's description that npy and Arrow answers have too
+DESCRIBED = ("method", "translator", "options", "precision", "quantised", "classes", "quality")
 
-#: flags that an answer's headers hold, and the longest of them
-FLAGS_SHOWN, MOST_HEADER_BYTES = 100, 8_000
+#: most flags in an answer's headers, and the longest header
+FLAGS_SHOWN, LONGEST_HEADER = 100, 8_000
 
 
 class PartsResponse(Response):
-    """An answer that goes out part by part, without being put together first."""
+    """An answer that is sent in parts, without joining them first."""
 
     def __init__(
         self,
@@ -69,37 +69,42 @@ class PartsResponse(Response):
 
 @dataclass
 class Writer:
-    """How one answer is written.
+    """Writes one answer.
 
-    media     one of MEDIA
-    encoding  of vectors within JSON
-    dtype     of the numbers
-    rows      what came in Arrow, and goes back in it
+    media     one of ANSWER_MEDIA
+    encoding  the encoding of vectors in JSON
+    dtype     the type of the numbers
+    rows      the rows of an Arrow body, whose other columns the answer repeats
     """
 
     media: str
     encoding: Encoding = "float"
     dtype: Dtype = "float32"
-    rows: arrow.Rows | None = None
+    rows: arrow.ArrowRows | None = None
     _file: np.ndarray[Any, np.dtype[np.uint8]] | None = field(default=None, init=False)
 
     @property
     def form(self) -> AnswerForm:
-        """What the answer's numbers take, and where they are put."""
-        as_computed = self.media != JSON
-        return AnswerForm(BYTES[self.dtype] if as_computed else ANSWER_NUMBER_BYTES, self._empty)
+        """The bytes of the answer's numbers, and the memory to compute them in."""
+        as_computed = self.media != media_types.JSON
+        return AnswerForm(
+            DTYPE_BYTES[self.dtype] if as_computed else ANSWER_NUMBER_BYTES, self._empty
+        )
 
     def is_small(self, vectors: Tensor) -> bool:
-        """Whether to write it here and now."""
-        return self.media == npy.MEDIA or vectors.numel() <= INLINE_NUMBERS
+        """Returns whether the answer is small enough to be written without a thread."""
+        return self.media == media_types.NPY or vectors.numel() <= INLINE_NUMBERS
 
     def respond(
         self, vectors: Tensor, about: Mapping[str, Any], *, name: str = "vectors"
     ) -> Response:
-        """An answer whose field `name` is the matrix; what else is said of it is in JSON, in headers, or in Arrow's metadata."""
-        if self.media == npy.MEDIA:
-            return PartsResponse([self._npy(vectors)], npy.MEDIA, headers(about))
-        if self.media == arrow.MEDIA:
+        """Returns an answer with the matrix as the field `name`, and its description `about`.
+
+        The description stands in JSON, in headers, or in Arrow's metadata.
+        """
+        if self.media == media_types.NPY:
+            return PartsResponse([self._npy(vectors)], media_types.NPY, describe_in_headers(about))
+        if self.media == media_types.ARROW:
             return self._arrow(vectors, about, name)
         rest = orjson.dumps(about)
         parts = [
@@ -109,20 +114,20 @@ class Writer:
             rest[1:],
         ]
         if vectors.numel() <= INLINE_NUMBERS:
-            return Response(b"".join(parts), media_type=JSON)
-        return PartsResponse(parts, JSON)
+            return Response(b"".join(parts), media_type=media_types.JSON)
+        return PartsResponse(parts, media_types.JSON)
 
     def _empty(self, rows: int, dim: int) -> Tensor:
-        """Memory for the answer; of an npy file, behind its header."""
-        if self.media != npy.MEDIA:
-            return torch.empty(rows, dim, dtype=TORCH[self.dtype])
+        """Returns memory for the matrix; for npy, after the header of the file."""
+        if self.media != media_types.NPY:
+            return torch.empty(rows, dim, dtype=TORCH_DTYPES[self.dtype])
         header = npy.header(rows, dim, self.dtype)
-        self._file = np.empty(len(header) + rows * dim * BYTES[self.dtype], np.uint8)
+        self._file = np.empty(len(header) + rows * dim * DTYPE_BYTES[self.dtype], np.uint8)
         self._file[: len(header)] = np.frombuffer(header, np.uint8)
         return torch.from_numpy(self._file[len(header) :].view(self.dtype).reshape(rows, dim))
 
     def _npy(self, vectors: Tensor) -> memoryview:
-        """The file that the vectors lie in, or one made of them."""
+        """Returns the npy file with the vectors, which usually lie in it already."""
         if (
             self._file is None
             or not self._file.ctypes.data
@@ -134,39 +139,39 @@ class Writer:
         return memoryview(self._file)  # type: ignore[arg-type]
 
     def _arrow(self, vectors: Tensor, about: Mapping[str, Any], name: str) -> Response:
-        columns = {self._column(name): arrow.vectors_array(self._rounded(vectors))}
+        columns = {self._column(name): arrow_answers.vectors_array(self._rounded(vectors))}
         labels = about.get("labels")
         if labels is not None:
-            columns["label"] = arrow.labels_array(labels)
+            columns["label"] = arrow_answers.labels_array(labels)
         columns |= confidence.arrays(about)
-        columns[arrow.FLAG] = arrow.flags_array(len(vectors), about["flags"])
-        parts = arrow.write(self.rows, columns, metadata(about))
-        return PartsResponse(parts, arrow.MEDIA, headers({**about, "flags": []}))
+        columns[arrow_answers.FLAG] = arrow_answers.flags_array(len(vectors), about["flags"])
+        parts = arrow_answers.write(self.rows, columns, describe_in_texts(about))
+        return PartsResponse(parts, media_types.ARROW, describe_in_headers({**about, "flags": []}))
 
     def _column(self, name: str) -> str:
-        """What Arrow's column of the matrix is called: as the client's, if it is vectors again. Raises BadColumn."""
+        """Returns the name of Arrow's column: the client's, for vectors. Raises BadColumn."""
         if name != "vectors":
             return name
         return (
             arrow.VECTOR
             if self.rows is None
-            else arrow.vector_name(self.rows.schema, self.rows.place)
+            else arrow_answers.vector_name(self.rows.schema, self.rows.place)
         )
 
     def _rounded(self, vectors: Tensor) -> Tensor:
-        """In the answer's own numbers. Raises OutOfRange."""
-        made = vectors.to(TORCH[self.dtype])
+        """Returns the vectors in the answer's dtype. Raises OutOfRange."""
+        made = vectors.to(TORCH_DTYPES[self.dtype])
         if made is not vectors and self.dtype == "float16":
             refuse_overflow((made.isinf() & vectors.isfinite()).any(dim=1), "vectors")
         return made
 
     def _text(self, vectors: Tensor) -> list[bytes]:
-        """The matrix within JSON."""
+        """Returns the matrix as parts of JSON."""
         array = np.ascontiguousarray(self._rounded(vectors).numpy())
         if self.encoding == "base64":
             head = b'{"dtype":"%b","shape":[%d,%d],"base64":"' % (self.dtype.encode(), *array.shape)
             return [head, pybase64.b64encode(array.data), b'"}']
-        step = max(1, PIECE_NUMBERS // max(1, array.shape[1]))
+        step = max(1, NUMBERS_AT_ONCE // max(1, array.shape[1]))
         parts = []
         for start in range(0, len(array), step):
             written = orjson.dumps(array[start : start + step], option=orjson.OPT_SERIALIZE_NUMPY)
@@ -181,7 +186,7 @@ def flags(
     truncated: Sequence[int] = (),
     strange: Tensor | None = None,
 ) -> list[dict[str, Any]]:
-    """The rows of an answer that there is something to know about, in their order."""
+    """Returns the flags of an answer's rows, in the order of the rows."""
     if (
         at_mean is not None
         and not truncated
@@ -189,7 +194,7 @@ def flags(
         and at_mean is no_flags(at_mean.shape[0])[0]
     ):
         return []
-    # Arrow's column has one flag a row, the last: those that say more than that a row is strange come after it.
+    # Arrow has one flag a row, the last: the flags that say most come last.
     codes = {
         "out-of-distribution": strange,
         "equals-anchor-mean": at_mean,
@@ -205,24 +210,33 @@ def flags(
     return sorted(found, key=lambda flag: flag["row"])
 
 
-def choose(call: Call[Any], encoding: Encoding, dtype: Dtype) -> Writer:
-    """How to write the answer: as the Accept header says, or else as the body came. Raises NotAcceptable, InvalidRequest."""
-    media = preferred(call.request, call.media if call.media in MEDIA else JSON)
-    if media != JSON:
+def choose_writer(call: Call[Any], encoding: Encoding, dtype: Dtype) -> Writer:
+    """Returns a writer for the format of the Accept header, or else of the body.
+
+    Raises NotAcceptable, InvalidRequest.
+    """
+    media = preferred_media(
+        call.request, call.media if call.media in ANSWER_MEDIA else media_types.JSON
+    )
+    if media != media_types.JSON:
         refuse_base64(encoding)
-    return Writer(media, encoding, dtype, call.rows if media == arrow.MEDIA else None)
+    return Writer(media, encoding, dtype, call.rows if media == media_types.ARROW else None)
 
 
 def refuse_base64(encoding: Encoding) -> None:
-    """Raises InvalidRequest for base64, where the answer is not JSON."""
+    """Raises InvalidRequest for base64 in an answer that is not JSON."""
     if encoding == "base64":
-        raise InvalidRequest("`encoding: base64` only applies to JSON answers", field="encoding")
+        raise InvalidRequest(
+            "`encoding: base64` only applies to JSON answers. Remove it, or accept "
+            f"{media_types.JSON}.",
+            field="encoding",
+        )
 
 
 async def write(
     call: Call[Any], writer: Writer, vectors: Tensor, about: Mapping[str, Any]
 ) -> Response:
-    """The answer, written by a thread if that takes long."""
+    """Returns the answer, written in a thread if it is large."""
     if writer.is_small(vectors):
         response = writer.respond(vectors, about)
     else:
@@ -231,31 +245,38 @@ async def write(
     return response
 
 
-def preferred(request: Request, own: str, offered: Sequence[str] = MEDIA) -> str:
-    """The offered media type that the request wants most; `own` if it does not care. Raises NotAcceptable."""
+def preferred_media(request: Request, own: str, offered: Sequence[str] = ANSWER_MEDIA) -> str:
+    """Returns the offered media type that the request prefers; `own` without a preference.
+
+    Raises NotAcceptable.
+    """
     accept = ", ".join(request.headers.getlist("accept"))
     if not accept or accept == "*/*":
         return own
     best, most = None, 0.0
-    wanted = list(_wanted(accept, own))
-    refused = {media for media, weight in wanted if weight <= 0}
-    for found, weight in wanted:
+    accepted = list(_accepted_types(accept, own))
+    refused = {media for media, weight in accepted if weight <= 0}
+    for found, weight in accepted:
         if found in offered and weight > most and found not in refused:
             best, most = found, weight
     if best is None:
-        raise NotAcceptable(f"this answer is written as {', '.join(offered)}", field="Accept")
+        *others, last = offered
+        raise NotAcceptable(
+            f"The server cannot write {accept[:100]} here. Accept {', '.join(others)} or {last}.",
+            field="Accept",
+        )
     return best
 
 
 def accepts(accept: str, media: str) -> bool:
-    """Whether an Accept header lets an answer be of that media type."""
+    """Returns whether an Accept header allows a media type."""
     return not accept or any(
-        found == media and weight > 0 for found, weight in _wanted(accept, media)
+        found == media and weight > 0 for found, weight in _accepted_types(accept, media)
     )
 
 
-def _wanted(accept: str, own: str) -> Iterator[tuple[str, float]]:
-    """Media types and how much they are wanted; `own` for any."""
+def _accepted_types(accept: str, own: str) -> Iterator[tuple[str, float]]:
+    """Yields the media types of an Accept header with their weights; `own` for wildcards."""
     for item in accept.split(","):
         media, *parameters = (part.strip().lower() for part in item.split(";"))
         weight = next((_weight(each[2:]) for each in parameters if each.startswith("q=")), 1.0)
@@ -269,9 +290,9 @@ def _weight(text: str) -> float:
         return 0.0
 
 
-def metadata(about: Mapping[str, Any]) -> dict[str, str]:
-    """What is said of an answer, beside its rows: short texts."""
-    shown = {name: about[name] for name in SHOWN if about.get(name)}
+def describe_in_texts(about: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the description of an answer as short texts by name."""
+    shown = {name: about[name] for name in DESCRIBED if about.get(name)}
     shown |= confidence.summary(about)
     return {
         name: value if isinstance(value, str) else json.dumps(value)
@@ -279,11 +300,11 @@ def metadata(about: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def headers(about: Mapping[str, Any]) -> dict[str, str]:
-    """The same, and the flags, as headers."""
-    found = {f"Anchorage-{name.title()}": value for name, value in metadata(about).items()}
+def describe_in_headers(about: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the description and the flags of an answer as headers."""
+    found = {f"Anchorage-{name.title()}": value for name, value in describe_in_texts(about).items()}
     flags = about.get("flags") or []
     if flags:
         found["Anchorage-Flag-Count"] = str(len(flags))
         found["Anchorage-Flags"] = json.dumps(flags[:FLAGS_SHOWN])
-    return {name: value for name, value in found.items() if len(value) <= MOST_HEADER_BYTES}
+    return {name: value for name, value in found.items() if len(value) <= LONGEST_HEADER}

@@ -1,59 +1,39 @@
-"""Request bodies: read within a size and a deadline, parsed as their Content-Type says, validated by the route's model.
+"""Request bodies: parsed by their Content-Type, and validated by the route's model.
 
-A route declares `body: Annotated[Model, json_body(Model)]`. One that answers vectors in the form they came in declares
-`call: Annotated[Call[Model], vector_call(Model)]`.
+A route declares `body: Annotated[Model, json_body(Model)]`. A route that answers vectors in the
+format of its body declares `call: Annotated[Call[Model], vector_call(Model)]`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-import orjson
 from fastapi import Depends, Request
-from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from app.api.codecs import arrow, npy
+from app.api.codecs import arrow, media_types, npy
 from app.api.http import multipart, query_fields
+from app.api.http.body_reading import media_of, read_whole, refuse_encoded, watch_departure
 from app.api.http.deps import context_of
+from app.api.http.field_errors import Place, located
+from app.api.http.json_cost import INLINE_BODY_BYTES, Data, parse_json
 from app.api.schemas.fields import Body
-from app.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, Malformed, UnsupportedMedia
+from app.errors import InvalidRequest, UnsupportedMedia
 from app.services.context import Services
 from app.services.request_context import Repeat, RequestContext
 from app.types import Scope
 
-JSON = "application/json"
-
-#: a body has this time to arrive, and one second more for each BODY_BYTES_PER_S
-BODY_S = 20
-BODY_BYTES_PER_S = 256 * 1024
-
-#: most values of one JSON body (counted by its commas), lists and objects, and quotation marks: orjson lets nothing else
-#: run until it has made an object of each, which takes about 0.2 s for this many
-MOST_VALUES = 2**22
-MOST_CONTAINERS = 2**19
-MOST_QUOTES = 2**20
-#: bytes of memory that each may take until the body has become tensors and texts, and that each byte of a text may take
-VALUE_BYTES, LIST_BYTES, OBJECT_BYTES, QUOTE_BYTES, TEXT_BYTES = 56, 96, 256, 56, 5
-#: memory of a request, as a multiple of the room that it takes among the bytes in flight
-MEMORY_FACTOR = 10
-#: bytes that are counted at once: they fit into a processor's cache
-BLOCK = 2**20
-
-#: larger bodies are parsed in a thread, so that small requests do not wait for them
-INLINE_BYTES = 64 * 1024
-#: still larger ones are parsed one after another: threads that hold the interpreter in turn keep everybody else from it
+#: larger bodies are parsed one at a time: threads that take turns at the interpreter would keep
+#: all other requests waiting
 LARGE_BYTES = 2**20
 _one_large = threading.Lock()
 
@@ -62,15 +42,13 @@ IDEMPOTENCY_KEY = re.compile(r"[ -~]{1,255}")
 BodyT = TypeVar("BodyT", bound=Body)
 Parsed = TypeVar("Parsed")
 
-Data = bytes | memoryview
-
 
 @dataclass(frozen=True)
-class Reading:
-    """Which bodies a route reads beside JSON and multipart.
+class BodyFormats:
+    """Which bodies a route reads in addition to JSON and multipart.
 
     vectors  npy and Arrow, whose rows become the field `vectors`
-    query    fields may come in the query string, which bodies of npy and Arrow have no other place for
+    query    fields in the query string, for bodies of npy and Arrow
     streams  with `stream=true` the route reads the body itself
     """
 
@@ -81,23 +59,19 @@ class Reading:
     @property
     def media(self) -> tuple[str, ...]:
         """The media types that the route reads."""
-        return (
-            (JSON, multipart.MEDIA, npy.MEDIA, arrow.MEDIA)
-            if self.vectors
-            else (JSON, multipart.MEDIA)
-        )
+        plain = (media_types.JSON, media_types.MULTIPART)
+        return (*plain, *media_types.VECTORS) if self.vectors else plain
 
 
 @dataclass(frozen=True)
 class Call(Generic[BodyT]):
     """One request of a route that takes vectors.
 
-    services, context  what the route works with, and on whose behalf
-    body      the validated fields; of a stream, those of its query string
+    body      the validated fields; for a stream, the fields of its query string
     media     the media type of the body
-    rows      the body's Arrow rows, if it had any
-    streamed  the body has not been read: the route answers while it arrives
-    begun, arrived, parsed  moments of time.perf_counter()
+    rows      the Arrow rows of the body; None for other bodies
+    streamed  the body is not read yet: the route answers while it arrives
+    begun, arrived, parsed  times of time.perf_counter()
     """
 
     request: Request
@@ -105,22 +79,19 @@ class Call(Generic[BodyT]):
     context: RequestContext
     body: BodyT
     media: str
-    rows: arrow.Rows | None = None
+    rows: arrow.ArrowRows | None = None
     streamed: bool = False
     begun: float = 0.0
     arrived: float = 0.0
     parsed: float = 0.0
 
     def encoding(self) -> AbstractContextManager[None]:
-        """A context in which whoever encodes the inputs, if there are any, can hear that the client left."""
-        return (
-            nullcontext()
-            if getattr(self.body, "inputs", None) is None
-            else departures(self.request)
-        )
+        """Returns a block in which the encoding of inputs ends when the client leaves."""
+        has_inputs = getattr(self.body, "inputs", None) is not None
+        return watch_departure(self.request) if has_inputs else nullcontext()
 
     def timing(self) -> str:
-        """The Server-Timing header: how long the body took to arrive, to be parsed, and the answer to be made."""
+        """Returns the Server-Timing header: the time to read, to parse and to answer."""
         read, parse = self.arrived - self.begun, self.parsed - self.arrived
         answer = time.perf_counter() - self.parsed
         return (
@@ -129,39 +100,46 @@ class Call(Generic[BodyT]):
 
 
 def json_body(model: type[Body], *, vectors: bool = False, query: bool = False) -> Any:
-    """A dependency that gives a route its validated body. It comes after `project`, which refuses a key without the scope."""
-    return Depends(partial(read_body, model, Reading(vectors=vectors, query=query)))
+    """Returns a dependency for the validated body.
+
+    A route declares it after the context, which refuses a key without the scope.
+    """
+    return Depends(partial(read_body, model, BodyFormats(vectors=vectors, query=query)))
 
 
 def vector_call(model: type[Body], *, streams: bool = False) -> Any:
-    """A dependency that gives a route its `Call`: JSON, multipart, npy or Arrow, with fields in body or query string.
+    """Returns a dependency for the route's `Call`, with fields in the body or the query string.
 
-    It is the route's only one: these routes are called once a query, and FastAPI takes time for each dependency.
+    It is the route's only dependency, because FastAPI takes time for each one.
     """
-    return Depends(partial(read_call, model, Reading(vectors=True, query=True, streams=streams)))
+    formats = BodyFormats(vectors=True, query=True, streams=streams)
+    return Depends(partial(read_call, model, formats))
 
 
-async def read_body(model: type[BodyT], reading: Reading, request: Request) -> AsyncIterator[BodyT]:
-    """The validated body; while the route works, whoever works for it can hear that its client left. Raises as `read_call`."""
-    body, *_ = await _read(model, reading, request)
-    with departures(request):
+async def read_body(
+    model: type[BodyT], formats: BodyFormats, request: Request
+) -> AsyncIterator[BodyT]:
+    """Yields the validated body, and watches for the client's departure. Raises as `read_call`."""
+    body, *_ = await _read(model, formats, request)
+    with watch_departure(request):
         yield body
 
 
-async def read_call(model: type[BodyT], reading: Reading, request: Request) -> Call[BodyT]:
-    """The validated body, and how it came.
+async def read_call(model: type[BodyT], formats: BodyFormats, request: Request) -> Call[BodyT]:
+    """Returns the validated request.
 
-    Raises UnsupportedMedia, BodyTooLarge (before the body is read, where its length is declared), BodyTooSlow, Malformed, the
-    errors of npy, Arrow and vectors fields, InvalidRequest for a query string or an Idempotency-Key that is wrong,
-    RequestValidationError, and ScopeMissing for a key that may not read.
+    Raises UnsupportedMedia, BodyTooLarge (before reading, if the length is declared), BodyTooSlow,
+    Malformed, the errors of npy, Arrow and vectors fields, InvalidRequest for a wrong query string
+    or Idempotency-Key, RequestValidationError, and ScopeMissing for a key that may not read.
     """
     begun = time.perf_counter()
     services: Services = request.app.state.services
     context = context_of(request, Scope.read)
     if query_fields.wants_stream(request):
-        body = validated(model, query_fields.read(request, model, streams=reading.streams))
+        fields = query_fields.read(request, model, streams=formats.streams)
+        body = validate(model, fields, "query string")
         return Call(request, services, context, body, media_of(request), streamed=True)
-    body, media, rows, arrived = await _read(model, reading, request)
+    body, media, rows, arrived = await _read(model, formats, request)
     parsed = time.perf_counter()
     return Call(
         request, services, context, body, media, rows, begun=begun, arrived=arrived, parsed=parsed
@@ -169,165 +147,73 @@ async def read_call(model: type[BodyT], reading: Reading, request: Request) -> C
 
 
 async def _read(
-    model: type[BodyT], reading: Reading, request: Request
-) -> tuple[BodyT, str, arrow.Rows | None, float]:
-    """The validated body, its media type, its Arrow rows, and the moment when it had arrived."""
+    model: type[BodyT], formats: BodyFormats, request: Request
+) -> tuple[BodyT, str, arrow.ArrowRows | None, float]:
+    """Returns the validated body, its media type, its Arrow rows, and when it had arrived."""
     media = media_of(request)
     refuse_encoded(request)
-    if media not in reading.media:
-        raise UnsupportedMedia(
-            f"expected a body of {' or '.join(reading.media)}, got {media or 'no content type'}"
-        )
+    if media not in formats.media:
+        raise UnsupportedMedia(wrong_media(request, media, formats.media))
     query = (
-        query_fields.read(request, model, streams=reading.streams)
-        if reading.query
-        else query_fields.none(request)
+        query_fields.read(request, model, streams=formats.streams)
+        if formats.query
+        else query_fields.refuse_fields(request)
     )
     data = await read_whole(request, request.app.state.admission.max_body_bytes)
     arrived = time.perf_counter()
     files = None
-    if media == multipart.MEDIA:
+    if media == media_types.MULTIPART:
         data, files = await run_in_threadpool(
             multipart.split, request.headers["content-type"], data
         )
-    _note_repeat(request, data, files or [])
+    _keep_repeat(request, data, files or [])
     limits = request.app.state.services.limits
-    reserve = context_of(request).reserve_bytes
-    most_rows = max(
-        limits.vectors, limits.pool
-    )  # each route has a limit of its own, which it checks later
     parse = partial(
-        _parsed,
+        _parse,
         media,
         data,
         files,
         query_fields.column(request),
-        most_rows,
+        max(limits.vectors, limits.pool),  # each route checks its own limit later
         query,
         model,
-        reserve,
+        context_of(request).reserve_bytes,
     )
-    if len(data) <= INLINE_BYTES or media == npy.MEDIA:
+    if len(data) <= INLINE_BODY_BYTES or media == media_types.NPY:
         body, rows = parse()
     else:
         body, rows = await run_in_threadpool(
-            partial(_in_turn, parse) if len(data) > LARGE_BYTES else parse
+            partial(_one_at_a_time, parse) if len(data) > LARGE_BYTES else parse
         )
     return body, media, rows, arrived
 
 
-def validated(model: type[BodyT], fields: Any) -> BodyT:
-    """The fields as the model has them. Raises RequestValidationError, as FastAPI does, and the errors of vectors fields."""
+def wrong_media(request: Request, media: str, readable: tuple[str, ...]) -> str:
+    """Returns what to answer to a Content-Type that the route does not read."""
+    route = f"{request.method} {request.url.path}"
+    sent = f"{route} does not read {media[:100]}" if media else "The request has no Content-Type"
+    *others, last = readable
+    return f"{sent}. Send {', '.join(others)} or {last}."
+
+
+def validate(model: type[BodyT], fields: Any, place: Place = "body") -> BodyT:
+    """Returns the fields as the model; `place` is where the client sent them.
+
+    Raises RequestValidationError, as FastAPI does, and the errors of vectors fields.
+    """
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
-        raise RequestValidationError(
-            [{**each, "loc": ("body", *each["loc"])} for each in found]
-        ) from None
+        raise located(error, model, place=place) from None
 
 
-def parse_json(data: Data, reserve: Callable[[int], None]) -> Any:
-    """JSON as Python's objects. Raises Malformed, and for a large body as `_count_cost`."""
-    if len(data) > INLINE_BYTES:
-        _count_cost(data, reserve)
-    try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise Malformed(f"the body is not JSON, which has no NaN or Infinity: {error}") from None
-
-
-def media_of(request: Request) -> str:
-    """The media type of the request's body, without parameters."""
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
-def refuse_encoded(request: Request) -> None:
-    """Raises UnsupportedMedia for a compressed body: its real size is not known before it is unpacked."""
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("", "identity"):
-        raise UnsupportedMedia(
-            f"this service does not read Content-Encoding {encoding[:50]}: send the body uncompressed",
-            field="Content-Encoding",
-        )
-
-
-def declared_length(request: Request, limit: int) -> int | None:
-    """The body's length by its Content-Length; None when it comes in chunks. Raises BodyTooLarge."""
-    declared = request.headers.get("content-length", "")
-    if not declared.isdecimal():
-        return None
-    if int(declared) > limit:
-        raise BodyTooLarge(
-            f"the body has {declared} bytes; at most {limit} are allowed", limit=limit
-        )
-    return int(declared)
-
-
-async def read_whole(request: Request, limit: int) -> Data:
-    """The body's bytes. Raises BodyTooLarge, BodyTooSlow, Malformed."""
-    declared = declared_length(request, limit)
-    seconds = BODY_S + (limit if declared is None else declared) / BODY_BYTES_PER_S
-    try:
-        async with asyncio.timeout(seconds):
-            data, more = await next_piece(request)
-            whole = memoryview(data) if not more else await _read_on(request, limit, declared, data)
-    except TimeoutError:
-        raise BodyTooSlow(f"the body did not arrive within {seconds:.0f} s") from None
-    if len(whole) > limit:
-        raise _too_large(limit)
-    return whole
-
-
-async def next_piece(request: Request) -> tuple[bytes, bool]:
-    """The next bytes of the body, and whether more will follow. Raises Malformed when the client has left."""
-    message = await request.receive()
-    if message["type"] == "http.disconnect":
-        raise Malformed("the client closed the connection before its body was complete")
-    return message.get("body", b""), message.get("more_body", False)
-
-
-@contextmanager
-def departures(request: Request) -> Iterator[None]:
-    """Call back whoever works for this request, in whichever thread, when its client leaves. Its body has been read."""
-    loop = asyncio.get_running_loop()
-    calls: list[Callable[[], object]] = []
-    watchers: list[asyncio.Task[None]] = []
-
-    async def watch() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        for call in calls:
-            call()
-
-    def begin() -> None:
-        if not watchers and not loop.is_closed():
-            watchers.append(loop.create_task(watch()))
-        elif watchers and watchers[0].done():  # the client left before this call was registered
-            for call in calls:
-                call()
-
-    def call_then(call: Callable[[], object]) -> None:
-        calls.append(call)
-        loop.call_soon_threadsafe(begin)
-
-    state = request.scope.setdefault("state", {})
-    state["on_departure"] = call_then
-    try:
-        yield
-    finally:
-        del state["on_departure"]
-        for watcher in watchers:
-            watcher.cancel()
-
-
-def _in_turn(parse: Callable[[], Parsed]) -> Parsed:
-    """What `parse` returns, once no other large body is parsed."""
+def _one_at_a_time(parse: Callable[[], Parsed]) -> Parsed:
+    """Returns `parse()`, while no other large body is parsed."""
     with _one_large:
         return parse()
 
 
-def _parsed(
+def _parse(
     media: str,
     data: Data,
     files: list[bytes] | None,
@@ -336,12 +222,13 @@ def _parsed(
     query: dict[str, Any],
     model: type[BodyT],
     reserve: Callable[[int], None],
-) -> tuple[BodyT, arrow.Rows | None]:
-    """The body and the query string as the model, and the body's Arrow rows."""
+) -> tuple[BodyT, arrow.ArrowRows | None]:
+    """Returns the body and the query string as the model, and the body's Arrow rows."""
     rows = None
-    if media == npy.MEDIA:
+    only_vectors = media in media_types.VECTORS
+    if media == media_types.NPY:
         fields: Any = {"vectors": npy.read(data)}
-    elif media == arrow.MEDIA:
+    elif media == media_types.ARROW:
         rows = arrow.read(data, column, most_rows)
         fields = {"vectors": rows.vectors}
     else:
@@ -349,90 +236,35 @@ def _parsed(
         if files is not None:
             fields = _with_files(fields, files)
     if query:
-        fields = query_fields.joined(fields, query, only_vectors=media in (npy.MEDIA, arrow.MEDIA))
-    return validated(model, fields), rows
-
-
-def _count_cost(data: Data, reserve: Callable[[int], None]) -> None:
-    """Take room for what the JSON costs in memory. What stands within texts is counted too.
-
-    Raises BodyTooLarge for more values, lists, objects or texts than one body may have, Overloaded and TooMuchAtOnce.
-    """
-    commas, lists, objects, quotes = (_count(data, character) for character in b',[{"')
-    for what, count, most in (
-        ("commas", commas, MOST_VALUES),
-        ("brackets and braces", lists + objects, MOST_CONTAINERS),
-        ("quotation marks", quotes, MOST_QUOTES),
-    ):
-        if count > most:
-            raise BodyTooLarge(
-                f"the JSON body has {count} {what}, and at most {most} are allowed: send fewer items at once, or vectors as "
-                "base64, npy or Arrow",
-                limit=most,
-            )
-    cost = (
-        commas * VALUE_BYTES
-        + lists * LIST_BYTES
-        + objects * OBJECT_BYTES
-        + quotes * QUOTE_BYTES
-        + len(data) * TEXT_BYTES
-    )
-    reserve(max(0, cost // MEMORY_FACTOR - len(data)))
-
-
-def _count(data: Data, character: int) -> int:
-    blocks = (
-        np.frombuffer(data, np.uint8, min(BLOCK, len(data) - start), start)
-        for start in range(0, len(data), BLOCK)
-    )
-    return sum(int(np.count_nonzero(block == character)) for block in blocks)
+        fields = query_fields.join(fields, query, only_vectors=only_vectors)
+    return validate(model, fields, "query string" if only_vectors else "body"), rows
 
 
 def _with_files(body: Any, files: list[bytes]) -> Any:
-    """The JSON part's members, and the files as `inputs`. Raises InvalidRequest."""
+    """Returns the fields of the JSON part, with the files as `inputs`. Raises InvalidRequest."""
     if not isinstance(body, dict) or "inputs" in body:
         raise InvalidRequest(
-            "the part `request` must be a JSON object without `inputs`: the files are the inputs",
+            "The part `request` must be a JSON object without `inputs`, because the files are the "
+            "inputs.",
             field="request",
         )
     return {**body, "inputs": files}
 
 
-def _note_repeat(request: Request, data: Data, files: list[bytes]) -> None:
-    """Note the Idempotency-Key and the request it belongs to. Raises InvalidRequest."""
+def _keep_repeat(request: Request, data: Data, files: list[bytes]) -> None:
+    """Stores the Idempotency-Key with a digest of its request. Raises InvalidRequest."""
     key = request.headers.get("idempotency-key")
     if key is None:
         return
     if not IDEMPOTENCY_KEY.fullmatch(key):
         raise InvalidRequest(
-            "an Idempotency-Key has 1 to 255 printable ASCII characters", field="Idempotency-Key"
+            "An Idempotency-Key must have 1 to 255 printable ASCII characters.",
+            field="Idempotency-Key",
         )
-    about = f"{request.method} {request.url.path} {request.url.query} {request.headers.get('prefer', '')}\n"
+    prefer = request.headers.get("prefer", "")
+    about = f"{request.method} {request.url.path} {request.url.query} {prefer}\n"
     fingerprint = hashlib.sha256(about.encode())
     for part in (data, *files):
         fingerprint.update(len(part).to_bytes(8))
         fingerprint.update(part)
     request.scope["state"]["repeat"] = Repeat(key, fingerprint.hexdigest())
-
-
-async def _read_on(request: Request, limit: int, declared: int | None, data: bytes) -> memoryview:
-    """The rest of the body behind its first bytes, in one buffer: at once as large as the body is declared to be."""
-    whole = bytearray(declared or 0)
-    end, more = 0, True
-    while True:
-        if end + len(data) > len(whole):
-            whole[end:] = data
-        else:
-            whole[end : end + len(data)] = data
-        end += len(data)
-        if end > limit:
-            raise _too_large(limit)
-        if not more:
-            return memoryview(whole)[:end]
-        data, more = await next_piece(request)
-
-
-def _too_large(limit: int) -> BodyTooLarge:
-    return BodyTooLarge(
-        f"the body has more than {limit} bytes, which is the most allowed", limit=limit
-    )

@@ -1,4 +1,4 @@
-"""What routes ask for."""
+"""Dependencies and parameters that several routes declare."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityS
 from pydantic import AfterValidator, AwareDatetime
 from starlette.concurrency import run_in_threadpool
 
-from app.api.schemas.fields import NAME
+from app.api.schemas.fields import NAME_PATTERN
 from app.errors import ScopeMissing
 from app.services.access.api_keys import Caller
 from app.services.context import Services
@@ -23,24 +23,26 @@ Changed = TypeVar("Changed")
 
 
 async def services(request: Request) -> Services:
-    # async, or it would wait for one of the threads that slow requests may occupy.
+    # async, because slow requests can occupy all threads.
     return request.app.state.services  # type: ignore[no-any-return]
 
 
 bearer = HTTPBearer(
     auto_error=False,
-    description="An API key: anc_... Not asked for on loopback, unless the server says so.",
+    description="An API key: `anc_...`. By default, a server on loopback requires none.",
 )
 
 
 def context_of(request: Request, *scopes: str) -> RequestContext:
-    """The context of the request, which the edge has made. Raises ScopeMissing."""
+    """Returns the context that AdmissionMiddleware made. Raises ScopeMissing."""
     state = request.scope["state"]
     caller: Caller = state["caller"]
     for scope in scopes:
         if not caller.may(Scope(scope)):
             held = ", ".join(sorted(caller.scopes))
-            raise ScopeMissing(f"this call needs a key with the scope {scope}; this one has {held}")
+            raise ScopeMissing(
+                f"This route needs a key with the scope `{scope}`. This key has: {held}."
+            )
     context: RequestContext = state["context"]
     return context
 
@@ -67,28 +69,31 @@ async def _repeat(
         str | None,
         Header(
             alias="Idempotency-Key",
-            description="Send a request again under the same key, and what it makes is made once. "
-            "Recognised for a day.",
+            description="A repeated request with the same key creates nothing twice. The server "
+            "remembers the key for a day.",
         ),
     ] = None,
 ) -> Repeat | None:
-    # The dependency that reads the body has put it there: in a route it stands before this one.
+    # The body's dependency stores it, and stands before this one in a route.
     return request.scope["state"].get("repeat")  # type: ignore[no-any-return]
 
 
 Svc = Annotated[Services, Depends(services)]
-#: the caller's project, for routes that only query: of a key that may read, that may manage keys
+#: the caller's project, for routes that only query, by the scope that the key needs
 Reads = Annotated[str, Security(_project, scopes=[Scope.read])]
 Administers = Annotated[str, Security(_project, scopes=[Scope.admin])]
-#: the request's context: of a key that may read, that may change things, that may manage keys
+#: the request's context, by the scope that the key needs
 ReadContext = Annotated[RequestContext, Security(_context, scopes=[Scope.read])]
 WriteContext = Annotated[RequestContext, Security(_context, scopes=[Scope.write])]
 AdminContext = Annotated[RequestContext, Security(_context, scopes=[Scope.admin])]
 IdempotencyKey = Annotated[Repeat | None, Depends(_repeat)]
 
 
-async def settled(change: Callable[..., Changed], services: Services, *arguments: Any) -> Changed:
-    """What a change of names returns, once no process answers by what was before it. The wait occupies no thread."""
+async def settle(change: Callable[..., Changed], services: Services, *arguments: Any) -> Changed:
+    """Returns what `change` returns, after all processes have forgotten the names it replaced.
+
+    The wait occupies no thread.
+    """
     done = await run_in_threadpool(change, services, *arguments)
     await asyncio.sleep(services.names.settle_s)
     return done
@@ -98,14 +103,16 @@ def _utc(moment: datetime) -> datetime:
     try:
         return moment.astimezone(UTC)
     except OverflowError:
-        raise ValueError("outside the calendar") from None
+        raise ValueError("the moment is outside the calendar") from None
 
 
-#: a moment with its offset from UTC
+#: a time with its offset from UTC
 Moment = Annotated[AwareDatetime, AfterValidator(_utc)]
-PathName = Annotated[str, Path(pattern=NAME)]
+PathName = Annotated[str, Path(pattern=NAME_PATTERN)]
 After = Annotated[
     str,
-    Query(max_length=100, description="Names after this one; the last name of the page before."),
+    Query(
+        max_length=100, description="The last name of the previous page: list the names after it."
+    ),
 ]
 Limit = Annotated[int, Query(ge=1, le=1000)]

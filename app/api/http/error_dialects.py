@@ -1,4 +1,4 @@
-"""Errors in the shapes of other services' protocols, by the path under which they are spoken."""
+"""Gives errors the shapes of other protocols, below the paths of these protocols."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import orjson
 from fastapi import Response
 from pydantic import BaseModel, Field
 
-#: statuses that OpenAI's API does not use, and what it would answer
+#: what OpenAI's API answers in place of statuses that it does not use
 _OPENAI_STATUS = {
     HTTPStatus.UNPROCESSABLE_ENTITY: HTTPStatus.BAD_REQUEST,
     HTTPStatus.CONFLICT: HTTPStatus.BAD_REQUEST,
 }
-#: what a model's name may name
+#: codes of names that are part of a model's name
 _MODELS = ("encoder-not-found", "anchor-set-not-found")
 _OPENAI_TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -25,7 +25,7 @@ _OPENAI_TYPES = {
 
 
 class OpenAIErrorBody(BaseModel):
-    """What went wrong; `code` is stable."""
+    """What is wrong. `code` is stable."""
 
     message: str
     type: str
@@ -34,20 +34,20 @@ class OpenAIErrorBody(BaseModel):
 
 
 class OpenAIError(BaseModel):
-    """OpenAI's shape of an error."""
+    """An error in OpenAI's shape."""
 
     error: OpenAIErrorBody
 
 
 class TeiError(BaseModel):
-    """The shape of an error of text-embeddings-inference."""
+    """An error in the shape of text-embeddings-inference."""
 
     error: str
-    error_type: str = Field(description="a stable code")
+    error_type: str = Field(description="The stable code.")
 
 
 class InferenceError(BaseModel):
-    """The Open Inference Protocol's shape of an error."""
+    """An error in the shape of the Open Inference Protocol."""
 
     error: str
 
@@ -58,10 +58,10 @@ def _openai(problem: Mapping[str, Any]) -> tuple[int, BaseModel]:
         status,
         "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error",
     )
-    asks_model = problem["code"] in _MODELS or (
+    unknown_model = problem["code"] in _MODELS or (
         status is HTTPStatus.NOT_FOUND and problem["instance"].startswith("/v1/models/")
     )
-    code = "model_not_found" if asks_model else problem["code"]
+    code = "model_not_found" if unknown_model else problem["code"]
     body = OpenAIErrorBody(
         message=problem["detail"], type=kind, param=problem.get("field"), code=code
     )
@@ -76,18 +76,18 @@ def _inference(problem: Mapping[str, Any]) -> tuple[int, BaseModel]:
     return problem["status"], InferenceError(error=f"{problem['code']}: {problem['detail']}")
 
 
-_SPEAKERS: dict[str, Callable[[Mapping[str, Any]], tuple[int, BaseModel]]] = {
+_DIALECTS: dict[str, Callable[[Mapping[str, Any]], tuple[int, BaseModel]]] = {
     "/v1": _openai,
     "/tei": _tei,
     "/v2": _inference,
 }
 
 
-def speak(path: str, problem: Mapping[str, Any]) -> Response | None:
-    """The error as the path's protocol has it; None under paths of our own."""
-    for prefix, speaker in _SPEAKERS.items():
+def respond(path: str, problem: Mapping[str, Any]) -> Response | None:
+    """Returns the error in the shape of the path's protocol; None below Anchorage's own paths."""
+    for prefix, dialect in _DIALECTS.items():
         if path == prefix or path.startswith(prefix + "/"):
-            status, body = speaker(problem)
+            status, body = dialect(problem)
             return Response(
                 orjson.dumps(body.model_dump()), status_code=status, media_type="application/json"
             )

@@ -1,27 +1,27 @@
-"""multipart/form-data: a part `request` that holds a JSON body, and files, each of them one of its `inputs`.
+"""multipart/form-data: a part `request` with a JSON body, and parts `inputs`, one file each.
 
-Starlette's form parser is not used: it accepts a body that is cut off, without the file in which it ends.
+Starlette's form parser would accept a truncated body, and drop its last file.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from app.errors import BodyTooLarge, MalformedParts
 
-MEDIA = "multipart/form-data"
-
 #: names of the parts
 REQUEST, FILES = "request", "inputs"
 
-#: parts of one body, and bytes of one part's headers
+#: most parts of one body, and most bytes of one header of a part
 MOST_PARTS = 4_096
-MOST_HEADER_BYTES = 4_096
+MOST_PART_HEADER_BYTES = 4_096
 
 
 class _Parts:
-    """Collects parts as the parser finds them."""
+    """Collects the parts that the parser finds."""
 
     def __init__(self) -> None:
         self.request: bytes | None = None
@@ -35,7 +35,8 @@ class _Parts:
     def on_part_begin(self) -> None:
         self._count += 1
         if self._count > MOST_PARTS:
-            raise BodyTooLarge(f"a body of more than {MOST_PARTS} parts", limit=MOST_PARTS)
+            detail = f"The body has more than {MOST_PARTS} parts, the limit. Split it."
+            raise BodyTooLarge(detail, limit=MOST_PARTS)
         self._headers, self._data = {}, bytearray()
 
     def on_header_begin(self) -> None:
@@ -59,42 +60,51 @@ class _Parts:
         kind, options = parse_options_header(self._headers.get("content-disposition", b""))
         name = options.get(b"name", b"").decode("latin-1")
         if kind != b"form-data" or name not in (REQUEST, FILES):
-            raise MalformedParts(f"expected parts named {REQUEST} and {FILES}, got {name[:100]!r}")
+            raise MalformedParts(
+                f"The body has a part named {name[:100]!r}. Name the parts `{REQUEST}` (the JSON "
+                f"fields) and `{FILES}` (one file each)."
+            )
         if name == FILES:
             self.files.append(bytes(self._data))
         elif self.request is None:
             self.request = bytes(self._data)
         else:
-            raise MalformedParts(f"more than one part named {REQUEST}")
+            raise MalformedParts(f"The body has more than one part named `{REQUEST}`. Send one.")
 
     def on_end(self) -> None:
         self.ended = True
 
     def _grow(self, place: int, data: bytes) -> None:
         self._header[place].extend(data)
-        if len(self._header[place]) > MOST_HEADER_BYTES:
-            raise MalformedParts("a part's header is too long")
+        if len(self._header[place]) > MOST_PART_HEADER_BYTES:
+            raise MalformedParts(
+                f"A header of a part has more than {MOST_PART_HEADER_BYTES} bytes, the limit."
+            )
 
 
 def split(content_type: str, data: bytes | memoryview) -> tuple[bytes, list[bytes]]:
-    """The JSON text of the part `request`, and the files in their order. Raises Malformed, BodyTooLarge."""
+    """Returns the JSON text of the part `request`, and the files in their order.
+
+    Raises MalformedParts, BodyTooLarge.
+    """
     _, options = parse_options_header(content_type)
     boundary = options.get(b"boundary", b"")
     if not 1 <= len(boundary) <= 70:
-        raise MalformedParts("multipart/form-data without a boundary of 1 to 70 characters")
+        raise MalformedParts(
+            "The Content-Type multipart/form-data needs a `boundary` of 1 to 70 characters."
+        )
     parts = _Parts()
-    names = ("on_part_begin", "on_part_data", "on_part_end", "on_header_begin", "on_header_field", "on_header_value",
-             "on_header_end", "on_end")  # fmt: skip
+    callbacks: Any = {name: getattr(parts, name) for name in dir(parts) if name.startswith("on_")}
     try:
-        parser = MultipartParser(boundary, {name: getattr(parts, name) for name in names})  # type: ignore[arg-type]
+        parser = MultipartParser(boundary, callbacks)
         parser.write(bytes(data))
         parser.finalize()
     except (FormParserError, UnicodeDecodeError, ValueError) as error:
         raise MalformedParts(
-            f"the body is not multipart/form-data: {type(error).__name__}"
+            f"The body does not parse as multipart/form-data ({type(error).__name__})."
         ) from None
     if not parts.ended or parts.request is None:
         raise MalformedParts(
-            f"the body has no part named {REQUEST}, or ends before its last boundary"
+            f"The body has no part named `{REQUEST}`, or ends before its last boundary."
         )
     return parts.request, parts.files

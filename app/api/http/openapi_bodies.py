@@ -1,4 +1,4 @@
-"""What the OpenAPI document says beside what FastAPI finds out: bodies that dependencies read, and the problem document."""
+"""Adds to the OpenAPI document the bodies that dependencies read, and the problem document."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 
-from app.api.codecs import arrow, npy
+from app.api.codecs import media_types
 from app.api.http import query_fields
-from app.api.http.bodies import JSON, Reading, read_body, read_call
+from app.api.http.bodies import BodyFormats, read_body, read_call
 from app.api.http.deps import bearer
 from app.api.http.problems import Problem
 from app.api.schemas.fields import Body
@@ -21,25 +21,25 @@ from app.types import Scope
 _BINARY = {
     "type": "string",
     "format": "binary",
-    "description": "a matrix of floats, or record batches with a column of lists of them",
+    "description": "A matrix of floats, or record batches with a column of lists of floats.",
 }
 _COLUMN = {
     "name": "column",
     "in": "query",
     "schema": {
         "type": "string",
-        "description": "Arrow: the column that holds the vectors, if there are several",
+        "description": "Arrow: the column with the vectors, if several hold lists of floats.",
     },
 }
 
-#: what a route's `responses` say of answers in npy and Arrow
-BULK: dict[str, Any] = {
-    "content": {media: {"schema": _BINARY} for media in (npy.MEDIA, arrow.MEDIA)}
+#: a route's `responses` for answers in npy and Arrow
+VECTOR_ANSWERS: dict[str, Any] = {
+    "content": {media: {"schema": _BINARY} for media in (media_types.NPY, media_types.ARROW)}
 }
 
 
 def install(app: FastAPI, routers: Iterable[APIRouter]) -> None:
-    """Have `app.openapi()` describe the request bodies of the routers' routes, and problem documents."""
+    """Make `app.openapi()` describe the request bodies of the routes, and problem documents."""
     make = app.openapi
     bodies = [body for router in routers for body in _bodies(router)]
 
@@ -51,8 +51,8 @@ def install(app: FastAPI, routers: Iterable[APIRouter]) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-#: a route that reads a body, the body's model, and in which forms it comes
-_Read = tuple[APIRoute, type[Body], Reading]
+#: a route that reads a body, the body's model, and its formats
+_Read = tuple[APIRoute, type[Body], BodyFormats]
 
 
 def _complete(document: dict[str, Any], bodies: list[_Read]) -> None:
@@ -64,7 +64,7 @@ def _complete(document: dict[str, Any], bodies: list[_Read]) -> None:
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for name, schema in definitions["$defs"].items():
         if schemas.setdefault(name, schema) != schema:
-            raise RuntimeError(f"two models of the API are called {name}: rename one")
+            raise RuntimeError(f"two models of the API have the name {name}: rename one")
     for route, model, reading in bodies:
         for method in route.methods or ():
             operation = document["paths"][route.path_format][method.lower()]
@@ -72,11 +72,11 @@ def _complete(document: dict[str, Any], bodies: list[_Read]) -> None:
 
 
 def _describe(
-    operation: dict[str, Any], schema: dict[str, Any], model: type[Body], reading: Reading
+    operation: dict[str, Any], schema: dict[str, Any], model: type[Body], reading: BodyFormats
 ) -> None:
-    content: dict[str, Any] = {JSON: {"schema": schema}}
+    content: dict[str, Any] = {media_types.JSON: {"schema": schema}}
     if reading.vectors:
-        content |= {media: {"schema": _BINARY} for media in (npy.MEDIA, arrow.MEDIA)}
+        content |= {media: {"schema": _BINARY} for media in (media_types.NPY, media_types.ARROW)}
         operation.setdefault("parameters", []).append(_COLUMN)
     operation.setdefault("security", [{bearer.scheme_name: [Scope.read.value]}])
     operation["requestBody"] = {"required": True, "content": content}

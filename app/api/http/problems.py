@@ -1,6 +1,6 @@
-"""Errors to application/problem+json (RFC 9457), in one place. Routes raise; this file knows HTTP.
+"""Turns errors into application/problem+json (RFC 9457).
 
-Under the paths of other services' protocols an error has their shape: `app.api.http.error_dialects`.
+Below the paths of other protocols, `app.api.http.error_dialects` gives errors their shapes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from app import errors
+from app.api.codecs import media_types
+from app.api.docs import ERRORS_PATH
 from app.api.http import error_dialects
+from app.api.http.field_errors import CODES, field_of, sentence
 from app.observability import metrics
 
 log = logging.getLogger("anchorage")
 
-MEDIA_TYPE = "application/problem+json"
-
-#: the first class of an error's ancestry found here decides
+#: the status of each family of errors; the nearest base class of an error decides
 STATUS: dict[type[errors.AnchorageError], HTTPStatus] = {
     errors.Unauthenticated: HTTPStatus.UNAUTHORIZED,
     errors.Forbidden: HTTPStatus.FORBIDDEN,
@@ -41,14 +42,11 @@ STATUS: dict[type[errors.AnchorageError], HTTPStatus] = {
     errors.Unavailable: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 
-#: what any route may answer before it looks at the request
+#: most wrong fields that `detail` names; `errors` lists more
+FIELDS_IN_DETAIL = 5
+
+#: what every route may answer before it reads the request
 ANYWHERE = (401, 403, 429, 503)
-
-#: characters of a field's name that a problem shows: the name may be a client's, and as long as its body
-PART_SHOWN = 100
-
-#: pydantic's error types that have a code of their own here; every other one is invalid-request
-CODES = {"extra_forbidden": "unknown-field", "missing": "missing-field"}
 
 
 class FieldError(BaseModel):
@@ -59,9 +57,12 @@ class FieldError(BaseModel):
 
 
 class Problem(BaseModel):
-    """What went wrong (RFC 9457). `code` is stable; `detail` is for people."""
+    """What is wrong (RFC 9457). Programs read `code`, which is stable; people read `detail`."""
 
-    type: str = Field(examples=["urn:anchorage:dimension-mismatch"])
+    type: str = Field(
+        description="A link to the code's section in this server's page of errors.",
+        examples=[f"{ERRORS_PATH}#dimension-mismatch"],
+    )
     title: str
     status: int
     code: str
@@ -72,27 +73,29 @@ class Problem(BaseModel):
     row_count: int | None = Field(None, description="How many rows are at fault.")
     limit: int | None = None
     found: dict[str, Any] | None = Field(
-        None, description="What a translator promises that promises too little."
+        None, description="What the translator promises, if that is too little."
     )
     items: int | None = Field(
-        None, description="How many items a pool has: where its next piece begins."
+        None, description="The number of items in the pool. Its next piece begins there."
     )
     retry_after: int | None = Field(
         None, description="Seconds after which the same request may succeed, as in Retry-After."
     )
     request_id: str | None = Field(
-        None, description="Also in X-Request-ID, and in the service's log."
+        None, description="The request's id in X-Request-ID and in the server's log."
     )
     errors: list[FieldError] | None = None
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI's `responses` for routes that may answer these statuses with a problem."""
-    return _responses(statuses, {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}})
+    """Returns OpenAPI's `responses` for a route that answers problems of these statuses."""
+    return _responses(
+        statuses, {media_types.PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    )
 
 
-def spoken(dialect: type[BaseModel], *statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The same, for routes whose errors have another protocol's shape."""
+def documented_as(dialect: type[BaseModel], *statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Returns the same for a route whose errors have another protocol's shape."""
     return {
         status: {**response, "model": dialect}
         for status, response in _responses(statuses, None).items()
@@ -114,10 +117,10 @@ def _responses(statuses: Sequence[int], content: Any) -> dict[int | str, dict[st
 
 
 def install(app: FastAPI) -> None:
-    """Every error, also those of the framework, leaves as a problem document."""
+    """Answer all errors with problem documents, those of the framework too."""
     app.add_exception_handler(errors.AnchorageError, anchorage_error)
     app.add_exception_handler(RequestValidationError, validation_error)
-    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(HTTPException, _routing_error)
 
 
 def status_of(error: errors.AnchorageError) -> HTTPStatus:
@@ -128,9 +131,9 @@ def status_of(error: errors.AnchorageError) -> HTTPStatus:
 
 
 def problem(request: Request, status: HTTPStatus, code: str, detail: str, **more: Any) -> Response:
-    """The response; members without a value are left out."""
+    """Returns the response, without the members that are None."""
     body = {
-        "type": f"urn:anchorage:{code}",
+        "type": f"{request.scope.get('root_path', '')}{ERRORS_PATH}#{code}",
         "title": status.phrase,
         "status": status.value,
         "code": code,
@@ -139,8 +142,8 @@ def problem(request: Request, status: HTTPStatus, code: str, detail: str, **more
         "request_id": getattr(request.state, "request_id", None),
         **{name: value for name, value in more.items() if value is not None},
     }
-    response = error_dialects.speak(request.url.path, body) or Response(
-        orjson.dumps(body), status_code=status, media_type=MEDIA_TYPE
+    response = error_dialects.respond(request.url.path, body) or Response(
+        orjson.dumps(body), status_code=status, media_type=media_types.PROBLEM
     )
     if "retry_after" in body:
         response.headers["Retry-After"] = str(body["retry_after"])
@@ -150,8 +153,8 @@ def problem(request: Request, status: HTTPStatus, code: str, detail: str, **more
 
 
 def respond(request: Request, error: errors.AnchorageError) -> Response:
-    """The problem document of an error, counted."""
-    metrics.REFUSED.labels(error.code).inc()
+    """Counts the error and returns its problem document."""
+    metrics.REFUSALS.labels(error.code).inc()
     return problem(
         request,
         status_of(error),
@@ -163,7 +166,7 @@ def respond(request: Request, error: errors.AnchorageError) -> Response:
 
 
 async def anchorage_error(request: Request, error: Exception) -> Response:
-    """The answer to an error of ours."""
+    """Returns the answer to an AnchorageError that a route raised."""
     assert isinstance(error, errors.AnchorageError)
     if isinstance(error, errors.EncoderUnavailable) and error.__cause__ is not None:
         log.warning("%s: %s", error.code, error.detail, exc_info=error.__cause__)
@@ -173,42 +176,40 @@ async def anchorage_error(request: Request, error: Exception) -> Response:
 
 
 async def validation_error(request: Request, error: Exception) -> Response:
-    """The answer to a body whose fields are wrong."""
+    """Returns the answer to a request with wrong fields."""
     assert isinstance(error, RequestValidationError)
+    items = error.errors()
     found = [
-        FieldError(field=_dotted(item["loc"]), message=item["msg"])
-        for item in error.errors()[: errors.ROWS_SHOWN]
+        FieldError(field=field_of(item), message=sentence(item))
+        for item in items[: errors.ROWS_SHOWN]
     ]
-    code = CODES.get(error.errors()[0]["type"], "invalid-request")
-    detail = "; ".join(f"{item.field}: {item.message}" for item in found[:5])
     return problem(
         request,
         HTTPStatus.UNPROCESSABLE_ENTITY,
-        code,
-        detail,
+        CODES.get(items[0]["type"], "invalid-request"),
+        " ".join(item.message for item in found[:FIELDS_IN_DETAIL]),
         field=found[0].field,
-        errors=[item.model_dump() for item in found[: errors.ROWS_SHOWN]],
+        errors=[item.model_dump() for item in found],
     )
 
 
-def _dotted(location: tuple[int | str, ...]) -> str:
-    """('body', 'options', 'delta') -> 'options.delta'; a part that a client made long is cut."""
-    return ".".join(str(part)[:PART_SHOWN] for part in location[1:]) or str(location[0])
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    """An unknown path or verb: the framework raises this for nothing else here."""
+async def _routing_error(request: Request, error: Exception) -> Response:
+    """Returns the answer to an unknown path or method, the framework's only HTTPExceptions here."""
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
-    detail = f"{request.method} {request.url.path} is no call of this service: /docs lists them all"
+    path = request.url.path
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        detail = f"The path {path} does not accept {request.method}. See /docs for all routes."
+    else:
+        detail = f"The path {path} does not exist. See /docs for all routes."
     response = problem(request, status, status.phrase.lower().replace(" ", "-"), detail)
     response.headers.update(error.headers or {})
     return response
 
 
 def internal(request: Request, error: Exception) -> Response:
-    """A fault of ours: the client gets an id that the log has too, and nothing of the inside."""
+    """Logs a fault of the service and returns an answer that names only the log's id for it."""
     incident = getattr(request.state, "request_id", None) or uuid4().hex
     log.error("incident %s at %s %s", incident, request.method, request.url.path, exc_info=error)
-    detail = f"the service failed; its log has the reason under {incident}"
+    detail = f"The service failed. Its log has the cause under the request id {incident}."
     return problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, "internal", detail)

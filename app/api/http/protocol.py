@@ -1,4 +1,4 @@
-"""HTTP as uvicorn speaks it, with a bound on what comes before, between and after bodies: uvicorn's own has none."""
+"""uvicorn's HTTP/1.1 protocol, with limits for heads and trailers, which uvicorn lacks."""
 
 from __future__ import annotations
 
@@ -10,34 +10,35 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from app.api.http import connections
-from app.api.http.connections import Connections, most_connections
+from app.api.docs import ERRORS_PATH
+from app.api.http.limits import connections
+from app.api.http.limits.connections import Connections, most_connections
 from app.observability import metrics
 
-#: the request line, the headers, and whatever a chunked body brings along that is no body
+#: most bytes of the request line, the headers and the parts of a chunked body that are not data
 HEAD_BYTES = 64 * 1024
 
-#: the request line's address
+#: most bytes of the address in the request line
 ADDRESS_BYTES = 32 * 1024
 
-#: connections of this process, unless the server says otherwise
-CONNECTIONS = Connections(most_connections(None))
+#: the connections of this process, unless the server sets others
+PROCESS_CONNECTIONS = Connections(most_connections(None))
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """A client that sends more than `HEAD_BYTES` of anything but body is told so, and its connection closed."""
+    """Answers a client that sends more than HEAD_BYTES outside bodies, and hangs up."""
 
-    #: bytes since the last that were worth something: a whole head, or some body
+    #: bytes since the last complete head or part of a body
     _idle = 0
-    #: bytes of this request's address, and of its address, headers and trailers
+    #: bytes of this request's address; and of its address, headers and trailers
     _address = _head = 0
-    #: whether this request's head is whole: what comes later are trailers, which nobody reads
+    #: whether this request's head is complete; headers after it are trailers, which are dropped
     _whole_head = False
-    _wrong = "this is not HTTP/1.1"
+    _wrong = "The request is not valid HTTP/1.1."
     #: when the head is due
     _due: asyncio.TimerHandle | None = None
 
-    def __init__(self, *args: Any, held: Connections = CONNECTIONS, **more: Any) -> None:
+    def __init__(self, *args: Any, held: Connections = PROCESS_CONNECTIONS, **more: Any) -> None:
         super().__init__(*args, **more)
         self._held = held
 
@@ -46,7 +47,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._held.add(self):
             self._expect_head()
         else:
-            metrics.REFUSED.labels("too-many-connections").inc()
+            metrics.REFUSALS.labels("too-many-connections").inc()
             self.hang_up()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -55,11 +56,11 @@ class BoundedHttp(HttpToolsProtocol):
         self._stop_waiting()
 
     def hang_up(self) -> None:
-        """Close the connection at once."""
+        """Closes the connection at once."""
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Count before parsing; what parses resets the count."""
+        """Counts bytes before they are parsed; complete heads and bodies reset the count."""
         self._idle += len(data)
         super().data_received(data)
         if self._idle > HEAD_BYTES and not self.transport.is_closing():
@@ -68,32 +69,32 @@ class BoundedHttp(HttpToolsProtocol):
             self._expect_head()
 
     def on_message_begin(self) -> None:
-        """A new request has headers of its own."""
+        """Starts the counts of a new request."""
         self._head = self._address = 0
         self._whole_head = False
         super().on_message_begin()
-        # For the edge: a transport that is only closed waits for a client that does not read.
+        # For AdmissionMiddleware: close() would wait for a client that does not read.
         self.scope["state"].update(hang_up=self.transport.abort, close=self.transport.close)
         self.scope["state"]["refused"] = partial(self._held.wait, self)
 
     def on_url(self, url: bytes) -> None:
-        """Some of the address. What is raised here ends the parsing."""
+        """Counts a part of the address. An exception ends the parsing."""
         self._address += len(url)
         self._head += len(url)
         if self._address > ADDRESS_BYTES:
-            raise ValueError("too long an address")
+            raise ValueError("the address is too long")
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header, or a trailer. What is raised here ends the parsing."""
+        """Counts a header or a trailer. An exception ends the parsing."""
         self._head += len(name) + len(value)
         if self._head > HEAD_BYTES:
-            raise ValueError("too many headers")
+            raise ValueError("the headers are too long")
         if not self._whole_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The head is whole. What is raised here ends the parsing."""
+        """Checks the complete head. An exception ends the parsing."""
         self._idle = 0
         self._whole_head = True
         self._check_head()
@@ -102,13 +103,13 @@ class BoundedHttp(HttpToolsProtocol):
         self._stop_waiting()
 
     def on_response_complete(self) -> None:
-        """An answer is sent; another request may have come meanwhile."""
+        """Lets the connection wait, unless another request has already arrived."""
         super().on_response_complete()
         if self.cycle.response_complete:
             self._held.wait(self)
 
     def _check_head(self) -> None:
-        """Raises ValueError for what a proxy may read in another way than this server does."""
+        """Raises ValueError for a head that a proxy may understand differently."""
         old = self.parser.get_http_version() != "1.1"
         hosts, encodings, length = 0, [], b"0"
         for name, value in self.headers:
@@ -119,15 +120,14 @@ class BoundedHttp(HttpToolsProtocol):
             elif name == b"content-length":
                 length = value
         if hosts > 1 or (hosts == 0 and not old):
-            self._wrong = f"a request of HTTP/1.1 has one Host header, and this one has {hosts}"
+            self._wrong = f"A request must have one Host header. This one has {hosts}."
         elif encodings and (old or encodings != [b"chunked"]):
-            self._wrong = "the only Transfer-Encoding is chunked, of HTTP/1.1"
-        elif self.parser.should_upgrade() and (
-            encodings or length.strip(b"0")
-        ):  # the parser would read no body
             self._wrong = (
-                "a request with a body and an Upgrade: send it as HTTP/1.1, without Upgrade"
+                "The only Transfer-Encoding that this server reads is chunked, in HTTP/1.1."
             )
+        elif self.parser.should_upgrade() and (encodings or length.strip(b"0")):
+            # The parser would not read the body.
+            self._wrong = "A request with a body cannot have an Upgrade header. Remove Upgrade."
         else:
             return
         raise ValueError(self._wrong)
@@ -143,7 +143,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         self._due = None
-        metrics.REFUSED.labels("head-too-slow").inc()
+        metrics.REFUSALS.labels("head-too-slow").inc()
         self.hang_up()
 
     def on_body(self, body: bytes) -> None:
@@ -155,16 +155,16 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Say what was wrong as a problem document, if nothing has been answered yet, and hang up."""
+        """Sends a problem document, unless an answer has begun, and closes the connection."""
         if self._address > ADDRESS_BYTES:
             status, code = HTTPStatus.REQUEST_URI_TOO_LONG, "address-too-long"
-            detail = f"an address of more than {ADDRESS_BYTES} bytes: a query of this size belongs into the body"
+            detail = f"The address has more than {ADDRESS_BYTES} bytes. Send the data in the body."
         elif max(self._idle, self._head) > HEAD_BYTES:
             status, code = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "headers-too-large"
-            detail = f"more than {HEAD_BYTES} bytes of headers, address or trailers"
+            detail = f"The address, headers and trailers have more than {HEAD_BYTES} bytes."
         else:
             status, code, detail = HTTPStatus.BAD_REQUEST, "malformed-http", self._wrong
-        metrics.REFUSED.labels(code).inc()
+        metrics.REFUSALS.labels(code).inc()
         _hang_up(
             self.transport,
             _problem(status, code, detail),
@@ -173,7 +173,7 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 def _hang_up(transport: asyncio.Transport, answer: bytes, *, begun: bool) -> None:
-    """A request that is being answered already cannot get another answer."""
+    """Sends the answer and closes the connection; aborts it if another answer has begun."""
     if begun:
         transport.abort()
         return
@@ -183,12 +183,17 @@ def _hang_up(transport: asyncio.Transport, answer: bytes, *, begun: bool) -> Non
 
 def _problem(status: HTTPStatus, code: str, detail: str) -> bytes:
     about = {
-        "type": f"urn:anchorage:{code}",
+        "type": f"{ERRORS_PATH}#{code}",
         "title": status.phrase,
         "status": status.value,
         "code": code,
         "detail": detail,
     }
     body = json.dumps(about).encode()
-    head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/problem+json\r\ncontent-length: {len(body)}\r\n"
-    return head.encode() + b"connection: close\r\n\r\n" + body
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\n"
+        "content-type: application/problem+json\r\n"
+        f"content-length: {len(body)}\r\n"
+        "connection: close\r\n\r\n"
+    )
+    return head.encode() + body

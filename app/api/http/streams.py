@@ -1,7 +1,7 @@
-"""Vectors of any number, answered while they come: npy in blocks, Arrow batch by batch, in memory for a few of them.
+"""Answers streams of vectors while they arrive: npy in blocks, Arrow batch by batch.
 
-The client reads while it sends. What is wrong with the first rows is answered as a problem; what is wrong later ends the answer
-after the last good rows, without its proper end, which HTTP clients report.
+The client reads while it sends. An error in the first rows is answered as a problem. A later error
+ends the answer after the last good rows without its proper end, which HTTP clients report.
 """
 
 from __future__ import annotations
@@ -21,24 +21,23 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 from torch import Tensor
 
-from app.api.codecs import arrow, npy
-from app.api.http.admission import HangUp
-from app.api.http.answers import BYTES, TORCH, accepts, flags, headers, metadata
-from app.api.http.bodies import (
-    BODY_BYTES_PER_S,
-    BODY_S,
-    declared_length,
-    media_of,
-    next_piece,
-    refuse_encoded,
+from app.api.codecs import arrow, arrow_answers, arrow_messages, media_types, npy
+from app.api.http.answer_sender import HangUp
+from app.api.http.answers import (
+    DTYPE_BYTES,
+    TORCH_DTYPES,
+    accepts,
+    describe_in_headers,
+    describe_in_texts,
+    flags,
 )
+from app.api.http.body_reading import BodyReader, declared_length, media_of, refuse_encoded
 from app.api.schemas.fields import Dtype
 from app.errors import (
     AnchorageError,
     BadArrow,
     BadNpy,
     BodyTooLarge,
-    BodyTooSlow,
     DimensionMismatch,
     EmptyVectors,
     NotAcceptable,
@@ -46,7 +45,7 @@ from app.errors import (
     UnsupportedMedia,
     blaming,
 )
-from app.maths.translators.translator import Precision
+from app.maths.translators.translator import ProductPrecision
 from app.observability import metrics
 from app.services.context import Services
 from app.services.request_context import RequestContext
@@ -54,113 +53,70 @@ from app.services.serving import products
 from app.services.serving.maps import ServedMap
 from app.services.serving.products import Running
 
-#: what npy is read and answered in
+#: size of the blocks in which npy is read and answered
 BLOCK_BYTES = 8 * 2**20
 
-#: blocks that are in memory at once: read, multiplied, sent
-HELD = 3
+#: blocks in memory at once: one is read, one multiplied, one sent
+BLOCKS_IN_MEMORY = 3
 
-#: Arrow messages above this are read in a thread, so that the others need not wait for it
-INLINE_BYTES = 16 * 1024
-
-#: how long the rest of a body is thrown away for, so that the client receives what was answered
-DISCARD_S = 10
+#: larger Arrow messages are read in a thread, so that other requests need not wait
+INLINE_MESSAGE_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What answers a stream, and how; `about`: what is said of it beside what serves it."""
+class StreamPlan:
+    """How to answer a stream.
+
+    about  further members of the answer's description
+    """
 
     services: Services
     context: RequestContext
     served: ServedMap
     dtype: Dtype
-    precision: Precision
+    precision: ProductPrecision
     what: str
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class _Block:
-    """Rows on their way; of Arrow, with the batch that they came in."""
+    """Rows in progress, with the Arrow batch that they came in."""
 
     running: Running
     start: int
     batch: pa.RecordBatch | None = None
 
 
-class _Feed:
-    """A body as it comes. Raises BodyTooLarge, BodyTooSlow, Malformed."""
+async def respond(request: Request, plan: StreamPlan) -> Response:
+    """Returns the streamed answer, which raises further errors while it is sent.
 
-    def __init__(self, request: Request, limit: int) -> None:
-        self._request, self._limit = request, limit
-        self._left = memoryview(b"")
-        self._seen = 0
-        self.more = True
-
-    async def read(self, size: int) -> memoryview:
-        """So many bytes, or what is left of the body."""
-        view = memoryview(bytearray(size))
-        return view[: await self.fill(view)]
-
-    async def fill(self, view: memoryview) -> int:
-        """Write to all of `view`, or as far as the body goes; returns how far."""
-        end = 0
-        try:
-            async with asyncio.timeout(BODY_S + len(view) / BODY_BYTES_PER_S):
-                while end < len(view) and (self._left or self.more):
-                    if not self._left:
-                        await self._next()
-                    size = min(len(self._left), len(view) - end)
-                    view[end : end + size] = self._left[:size]
-                    self._left = self._left[size:]
-                    end += size
-        except TimeoutError:
-            raise BodyTooSlow("the next rows did not arrive in time") from None
-        return end
-
-    async def discard(self) -> None:
-        """Throw away what still comes, for a while, and however much it is: a client that is cut off loses what it was sent."""
-        try:
-            async with asyncio.timeout(DISCARD_S):
-                while self.more:
-                    _, self.more = await next_piece(self._request)
-        except (TimeoutError, AnchorageError):
-            pass
-
-    async def _next(self) -> None:
-        data, self.more = await next_piece(self._request)
-        self._seen += len(data)
-        if self._seen > self._limit:
-            raise BodyTooLarge(
-                f"a stream of more than {self._limit} bytes, which is what is allowed",
-                limit=self._limit,
-            )
-        self._left = memoryview(data)
-
-
-async def respond(request: Request, plan: Plan) -> Response:
-    """Raises UnsupportedMedia, NotAcceptable and BodyTooLarge; the rest while it is sent."""
+    Raises UnsupportedMedia, NotAcceptable and BodyTooLarge.
+    """
     media = media_of(request)
-    if media not in (npy.MEDIA, arrow.MEDIA):
+    if media not in media_types.VECTORS:
         raise UnsupportedMedia(
-            f"stream=true is for bodies of {npy.MEDIA} or {arrow.MEDIA}, got {media or 'no content type'}"
+            f"`stream=true` does not read {media[:100] or 'a body without a Content-Type'}. "
+            f"Send {media_types.NPY} or {media_types.ARROW}."
         )
     refuse_encoded(request)
     if not accepts(", ".join(request.headers.getlist("accept")), media):
-        raise NotAcceptable(f"a stream is answered as it comes: as {media}", field="Accept")
+        raise NotAcceptable(
+            f"A stream has the format of its body. Accept {media}, or remove the Accept header.",
+            field="Accept",
+        )
     limit = request.app.state.admission.max_stream_bytes
     declared_length(request, limit)
-    feed = _Feed(request, limit)
-    return _NpyStream(plan, feed) if media == npy.MEDIA else _ArrowStream(plan, feed, request)
+    body = BodyReader(request, limit)
+    return _NpyStream(plan, body) if media == media_types.NPY else _ArrowStream(plan, body, request)
 
 
-class _Stream(Response):
+class _StreamedAnswer(Response):
     """An answer that is computed while it is sent."""
 
     media: str
 
-    def __init__(self, plan: Plan, feed: _Feed) -> None:
+    def __init__(self, plan: StreamPlan, body: BodyReader) -> None:
         super().__init__(b"", media_type=self.media)
         del self.headers["Content-Length"]
         served = plan.served
@@ -170,9 +126,9 @@ class _Stream(Response):
             "options": dict(served.options or {}),
             **plan.about,
         }
-        self.headers.update(headers(about))
-        self.about = metadata(about)
-        self.plan, self.feed = plan, feed
+        self.headers.update(describe_in_headers(about))
+        self.about = describe_in_texts(about)
+        self.plan, self.source = plan, body
         self._rows = 0
         self._room = 0
 
@@ -186,24 +142,24 @@ class _Stream(Response):
                     begun = await self._send(send, waiting, begun)
                 previous = block
             if previous is None:
-                raise EmptyVectors("expected at least one vector", field="vectors")
+                raise EmptyVectors("The stream has no rows. Send at least one.", field="vectors")
             waiting, previous = previous, None
             begun = await self._send(send, waiting, begun)
             await send({"type": "http.response.body", "body": self._end()})
         except AnchorageError as error:
             if not begun:
                 raise
-            if previous is not None:  # good rows that wait for those that are wrong
+            if previous is not None:  # good rows before the wrong ones
                 with suppress(AnchorageError):
                     await self._send(send, previous, begun)
-            await self.feed.discard()
-            rows = f", rows {error.rows}" if error.rows else ""
-            raise HangUp(f"after {self._rows} rows: {error.code}: {error.detail}{rows}") from None
+            await self.source.discard()
+            rows = f" (rows {error.rows})" if error.rows else ""
+            raise HangUp(f"after {self._rows} rows, {error.code}: {error.detail}{rows}") from None
         finally:
             metrics.BATCH_VECTORS.labels(f"{self.plan.what}-stream").observe(self._rows)
 
     async def _send(self, send: Send, block: _Block, begun: bool) -> bool:
-        """The rows of a block, once they are there; the answer begins with the first."""
+        """Sends the rows of a block, and before the first block the head; returns True."""
         await block.running.wait()
         with blaming(self.plan.served.reads, rows_from=block.start):
             block.running.result()
@@ -217,21 +173,24 @@ class _Stream(Response):
     def _begin(
         self, vectors: Tensor, start: int, size: int, batch: pa.RecordBatch | None = None
     ) -> _Block:
-        """Multiply the vectors of a block that took `size` bytes."""
+        """Starts the product of a block that took `size` bytes."""
         plan = self.plan
         reads, makes = plan.served.dims
         if vectors.shape[1] != reads:
-            raise DimensionMismatch(
-                f"expected vectors of dimension {reads}, got {vectors.shape[1]}",
-                field=plan.served.reads,
-            )
-        out = torch.empty(len(vectors), makes, dtype=TORCH[plan.dtype])
-        self._make_room(HELD * (size + out.nbytes))
+            raise self._wrong_dimension(vectors.shape[1])
+        out = torch.empty(len(vectors), makes, dtype=TORCH_DTYPES[plan.dtype])
+        self._make_room(BLOCKS_IN_MEMORY * (size + out.nbytes))
         with blaming(plan.served.reads, rows_from=start):
             running = products.begin(
                 plan.services, plan.served.product, vectors, out, plan.precision
             )
         return _Block(running, start, batch)
+
+    def _wrong_dimension(self, dim: int) -> DimensionMismatch:
+        served = self.plan.served
+        return DimensionMismatch(
+            f"The vectors must have {served.dims[0]} numbers, and have {dim}.", field=served.reads
+        )
 
     def _make_room(self, size: int) -> None:
         if size > self._room:
@@ -248,8 +207,8 @@ class _Stream(Response):
         return b""
 
 
-class _NpyStream(_Stream):
-    media = npy.MEDIA
+class _NpyStream(_StreamedAnswer):
+    media = media_types.NPY
 
     async def _blocks(self) -> AsyncIterator[_Block]:
         found = await self._header()
@@ -257,46 +216,48 @@ class _NpyStream(_Stream):
         makes = self.plan.served.dims[1]
         self._head: bytes | None = npy.header(count, makes, self.plan.dtype)
         self.headers["Content-Length"] = str(
-            len(self._head) + count * makes * BYTES[self.plan.dtype]
+            len(self._head) + count * makes * DTYPE_BYTES[self.plan.dtype]
         )
         numbers = self.plan.services.limits.numbers
         step = max(
             1,
             min(
-                BLOCK_BYTES // max(dim * dtype.itemsize, makes * BYTES["float32"]), numbers // makes
+                BLOCK_BYTES // max(dim * dtype.itemsize, makes * DTYPE_BYTES["float32"]),
+                numbers // makes,
             ),
         )
         for start in range(0, count, step):
             rows = min(step, count - start)
             data = np.empty(rows * dim * dtype.itemsize, np.uint8)
-            if await self.feed.fill(memoryview(data.data)) < len(data):
+            if await self.source.fill(memoryview(data.data)) < len(data):
                 raise BadNpy(
-                    f"the header says {count} vectors, and the body ends within vector {start} or later",
+                    f"The npy header declares {count} vectors, but the body ends within the "
+                    f"{rows} vectors after vector {start}.",
                     field="vectors",
                 )
-            if start + rows == count and len(
-                await self.feed.read(1)
-            ):  # or the answer would be whole
+            # Checked before the last block is sent: the answer would otherwise be complete.
+            if start + rows == count and len(await self.source.read(1)):
                 raise BadNpy(
-                    f"the body goes on after the {count} vectors of its header", field="vectors"
+                    f"The body continues after the {count} vectors that its npy header declares.",
+                    field="vectors",
                 )
             yield self._begin(
                 npy.as_tensor(data.view(dtype).reshape(rows, dim)), start, data.nbytes
             )
 
     async def _header(self) -> npy.Header:
-        data = bytes(await self.feed.read(12))
+        data = bytes(await self.source.read(12))
         size = npy.header_size(data)
-        data += bytes(await self.feed.read(size - len(data)))
+        data += bytes(await self.source.read(size - len(data)))
         found = npy.read_header(data)
         if found.columns_first:
-            raise BadNpy("columns first: such a file cannot be streamed", field="vectors")
+            raise BadNpy(
+                "The npy file is in Fortran order and cannot be streamed. Save it in C order.",
+                field="vectors",
+            )
         reads = self.plan.served.dims[0]
         if found.shape[1] != reads:
-            raise DimensionMismatch(
-                f"expected vectors of dimension {reads}, got {found.shape[1]}",
-                field=self.plan.served.reads,
-            )
+            raise self._wrong_dimension(found.shape[1])
         return found
 
     def _parts(self, block: _Block) -> list[Any]:
@@ -306,14 +267,14 @@ class _NpyStream(_Stream):
         return parts
 
 
-class _ArrowStream(_Stream):
-    media = arrow.MEDIA
+class _ArrowStream(_StreamedAnswer):
+    media = media_types.ARROW
 
-    def __init__(self, plan: Plan, feed: _Feed, request: Request) -> None:
-        super().__init__(plan, feed)
+    def __init__(self, plan: StreamPlan, body: BodyReader, request: Request) -> None:
+        super().__init__(plan, body)
         self._column = request.query_params.get("column")
         self._limit = request.app.state.admission.max_body_bytes
-        self._sink = arrow.Sink()
+        self._sink = arrow_answers.Sink()
         self._writer: ipc.RecordBatchStreamWriter | None = None
 
     async def _blocks(self) -> AsyncIterator[_Block]:
@@ -321,51 +282,51 @@ class _ArrowStream(_Stream):
         while (message := await self._message()) is not None:
             frame, data = message
             self._check_rows(frame)
-            if len(data) + reader.dictionaries.unread > INLINE_BYTES:
+            if len(data) + reader.dictionaries.unread > INLINE_MESSAGE_BYTES:
                 batch = await run_in_threadpool(reader.add, frame, data)
             else:
                 batch = reader.add(frame, data)
-                await asyncio.sleep(
-                    0
-                )  # what has come already is read without a wait: let the others have a turn
-            if frame.kind == arrow.SCHEMA:
+                await asyncio.sleep(0)  # messages that have arrived are read without other pauses
+            if frame.kind == arrow_messages.SCHEMA:
                 self._open(reader)
             if batch is not None and batch.num_rows:
                 vectors = arrow.matrix(batch, reader.place, data, start)
                 yield self._begin(vectors, start, len(data) + reader.dictionaries.held, batch)
                 start += batch.num_rows
 
-    def _check_rows(self, frame: arrow.Frame) -> None:
-        """Raises TooManyVectors."""
+    def _check_rows(self, frame: arrow_messages.Frame) -> None:
+        """Raises TooManyVectors for a batch whose answer would be too large."""
         most = self.plan.services.limits.numbers // self.plan.served.dims[1]
-        if frame.kind == arrow.BATCH and frame.rows > most:
+        if frame.kind == arrow_messages.BATCH and frame.rows > most:
             raise TooManyVectors(
-                f"{frame.rows} vectors in one batch, {most} are allowed",
+                f"A record batch has {frame.rows} vectors, and the limit is {most}. Send smaller "
+                "batches.",
                 field="vectors",
                 limit=most,
             )
 
-    async def _message(self) -> tuple[arrow.Frame, memoryview] | None:
-        """The next message, or None at the stream's end."""
-        head = bytes(await self.feed.read(arrow.FRAME_BYTES))
+    async def _message(self) -> tuple[arrow_messages.Frame, memoryview] | None:
+        """Returns the next message; None at the stream's end."""
+        head = bytes(await self.source.read(arrow_messages.FRAME_BYTES))
         if not head:
             return None
-        head += bytes(await self.feed.read(arrow.metadata_size(head)))
-        frame = arrow.next_frame(head, 0)
+        head += bytes(await self.source.read(arrow_messages.metadata_size(head)))
+        frame = arrow_messages.next_frame(head, 0)
         if frame is None:
-            raise BadArrow("the stream ends within a message", field="vectors")
-        if frame.kind == arrow.END_OF_STREAM:
-            await self.feed.discard()
+            raise BadArrow("The Arrow stream ends within a message.", field="vectors")
+        if frame.kind == arrow_messages.END_OF_STREAM:
+            await self.source.discard()
             return None
         if frame.end > self._limit:
             raise BodyTooLarge(
-                f"a record batch of {frame.end} bytes, {self._limit} are allowed: send smaller ones",
+                f"A record batch has {frame.end} bytes, and the limit is {self._limit}. Send "
+                "smaller batches.",
                 limit=self._limit,
             )
         whole = np.empty(frame.end, np.uint8).data
         whole[: len(head)] = head
-        if await self.feed.fill(whole[len(head) :]) < frame.end - len(head):
-            raise BadArrow("the stream ends within a message", field="vectors")
+        if await self.source.fill(whole[len(head) :]) < frame.end - len(head):
+            raise BadArrow("The Arrow stream ends within a message.", field="vectors")
         return frame, whole
 
     def _open(self, reader: arrow.Reader) -> None:
@@ -374,23 +335,23 @@ class _ArrowStream(_Stream):
         kind = pa.list_(
             pa.float32() if plan.dtype == "float32" else pa.float16(), plan.served.dims[1]
         )
-        columns = {arrow.vector_name(schema, place): kind, arrow.FLAG: pa.string()}
+        columns = {arrow_answers.vector_name(schema, place): kind, arrow_answers.FLAG: pa.string()}
         self._place = place
-        self._schema = arrow.answer_schema(schema, place, columns, self.about)
+        self._schema = arrow_answers.answer_schema(schema, place, columns, self.about)
         self._writer = ipc.new_stream(pa.PythonFile(self._sink, mode="w"), self._schema)
 
     def _parts(self, block: _Block) -> list[Any]:
         made = block.running.output
         columns = [
-            arrow.vectors_array(made.vectors),
-            arrow.flags_array(len(made.vectors), flags(made.at_mean, made.outside)),
+            arrow_answers.vectors_array(made.vectors),
+            arrow_answers.flags_array(len(made.vectors), flags(made.at_mean, made.outside)),
         ]
         assert self._writer is not None
         self._writer.write_batch(
-            arrow.answer_batch(self._schema, block.batch, self._place, columns)
+            arrow_answers.answer_batch(self._schema, block.batch, self._place, columns)
         )
         parts, self._sink.parts = self._sink.parts, []
         return parts
 
     def _end(self) -> bytes:
-        return arrow.END
+        return arrow_messages.END

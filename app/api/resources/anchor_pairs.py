@@ -1,4 +1,4 @@
-"""/anchor-sets/{name}/pairs: where a bootstrap found the anchors of a set that it made."""
+"""/anchor-sets/{name}/pairs: the items that a bootstrap paired."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from app.api.codecs import arrow
+from app.api.codecs import arrow_answers, media_types
+from app.api.codecs.media_types import JSON
 from app.api.http import answers
-from app.api.http.bodies import JSON
 from app.api.http.deps import PathName, Reads, Svc
 from app.api.http.problems import documented
 from app.api.schemas import fields
@@ -20,29 +20,29 @@ from app.services.anchors import anchor_sets
 
 router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"])
 
-#: rows of one answer
-MOST_ROWS = 10_000
+MAX_PAIRS_PER_PAGE = 10_000
 
-#: an answer's forms
-MEDIA = (JSON, arrow.MEDIA)
+PAIRS_MEDIA = (JSON, media_types.ARROW)
 
 
-class Pairs(BaseModel):
-    """Anchors in their order."""
+class AnchorPairsOut(BaseModel):
+    """The pairs in the order of the anchors."""
 
     pairs: list[tuple[int, int]] = Field(
-        description="row of the source's pool, row of the target's"
+        description="[row of the source's pool, row of the target's pool], from 0."
     )
     confidence: list[float | None] = Field(
-        description="estimated probability that they are one item; null without an estimate"
+        description="Estimated probability that each pair is the same item, 0 to 1. "
+        "Null without an estimate."
     )
 
 
 @router.get(
     "/{name}/pairs",
-    response_model=Pairs,
+    summary="List bootstrapped pairs",
+    response_model=AnchorPairsOut,
     responses={
-        200: {"content": {arrow.MEDIA: {"schema": {"type": "string", "format": "binary"}}}},
+        200: {"content": {media_types.ARROW: {"schema": {"type": "string", "format": "binary"}}}},
         **documented(404, 406, 409, 422),
     },
 )
@@ -52,25 +52,29 @@ def get_pairs(
     services: Svc,
     project: Reads,
     after: Annotated[
-        int, Query(ge=-1, description="Rows after this one; the last row of the page before.")
+        int, Query(ge=-1, description="Number of the last anchor on the previous page, from 0.")
     ] = -1,
-    limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 1_000,
+    limit: Annotated[
+        int, Query(ge=1, le=MAX_PAIRS_PER_PAGE, description="Largest number of pairs to return.")
+    ] = 1_000,
 ) -> Response:
-    """Which items of the two pools each anchor is, and how sure that is; of a set that `POST /bootstrap` made."""
-    media = answers.preferred(request, JSON, MEDIA)
+    """Returns the rows of the two pools behind each anchor of a set from `POST /bootstrap`."""
+    media = answers.preferred_media(request, JSON, PAIRS_MEDIA)
     pairs, confidence = anchor_sets.load_pairs(services, project, name)
     start = min(after + 1, len(pairs))
     page = slice(start, start + limit)
-    return _written(media, pairs[page], confidence[page])
+    return _respond(media, pairs[page], confidence[page])
 
 
-def _written(media: str, pairs: Tensor, confidence: Tensor) -> Response:
-    sure = confidence.numpy()
+def _respond(media: str, pairs: Tensor, confidence: Tensor) -> Response:
+    probabilities = confidence.numpy()
     if media == JSON:
-        return fields.respond({"pairs": pairs.numpy(), "confidence": sure})  # what is nan is null
+        return fields.respond_json(
+            {"pairs": pairs.numpy(), "confidence": probabilities}
+        )  # NaN becomes null
     rows = {
         name: pa.array(np.ascontiguousarray(pairs[:, side]))
         for side, name in enumerate(("source_row", "target_row"))
     }
-    columns = {**rows, "confidence": pa.array(sure, from_pandas=True)}  # the same
-    return answers.PartsResponse(arrow.write(None, columns, {}), arrow.MEDIA)
+    columns = {**rows, "confidence": pa.array(probabilities, from_pandas=True)}  # NaN becomes null
+    return answers.PartsResponse(arrow_answers.write(None, columns, {}), media_types.ARROW)

@@ -1,4 +1,4 @@
-"""/anchor-sets/{name}/report, suggest and drift: what a set is worth, what to add, and whether an encoder has changed."""
+"""/anchor-sets/{name}/report, suggest and drift: how good a set is, and how to improve it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.api.http.deps import PathName, ReadContext, Reads, Svc
 from app.api.http.problems import documented
 from app.api.schemas.fields import Body, InputsBody, Name, Vectors
 from app.maths.anchors import mismatch, value_facts
-from app.maths.anchors.health import LISTED
+from app.maths.anchors.health import MOST_LISTED_ROWS
 from app.services.anchors import anchor_findings, anchor_reports, drift
 from app.services.anchors.anchor_reports import MOST_SUGGESTED
 from app.services.anchors.drift import DEFAULT_REEMBEDDED, MOST_REEMBEDDED, DriftReport
@@ -21,97 +21,120 @@ from app.services.anchors.drift import DEFAULT_REEMBEDDED, MOST_REEMBEDDED, Drif
 router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"])
 
 
-class Outlier(BaseModel):
-    """A row that stands out by its length, or by its distance from the mean: robust standard deviations from the median."""
+class OutlierOut(BaseModel):
+    """A row with an unusual length, or an unusual distance from the mean.
 
-    row: int
-    length: float
-    length_score: float
-    distance_score: float
+    Scores are robust standard deviations from the median.
+    """
+
+    row: int = Field(description="Row of the anchor set, from 0.")
+    length: float = Field(description="Norm of the vector.")
+    length_score: float = Field(description="Score of the norm.")
+    distance_score: float = Field(description="Score of the distance from the mean.")
 
 
-class SpaceReport(BaseModel):
-    """One encoder's embeddings; row lists name the first 20. What has to be computed is of `rows_read` drawn at random."""
+class SpaceReportOut(BaseModel):
+    """One encoder's embeddings. Lists have the first 20 rows.
 
-    encoder: str
-    dim: int
-    rank: int
+    Computed numbers are from `rows_read` anchors, drawn at random.
+    """
+
+    encoder: str = Field(description="Name of the encoder.")
+    dim: int = Field(description="Dimension of the vectors.")
+    rank: int = Field(description="Rank of the centred anchors.")
     condition: float = Field(
-        description="largest over smallest kept singular value of the unit anchors"
+        description="Condition number: largest singular value over the smallest one kept."
     )
-    rows_read: int
-    effective_rank: float = Field(description="exp of the entropy of the squared singular values")
-    participation_ratio: float
+    rows_read: int = Field(description="Number of anchors that the numbers are computed from.")
+    effective_rank: float = Field(
+        description="Effective rank: exp of the entropy of the squared singular values."
+    )
+    participation_ratio: float = Field(
+        description="Participation ratio of the squared singular values."
+    )
     coverage: float = Field(
-        description="what the other anchors reach of the usual one, by ridge regression: 0 to 1"
+        description="How well the other anchors predict a typical anchor by ridge regression, "
+        "0 to 1."
     )
-    isolated: int = Field(description="anchors without another at a cosine of 0.5 or more")
-    nearest_cosine: float = Field(description="mean over the anchors, to the nearest other one")
-    duplicates: list[int]
-    duplicate_count: int
-    collinear: list[int]
-    collinear_count: int
-    at_mean: list[int]
-    at_mean_count: int
-    outliers: list[Outlier]
-    outlier_count: int
-    length: float = Field(description="the median")
-    normalised: bool
-    precision: value_facts.Precision
+    isolated: int = Field(description="Number of anchors with no other at a cosine of 0.5 or more.")
+    nearest_cosine: float = Field(description="Mean cosine of an anchor to its nearest other.")
+    duplicates: list[int] = Field(description="Rows that equal an earlier row.")
+    duplicate_count: int = Field(description="Number of such rows.")
+    collinear: list[int] = Field(
+        description="Rows on the line through the mean and an earlier row."
+    )
+    collinear_count: int = Field(description="Number of such rows.")
+    at_mean: list[int] = Field(description="Rows that equal the mean.")
+    at_mean_count: int = Field(description="Number of such rows.")
+    outliers: list[OutlierOut] = Field(description="The 20 most unusual rows, worst first.")
+    outlier_count: int = Field(description="Number of unusual rows.")
+    length: float = Field(description="Median norm of the vectors.")
+    normalised: bool = Field(description="Whether every vector has norm 1.")
+    precision: value_facts.ValuePrecision = Field(
+        description="Precision of the numbers: `float32`, `half` for float16 or bfloat16, or "
+        "`quantised` for at most 256 different values."
+    )
 
 
-class Mismatch(BaseModel):
-    """A row that is probably not the same item on both sides."""
+class MismatchOut(BaseModel):
+    """A row that is probably not the same item for both encoders."""
 
-    row: int
-    agreement: float
-    score: float = Field(description="robust standard deviations from the median agreement")
-    better: float = Field(description="the share of the other rows that fit better")
-    fits: int = Field(description="the row whose other half fits best")
+    row: int = Field(description="Row of the anchor set, from 0.")
+    agreement: float = Field(description="Cosine of the row to its prediction from other rows.")
+    score: float = Field(
+        description="Distance from the median agreement, in robust standard deviations."
+    )
+    better: float = Field(description="Share of the other rows that fit better, 0 to 1.")
+    fits: int = Field(description="The row whose other vector fits best.")
 
 
-class PairReport(BaseModel):
-    """Two encoders, by `rows_read` anchors drawn at random: all, where they are not too many."""
+class PairReportOut(BaseModel):
+    """A comparison of two encoders, row by row."""
 
-    encoders: Annotated[list[str], Field(min_length=2, max_length=2)]
-    verdict: mismatch.Verdict
+    encoders: Annotated[list[str], Field(min_length=2, max_length=2)] = Field(
+        description="Names of the two encoders."
+    )
+    verdict: mismatch.MismatchVerdict = Field(description="Whether the two encoders' rows belong together.")
     z: float | None = Field(
-        description="mean agreement in standard deviations of that of shuffled rows; null below ten rows"
+        description="Mean agreement above that of shuffled rows, in standard deviations. "
+        "Null below 10 rows."
     )
     agreement: float | None = Field(
-        description="median cosine of a row and what the other rows say of it, both ways"
+        description="Median cosine of a row to its prediction from the other rows, both ways."
     )
-    cka: float | None = Field(description="debiased linear CKA; null below four rows")
-    mismatched: list[Mismatch] = Field(description="the worst 20")
-    mismatched_count: int
-    rows_read: int
+    cka: float | None = Field(description="Debiased linear CKA. Null below 4 rows.")
+    mismatched: list[MismatchOut] = Field(
+        description="The 20 rows most likely to be mismatched, worst first."
+    )
+    mismatched_count: int = Field(description="Number of rows that are probably mismatched.")
+    rows_read: int = Field(description="Number of anchors that are compared, drawn at random.")
 
 
-class Finding(BaseModel):
-    """One thing to do something about."""
+class FindingOut(BaseModel):
+    """A problem with the anchor set."""
 
-    code: anchor_findings.FindingCode
-    severity: anchor_findings.Severity
-    detail: str
-    encoders: list[str]
-    rows: list[int] = Field(description="the first 20")
-    count: int
+    code: anchor_findings.FindingCode = Field(description="Stable code of the problem.")
+    severity: anchor_findings.Severity = Field(description="`error`, `warning` or `info`.")
+    detail: str = Field(description="What is wrong, and what to do.")
+    encoders: list[str] = Field(description="Encoders that it is about.")
+    rows: list[int] = Field(description="The first 20 rows that it is about, from 0.")
+    count: int = Field(description="Number of rows that it is about.")
 
 
-class Report(BaseModel):
-    """An anchor set looked at. `lint` begins with the worst; docs/anchor-sets.md describes its codes."""
+class AnchorSetReportOut(BaseModel):
+    """A report on an anchor set."""
 
-    anchor_set: str
-    size: int
-    lint: list[Finding]
-    spaces: list[SpaceReport]
-    spaces_left_out: int
-    pairs: list[PairReport]
-    pairs_left_out: int
+    anchor_set: str = Field(description="Name of the anchor set.")
+    size: int = Field(description="Number of anchors.")
+    lint: list[FindingOut] = Field(description="Problems, worst first.")
+    spaces: list[SpaceReportOut] = Field(description="The encoders' embeddings.")
+    spaces_left_out: int = Field(description="Number of encoders that were not examined.")
+    pairs: list[PairReportOut] = Field(description="Comparisons of two encoders.")
+    pairs_left_out: int = Field(description="Number of pairs that were not compared.")
 
 
 class SuggestRequest(InputsBody):
-    """Candidates, by an encoder that has embedded the set: their vectors as `pool`, or `inputs` for one that the service runs."""
+    """Candidates by an encoder that embedded the set: vectors as `pool`, or `inputs` to encode."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -119,35 +142,44 @@ class SuggestRequest(InputsBody):
         }
     )
 
-    encoder: Name
-    pool: Vectors = None
-    count: Annotated[int, Field(ge=1, le=MOST_SUGGESTED)] = 20
-
-
-class SuggestedItem(BaseModel):
-    """A row of the pool, and by how much it raises the coverage of the pool, given those before it."""
-
-    row: int
-    gain: float
-
-
-class Suggestions(BaseModel):
-    """Items to add, the best first: fewer than asked for where no other adds anything."""
-
-    anchor_set: str
-    encoder: str
-    suggestions: list[SuggestedItem]
-    coverage_before: float = Field(description="mean over the pool, by the anchors: 0 to 1")
-    coverage_after: float = Field(description="the same with the suggested items")
-    pool: int
-    known: int = Field(
-        description="items of the pool that equal an anchor or an earlier item: not suggested"
+    encoder: Name = Field(description="Encoder that made the vectors, or encodes the inputs.")
+    pool: Vectors = Field(None, description="Vectors of the candidates. Send these or `inputs`.")
+    count: Annotated[int, Field(ge=1, le=MOST_SUGGESTED)] = Field(
+        20, description=f"Largest number of suggestions, 1 to {MOST_SUGGESTED:,}."
     )
-    rows_read: int = Field(description="the first so many anchors were looked at")
+
+
+class SuggestionOut(BaseModel):
+    """A candidate to add."""
+
+    row: int = Field(description="Row of the pool, from 0.")
+    gain: float = Field(
+        description="How much it raises the pool's coverage after the suggestions before it."
+    )
+
+
+class SuggestionsOut(BaseModel):
+    """Candidates to add, best first."""
+
+    anchor_set: str = Field(description="Name of the anchor set.")
+    encoder: str = Field(description="Name of the encoder.")
+    suggestions: list[SuggestionOut] = Field(
+        description="Candidates, best first. Fewer than `count` if no other adds coverage."
+    )
+    coverage_before: float = Field(description="Mean coverage of the pool by the anchors, 0 to 1.")
+    coverage_after: float = Field(
+        description="Mean coverage of the pool by the anchors and the suggestions, 0 to 1."
+    )
+    pool: int = Field(description="Number of candidates.")
+    known: int = Field(
+        description="Number of candidates that equal an anchor or an earlier candidate. "
+        "They are not suggested."
+    )
+    rows_read: int = Field(description="Number of anchors used, from the first row.")
 
 
 class DriftRequest(Body):
-    """Either `vectors` of the set's items, made now, or nothing: then the service embeds the inputs that the set has kept."""
+    """New `vectors` of the set's items. Without them, the service encodes the stored inputs."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -155,114 +187,130 @@ class DriftRequest(Body):
         }
     )
 
-    encoder: Name
-    vectors: Vectors = None
+    encoder: Name = Field(description="Encoder to check.")
+    vectors: Vectors = Field(None, description="Vectors that the encoder makes now.")
     rows: Annotated[list[int], Field(fail_fast=True, max_length=65_536)] | None = Field(
-        None, description="which anchors, in the order of the vectors; default: all"
+        None,
+        description="Anchors that the vectors belong to, in their order, at most 65,536. "
+        "Default: all.",
     )
     sample: Annotated[int, Field(ge=1, le=MOST_REEMBEDDED)] | None = Field(
         None,
-        description=f"how many inputs are embedded again, drawn by the seed; default {DEFAULT_REEMBEDDED}",
+        description="Number of stored inputs to encode again, drawn at random, "
+        f"1 to {MOST_REEMBEDDED:,}. Default {DEFAULT_REEMBEDDED}.",
     )
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="Random seed of the sample.")
 
 
-@router.get("/{name}/report", responses=documented(404, 409, 422))
-def report_anchor_set(name: PathName, services: Svc, project: Reads) -> Report:
-    """Look at a set: what each encoder's anchors cover, which rows stand out, whether the encoders agree row by row, what to do.
+@router.get(
+    "/{name}/report", summary="Report on an anchor set", responses=documented(404, 409, 422)
+)
+def report_anchor_set(name: PathName, services: Svc, project: Reads) -> AnchorSetReportOut:
+    """Returns what each encoder's anchors cover, unusual rows, and mismatched rows.
 
-    Nothing is written, and equal sets have equal reports. Of sets too large for a few seconds, random rows
-    and the first pairs are read.
+    Nothing is stored, and equal sets have equal reports.
+    For large sets, a random sample of rows and the first pairs of encoders are examined.
     """
-    found = anchor_reports.report_anchor_set(services, project, name)
-    return Report(
-        anchor_set=found.anchor_set,
-        size=found.size,
-        lint=[Finding.model_validate(asdict(each)) for each in found.findings],
-        spaces=[_space(each) for each in found.spaces],
-        spaces_left_out=found.spaces_left_out,
-        pairs=[_pair(each) for each in found.pairs],
-        pairs_left_out=found.pairs_left_out,
+    report = anchor_reports.report_anchor_set(services, project, name)
+    return AnchorSetReportOut(
+        anchor_set=report.anchor_set,
+        size=report.size,
+        lint=[FindingOut.model_validate(asdict(finding)) for finding in report.findings],
+        spaces=[_space(facts) for facts in report.spaces],
+        spaces_left_out=report.spaces_left_out,
+        pairs=[_pair(facts) for facts in report.pairs],
+        pairs_left_out=report.pairs_left_out,
     )
 
 
-@router.post("/{name}/suggest", responses=documented(400, 404, 409, 413, 415, 422))
+@router.post(
+    "/{name}/suggest",
+    summary="Suggest anchors to add",
+    responses=documented(400, 404, 409, 413, 415, 422),
+)
 def suggest_anchors(
     name: PathName,
     context: ReadContext,
     body: Annotated[SuggestRequest, json_body(SuggestRequest)],
     services: Svc,
-) -> Suggestions:
-    """Which items of a pool to embed by the other encoders and add next: those that raise the coverage of the pool most."""
-    found = anchor_reports.suggest_items(
+) -> SuggestionsOut:
+    """Returns the candidates that would raise the anchors' coverage most.
+
+    Encode them with the other encoders too, and add them to a new set.
+    """
+    suggested = anchor_reports.suggest_items(
         services,
         context,
         anchor_set=name,
         encoder=body.encoder,
         pool=body.pool,
-        inputs=body.given_inputs(),
+        inputs=body.encoder_inputs(),
         count=body.count,
     )
-    return Suggestions(
+    return SuggestionsOut(
         anchor_set=name,
         encoder=body.encoder,
         suggestions=[
-            SuggestedItem(row=row, gain=gain)
-            for row, gain in zip(found.rows, found.gains, strict=True)
+            SuggestionOut(row=row, gain=gain)
+            for row, gain in zip(suggested.rows, suggested.gains, strict=True)
         ],
-        coverage_before=found.before,
-        coverage_after=found.after,
-        pool=found.pool,
-        known=found.known,
-        rows_read=found.rows_read,
+        coverage_before=suggested.before,
+        coverage_after=suggested.after,
+        pool=suggested.pool,
+        known=suggested.known,
+        rows_read=suggested.rows_read,
     )
 
 
-@router.post("/{name}/drift", responses=documented(400, 404, 409, 413, 415, 422))
+@router.post(
+    "/{name}/drift",
+    summary="Check an encoder for drift",
+    responses=documented(400, 404, 409, 413, 415, 422),
+)
 def find_drift(
     name: PathName,
     context: ReadContext,
     body: Annotated[DriftRequest, json_body(DriftRequest)],
     services: Svc,
 ) -> DriftReport:
-    """Whether an encoder still makes the vectors that it made when the set was embedded, and if not, what to do."""
-    asked = drift.DriftOptions(body.vectors, body.rows, body.sample, body.seed)
+    """Compares an encoder's new vectors with those in the set, and recommends what to do."""
+    options = drift.DriftOptions(body.vectors, body.rows, body.sample, body.seed)
     return drift.detect_drift(
-        services, context, anchor_set=name, encoder=body.encoder, options=asked
+        services, context, anchor_set=name, encoder=body.encoder, options=options
     )
 
 
-def _space(facts: anchor_findings.SpaceFacts) -> SpaceReport:
-    covered, found = facts.coverage, facts.numbers
-    return SpaceReport.model_validate(
+def _space(facts: anchor_findings.SpaceFacts) -> SpaceReportOut:
+    coverage, numbers = facts.coverage, facts.numbers
+    return SpaceReportOut.model_validate(
         {
             "encoder": facts.encoder,
             "dim": facts.dim,
             **facts.health,
             "rows_read": facts.rows_read,
-            "effective_rank": covered.effective_rank,
-            "participation_ratio": covered.participation,
-            "coverage": covered.left_out,
-            "isolated": covered.isolated,
-            "nearest_cosine": covered.nearest,
-            "outliers": [each._asdict() for each in found.outliers[:LISTED]],
-            "outlier_count": len(found.outliers),
-            "length": found.length,
-            "normalised": found.normalised,
-            "precision": found.precision,
+            "effective_rank": coverage.effective_rank,
+            "participation_ratio": coverage.participation,
+            "coverage": coverage.left_out,
+            "isolated": coverage.isolated,
+            "nearest_cosine": coverage.nearest,
+            "outliers": [each._asdict() for each in numbers.outliers[:MOST_LISTED_ROWS]],
+            "outlier_count": len(numbers.outliers),
+            "length": numbers.length,
+            "normalised": numbers.normalised,
+            "precision": numbers.precision,
         }
     )
 
 
-def _pair(facts: anchor_findings.PairFacts) -> PairReport:
-    found = facts.comparison
-    return PairReport(
+def _pair(facts: anchor_findings.PairFacts) -> PairReportOut:
+    comparison = facts.comparison
+    return PairReportOut(
         encoders=facts.encoders,
-        verdict=found.verdict,
-        z=found.z,
-        agreement=found.agreement,
-        cka=found.cka,
-        mismatched=[Mismatch(**each._asdict()) for each in found.suspects[:LISTED]],
-        mismatched_count=len(found.suspects),
+        verdict=comparison.verdict,
+        z=comparison.z,
+        agreement=comparison.agreement,
+        cka=comparison.cka,
+        mismatched=[MismatchOut(**suspect._asdict()) for suspect in comparison.suspects[:MOST_LISTED_ROWS]],
+        mismatched_count=len(comparison.suspects),
         rows_read=facts.rows_read,
     )

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
 
+from app.api.http.async_jobs import ASYNC, Prefer, accepted, wants_job
 from app.api.http.bodies import json_body
 from app.api.http.deps import (
     After,
@@ -18,12 +19,12 @@ from app.api.http.deps import (
     Reads,
     Svc,
     WriteContext,
-    settled,
+    settle,
 )
 from app.api.http.problems import documented
-from app.api.resources.jobs import ASYNC, Job, Prefer, accepted, wants_job
 from app.api.schemas import fields
-from app.api.schemas.fields import InputsBody, Name, OfRow, UndecodedVectors, Vectors
+from app.api.schemas.fields import InputsBody, Name, RowModel, UndecodedVectors, Vectors
+from app.api.schemas.jobs import Job
 from app.errors import InvalidRequest, NotExactlyOne
 from app.services.access.idempotency import idempotent
 from app.services.anchors import anchor_embedding, anchor_sets
@@ -36,9 +37,9 @@ router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"])
 
 
 class NewAnchorSet(InputsBody):
-    """Either `embeddings`, vectors by encoder name, row i the same item in each; or `inputs`, to be encoded by `encoders`.
+    """Send `embeddings`, or `inputs` and the `encoders` that encode them.
 
-    Inputs are kept with the set, so that an encoder can be added later without sending them again, unless `keep_inputs` is false.
+    The set stores the inputs unless `keep_inputs` is false, so that encoders can be added later.
     """
 
     model_config = ConfigDict(
@@ -55,79 +56,97 @@ class NewAnchorSet(InputsBody):
         }
     )
 
-    name: Name
+    name: Name = Field(description="Name of the anchor set, unique in the project.")
     embeddings: (
         Annotated[dict[Name, UndecodedVectors], Field(max_length=MOST_SET_ENCODERS)] | None
-    ) = None
-    encoders: Annotated[list[Name], Field(max_length=MOST_SET_ENCODERS)] | None = None
-    keep_inputs: bool = True
+    ) = Field(
+        None,
+        description="Vectors by name of the encoder. Row i is the same item for every encoder. "
+        f"At most {MOST_SET_ENCODERS} encoders.",
+    )
+    encoders: Annotated[list[Name], Field(max_length=MOST_SET_ENCODERS)] | None = Field(
+        None, description=f"Encoders that encode `inputs`, at most {MOST_SET_ENCODERS}."
+    )
+    keep_inputs: bool = Field(True, description="Whether the set stores the inputs.")
 
 
 class NewEmbeddings(InputsBody):
-    """Another encoder's embeddings of the set's items, in the set's order: `vectors`, or `inputs` to be encoded; neither
-    of them for the inputs that the set has kept.
+    """Embeddings of the set's items in the set's order: `vectors`, or `inputs` to encode.
+
+    Without both, the encoder encodes the inputs that the set stores.
     """
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"vectors": [[1, 0], [0, 1], [1, 1]]}, {}]}
     )
 
-    vectors: Vectors = None
+    vectors: Vectors = Field(None, description="Vectors of the encoder, one for each anchor.")
 
 
 class SpaceHealth(BaseModel):
-    """What one encoder's anchors look like; row lists name the first 20."""
+    """Numerical facts about one encoder's anchors. Lists have the first 20 rows."""
 
-    rank: int
+    rank: int = Field(description="Rank of the centred anchors.")
     condition: float = Field(
-        description="largest over smallest kept singular value of the unit anchors"
+        description="Condition number: largest singular value over the smallest one kept."
     )
-    at_mean: list[int] = Field(description="rows equal to the mean: they have no direction")
-    at_mean_count: int
-    duplicates: list[int] = Field(description="rows equal to an earlier row")
-    duplicate_count: int
-    collinear: list[int] = Field(description="rows on the line of an earlier row through the mean")
-    collinear_count: int
+    at_mean: list[int] = Field(description="Rows that equal the mean and so have no direction.")
+    at_mean_count: int = Field(description="Number of such rows.")
+    duplicates: list[int] = Field(description="Rows that equal an earlier row.")
+    duplicate_count: int = Field(description="Number of such rows.")
+    collinear: list[int] = Field(
+        description="Rows on the line through the mean and an earlier row."
+    )
+    collinear_count: int = Field(description="Number of such rows.")
 
 
-class SpaceSummary(OfRow):
+class SpaceSummary(RowModel):
     """One encoder's embeddings of the set."""
 
-    encoder: str = Field(validation_alias=AliasPath("encoder", "name"))
-    dim: int = Field(validation_alias=AliasPath("encoder", "dim"))
-    health: SpaceHealth
+    encoder: str = Field(
+        validation_alias=AliasPath("encoder", "name"), description="Name of the encoder."
+    )
+    dim: int = Field(
+        validation_alias=AliasPath("encoder", "dim"), description="Dimension of the vectors."
+    )
+    health: SpaceHealth = Field(description="Numerical facts about the vectors.")
 
 
 def _encoders_of(spaces: list[tables.SpaceRow]) -> list[str]:
     return [space.encoder.name for space in spaces]
 
 
-class AnchorSet(OfRow):
-    """A set of parallel anchors."""
+class AnchorSet(RowModel):
+    """A set of parallel anchors: the same items, embedded by several encoders."""
 
-    name: str
-    size: int
-    encoders: Annotated[list[str], BeforeValidator(_encoders_of), Field(validation_alias="spaces")]
-    spaces: list[SpaceSummary]
+    name: str = Field(description="Name of the anchor set.")
+    size: int = Field(description="Number of anchors.")
+    encoders: Annotated[
+        list[str],
+        BeforeValidator(_encoders_of),
+        Field(validation_alias="spaces", description="Names of the encoders."),
+    ]
+    spaces: list[SpaceSummary] = Field(description="The embeddings, one entry for each encoder.")
     provenance: dict[str, Any] | None = Field(
-        description="the bootstrap job it came from, if it did"
+        description="The bootstrap job that created the set. Null for other sets."
     )
     keeps_inputs: Annotated[bool, BeforeValidator(lambda blob: blob is not None)] = Field(
         validation_alias="inputs",
-        description="whether an encoder can be added without sending the items again",
+        description="Whether the set stores its inputs, so that adding an encoder needs none.",
     )
-    created_at: datetime
+    created_at: datetime = Field(description="When the set was created.")
 
 
 class AnchorSetPage(BaseModel):
     """Anchor sets in the order of their names."""
 
-    anchor_sets: list[AnchorSet]
+    anchor_sets: list[AnchorSet] = Field(description="One page of anchor sets.")
 
 
 @router.post(
     "",
     status_code=201,
+    summary="Create an anchor set",
     responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
 )
 def create_anchor_set(
@@ -138,17 +157,20 @@ def create_anchor_set(
     repeat: IdempotencyKey,
     prefer: Prefer = None,
 ) -> AnchorSet | Job:
-    """Create a set with all its embeddings, or nothing. Duplicate and collinear anchors are accepted and reported.
+    """Creates a set with all its embeddings, or fails without a change.
 
-    Encoding many inputs takes a while: with `Prefer: respond-async` a worker does it, and its job tells how far it is.
+    Duplicate and collinear anchors are accepted and reported.
+    Many inputs take a while: with `Prefer: respond-async`, a worker encodes them as a job.
     """
     if (body.embeddings is None) == (body.inputs is None):
-        raise NotExactlyOne("send exactly one of embeddings and inputs", field="embeddings")
+        raise NotExactlyOne("Send exactly one of `embeddings` and `inputs`.", field="embeddings")
     if (body.inputs is None) != (body.encoders is None):
-        raise InvalidRequest("inputs and encoders go together", field="encoders")
-    inputs, encoders = body.given_inputs(), body.encoders or []
+        raise InvalidRequest(
+            "`inputs` and `encoders` belong together. Send both or neither.", field="encoders"
+        )
+    inputs, encoders = body.encoder_inputs(), body.encoders or []
     if inputs is not None and wants_job(prefer):
-        wanted = partial(
+        queue = partial(
             anchor_embedding.request_anchor_set,
             services,
             name=body.name,
@@ -156,9 +178,9 @@ def create_anchor_set(
             encoders=encoders,
             keep=body.keep_inputs,
         )
-        return accepted(response, idempotent(services, context, repeat, tables.JobRow, wanted))
+        return accepted(response, idempotent(services, context, repeat, tables.JobRow, queue))
 
-    def make(context: RequestContext) -> tables.AnchorSetRow:
+    def create(context: RequestContext) -> tables.AnchorSetRow:
         if inputs is not None:
             return anchor_embedding.create_from_inputs(
                 services,
@@ -169,14 +191,14 @@ def create_anchor_set(
                 keep=body.keep_inputs,
             )
         embeddings = {
-            key: fields.matrix(value, f"embeddings.{key}")
+            key: fields.parse_matrix(value, f"embeddings.{key}")
             for key, value in (body.embeddings or {}).items()
         }
         return anchor_sets.create_anchor_set(
             services, context, name=body.name, embeddings=embeddings
         )
 
-    row = idempotent(services, context, repeat, tables.AnchorSetRow, make)
+    row = idempotent(services, context, repeat, tables.AnchorSetRow, create)
     response.headers["Location"] = f"/anchor-sets/{row.name}"
     return AnchorSet.model_validate(row)
 
@@ -184,6 +206,7 @@ def create_anchor_set(
 @router.put(
     "/{name}/embeddings/{encoder}",
     status_code=201,
+    summary="Add an encoder's embeddings",
     responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
 )
 def add_embeddings(
@@ -195,19 +218,23 @@ def add_embeddings(
     services: Svc,
     prefer: Prefer = None,
 ) -> AnchorSet | Job:
-    """Add another encoder's embeddings of the set's items; with `Prefer: respond-async` a worker encodes the inputs."""
+    """Adds another encoder's embeddings of the set's items.
+
+    With `Prefer: respond-async`, a worker encodes the inputs as a job.
+    """
     if body.vectors is not None:
         if body.inputs is not None:
-            raise NotExactlyOne("send vectors or inputs, not both", field="vectors")
+            raise NotExactlyOne("Send at most one of `vectors` and `inputs`.", field="vectors")
         return AnchorSet.model_validate(
             anchor_sets.add_embeddings(
                 services, context, anchor_set=name, encoder=encoder, vectors=body.vectors
             )
         )
-    inputs = body.given_inputs()
+    inputs = body.encoder_inputs()
     if inputs is None and "input_type" in body.model_fields_set:
         raise InvalidRequest(
-            "inputs that the set has kept are what they were said to be then", field="input_type"
+            "`input_type` only applies with `inputs`. Remove it: stored inputs keep their type.",
+            field="input_type",
         )
     if wants_job(prefer):
         job = anchor_embedding.request_addition(
@@ -221,26 +248,31 @@ def add_embeddings(
     )
 
 
-@router.get("", responses=documented(422))
+@router.get("", summary="List anchor sets", responses=documented(422))
 def list_anchor_sets(
     services: Svc, project: Reads, after: After = "", limit: Limit = 100
 ) -> AnchorSetPage:
-    """Anchor sets in the order of their names."""
+    """Returns the project's anchor sets in the order of their names."""
     with services.db.transaction() as session:
         rows = resources.page(session, tables.AnchorSetRow, project, after=after, limit=limit)
     return AnchorSetPage(anchor_sets=[AnchorSet.model_validate(row) for row in rows])
 
 
-@router.get("/{name}", responses=documented(404, 422))
+@router.get("/{name}", summary="Get an anchor set", responses=documented(404, 422))
 def get_anchor_set(name: PathName, services: Svc, project: Reads) -> AnchorSet:
-    """One set: its size, its encoders, and the health of each space."""
+    """Returns a set's size, its encoders, and the health of each encoder's anchors."""
     with services.db.transaction() as session:
         return AnchorSet.model_validate(
             resources.by_name(session, tables.AnchorSetRow, project, name)
         )
 
 
-@router.delete("/{name}", status_code=204, responses=documented(404, 409, 422))
+@router.delete(
+    "/{name}",
+    status_code=204,
+    summary="Delete an anchor set",
+    responses=documented(404, 409, 422),
+)
 async def delete_anchor_set(name: PathName, services: Svc, context: WriteContext) -> None:
-    """Forget a set, its embeddings and its translators; refused while a head uses it."""
-    await settled(anchor_sets.delete_anchor_set, services, context, name)
+    """Deletes a set with its embeddings and translators. Fails with `in-use` if a head uses it."""
+    await settle(anchor_sets.delete_anchor_set, services, context, name)

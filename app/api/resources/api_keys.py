@@ -1,4 +1,4 @@
-"""/api-keys and /audit: who may call for a project, and what was done in it. For keys with the scope admin."""
+"""/api-keys and /audit: keys and the audit log of a project, for keys with the scope admin."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.api.http.bodies import json_body
 from app.api.http.deps import AdminContext, Administers, IdempotencyKey, Limit, Moment, Svc
 from app.api.http.problems import documented
-from app.api.schemas.fields import Body, OfRow
+from app.api.schemas.fields import Body, RowModel
 from app.errors import ResourceGone
-from app.services.access import api_keys as keys
+from app.services.access import api_keys
 from app.services.access.idempotency import idempotent
 from app.services.request_context import RequestContext
 from app.storage import tables
@@ -22,89 +22,109 @@ from app.types import LONGEST_GRACE_S, RATE, Scope
 
 router = APIRouter(tags=["keys"])
 
-KeyId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")]
+KeyId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="Id of the key.")]
 
 
 class NewApiKey(Body):
-    """A key to make for the caller's own project."""
+    """An API key to create in the caller's project."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"name": "search backend", "scopes": ["read"]}]}
     )
 
-    name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
+    name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")] = (
+        Field(description="Name of the key, 1 to 100 characters. It need not be unique.")
+    )
     scopes: Annotated[
         list[Annotated[Scope, Field(strict=False)]], Field(min_length=1, max_length=3)
-    ] = Field(default=[Scope.read], description="admin includes write, write includes read")
+    ] = Field(
+        default=[Scope.read],
+        description="What the key may do. `admin` includes `write`, and `write` includes `read`.",
+    )
     expires_at: Annotated[Moment, Field(strict=False)] | None = Field(
-        None, description="with its offset from UTC"
+        None,
+        description="When the key stops working, with its offset from UTC. Default: never.",
     )
     rate_limit: Annotated[str, Field(pattern=RATE, max_length=100)] | None = Field(
-        None, examples=["600/minute"]
+        None,
+        description="Largest rate of requests, such as `600/minute`. "
+        "Default: the limit of the server.",
+        examples=["600/minute"],
     )
 
 
 class Rotation(Body):
     """How long the old key still works."""
 
-    grace_s: Annotated[int, Field(ge=0, le=LONGEST_GRACE_S)] = 0
+    grace_s: Annotated[int, Field(ge=0, le=LONGEST_GRACE_S)] = Field(
+        0, description=f"Seconds that the old key still works, 0 to {LONGEST_GRACE_S:,}."
+    )
 
 
-class ApiKey(OfRow):
-    """A key without its secret, which nobody can see again."""
+class ApiKey(RowModel):
+    """An API key without its secret."""
 
-    id: str
-    name: str
-    scopes: list[Scope]
-    rate_limit: str | None
-    created_at: datetime
-    expires_at: datetime | None
-    revoked_at: datetime | None
-    last_used_at: datetime | None = Field(description="within a minute")
+    id: str = Field(description="Id of the key: 32 hexadecimal digits.")
+    name: str = Field(description="Name of the key.")
+    scopes: list[Scope] = Field(description="What the key may do.")
+    rate_limit: str | None = Field(
+        description="Largest rate of requests. Null: the limit of the server."
+    )
+    created_at: datetime = Field(description="When it was created.")
+    expires_at: datetime | None = Field(description="When it stops working. Null: never.")
+    revoked_at: datetime | None = Field(description="When it was revoked. Null if it was not.")
+    last_used_at: datetime | None = Field(description="When it was last used, to the minute.")
 
 
-class FreshApiKey(ApiKey):
-    """A new key, shown this once."""
+class NewApiKeyOut(ApiKey):
+    """A new API key with its secret, which no later request shows."""
 
-    key: str = Field(examples=["anc_..."])
+    key: str = Field(description="The secret, for `Authorization: Bearer`.", examples=["anc_..."])
 
 
 class ApiKeyPage(BaseModel):
-    """All keys of the project, the oldest first."""
+    """All keys of the project, oldest first."""
 
-    api_keys: list[ApiKey]
+    api_keys: list[ApiKey] = Field(description="The keys, including expired and revoked ones.")
 
 
-class Write(OfRow):
-    """One change: who did what to which resource."""
+class AuditEntry(RowModel):
+    """One change in the project."""
 
-    at: datetime = Field(validation_alias="created_at")
-    action: str
-    resource: str
-    name: str
-    key_id: str | None
-    origin: str = Field(description="the request's id, a job, or the command line")
+    at: datetime = Field(validation_alias="created_at", description="When it happened.")
+    action: str = Field(description="What was done, such as `create` or `delete`.")
+    resource: str = Field(description="Kind of the resource, such as `anchor-set`.")
+    name: str = Field(description="Name or id of the resource.")
+    key_id: str | None = Field(
+        description="Id of the key that was used. Null without keys, and for the command line."
+    )
+    origin: str = Field(description="Id of the request, id of the job, or the command line.")
 
 
 class AuditPage(BaseModel):
-    """The newest writes first."""
+    """Changes, newest first."""
 
-    writes: list[Write]
+    writes: list[AuditEntry] = Field(description="One page of changes.")
 
 
-@router.post("/api-keys", status_code=201, responses=documented(400, 409, 413, 415, 422))
+@router.post(
+    "/api-keys",
+    status_code=201,
+    summary="Create an API key",
+    responses=documented(400, 409, 413, 415, 422),
+)
 def create_api_key(
     context: AdminContext,
     body: Annotated[NewApiKey, json_body(NewApiKey)],
     response: Response,
     services: Svc,
     repeat: IdempotencyKey,
-) -> FreshApiKey:
-    """Make a key. It is in this answer and nowhere else: a repeated request cannot show it again."""
-    shown: list[str] = []
+) -> NewApiKeyOut:
+    """Creates a key. Only this answer has its secret; a repeated request does not."""
+    secrets: list[str] = []
 
-    def make(context: RequestContext) -> tables.ApiKeyRow:
-        row, key = keys.create_key(
+    def create(context: RequestContext) -> tables.ApiKeyRow:
+        row, key = api_keys.create_key(
             services,
             context,
             name=body.name,
@@ -112,30 +132,34 @@ def create_api_key(
             expires_at=body.expires_at,
             rate_limit=body.rate_limit,
         )
-        shown.append(key)
+        secrets.append(key)
         return row
 
-    return _fresh(idempotent(services, context, repeat, tables.ApiKeyRow, make), shown, response)
+    row = idempotent(services, context, repeat, tables.ApiKeyRow, create)
+    return _with_secret(row, secrets, response)
 
 
-@router.get("/api-keys", responses=documented(422))
+@router.get("/api-keys", summary="List API keys", responses=documented(422))
 def list_api_keys(services: Svc, project: Administers) -> ApiKeyPage:
-    """The project's keys, also those that work no more."""
+    """Returns all keys of the project, including expired and revoked ones."""
     with services.db.transaction() as session:
         return ApiKeyPage(
             api_keys=[ApiKey.model_validate(row) for row in access.api_keys(session, project)]
         )
 
 
-@router.get("/api-keys/{id}", responses=documented(404, 422))
+@router.get("/api-keys/{id}", summary="Get an API key", responses=documented(404, 422))
 def get_api_key(id: KeyId, services: Svc, project: Administers) -> ApiKey:
-    """One key."""
+    """Returns one key without its secret."""
     with services.db.transaction() as session:
         return ApiKey.model_validate(access.api_key(session, project, id))
 
 
 @router.post(
-    "/api-keys/{id}/rotate", status_code=201, responses=documented(400, 404, 409, 413, 415, 422)
+    "/api-keys/{id}/rotate",
+    status_code=201,
+    summary="Rotate an API key",
+    responses=documented(400, 404, 409, 413, 415, 422),
 )
 def rotate_api_key(
     id: KeyId,
@@ -145,54 +169,64 @@ def rotate_api_key(
     response: Response,
     services: Svc,
     repeat: IdempotencyKey,
-) -> FreshApiKey:
-    """A new key with the same rights; the old one ends after `grace_s`."""
-    shown: list[str] = []
+) -> NewApiKeyOut:
+    """Creates a key with the same rights. The old key stops working after `grace_s` seconds."""
+    secrets: list[str] = []
 
-    def make(context: RequestContext) -> tables.ApiKeyRow:
-        row, key = keys.rotate_key(services, context, id, grace_s=body.grace_s)
-        shown.append(key)
+    def rotate(context: RequestContext) -> tables.ApiKeyRow:
+        row, key = api_keys.rotate_key(services, context, id, grace_s=body.grace_s)
+        secrets.append(key)
         return row
 
-    row = idempotent(services, context, repeat, tables.ApiKeyRow, make)
+    row = idempotent(services, context, repeat, tables.ApiKeyRow, rotate)
     _forget(request, id)
-    return _fresh(row, shown, response)
+    return _with_secret(row, secrets, response)
 
 
-@router.delete("/api-keys/{id}", status_code=204, responses=documented(404, 422))
+@router.delete(
+    "/api-keys/{id}",
+    status_code=204,
+    summary="Revoke an API key",
+    responses=documented(404, 422),
+)
 def revoke_api_key(id: KeyId, request: Request, services: Svc, context: AdminContext) -> None:
-    """End a key: here at once, in other processes within two seconds. Its row stays, for the audit log."""
-    keys.revoke_key(services, context, id)
+    """Revokes a key: at once in this process, and within 2 seconds in others.
+
+    The key stays in the list, because the audit log refers to it.
+    """
+    api_keys.revoke_key(services, context, id)
     _forget(request, id)
 
 
-@router.get("/audit", responses=documented(422))
+@router.get("/audit", summary="List changes", responses=documented(422))
 def list_writes(
     services: Svc,
     project: Administers,
     before: Annotated[
         Moment | None,
-        Query(description="Only writes before this moment; the last one's of the page before."),
+        Query(description="Only changes before this moment: `at` of the previous page's last one."),
     ] = None,
     limit: Limit = 100,
 ) -> AuditPage:
-    """What was made, changed and deleted in the project."""
+    """Returns the project's changes from the audit log, newest first."""
     with services.db.transaction() as session:
         rows = access.audit(session, project, before=before, limit=limit)
-        return AuditPage(writes=[Write.model_validate(row) for row in rows])
+        return AuditPage(writes=[AuditEntry.model_validate(row) for row in rows])
 
 
-def _fresh(row: tables.ApiKeyRow, shown: list[str], response: Response) -> FreshApiKey:
-    if not shown:
+def _with_secret(row: tables.ApiKeyRow, secrets: list[str], response: Response) -> NewApiKeyOut:
+    if not secrets:
         raise ResourceGone(
-            f"this request made the key {row.id}, whose secret was shown once: rotate it to get another"
+            f"An earlier request with this idempotency key created API key {row.id} and got its "
+            "secret, which is not stored. Rotate the key to get a new secret."
         )
     response.headers["Location"] = f"/api-keys/{row.id}"
     response.headers["Cache-Control"] = "no-store"
-    return FreshApiKey(key=shown[0], **ApiKey.model_validate(row).model_dump())
+    return NewApiKeyOut(key=secrets[0], **ApiKey.model_validate(row).model_dump())
 
 
 def _forget(request: Request, key_id: str) -> None:
-    ring = request.app.state.admission.keys
-    if ring is not None:
-        ring.forget(key_id)
+    """Makes this process look the key up again."""
+    key_ring = request.app.state.admission.keys
+    if key_ring is not None:
+        key_ring.forget(key_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Response
@@ -10,13 +11,18 @@ from pydantic import ConfigDict, Field
 from app.api.http.bodies import json_body
 from app.api.http.deps import IdempotencyKey, Svc, WriteContext
 from app.api.http.problems import documented
-from app.api.resources import pools
-from app.api.resources.jobs import Job
+from app.api.schemas import fields
 from app.api.schemas.fields import Body, Inputs, Name, Role, VectorsOrPool
+from app.api.schemas.jobs import Job
+from app.encoders.base import Input
+from app.errors import NotExactlyOne
 from app.services.access.idempotency import idempotent
 from app.services.anchors import bootstrap as bootstrapping
+from app.services.anchors import pools
+from app.services.encoders import encoding
 from app.services.request_context import RequestContext
 from app.storage import tables
+from app.types import InputRole
 
 router = APIRouter(tags=["bootstrap"])
 
@@ -24,44 +30,74 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class BootstrapOptions(Body):
-    """Of the method; what is left out is as the method has it, and what is another method's is refused.
+    """Options of the method. An option that the method does not have is refused.
 
-    self-learning: attempts, rounds, agreed, refinements, rows, seed.
-    soft-plan: steps, learning_rate, first_epsilon, last_epsilon, sinkhorn_steps, seed.
-    paper (Cannistraci et al. 2023, Table 3): steps, learning_rate, epsilon, sinkhorn_steps, freeze_seeds, argmax, seed.
+    - `self-learning`: attempts, rounds, agreed, refinements, rows, seed.
+    - `soft-plan`: steps, learning_rate, first_epsilon, last_epsilon, sinkhorn_steps, seed.
+    - `paper` (Cannistraci et al. 2023, Table 3): steps, learning_rate, epsilon, sinkhorn_steps,
+      freeze_seeds, argmax, seed.
     """
 
-    attempts: Annotated[int, Field(ge=1, le=64)] | None = None
-    rounds: Annotated[int, Field(ge=2, le=1000)] | None = None
-    agreed: Annotated[Finite, Field(ge=0, le=1)] | None = None
-    refinements: Annotated[int, Field(ge=1, le=50)] | None = None
-    rows: (
-        Annotated[
-            int,
-            Field(
-                ge=100,
-                le=1_000_000,
-                description="items of the source's pool that take part: have the smaller pool there",
-            ),
-        ]
-        | None
-    ) = None
-    steps: Annotated[int, Field(ge=1, le=2000)] | None = None
-    learning_rate: Annotated[Finite, Field(gt=0, le=1)] | None = None
-    epsilon: Annotated[Finite, Field(ge=1e-6, le=10)] | None = None
-    first_epsilon: Annotated[Finite, Field(ge=1e-4, le=10)] | None = None
-    last_epsilon: Annotated[Finite, Field(ge=1e-4, le=10)] | None = None
-    sinkhorn_steps: Annotated[int, Field(ge=1, le=100)] | None = None
-    freeze_seeds: bool | None = None
-    argmax: Literal["columns", "rows"] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    attempts: Annotated[int, Field(ge=1, le=64)] | None = Field(
+        None, description="Largest number of attempts, 1 to 64. Default 6."
+    )
+    rounds: Annotated[int, Field(ge=2, le=1000)] | None = Field(
+        None,
+        description="Rounds of an attempt, 2 to 1,000; late attempts have twice as many. "
+        "Default 40.",
+    )
+    agreed: Annotated[Finite, Field(ge=0, le=1)] | None = Field(
+        None,
+        description="Share of equal pairs in two attempts that ends the search, 0 to 1. "
+        "Default 0.8.",
+    )
+    refinements: Annotated[int, Field(ge=1, le=50)] | None = Field(
+        None, description="Largest number of refinements, 1 to 50. Default 4."
+    )
+    rows: Annotated[int, Field(ge=100, le=1_000_000)] | None = Field(
+        None,
+        description="Number of items of the source's pool that take part, 100 to 1,000,000. "
+        "Default 20,000. Make the smaller pool the source.",
+    )
+    steps: Annotated[int, Field(ge=1, le=2000)] | None = Field(
+        None, description="Steps of the optimisation, 1 to 2,000. Default 250."
+    )
+    learning_rate: Annotated[Finite, Field(gt=0, le=1)] | None = Field(
+        None, description="Learning rate, above 0 and at most 1. Default 0.02."
+    )
+    epsilon: Annotated[Finite, Field(ge=1e-6, le=10)] | None = Field(
+        None, description="Entropic regularisation, 1e-6 to 10. Default 0.0001."
+    )
+    first_epsilon: Annotated[Finite, Field(ge=1e-4, le=10)] | None = Field(
+        None,
+        description="Regularisation of the first step as a share of the mean cost, 1e-4 to 10. "
+        "Default 0.3.",
+    )
+    last_epsilon: Annotated[Finite, Field(ge=1e-4, le=10)] | None = Field(
+        None,
+        description="Regularisation of the last step as a share of the mean cost, 1e-4 to 10; "
+        "at most `first_epsilon`. Default 0.02.",
+    )
+    sinkhorn_steps: Annotated[int, Field(ge=1, le=100)] | None = Field(
+        None, description="Sinkhorn iterations of a step, 1 to 100. Default 1."
+    )
+    freeze_seeds: bool | None = Field(
+        None, description="Whether the seeds stay as they are. Default true."
+    )
+    argmax: Literal["columns", "rows"] | None = Field(
+        None, description="Side of the plan whose maxima become pairs. Default `columns`."
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(
+        None, description="Random seed. Default 0."
+    )
 
 
 class BootstrapRequest(Body):
-    """Two pools without a known order, and a few pairs [row of the source's pool, row of the target's] that are known.
+    """Two pools in any order, and a few known pairs between them.
 
-    Each pool is vectors, the name of one from `PUT /pools/{name}`, or `..._inputs` to be encoded for this job. Self-learning
-    needs 100 items a side, and takes any number of seeds, none too; soft-plan and paper need two.
+    A pool is vectors, the name of a pool from `PUT /pools/{name}`, or inputs to encode.
+    `self-learning` needs 100 items in each pool, and no seeds;
+    `soft-plan` and `paper` need two seeds.
     """
 
     model_config = ConfigDict(
@@ -90,38 +126,65 @@ class BootstrapRequest(Body):
         }
     )
 
-    name: Name
-    source: Name
-    target: Name
-    source_pool: VectorsOrPool = None
-    source_inputs: Inputs | None = None
-    target_pool: VectorsOrPool = None
-    target_inputs: Inputs | None = None
+    name: Name = Field(description="Name of the anchor set to create.")
+    source: Name = Field(description="Encoder of the source's pool.")
+    target: Name = Field(description="Encoder of the target's pool.")
+    source_pool: VectorsOrPool = Field(
+        None, description="Vectors of the source encoder, or the name of a pool."
+    )
+    source_inputs: Inputs | None = Field(
+        None, description="Texts or images that the source encoder encodes for this job."
+    )
+    target_pool: VectorsOrPool = Field(
+        None, description="Vectors of the target encoder, or the name of a pool."
+    )
+    target_inputs: Inputs | None = Field(
+        None, description="Texts or images that the target encoder encodes for this job."
+    )
     input_type: Role = "document"
     seeds: Annotated[
         list[Annotated[list[int], Field(min_length=2, max_length=2)]], Field(fail_fast=True)
-    ]
-    method: Literal["self-learning", "soft-plan", "paper"] = "self-learning"
-    size: Annotated[
-        int | None,
-        Field(
-            ge=2,
-            le=1_000_000,
-            description="pairs at most; left out: all, or 300 of soft-plan and paper",
-        ),
-    ] = None
-    min_right: Annotated[
-        Finite,
-        Field(
-            ge=0,
-            le=0.98,
-            description="share of probably right pairs below which the job fails; 0: never. At most .985 by self-learning",
-        ),
-    ] = 0.5
-    options: BootstrapOptions = BootstrapOptions()
+    ] = Field(
+        description="Known pairs: [row of the source's pool, row of the target's pool], from 0."
+    )
+    method: Literal["self-learning", "soft-plan", "paper"] = Field(
+        "self-learning", description="How pairs are found."
+    )
+    size: Annotated[int | None, Field(ge=2, le=1_000_000)] = Field(
+        None,
+        description="Largest number of pairs, 2 to 1,000,000. "
+        "Default: all for `self-learning`, 300 for the other methods.",
+    )
+    min_right: Annotated[Finite, Field(ge=0, le=0.98)] = Field(
+        0.5,
+        description="Estimated share of right pairs below which the job fails, 0 to 0.98. "
+        "0 accepts every result. The estimate of `self-learning` is at most 0.985.",
+    )
+    options: BootstrapOptions = Field(
+        default_factory=BootstrapOptions, description="Options of the method."
+    )
 
 
-@router.post("/bootstrap", status_code=202, responses=documented(400, 404, 409, 413, 415, 422))
+def _pool_side(
+    side: Literal["source", "target"], pool: object, inputs: Sequence[Input] | None, role: Role
+) -> pools.PoolInput:
+    """One side of a bootstrap. Raises NotExactlyOne, and as `fields.parse_matrix`."""
+    field = f"{side}_pool"
+    if (pool is None) == (inputs is None):
+        raise NotExactlyOne(f"Send exactly one of `{field}` and `{side}_inputs`.", field=field)
+    if inputs is not None:
+        return pools.PoolInput(f"{side}_inputs", encoding.Inputs(inputs, InputRole(role)))
+    return pools.PoolInput(
+        field, pool if isinstance(pool, str) else fields.parse_matrix(pool, field)
+    )
+
+
+@router.post(
+    "/bootstrap",
+    status_code=202,
+    summary="Bootstrap an anchor set",
+    responses=documented(400, 404, 409, 413, 415, 422),
+)
 def bootstrap(
     context: WriteContext,
     body: Annotated[BootstrapRequest, json_body(BootstrapRequest)],
@@ -129,26 +192,23 @@ def bootstrap(
     services: Svc,
     repeat: IdempotencyKey,
 ) -> Job:
-    """Queue a search for pairs; when the job has succeeded, the anchor set `name` exists, and `/anchor-sets/{name}/pairs`.
+    """Queues a job that finds pairs of the same item, and creates the anchor set `name` from them.
 
-    The result's `estimate.right` is the share of pairs that are probably right. Where it is below `min_right` the job fails with
-    `seeds-insufficient`: its error says how many more seeds to try (`more_seeds`), whose partners would say most
-    (`ask`, rows of the source's pool), and which of the seeds contradict the others (`wrong_seeds`).
+    The result's `estimate.right` is the estimated share of right pairs.
+    If it is below `min_right`, the job fails with `seeds-insufficient`; its error has the number of
+    seeds to add (`more_seeds`), the rows of the source's pool to label next (`ask`), and the seeds
+    that contradict the others (`wrong_seeds`).
     """
 
-    def make(context: RequestContext) -> tables.JobRow:
+    def queue(context: RequestContext) -> tables.JobRow:
         return bootstrapping.request_bootstrap(
             services,
             context,
             name=body.name,
             source=body.source,
             target=body.target,
-            source_pool=pools.given(
-                "source", body.source_pool, body.source_inputs, body.input_type
-            ),
-            target_pool=pools.given(
-                "target", body.target_pool, body.target_inputs, body.input_type
-            ),
+            source_pool=_pool_side("source", body.source_pool, body.source_inputs, body.input_type),
+            target_pool=_pool_side("target", body.target_pool, body.target_inputs, body.input_type),
             seeds=[(i, j) for i, j in body.seeds],
             method=body.method,
             size=body.size,
@@ -156,6 +216,6 @@ def bootstrap(
             min_right=body.min_right,
         )
 
-    row = idempotent(services, context, repeat, tables.JobRow, make)
+    row = idempotent(services, context, repeat, tables.JobRow, queue)
     response.headers["Location"] = f"/jobs/{row.id}"
     return Job.model_validate(row)

@@ -1,4 +1,4 @@
-"""/anchor-sets/{name}/contracts: what translators between two encoders must promise, or they are not served."""
+"""/anchor-sets/{name}/contracts: the quality that translators of an anchor set must promise."""
 
 from __future__ import annotations
 
@@ -9,45 +9,59 @@ from fastapi import APIRouter
 from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from app.api.http.bodies import json_body
-from app.api.http.deps import PathName, Reads, Svc, WriteContext, settled
+from app.api.http.deps import PathName, Reads, Svc, WriteContext, settle
 from app.api.http.problems import documented
-from app.api.resources.translate import MinQuality
-from app.api.schemas.fields import Body, OfRow
+from app.api.schemas.fields import Body, RowModel
+from app.api.schemas.translation import MinQuality
 from app.errors import MissingField
 from app.services import name_lookup
 from app.services.context import Services
-from app.services.translators import contracts as promises
-from app.services.translators import translators
+from app.services.translators import contracts, translators
 from app.storage import tables
 
 router = APIRouter(prefix="/anchor-sets/{name}/contracts", tags=["anchor sets"])
 
 
 class NewContract(Body):
-    """The least of each measure that is named."""
+    """The lowest quality that translators must promise."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"min_quality": {"recall": 0.7}}]})
 
-    min_quality: MinQuality
+    min_quality: MinQuality = Field(description="Minimum of each measure; at least one.")
 
 
-class Contract(OfRow):
-    """Every translator from source to target must promise at least this."""
+class Contract(RowModel):
+    """The lowest quality that every translator from source to target must promise."""
 
-    anchor_set: str = Field(validation_alias=AliasPath("source", "anchor_set", "name"))
-    source: str = Field(validation_alias=AliasPath("source", "encoder", "name"))
-    target: str = Field(validation_alias=AliasPath("target", "encoder", "name"))
-    min_quality: Annotated[dict[str, float], Field(examples=[{"recall": 0.7}])]
-    created_at: datetime
+    anchor_set: str = Field(
+        validation_alias=AliasPath("source", "anchor_set", "name"),
+        description="Name of the anchor set.",
+    )
+    source: str = Field(
+        validation_alias=AliasPath("source", "encoder", "name"),
+        description="Name of the source encoder.",
+    )
+    target: str = Field(
+        validation_alias=AliasPath("target", "encoder", "name"),
+        description="Name of the target encoder.",
+    )
+    min_quality: dict[str, float] = Field(
+        description="Minimum of each measure.", examples=[{"recall": 0.7}]
+    )
+    created_at: datetime = Field(description="When the contract was agreed.")
 
 
 class ContractList(BaseModel):
-    """All contracts of a set, the oldest first."""
+    """The contracts of an anchor set, oldest first."""
 
-    contracts: list[Contract]
+    contracts: list[Contract] = Field(description="All contracts of the set.")
 
 
-@router.put("/{source}/{target}", responses=documented(400, 404, 409, 415, 422))
+@router.put(
+    "/{source}/{target}",
+    summary="Set a contract",
+    responses=documented(400, 404, 409, 415, 422),
+)
 async def put_contract(
     name: PathName,
     source: PathName,
@@ -56,38 +70,49 @@ async def put_contract(
     body: Annotated[NewContract, json_body(NewContract)],
     services: Svc,
 ) -> Contract:
-    """Agree on what translators between two encoders must promise, in place of what was agreed before.
+    """Sets the lowest quality that translators between two encoders must promise.
 
-    It holds for every request that one serves: /translate, /stitch, /v1/embeddings. To see what it promises is always free.
+    It replaces an earlier contract of the pair.
+    Requests to `/translate`, `/stitch` and `/v1/embeddings` fail with `quality-below-minimum`
+    if the translator promises less.
     """
-    minimum = body.min_quality.given()
+    minimum = body.min_quality.as_dict()
     if not minimum:
-        raise MissingField("name at least one measure and its least value", field="min_quality")
+        raise MissingField(
+            "`min_quality` needs at least one measure, such as `recall`.", field="min_quality"
+        )
 
     def agree(services: Services) -> tables.ContractRow:
-        return promises.agree_contract(
+        return contracts.agree_contract(
             services, context, *_pair(services, context.project, name, source, target), minimum
         )
 
-    return Contract.model_validate(await settled(agree, services))
+    return Contract.model_validate(await settle(agree, services))
 
 
-@router.get("", responses=documented(404, 422))
+@router.get("", summary="List contracts", responses=documented(404, 422))
 def list_contracts(name: PathName, services: Svc, project: Reads) -> ContractList:
-    """What was agreed for a set's pairs."""
+    """Returns all contracts of an anchor set, oldest first."""
     row = name_lookup.find_by_name(services, tables.AnchorSetRow, project, name, field="name")
     return ContractList(
-        contracts=[Contract.model_validate(each) for each in promises.list_contracts(services, row)]
+        contracts=[
+            Contract.model_validate(each) for each in contracts.list_contracts(services, row)
+        ]
     )
 
 
-@router.delete("/{source}/{target}", status_code=204, responses=documented(404, 422))
+@router.delete(
+    "/{source}/{target}",
+    status_code=204,
+    summary="Delete a contract",
+    responses=documented(404, 422),
+)
 async def delete_contract(
     name: PathName, source: PathName, target: PathName, services: Svc, context: WriteContext
 ) -> None:
-    """Ask nothing of a pair any more."""
-    await settled(
-        lambda services: promises.end_contract(
+    """Deletes a pair's contract, so that its translators have no minimum."""
+    await settle(
+        lambda services: contracts.end_contract(
             services, context, *_pair(services, context.project, name, source, target)
         ),
         services,

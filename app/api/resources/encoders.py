@@ -1,4 +1,4 @@
-"""/encoders: the functions whose vectors are translated."""
+"""/encoders: the models whose vectors are translated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
-from fastapi.exceptions import RequestValidationError
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -29,11 +28,12 @@ from app.api.http.deps import (
     Reads,
     Svc,
     WriteContext,
-    settled,
+    settle,
 )
+from app.api.http.field_errors import located
 from app.api.http.problems import documented
 from app.api.schemas import fields
-from app.api.schemas.fields import Body, Name, OfRow, Vectors
+from app.api.schemas.fields import Body, Name, RowModel, Vectors
 from app.encoders import base, options
 from app.encoders.options import ImageOptions, RemoteOptions, TextOptions
 from app.errors import InvalidRequest
@@ -48,10 +48,10 @@ from app.types import EncoderKind, InputRole, Modality
 
 router = APIRouter(prefix="/encoders", tags=["encoders"])
 
-#: a hub id or the name of a folder: no path can be spelt with it
-MODEL = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$"
-#: what endpoints call theirs: nomic-embed-text:latest, @cf/baai/bge-base-en-v1.5
-REMOTE_MODEL = r"^[A-Za-z0-9@][A-Za-z0-9@._:/-]{0,199}$"
+#: A hub id or the name of a folder, but no path.
+MODEL_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$"
+#: Models of endpoints, such as nomic-embed-text:latest or @cf/baai/bge-base-en-v1.5.
+REMOTE_MODEL_PATTERN = r"^[A-Za-z0-9@][A-Za-z0-9@._:/-]{0,199}$"
 
 
 class NewEncoder(Body):
@@ -73,100 +73,113 @@ class NewEncoder(Body):
         }
     )
 
-    name: Name
-    kind: Literal["external", "sentence-transformers", "timm", "openai"] = "external"
+    name: Name = Field(description="Name of the encoder, unique in the project.")
+    kind: Literal["external", "sentence-transformers", "timm", "openai"] = Field(
+        "external",
+        description="Who runs the encoder: `external` the client, `openai` an endpoint that speaks "
+        "OpenAI's or TEI's protocol, the others the service.",
+    )
     dim: Annotated[int, Field(ge=1, le=8_192)] | None = Field(
-        None, description="external encoders only"
+        None,
+        description="Dimension of the vectors, 1 to 8,192. "
+        "Required for an external encoder, and only for that.",
     )
-    model: Annotated[str, Field(pattern=REMOTE_MODEL)] | None = Field(
-        None, description="encoders the service runs"
+    model: Annotated[str, Field(pattern=REMOTE_MODEL_PATTERN)] | None = Field(
+        None,
+        description="Hub id, folder or endpoint's name of the model. "
+        "Required unless the encoder is external.",
     )
-    revision: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")] | None = None
+    revision: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")] | None = Field(
+        None, description="Branch, tag or commit of the model on the hub."
+    )
     modality: Literal["text", "image", "audio", "other"] | None = Field(
-        None, description="of an external encoder: default text"
+        None, description="What an external encoder reads. Default `text`."
     )
     options: TextOptions | ImageOptions | RemoteOptions | None = Field(
         None,
-        description="how the model is used: of a sentence-transformers, a timm or an openai encoder",
+        description="Options of the encoder's kind. An external encoder has none.",
     )
 
     @field_validator("options", mode="before")
     @classmethod
-    def _of_its_kind(cls, value: Any, info: ValidationInfo) -> Any:
+    def _check_options(cls, value: Any, info: ValidationInfo) -> Any:
         kind = info.data.get("kind")
         if value is None or kind is None or (kind == EncoderKind.external and value == {}):
             return None
         if kind == EncoderKind.external:
             raise InvalidRequest(
-                "an external encoder has no options: remove them, or name another kind",
+                "`options` does not apply to `kind: external`. Remove it, or change `kind`.",
                 field="options",
             )
         try:
-            return options.KINDS[kind].model_validate(value)
+            return options.OPTIONS_BY_KIND[kind].model_validate(value)
         except ValidationError as error:
             if isinstance(value, dict):
                 options.refuse_other_kinds(EncoderKind(kind), value)
-            found = error.errors(include_url=False)
-            raise RequestValidationError(
-                [{**each, "loc": ("body", "options", *each["loc"])} for each in found]
-            ) from None
+            raise located(error, options.OPTIONS_BY_KIND[kind], below=("options",)) from None
 
     @model_validator(mode="after")
-    def _names_no_path(self) -> NewEncoder:
-        if self.kind != "openai" and self.model is not None and not re.fullmatch(MODEL, self.model):
+    def _refuse_paths(self) -> NewEncoder:
+        if (
+            self.kind != "openai"
+            and self.model is not None
+            and not re.fullmatch(MODEL_PATTERN, self.model)
+        ):
             raise InvalidRequest(
-                "a model is a hub id or the name of a folder, not a path", field="model"
+                "`model` must be a hub id or the name of a folder, and not a path.", field="model"
             )
         return self
 
 
-class Identity(BaseModel):
-    """Everything that the vectors depend on; encoders of one fingerprint give the same vectors."""
+class IdentityOut(BaseModel):
+    """Everything that the vectors depend on."""
 
-    model: str
+    model: str = Field(description="Name of the model.")
     revision: str | None = Field(
-        description="a hub's commit, the digest of a folder's files, or what an endpoint says"
+        description="Commit on the hub, digest of a folder's files, or the endpoint's own revision."
     )
-    prompts: dict[str, str]
-    pooling: str | None
-    normalise: bool | None
-    dim: int
-    dtype: str | None
-    fingerprint: str
+    prompts: dict[str, str] = Field(description="Text before each input, by role of the input.")
+    pooling: str | None = Field(description="How the vectors of tokens become one vector.")
+    normalise: bool | None = Field(description="Whether the vectors are scaled to norm 1.")
+    dim: int = Field(description="Dimension of the vectors.")
+    dtype: str | None = Field(description="Type of the model's weights.")
+    fingerprint: str = Field(
+        description="Hash of the other members. Equal fingerprints make equal vectors."
+    )
 
 
 def _with_fingerprint(members: dict[str, Any] | None) -> dict[str, Any] | None:
     return (
         None
         if members is None
-        else {**members, "fingerprint": base.Identity(**members).fingerprint}
+        else {**members, "fingerprint": base.ModelIdentity(**members).fingerprint}
     )
 
 
-class Encoder(OfRow):
+class Encoder(RowModel):
     """A registered encoder."""
 
-    name: str
-    kind: EncoderKind
-    dim: int
-    model: str | None
-    revision: str | None
-    modality: str
-    options: dict[str, Any]
-    identity: Annotated[Identity | None, BeforeValidator(_with_fingerprint)] = Field(
-        description="null for external encoders"
+    name: str = Field(description="Name of the encoder.")
+    kind: EncoderKind = Field(description="Who runs it.")
+    dim: int = Field(description="Dimension of its vectors.")
+    model: str | None = Field(description="Name of the model. Null for an external encoder.")
+    revision: str | None = Field(description="Revision from the request.")
+    modality: str = Field(description="What it reads: `text`, `image`, `audio` or `other`.")
+    options: dict[str, Any] = Field(description="Options from the request.")
+    identity: Annotated[IdentityOut | None, BeforeValidator(_with_fingerprint)] = Field(
+        description="What its vectors depend on. Null for an external encoder."
     )
-    created_at: datetime
+    created_at: datetime = Field(description="When it was registered.")
 
 
 class EncoderPage(BaseModel):
     """Encoders in the order of their names."""
 
-    encoders: list[Encoder]
+    encoders: list[Encoder] = Field(description="One page of encoders.")
 
 
-class Verification(Body):
-    """What a client has: inputs, and the vectors that its own copy of the encoder made of them."""
+class VerifyRequest(Body):
+    """Inputs, and the vectors that the client's copy of the encoder made of them."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -175,11 +188,16 @@ class Verification(Body):
     )
 
     inputs: fields.Inputs
-    vectors: Vectors
+    vectors: Vectors = Field(description="One vector for each input, in the same order.")
     input_type: fields.Role = "document"
 
 
-@router.post("", status_code=201, responses=documented(400, 409, 413, 415, 422))
+@router.post(
+    "",
+    status_code=201,
+    summary="Register an encoder",
+    responses=documented(400, 409, 413, 415, 422),
+)
 def create_encoder(
     context: WriteContext,
     body: Annotated[NewEncoder, json_body(NewEncoder)],
@@ -187,9 +205,12 @@ def create_encoder(
     services: Svc,
     repeat: IdempotencyKey,
 ) -> Encoder:
-    """Register an encoder. One that the service runs is loaded now, so that a wrong model name shows at once."""
+    """Registers an encoder.
 
-    def make(context: RequestContext) -> tables.EncoderRow:
+    The service loads a model that it runs at once, so that a wrong name fails here.
+    """
+
+    def create(context: RequestContext) -> tables.EncoderRow:
         return encoders.create_encoder(
             services,
             context,
@@ -204,42 +225,51 @@ def create_encoder(
             else body.options.model_dump(exclude_unset=True, exclude_none=True),
         )
 
-    row = idempotent(services, context, repeat, tables.EncoderRow, make)
+    row = idempotent(services, context, repeat, tables.EncoderRow, create)
     response.headers["Location"] = f"/encoders/{row.name}"
     return Encoder.model_validate(row)
 
 
-@router.get("", responses=documented(422))
+@router.get("", summary="List encoders", responses=documented(422))
 def list_encoders(
     services: Svc, project: Reads, after: After = "", limit: Limit = 100
 ) -> EncoderPage:
-    """Encoders in the order of their names."""
+    """Returns the project's encoders in the order of their names."""
     with services.db.transaction() as session:
         rows = resources.page(session, tables.EncoderRow, project, after=after, limit=limit)
     return EncoderPage(encoders=[Encoder.model_validate(row) for row in rows])
 
 
-@router.get("/{name}", responses=documented(404, 422))
+@router.get("/{name}", summary="Get an encoder", responses=documented(404, 422))
 def get_encoder(name: PathName, services: Svc, project: Reads) -> Encoder:
-    """One encoder."""
+    """Returns one encoder."""
     with services.db.transaction() as session:
         return Encoder.model_validate(resources.by_name(session, tables.EncoderRow, project, name))
 
 
-@router.delete("/{name}", status_code=204, responses=documented(404, 409, 422))
+@router.delete(
+    "/{name}", status_code=204, summary="Delete an encoder", responses=documented(404, 409, 422)
+)
 async def delete_encoder(name: PathName, services: Svc, context: WriteContext) -> None:
-    """Forget an encoder; refused while an anchor set or a head uses it."""
-    await settled(encoders.delete_encoder, services, context, name)
+    """Deletes an encoder. Fails with `in-use` if an anchor set, a head or a pool uses it."""
+    await settle(encoders.delete_encoder, services, context, name)
 
 
-@router.post("/{name}/verify", responses=documented(400, 404, 409, 413, 415, 422))
+@router.post(
+    "/{name}/verify",
+    summary="Verify an encoder",
+    responses=documented(400, 404, 409, 413, 415, 422),
+)
 def verify_encoder(
     name: PathName,
     context: ReadContext,
-    body: Annotated[Verification, json_body(Verification)],
+    body: Annotated[VerifyRequest, json_body(VerifyRequest)],
     services: Svc,
 ) -> VerificationReport:
-    """Whether the service's copy of an encoder makes the vectors that yours makes; if not, the likely cause."""
+    """Compares the service's copy of an encoder with the client's.
+
+    If the vectors differ, the answer names the likely cause.
+    """
     inputs = Inputs(body.inputs, InputRole(body.input_type))
     return encoder_verification.verify(
         services, context, encoder=name, inputs=inputs, vectors=body.vectors

@@ -1,4 +1,4 @@
-"""/evaluate: how good a translation is on the client's own vectors, and how alike two encoders are."""
+"""/evaluate: the quality of a translation on the client's vectors."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from app.api.http.async_jobs import ASYNC, Prefer, accepted, wants_job
 from app.api.http.bodies import json_body
 from app.api.http.deps import IdempotencyKey, ReadContext, Svc, context_of
 from app.api.http.problems import documented
-from app.api.resources.jobs import ASYNC, Job, Prefer, accepted, wants_job
-from app.api.resources.translate import PairRequest, WithIntervals
 from app.api.schemas.fields import Name, Vectors
+from app.api.schemas.jobs import Job
+from app.api.schemas.quality import QualityWithIntervalsOut
+from app.api.schemas.translation import PairRequest
 from app.services.access.idempotency import idempotent
 from app.services.translators import evaluation
 from app.storage import tables
@@ -23,13 +25,14 @@ router = APIRouter(tags=["vectors"])
 Neighbours = Annotated[int, Field(ge=1, le=100)]
 Intervals = Annotated[
     dict[str, tuple[float, float]],
-    Field(description="95 % bootstrap intervals of the means over the items"),
+    Field(description="95 % bootstrap interval of each mean over the items, [low, high]."),
 ]
 
 
 class EvaluateRequest(PairRequest):
-    """`vectors` of the source and `native` ones of the target, row i of both the same item; or neither, for the similarity of the
-    two encoders on the anchors alone.
+    """`vectors` of the source and `native` vectors of the target for the same items, row by row.
+
+    Without both, only the similarity of the two encoders is measured, on the anchors.
     """
 
     model_config = ConfigDict(
@@ -46,86 +49,109 @@ class EvaluateRequest(PairRequest):
         }
     )
 
-    source: Name
-    vectors: Vectors = None
-    native: Vectors = None
-    corpus: Annotated[
-        Vectors,
-        Field(
-            description="the target's vectors that are searched; default: native, the item itself left out"
-        ),
-    ] = None
-    k: Neighbours | None = Field(
-        None, description="neighbours; default 10, or as many as there are"
+    source: Name = Field(description="Name of the encoder that the vectors come from.")
+    vectors: Vectors = Field(None, description="Vectors of the source encoder, at least 2.")
+    native: Vectors = Field(
+        None, description="Vectors of the same items by the target encoder, in the same order."
     )
-    csls: bool = Field(False, description="also search by cosines that are corrected for hubs")
+    corpus: Vectors = Field(
+        None,
+        description="Vectors of the target encoder to search. "
+        "Default: `native`, without the query's own item.",
+    )
+    k: Neighbours | None = Field(
+        None, description="Number of neighbours, 1 to 100. Default 10, or all if there are fewer."
+    )
+    csls: bool = Field(
+        False, description="Whether to measure CSLS too: cosines that are corrected for hubs."
+    )
     csls_neighbours: Neighbours | None = Field(
-        None, description="of the correction; default 10, or as many as there are"
+        None,
+        description="Number of neighbours for CSLS, 1 to 100. "
+        "Default 10, or all if there are fewer. Only applies with `csls: true`.",
     )
 
     def settings(self) -> evaluation.EvaluationSettings:
         return evaluation.EvaluationSettings(self.k, self.csls, self.csls_neighbours)
 
 
-class Corrected(BaseModel):
-    """What is found by CSLS, beside what native queries find by plain cosine."""
+class CslsQualityOut(BaseModel):
+    """Quality of a search by CSLS, compared with what native queries find by plain cosine."""
 
-    mrr: float
-    recall: float
-    recall_1: float
-    jaccard_target: float
+    mrr: float = Field(description="Mean reciprocal rank of the item's own vector, 0 to 1.")
+    recall: float = Field(
+        description="Mean share of the native query's `k` nearest items that are found, 0 to 1."
+    )
+    recall_1: float = Field(
+        description="Share of queries that find the same nearest item as the native query, 0 to 1."
+    )
+    jaccard_target: float = Field(
+        description="Mean Jaccard index of the neighbours among the native vectors, 0 to 1."
+    )
     intervals: Intervals
-    skewness: float
+    skewness: float = Field(
+        description="Skewness of how often each row is found. Above 1 there are hubs."
+    )
 
 
-class Evaluated(WithIntervals):
-    """One kind of queries over the n items, centred on the target's anchors."""
+class QueryQualityOut(QualityWithIntervalsOut):
+    """Quality of one kind of queries."""
 
     skewness: float = Field(
-        description="of how often each row is found: 0 where all are alike, above 1 where there are hubs"
+        description="Skewness of how often each row is found. Above 1 there are hubs."
     )
-    csls: Corrected | None = Field(description="null unless it was asked for")
+    csls: CslsQualityOut | None = Field(description="Null without `csls: true`.")
 
 
-class Similarity(BaseModel):
-    """How alike the two spaces are over n items, those sent or the anchors: mean cosine of their relative vectors, Jaccard of the
-    k nearest by these, and debiased linear CKA of the vectors themselves.
-    """
+class SimilarityOut(BaseModel):
+    """How similar the two spaces are, over the request's items or the anchors."""
 
-    n: int
-    k: int
-    cosine: float
-    jaccard: float
-    cka: float | None = Field(description="null below four items")
+    n: int = Field(description="Number of items.")
+    k: int = Field(description="Number of neighbours for `jaccard`.")
+    cosine: float = Field(description="Mean cosine of the items' relative vectors.")
+    jaccard: float = Field(
+        description="Mean Jaccard index of the `k` nearest items by relative vectors, 0 to 1."
+    )
+    cka: float | None = Field(description="Debiased linear CKA of the vectors. Null below 4 items.")
     intervals: Intervals
 
 
-class Evaluation(BaseModel):
-    """Everything but `similarity` is null where no vectors were sent."""
+class EvaluationOut(BaseModel):
+    """The evaluation. Without vectors, all members about the translation are null."""
 
-    source: str
-    target: str
-    anchor_set: str
-    translator: str | None
-    method: str | None
-    options: dict[str, Any] | None
-    n: int | None = Field(description="items")
-    index: int | None = Field(description="rows that are searched")
-    k: int | None
-    csls_neighbours: int | None
+    source: str = Field(description="Name of the source encoder.")
+    target: str = Field(description="Name of the target encoder.")
+    anchor_set: str = Field(description="Name of the anchor set.")
+    translator: str | None = Field(description="Id of the translator.")
+    method: str | None = Field(description="Method that fitted the translator; never `auto`.")
+    options: dict[str, Any] | None = Field(description="All options of the method.")
+    n: int | None = Field(description="Number of items.")
+    index: int | None = Field(description="Number of rows searched.")
+    k: int | None = Field(description="Number of neighbours.")
+    csls_neighbours: int | None = Field(description="Number of neighbours for CSLS.")
     at_mean: int | None = Field(
-        description="items whose vector is the anchors' mean: they became the target's mean"
+        description="Number of items whose vector equals the anchors' mean. "
+        "They become the target's mean."
     )
     outside: int | None = Field(
-        description="items in directions that the anchors do not span: they became the target's mean"
+        description="Number of items whose direction the anchors do not span. "
+        "They become the target's mean."
     )
-    translated: Evaluated | None
-    do_nothing: Evaluated | None = Field(description="source vectors cut or padded with zeros")
-    native: Evaluated | None = Field(description="the target's own vectors: the ceiling")
-    similarity: Similarity
+    translated: QueryQualityOut | None = Field(description="Quality of the translated vectors.")
+    do_nothing: QueryQualityOut | None = Field(
+        description="Quality of the source vectors without translation, cut or padded with zeros."
+    )
+    native: QueryQualityOut | None = Field(
+        description="Quality of the target's own vectors: the upper bound."
+    )
+    similarity: SimilarityOut = Field(description="Similarity of the two spaces.")
 
 
-@router.post("/evaluate", responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)})
+@router.post(
+    "/evaluate",
+    summary="Evaluate a translation",
+    responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
+)
 def evaluate(
     context: ReadContext,
     body: Annotated[EvaluateRequest, json_body(EvaluateRequest)],
@@ -134,29 +160,32 @@ def evaluate(
     services: Svc,
     repeat: IdempotencyKey,
     prefer: Prefer = None,
-) -> Evaluation | Job:
-    """Measure a translation on items that the client holds by both encoders, beside doing nothing and beside the native vectors.
+) -> EvaluationOut | Job:
+    """Measures a translation on items whose vectors by both encoders the client has.
 
-    What takes longer than about a second is done by a job, whose result is this answer; with `Prefer: respond-async`, everything
-    is. A job needs a key that may write.
+    The answer compares it with no translation and with the target's own vectors.
+    Work of more than about a second becomes a job, as does all work with `Prefer: respond-async`;
+    a job needs a key with the scope `write`.
     """
-    asked = evaluation.check_evaluation(
+    evaluation_request = evaluation.check_evaluation(
         services,
         context.project,
-        body.pair(),
+        body.translator_request(),
         vectors=body.vectors,
         native=body.native,
         corpus=body.corpus,
         settings=body.settings(),
     )
-    if asked.is_small and not wants_job(prefer):
-        return Evaluation.model_validate(evaluation.evaluate(services, context, asked))
+    if evaluation_request.is_small and not wants_job(prefer):
+        return EvaluationOut.model_validate(
+            evaluation.evaluate(services, context, evaluation_request)
+        )
     context_of(request, Scope.write)
     job = idempotent(
         services,
         context,
         repeat,
         tables.JobRow,
-        lambda context: evaluation.request_evaluation(services, context, asked),
+        lambda context: evaluation.request_evaluation(services, context, evaluation_request),
     )
     return accepted(response, job, preferred=wants_job(prefer))

@@ -1,12 +1,11 @@
-"""/jobs: work that outlives a request."""
+"""/jobs: work that takes longer than a request."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.sse import EventSourceResponse, format_sse_event
@@ -15,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from app.api.http.deps import Limit, Moment, Reads, Svc, WriteContext
 from app.api.http.problems import documented
-from app.api.schemas.fields import OfRow
+from app.api.schemas.jobs import Job, JobSummary
 from app.errors import AnchorageError, Overloaded, TooMuchAtOnce
 from app.services.access.api_keys import KEY_TRUST_S
 from app.services.context import Services
@@ -24,111 +23,68 @@ from app.storage import tables
 from app.storage.queries import resources
 from app.types import JobState
 
-#: how often a stream looks for news, and how often it says that it is still there
-LOOK_S = 0.5
-STILL_THERE_S = 15.0
+#: Seconds between two looks at a job's row, and between two comments on a silent stream.
+EVENT_POLL_S = 0.5
+HEARTBEAT_S = 15.0
 
-#: streams of one process at once; each asks the database twice a second
-STREAMS = 100
+#: Largest number of streams in one process. Each queries the database twice a second.
+MAX_EVENT_STREAMS = 100
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
-JobId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")]
-
-
-class JobSummary(OfRow):
-    """A job as a list shows it: where it is, and how it ended."""
-
-    id: str
-    kind: str
-    state: JobState
-    progress: dict[str, Any] = Field(
-        description="done and total steps, and what the job wishes to tell, such as its loss"
-    )
-    attempts: int = Field(description="tries since the job got further than ever")
-    cancel_requested: bool
-    error: dict[str, Any] | None = Field(
-        description="code and detail of a failed job, and other members of a problem document"
-    )
-    created_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
-
-
-class Job(JobSummary):
-    """A job with its result."""
-
-    result: dict[str, Any] | None
+JobId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="Id of the job.")]
 
 
 class JobPage(BaseModel):
-    """The newest jobs first, without their results."""
+    """Jobs without their results, newest first."""
 
-    jobs: list[JobSummary]
-
-
-#: of a route that may leave its work to a job
-ASYNC: dict[str, Any] = {
-    "model": Job,
-    "description": "with `Prefer: respond-async`: the job that does it",
-}
-Prefer = Annotated[str | None, Header(description="respond-async: a worker does it (RFC 7240)")]
+    jobs: list[JobSummary] = Field(description="One page of jobs.")
 
 
-def wants_job(prefer: str | None) -> bool:
-    return prefer is not None and "respond-async" in {
-        item.partition(";")[0].strip().lower() for item in prefer.split(",")
-    }
-
-
-def accepted(response: Response, row: tables.JobRow, *, preferred: bool = True) -> Job:
-    """The answer of a request whose work a job does; `preferred`: because the client wanted it so."""
-    response.status_code = 202
-    response.headers["Location"] = f"/jobs/{row.id}"
-    if preferred:
-        response.headers["Preference-Applied"] = "respond-async"
-    return Job.model_validate(row)
-
-
-@router.get("", responses=documented(422))
+@router.get("", summary="List jobs", responses=documented(422))
 def list_jobs(
     services: Svc,
     project: Reads,
-    state: JobState | None = None,
+    state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
     before: Annotated[
         Moment | None,
-        Query(description="Only jobs made before this moment; the last one's of the page before."),
+        Query(
+            description="Only jobs from before this moment: "
+            "`created_at` of the previous page's last one."
+        ),
     ] = None,
     limit: Limit = 100,
 ) -> JobPage:
-    """The newest jobs first, without their results."""
+    """Returns the project's jobs without their results, newest first."""
     with services.db.transaction() as session:
         rows = resources.jobs(session, project, state=state, before=before, limit=limit)
     return JobPage(jobs=[JobSummary.model_validate(row) for row in rows])
 
 
-@router.get("/{id}", responses=documented(404, 422))
+@router.get("/{id}", summary="Get a job", responses=documented(404, 422))
 def get_job(id: JobId, services: Svc, project: Reads) -> Job:
-    """One job."""
-    return Job.model_validate(_look(services, project, id))
+    """Returns a job with its progress and, once it has succeeded, its result."""
+    return Job.model_validate(_find_job(services, project, id))
 
 
-@router.post("/{id}/cancel", status_code=202, responses=documented(404, 409, 422))
+@router.post(
+    "/{id}/cancel", status_code=202, summary="Cancel a job", responses=documented(404, 409, 422)
+)
 def cancel_job(id: JobId, services: Svc, context: WriteContext) -> Job:
-    """Ask a job to stop; a running one does at its next step."""
+    """Asks a job to stop. A running job stops at its next step."""
     return Job.model_validate(submission.cancel_job(services, context, id))
 
 
 @router.get(
     "/{id}/events",
+    summary="Stream a job's progress",
     responses={
         200: {
             "content": {"text/event-stream": {}},
-            "description": "events `progress`, then one `end`, each with the whole job",
+            "description": "Events named `progress`, then one named `end`. "
+            "Each holds the whole job.",
         },
-        204: {
-            "description": "the job has ended, and the client has seen it: it need not come back"
-        },
+        204: {"description": "The job has ended, and the client has received its last event."},
         **documented(404, 422),
     },
     response_class=Response,
@@ -139,26 +95,33 @@ async def job_events(
     services: Svc,
     project: Reads,
     last_event_id: Annotated[
-        int | None, Header(ge=0, le=2**31 - 1, description="Only what came after this event.")
+        int | None,
+        Header(ge=0, le=2**31 - 1, description="Only changes after the event of this id."),
     ] = None,
 ) -> Response:
-    """Server-sent events of a job's progress. A client that lost its connection goes on where it was, by Last-Event-ID."""
+    """Sends the job after each change, as server-sent events.
+
+    A client that lost its connection sends `Last-Event-ID` to continue after that event.
+    """
     seen = -1 if last_event_id is None else last_event_id
-    row = await run_in_threadpool(_look, services, project, id)
+    row = await run_in_threadpool(_find_job, services, project, id)
     if JobState(row.state).finished and row.version == seen:
         return Response(status_code=204)
     state = request.app.state
-    if state.streams[project] >= STREAMS // 2 and state.admission.keys is not None:
+    project_limit = MAX_EVENT_STREAMS // 2
+    if state.streams[project] >= project_limit and state.admission.keys is not None:
         raise TooMuchAtOnce(
-            "this project has as many streams as one project may",
+            f"The project has {project_limit} open event streams, which is the limit. "
+            "Close one, or poll the job.",
             retry_after_s=5,
-            limit=STREAMS // 2,
+            limit=project_limit,
         )
-    if state.streams.total() >= STREAMS:
+    if state.streams.total() >= MAX_EVENT_STREAMS:
         raise Overloaded(
-            f"this process serves {STREAMS} streams, which is what it can",
+            f"The server has {MAX_EVENT_STREAMS} open event streams, which is the limit. "
+            "Try again later, or poll the job.",
             retry_after_s=5,
-            limit=STREAMS,
+            limit=MAX_EVENT_STREAMS,
         )
     events = _events(request, services, project, row, seen)
     return EventSourceResponse(
@@ -166,7 +129,7 @@ async def job_events(
     )
 
 
-def _look(services: Services, project: str, job_id: str) -> tables.JobRow:
+def _find_job(services: Services, project: str, job_id: str) -> tables.JobRow:
     with services.db.transaction() as session:
         return resources.job(session, project, job_id)
 
@@ -174,12 +137,15 @@ def _look(services: Services, project: str, job_id: str) -> tables.JobRow:
 async def _events(
     request: Request, services: Services, project: str, row: tables.JobRow, seen: int
 ) -> AsyncIterator[bytes]:
-    """Each change of the job's row once, until it ends or the server stops. A fault ends the stream; the client comes back."""
+    """An event for each change of the job's row, until the job ends or the server stops.
+
+    An error ends the stream. The client is expected to reconnect.
+    """
     state = request.app.state
-    key_id, ring = request.state.caller.key_id, state.admission.keys
+    key_id, key_ring = request.state.caller.key_id, state.admission.keys
     state.streams[project] += 1
     try:
-        spoke = asked = time.monotonic()
+        last_sent = last_checked = time.monotonic()
         while not state.admission.stopping:
             if row.version != seen:
                 seen = row.version
@@ -192,17 +158,17 @@ async def _events(
                 )
                 if ended:
                     return
-                spoke = time.monotonic()
-            elif time.monotonic() - spoke > STILL_THERE_S:
-                yield format_sse_event(comment="still there")
-                spoke = time.monotonic()
-            await asyncio.sleep(LOOK_S)
+                last_sent = time.monotonic()
+            elif time.monotonic() - last_sent > HEARTBEAT_S:
+                yield format_sse_event(comment="heartbeat")
+                last_sent = time.monotonic()
+            await asyncio.sleep(EVENT_POLL_S)
             try:
-                if ring is not None and time.monotonic() - asked > KEY_TRUST_S:
-                    if not await run_in_threadpool(ring.works, key_id):
+                if key_ring is not None and time.monotonic() - last_checked > KEY_TRUST_S:
+                    if not await run_in_threadpool(key_ring.works, key_id):
                         return
-                    asked = time.monotonic()
-                row = await run_in_threadpool(_look, services, project, row.id)
+                    last_checked = time.monotonic()
+                row = await run_in_threadpool(_find_job, services, project, row.id)
             except AnchorageError:
                 return
     finally:

@@ -10,11 +10,11 @@ from starlette.concurrency import run_in_threadpool
 
 from app.api.http import answers, streams
 from app.api.http.bodies import Call, vector_call
-from app.api.http.openapi_bodies import BULK
+from app.api.http.openapi_bodies import VECTOR_ANSWERS
 from app.api.http.problems import documented
-from app.api.http.streams import Plan
-from app.api.resources.translate import Flag
+from app.api.http.streams import StreamPlan
 from app.api.schemas.fields import Dtype, Encoding, InputsBody, Name, Vectors
+from app.api.schemas.translation import Flag
 from app.errors import InvalidOption, NotExactlyOne
 from app.maths.geometry import quantise
 from app.maths.geometry.quantise import FEWEST_BITS, MOST_BITS
@@ -27,9 +27,11 @@ router = APIRouter(tags=["vectors"])
 
 
 class RelativeRequest(InputsBody):
-    """Vectors of `encoder`, or inputs for it. Power 0 gives the paper's cosines, above 0 the graded projector's coordinates.
+    """Vectors of `encoder`, or inputs for it.
 
-    With `bits` each cosine is the nearest of 2^bits - 1 levels that are the same in every space: what differs little stays near.
+    `encode_power: 0` answers cosines to the anchors; above 0, the coordinates of the graded
+    projector. With `bits`, each cosine is rounded to the nearest of 2^bits - 1 levels, which are
+    the same in every space.
     """
 
     model_config = ConfigDict(
@@ -38,59 +40,68 @@ class RelativeRequest(InputsBody):
         }
     )
 
-    encoder: Name
-    anchor_set: Name
-    vectors: Vectors = None
-    encode_power: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    encoder: Name = Field(description="Encoder that the vectors or inputs belong to.")
+    anchor_set: Name = Field(description="Name of an anchor set that the encoder embedded.")
+    vectors: Vectors = Field(None, description="Vectors of the encoder. Send these or `inputs`.")
+    encode_power: Annotated[float, Field(allow_inf_nan=False)] = Field(
+        0.0, description="Exponent of the whitening, 0 to 1. 0 answers plain cosines."
+    )
     ridge: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
-        None, description="above power 0; default: the anchors' own"
+        None,
+        description="Ridge of the projector. Only applies with `encode_power` above 0. "
+        "Default: chosen from the anchors.",
     )
     bits: Annotated[int, Field(ge=FEWEST_BITS, le=MOST_BITS)] | None = Field(
-        None, description="of cosines; default: as they are"
+        None,
+        description="Bits of the rounded cosines. Only applies with `encode_power: 0`. "
+        "Default: no rounding.",
     )
     encoding: Encoding = "float"
     dtype: Dtype = "float32"
 
     def relation(self) -> maps.Relation:
+        """Raises InvalidOption."""
         if self.bits is not None and not quantise.keeps_levels(self.bits, self.dtype):
             raise InvalidOption(
-                f"{self.dtype} cannot tell the levels of {self.bits} bits apart: ask for float32",
+                f"`dtype: {self.dtype}` cannot represent {self.bits} bits. "
+                f"Use `dtype: float32`, or fewer `bits`.",
                 field="bits",
             )
         return maps.Relation(
             self.encoder, self.anchor_set, self.encode_power, self.ridge, self.bits
         )
 
-    def quantised(self) -> dict[str, Any]:
-        """What is said of a grid, if one was asked for."""
+    def quantisation(self) -> dict[str, Any]:
+        """The answer's member about the rounding; empty without `bits`."""
         if self.bits is None:
             return {}
-        step, bound = quantise.step(self.bits), quantise.bound(self.bits, dtype=self.dtype)
+        step, bound = quantise.step_size(self.bits), quantise.error_bound(self.bits, dtype=self.dtype)
         return {"quantised": {"bits": self.bits, "step": step, "bound": bound}}
 
 
-class Quantised(BaseModel):
-    """The grid that the cosines were put on: its levels are the multiples of `step`, and none moved farther than `bound`."""
+class QuantisationOut(BaseModel):
+    """How the cosines were rounded."""
 
-    bits: int
-    step: float
-    bound: float
+    bits: int = Field(description="Bits of a cosine.")
+    step: float = Field(description="Distance between two levels, which are its multiples.")
+    bound: float = Field(description="Largest rounding error.")
 
 
 class RelativeAnswer(BaseModel):
-    """`count` relative vectors of `dim` = k numbers."""
+    """The relative vectors."""
 
-    vectors: Vectors
-    count: int
-    dim: int
-    quantised: Quantised | None = Field(None, description="absent unless bits were asked for")
-    flags: list[Flag]
+    vectors: Vectors = Field(description="One relative vector for each row of the request.")
+    count: int = Field(description="Number of vectors.")
+    dim: int = Field(description="Dimension of the vectors: the number of anchors.")
+    quantised: QuantisationOut | None = Field(None, description="Absent without `bits`.")
+    flags: list[Flag] = Field(description="Warnings about rows.")
 
 
 @router.post(
     "/relative",
+    summary="Make relative vectors",
     responses={
-        200: {"model": RelativeAnswer, **BULK},
+        200: {"model": RelativeAnswer, **VECTOR_ANSWERS},
         **documented(400, 404, 406, 409, 413, 415, 422),
     },
     response_model=None,
@@ -98,31 +109,38 @@ class RelativeAnswer(BaseModel):
 async def relative(
     call: Annotated[Call[RelativeRequest], vector_call(RelativeRequest, streams=True)],
 ) -> Response:
-    """The similarities of each vector to each anchor, both centred on the anchors' mean."""
+    """Returns the similarity of each vector to each anchor, both centred on the anchors' mean."""
     services, context, body = call.services, call.context, call.body
     if call.streamed:
-        return await streams.respond(call.request, await _plan(body, services, context))
-    writer = answers.choose(call, body.encoding, body.dtype)
+        return await streams.respond(call.request, await _stream_plan(body, services, context))
+    writer = answers.choose_writer(call, body.encoding, body.dtype)
     with call.encoding():
         answer = await plans.serve_map(
-            services, context, body.relation(), body.vectors, body.given_inputs(), writer.form
+            services, context, body.relation(), body.vectors, body.encoder_inputs(), writer.form
         )
-    made = answer.output
-    count, dim = made.vectors.shape
+    relatives = answer.output
+    count, dim = relatives.vectors.shape
     metrics.BATCH_VECTORS.labels("relative").observe(count)
     about = {
         "count": count,
         "dim": dim,
-        **body.quantised(),
-        "flags": answers.flags(made.at_mean, truncated=answer.truncated),
+        **body.quantisation(),
+        "flags": answers.flags(relatives.at_mean, truncated=answer.truncated),
     }
-    return await answers.write(call, writer, made.vectors, about)
+    return await answers.write(call, writer, relatives.vectors, about)
 
 
-async def _plan(body: RelativeRequest, services: Services, context: RequestContext) -> Plan:
-    """What serves a stream of vectors."""
+async def _stream_plan(
+    body: RelativeRequest, services: Services, context: RequestContext
+) -> StreamPlan:
+    """What serves a stream. Raises NotExactlyOne, InvalidOption, and as `plans.prepare_map`."""
     if body.vectors is not None or body.inputs is not None:
-        raise NotExactlyOne("the vectors of a stream are its body", field="vectors")
+        raise NotExactlyOne(
+            "The body of a stream holds its vectors. Remove `vectors` and `inputs`.",
+            field="vectors",
+        )
     answers.refuse_base64(body.encoding)
     served = await run_in_threadpool(plans.prepare_map, services, context, body.relation())
-    return Plan(services, context, served, body.dtype, "float32", "relative", body.quantised())
+    return StreamPlan(
+        services, context, served, body.dtype, "float32", "relative", body.quantisation()
+    )

@@ -1,4 +1,4 @@
-"""/translators/{id}/threshold and /calibration: which score of the new encoder corresponds to one of the old, and back."""
+"""/translators/{id}/threshold and /calibration: new scores for old ones, and back."""
 
 from __future__ import annotations
 
@@ -10,161 +10,190 @@ from pydantic import BaseModel, Field
 from app.api.http.deps import Reads, Svc
 from app.api.http.problems import documented
 from app.errors import NotExactlyOne
-from app.maths.thresholds.score_pairs import Given
+from app.maths.thresholds.score_pairs import GivenSide
 from app.services.translators import thresholds
 from app.services.translators.thresholds import ScoreMap, ThresholdQuestion
 from app.types import Scores
 
-router = APIRouter(prefix="/translators/{id}", tags=["vectors"])
+router = APIRouter(prefix="/translators/{id}", tags=["translators"])
 
-TranslatorId = Annotated[str, Path(pattern=r"^tr_[0-9a-f]{32}$")]
-Score = Annotated[float | None, Query(ge=-1, le=1, allow_inf_nan=False)]
+TranslatorId = Annotated[
+    str, Path(pattern=r"^tr_[0-9a-f]{32}$", description="Id of the translator.")
+]
 Level = Annotated[
-    float, Query(ge=0.5, le=0.99, allow_inf_nan=False, description="Of the intervals.")
+    float,
+    Query(ge=0.5, le=0.99, allow_inf_nan=False, description="Level of the intervals, 0.5 to 0.99."),
 ]
 WhichScores = Annotated[
     Scores,
     Query(
-        description="Which cosine is the new score: a translated query with native vectors of the target, both native, or both "
-        "translated. The old score is always the cosine of the source encoder's own vectors."
+        description="What the new score compares: a translated query with native vectors of the "
+        "target, two native vectors, or two translated vectors. "
+        "The old score is always the cosine of two vectors of the source encoder."
     ),
 ]
 
-#: low and high end
+#: Lower and upper end.
 Interval = tuple[float, float]
 
 
-class SameItem(BaseModel):
-    """The new score of an item with itself, translated and native: a threshold above it misses even that."""
+class SameItemOut(BaseModel):
+    """The new score of an item with itself. A higher threshold misses even the same item."""
 
-    mean: float
-    interval: Interval
-
-
-class Decisions(BaseModel):
-    """Decisions by a threshold of the asked-for score, beside those by the given threshold."""
-
-    threshold: float
-    precision: float | None = Field(description="null where no pair reaches the threshold")
-    recall: float
-    f1: float
+    mean: float = Field(description="Mean score, -1 to 1.")
+    interval: Interval = Field(description="Interval of the score, [low, high].")
 
 
-class Agreement(BaseModel):
-    """How well thresholds repeat the decisions of the given one, on pairs of anchors that had no part in choosing them."""
+class DecisionsOut(BaseModel):
+    """Decisions by another threshold, compared with those by the request's threshold."""
 
-    unchanged: Decisions = Field(description="the given threshold, kept as it is")
-    mapped: Decisions | None = Field(description="the expected score")
-    by_rate: Decisions = Field(description="the threshold that the same share of pairs reaches")
-    best: Decisions = Field(description="the threshold of the highest F1")
+    threshold: float = Field(description="Threshold on the other score.")
+    precision: float | None = Field(
+        description="Share of the pairs above this threshold that are also above the request's. "
+        "Null if no pair is."
+    )
+    recall: float = Field(
+        description="Share of the pairs above the request's threshold that are also above this one."
+    )
+    f1: float = Field(description="Harmonic mean of precision and recall.")
 
 
-class Answer(BaseModel):
-    """A source score and its target score, or the other way round; null where too few pairs of anchors can say."""
+class AgreementOut(BaseModel):
+    """How well thresholds on the other score repeat the decisions by the request's threshold.
 
-    source: float | None
-    target: float | None
-    interval: Interval | None = Field(description="of the other score of one pair")
+    Measured on pairs of anchors that were not used to choose the thresholds.
+    """
+
+    unchanged: DecisionsOut = Field(description="The same number as the request's threshold.")
+    mapped: DecisionsOut | None = Field(description="The expected score. Null if it is unknown.")
+    by_rate: DecisionsOut = Field(description="The threshold that the same share of pairs reaches.")
+    best: DecisionsOut = Field(description="The threshold with the highest F1.")
+
+
+class CalibrationPointOut(BaseModel):
+    """A source score and the target score that corresponds to it, or the other way round.
+
+    A member is null if too few pairs of anchors support it.
+    """
+
+    source: float | None = Field(description="Score by the source encoder, -1 to 1.")
+    target: float | None = Field(description="Score in the target encoder's space, -1 to 1.")
+    interval: Interval | None = Field(
+        description="Interval of one pair's other score, [low, high]."
+    )
     map_interval: Interval | None = Field(
-        description="of the expected score, had other items been the anchors"
+        description="Interval of the expected score over other sets of anchors, [low, high]."
     )
     by_rate: float | None = Field(
-        description="the other score's threshold that the same share of pairs reaches"
+        description="Threshold on the other score that the same share of pairs reaches."
     )
     pairs_above: int = Field(
-        description="pairs of anchors that reach the given score, of those that the answer rests on"
+        description="Number of the measured pairs of anchors that reach the request's score."
     )
-    share: float = Field(description="of all pairs of anchors, that reach the given score")
+    share: float = Field(
+        description="Share of all pairs of anchors that reach the request's score, 0 to 1."
+    )
     extrapolated: bool = Field(
-        description="the anchors have too few pairs above, below or near the given score"
+        description="Whether too few pairs of anchors are above, below or near the score."
     )
 
 
-class Threshold(Answer):
-    """One score, and what becomes of decisions by it."""
+class ThresholdOut(CalibrationPointOut):
+    """One score, the score that corresponds to it, and how decisions change."""
 
     covered: Interval | None = Field(
-        description="the given scores that the anchors can say something about"
+        description="Range of scores that the anchors cover, [low, high]."
     )
-    same_item: SameItem | None = Field(description="null where it is 1 by definition")
-    agreement: Agreement | None = Field(
-        description="null below 10 pairs of anchors on either side of the given score"
+    same_item: SameItemOut | None = Field(description="Null if it is 1 by definition.")
+    agreement: AgreementOut | None = Field(
+        description="Null below 10 pairs of anchors on either side of the request's score."
     )
-    scores: Scores
-    level: float
+    scores: Scores = Field(description="What the new score compares.")
+    level: float = Field(description="Level of the intervals.")
 
 
-class Calibration(BaseModel):
-    """The whole map, at up to 100 scores evenly spaced over those that the anchors cover; linear in between is fine."""
+class CalibrationOut(BaseModel):
+    """The map from one score to the other. Interpolate linearly between its points."""
 
-    given: Given
-    points: list[Answer]
-    covered: Interval | None
-    same_item: SameItem | None
-    scores: Scores
-    level: float
+    given: GivenSide = Field(description="The score that the map starts from.")
+    points: list[CalibrationPointOut] = Field(
+        description="At most 100 points, evenly spaced over `covered`."
+    )
+    covered: Interval | None = Field(
+        description="Range of scores that the anchors cover, [low, high]."
+    )
+    same_item: SameItemOut | None = Field(description="Null if it is 1 by definition.")
+    scores: Scores = Field(description="What the new score compares.")
+    level: float = Field(description="Level of the intervals.")
 
 
-@router.get("/threshold", responses=documented(404, 409, 422))
+@router.get("/threshold", summary="Convert one threshold", responses=documented(404, 409, 422))
 def get_threshold(
     id: TranslatorId,
     services: Svc,
     project: Reads,
-    source: Score = None,
-    target: Score = None,
+    source: Annotated[
+        float | None,
+        Query(ge=-1, le=1, allow_inf_nan=False, description="An old score: a cosine, -1 to 1."),
+    ] = None,
+    target: Annotated[
+        float | None,
+        Query(ge=-1, le=1, allow_inf_nan=False, description="A new score: a cosine, -1 to 1."),
+    ] = None,
     scores: WhichScores = Scores.translated_native,
     level: Level = 0.9,
-) -> Threshold:
-    """Which new score corresponds to an old one (`source`), or which old score to a new one (`target`)."""
+) -> ThresholdOut:
+    """Returns the new score for an old one (`source`), or the old one for a new one (`target`)."""
     if (source is None) == (target is None):
         raise NotExactlyOne(
-            "give exactly one of source and target, a cosine",
+            "Send exactly one of `source` and `target`, a cosine from -1 to 1.",
             field="source" if source is None else "target",
         )
-    given: Given = "source" if target is None else "target"
+    given: GivenSide = "source" if target is None else "target"
     score = source if source is not None else target
     assert score is not None
     question = ThresholdQuestion(id, scores, given, level)
-    found = thresholds.map_score(services, project, question, score)
-    [answer] = _answers(question, found)
-    return Threshold.model_validate(
-        {**answer, **_about(question, found), "agreement": found.agreement}, from_attributes=True
+    answer = thresholds.map_score(services, project, question, score)
+    [point] = _points(question, answer)
+    return ThresholdOut.model_validate(
+        {**point, **_common_members(question, answer), "agreement": answer.agreement},
+        from_attributes=True,
     )
 
 
-@router.get("/calibration", responses=documented(404, 409, 422))
+@router.get("/calibration", summary="Get the map of scores", responses=documented(404, 409, 422))
 def get_calibration(
     id: TranslatorId,
     services: Svc,
     project: Reads,
-    given: Annotated[Given, Query(description="The score that the map starts from.")] = "source",
+    given: Annotated[GivenSide, Query(description="Score that the map starts from.")] = "source",
     scores: WhichScores = Scores.translated_native,
     level: Level = 0.9,
-) -> Calibration:
-    """The whole map from one score to the other, for whoever has many scores to convert."""
+) -> CalibrationOut:
+    """Returns the map from one score to the other, to convert many scores."""
     question = ThresholdQuestion(id, scores, given, level)
-    found = thresholds.map_all_scores(services, project, question)
-    return Calibration.model_validate(
-        {"given": given, "points": _answers(question, found), **_about(question, found)}
+    answer = thresholds.map_all_scores(services, project, question)
+    return CalibrationOut.model_validate(
+        {"given": given, "points": _points(question, answer), **_common_members(question, answer)}
     )
 
 
-def _answers(question: ThresholdQuestion, found: ScoreMap) -> list[dict[str, Any]]:
+def _points(question: ThresholdQuestion, answer: ScoreMap) -> list[dict[str, Any]]:
     other = "target" if question.given == "source" else "source"
     return [
         {**vars(expected), question.given: score, other: expected.answer}
-        for score, expected in found.points
+        for score, expected in answer.points
     ]
 
 
-def _about(question: ThresholdQuestion, found: ScoreMap) -> dict[str, Any]:
+def _common_members(question: ThresholdQuestion, answer: ScoreMap) -> dict[str, Any]:
     same = (
         None
-        if found.same_item is None
-        else {"mean": found.same_item[0], "interval": found.same_item[1:]}
+        if answer.same_item is None
+        else {"mean": answer.same_item[0], "interval": answer.same_item[1:]}
     )
     return {
-        "covered": found.covered,
+        "covered": answer.covered,
         "same_item": same,
         "scores": question.scores,
         "level": question.level,

@@ -1,4 +1,4 @@
-"""How confidence is written: a column of numbers for each thing that is told of every row."""
+"""Confidence in each row of a translation: one column for each number."""
 
 from __future__ import annotations
 
@@ -11,74 +11,84 @@ from torch import Tensor
 
 from app.services.translators.confidence import RowConfidence
 
-#: Arrow's columns, by the names of JSON's
-ARROW = {
+#: Column in Arrow for each column in JSON.
+ARROW_COLUMNS = {
     "cosine": "anchorage_cosine",
     "low": "anchorage_cosine_low",
     "high": "anchorage_cosine_high",
     "p_value": "anchorage_p_value",
 }
 
-#: digits after the point: of numbers that are never better known
-DIGITS = 5
+#: Digits after the decimal point. The estimates are never more precise.
+DECIMALS = 5
 
 
-class Confidence(BaseModel):
-    """Columns of one number for each row: the expected cosine to the target encoder's own vector, both centred on the target's
-    anchors, an interval that holds it with probability `level` for items like the anchors, and the p-value of being like them.
+class ConfidenceOut(BaseModel):
+    """Expected quality of each row. Every list has one number for each row.
+
+    Cosines are to the target encoder's own vector, both centred on the target's anchors' mean.
     """
 
-    level: float
-    held_out: int = Field(description="anchors that this was learnt from; 0: too few")
+    level: float = Field(
+        description="Probability that an interval holds the cosine, for items like the anchors."
+    )
+    held_out: int = Field(
+        description="Number of held-out anchors behind the estimates; 0 if there are too few."
+    )
     threshold: float | None = Field(
-        description="rows with a p-value at or below it are flagged: so many of those like the anchors"
+        description="Rows with a p-value at or below it are flagged `out-of-distribution`. "
+        "It is also the share of rows like the anchors that are flagged."
     )
     reason: str | None = Field(
-        description="why there are no intervals, or nothing at all; null where there are"
+        description="Why the intervals, or all numbers, are missing. Null if none are."
     )
     cosine: list[float | None] = Field(
-        description="null where the translation is the target's mean"
+        description="Expected cosine, -1 to 1. Null if the translation is the target's mean."
     )
-    low: list[float | None]
-    high: list[float | None]
+    low: list[float | None] = Field(description="Lower end of the interval.")
+    high: list[float | None] = Field(description="Upper end of the interval.")
     p_value: list[float | None] = Field(
-        description="null where the vector equals the source's mean"
+        description="p-value of the hypothesis that the vector is like the anchors, 0 to 1. "
+        "Null if the vector equals the source's mean."
     )
 
 
-def columns(told: RowConfidence) -> dict[str, Any]:
-    """The fields of `Confidence`."""
+def confidence_members(confidence: RowConfidence) -> dict[str, Any]:
+    """The members of `ConfidenceOut`."""
     return {
-        "level": told.level,
-        "held_out": told.held_out,
-        "threshold": told.threshold,
-        "reason": told.reason,
-        **{name: _numbers(getattr(told.expected, name)) for name in ARROW},
+        "level": confidence.level,
+        "held_out": confidence.held_out,
+        "threshold": confidence.threshold,
+        "reason": confidence.reason,
+        **{name: _numbers(getattr(confidence.expected, name)) for name in ARROW_COLUMNS},
     }
 
 
 def arrays(about: Mapping[str, Any]) -> dict[str, pa.Array]:
-    """The same as columns of Arrow, null for null; none where confidence was not asked for."""
-    told = about.get("confidence")
-    return (
-        {}
-        if told is None
-        else {column: pa.array(told[name], pa.float32()) for name, column in ARROW.items()}
-    )
+    """The columns for Arrow; empty if the client did not ask for confidence."""
+    confidence = about.get("confidence")
+    if confidence is None:
+        return {}
+    return {
+        column: pa.array(confidence[name], pa.float32()) for name, column in ARROW_COLUMNS.items()
+    }
 
 
 def summary(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said of all rows together."""
-    told = about.get("confidence")
-    return (
-        {}
-        if told is None
-        else {"confidence": {name: value for name, value in told.items() if name not in ARROW}}
-    )
+    """The members that apply to all rows."""
+    confidence = about.get("confidence")
+    if confidence is None:
+        return {}
+    return {
+        "confidence": {
+            name: value for name, value in confidence.items() if name not in ARROW_COLUMNS
+        }
+    }
 
 
 def _numbers(column: Tensor) -> list[float | None]:
+    """The numbers, rounded, with None for NaN."""
     return [
         None if number != number else number
-        for number in column.double().round(decimals=DIGITS).tolist()
+        for number in column.double().round(decimals=DECIMALS).tolist()
     ]

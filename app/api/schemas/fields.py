@@ -1,4 +1,4 @@
-"""Fields of vectors in request bodies: JSON lists and base64, decoded to tensors while pydantic validates the body."""
+"""Fields that request bodies share. Vectors become tensors while pydantic validates the body."""
 
 from __future__ import annotations
 
@@ -33,22 +33,26 @@ from app.errors import (
     EmptyVectors,
     RaggedRows,
 )
-from app.services.encoders.encoding import Inputs as GivenInputs
+from app.services.encoders import encoding
 from app.types import InputRole
 
-#: wire name -> numpy dtype, little-endian
-DTYPES = {"float16": "<f2", "float32": "<f4", "float64": "<f8"}
+#: Name in JSON -> little-endian numpy dtype.
+WIRE_DTYPES = {"float16": "<f2", "float32": "<f4", "float64": "<f8"}
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
-Name = Annotated[str, Field(pattern=NAME, examples=["minilm"])]
-Encoding = Literal["float", "base64"]
-#: of an answer's numbers
-Dtype = Literal["float32", "float16"]
+Name = Annotated[str, Field(pattern=NAME_PATTERN, examples=["minilm"])]
+Encoding = Annotated[
+    Literal["float", "base64"],
+    Field(description="How a JSON answer holds vectors: as lists of numbers, or as base64."),
+]
+Dtype = Annotated[
+    Literal["float32", "float16"], Field(description="Type of the numbers in the answer.")
+]
 
-#: fields of one object, and characters of a field's name: no body needs more
-MOST_FIELDS = 64
-LONGEST_FIELD = 200
+#: Limits on one object of a body: its fields, and the characters of a field's name.
+MAX_FIELDS = 64
+MAX_FIELD_NAME = 200
 
 
 def _text_or_file(value: Any) -> Any:
@@ -58,14 +62,16 @@ def _text_or_file(value: Any) -> Any:
 
 
 def _name_if_text(value: Any) -> Any:
-    if isinstance(value, str) and not re.fullmatch(NAME, value):
+    if isinstance(value, str) and not re.fullmatch(NAME_PATTERN, value):
         raise PydanticCustomError(
-            "string_pattern_mismatch", "A pool's name should match {pattern}", {"pattern": NAME}
+            "string_pattern_mismatch",
+            "The name of a pool should match {pattern}",
+            {"pattern": NAME_PATTERN},
         )
     return value
 
 
-#: texts, or images as base64 or data: URLs; files of a multipart body come as bytes. The first that is none ends the check
+#: Files of a multipart body arrive as bytes. Validation stops at the first wrong item.
 Inputs = Annotated[
     list[Annotated[Any, AfterValidator(_text_or_file)]],
     Field(fail_fast=True),
@@ -73,29 +79,33 @@ Inputs = Annotated[
         {
             "type": "array",
             "items": {"type": "string"},
-            "description": "texts, or images as base64 or data: URLs",
+            "description": "Texts, or images as base64 or `data:` URLs.",
         }
     ),
 ]
-#: what inputs are to a search: some encoders put another prompt before each
-Role = Annotated[Literal["query", "document"], Field(description="what the inputs are to a search")]
+Role = Annotated[
+    Literal["query", "document"],
+    Field(
+        description="Role of the inputs in a search. Some encoders have a separate prompt for each."
+    ),
+]
 
-_PACKED = {
+_BASE64_SCHEMA = {
     "type": "object",
     "properties": {
-        "dtype": {"enum": list(DTYPES)},
+        "dtype": {"enum": list(WIRE_DTYPES)},
         "shape": {
             "type": "array",
             "items": {"type": "integer", "minimum": 1},
             "minItems": 2,
             "maxItems": 2,
         },
-        "base64": {"type": "string", "description": "little-endian, C order"},
+        "base64": {"type": "string", "description": "Little-endian numbers in C order."},
     },
     "required": ["dtype", "shape", "base64"],
     "additionalProperties": False,
 }
-_LISTS = {
+_LISTS_SCHEMA = {
     "type": "array",
     "minItems": 1,
     "items": {"type": "array", "minItems": 1, "items": {"type": "number"}},
@@ -103,120 +113,132 @@ _LISTS = {
 }
 
 
-#: a field whose vectors are the rows of a body of npy or Arrow, as its query string says
+#: Stands for the rows of an npy or Arrow body, where the query string names the field.
 BODY_ROWS = object()
 
 
-def _decoded(value: Any, info: ValidationInfo) -> Any:
-    """The field's vectors as a tensor; null and BODY_ROWS stay. Raises as `matrix`."""
+def _decode(value: Any, info: ValidationInfo) -> Any:
+    """The vectors as a tensor; null and BODY_ROWS stay as they are. Raises as `parse_matrix`."""
     return (
         value
         if value is None or value is BODY_ROWS
-        else matrix(value, info.field_name or "vectors")
+        else parse_matrix(value, info.field_name or "vectors")
     )
 
 
-#: a list of vectors in a body, decoded by `matrix`
+#: Vectors in a body, decoded by `parse_matrix`.
 Vectors = Annotated[
-    Any, AfterValidator(_decoded), WithJsonSchema({"anyOf": [_LISTS, _PACKED], "title": "Vectors"})
+    Any,
+    AfterValidator(_decode),
+    WithJsonSchema({"anyOf": [_LISTS_SCHEMA, _BASE64_SCHEMA], "title": "Vectors"}),
 ]
-#: the same, decoded by the route: within a dictionary, where the error names the key
-UndecodedVectors = Annotated[Any, WithJsonSchema({"anyOf": [_LISTS, _PACKED], "title": "Vectors"})]
-#: the same, or the name of a pool
+#: Vectors that the route decodes, so that an error can name the key of their dictionary.
+UndecodedVectors = Annotated[
+    Any, WithJsonSchema({"anyOf": [_LISTS_SCHEMA, _BASE64_SCHEMA], "title": "Vectors"})
+]
+#: Vectors, or the name of a pool.
 VectorsOrPool = Annotated[
     Any,
     AfterValidator(_name_if_text),
     WithJsonSchema(
         {
-            "anyOf": [_LISTS, _PACKED, {"type": "string", "pattern": NAME}],
-            "description": "vectors, or a pool's name",
+            "anyOf": [_LISTS_SCHEMA, _BASE64_SCHEMA, {"type": "string", "pattern": NAME_PATTERN}],
+            "description": "Vectors, or the name of a pool.",
         }
     ),
 ]
-#: a list of numbers, decoded by `vector`
+#: A list of numbers, decoded by `parse_vector`.
 Numbers = Annotated[
     Any, WithJsonSchema({"type": "array", "items": {"type": "number"}, "title": "Numbers"})
 ]
 
 
 class Body(BaseModel):
-    """The base of every request body: unknown fields are refused, and no type is guessed."""
+    """Base of every request body: refuses unknown fields and converts no types."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _few(cls, value: Any) -> Any:
-        """Errors for a million unknown fields, or for one whose name is megabytes long, would cost minutes and gigabytes."""
+    def _limit_fields(cls, value: Any) -> Any:
+        """Refuses huge objects, whose list of errors would take minutes and gigabytes."""
         if isinstance(value, dict):
-            if len(value) > MOST_FIELDS:
+            if len(value) > MAX_FIELDS:
                 raise PydanticCustomError(
-                    "extra_forbidden", "an object of more fields than any request has"
+                    "extra_forbidden", f"An object has at most {MAX_FIELDS} fields"
                 )
-            if max(map(len, value), default=0) > LONGEST_FIELD:
+            if max(map(len, value), default=0) > MAX_FIELD_NAME:
                 raise PydanticCustomError(
-                    "extra_forbidden", "a field with a longer name than any request has"
+                    "extra_forbidden",
+                    f"The name of a field has at most {MAX_FIELD_NAME} characters",
                 )
         return value
 
 
-class OfRow(BaseModel):
-    """The base of answers that are made of a row of the database."""
+class RowModel(BaseModel):
+    """Base of answers that are built from a row of the database."""
 
     model_config = ConfigDict(from_attributes=True)
 
 
 class InputsBody(Body):
-    """A body that may hold inputs."""
+    """Base of request bodies that can hold inputs for the encoder."""
 
-    inputs: Inputs | None = None
+    inputs: Inputs | None = Field(None, description="Texts or images that the service encodes.")
     input_type: Role = "document"
 
-    def given_inputs(self) -> GivenInputs | None:
-        return None if self.inputs is None else GivenInputs(self.inputs, InputRole(self.input_type))
+    def encoder_inputs(self) -> encoding.Inputs | None:
+        """The inputs with their role, or None."""
+        if self.inputs is None:
+            return None
+        return encoding.Inputs(self.inputs, InputRole(self.input_type))
 
 
-def matrix(value: Any, field: str) -> Tensor:
+def parse_matrix(value: Any, field: str) -> Tensor:
     """A vectors field (n, d) as a tensor: float64 from JSON numbers, its own dtype from base64.
 
-    Raises EmptyVectors, RaggedRows, BadShape, BadDtype, BadBase64, naming field and rows. Finiteness is the maths' to check.
+    Raises EmptyVectors, RaggedRows, BadShape, BadDtype and BadBase64 with field and rows.
+    Does not check that the numbers are finite.
     """
-    if isinstance(value, Tensor):  # the body was one
+    if isinstance(value, Tensor):  # from an npy or Arrow body
         return value
     if isinstance(value, Mapping):
-        return _packed(value, field)
+        return _from_packed(value, field)
     if not isinstance(value, list):
         raise BadShape(
-            "expected a list of vectors, or an object with dtype, shape and base64", field=field
+            "Expected a list of vectors, or an object with `dtype`, `shape` and `base64`.",
+            field=field,
         )
     if not value:
-        raise EmptyVectors("expected at least one vector", field=field)
+        raise EmptyVectors("Expected at least one vector.", field=field)
     flat = [row for row, vector in enumerate(value) if not isinstance(vector, list)]
     if flat:
-        raise BadShape("expected a list of vectors: [[...], [...]]", field=field, rows=flat)
+        raise BadShape("Expected a list of vectors: [[...], [...]].", field=field, rows=flat)
     _check_lengths(value, field)
     return torch.from_numpy(_numbers(value, field))
 
 
-def vector(value: Any, field: str) -> Tensor:
-    """A list of numbers as a float64 tensor. Raises BadShape, BadDtype, naming the places as rows."""
+def parse_vector(value: Any, field: str) -> Tensor:
+    """A list of numbers as a float64 tensor. Raises BadShape and BadDtype with the wrong places."""
     if not isinstance(value, list):
-        raise BadShape("expected a list of numbers", field=field)
+        raise BadShape("Expected a list of numbers.", field=field)
     if not value:
         return torch.zeros(0)
     return torch.from_numpy(_numbers([[number] for number in value], field).flatten())
 
 
-def from_base64(text: str, field: str) -> bytearray:
-    """Raises BadBase64."""
+def decode_base64(text: str, field: str) -> bytearray:
+    """The bytes of a base64 text. Raises BadBase64."""
     try:
         return pybase64.b64decode_as_bytearray(text, validate=True)
     except ValueError:  # binascii.Error is one
-        raise BadBase64("not base64, or not padded to a multiple of four", field=field) from None
+        raise BadBase64(
+            "Expected base64, padded with `=` to a multiple of four characters.", field=field
+        ) from None
 
 
-def respond(content: Any) -> Response:
-    """A JSON response by orjson, arrays as lists of their shortest exact decimals."""
+def respond_json(content: Any) -> Response:
+    """A JSON response. Arrays become lists of the shortest decimals that are exact."""
     data = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
     return Response(data, media_type="application/json")
 
@@ -228,40 +250,42 @@ def _check_lengths(value: list[list[Any]], field: str) -> None:
     [(usual, _)] = Counter(lengths).most_common(1)
     rows = [row for row, length in enumerate(lengths) if length != usual]
     raise RaggedRows(
-        f"vectors of different lengths: {len(rows)} of {len(lengths)} do not have {usual} numbers",
+        f"All vectors must have the same length. "
+        f"{len(rows)} of {len(lengths)} do not have {usual} numbers.",
         field=field,
         rows=rows,
     )
 
 
 def _numbers(rows: list[list[Any]], field: str) -> np.ndarray[Any, Any]:
-    """Rows of equal length as float64. Raises BadDtype, naming the rows that hold anything but numbers."""
+    """Rows of equal length as float64. Raises BadDtype with the rows that hold other values."""
     numbers = np.empty((len(rows), len(rows[0])))
     if numbers.size == 0:
         return numbers
     row_bytes = numbers.strides[0]
-    pack_into = struct.Struct(
-        f"{numbers.shape[1]}d"
-    ).pack_into  # one row at a time: others run in between
+    # One row at a time, so that other threads can run in between.
+    pack_into = struct.Struct(f"{numbers.shape[1]}d").pack_into
     memory = memoryview(numbers.data).cast("B")
     try:
         for place, row in enumerate(rows):
             pack_into(memory, place * row_bytes, *row)
     except struct.error:
         doubtful = range(len(rows))
-    else:  # booleans are packed as 0 and 1
+    else:  # struct packs booleans as 0 and 1
         doubtful = ((numbers == 0) | (numbers == 1)).any(axis=1).nonzero()[0].tolist()
     wrong = [row for row in doubtful if not set(map(type, rows[row])) <= {float, int}]
     if wrong:
-        raise BadDtype("expected numbers only", field=field, rows=wrong)
+        raise BadDtype("Expected only numbers.", field=field, rows=wrong)
     return numbers
 
 
-def _packed(value: Mapping[str, Any], field: str) -> Tensor:
+def _from_packed(value: Mapping[str, Any], field: str) -> Tensor:
     if set(value) != {"dtype", "shape", "base64"}:
-        raise BadShape("expected an object with exactly dtype, shape and base64", field=field)
-    if not isinstance(value["dtype"], str) or value["dtype"] not in DTYPES:
-        raise BadDtype(f"dtype must be one of {', '.join(DTYPES)}", field=f"{field}.dtype")
+        raise BadShape(
+            "Expected an object with exactly `dtype`, `shape` and `base64`.", field=field
+        )
+    if not isinstance(value["dtype"], str) or value["dtype"] not in WIRE_DTYPES:
+        raise BadDtype(f"`dtype` must be one of {', '.join(WIRE_DTYPES)}.", field=f"{field}.dtype")
     shape = value["shape"]
     if (
         not isinstance(shape, list)
@@ -269,18 +293,19 @@ def _packed(value: Mapping[str, Any], field: str) -> Tensor:
         or not all(type(n) is int and n >= 0 for n in shape)
     ):
         raise BadShape(
-            "shape must be two whole numbers, [vectors, dimension]", field=f"{field}.shape"
+            "`shape` must be two whole numbers: [vectors, dimension].", field=f"{field}.shape"
         )
     if not isinstance(value["base64"], str):
-        raise BadBase64("expected base64 text", field=f"{field}.base64")
-    dtype = np.dtype(DTYPES[value["dtype"]])
-    data = from_base64(value["base64"], f"{field}.base64")
+        raise BadBase64("Expected a base64 text.", field=f"{field}.base64")
+    dtype = np.dtype(WIRE_DTYPES[value["dtype"]])
+    data = decode_base64(value["base64"], f"{field}.base64")
     expected = shape[0] * shape[1] * dtype.itemsize
     if len(data) != expected:
         raise BadBase64(
-            f"{shape[0]} x {shape[1]} {dtype.name} numbers are {expected} bytes, got {len(data)}",
+            f"{shape[0]} x {shape[1]} {dtype.name} numbers take {expected} bytes, "
+            f"but `base64` has {len(data)}.",
             field=f"{field}.base64",
         )
     if expected == 0:
-        raise EmptyVectors("expected at least one vector of at least one number", field=field)
+        raise EmptyVectors("Expected at least one vector of at least one number.", field=field)
     return npy.as_tensor(np.frombuffer(data, dtype).reshape(shape))

@@ -1,1 +1,1 @@
-"""Heads in ONNX files, which run in processes of their own."""
+"""Heads in ONNX files, which run in separate processes."""

@@ -1,5 +1,6 @@
-"""Messages between the service and its ONNX processes: a small JSON object and plain bytes. Nothing
-is unpickled.
+"""Messages between the service and its ONNX processes: a small JSON object, then bytes.
+
+No pickle is involved.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import struct
 import time
 from typing import Any
 
-#: lengths of the two parts
-LENGTHS = struct.Struct("!IQ")
-MOST_HEADER = 64 * 1024
-#: bytes of a message: a head's file, rows, or answers
-LARGEST_MESSAGE = 80 * 2**20
-#: rows of one message
-MOST_ROWS = 1_024
+#: lengths of the JSON object and of the bytes
+FRAME_LENGTHS = struct.Struct("!IQ")
+MOST_FRAME_HEADER_BYTES = 64 * 1024
+#: most bytes after the JSON object: a head's file, rows or outputs
+MOST_MESSAGE_BYTES = 80 * 2**20
+#: most rows in one message
+MOST_MESSAGE_ROWS = 1_024
 
 Buffer = bytes | bytearray | memoryview
 
@@ -28,9 +29,11 @@ def send(
     *,
     deadline: float | None = None,
 ) -> None:
-    """Raises TimeoutError at the deadline (of time.monotonic), and OSError where nobody reads."""
+    """Send a message. Raises TimeoutError at the deadline (by time.monotonic()), and OSError when
+    the peer has closed the connection.
+    """
     text = json.dumps(header).encode()
-    for part in (LENGTHS.pack(len(text), len(payload)) + text, payload):
+    for part in (FRAME_LENGTHS.pack(len(text), len(payload)) + text, payload):
         _limit(connection, deadline)
         connection.sendall(part)
 
@@ -38,15 +41,19 @@ def send(
 def receive(
     connection: socket.socket, *, most: int, deadline: float | None = None
 ) -> tuple[dict[str, Any], bytearray]:
-    """The JSON object and the bytes. Raises TimeoutError, EOFError where nobody writes, and
-    ValueError for more than `most` bytes or for no object.
+    """Return the JSON object and the bytes of a message.
+
+    Raises TimeoutError, EOFError when the peer has closed the connection, and ValueError for more
+    than `most` bytes or for JSON other than an object.
     """
-    header_bytes, payload_bytes = LENGTHS.unpack(_exactly(connection, LENGTHS.size, deadline))
-    if header_bytes > MOST_HEADER or payload_bytes > most:
+    header_bytes, payload_bytes = FRAME_LENGTHS.unpack(
+        _exactly(connection, FRAME_LENGTHS.size, deadline)
+    )
+    if header_bytes > MOST_FRAME_HEADER_BYTES or payload_bytes > most:
         raise ValueError(f"a message of {header_bytes} and {payload_bytes} bytes")
     header = json.loads(_exactly(connection, header_bytes, deadline))
     if not isinstance(header, dict):
-        raise ValueError("no JSON object")
+        raise ValueError("the header is not a JSON object")
     return header, _exactly(connection, payload_bytes, deadline)
 
 

@@ -1,5 +1,5 @@
-"""ONNX heads: any network of allowed operators, from vectors to numbers or to images. Another
-process runs them.
+"""ONNX heads: networks of allowed operators, from vectors to numbers or images, which another
+process runs.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ import torch
 from torch import Tensor
 
 from app.errors import HeadTooSlow
-from app.heads.base import answer, check_size
-from app.heads.onnx.frames import MOST_ROWS
-from app.heads.onnx.process import Model, OnnxRunner, require_packages
+from app.heads.base import check_size, clamp_to_float32
+from app.heads.onnx.frames import MOST_MESSAGE_ROWS
+from app.heads.onnx.process import OnnxModel, OnnxRunner, require_packages
 
-#: running of one call, all its pieces together
-SECONDS = 10.0
-#: pieces are made to take about this long, so that other requests come in between; and numbers that
-#: one may answer
-PIECE_S, PIECE_NUMBERS = 0.1, 2**24
+#: time limit of one call, for all its pieces together
+ONNX_CALL_S = 10.0
+#: duration that a piece aims for, so that other requests run in between, and most numbers in its
+#: outputs
+ONNX_PIECE_S, ONNX_PIECE_NUMBERS = 0.1, 2**24
 
 
 class OnnxHead:
-    """A stored file, and the process that runs it."""
+    """A stored model, and the runner of its process."""
 
-    def __init__(self, model: Model, shape: list[int], *, dim: int, runner: OnnxRunner) -> None:
+    def __init__(self, model: OnnxModel, shape: list[int], *, dim: int, runner: OnnxRunner) -> None:
         self.dim = dim
-        #: of one answer, as the model gives it: (m,) or an image's (c, h, w)
+        #: shape of one vector's outputs: (m,), or (c, h, w) for an image
         self.shape = tuple(shape)
         self.outputs = math.prod(shape)
         self.nbytes = len(model.data)
@@ -35,56 +35,65 @@ class OnnxHead:
         self._runner = runner
         self._piece = 1
 
-    def run(self, vectors: Tensor, *, seconds: float = SECONDS) -> Tensor:
-        """Answers (n, m), each flattened, to vectors (n, dim). Raises HeadTooSlow, InvalidHead,
-        TooMuchAtOnce, Overloaded.
+    def run(self, vectors: Tensor, *, seconds: float = ONNX_CALL_S) -> Tensor:
+        """Return outputs (n, m), each flattened, for vectors (n, dim).
+
+        Raises HeadTooSlow, InvalidHead, TooMuchAtOnce, Overloaded.
         """
         rows = np.ascontiguousarray(vectors.numpy(), dtype=np.float32)
-        answers = np.empty((len(rows), self.outputs), dtype=np.float32)
-        done, spent = 0, 0.0
-        while done < len(rows):
-            if spent > seconds:
+        outputs = np.empty((len(rows), self.outputs), dtype=np.float32)
+        start, total_s = 0, 0.0
+        while start < len(rows):
+            if total_s > seconds:
                 raise HeadTooSlow(
-                    f"the head did not answer within {seconds:g} s: send fewer vectors",
+                    f"The head took more than {seconds:g} s, which is the limit. "
+                    "Send fewer vectors.",
                     field="head",
                 )
-            piece = rows[done : done + self._piece]
-            answers[done : done + len(piece)], took = self._runner.run(
+            piece = rows[start : start + self._piece]
+            outputs[start : start + len(piece)], piece_s = self._runner.run(
                 self._model, piece, outputs=self.outputs
             )
-            self._piece = self._next_piece(len(piece), took)
-            done, spent = done + len(piece), spent + took
-        return answer(torch.from_numpy(answers))
+            self._piece = self._next_piece(len(piece), piece_s)
+            start, total_s = start + len(piece), total_s + piece_s
+        return clamp_to_float32(torch.from_numpy(outputs))
 
     def _next_piece(self, rows: int, seconds: float) -> int:
-        """How many rows take about PIECE_S, by how long the last ones took; at most twice as many
-        as before.
+        """Return the number of rows that should take about ONNX_PIECE_S, estimated from the last
+        piece, and at most twice its size.
         """
-        affordable = int(rows * PIECE_S / max(seconds, 1e-9))
+        affordable = int(rows * ONNX_PIECE_S / max(seconds, 1e-9))
         return max(
-            1, min(affordable, 2 * max(rows, self._piece), MOST_ROWS, PIECE_NUMBERS // self.outputs)
+            1,
+            min(
+                affordable,
+                2 * max(rows, self._piece),
+                MOST_MESSAGE_ROWS,
+                ONNX_PIECE_NUMBERS // self.outputs,
+            ),
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """The model as it was rewritten: without names, notes and paths of whoever exported it."""
+        """Return the model to store, without its author's names, notes and paths."""
         return {"onnx": torch.frombuffer(bytearray(self._model.data), dtype=torch.uint8)}
 
 
 def load_onnx(data: bytes, *, dim: int, runner: OnnxRunner, owner: str) -> OnnxHead:
-    """A head of stored bytes, run for `owner`. Raises InvalidHead, HeadTooSlow, TooMuchAtOnce,
-    Overloaded.
+    """Return the head of stored bytes, whose calls count as `owner`'s.
+
+    Raises InvalidHead, HeadTooSlow, TooMuchAtOnce, Overloaded.
     """
     require_packages()
-    model = Model(data, owner)
+    model = OnnxModel(data, owner)
     return OnnxHead(model, runner.open(model), dim=dim, runner=runner)
 
 
 def make_onnx(data: bytes, *, dim: int, runner: OnnxRunner, owner: str) -> OnnxHead:
-    """A head of a client's bytes, tried in a process of its own.
+    """Try a client's file in a separate process, and return its head.
 
     Raises InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce, Overloaded.
     """
     check_size(data, "onnx")
     require_packages()
     stored, shape = runner.try_file(data, dim=dim, owner=owner)
-    return OnnxHead(Model(stored, owner), shape, dim=dim, runner=runner)
+    return OnnxHead(OnnxModel(stored, owner), shape, dim=dim, runner=runner)

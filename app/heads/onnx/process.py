@@ -1,5 +1,5 @@
-"""The service's side of the processes that run ONNX files: strangers' native code and tensors stay
-in there.
+"""Starts and calls the processes that run ONNX files, so that the service itself never reads a
+client's model.
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ from app.heads.onnx import frames
 
 log = logging.getLogger("anchorage.heads")
 
-#: address space of the process of one trial, and of the one that runs all heads: what a trial may
-#: take, and kept sessions
-TRIAL_BYTES, RUN_BYTES = 3 * 2**29, 9 * 2**28
-#: a trial, its process's start included; making a session; one message's rows, of which a trial has
-#: shown that they take 1 s
-TRIAL_S, OPEN_S, RUN_S = 15.0, 10.0, 5.0
-#: a trial gives way to whatever serves requests
-TRIAL_NICE = 10
-#: numbers of one answer: an RGB image of 512 x 512 and more
-MOST_OUTPUTS = 2**20
-CRASHES = "the model crashes onnxruntime, or needs too much memory"
+#: address space of the process of one trial, and of the process that runs all heads, which also
+#: holds open sessions
+ONNX_TRIAL_BYTES, ONNX_RUN_BYTES = 3 * 2**29, 9 * 2**28
+#: time limits of a trial with its process's start, of opening a session, and of one message's rows,
+#: which took at most 1 s in the trial
+ONNX_TRIAL_S, ONNX_OPEN_S, ONNX_RUN_S = 15.0, 10.0, 5.0
+#: niceness of a trial, so that it gives way to processes that serve requests
+ONNX_TRIAL_NICE = 10
+#: most outputs of one row: enough for an RGB image of 512 x 512
+MOST_HEAD_OUTPUTS = 2**20
+CRASH_DETAIL = "The model crashes onnxruntime, or needs too much memory. Send a smaller model."
 
-Rows = NDArray[np.float32]
-Answer = TypeVar("Answer")
+FloatRows = NDArray[np.float32]
+ResultT = TypeVar("ResultT")
 
-ERRORS: dict[str, type[AnchorageError]] = {
+CHILD_ERRORS: dict[str, type[AnchorageError]] = {
     error.code: error for error in (InvalidHead, HeadTooLarge, HeadTooSlow)
 }
 
 
-class Died(Exception):
-    """The process ended, or answered nonsense."""
+class ProcessDied(Exception):
+    """The process ended, or sent an invalid response."""
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
-    """A stored ONNX file, and whose requests run it."""
+class OnnxModel:
+    """A stored ONNX file, and the owner of its requests."""
 
     data: bytes
     owner: str
@@ -72,15 +72,14 @@ class Model:
         return hashlib.sha256(self.data).hexdigest()
 
 
-class Process:
-    """One child process. It ends when its socket closes, so with this process at the latest. One
-    caller at a time.
+class OnnxProcess:
+    """One child process for one caller at a time. It ends when its socket closes, and therefore at
+    the latest with this process.
     """
 
     def __init__(self, memory: int, *, nice: int = 0) -> None:
-        """Start it. Raises Overloaded where the system has no process or file left."""
-        # Of the environment only where libraries are: no secret of the service is known to the
-        # process that reads the file.
+        """Start it. Raises Overloaded when the system has no process or file descriptor left."""
+        # The child only gets the paths of libraries, so that it knows no secret of the service.
         environment = {
             name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ
         }
@@ -94,7 +93,7 @@ class Process:
                 self._socket, theirs = socket.socketpair()
                 unless_started.enter_context(self._socket)
                 with theirs:
-                    self._child = subprocess.Popen(  # noqa: S603  # our own interpreter and module, and numbers
+                    self._child = subprocess.Popen(  # noqa: S603  # a fixed module and numbers
                         [
                             sys.executable,
                             "-P",
@@ -107,99 +106,117 @@ class Process:
                         stdout=subprocess.DEVNULL,
                         stderr=subprocess.DEVNULL,
                         env=environment,
-                        start_new_session=True,  # what a terminal sends to this process is not meant for that one
+                        start_new_session=True,  # no signals from this process's terminal
                     )
             except OSError as error:
-                log.warning("no process for ONNX heads can be started: %s", error)
+                log.warning("ONNX process did not start: %s", error)
                 raise Overloaded(
-                    "the server cannot start a process for ONNX heads now", retry_after_s=5
+                    "The server cannot start a process for ONNX heads. Try again in 5 s.",
+                    retry_after_s=5,
                 ) from error
             unless_started.pop_all()
 
     def ask(
-        self, question: dict[str, Any], payload: frames.Buffer, *, seconds: float, field: str
+        self, request: dict[str, Any], payload: frames.Buffer, *, seconds: float, field: str
     ) -> tuple[Any, bytearray]:
-        """The answer. Raises HeadTooSlow, Died, and the errors that the process answers; it has
-        ended after the first two.
+        """Return the response.
+
+        Raises HeadTooSlow and ProcessDied, after which the process has ended, and the errors in the
+        response.
         """
         deadline = time.monotonic() + seconds
         try:
-            frames.send(self._socket, question, payload, deadline=deadline)
-            told, data = frames.receive(
-                self._socket, most=frames.LARGEST_MESSAGE, deadline=deadline
+            frames.send(self._socket, request, payload, deadline=deadline)
+            reply, data = frames.receive(
+                self._socket, most=frames.MOST_MESSAGE_BYTES, deadline=deadline
             )
-            error = (
-                ERRORS[told["error"]](str(told["detail"]), field=field, limit=told["limit"])
-                if "error" in told
-                else None
-            )
+            refusal = None
+            if "error" in reply:
+                error_class = CHILD_ERRORS[reply["error"]]
+                refusal = error_class(str(reply["detail"]), field=field, limit=reply["limit"])
         except TimeoutError as late:
             self.close()
-            raise HeadTooSlow(f"the head took longer than {seconds:g} s", field=field) from late
-        except (OSError, EOFError, ValueError, LookupError, TypeError) as broken:
+            raise HeadTooSlow(
+                f"The head took more than {seconds:g} s, which is the limit. "
+                "Send fewer vectors, or a smaller head.",
+                field=field,
+            ) from late
+        except (OSError, EOFError, ValueError, LookupError, TypeError) as error:
             self.close()
-            raise Died(f"{type(broken).__name__}, exit code {self._child.returncode}") from broken
-        if error is not None:
-            raise error
-        return told, data
+            code = self._child.returncode
+            raise ProcessDied(f"{type(error).__name__}, exit code {code}") from error
+        if refusal is not None:
+            raise refusal
+        return reply, data
 
     def kill(self) -> None:
-        """End it now, whatever it does; a caller in `ask` sees that it died."""
+        """End it now. A caller in `ask` gets ProcessDied."""
         self._child.kill()
         self._child.wait()
 
     def close(self) -> None:
-        """End it now. Only for the caller whose turn it is: nobody else may be in `ask`."""
+        """End it now, and close the socket. No other thread may be in `ask`."""
         self.kill()
         self._socket.close()
 
 
-class Line:
-    """Turns at work that is done `at_once` times: owner after owner, and the requests of one owner
-    in their order.
+class OwnerQueue:
+    """A queue that lets `at_once` requests run: owners take turns, and one owner's requests run in
+    their order.
 
-    most, share  requests that wait, and those of them that one owner may have; wait_s: for how long
+    action  verb phrase for messages
+    most    requests that may wait
+    share   requests that one owner may have in the queue
+    wait_s  longest wait of a request
     """
 
-    def __init__(self, what: str, *, at_once: int, most: int, share: int, wait_s: float) -> None:
-        self._what, self._most, self._share, self._wait_s = what, most, share, wait_s
+    def __init__(self, action: str, *, at_once: int, most: int, share: int, wait_s: float) -> None:
+        self._action, self._most, self._share, self._wait_s = action, most, share, wait_s
         self._lock = threading.Lock()
         self._waiting: OrderedDict[str, deque[threading.Event]] = OrderedDict()
         self._free = at_once
 
     @contextmanager
     def turn(self, owner: str) -> Iterator[None]:
-        """Raises TooMuchAtOnce and Overloaded where too many wait, and Overloaded where no turn
-        comes in time.
+        """Wait for a turn, and hold it during the block.
+
+        Raises TooMuchAtOnce and Overloaded when too many requests wait, and Overloaded after
+        `wait_s`.
         """
-        mine = threading.Event()
+        event = threading.Event()
         with self._lock:
             if len(self._waiting.get(owner, ())) >= self._share:
                 raise TooMuchAtOnce(
-                    f"{self._share} of your requests wait to {self._what}; send fewer at once",
+                    f"{self._share} of your requests wait to {self._action}, which is the limit. "
+                    "Send fewer requests at once.",
                     limit=self._share,
                 )
             if sum(map(len, self._waiting.values())) >= self._most:
-                raise Overloaded(f"{self._most} requests wait to {self._what}", retry_after_s=5)
-            self._waiting.setdefault(owner, deque()).append(mine)
-            self._call()
-        try:
-            if not mine.wait(self._wait_s):
                 raise Overloaded(
-                    f"waited {self._wait_s:g} s to {self._what}, and others were still busy",
+                    f"{self._most} requests wait to {self._action}, which is the limit. "
+                    "Try again in 5 s.",
+                    retry_after_s=5,
+                )
+            self._waiting.setdefault(owner, deque()).append(event)
+            self._grant_turn()
+        try:
+            if not event.wait(self._wait_s):
+                raise Overloaded(
+                    f"The request waited {self._wait_s:g} s to {self._action}, which is the limit. "
+                    "Try again in 5 s.",
                     retry_after_s=5,
                 )
             yield
         finally:
             with self._lock:
-                if mine.is_set():
+                if event.is_set():
                     self._free += 1
-                    self._call()
+                    self._grant_turn()
                 else:
-                    self._leave(owner, mine)
+                    self._leave(owner, event)
 
-    def _call(self) -> None:
-        """Give a free turn to the owner who has waited longest since its last one."""
+    def _grant_turn(self) -> None:
+        """Give a free turn to the owner that has waited longest since its last turn."""
         if not self._free or not self._waiting:
             return
         owner = next(iter(self._waiting))
@@ -217,110 +234,117 @@ class Line:
 
 
 class OnnxRunner:
-    """The process that runs ONNX heads, started on demand and again where it died; and those that
-    try files. Threads share it.
+    """Runs ONNX heads in one process, which it starts on demand and again after a crash, and tries
+    files in others. Threads share it.
     """
 
     def __init__(self) -> None:
-        self._line = Line("run an ONNX head", at_once=1, most=96, share=64, wait_s=10.0)
-        self._trials = Line("try an ONNX file", at_once=2, most=48, share=40, wait_s=30.0)
-        self._process: Process | None = None
+        self._runs = OwnerQueue("run an ONNX head", at_once=1, most=96, share=64, wait_s=10.0)
+        self._trials = OwnerQueue("try an ONNX file", at_once=2, most=48, share=40, wait_s=30.0)
+        self._process: OnnxProcess | None = None
         self._closed = False
 
     def try_file(self, data: bytes, *, dim: int, owner: str) -> tuple[bytes, list[int]]:
-        """The model to store and the shape of one answer, after a trial of a client's file in a
-        process of its own.
+        """Try a client's file in a separate process.
 
+        Returns the model to store and the shape of one row's outputs.
         Raises InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce, Overloaded.
         """
         with self._trials.turn(owner):
-            process = Process(TRIAL_BYTES, nice=TRIAL_NICE)
+            process = OnnxProcess(ONNX_TRIAL_BYTES, nice=ONNX_TRIAL_NICE)
             try:
-                told, model = process.ask(
-                    {"op": "try", "dim": dim}, data, seconds=TRIAL_S, field="onnx"
+                reply, model = process.ask(
+                    {"op": "try", "dim": dim}, data, seconds=ONNX_TRIAL_S, field="onnx"
                 )
-            except Died as died:
-                raise InvalidHead(CRASHES, field="onnx") from died
+            except ProcessDied as died:
+                raise InvalidHead(CRASH_DETAIL, field="onnx") from died
             finally:
                 process.close()
-        return bytes(model), _shape(told)
+        return bytes(model), _read_shape(reply)
 
-    def open(self, model: Model) -> list[int]:
-        """The shape of one answer. Raises InvalidHead, HeadTooSlow, TooMuchAtOnce, Overloaded."""
-        with self._line.turn(model.owner):
-            return self._twice(lambda process: _open(process, model))
+    def open(self, model: OnnxModel) -> list[int]:
+        """Return the shape of one row's outputs.
 
-    def run(self, model: Model, rows: Rows, *, outputs: int) -> tuple[Rows, float]:
+        Raises InvalidHead, HeadTooSlow, TooMuchAtOnce, Overloaded.
+        """
+        with self._runs.turn(model.owner):
+            return self._with_retry(lambda process: _open(process, model))
+
+    def run(self, model: OnnxModel, rows: FloatRows, *, outputs: int) -> tuple[FloatRows, float]:
         """Answers (n, outputs) to 1 to MOST_ROWS rows, and the seconds that they took. Raises as
         `open`.
         """
-        with self._line.turn(model.owner):
-            begun = time.monotonic()
-            answers = self._twice(lambda process: _run(process, model, rows, outputs))
-            return answers, time.monotonic() - begun
+        with self._runs.turn(model.owner):
+            started = time.monotonic()
+            values = self._with_retry(lambda process: _run(process, model, rows, outputs))
+            return values, time.monotonic() - started
 
     def close(self) -> None:
-        """End the process; who comes later is refused."""
+        """End the process, and refuse all later calls."""
         self._closed = True
         if self._process is not None:
             self._process.kill()
-        with suppress(Overloaded), self._line.turn(""):
+        with suppress(Overloaded), self._runs.turn(""):
             if self._process is not None:
                 self._process.close()
 
-    def _twice(self, use: Callable[[Process], Answer]) -> Answer:
-        """What `use` gives, in a new process if the old one died: that may have been another head's
-        doing.
+    def _with_retry(self, use: Callable[[OnnxProcess], ResultT]) -> ResultT:
+        """Return the result of `use`. If the process dies, try once more in a new process, because
+        another head may be the cause.
         """
         for _ in range(2):
             if self._closed:
-                raise Overloaded("the server is stopping")
-            self._process = self._process or Process(RUN_BYTES)
+                raise Overloaded("The server is stopping. Send the request again.")
+            self._process = self._process or OnnxProcess(ONNX_RUN_BYTES)
             try:
                 return use(self._process)
-            except Died as died:
+            except ProcessDied as died:
                 self._process = None
-                log.warning("the ONNX process died: %s", died)
+                log.warning("ONNX process died: %s", died)
             except HeadTooSlow:
                 self._process = None
                 raise
-        raise InvalidHead(CRASHES, field="head")
+        raise InvalidHead(CRASH_DETAIL, field="head")
 
 
-def _open(process: Process, model: Model) -> list[int]:
-    told, _ = process.ask(
-        {"op": "open", "key": model.key}, model.data, seconds=OPEN_S, field="head"
+def _open(process: OnnxProcess, model: OnnxModel) -> list[int]:
+    reply, _ = process.ask(
+        {"op": "open", "key": model.key}, model.data, seconds=ONNX_OPEN_S, field="head"
     )
-    return _shape(told)
+    return _read_shape(reply)
 
 
-def _run(process: Process, model: Model, rows: Rows, outputs: int) -> Rows:
-    question = {"op": "run", "key": model.key, "rows": len(rows)}
-    told, data = process.ask(question, rows.data.cast("B"), seconds=RUN_S, field="head")
-    if "missing" in told:
+def _run(process: OnnxProcess, model: OnnxModel, rows: FloatRows, outputs: int) -> FloatRows:
+    request = {"op": "run", "key": model.key, "rows": len(rows)}
+    reply, data = process.ask(request, rows.data.cast("B"), seconds=ONNX_RUN_S, field="head")
+    if "missing" in reply:
         _open(process, model)
-        _, data = process.ask(question, rows.data.cast("B"), seconds=RUN_S, field="head")
+        _, data = process.ask(request, rows.data.cast("B"), seconds=ONNX_RUN_S, field="head")
     if len(data) != len(rows) * outputs * 4:
         process.close()
-        raise Died(f"it answered {len(data)} bytes")
+        raise ProcessDied(f"wrong response of {len(data)} bytes")
     return np.frombuffer(data, np.float32).reshape(len(rows), outputs)
 
 
-def _shape(told: dict[str, Any]) -> list[int]:
-    sides = told.get("shape")
+def _read_shape(reply: dict[str, Any]) -> list[int]:
+    sides = reply.get("shape")
     if (
         not isinstance(sides, list)
         or not all(type(side) is int and side > 0 for side in sides)
-        or math.prod(sides) > MOST_OUTPUTS
+        or math.prod(sides) > MOST_HEAD_OUTPUTS
     ):
-        raise InvalidHead("the model does not say which shape it answers", field="head")
+        raise InvalidHead(
+            "The shape of the model's output is missing or invalid. Export the model again.",
+            field="head",
+        )
     return sides
 
 
 def require_packages() -> None:
-    """Raises InvalidHead where this server cannot run ONNX files."""
+    """Raises InvalidHead if the server cannot run ONNX files."""
     if find_spec("onnx") is None or find_spec("onnxruntime") is None:
         raise InvalidHead(
-            "onnx and onnxruntime are not installed on the server: pip install 'anchorage-server[onnx]'",
+            "onnx and onnxruntime are not installed on the server. "
+            "Ask the operator to run: pip install 'anchorage-server[onnx]'",
             field="onnx",
         )

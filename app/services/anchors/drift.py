@@ -17,9 +17,9 @@ from app.errors import (
     TooManyInputs,
 )
 from app.maths.anchors import drift
-from app.maths.anchors.health import LISTED
-from app.maths.anchors.mismatch import RELATED
-from app.maths.geometry.sampling import uniform
+from app.maths.anchors.health import MOST_LISTED_ROWS
+from app.maths.anchors.mismatch import RELATED_Z
+from app.maths.geometry.sampling import draw_uniformly
 from app.services import incoming
 from app.services.anchors import spaces
 from app.services.anchors.anchor_embedding import read_inputs
@@ -28,7 +28,7 @@ from app.services.context import Services
 from app.services.encoders.encoding import Inputs, encode
 from app.services.request_context import RequestContext
 from app.storage import tables
-from app.types import repeats
+from app.types import repeated_positions
 
 #: most items that one request embeds again, and the default
 MOST_REEMBEDDED, DEFAULT_REEMBEDDED = 1_024, 128
@@ -49,49 +49,58 @@ class DriftOptions:
 
 
 class RowDrift(BaseModel):
-    """One anchor; `deviation` is the length of the difference over that of the old vector."""
+    """The change of one anchor's vector."""
 
-    row: int
-    cosine: float
-    deviation: float
+    row: int = Field(description="Row of the anchor set, from 0.")
+    cosine: float = Field(description="Cosine of the new vector to the old one.")
+    deviation: float = Field(
+        description="Norm of the difference, divided by the norm of the old vector."
+    )
 
 
 class DriftHeldOut(BaseModel):
-    """Mean centred cosines of old vectors, translated into the new space by fits on other rows."""
+    """Quality of old vectors, translated into the new space by fits on other rows."""
 
-    rows: int
-    rotation: float = Field(description="by the nearest rotation")
-    translator: float = Field(description="by the method graded, whose `mrr` and `recall` follow")
-    mrr: float
-    recall: float
-    nothing: float = Field(description="without a translation: cut or padded to the dimension")
+    rows: int = Field(description="Number of rows measured.")
+    rotation: float = Field(description="Mean centred cosine after the nearest rotation.")
+    translator: float = Field(description="Mean centred cosine after the method `graded`.")
+    mrr: float = Field(description="Mean reciprocal rank after the method `graded`, 0 to 1.")
+    recall: float = Field(description="Recall after the method `graded`, 0 to 1.")
+    nothing: float = Field(
+        description="Mean centred cosine without translation, cut or padded with zeros."
+    )
 
 
 class DriftReport(BaseModel):
     """The change of an encoder's vectors. Measures are null if the dimensions differ."""
 
-    anchor_set: str
-    encoder: str
-    verdict: drift.Verdict
-    detail: str
-    recommendations: list[str]
-    count: int
-    dim: int
-    given_dim: int
-    reembedded: bool = Field(description="whether the service embedded the inputs again")
-    rounding: drift.Rounding | None = Field(description="of unchanged vectors")
-    max_deviation: float | None
-    mean_cosine: float | None
-    min_cosine: float | None
-    scale: float | None = Field(
-        description="median length of the new vectors over that of the old ones"
+    anchor_set: str = Field(description="Name of the anchor set.")
+    encoder: str = Field(description="Name of the encoder.")
+    verdict: drift.DriftVerdict = Field(description="How the vectors changed.")
+    detail: str = Field(description="The verdict in words.")
+    recommendations: list[str] = Field(description="What to do.")
+    count: int = Field(description="Number of anchors compared.")
+    dim: int = Field(description="Dimension of the old vectors.")
+    given_dim: int = Field(description="Dimension of the new vectors.")
+    reembedded: bool = Field(description="Whether the service encoded the stored inputs.")
+    rounding: drift.Rounding | None = Field(
+        description="Rounding of unchanged vectors. Null if they changed."
     )
-    changed: list[int] = Field(description="the first 20 anchors whose vector has changed")
-    changed_count: int
-    changed_share: float
-    worst: list[RowDrift] = Field(description="the 20 anchors with the smallest cosine")
+    max_deviation: float | None = Field(
+        description="Largest norm of a difference, divided by the norm of the old vector."
+    )
+    mean_cosine: float | None = Field(description="Mean cosine of new and old vectors.")
+    min_cosine: float | None = Field(description="Smallest cosine of a new and an old vector.")
+    scale: float | None = Field(
+        description="Median norm of the new vectors, divided by that of the old vectors."
+    )
+    changed: list[int] = Field(description="The first 20 rows whose vector changed, from 0.")
+    changed_count: int = Field(description="Number of rows whose vector changed.")
+    changed_share: float = Field(description="Share of the compared rows that changed, 0 to 1.")
+    worst: list[RowDrift] = Field(description="The 20 rows with the smallest cosine.")
     held_out: DriftHeldOut | None = Field(
-        description="of rotated and changed vectors; null below ten rows"
+        description="Quality of a translation from old to new. "
+        "Only for rotated and changed vectors; null below 10 rows."
     )
 
 
@@ -118,7 +127,7 @@ def detect_drift(
     )
     old = spaces.raw_anchors(services, space)[rows]
     with services.fitting():
-        comparison = drift.compare(old, new, seed=options.seed)
+        comparison = drift.compare_embeddings(old, new, seed=options.seed)
     return _report(
         comparison, rows, space, given_dim=new.shape[1], reembedded=options.vectors is None
     )
@@ -134,7 +143,7 @@ def _choose_rows(options: DriftOptions, size: int) -> list[int]:
         if options.vectors is not None:
             return list(range(size))
         return sorted(
-            uniform(size, size=min(size, options.sample or DEFAULT_REEMBEDDED), seed=options.seed)
+            draw_uniformly(size, size=min(size, options.sample or DEFAULT_REEMBEDDED), seed=options.seed)
         )
     rows = list(options.rows)
     if not rows:
@@ -146,7 +155,7 @@ def _choose_rows(options: DriftOptions, size: int) -> list[int]:
             field="rows",
             rows=outside,
         )
-    if again := repeats(rows):
+    if again := repeated_positions(rows):
         raise InvalidRequest(
             "rows must differ; these repeat an earlier one", field="rows", rows=again
         )
@@ -228,7 +237,7 @@ def _report(
     cosines, deviations = comparison.cosines, comparison.deviations
     worst = []
     if cosines is not None and deviations is not None:
-        places = torch.argsort(cosines, stable=True)[:LISTED].tolist()
+        places = torch.argsort(cosines, stable=True)[:MOST_LISTED_ROWS].tolist()
         worst = [
             RowDrift(row=rows[i], cosine=float(cosines[i]), deviation=float(deviations[i]))
             for i in places
@@ -251,7 +260,7 @@ def _report(
         mean_cosine=None if cosines is None else float(cosines.mean()),
         min_cosine=None if cosines is None else float(cosines.min()),
         scale=comparison.scale,
-        changed=sorted(changed)[:LISTED],
+        changed=sorted(changed)[:MOST_LISTED_ROWS],
         changed_count=len(changed),
         changed_share=len(changed) / len(rows),
         worst=worst,
@@ -304,7 +313,7 @@ def _explain_change(
         return "the vectors are equal, in another order", [
             "send the vectors in the order of the anchors, or name their anchors in `rows`"
         ]
-    if comparison.z is not None and comparison.z < RELATED:
+    if comparison.z is not None and comparison.z < RELATED_Z:
         return "the new vectors are unrelated to the old ones", [
             "check that they are the same items in the same order; with these rows, nothing can "
             "be translated"
@@ -313,7 +322,7 @@ def _explain_change(
         return "the vectors have changed; there are too few rows to say more", [
             "repeat the request with all anchors, or with at least ten"
         ]
-    if held_out.nothing >= drift.ROTATED:
+    if held_out.nothing >= drift.ROTATED_COSINE:
         if dim != given_dim:
             shorter = min(dim, given_dim)
             return (

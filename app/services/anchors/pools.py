@@ -17,7 +17,7 @@ from app.errors import (
     PoolTooLarge,
     blaming,
 )
-from app.maths.bootstrap.neighbours import Beat, silent
+from app.maths.bootstrap.neighbours import Beat, no_beat
 from app.maths.geometry.space import fit_space
 from app.services import incoming
 from app.services.access.audit import record_audit
@@ -207,7 +207,7 @@ def store_side(services: Services, context: RequestContext, pool_side: PoolSide)
     return list(content)
 
 
-def load_items(services: Services, blobs: str | Sequence[str], *, beat: Beat = silent) -> Tensor:
+def load_items(services: Services, blobs: str | Sequence[str], *, beat: Beat = no_beat) -> Tensor:
     """Return the items of a side (n, d), float32, in memory for them and one piece.
 
     beat  called before each piece; it may raise to stop
@@ -236,7 +236,7 @@ def _offset_mismatch(pool: tables.PoolRow, offset: int) -> OffsetMismatch:
         f"pool {pool.name!r} has {pool.items} items. Send its next piece with offset "
         f"{pool.items}, not {offset}"
     )
-    return OffsetMismatch(detail, items=pool.items)
+    return OffsetMismatch(detail, field="offset", more={"items": pool.items})
 
 
 def _require_room(services: Services, count: int, field: str) -> None:

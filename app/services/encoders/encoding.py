@@ -14,8 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from app.encoders.base import EncoderModel, Input, Item, Spec
-from app.encoders.batcher import Work
+from app.encoders.base import EncoderModel, EncoderSpec, Input, Item
+from app.encoders.batch_queue import EncodeTask
 from app.errors import (
     AnchorageError,
     BadBase64,
@@ -97,7 +97,7 @@ def encode(
     model = load_model(services, encoder)
     with services.encoding():
         pieces = _start_pieces(services, context, model, ready, role, field)
-        begun: deque[tuple[Work, Sequence[Item]]] = deque()
+        begun: deque[tuple[EncodeTask, Sequence[Item]]] = deque()
         done: list[EncodedVectors] = []
         count = 0
 
@@ -138,7 +138,7 @@ def _start_pieces(
     inputs: Sequence[Input],
     role: InputRole,
     field: str,
-) -> Iterator[tuple[Work, Sequence[Item]]]:
+) -> Iterator[tuple[EncodeTask, Sequence[Item]]]:
     size = PIECE_INPUTS[model.modality]
     owner = context.owner
     for start in range(0, len(inputs), size):
@@ -151,7 +151,7 @@ def _start_pieces(
         yield work, items
 
 
-def _await(work: Work, field: str, meanwhile: Callable[[], None]) -> Tensor:
+def _await(work: EncodeTask, field: str, meanwhile: Callable[[], None]) -> Tensor:
     """Return the vectors. `meanwhile`, called twice a second, may raise to end the wait."""
     try:
         while not _has_ended(work):
@@ -162,7 +162,7 @@ def _await(work: Work, field: str, meanwhile: Callable[[], None]) -> Tensor:
         raise ClientLeft("the client left before its inputs were encoded") from None
 
 
-def _has_ended(work: Work) -> bool:
+def _has_ended(work: EncodeTask) -> bool:
     """Wait up to ENCODING_CHECK_S; return whether the work has ended, well or not."""
     with suppress(TimeoutError, CancelledError):
         work.future.exception(timeout=ENCODING_CHECK_S)
@@ -196,7 +196,9 @@ def load_model(services: Services, encoder: tables.EncoderRow) -> EncoderModel:
     return model
 
 
-def find_model(services: Services, encoder: tables.EncoderRow, spec: Spec) -> EncoderModel | None:
+def find_model(
+    services: Services, encoder: tables.EncoderRow, spec: EncoderSpec
+) -> EncoderModel | None:
     """Return the encoder's model if it is in memory. Raises EncoderChanged."""
     model = services.encoders.loaded(spec)
     if model is not None:
@@ -209,7 +211,7 @@ def find_model(services: Services, encoder: tables.EncoderRow, spec: Spec) -> En
     return model
 
 
-def load_current_model(services: Services, spec: Spec) -> EncoderModel:
+def load_current_model(services: Services, spec: EncoderSpec) -> EncoderModel:
     """Return the model, loading its files unless it is in memory.
 
     Raises EncoderUnavailable, Overloaded.
@@ -218,7 +220,7 @@ def load_current_model(services: Services, spec: Spec) -> EncoderModel:
         return services.encoders.get(spec, turn=services.loading)
 
 
-def spec_of(encoder: tables.EncoderRow) -> Spec:
+def spec_of(encoder: tables.EncoderRow) -> EncoderSpec:
     """Return what to load for the encoder. Raises EncoderNeedsVectors."""
     if encoder.model is None:
         raise EncoderNeedsVectors(
@@ -233,7 +235,7 @@ def spec_of(encoder: tables.EncoderRow) -> Spec:
         if encoder.revision is None and _COMMIT.fullmatch(registered)
         else encoder.revision
     )
-    return Spec(encoder.kind, encoder.model, revision, encoder.options)
+    return EncoderSpec(encoder.kind, encoder.model, revision, encoder.options)
 
 
 def require_unchanged(encoder: tables.EncoderRow, model: EncoderModel) -> None:
@@ -320,7 +322,7 @@ def start_small(
     inputs: Sequence[Input],
     role: InputRole,
     field: str,
-) -> tuple[Work, Sequence[Item]]:
+) -> tuple[EncodeTask, Sequence[Item]]:
     """Queue the inputs of a small request, which waits without a thread.
 
     Raises the errors of `encode`.

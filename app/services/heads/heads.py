@@ -16,14 +16,14 @@ from app.errors import (
 )
 from app.heads import registry as heads
 from app.heads.base import HeadModel
-from app.heads.image import png
+from app.heads.image import encode_png
 from app.services import name_lookup
 from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
-from app.types import HeadOutput, repeats
+from app.types import HeadOutput, repeated_positions
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def create_head(
     """
     if (new.encoder is None) == (new.anchor_set is None):
         raise NotExactlyOne("send exactly one of `encoder` and `anchor_set`", field="encoder")
-    if repeated := repeats(new.classes):
+    if repeated := repeated_positions(new.classes):
         raise InvalidHead(
             "class names must differ; these repeat an earlier one", field="classes", rows=repeated
         )
@@ -184,4 +184,4 @@ def draw_images(image: Mapping[str, Any], values: Tensor) -> list[bytes]:
     shape = [image["height"], image["width"], image["channels"]]
     if image["layout"] == "chw":
         values = values.reshape(-1, shape[2], *shape[:2]).permute(0, 2, 3, 1).contiguous()
-    return [png(each, image["low"], image["high"]) for each in values.reshape(-1, *shape)]
+    return [encode_png(each, image["low"], image["high"]) for each in values.reshape(-1, *shape)]

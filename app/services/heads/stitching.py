@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -22,7 +22,7 @@ from app.errors import (
     MissingField,
 )
 from app.heads.base import probabilities
-from app.maths.quality import selection
+from app.maths.quality import candidates
 from app.maths.translators import methods
 from app.services import incoming, name_lookup
 from app.services.context import Services
@@ -33,6 +33,7 @@ from app.services.serving import maps, plans
 from app.services.translators import translators
 from app.storage import tables
 from app.types import EncoderKind, HeadOutput
+from app.maths.quality import candidates
 
 log = logging.getLogger("anchorage.stitching")
 
@@ -47,7 +48,7 @@ class TranslationChoice:
 
     method: str = "auto"
     options: methods.Options = field(default_factory=dict)
-    prefer: selection.Use | None = None
+    prefer: candidates.Preference | None = None
     min_quality: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -68,16 +69,25 @@ class Truth:
 class Score(BaseModel):
     """Accuracy of a classifier, or mean squared error of other heads; null without the truth."""
 
-    accuracy: float | None
-    mse: float | None
+    accuracy: float | None = Field(
+        description="Share of right classes, 0 to 1. Null without `labels`."
+    )
+    mse: float | None = Field(
+        description="Mean squared error of the numbers. Null without `targets`."
+    )
 
 
 class StitchQuality(BaseModel):
     """Scores with this encoder and with the head's own; agreement: the share of equal classes."""
 
-    stitched: Score
-    native: Score | None
-    agreement: float | None
+    stitched: Score = Field(description="Scores with the request's encoder.")
+    native: Score | None = Field(
+        description="Scores with the head's own encoder. Null without its vectors."
+    )
+    agreement: float | None = Field(
+        description="Share of rows with the same class for both encoders, 0 to 1. "
+        "Only for classifiers with native vectors; otherwise null."
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +97,7 @@ class Prediction:
     values      (n, m): probabilities, or a decoder's numbers
     labels      (n,) indices into classes, of a classifier
     images      PNG files, of a head that answers images
-    at_mean, outside  the flags (n,) of `Translated`, or None where nothing was translated
+    at_mean, outside  the flags (n,) of `TranslatedRows`, or None where nothing was translated
     truncated   rows of inputs that were cut
     method, translator  None for a native or relative head
     """
@@ -211,7 +221,7 @@ def _reach_head(
             "translate with",
             field="anchor_set",
         )
-    usual: selection.Use = "retrieval" if output_of(row) is HeadOutput.classes else "cosine"
+    usual: candidates.Preference = "retrieval" if output_of(row) is HeadOutput.classes else "cosine"
     prefer = choice.prefer or usual
     request = translators.FitRequest(
         source.name,

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import delete, exists, func, select, update
-from sqlalchemy.orm import Session, contains_eager, defer, undefer
+from sqlalchemy import and_, delete, exists, func, or_, select, update
+from sqlalchemy.orm import Session, aliased, contains_eager, defer, undefer
 from sqlalchemy.sql.base import ExecutableOption as ORMOption
 
 from app.errors import (
@@ -230,6 +230,33 @@ def translator(
     if row is None:
         raise TranslatorNotFound(f"There is no translator {content!r}.", field="id")
     return row
+
+
+def translators(
+    session: Session, project: str, *, after: str, limit: int
+) -> Sequence[TranslatorRow]:
+    """Translators in the order of their ids, those after the id `after`: the oldest row of each id.
+
+    Leaves out their reports and choices.
+    """
+    older = aliased(TranslatorRow)
+    is_oldest = ~exists().where(
+        older.project == TranslatorRow.project,
+        older.content == TranslatorRow.content,
+        or_(
+            older.created_at < TranslatorRow.created_at,
+            and_(older.created_at == TranslatorRow.created_at, older.id < TranslatorRow.id),
+        ),
+    )
+    query = (
+        select(TranslatorRow)
+        .where(TranslatorRow.project == project, TranslatorRow.content > after, is_oldest)
+        .order_by(TranslatorRow.content)
+        .limit(limit)
+    )
+    return session.scalars(
+        query.options(defer(TranslatorRow.report), defer(TranslatorRow.choices))
+    ).all()
 
 
 def touch_translator(session: Session, row: TranslatorRow, *, now: datetime) -> bool:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import httpx2
 from torch import Tensor
 
-from app.demo.client import packed, unpacked
+from app.demo.client import from_wire, to_wire
 from benchmarks.faults.deployment import dice
 from benchmarks.faults.truth import ALLOWED, DIMS, PROBES, Anchors, deviation, growth, items
 
@@ -191,7 +191,7 @@ class Remaker:
             anchors, right = client.draw.choice(book.contents)
             body = {
                 "name": self._name,
-                "embeddings": {"old": packed(anchors.old), "new": packed(anchors.new)},
+                "embeddings": {"old": to_wire(anchors.old), "new": to_wire(anchors.new)},
             }
             book.begin(self._name, Version(right))
             client.send("POST", "/anchor-sets", body)
@@ -212,7 +212,7 @@ def translation(book: Book, name: str) -> dict[str, Any]:
         "method": "graded",
         "options": {"ridge": 1.0},
     }
-    return {**body, "vectors": packed(book.probes), "encoding": "base64"}
+    return {**body, "vectors": to_wire(book.probes), "encoding": "base64"}
 
 
 def translate(book: Book, ended: threading.Event) -> None:
@@ -223,7 +223,7 @@ def translate(book: Book, ended: threading.Event) -> None:
         sent_at = time.monotonic()
         answer = client.send("POST", "/translate", translation(book, name))
         if answer is not None and answer.status_code == 200:
-            book.check(name, unpacked(answer.json()["vectors"]), sent_at)
+            book.check(name, from_wire(answer.json()["vectors"]), sent_at)
     client.close()
 
 

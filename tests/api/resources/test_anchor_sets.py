@@ -182,10 +182,10 @@ def test_anchors_of_extreme_magnitude_are_measured_in_finite_numbers(pair, scale
             "embeddings.b",
         ),
         (
-            {"a": [[1, 2, 3], [4, 5, 6]], "nobody": [[1, 2], [4, 5]]},
+            {"a": [[1, 2, 3], [4, 5, 6]], "unknown": [[1, 2], [4, 5]]},
             404,
             "encoder-not-found",
-            "embeddings.nobody",
+            "embeddings.unknown",
         ),
         ({"a": [[1, 2, 3], [4, 5, 6]] * 1001}, 413, "too-many-vectors", "embeddings.a"),
     ],
@@ -198,7 +198,9 @@ def test_bad_embeddings_are_refused_and_leave_nothing(
         pair.post("/anchor-sets", json={"name": "s", "embeddings": embeddings}), status, code, field
     )
     refused(pair.get("/anchor-sets/s"), 404, "anchor-set-not-found", "name")
-    assert pair.delete("/encoders/a").status_code == 204  # no space was left behind to hold it
+    assert (
+        pair.delete("/encoders/a").status_code == 204
+    )  # no embeddings of the failed set refer to it
 
 
 @pytest.mark.parametrize(
@@ -257,7 +259,7 @@ def test_what_goes_together_and_what_does_not(pair, refused, body, code, field):
 
 
 def test_an_unknown_encoder_for_inputs_is_refused(pair, refused):
-    body = {"name": "s", "inputs": ["x", "y"], "encoders": ["nobody"]}
+    body = {"name": "s", "inputs": ["x", "y"], "encoders": ["unknown"]}
     refused(pair.post("/anchor-sets", json=body), 404, "encoder-not-found", "encoders")
 
 
@@ -339,7 +341,7 @@ def test_bad_added_embeddings_leave_the_set_as_it_was(stocked, refused):
 
 def test_unknown_names_in_the_path_say_which_one(stocked, refused):
     refused(put(stocked, some(40, 6), name="nothing"), 404, "anchor-set-not-found", "name")
-    refused(put(stocked, some(40, 6), encoder="nobody"), 404, "encoder-not-found", "encoder")
+    refused(put(stocked, some(40, 6), encoder="unknown"), 404, "encoder-not-found", "encoder")
     refused(put(stocked, some(40, 6), encoder="a%20b"), 422, "invalid-request", "encoder")
 
 

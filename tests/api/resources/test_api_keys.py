@@ -1,4 +1,4 @@
-"""API keys: who is let in, how far, and until when."""
+"""API keys: authentication, scopes and expiry."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import event
 
-from app.api.http import failed_keys
-from app.api.http.admission import LOOK_UP_S
-from app.api.http.failed_keys import FailedKeys
+from app.api.http.admission import KEY_LOOK_UP_S
+from app.api.http.limits import failed_keys
+from app.api.http.limits.failed_keys import FailedKeys
 from app.errors import RateLimited
 from app.services.access import api_keys
 from app.storage.tables import ApiKeyRow
@@ -26,28 +26,32 @@ PUBLIC = {
     ("GET", "/v2/health/ready"),
 }
 
-#: every other operation by the weakest scope that may call it
+#: Every other operation, by the weakest scope that may call it.
 OPERATIONS = {
     ("read", "GET"): """
         /encoders /encoders/{name} /anchor-sets /anchor-sets/{name} /anchor-sets/{name}/contracts
-        /anchor-sets/{name}/pairs /anchor-sets/{name}/report /pools /pools/{name} /heads /heads/{name}
-        /translators/{id} /translators/{id}/threshold /translators/{id}/calibration /jobs /jobs/{id}
-        /jobs/{id}/events /metrics /v1/models /v1/models/{model} /tei/{model}/info /tei/{model}/health /v2
-        /v2/models/{model} /v2/models/{model}/ready
+        /anchor-sets/{name}/pairs /anchor-sets/{name}/report /pools /pools/{name}
+        /heads /heads/{name} /translators /translators/{id} /translators/{id}/threshold
+        /translators/{id}/calibration /jobs /jobs/{id} /jobs/{id}/events /metrics
+        /v1/models /v1/models/{model} /tei/{model}/info /tei/{model}/health
+        /v2 /v2/models/{model} /v2/models/{model}/ready
     """,
     ("read", "POST"): """
         /anchor-sets/{name}/suggest /anchor-sets/{name}/drift /relative /translate /stitch /evaluate
-        /encoders/{name}/verify /v1/embeddings /tei/{model} /tei/{model}/embed /v2/models/{model}/infer
+        /encoders/{name}/verify /v1/embeddings /tei/{model} /tei/{model}/embed
+        /v2/models/{model}/infer
     """,
     ("write", "POST"): """
-        /encoders /anchor-sets /pools/{name}/vectors /heads /translators /bootstrap /jobs/{id}/cancel
+        /encoders /anchor-sets /pools/{name}/vectors /heads /translators /bootstrap
+        /jobs/{id}/cancel
     """,
     ("write", "DELETE"): """
-        /encoders/{name} /anchor-sets/{name} /anchor-sets/{name}/contracts/{source}/{target} /pools/{name}
-        /heads/{name}
+        /encoders/{name} /anchor-sets/{name} /anchor-sets/{name}/contracts/{source}/{target}
+        /pools/{name} /heads/{name}
     """,
     ("write", "PUT"): """
-        /anchor-sets/{name}/embeddings/{encoder} /anchor-sets/{name}/contracts/{source}/{target} /pools/{name}
+        /anchor-sets/{name}/embeddings/{encoder}
+        /anchor-sets/{name}/contracts/{source}/{target} /pools/{name}
     """,
     ("admin", "GET"): "/api-keys /api-keys/{id} /audit",
     ("admin", "POST"): "/api-keys /api-keys/{id}/rotate",
@@ -60,7 +64,7 @@ LADDER = ["read", "write", "admin"]
 
 
 def call(client, operation, headers=None):
-    """A call of the operation with names that nobody has given, and an empty body where it takes one."""
+    """Calls the operation with unknown names, and an empty body if it takes one."""
     verb, path = operation
     id_ = "tr_" + "0" * 32 if path.startswith("/translators") else "0" * 32
     path = re.sub(r"{\w+}", "none", path.replace("{id}", id_))
@@ -89,6 +93,7 @@ def test_no_operation_answers_without_a_key(locked, complaint, operation):
         "/readyz",
         "/v2/health/live",
         "/v2/health/ready",
+        "/",
         "/docs",
         "/redoc",
         "/openapi.json",
@@ -300,7 +305,9 @@ def test_every_write_is_in_the_audit_log_with_its_key_and_its_request(locked, ne
     admin, writer = new_key(locked), new_key(locked, "write")
     headers = {**bearing(writer), "X-Request-ID": "made-it"}
     locked.post("/encoders", json={"name": "x", "dim": 2}, headers=headers)
-    locked.post("/encoders", json={"name": "x", "dim": 2}, headers=headers)  # refused: no row
+    locked.post(
+        "/encoders", json={"name": "x", "dim": 2}, headers=headers
+    )  # a refused request leaves no row
     locked.delete("/encoders/x", headers={**bearing(writer), "X-Request-ID": "deleted-it"})
     writes = locked.get("/audit", headers=bearing(admin)).json()["writes"]
     rows = [
@@ -333,8 +340,8 @@ def test_a_key_that_worked_lately_does_not_wait_long_for_a_busy_database(
         answer = locked.post(
             "/relative", content=b"x", headers={**bearing(good), "content-type": "text/plain"}
         )
-        assert answer.status_code == 415  # let in, and refused for another reason
-        assert LOOK_UP_S <= time.monotonic() - begun < LOOK_UP_S + 5
+        assert answer.status_code == 415  # authenticated, but refused for another reason
+        assert KEY_LOOK_UP_S <= time.monotonic() - begun < KEY_LOOK_UP_S + 5
 
 
 # --- wrong keys -----------------------------------------------------------------------------------
@@ -347,7 +354,7 @@ def wrong_key(number: int) -> str:
 def test_wrong_keys_are_limited_per_address_and_keys_that_worked_are_not(
     locked, new_key, bearing, refused, monkeypatch
 ):
-    monkeypatch.setattr(api_keys, "KEY_TRUST_S", 0.0)  # keys are looked up each time
+    monkeypatch.setattr(api_keys, "KEY_TRUST_S", 0.0)  # every request looks its key up
     good, other = new_key(locked), new_key(locked)
     assert locked.get("/encoders", headers=bearing(good)).status_code == 200
     statuses = [
@@ -361,7 +368,7 @@ def test_wrong_keys_are_limited_per_address_and_keys_that_worked_are_not(
     assert {locked.get("/encoders", headers=bearing(good)).status_code for _ in range(40)} == {200}
     assert (
         locked.get("/encoders", headers=bearing(other)).status_code == 429
-    )  # nobody knows yet that it works
+    )  # no process has cached that it works
 
 
 def test_wrong_keys_of_an_address_that_is_limited_are_not_looked_up(locked, bearing):

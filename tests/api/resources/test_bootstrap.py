@@ -20,7 +20,7 @@ from app.settings import Settings
 
 @pytest.fixture
 def ask(stocked, embeddings):
-    """POST /bootstrap over the 40 items as pools; a change of ... leaves a field out."""
+    """POST /bootstrap over the 40 items as pools; a value of ... leaves a field out."""
 
     def post(**more):
         body = {
@@ -60,7 +60,9 @@ def test_a_bootstrap_is_a_job_that_makes_the_anchor_set(ask, stocked, finished):
     assert all(0 <= sure <= 1 for sure in result["confidence"])
     assert result["facts"]["loss"] > 0
     assert 0 <= result["estimate"]["right"] <= 1
-    assert result["estimate"]["agreement"] is None  # of two attempts, and this method makes one
+    assert (
+        result["estimate"]["agreement"] is None
+    )  # agreement needs two attempts, and this method makes one
     made = stocked.get("/anchor-sets/found").json()
     assert (made["size"], made["encoders"]) == (result["size"], ["first", "second"])
     told = made["provenance"]
@@ -111,7 +113,7 @@ def test_an_encoder_deleted_meanwhile_fails_the_job_with_its_code(ask, stocked, 
 PAIRS = [[i, i] for i in range(12)]
 SOFT = {"method": "soft-plan"}
 LEARN = {"method": "self-learning", "options": {}, "min_right": 0.5}
-#: pools that self-learning takes
+#: Pools large enough for self-learning.
 MANY: dict[str, list[list[float]]] = {
     side: [[1.0 * i] * dim for i in range(120)]
     for side, dim in (("source_pool", 8), ("target_pool", 6))
@@ -145,9 +147,9 @@ MANY: dict[str, list[list[float]]] = {
         ({"source_pool": ...}, 422, "not-exactly-one", "source_pool", None),
         ({"name": "items"}, 409, "name-taken", "name", None),
         ({"name": "a b"}, 422, "invalid-request", "name", None),
-        ({"source": "nobody"}, 404, "encoder-not-found", "source", None),
-        ({"target": "nobody"}, 404, "encoder-not-found", "target", None),
-        # a set has one embedding by each encoder, so no pairs of two items of one encoder
+        ({"source": "unknown"}, 404, "encoder-not-found", "source", None),
+        ({"target": "unknown"}, 404, "encoder-not-found", "target", None),
+        # a set has one space for each encoder
         (
             {"target": "first", "target_pool": MANY["source_pool"]},
             422,
@@ -222,7 +224,7 @@ class Mixed:
         return [[i, int(self.partner[i])] for i in range(count)]
 
     def right(self, pairs: list[list[int]]) -> float:
-        """The share of pairs that are true."""
+        """The share of right pairs."""
         return float(np.mean([self.partner[i] == j for i, j in pairs]))
 
 
@@ -233,7 +235,7 @@ def shuffled(x: np.ndarray, y: np.ndarray) -> Mixed:
 
 @pytest.fixture(scope="module")
 def sentences() -> dict[str, np.ndarray]:
-    """The demo's 2,310 sentences by two real encoders, of 384 and 256 dimensions, in random order."""
+    """2,310 sentences by two real encoders, of 384 and 256 dimensions, in random order."""
     vectors = load_pack().vectors
     order = np.random.default_rng(1).permutation(len(vectors["static-256"]))
     return {
@@ -244,13 +246,13 @@ def sentences() -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def pools(sentences: dict[str, np.ndarray]) -> Mixed:
-    """300 of them."""
+    """Vectors of 300 sentences by both encoders."""
     return shuffled(sentences["minilm"][:300], sentences["static"][:300])
 
 
 @pytest.fixture(scope="module")
 def learning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    """A service for pools of many items, with the encoders `minilm` and `static`, and two of made-up ones."""
+    """A service for large pools, with the encoders `minilm` and `static`, and two made-up ones."""
     app = create_app(Settings(data_dir=tmp_path_factory.mktemp("learning")))
     with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
         for name, dim in (("minilm", 384), ("static", 256), ("left", 64), ("right", 64)):
@@ -267,7 +269,7 @@ def numbers() -> Iterator[int]:
 def learn(
     learning: TestClient, numbers: Iterator[int], packed: Callable[..., dict[str, Any]]
 ) -> Callable[..., dict[str, Any]]:
-    """POST /bootstrap with the method's defaults, of a name of its own; returns the queued job, and that name."""
+    """POST /bootstrap with the method's defaults and a new name; returns the job and the name."""
 
     def post(
         pools: Mixed,
@@ -424,7 +426,7 @@ def test_a_running_bootstrap_of_large_pools_is_cancelled_soon(
 
 
 def events(client: TestClient, job_id: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What a job's stream tells, until it ends."""
+    """The events of a job's stream."""
     event = ""
     for line in client.get(f"/jobs/{job_id}/events").text.splitlines():
         name, _, value = line.partition(": ")

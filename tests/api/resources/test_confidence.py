@@ -1,4 +1,4 @@
-"""Confidence of translations, over HTTP: columns in JSON and Arrow, flags, and what is refused."""
+"""Confidence of translations: columns in JSON and Arrow, flags, and refused requests."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ANCHORS, ASKED = 300, 400
 
 
 def lean(vectors: np.ndarray) -> dict[str, Any]:
-    """Vectors as the service takes them in base64: as lists they would be longer than a body may be."""
+    """Vectors in base64. As lists they would be longer than the limit of a body."""
     data = base64.b64encode(vectors.astype("<f4").tobytes()).decode()
     return {"dtype": "float32", "shape": list(vectors.shape), "base64": data}
 
 
 @pytest.fixture(scope="module")
 def pack() -> dict[str, np.ndarray]:
-    """The first items of the demo's pack by two encoders: the anchors, then those that are asked about."""
+    """The first items of the demo's pack by two encoders: anchors, then items to translate."""
     vectors = load_pack().vectors
     found = dict(zip((SOURCE, TARGET), list(vectors.values())[:2], strict=True))
     return {name: each[: ANCHORS + ASKED].double().numpy() for name, each in found.items()}
@@ -38,13 +38,13 @@ def pack() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def service(stock: Callable[..., TestClient], pack: dict[str, np.ndarray]) -> TestClient:
-    """The running service with the pack's anchors, twelve of them as a set of their own, and twenty-four as another."""
+    """A service with the pack's anchors, and sets of twelve and twenty-four of them."""
     return stock(pack, sets={"bank": ANCHORS, "few": 12, "some": 24})
 
 
 @pytest.fixture
 def ask(service: TestClient, pack: dict[str, np.ndarray]) -> Callable[..., Any]:
-    """POST /translate of the items that are no anchors, with confidence; a change of ... leaves a field out."""
+    """POST /translate of the other items, with confidence; a value of ... leaves a field out."""
 
     def post(**more: Any) -> Any:
         body = {**PAIR, "vectors": lean(pack[SOURCE][ANCHORS:]), "confidence": True, **more}

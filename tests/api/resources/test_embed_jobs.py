@@ -1,4 +1,4 @@
-"""Anchor sets from inputs: encoded now or by a job, kept or not; and clients that leave."""
+"""Anchor sets from inputs, at once or by a job, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def put(encoding, name, encoder, body=None, headers=None):
 
 
 def space(encoding, name, encoder):
-    """What a set says of one encoder's space, and the relative vectors of its own items: equal for equal anchors."""
+    """A set's summary of one encoder, and relative vectors of its items."""
     body = encoding.http.get(f"/anchor-sets/{name}").json()
     [health] = [each["health"] for each in body["spaces"] if each["encoder"] == encoder]
     answer = encoding.http.post(
@@ -187,7 +187,7 @@ def test_images_are_kept_as_files_and_read_again(encoding, fresh):
     )
     assert answer.status_code == 201, answer.text
     assert answer.json()["spaces"] == encoding.http.get(f"/anchor-sets/{name}").json()["spaces"]
-    wrong = put(encoding, name, "minilm")  # of texts
+    wrong = put(encoding, name, "minilm")  # an encoder of texts
     assert (wrong.status_code, wrong.json()["code"]) == (422, "invalid-input")
 
 
@@ -198,7 +198,7 @@ def test_images_are_kept_as_files_and_read_again(encoding, fresh):
         ({"encoders": []}, 422, "invalid-request", "encoders"),
         ({"encoders": None}, 422, "invalid-request", "encoders"),
         ({"encoders": ["toy", "toy"]}, 422, "invalid-request", "encoders"),
-        ({"encoders": ["nobody"]}, 404, "encoder-not-found", "encoders"),
+        ({"encoders": ["unknown"]}, 404, "encoder-not-found", "encoders"),
         ({"encoders": ["own"]}, 422, "encoder-needs-vectors", "inputs"),
         ({"inputs": []}, 422, "empty-vectors", "inputs"),
         ({"inputs": None}, 422, "not-exactly-one", "embeddings"),
@@ -251,7 +251,7 @@ def running(encoding, job_id):
 
 
 def settled(encoding):
-    """Inputs that wait, and other requests than this one that are not answered: once there are none, or after a while."""
+    """Waiting inputs and other open requests: once there are none, or after a while."""
     deadline = time.monotonic() + 20
     while True:
         left = (
@@ -264,7 +264,7 @@ def settled(encoding):
 
 
 def test_a_job_is_cancelled_while_it_encodes(encoding, post, finished):
-    """Of texts that take minutes: it stops at its next piece, and gives back what waits."""
+    """The texts take minutes. The job stops at its next piece and drops the waiting ones."""
     answer, name = post(
         ASYNC, inputs=[f"{text} {copy}" for copy in range(2) for text in LONG], encoders=["minilm"]
     )
@@ -290,7 +290,7 @@ def test_a_name_taken_while_a_job_encodes_fails_the_job_and_keeps_what_took_it(
     if taken.status_code == 201:
         assert (job["state"], job["error"]["code"]) == ("failed", "name-taken")
         assert encoding.http.get(f"/anchor-sets/{name}").json()["encoders"] == ["toy"]
-    else:  # the job was quicker
+    else:  # the job ended before it was cancelled
         assert (taken.json()["code"], job["state"]) == ("name-taken", "succeeded")
 
 
@@ -315,7 +315,10 @@ def test_a_request_sent_again_makes_nothing_twice(encoding, post, fresh, finishe
 def leave(encoding, path: str, body: dict, after: str) -> None:
     """Send a request, wait until its inputs wait, and hang up."""
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
     host, port = encoding.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(head.encode() + data)
@@ -348,7 +351,7 @@ def test_the_inputs_of_a_client_that_left_are_dropped(encoding, path, body):
 
 
 def test_a_small_request_whose_client_left_is_dropped_too(encoding):
-    """One that waits without a thread, behind a large one of the same model."""
+    """The small request waits without a thread behind a large one of the same model."""
     assert settled(encoding) == (0, 0)
     before = encoding.gauge("anchorage_encode_dropped_total")
     host, port = encoding.url.removeprefix("http://").split(":")
@@ -356,7 +359,10 @@ def test_a_small_request_whose_client_left_is_dropped_too(encoding):
         json.dumps({"model": "minilm", "input": texts}).encode()
         for texts in (LONG[:400], LONG[400:408])
     ]
-    head = "POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
+    head = (
+        "POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        "Content-Type: application/json\r\nContent-Length: {}\r\n\r\n"
+    )
     connections = []
     for each in data:
         connections.append(socket.create_connection((host, int(port))))

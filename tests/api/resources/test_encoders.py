@@ -203,7 +203,7 @@ def test_options_that_do_not_fit_the_kind_are_refused(client, refused, body, opt
 def test_deletions_that_wait_until_all_processes_have_forgotten_hold_up_nobody(
     listen, redis_url, redis_prefix, monkeypatch
 ):
-    """More of them than there are threads; each has been done, and none is answered yet."""
+    """More deletions than threads: each is done, but none is answered yet."""
     monkeypatch.setattr(name_cache, "SETTLE_S", 4.0)
     monkeypatch.setattr(main, "ANSWER_THREADS", 4)
     host, port = listen(redis_url=redis_url, redis_prefix=redis_prefix)

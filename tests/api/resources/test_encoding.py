@@ -1,4 +1,4 @@
-"""What may go wrong between a request's inputs and their vectors, with real models."""
+"""Faults between a request's inputs and their vectors, with real models."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from app.encoders.base import Shelf, Spec
-from app.encoders.model_files import find
+from app.encoders.base import EncoderSpec, ModelSources
+from app.encoders.model_files import find_model
 from app.errors import Conflict, EncoderUnavailable
 from app.services.anchors import anchor_sets
 from app.services.encoders import encoding as encoding_service
@@ -30,12 +30,12 @@ def test_a_request_that_was_let_in_is_not_refused_by_its_own_first_piece(
 ):
     monkeypatch.setattr(
         services.encoders._compute, "_most", 2_000
-    )  # one piece is more than anyone's half of it
+    )  # one piece is more than half of the budget
     texts = [f"the {n}th of many texts of one request" for n in range(700)]
     answer = encoding.http.post("/v1/embeddings", json={"model": "toy", "input": texts})
     assert answer.status_code == 200, answer.text
     vectors = np.array([each["embedding"] for each in answer.json()["data"]])
-    for row in (0, 255, 256, 699):  # the first and last of pieces
+    for row in (0, 255, 256, 699):  # in the first and the last piece
         alone = encoding.http.post(
             "/v1/embeddings", json={"model": "toy", "input": texts[row]}
         ).json()
@@ -99,20 +99,23 @@ def test_a_model_whose_files_changed_is_refused_and_can_be_restored_or_registere
     config = folder / "config_sentence_transformers.json"
     original = config.read_text()
     config.write_text(original + "\n")
-    after = register(second)  # loads what is there now, whatever is in memory
+    after = register(second)  # loads the files, although the model is in memory
     assert (after["model"], after["dim"]) == (before["model"], before["dim"])
     assert after["revision"] != before["revision"]
     assert after["fingerprint"] != before["fingerprint"]
     assert ask(second).status_code == 200
     assert complaint(ask(first)) == (400, "encoder-changed")
     config.write_text(original)
-    assert ask(first).status_code == 200  # what was in memory is forgotten, and read again
+    assert ask(first).status_code == 200  # the model is loaded again
     assert complaint(ask(second)) == (400, "encoder-changed")
 
 
 def test_a_model_above_the_limit_is_refused_before_it_is_read(encoding):
     with pytest.raises(EncoderUnavailable, match="ANCHORAGE_MODEL_BYTES"):
-        find(Spec("sentence-transformers", "toy"), Shelf(encoding.models, largest=1_000))
+        find_model(
+            EncoderSpec("sentence-transformers", "toy"),
+            ModelSources(encoding.models, largest=1_000),
+        )
 
 
 def test_what_was_registered_of_a_hub_is_one_commit_of_it():

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from app.maths.quality import metrics
+from app.maths.geometry import space
 from app.maths.quality.evaluation import evaluate
 from app.services.translators import evaluation
+from app.maths.geometry import space
 
 PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
 ASYNC = {"Prefer": "respond-async"}
@@ -19,7 +20,7 @@ RETRIEVAL = ("mrr", "recall", "recall_1", "jaccard_target")
 
 @pytest.fixture(scope="module")
 def items() -> dict[str, np.ndarray]:
-    """Thirty items by both encoders of `embeddings`, and fifty more by the target: the same map, but other items."""
+    """Thirty new items by both encoders of `embeddings`, and fifty more by the target."""
     generator = np.random.default_rng(7)
     generator.normal(size=(40, 8))
     rotation, _ = np.linalg.qr(generator.normal(size=(8, 8)))
@@ -32,7 +33,7 @@ def items() -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def ask(stocked, items):
-    """POST /evaluate of the thirty items; a change of ... leaves a field out."""
+    """POST /evaluate of the thirty items; a value of ... leaves a field out."""
 
     def post(headers=None, client=None, **more):
         body = {
@@ -232,7 +233,7 @@ def test_what_takes_long_is_done_by_a_job_unasked(ask, stocked, finished, monkey
 def test_a_job_tells_how_far_it_is_and_ends_when_it_is_cancelled(
     ask, stocked, finished, monkeypatch
 ):
-    monkeypatch.setattr(metrics, "CHUNK", 2)
+    monkeypatch.setattr(space, "COSINE_ROWS", 2)
     generator = np.random.default_rng(5)
     answer = ask(
         ASYNC,
@@ -290,8 +291,8 @@ def test_a_job_that_is_asked_for_twice_under_one_key_is_made_once(ask, stocked, 
 @pytest.mark.parametrize(
     ("change", "status", "code", "field", "rows"),
     [
-        ({"source": "nobody"}, 404, "encoder-not-found", "source", None),
-        ({"target": "nobody"}, 404, "encoder-not-found", "target", None),
+        ({"source": "unknown"}, 404, "encoder-not-found", "source", None),
+        ({"target": "unknown"}, 404, "encoder-not-found", "target", None),
         ({"anchor_set": "nothing"}, 404, "anchor-set-not-found", "anchor_set", None),
         ({"source": ...}, 422, "missing-field", "source", None),
         ({"target": ...}, 422, "missing-field", "target", None),

@@ -1,4 +1,4 @@
-"""/jobs/{id}/events: server-sent events, over a real socket. A server that stops ends them: see e2e/test_serve.py."""
+"""/jobs/{id}/events: server-sent events over a real socket. For stops see e2e/test_serve.py."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Api:
 
 
 def events(answer):
-    """(id, event, job) of each event, as they come."""
+    """(id, event, job) of each event."""
     fields = {}
     for line in answer:
         name, _, value = line.decode().rstrip("\n").partition(": ")
@@ -99,7 +99,7 @@ def test_a_client_that_comes_back_goes_on_where_it_was(api, job):
         assert (answer.status, answer.read()) == (
             204,
             b"",
-        )  # by which EventSource knows not to come back
+        )  # tells EventSource not to reconnect
 
 
 def test_events_of_no_job_are_a_problem_document(api):
@@ -111,7 +111,7 @@ def test_events_of_no_job_are_a_problem_document(api):
 
 
 def test_streams_above_the_limit_are_refused_until_one_has_ended(api, job, monkeypatch):
-    monkeypatch.setattr(jobs, "STREAMS", 2)
+    monkeypatch.setattr(jobs, "MAX_EVENT_STREAMS", 2)
     path = f"/jobs/{job}/events"
     with api.open("GET", path) as one, api.open("GET", path) as other:
         assert next(events(one))
@@ -128,10 +128,10 @@ def test_streams_above_the_limit_are_refused_until_one_has_ended(api, job, monke
 
 
 def test_a_client_that_goes_away_gives_its_stream_back(api, job, monkeypatch):
-    monkeypatch.setattr(jobs, "STREAMS", 1)
+    monkeypatch.setattr(jobs, "MAX_EVENT_STREAMS", 1)
     for _ in range(3):
         status = 503
-        while status == 503:  # the server learns a moment later that a client has gone
+        while status == 503:  # the server notices a disconnect with a delay
             with api.open("GET", f"/jobs/{job}/events") as answer:
                 status = answer.status
                 assert status in (200, 503)

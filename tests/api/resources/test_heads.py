@@ -1,4 +1,4 @@
-"""Heads of every kind: what they answer, how good they are, and files that are none."""
+"""Heads of every kind: answers, quality, and wrong files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from app.heads.base import LARGEST_FILE
+from app.heads.base import MAX_HEAD_BYTES
 
-DIM = 6  # of `second`, whose heads these are
+DIM = 6  # dimension of `second`, the encoder of these heads
 
 
 def text(data: bytes) -> str:
@@ -36,7 +36,7 @@ def exported(model: nn.Module, dim: int = DIM) -> bytes:
     pytest.importorskip("onnxruntime")
     file = BytesIO()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its own deprecation
+        warnings.simplefilter("ignore")  # the deprecation warning of the library
         torch.onnx.export(
             model.eval(), torch.randn(2, dim), file, dynamo=False, opset_version=17,
             input_names=["x"], output_names=["y"], dynamic_axes={"x": {0: "n"}, "y": {0: "n"}},
@@ -75,7 +75,7 @@ def make(stocked):
 
 @pytest.fixture
 def ask(stocked, embeddings):
-    """POST /stitch to the head `h`: vectors of `first` through the set, or of `second` as they are."""
+    """POST /stitch to the head `h`: vectors of `first` through the set, or of `second` as is."""
 
     def post(encoder="second", rows=10, **more):
         body = {
@@ -270,8 +270,10 @@ def test_a_classifiers_accuracy_is_counted_stitched_and_native(make, ask, embedd
     stitched = ask("first", rows=40)["labels"]
     agreement = float(np.mean([a == b for a, b in zip(native, stitched, strict=True)]))
     truth = native[:20] + ["cat"] * 20
-    right = {name: float(np.mean([a == b for a, b in zip(labels, truth, strict=True)])) for name, labels in
-             (("native", native), ("stitched", stitched))}  # fmt: skip
+    right = {
+        name: float(np.mean([a == b for a, b in zip(labels, truth, strict=True)]))
+        for name, labels in (("native", native), ("stitched", stitched))
+    }
     own = embeddings["second"][:40].tolist()
     quality = ask("first", rows=40, labels=truth, native_vectors=own)["quality"]
     assert quality["stitched"] == {"accuracy": pytest.approx(right["stitched"]), "mse": None}
@@ -366,7 +368,7 @@ def test_targets_that_do_not_fit_a_decoder_are_refused(make, stocked, embeddings
 
 
 def test_the_service_makes_native_vectors_of_inputs_itself(encoding, fresh):
-    """A head of `minilm`, asked with texts of `toy`: the same texts go through minilm as well."""
+    """A head of `minilm` and texts of `toy`: the service encodes the texts with minilm too."""
     name, head = fresh(), fresh()
     body = {"name": name, "inputs": encoding.texts, "encoders": ["toy", "minilm"]}
     assert encoding.http.post("/anchor-sets", json=body).status_code == 201
@@ -458,7 +460,7 @@ def test_a_file_that_is_no_head_is_refused_and_nothing_is_written(stocked, tmp_p
 def test_a_file_above_the_limit_is_too_large_whatever_the_body_may_be(serve, complaint):
     client = serve(max_body_bytes=2**27)
     client.post("/encoders", json={"name": "second", "dim": DIM})
-    large = text(b"\0" * (LARGEST_FILE + 1))
+    large = text(b"\0" * (MAX_HEAD_BYTES + 1))
     for more in ({"kind": "onnx", "onnx": large}, {"safetensors": large}):
         answer = client.post("/heads", json={"name": "h", "encoder": "second", **CLASSES, **more})
         assert complaint(answer) == (413, "head-too-large")

@@ -14,14 +14,14 @@ import pytest
 import torch
 from pyarrow import ipc
 
-from app.api.codecs import arrow, npy
+from app.api.codecs import media_types
 from app.services.anchors import anchor_sets, pools
 from app.services.encoders import encoding as encoding_service
 from app.services.request_context import RequestContext
 from app.storage.blobs import BlobStore
 from app.storage.queries import resources
 
-JSON, NPY, ARROW = "application/json", npy.MEDIA, arrow.MEDIA
+JSON, NPY, ARROW = "application/json", media_types.NPY, media_types.ARROW
 ROWS = np.random.default_rng(11).normal(size=(30, 8)).astype(np.float32)
 
 
@@ -54,7 +54,7 @@ def add(client, offset, rows=ROWS, name="p"):
 
 
 def stored(client, name="p", project="default"):
-    """The pool's items as a bootstrap reads them, and how many pieces they came in."""
+    """The pool's items as a bootstrap reads them, and the number of pieces."""
     services = client.app.state.services
     with services.db.transaction() as session:
         pieces = resources.whole_pool(session, project, name).pieces
@@ -82,7 +82,7 @@ def test_a_pool_is_created_listed_read_and_deleted(stocked, refused):
 
 
 def test_pieces_of_every_form_make_one_pool_of_the_same_numbers(stocked, packed):
-    """float16, whose numbers all forms have exactly."""
+    """The numbers are float16, which every form holds exactly."""
     rows = ROWS.astype(np.float16)
     pieces = [
         (JSON, lambda at, part: json.dumps({**at, "vectors": part.tolist()}).encode(), {}),
@@ -192,7 +192,7 @@ def test_numbers_that_are_none_are_refused_by_row_in_every_binary_form(stocked, 
 
 
 def test_items_without_a_direction_are_items(stocked):
-    """Zeros, repetitions and single rows are a piece's as good as any; what counts is the whole pool, once it is used."""
+    """A piece may be zeros, repetitions or one row. Only the whole pool is checked, on use."""
     assert put(stocked, [[0.0] * 8]).status_code == 201
     assert add(stocked, 1, [[0.0] * 8] * 5).status_code == 201
 
@@ -237,7 +237,7 @@ def test_the_encoder_of_a_pool_is_named_and_exists(stocked, refused):
         "missing-field",
         "encoder",
     )
-    refused(put(stocked, encoder="nobody"), 404, "encoder-not-found", "encoder", detail="'nobody'")
+    refused(put(stocked, encoder="unknown"), 404, "encoder-not-found", "encoder", detail="'unknown'")
     refused(put(stocked, encoder="a b"), 422, "invalid-request", "encoder")
     refused(put(stocked, name="a b"), 422, "invalid-request", "name")
     refused(
@@ -422,7 +422,7 @@ def test_inputs_of_a_model_whose_files_changed_are_refused(encoding, fresh, refu
     config = folder / "config_sentence_transformers.json"
     config.write_text(config.read_text() + "\n")
     other = {"name": fresh(), "kind": "sentence-transformers", "model": folder.name}
-    assert encoding.http.post("/encoders", json=other).status_code == 201  # loads what is there now
+    assert encoding.http.post("/encoders", json=other).status_code == 201  # loads the files again
     piece = {"offset": 2, "inputs": ["c"]}
     refused(
         encoding.http.post(f"/pools/{name}/vectors", json=piece), 409, "encoder-changed", "encoder"
@@ -441,7 +441,7 @@ def test_inputs_of_a_model_whose_files_changed_are_refused(encoding, fresh, refu
 
 @pytest.fixture
 def ask(stocked, embeddings):
-    """POST /bootstrap of the 40 items, in the pools `source` (of two pieces) and `target`; a change of ... leaves a field out."""
+    """POST /bootstrap of the pools `source` and `target`; a value of ... leaves a field out."""
     put(stocked, embeddings["first"][:25], name="source")
     add(stocked, 25, embeddings["first"][25:], name="source")
     put(stocked, embeddings["second"], name="target", encoder="second")
@@ -455,7 +455,7 @@ def ask(stocked, embeddings):
             "target_pool": "target",
             "seeds": [[i, i] for i in range(12)],
             "size": 20,
-            # Of 40 items self-learning could tell nothing.
+            # Self-learning needs more than 40 items.
             "method": "soft-plan",
             "min_right": 0,
             "options": {"steps": 20},
@@ -583,7 +583,7 @@ def test_a_bootstrap_encodes_inputs_as_a_pool_does(encoding, fresh, finished, re
 
 @pytest.fixture
 def grown(stocked, embeddings):
-    """A service with the set `grown` of 40 anchors, whose rows and confidence are known."""
+    """A service with the bootstrapped set `grown` of 40 anchors."""
     services = stocked.app.state.services
     pairs = torch.stack([torch.arange(40) * 3, torch.arange(40).flip(0)], dim=1)
     confidence = torch.linspace(0, 1, 40)

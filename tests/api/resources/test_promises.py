@@ -1,4 +1,4 @@
-"""What auto chose and why, what a translator promises, and requests and contracts that ask for more."""
+"""Choices of auto, promises of translators, and requests and contracts that need more."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VECTORS = [[0.1] * 8]
 
 @pytest.fixture
 def real(client):
-    """Two real encoders' vectors of 120 sentences, and the same with the second one's rows in another order."""
+    """Vectors of 120 sentences by two real encoders, and with the second one's rows shuffled."""
     vectors = [each[:120].numpy() for each in load_pack().vectors.values()][:2]
     for name, rows in zip("ab", vectors, strict=True):
         assert (
@@ -94,7 +94,7 @@ def test_the_shape_of_auto_is_the_clients_and_every_other_option_is_refused(real
 
 
 def test_a_report_of_another_version_is_measured_anew(real):
-    """Processes of the version before write theirs until they are replaced."""
+    """Processes of the previous version write old reports until they are replaced."""
     made = real.post("/translators", json=PAIR).json()
     with real.app.state.services.db.transaction() as session:
         row = session.scalars(
@@ -227,7 +227,7 @@ def test_shuffled_anchors_are_reported_useless_by_every_method_and_true_ones_rel
     assert (true["evidence"]["verdict"], shuffled["evidence"]["verdict"]) == ("related", "useless")
     assert true["evidence"]["cosine"]["z"] > 10 > 4 > abs(shuffled["evidence"]["cosine"]["z"])
     assert shuffled["evidence"]["skill"] < 0.1 < true["evidence"]["skill"]
-    chance = 10 / 23  # of 23 others, 10 neighbours
+    chance = 10 / 23  # 10 neighbours among 23 others
     assert shuffled["promise"]["measures"]["recall"]["value"] < chance + 0.1
     answer = translate(real, anchor_set="shuffled", method=method, min_quality={"mrr": 0.5})
     refused(answer, 422, "quality-below-minimum", "min_quality")
@@ -238,7 +238,7 @@ def test_a_report_says_what_more_anchors_would_add_and_which_hurt(client):
         vectors[:300].numpy().astype(float).round(6) for vectors in load_pack().vectors.values()
     )
     second = second.copy()
-    second[[10, 200]] = second[[200, 10]]  # two sentences in each other's place
+    second[[10, 200]] = second[[200, 10]]  # two sentences swapped
     for name, rows in (("a", first), ("b", second)):
         client.post("/encoders", json={"name": name, "dim": rows.shape[1]})
     made = client.post(
@@ -284,23 +284,19 @@ CONTRACT = "/anchor-sets/real/contracts/a/b"
 
 
 def test_a_contract_holds_for_every_route_that_its_pair_serves_until_it_ends(real, refused):
-    assert (
-        translate(real).status_code == 200
-    )  # ready to serve, and still held to what is agreed later
+    assert translate(real).status_code == 200  # a cached translator obeys a later contract
     agreed = real.put(CONTRACT, json={"min_quality": {"recall": 1.0}})
     assert agreed.status_code == 200
     assert real.get("/anchor-sets/real/contracts").json() == {"contracts": [agreed.json()]}
     refused(translate(real), 422, "quality-below-minimum", "anchor_set")
     refused(translate(real, method="procrustes"), 422, "quality-below-minimum", "anchor_set")
-    assert (
-        real.post("/translators", json=PAIR).status_code == 201
-    )  # to see what it promises is free
+    assert real.post("/translators", json=PAIR).status_code == 201  # the report is not refused
     back = {
         "source": "b",
         "target": "a",
         "vectors": [[0.1] * real.get("/encoders/b").json()["dim"]],
     }
-    assert translate(real, **back).status_code == 200  # the other way nothing was agreed
+    assert translate(real, **back).status_code == 200  # the reverse direction has no contract
     easy = real.put(CONTRACT, json={"min_quality": {"recall": 0.01}})
     assert easy.json()["created_at"] == agreed.json()["created_at"]
     assert translate(real).status_code == 200

@@ -1,4 +1,4 @@
-"""/relative with `bits`: cosines on a grid, in every form of answer, and what /translate makes of them."""
+"""/relative with `bits`: rounded cosines in every form of answer, and /translate of them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from app.maths.geometry.quantise import keeps_levels
 JSON, NPY, ARROW = "application/json", "application/x-npy", "application/vnd.apache.arrow.stream"
 NAMES = {"encoder": "first", "anchor_set": "items"}
 VECTORS = np.random.default_rng(5).normal(size=(50, 8)).astype(np.float32)
-#: by what a cosine itself may differ between one form of request and another
+#: Largest difference of a cosine between two forms of a request.
 ROUNDING = 1e-6
 BITS = pytest.mark.parametrize("bits", [2, 3, 8, 16])
 
 
 @pytest.fixture(scope="module")
 def service(stock: Callable[..., TestClient], parallel: dict[str, np.ndarray]) -> TestClient:
-    """The running service with two encoders, for all tests here."""
+    """A service with two encoders."""
     return stock(parallel)
 
 
@@ -64,7 +64,7 @@ def send(
 
 
 def read(answer: Any) -> tuple[np.ndarray, Any]:
-    """The matrix of an answer in whichever form, and what it says of the grid."""
+    """The matrix of an answer in any form, and its `quantised` member."""
     assert answer.status_code == 200, answer.text
     media = answer.headers["content-type"]
     if media == NPY:
@@ -122,7 +122,7 @@ def test_every_form_answers_the_levels_and_says_step_and_bound(service, form, bi
     )
     assert said["bound"] < 0.51 * said["step"]
     exact = read(ask(service, bits=bits))[0]
-    # The products of other forms may round otherwise; a code then moves by one, where a cosine lies at a border.
+    # Other forms may round differently, which moves a code at a border by one.
     assert np.abs(found - exact).max() <= 1.01 / most
     assert (found == exact).mean() > 0.99
 
@@ -153,7 +153,7 @@ def test_without_bits_nothing_is_said_and_nothing_rounded(service, form):
 
 
 def test_widths_are_remembered_apart(service):
-    """What serves a request is found by its names when warm: another width is another name."""
+    """The cache of plans distinguishes the number of bits."""
     for _ in range(2):
         found = {bits: read(ask(service, bits=bits))[0] for bits in (3, 8, 5)}
         assert all(len(np.unique(rows)) <= 2**bits - 1 for bits, rows in found.items())
@@ -161,7 +161,7 @@ def test_widths_are_remembered_apart(service):
 
 
 def test_many_rows_are_put_on_the_same_grid_as_few(service):
-    """Two thousand rows of forty numbers, the most that this service takes, by the threads that share large products."""
+    """Two thousand rows of forty numbers, the limit here, computed by several threads."""
     rows = np.random.default_rng(8).normal(size=(2000, 8)).astype(np.float32)
     found, said = read(send(service, NPY, rows, bits=6))
     assert (
@@ -202,7 +202,7 @@ def test_anchors_keep_cosine_one_to_themselves_in_every_space(service, parallel)
 
 
 def test_two_bits_decode_to_no_number_that_is_none(service):
-    """The coarsest grid makes rows of zeros of vectors that no anchor is near; they are flagged as what they look like."""
+    """Vectors far from all anchors become rows of zeros, and are flagged as the mean."""
     rows = read(ask(service, bits=2))[0]
     body = {"target": "second", "anchor_set": "items", "relative": rows.tolist()}
     answer = service.post("/translate", json=body).json()

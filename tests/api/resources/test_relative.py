@@ -76,7 +76,7 @@ def test_a_power_whitens_with_the_usual_ridge_of_the_anchors_unless_told(ask, em
             for field in ("encode_power", "ridge")
             for value in ("1", True, [1])
         ),
-        ({"ridge": 1}, "unknown-option", "ridge"),  # it would do nothing
+        ({"ridge": 1}, "unknown-option", "ridge"),  # it would have no effect
     ],
     ids=str,
 )
@@ -87,7 +87,7 @@ def test_a_wrong_power_or_ridge_is_refused(ask, refused, options, code, field):
 @pytest.mark.parametrize(
     ("change", "status", "code", "field"),
     [
-        ({"encoder": "nobody"}, 404, "encoder-not-found", "encoder"),
+        ({"encoder": "unknown"}, 404, "encoder-not-found", "encoder"),
         ({"anchor_set": "nothing"}, 404, "anchor-set-not-found", "anchor_set"),
         ({"encoder": ...}, 422, "missing-field", "encoder"),
         ({"encoder": "a b"}, 422, "invalid-request", "encoder"),

@@ -34,7 +34,7 @@ def softmax(logits):
 
 @pytest.fixture
 def make(stocked):
-    """POST /heads of a head of `second`; a change of ... leaves a field out."""
+    """POST /heads of a head of `second`; a value of ... leaves a field out."""
 
     def post(**more):
         body = {
@@ -100,7 +100,7 @@ def test_a_head_is_created_listed_read_and_deleted(make, stocked, refused):
     [
         ({"name": "a b"}, 422, "invalid-request", "name"),
         ({"name": ...}, 422, "missing-field", "name"),
-        ({"encoder": "nobody"}, 404, "encoder-not-found", "encoder"),
+        ({"encoder": "unknown"}, 404, "encoder-not-found", "encoder"),
         ({"encoder": ..., "anchor_set": "nothing"}, 404, "anchor-set-not-found", "anchor_set"),
         ({"encoder": ...}, 422, "not-exactly-one", "encoder"),
         ({"anchor_set": "items"}, 422, "not-exactly-one", "encoder"),
@@ -295,7 +295,7 @@ def test_a_weight_in_base64_equals_the_list(make, ask, packed):
     ("change", "status", "code", "field"),
     [
         ({"head": "nothing"}, 404, "head-not-found", "head"),
-        ({"encoder": "nobody"}, 404, "encoder-not-found", "encoder"),
+        ({"encoder": "unknown"}, 404, "encoder-not-found", "encoder"),
         ({"anchor_set": "nothing"}, 404, "anchor-set-not-found", "anchor_set"),
         ({"anchor_set": ...}, 422, "missing-field", "anchor_set"),
         ({"vectors": ...}, 422, "not-exactly-one", "vectors"),

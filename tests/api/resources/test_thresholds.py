@@ -26,7 +26,7 @@ def pack() -> Pack:
 
 @pytest.fixture(scope="module")
 def names(pack: Pack) -> tuple[str, str]:
-    """The source and the target."""
+    """Names of the source and the target encoder."""
     first, second, *_ = pack.vectors
     return first, second
 
@@ -65,7 +65,7 @@ def ask(client: TestClient, id_: str, what: str = "threshold", **query: Any) -> 
 def held_out_scores(
     client: TestClient, pack: Pack, names: tuple[str, str], packed: Any, unpacked: Any
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Old and new scores of pairs of 500 items that are no anchors, as a vector database would compute them."""
+    """Old and new scores of pairs of 500 other items, as a vector database computes them."""
     old_vectors, native = (pack.vectors[name][ANCHORS : ANCHORS + 500] for name in names)
     body = {
         "source": names[0],
@@ -222,7 +222,7 @@ def test_a_turned_encoder_keeps_its_thresholds(stocked, embeddings):
         assert found["agreement"]["unchanged"]["f1"] == 1
         assert (
             found["agreement"]["best"]["f1"] > 0.98
-        )  # chosen between two scores, where other pairs may lie
+        )  # a threshold between two scores, where other pairs can lie
 
 
 @pytest.mark.parametrize("what", ["threshold", "calibration"])

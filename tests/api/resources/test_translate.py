@@ -1,4 +1,4 @@
-"""/translate and /translators."""
+"""/translate, and resources after a restart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
 
 @pytest.fixture
 def ask(stocked, embeddings):
-    """POST /translate of three vectors; a change of ... leaves a field out."""
+    """POST /translate of three vectors; a value of ... leaves a field out."""
 
     def post(path="/translate", **more):
         body = {**PAIR, "vectors": embeddings["first"][:3].tolist(), **more}
@@ -44,7 +44,7 @@ def ask(stocked, embeddings):
 
 
 def cosines(rows, truth, native):
-    """The cosines of these rows with the true ones, both centred by what is native there."""
+    """Cosines of rows with the true ones, both centred on the native vectors' mean."""
     mean = native.mean(axis=0)
     ours, truth = np.array(rows) - mean, truth - mean
     return (ours * truth).sum(axis=1) / np.linalg.norm(ours, axis=1) / np.linalg.norm(truth, axis=1)
@@ -175,7 +175,7 @@ def test_relative_vectors_need_no_source_and_everything_else_does(
         == ask(vectors=..., relative=coordinates).json()
     )
     refused(
-        ask(vectors=..., relative=coordinates, source="nobody"), 404, "encoder-not-found", "source"
+        ask(vectors=..., relative=coordinates, source="unknown"), 404, "encoder-not-found", "source"
     )
     refused(ask(source=...), 422, "missing-field", "source")
     refused(ask(vectors=..., inputs=["x"], source=...), 422, "missing-field", "source")
@@ -222,8 +222,8 @@ def test_relative_vectors_that_are_not_finite_are_refused_by_row(ask, refused, p
 @pytest.mark.parametrize(
     ("change", "status", "code", "field"),
     [
-        ({"source": "nobody"}, 404, "encoder-not-found", "source"),
-        ({"target": "nobody"}, 404, "encoder-not-found", "target"),
+        ({"source": "unknown"}, 404, "encoder-not-found", "source"),
+        ({"target": "unknown"}, 404, "encoder-not-found", "target"),
         ({"anchor_set": "nothing"}, 404, "anchor-set-not-found", "anchor_set"),
         ({"source": "a b"}, 422, "invalid-request", "source"),
         ({"target": ...}, 422, "missing-field", "target"),
@@ -348,120 +348,7 @@ def test_an_option_the_method_does_not_take_is_refused(ask, refused, method, opt
     )
 
 
-# --- translators ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_report_of_a_translator(ask, method):
-    answer = ask("/translators", vectors=..., method=method)
-    assert answer.status_code == 201
-    made = answer.json()
-    assert answer.headers["location"] == f"/translators/{made['id']}"
-    assert {key: made[key] for key in PAIR} == PAIR
-    assert (made["method"], made["options"]) == (method, METHODS[method])
-    report = made["report"]
-    assert report["anchors"] == 40
-    assert (report["source"]["encoder"], report["source"]["dim"], report["source"]["rank"]) == (
-        "first",
-        8,
-        8,
-    )
-    assert (report["target"]["encoder"], report["target"]["dim"], report["target"]["rank"]) == (
-        "second",
-        6,
-        6,
-    )
-    assert report["source"]["condition"] >= 1
-    assert 0.5 < report["cka"] <= 1
-    held_out = report["held_out"]
-    assert held_out["folds"] == 5
-    for quality in (held_out["translated"], held_out["do_nothing"]):
-        assert (quality["n"], quality["k"], quality["index"]) == (40, 3, 8)
-        assert all(
-            -1 <= quality[name] <= 1
-            for name in ("cosine", "mrr", "recall", "jaccard_target", "jaccard_own")
-        )
-    assert held_out["translated"]["cosine"] > held_out["do_nothing"]["cosine"] + 0.3
-
-
-def test_the_id_of_a_translation_can_be_asked_about(ask, stocked):
-    id_ = ask(method="irp").json()["translator"]
-    first = stocked.get(f"/translators/{id_}")
-    assert first.status_code == 200
-    assert first.json()["id"] == id_
-    assert first.json()["report"]["held_out"]["folds"] == 5
-    assert stocked.get(f"/translators/{id_}").json() == first.json()
-    assert ask("/translators", vectors=..., method="irp").json() == first.json()
-
-
-def test_the_same_recipe_has_the_same_id_and_another_recipe_another(ask):
-    ids = [
-        ask(method="irp", options=options).json()["translator"]
-        for options in ({}, {"seed": 0}, {"delta": 0.6, "omega": 8})
-    ]
-    assert len(set(ids)) == 1
-    others = {ask(method=method).json()["translator"] for method in METHODS}
-    assert len(others) == len(METHODS)
-    assert (
-        ask(source="second", target="first", vectors=[[1.0] * 6]).json()["translator"] not in others
-    )
-
-
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_a_few_anchors_have_no_held_out_numbers_and_fewer_no_cka(stocked, size):
-    vectors = {"first": np.eye(8)[:size].tolist(), "second": np.eye(6)[:size].tolist()}
-    stocked.post("/anchor-sets", json={"name": "few", "embeddings": vectors})
-    report = stocked.post("/translators", json={**PAIR, "anchor_set": "few"}).json()["report"]
-    assert (report["anchors"], report["held_out"]) == (size, None)
-    assert (report["cka"] is None) == (size < 5)
-
-
-@pytest.mark.parametrize("what", ["", "/threshold?source=0.5", "/calibration"])
-def test_an_unknown_or_malformed_id_is_refused(client, refused, what):
-    refused(client.get(f"/translators/tr_{'0' * 32}{what}"), 404, "translator-not-found", "id")
-    for id_ in ("x", "tr_", "tr_" + "0" * 31, "tr_" + "g" * 32, "tr_" + "A" * 32):
-        refused(client.get(f"/translators/{id_}{what}"), 422, "invalid-request", "id")
-
-
-def test_a_deleted_set_takes_its_translators_along(ask, stocked, refused):
-    id_ = ask().json()["translator"]
-    stocked.delete("/anchor-sets/items")
-    refused(stocked.get(f"/translators/{id_}"), 404, "translator-not-found", "id")
-    refused(ask(), 404, "anchor-set-not-found", "anchor_set")
-
-
-@pytest.mark.parametrize("sign", [1, -1], ids=["the same vectors", "others"])
-def test_a_set_made_again_serves_the_translator_of_its_vectors_and_no_other(
-    ask, stocked, embeddings, sign
-):
-    old = ask().json()
-    stocked.delete("/anchor-sets/items")
-    vectors = {
-        "first": embeddings["first"].tolist(),
-        "second": (sign * embeddings["second"]).tolist(),
-    }
-    stocked.post("/anchor-sets", json={"name": "items", "embeddings": vectors})
-    new = ask().json()
-    assert (new == old) == (new["translator"] == old["translator"]) == (sign == 1)
-    np.testing.assert_allclose(
-        new["vectors"], sign * np.array(old["vectors"]), rtol=1e-4, atol=1e-4
-    )
-    assert stocked.get(f"/translators/{new['translator']}").json()["id"] == new["translator"]
-
-
-def test_two_sets_of_the_same_vectors_share_an_id_and_either_may_go(ask, stocked, embeddings):
-    body = {
-        "name": "twin",
-        "embeddings": {name: vectors.tolist() for name, vectors in embeddings.items()},
-    }
-    stocked.post("/anchor-sets", json=body)
-    id_ = ask().json()["translator"]
-    assert ask(anchor_set="twin").json()["translator"] == id_
-    for name in ("items", "twin"):
-        report = ask("/translators", vectors=..., anchor_set=name).json()
-        assert (report["id"], report["anchor_set"]) == (id_, name)
-    stocked.delete("/anchor-sets/items")
-    assert stocked.get(f"/translators/{id_}").json()["anchor_set"] == "twin"
+# --- restarts -------------------------------------------------------------------------------------
 
 
 def test_everything_is_there_after_a_restart(tmp_path, embeddings):

@@ -1,4 +1,4 @@
-"""POST /encoders/{name}/verify: whether a client's vectors are the service's, and if not, why."""
+"""POST /encoders/{name}/verify: equal vectors, and causes of differences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONG = [
 
 @pytest.fixture
 def verify(encoding):
-    """What the service finds of these vectors."""
+    """POST /verify of these vectors."""
 
     def ask(encoder, inputs, vectors, status=200, **more):
         body = {"inputs": inputs, "vectors": np.asarray(vectors, dtype=float).tolist(), **more}
@@ -29,7 +29,7 @@ def verify(encoding):
 
 @pytest.fixture(scope="module")
 def library(encoding):
-    """The client's own copies, by sentence-transformers alone."""
+    """The client's own copies of the models."""
     make_importable()
     from importlib.util import find_spec
     from pathlib import Path
@@ -157,7 +157,7 @@ def test_images_are_verified_too(encoding, verify):
 
 
 def test_a_model_of_few_positions_is_not_asked_for_more(encoding, library, verify):
-    """The texts are longer than all positions that the model has: 64, of which it reads 32."""
+    """The texts are longer than the model's 64 positions. It reads 32."""
     found = verify("toy", LONG, library["toy"].encode(LONG) + 0.3)
     assert found["matches"] is False
 
@@ -176,7 +176,7 @@ def test_vectors_at_the_ends_of_the_range_are_a_difference_and_no_fault(verify, 
 @pytest.mark.parametrize(
     ("encoder", "change", "status", "code", "field"),
     [
-        ("nobody", {}, 404, "encoder-not-found", "name"),
+        ("unknown", {}, 404, "encoder-not-found", "name"),
         ("own", {}, 422, "encoder-needs-vectors", "inputs"),
         ("minilm", {"inputs": ["a", "b"]}, 422, "dimension-mismatch", "vectors"),
         ("minilm", {"inputs": []}, 422, "dimension-mismatch", "vectors"),

@@ -1,4 +1,4 @@
-"""The wire: every form a body or its vectors can take, good or bad. /relative stands for all routes with vectors."""
+"""Every form of bodies and vectors, good or bad. /relative stands for all routes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
-from app.api.http.bodies import departures
+from app.api.http.body_reading import watch_departure
 from app.main import create_app
 from app.services.context import Limits
 from app.settings import Settings
@@ -273,7 +273,7 @@ def test_another_content_type_is_refused(client, refused, media):
 
 def test_no_content_type_is_refused(client, refused):
     answer = client.post("/encoders", content=b'{"name": "x", "dim": 2}')
-    refused(answer, 415, "unsupported-media-type", detail="no content type")
+    refused(answer, 415, "unsupported-media-type", detail="no Content-Type")
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_every_route_with_a_body_reads_it_by_the_same_rules(stocked, refused, me
 def call(
     client, headers: dict[str, str], chunks: list[bytes]
 ) -> tuple[int, dict[str, str], bytes, int]:
-    """One bare ASGI call of POST /encoders; the last number says how many chunks the service took."""
+    """One ASGI call of POST /encoders; the last number is how many chunks the service read."""
     taken = 0
     sent = []
 
@@ -417,7 +417,7 @@ def test_base64_with_line_breaks_is_refused_and_not_repaired(stocked, refused):
 
 
 def test_long_text_among_numbers_is_refused_without_a_table_as_wide(stocked, refused):
-    """Numpy would make every cell as wide as the longest text: gigabytes from half a megabyte."""
+    """NumPy would make each cell as wide as the longest text: gigabytes from half a megabyte."""
     vectors = [[0.5] * 8] * 900 + [["a" * 500_000] + [0.5] * 7]
     body = {"encoder": "first", "anchor_set": "items", "vectors": vectors}
     refused(stocked.post("/relative", json=body), 422, "bad-dtype", "vectors", [900])
@@ -449,7 +449,7 @@ def test_an_answer_of_too_many_numbers_is_refused_naming_how_many_vectors_fit(tm
 
 @pytest.mark.parametrize("early", [True, False])
 def test_who_begins_to_listen_after_the_client_has_left_hears_of_it(early):
-    """A piece of a request's inputs may be queued when all pieces before are done, and the client gone."""
+    """A part of the inputs can be queued after the client has left."""
     heard = []
 
     async def receive():
@@ -457,7 +457,7 @@ def test_who_begins_to_listen_after_the_client_has_left_hears_of_it(early):
 
     async def serve():
         request = Request({"type": "http", "headers": []}, receive)
-        with departures(request):
+        with watch_departure(request):
             listen = request.scope["state"]["on_departure"]
             if early:
                 listen(lambda: heard.append("first"))

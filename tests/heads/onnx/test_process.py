@@ -1,4 +1,4 @@
-"""The processes that run ONNX heads: what becomes of them and of those who wait, whatever happens to either."""
+"""The processes that run ONNX heads: their ends, and the requests that wait for them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ import torch
 from app.errors import HeadTooSlow, InvalidHead, Overloaded, TooMuchAtOnce
 from app.heads.onnx import process as onnx_process
 from app.heads.onnx.head import OnnxHead, load_onnx, make_onnx
-from app.heads.onnx.process import Line, OnnxRunner, Process
+from app.heads.onnx.process import OnnxProcess, OnnxRunner, OwnerQueue
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
-from onnx import helper, numpy_helper, parser  # after the check that it is there
+from onnx import helper, numpy_helper, parser  # after the check that it is installed
 
 DIM = 16
 ONE = torch.ones(1, DIM)
 
 
 def file(nodes: int = 1) -> bytes:
-    """An ONNX file that multiplies by one, as often as it has nodes."""
+    """An ONNX file whose nodes each multiply by one."""
     body = " ".join(f"c{i + 1} = MatMul(c{i}, w)" for i in range(nodes))
     graph = parser.parse_graph(f"g (float[n,16] c0) => (float[n,16] c{nodes}) {{ {body} }}")
     graph.initializer.append(numpy_helper.from_array(np.eye(DIM, dtype=np.float32), "w"))
@@ -37,30 +37,30 @@ def file(nodes: int = 1) -> bytes:
     ).SerializeToString()
 
 
-def made(data: bytes, runner: OnnxRunner) -> OnnxHead:
-    """The head of a client's file."""
+def make_head(data: bytes, runner: OnnxRunner) -> OnnxHead:
+    """Try a client's file and return its head."""
     return make_onnx(data, dim=DIM, runner=runner, owner="")
 
 
 @pytest.fixture(scope="module")
 def head(runner: OnnxRunner) -> OnnxHead:
-    return made(file(), runner)
+    return make_head(file(), runner)
 
 
-def stored(head: OnnxHead, runner: OnnxRunner) -> OnnxHead:
-    """The head of another's tensors."""
+def reload_head(head: OnnxHead, runner: OnnxRunner) -> OnnxHead:
+    """Load a head from the stored tensors of another."""
     return load_onnx(head.tensors()["onnx"].numpy().tobytes(), dim=DIM, runner=runner, owner="")
 
 
-def test_a_head_that_is_slow_is_stopped_and_works_again_after(runner):
-    slow = made(file(200), runner)
+def test_a_slow_head_is_stopped_and_works_again_afterwards(runner):
+    slow = make_head(file(200), runner)
     vectors = torch.randn(300_000, DIM)
-    with pytest.raises(HeadTooSlow, match=r"within 0\.05 s"):
+    with pytest.raises(HeadTooSlow, match=r"more than 0\.05 s"):
         slow.run(vectors, seconds=0.05)
     torch.testing.assert_close(slow.run(vectors[:100]), vectors[:100])
 
 
-def test_a_killed_process_costs_nobody_an_answer(head, runner):
+def test_a_killed_process_fails_no_request(head, runner):
     expected = head.run(ONE)
     for _ in range(2):
         killed = runner._process._child
@@ -73,7 +73,7 @@ def test_a_process_that_does_not_answer_is_replaced(head, runner, monkeypatch):
     expected = head.run(ONE)
     stuck = runner._process._child
     os.kill(stuck.pid, signal.SIGSTOP)
-    monkeypatch.setattr(onnx_process, "RUN_S", 0.3)
+    monkeypatch.setattr(onnx_process, "ONNX_RUN_S", 0.3)
     with pytest.raises(HeadTooSlow) as caught:
         head.run(ONE)
     assert caught.value.field == "head"
@@ -82,25 +82,25 @@ def test_a_process_that_does_not_answer_is_replaced(head, runner, monkeypatch):
     torch.testing.assert_close(head.run(ONE), expected)
 
 
-def test_a_head_whose_process_dies_twice_is_refused(head, monkeypatch):
-    monkeypatch.setattr(onnx_process, "RUN_BYTES", 2**26)  # too little to start
+def test_a_head_whose_process_dies_twice_is_rejected(head, monkeypatch):
+    monkeypatch.setattr(onnx_process, "ONNX_RUN_BYTES", 2**26)  # too little to start
     dying = OnnxRunner()
     with pytest.raises(InvalidHead, match="crashes onnxruntime"):
-        stored(head, dying)
+        reload_head(head, dying)
     monkeypatch.undo()
-    assert stored(head, dying).outputs == DIM
+    assert reload_head(head, dying).outputs == DIM
     dying.close()
 
 
-def test_a_trial_that_dies_is_a_refusal(runner, monkeypatch):
-    monkeypatch.setattr(onnx_process, "TRIAL_BYTES", 2**26)  # too little to start
+def test_a_crash_in_a_trial_rejects_the_file(runner, monkeypatch):
+    monkeypatch.setattr(onnx_process, "ONNX_TRIAL_BYTES", 2**26)  # too little to start
     with pytest.raises(InvalidHead, match="crashes onnxruntime"):
-        made(file(), runner)
+        make_head(file(), runner)
 
 
 def test_the_process_opens_no_file_and_knows_no_secret(monkeypatch):
     monkeypatch.setenv("ANCHORAGE_DATABASE_URL", "postgresql://secret")
-    process = Process(onnx_process.RUN_BYTES)
+    process = OnnxProcess(onnx_process.ONNX_RUN_BYTES)
     try:
         process.ask({"op": "run", "key": "none", "rows": 1}, b"\0" * 4, seconds=10.0, field="head")
         here = Path(f"/proc/{process._child.pid}")
@@ -118,8 +118,8 @@ def test_the_process_opens_no_file_and_knows_no_secret(monkeypatch):
 
 ORPHAN = """
 import sys, torch
-from app.heads.onnx import make_onnx
-from app.heads.onnx_process import OnnxRunner
+from app.heads.onnx.head import make_onnx
+from app.heads.onnx.process import OnnxRunner
 runner = OnnxRunner()
 head = make_onnx(open(sys.argv[1], "rb").read(), dim=16, runner=runner, owner="")
 head.run(torch.ones(1, 16))
@@ -129,7 +129,7 @@ while True:
 """
 
 
-def test_the_process_ends_with_a_service_that_is_killed(tmp_path):
+def test_the_process_ends_when_the_service_is_killed(tmp_path):
     (tmp_path / "slow.onnx").write_bytes(file(200))
     command = [sys.executable, "-c", ORPHAN, str(tmp_path / "slow.onnx")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
@@ -144,7 +144,7 @@ def test_the_process_ends_with_a_service_that_is_killed(tmp_path):
 
 def test_a_closed_runner_refuses_and_leaves_no_process(head):
     closing = OnnxRunner()
-    mine = stored(head, closing)
+    mine = reload_head(head, closing)
     child = closing._process._child
     closing.close()
     assert child.returncode is not None
@@ -153,17 +153,20 @@ def test_a_closed_runner_refuses_and_leaves_no_process(head):
 
 
 def test_files_and_heads_wait_for_a_turn(head, runner, monkeypatch):
-    for name, use in (("_trials", lambda: made(file(), runner)), ("_line", lambda: head.run(ONE))):
-        line = Line("wait", at_once=1, most=5, share=5, wait_s=0.01)
+    for name, use in (
+        ("_trials", lambda: make_head(file(), runner)),
+        ("_runs", lambda: head.run(ONE)),
+    ):
+        line = OwnerQueue("wait", at_once=1, most=5, share=5, wait_s=0.01)
         monkeypatch.setattr(runner, name, line)
         use()
         with line.turn("another"), pytest.raises(Overloaded, match="waited"):
             use()
 
 
-def test_owners_take_turns_and_have_their_share_of_the_line():
+def test_owners_take_turns_and_have_a_share_of_the_queue():
     order, threads = [], []
-    line = Line("wait", at_once=1, most=5, share=3, wait_s=30.0)
+    line = OwnerQueue("wait", at_once=1, most=5, share=3, wait_s=30.0)
 
     def wait(owner: str) -> None:
         with line.turn(owner):
@@ -189,15 +192,15 @@ def test_owners_take_turns_and_have_their_share_of_the_line():
     assert waiting() == 0
 
 
-def test_who_waits_too_long_leaves_the_line():
-    line = Line("wait", at_once=2, most=5, share=5, wait_s=0.01)
+def test_a_request_that_waits_too_long_leaves_the_queue():
+    line = OwnerQueue("wait", at_once=2, most=5, share=5, wait_s=0.01)
     with line.turn("a"), line.turn("b"), pytest.raises(Overloaded, match="waited"), line.turn("c"):
         pass
     with line.turn("c"), line.turn("c"):
         assert not line._waiting
 
 
-def test_without_a_process_to_start_the_server_is_overloaded(runner, monkeypatch):
+def test_the_server_is_overloaded_if_no_process_starts(runner, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(Overloaded, match="cannot start"):
-        made(file(), runner)
+        make_head(file(), runner)

@@ -16,7 +16,7 @@ import torch
 from sqlalchemy import func, select
 
 from app.errors import Conflict, IdempotencyKeyReused, NameTaken, RequestInProgress, ResourceGone
-from app.heads.linear import linear_head
+from app.heads.linear import make_linear_head
 from app.services.access import api_keys, audit, idempotency
 from app.services.anchors import anchor_sets
 from app.services.context import Services
@@ -273,7 +273,7 @@ def test_every_write_is_noted_with_its_key_and_origin_and_in_order(stocked):
     anchor_sets.create_anchor_set(services, REQUEST, name="t", embeddings={"a": torch.randn(5, 3)})
     anchor_sets.delete_anchor_set(services, REQUEST, "t")
     new = heads.HeadDefinition("h", "linear", "a", None, HeadOutput.classes, list("xyz"))
-    heads.create_head(services, REQUEST, new, lambda dim: linear_head(three, None, dim=dim))
+    heads.create_head(services, REQUEST, new, lambda dim: make_linear_head(three, None, dim=dim))
     heads.delete_head(services, REQUEST, "h")
     fitted = translators.fit(
         services, REQUEST, *translators.find_pair(services, PROJECT, pair), pair

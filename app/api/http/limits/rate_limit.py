@@ -1,4 +1,4 @@
-"""How many requests a key may send: counted in Redis for all API processes, or in memory. Constant memory a key."""
+"""Limits the rate of requests of one key. Redis counts for all API processes, or memory for one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from app.storage.redis import AWAY_S, Circuit
 
 log = logging.getLogger("anchorage.limiter")
 
-#: how long a request waits for Redis to count it; then this process counts by itself for a while
-PATIENCE_S = 0.5
+#: how long a request waits for Redis to count it; after that, this process counts for AWAY_S
+REDIS_COUNT_S = 0.5
 
 
 class RateLimiter:
-    """A sliding window for each caller; `default` is the rate of callers without one of their own."""
+    """A sliding window for each caller; `default` is the rate of callers that have no other."""
 
     def __init__(self, default: str | None, redis_url: str | None, prefix: str) -> None:
         self._default = default
@@ -34,25 +34,25 @@ class RateLimiter:
                 f"async+{redis_url}",
                 implementation="redispy",
                 key_prefix=f"{prefix}:rate",
-                socket_timeout=PATIENCE_S,
-                socket_connect_timeout=PATIENCE_S,
+                socket_timeout=REDIS_COUNT_S,
+                socket_connect_timeout=REDIS_COUNT_S,
                 protocol=2,
             )
             self._common = SlidingWindowCounterRateLimiter(storage)
 
     async def count(self, caller: str, rate: str | None) -> None:
-        """Count one request. Raises RateLimited when there were too many."""
+        """Counts one request. Raises RateLimited above the rate."""
         rate = rate or self._default
         if rate is None:
             return
         if self._common is not None and self._circuit.admits():
             try:
-                async with asyncio.timeout(PATIENCE_S):
+                async with asyncio.timeout(REDIS_COUNT_S):
                     refusal = await _refusal(self._common, caller, rate)
-            except Exception as error:  # what answers at Redis's address may be anything
+            except Exception as error:  # any server may answer at Redis's address
                 self._circuit.failed()
                 log.warning(
-                    "this process counts rates alone for %.0f s, Redis failed: %s",
+                    "Redis failed, and this process counts its own rates for %.0f s: %s",
                     AWAY_S,
                     type(error).__name__,
                 )
@@ -68,16 +68,15 @@ class RateLimiter:
 async def _refusal(
     strategy: SlidingWindowCounterRateLimiter, caller: str, rate: str
 ) -> RateLimited | None:
-    """Count one request; returns the error for one too many."""
+    """Counts one request and returns the error if it is above the rate."""
     for item in _parsed(rate):
         if not await strategy.hit(item, caller):
             window = await strategy.get_window_stats(item, caller)
-            if (
-                window.remaining >= item.amount
-            ):  # nothing is counted: the window has just ended, or no Redis answered
+            if window.remaining >= item.amount:  # the window has just ended, or Redis is away
                 continue
             pause_s = min(max(1, math.ceil(window.reset_time - time.time())), item.get_expiry())
-            return RateLimited(f"more than {item}", retry_after_s=pause_s, limit=item.amount)
+            detail = f"The rate limit is {item}. Try again in {pause_s} s."
+            return RateLimited(detail, retry_after_s=pause_s, limit=item.amount)
     return None
 
 

@@ -21,8 +21,9 @@ import pytest
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from app.api.http import admission, connections, protocol
-from app.api.http.connections import Connections
+from app.api.http import body_reading, protocol
+from app.api.http.limits import connections
+from app.api.http.limits.connections import Connections
 from app.api.http.protocol import BoundedHttp
 from app.demo.client import free_port
 
@@ -136,7 +137,10 @@ def test_a_request_that_takes_longer_than_a_head_may_is_answered(listen, monkeyp
     monkeypatch.setattr(connections, "HEAD_S", 0.2)
     body = json.dumps({"name": "x", "dim": 2}).encode()
     with socket.create_connection(listen(), timeout=20) as connection:
-        head = f"POST /encoders HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        head = (
+            "POST /encoders HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}"
+        )
         connection.sendall(head.encode() + b"\r\n\r\n" + body[:5])
         time.sleep(0.6)
         connection.sendall(body[5:])
@@ -147,7 +151,7 @@ def test_requests_without_a_key_hold_no_connection_while_their_bodies_are_thrown
     listen, monkeypatch
 ) -> None:
     host, port = listen(auth="keys")
-    monkeypatch.setattr(protocol.CONNECTIONS, "most", 5)
+    monkeypatch.setattr(protocol.PROCESS_CONNECTIONS, "most", 5)
     with ExitStack() as stack:
         for _ in range(12):
             half = stack.enter_context(socket.create_connection((host, port), timeout=20))
@@ -156,16 +160,19 @@ def test_requests_without_a_key_hold_no_connection_while_their_bodies_are_thrown
             )
         begun = time.monotonic()
         assert ask(port, "/livez") == 200
-        assert time.monotonic() - begun < admission.DISCARD_S / 2
+        assert time.monotonic() - begun < body_reading.DISCARD_S / 2
 
 
 def test_a_request_that_is_answered_is_closed_for_nobody(listen, monkeypatch) -> None:
     host, port = listen()
-    monkeypatch.setattr(protocol.CONNECTIONS, "most", 2)
+    monkeypatch.setattr(protocol.PROCESS_CONNECTIONS, "most", 2)
     body = json.dumps({"name": "x", "dim": 2}).encode()
     with ExitStack() as stack:
         slow = stack.enter_context(socket.create_connection((host, port), timeout=20))
-        head = f"POST /encoders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        head = (
+            "POST /encoders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}"
+        )
         slow.sendall(head.encode() + b"\r\nExpect: 100-continue\r\n\r\n" + body[:5])
         assert slow.recv(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
         others = [
@@ -243,7 +250,10 @@ def test_hundreds_of_half_sent_heads_lock_nobody_out(served) -> None:
 
 
 def test_the_parts_of_uvicorn_that_are_used_here_are_what_they_were() -> None:
-    """They are private: after an upgrade, read `app/api/http/protocol.py` against them, and then change this and pyproject.toml."""
+    """They are private: after an upgrade, compare `app/api/http/protocol.py` with them.
+
+    Then change this test and pyproject.toml.
+    """
     overridden = {
         name: list(inspect.signature(getattr(HttpToolsProtocol, name)).parameters)
         for name, each in vars(BoundedHttp).items()
@@ -279,7 +289,7 @@ def test_the_parts_of_uvicorn_that_are_used_here_are_what_they_were() -> None:
 
 @pytest.mark.parametrize("module", [uvicorn, httptools])
 def test_no_version_of_them_is_installed_that_nobody_has_looked_at(module) -> None:
-    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+    text = (Path(__file__).parents[4] / "pyproject.toml").read_text()
     [bound] = re.findall(rf'"{module.__name__}(?:\[standard\])?>=[\d.]+,<([\d.]+)"', text)
     found = [int(part) for part in module.__version__.split(".")[:2]]
     assert found < [int(part) for part in bound.split(".")]

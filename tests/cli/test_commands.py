@@ -1,4 +1,4 @@
-"""The `anchorage` command. Only commands that serve run in a process of their own."""
+"""The `anchorage` command. Only commands that serve run in a separate process."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_beyond_loopback_without_a_key_the_server_refuses_and_says_what_to_do(
     assert "Traceback" not in text
     assert (
         run(tmp_path, "keys", "create", "--name", "first", "--scope", "admin").exit_code == 0
-    )  # as it was told
+    )  # as the refusal says
 
 
 def test_told_so_in_words_the_server_lets_everyone_in_and_warns(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_database_that_is_no_url_or_is_away_is_said_in_a_sentence(tmp_path: Pa
         "mysql://localhost/x",
         f"postgresql://nobody@127.0.0.1:{free_port()}/none",
     ):
-        assert "the database cannot be used" in refusal(tmp_path, "migrate", database_url=url)
+        assert "The database cannot be used" in refusal(tmp_path, "migrate", database_url=url)
 
 
 @pytest.mark.parametrize("command", ["serve", "migrate", "worker"])
@@ -393,6 +393,6 @@ def test_a_backup_with_damage_is_restored_only_by_force_and_says_what_is_lacking
     assert (result.exit_code, result.stderr.split()[-1]) == (0, blob.name)
     for folder in ("whole", "lacking"):
         said_ = refusal(tmp_path / folder / "new", "restore", str(tmp_path / folder))
-        assert "1 of 1 blobs of the backup are missing" in said_
+        assert "1 of 1 blobs" in said_
         result = run(tmp_path / folder / "new", "restore", "--force", str(tmp_path / folder))
         assert (result.exit_code, "1 blobs are lacking" in result.output) == (0, True)

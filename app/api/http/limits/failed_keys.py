@@ -1,4 +1,7 @@
-"""How many wrong API keys one address may try: counted in this process's memory, before any of them is looked up."""
+"""Limits the wrong API keys of one address, before the database looks one up.
+
+Each process counts in its own memory.
+"""
 
 from __future__ import annotations
 
@@ -12,41 +15,42 @@ from limits.aio.strategies import SlidingWindowCounterRateLimiter
 
 from app.errors import RateLimited
 
-#: wrong keys of one address in a minute
-MOST = RateLimitItemPerMinute(30)
+#: most wrong keys of one address in a minute
+MOST_WRONG_KEYS = RateLimitItemPerMinute(30)
 
-#: counters kept at once: above this, all begin anew
+#: most addresses that are counted at once; above it, all counters are reset
 ADDRESSES = 20_000
 
 
 class FailedKeys:
-    """A sliding window for each address that has sent a wrong key lately."""
+    """A sliding window for each address that recently sent a wrong key."""
 
     def __init__(self) -> None:
         self._storage = MemoryStorage()
         self._window = SlidingWindowCounterRateLimiter(self._storage)
 
     async def check(self, address: str) -> None:
-        """Raises RateLimited when this address has sent too many wrong keys."""
+        """Raises RateLimited if this address has sent too many wrong keys."""
         network = _network(address)
-        if await self._window.test(MOST, network):
+        if await self._window.test(MOST_WRONG_KEYS, network):
             return
-        ends = (await self._window.get_window_stats(MOST, network)).reset_time
+        ends = (await self._window.get_window_stats(MOST_WRONG_KEYS, network)).reset_time
         raise RateLimited(
-            f"more than {MOST.amount} wrong API keys in a minute from this address; send a key that works, or try again later",
+            f"This address sent more than {MOST_WRONG_KEYS.amount} wrong API keys in a minute. "
+            "Send a valid key, or wait.",
             retry_after_s=max(1, math.ceil(ends - time.time())),
-            limit=MOST.amount,
+            limit=MOST_WRONG_KEYS.amount,
         )
 
     async def count(self, address: str) -> None:
-        """Note a wrong key."""
+        """Counts a wrong key."""
         if len(self._storage.storage) >= ADDRESSES:
             await self._storage.reset()
-        await self._window.hit(MOST, _network(address))
+        await self._window.hit(MOST_WRONG_KEYS, _network(address))
 
 
 def _network(address: str) -> str:
-    """Who an address belongs to: of IPv6, one client has 2^64 of them."""
+    """Returns the IPv4 address, or the IPv6 network, as one client has 2^64 IPv6 addresses."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:

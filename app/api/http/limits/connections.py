@@ -1,17 +1,17 @@
-"""How many connections one process holds, and which it closes for another: without room for one more file, it serves nobody."""
+"""Limits the connections of one process: without a free file descriptor it could not serve."""
 
 from __future__ import annotations
 
 import resource
 from typing import Protocol
 
-#: a connection's first head, and each later one from its first byte on, is whole within this
+#: time for the first head of a connection, and for each later head from its first byte
 HEAD_S = 10.0
 
-#: connections where the operator names no number and `ulimit -n` leaves more; each may hold 64 KiB of a head
+#: most connections by default, if `ulimit -n` allows more; each can hold 64 KiB of a head
 DEFAULT_CONNECTIONS = 4_096
 
-#: connections that wait to be accepted, where `ulimit -n` leaves more
+#: most connections that wait to be accepted, if `ulimit -n` allows more
 DEFAULT_BACKLOG = 2_048
 
 
@@ -19,14 +19,14 @@ class Closable(Protocol):
     """A connection."""
 
     def hang_up(self) -> None:
-        """Close it at once, whatever was not sent yet."""
+        """Closes the connection at once, and drops unsent bytes."""
 
 
 class Connections:
-    """The connections of one process, `most` at a time.
+    """The connections of one process, at most `most`.
 
-    One that waits for a request, however much of its head has come, is closed for a new one, and first the one that has waited
-    longest: a client that sends its request soon is served, however many others send nothing.
+    A new connection replaces the one that has waited longest for a complete head, so that idle
+    clients cannot lock out those that send requests.
     """
 
     def __init__(self, most: int) -> None:
@@ -35,7 +35,7 @@ class Connections:
         self._waiting: dict[Closable, None] = {}
 
     def add(self, connection: Closable) -> bool:
-        """Count a new connection; False if there is no room, as a request is being answered on every other one."""
+        """Counts a new connection; returns False if all others are answering requests."""
         self._open.add(connection)
         fits = len(self._open) <= self.most or self._close_oldest()
         if fits:
@@ -43,16 +43,16 @@ class Connections:
         return fits
 
     def wait(self, connection: Closable) -> None:
-        """No request is being answered on this connection now; its client may have to send or read the rest of a refused one."""
+        """Notes that this connection answers no request; it may still carry a refused one."""
         if connection in self._open:
             self._waiting[connection] = None
 
     def work(self, connection: Closable) -> None:
-        """A request has come on this connection."""
+        """Notes that this connection answers a request."""
         self._waiting.pop(connection, None)
 
     def remove(self, connection: Closable) -> None:
-        """A connection is closed."""
+        """Forgets a closed connection."""
         self._open.discard(connection)
         self._waiting.pop(connection, None)
 
@@ -66,12 +66,12 @@ class Connections:
 
 
 def most_connections(wanted: int | None) -> int:
-    """As many connections as are wanted, but no more than half of the files that this process may open."""
+    """Returns `wanted` or the default, but at most half of this process's open files."""
     return min(_open_files() // 2, DEFAULT_CONNECTIONS if wanted is None else wanted)
 
 
 def backlog() -> int:
-    """How many connections may wait to be accepted: all of them may be at once, before any other is closed for them."""
+    """Returns how many connections may wait to be accepted: at most a quarter of the open files."""
     return min(_open_files() // 4, DEFAULT_BACKLOG)
 
 

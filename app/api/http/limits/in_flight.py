@@ -1,0 +1,103 @@
+"""Limits the requests and the bytes that one process holds at once."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from app.errors import Overloaded, TooMuchAtOnce
+
+
+@dataclass
+class InFlight:
+    """The requests that are being answered, and the bytes of their bodies and answers.
+
+    shares  by project, its requests and bytes
+    """
+
+    most_requests: int
+    most_bytes: int
+    requests: int = field(default=0, init=False)
+    bytes: int = field(default=0, init=False)
+    shares: dict[str, tuple[int, int]] = field(default_factory=dict, init=False)
+    #: routes reserve bytes for answers in threads
+    lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+
+class Reservation:
+    """The place and the bytes of one request.
+
+    A project may reserve half of each limit, so that it cannot lock out the others.
+    """
+
+    def __init__(self, in_flight: InFlight) -> None:
+        self._all = in_flight
+        self._entered = False
+        self._project: str | None = None
+        self._bytes = 0
+
+    def enter(self) -> None:
+        """Takes a place. Raises Overloaded."""
+        every = self._all
+        with every.lock:
+            if every.requests >= every.most_requests:
+                raise Overloaded(
+                    f"The server is answering {every.most_requests} requests, its limit. Try again."
+                )
+            every.requests += 1
+            self._entered = True
+
+    def join(self, project: str | None) -> None:
+        """Counts the request to its project; None: without keys. Raises TooMuchAtOnce."""
+        every = self._all
+        if project is None:
+            return
+        with every.lock:
+            count, held = every.shares.get(project, (0, 0))
+            half = every.most_requests // 2
+            if count and count >= half:
+                raise TooMuchAtOnce(
+                    f"This project has {count} requests in flight, and its limit is {half}. "
+                    "Send fewer at once."
+                )
+            every.shares[project] = (count + 1, held)
+            self._project = project
+
+    def take(self, size: int) -> None:
+        """Reserves `size` bytes. Raises Overloaded, TooMuchAtOnce.
+
+        One request reserves at most half of all bytes, even if it needs more.
+        """
+        every = self._all
+        half = every.most_bytes // 2
+        with every.lock:
+            size = min(size, half - self._bytes)
+            if size == 0:
+                return
+            count, held = every.shares.get(self._project or "", (0, 0))
+            if held + size > half:
+                raise TooMuchAtOnce(
+                    f"This project has {held} bytes in flight, this request needs {size} more, and "
+                    f"the project's limit is {half}. Send fewer requests at once."
+                )
+            if every.bytes + size > every.most_bytes:
+                raise Overloaded(
+                    f"The server holds {every.bytes} bytes in flight, and its limit is "
+                    f"{every.most_bytes}. Try again."
+                )
+            if self._project is not None:
+                every.shares[self._project] = (count, held + size)
+            every.bytes += size
+            self._bytes += size
+
+    def leave(self) -> None:
+        """Gives the place and the bytes back; a second call does nothing."""
+        every = self._all
+        with every.lock:
+            if self._project is not None:
+                count, held = every.shares.pop(self._project)
+                if count > 1:
+                    every.shares[self._project] = (count - 1, held - self._bytes)
+            every.bytes -= self._bytes
+            every.requests -= self._entered
+            self._entered, self._project, self._bytes = False, None, 0

@@ -1,0 +1,308 @@
+"""/heads: classifiers, regressions and decoders that were trained in one space."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.api.http.bodies import json_body
+from app.api.http.deps import (
+    After,
+    IdempotencyKey,
+    Limit,
+    PathName,
+    Reads,
+    Svc,
+    WriteContext,
+    settle,
+)
+from app.api.http.problems import documented
+from app.api.schemas import fields
+from app.api.schemas.fields import Body, Name, Numbers, Vectors
+from app.errors import InvalidHead, NotExactlyOne
+from app.heads import registry
+from app.heads.base import HeadModel
+from app.heads.linear import make_linear_head
+from app.heads.onnx.process import OnnxRunner
+from app.services.access.idempotency import idempotent
+from app.services.heads import heads
+from app.storage import tables
+from app.storage.queries import resources
+from app.types import HeadOutput
+
+router = APIRouter(prefix="/heads", tags=["heads"])
+
+Size = Annotated[int, Field(ge=1, le=4_096)]
+Positive = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
+
+
+class NumbersOutput(Body):
+    """The head answers numbers, such as a regression."""
+
+    kind: Literal["numbers"] = Field(description="Always `numbers`.")
+
+
+class ImageOutput(Body):
+    """The head answers the pixels of an image."""
+
+    kind: Literal["image"] = Field(description="Always `image`.")
+    height: Size = Field(description="Height in pixels, 1 to 4,096.")
+    width: Size = Field(description="Width in pixels, 1 to 4,096.")
+    channels: Literal[1, 3] = Field(1, description="1 for grey, 3 for RGB.")
+    layout: Literal["chw", "hwc"] = Field(
+        "chw", description="Order of the numbers: `chw` by channel, `hwc` by pixel."
+    )
+    low: Annotated[float, Field(allow_inf_nan=False)] = Field(
+        0.0, description="Number that means black."
+    )
+    high: Annotated[float, Field(allow_inf_nan=False)] = Field(
+        1.0, description="Number that means full intensity."
+    )
+
+
+class NewHead(Body):
+    """A head reads vectors of an `encoder`, or relative vectors of an `anchor_set`.
+
+    With `classes` it is a classifier; otherwise `output` states what its numbers are. Kinds:
+
+    - `linear`: logits = x weight^T + bias, as in torch.nn.Linear.
+      Send `weight` (classes, dim) and `bias`, or `safetensors` with these names.
+    - `mlp`: `architecture` lists the modules of a torch.nn.Sequential in order,
+      and `safetensors` holds its state_dict.
+    - `onnx`: one file without external data, with one input (batch, dim) and one output.
+
+    Files are base64.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "name": "spam",
+                    "encoder": "new",
+                    "classes": ["no", "yes"],
+                    "weight": [[1, 0], [0, 1]],
+                    "bias": [0, 0],
+                },
+                {
+                    "name": "topic",
+                    "kind": "mlp",
+                    "encoder": "new",
+                    "classes": ["a", "b", "c"],
+                    "architecture": ["linear", "relu", "dropout", "linear"],
+                    "safetensors": "...",
+                },
+            ]
+        }
+    )
+
+    name: Name = Field(description="Name of the head, unique in the project.")
+    kind: Literal["linear", "mlp", "onnx"] = Field("linear", description="Format of the model.")
+    encoder: Name | None = Field(
+        None, description="Encoder whose vectors the head reads. Send this or `anchor_set`."
+    )
+    anchor_set: Name | None = Field(
+        None,
+        description="Anchor set whose relative vectors the head reads. Send this or `encoder`.",
+    )
+    classes: (
+        Annotated[
+            list[Annotated[str, Field(max_length=200)]], Field(min_length=2, max_length=10_000)
+        ]
+        | None
+    ) = Field(
+        None,
+        description="Names of the classes in the order of the outputs: "
+        "2 to 10,000 names of at most 200 characters.",
+    )
+    output: Annotated[NumbersOutput | ImageOutput, Field(discriminator="kind")] | None = Field(
+        None, description="What the numbers are, unless the head is a classifier."
+    )
+    probabilities: bool = Field(
+        False, description="Whether the head answers probabilities. If not, a softmax is applied."
+    )
+    scale: Positive | None = Field(
+        None,
+        description="Norm of the training vectors, if they were scaled to one norm "
+        "(1 for normalised vectors); the head's inputs are scaled to it too. "
+        "Default: the encoder's own units, which a translation restores.",
+    )
+    encode_power: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = Field(
+        0.0, description="The `encode_power` of the relative vectors, 0 to 1."
+    )
+    ridge: Positive | None = Field(None, description="The `ridge` of the relative vectors.")
+    weight: Vectors = Field(None, description="Weights (classes, dim) of a `linear` head.")
+    bias: Numbers = Field(None, description="Bias of each class. Default 0.")
+    architecture: (
+        Annotated[list[Annotated[str, Field(max_length=50)]], Field(min_length=1, max_length=64)]
+        | None
+    ) = Field(None, description="Modules of an `mlp` head in order, at most 64.")
+    safetensors: str | None = Field(None, description="Weights as a safetensors file in base64.")
+    onnx: str | None = Field(None, description="Model as an ONNX file in base64.")
+
+    def spec(self) -> heads.HeadDefinition:
+        """The head without its weights. Raises NotExactlyOne and InvalidHead."""
+        if (self.classes is None) == (self.output is None):
+            raise NotExactlyOne("Send exactly one of `classes` and `output`.", field="classes")
+        if self.probabilities and self.classes is None:
+            raise InvalidHead(
+                "`probabilities` only applies with `classes`. Remove it, or send `classes`.",
+                field="probabilities",
+            )
+        return heads.HeadDefinition(
+            name=self.name,
+            kind=self.kind,
+            encoder=self.encoder,
+            anchor_set=self.anchor_set,
+            architecture=self.architecture,
+            scale=self.scale,
+            encode_power=self.encode_power,
+            ridge=self.ridge,
+            output=HeadOutput.classes if self.output is None else HeadOutput(self.output.kind),
+            classes=self.classes or [],
+            softmax=not self.probabilities,
+            image=self.output.model_dump(exclude={"kind"})
+            if isinstance(self.output, ImageOutput)
+            else {},
+        )
+
+    def load(self, runner: OnnxRunner, owner: str, dim: int) -> HeadModel:
+        """The head's model.
+
+        Raises NotExactlyOne, InvalidHead, BadBase64, the vector errors, and as `registry.make`.
+        """
+        sources = [
+            name for name in ("weight", "safetensors", "onnx") if getattr(self, name) is not None
+        ]
+        if len(sources) != 1:
+            raise NotExactlyOne(
+                "Send exactly one of `weight`, `safetensors` and `onnx`.", field="weight"
+            )
+        source = sources[0]
+        if (source == "onnx") != (self.kind == "onnx") or (
+            source == "weight" and self.kind != "linear"
+        ):
+            raise InvalidHead(
+                f"`{source}` does not apply to `kind: {self.kind}`. Change one of the two.",
+                field="kind",
+            )
+        if self.weight is not None:
+            if self.architecture is not None:
+                raise InvalidHead(
+                    "`architecture` only applies to `kind: mlp`. Remove it.", field="architecture"
+                )
+            bias = None if self.bias is None else fields.parse_vector(self.bias, "bias")
+            classes = None if self.classes is None else len(self.classes)
+            return make_linear_head(self.weight, bias, dim=dim, classes=classes)
+        if self.bias is not None:
+            raise NotExactlyOne(
+                f"`bias` only applies with `weight`. Remove it: `{source}` holds the bias.",
+                field="bias",
+            )
+        data = bytes(fields.decode_base64(self.safetensors or self.onnx or "", source))
+        return registry.make(
+            self.kind, data, self.architecture, dim=dim, runner=runner, owner=owner
+        )
+
+
+class Head(BaseModel):
+    """A registered head."""
+
+    name: str = Field(description="Name of the head.")
+    kind: str = Field(description="Format of the model: `linear`, `mlp` or `onnx`.")
+    encoder: str | None = Field(description="Encoder whose vectors it reads.")
+    anchor_set: str | None = Field(description="Anchor set whose relative vectors it reads.")
+    dim: int = Field(description="Dimension of the vectors that it reads.")
+    outputs: int = Field(description="Number of outputs.")
+    classes: list[str] = Field(description="Names of the classes. Empty unless a classifier.")
+    output: dict[str, Any] | None = Field(
+        description="What the numbers are. Null for a classifier."
+    )
+    architecture: list[str] | None = Field(description="Modules of an `mlp` head.")
+    probabilities: bool = Field(description="Whether the model itself answers probabilities.")
+    scale: float | None = Field(
+        description="Norm that its inputs are scaled to. Null: the encoder's own units."
+    )
+    encode_power: float = Field(description="The `encode_power` of its relative vectors.")
+    ridge: float | None = Field(description="The `ridge` of its relative vectors.")
+    created_at: datetime = Field(description="When it was registered.")
+
+
+class HeadPage(BaseModel):
+    """Heads in the order of their names."""
+
+    heads: list[Head] = Field(description="One page of heads.")
+
+
+def describe(row: tables.HeadRow) -> Head:
+    """The answer for a row."""
+    settings = row.settings
+    output = heads.output_of(row)
+    return Head(
+        name=row.name,
+        kind=row.kind,
+        encoder=row.encoder.name if row.encoder else None,
+        anchor_set=row.anchor_set.name if row.anchor_set else None,
+        dim=row.dim,
+        outputs=row.outputs,
+        classes=row.classes,
+        output=None if output is HeadOutput.classes else {"kind": output, **settings["image"]},
+        architecture=settings.get("architecture"),
+        probabilities=not settings.get("softmax", True),
+        scale=settings.get("scale"),
+        encode_power=settings.get("encode_power", 0.0),
+        ridge=settings.get("ridge"),
+        created_at=row.created_at,
+    )
+
+
+@router.post(
+    "",
+    status_code=201,
+    summary="Register a head",
+    responses=documented(400, 404, 409, 413, 415, 422),
+)
+def create_head(
+    context: WriteContext,
+    body: Annotated[NewHead, json_body(NewHead)],
+    response: Response,
+    services: Svc,
+    repeat: IdempotencyKey,
+) -> Head:
+    """Checks and stores a head. `POST /stitch` then applies it to any encoder's vectors."""
+    spec = body.spec()
+    load = partial(body.load, services.onnx, context.project)
+    row = idempotent(
+        services,
+        context,
+        repeat,
+        tables.HeadRow,
+        lambda context: heads.create_head(services, context, spec, load),
+    )
+    response.headers["Location"] = f"/heads/{row.name}"
+    return describe(row)
+
+
+@router.get("", summary="List heads", responses=documented(422))
+def list_heads(services: Svc, project: Reads, after: After = "", limit: Limit = 100) -> HeadPage:
+    """Returns the project's heads in the order of their names."""
+    with services.db.transaction() as session:
+        rows = resources.page(session, tables.HeadRow, project, after=after, limit=limit)
+        return HeadPage(heads=[describe(row) for row in rows])
+
+
+@router.get("/{name}", summary="Get a head", responses=documented(404, 422))
+def get_head(name: PathName, services: Svc, project: Reads) -> Head:
+    """Returns one head without its weights."""
+    with services.db.transaction() as session:
+        return describe(resources.by_name(session, tables.HeadRow, project, name))
+
+
+@router.delete("/{name}", status_code=204, summary="Delete a head", responses=documented(404, 422))
+async def delete_head(name: PathName, services: Svc, context: WriteContext) -> None:
+    """Deletes a head and its weights."""
+    await settle(heads.delete_head, services, context, name)

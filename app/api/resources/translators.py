@@ -1,0 +1,158 @@
+"""/translators: fitted translators, and how good they are."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Response
+from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
+
+from app.api.http.async_jobs import ASYNC, Prefer, accepted, wants_job
+from app.api.http.bodies import json_body
+from app.api.http.deps import IdempotencyKey, Limit, Reads, Svc, WriteContext
+from app.api.http.problems import documented
+from app.api.schemas.fields import Name, RowModel
+from app.api.schemas.jobs import Job
+from app.api.schemas.quality import ChoiceOut, TranslatorReportOut
+from app.api.schemas.translation import PairRequest
+from app.maths.quality.candidates import Preference
+from app.services.access.idempotency import idempotent
+from app.services.request_context import RequestContext
+from app.services.translators import contracts, translators
+from app.storage import tables
+from app.storage.queries import resources
+
+router = APIRouter(prefix="/translators", tags=["translators"])
+
+
+class TranslatorRequest(PairRequest):
+    """The translator to fit: a pair of encoders, their anchor set, and the method."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"source": "old", "target": "new", "anchor_set": "faq"}]}
+    )
+
+    source: Name = Field(description="Name of the encoder to translate from.")
+
+
+class TranslatorSummary(RowModel):
+    """A fitted translator without its report, as lists show it."""
+
+    id: str = Field(
+        validation_alias="content",
+        description="Id of the translator: a hash of what it does and how it was fitted.",
+        examples=["tr_2f6c3a0b9d8e41f7a5c6b2d1e0f39847"],
+    )
+    source: str = Field(
+        validation_alias=AliasPath("source", "encoder", "name"),
+        description="Name of the source encoder.",
+    )
+    target: str = Field(
+        validation_alias=AliasPath("target", "encoder", "name"),
+        description="Name of the target encoder.",
+    )
+    anchor_set: str = Field(
+        validation_alias=AliasPath("source", "anchor_set", "name"),
+        description="Name of the anchor set.",
+    )
+    method: str = Field(description="Method that fitted it; never `auto`.")
+    options: dict[str, Any] = Field(description="All options of the method, with defaults.")
+    created_at: datetime = Field(description="When it was first fitted.")
+
+
+class TranslatorOut(TranslatorSummary):
+    """A fitted translator and its report."""
+
+    report: TranslatorReportOut = Field(description="How good it is, measured on its anchors.")
+    choices: Annotated[dict[Preference, ChoiceOut], BeforeValidator(lambda choices: choices or {})] = (
+        Field(description="Why `auto` chose it, by the value of `prefer`. Empty if it never did.")
+    )
+
+
+class TranslatorPage(BaseModel):
+    """Translators in the order of their ids."""
+
+    translators: list[TranslatorSummary] = Field(description="One page of translators.")
+
+
+@router.post(
+    "",
+    status_code=201,
+    summary="Fit a translator",
+    responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
+)
+def create_translator(
+    context: WriteContext,
+    body: Annotated[TranslatorRequest, json_body(TranslatorRequest)],
+    response: Response,
+    services: Svc,
+    repeat: IdempotencyKey,
+    prefer: Prefer = None,
+) -> TranslatorOut | Job:
+    """Fits a translator and measures it on held-out anchors. No vectors are translated.
+
+    Large anchor sets take a while.
+    With `Prefer: respond-async`, a worker does the work, and the job's result names the translator.
+    """
+    if wants_job(prefer):
+        job = idempotent(
+            services,
+            context,
+            repeat,
+            tables.JobRow,
+            lambda context: translators.request_translator(
+                services, context, body.translator_request()
+            ),
+        )
+        return accepted(response, job)
+
+    def fit(context: RequestContext) -> tables.TranslatorRow:
+        request = body.translator_request()
+        source, target = translators.find_pair(services, context.project, request)
+        fitted = translators.fit(services, context, source, target, request)
+        row = translators.find_with_report(
+            services, context.project, fitted.id, between=(source.id, target.id)
+        )
+        contracts.require_promise(row, request.min_quality)
+        return row
+
+    row = idempotent(services, context, repeat, tables.TranslatorRow, fit)
+    response.headers["Location"] = f"/translators/{row.content}"
+    return TranslatorOut.model_validate(
+        translators.find_with_report(
+            services, context.project, row.content, between=(row.source_id, row.target_id)
+        )
+    )
+
+
+@router.get("", summary="List translators", responses=documented(422))
+def list_translators(
+    services: Svc,
+    project: Reads,
+    after: Annotated[
+        str, Query(max_length=100, description="Id of the last translator on the previous page.")
+    ] = "",
+    limit: Limit = 100,
+) -> TranslatorPage:
+    """Returns the project's translators in the order of their ids, without their reports.
+
+    If several pairs of encoders share one translator, the list shows the oldest pair.
+    """
+    with services.db.transaction() as session:
+        rows = resources.translators(session, project, after=after, limit=limit)
+    return TranslatorPage(translators=[TranslatorSummary.model_validate(row) for row in rows])
+
+
+@router.get("/{id}", summary="Get a translator's report", responses=documented(404, 422))
+def get_translator(
+    id: Annotated[str, Path(pattern=r"^tr_[0-9a-f]{32}$", description="Id of the translator.")],
+    services: Svc,
+    project: Reads,
+) -> TranslatorOut:
+    """Returns a translator with its report.
+
+    `/translate` and `/stitch` answer the id.
+    By default, a translator is deleted after 90 days without use.
+    """
+    return TranslatorOut.model_validate(translators.find_with_report(services, project, id))

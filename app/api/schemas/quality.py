@@ -1,0 +1,224 @@
+"""Models of a translator's report: what its held-out anchors say about it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from app.maths.quality.candidates import Preference
+
+
+class QualityOut(BaseModel):
+    """Quality over `n` items. Vectors are centred on the anchors' mean."""
+
+    n: int = Field(description="Number of items measured.")
+    k: int = Field(description="Number of neighbours for `recall` and both Jaccard indices.")
+    cosine: float = Field(description="Mean cosine to the item's own vector, -1 to 1.")
+    mrr: float = Field(description="Mean reciprocal rank of the item's own vector, 0 to 1.")
+    recall: float = Field(
+        description="Mean share of the native query's `k` nearest items that are found, 0 to 1."
+    )
+    recall_1: float | None = Field(
+        None,
+        description="Share of queries that find the same nearest item as the native query, 0 to 1. "
+        "Null in reports from before it was measured.",
+    )
+    jaccard_target: float = Field(
+        description="Mean Jaccard index of the `k` neighbours that the query and the native query "
+        "have among the native vectors, 0 to 1."
+    )
+    jaccard_own: float = Field(
+        description="Mean Jaccard index of the `k` neighbours that queries have among themselves "
+        "and native vectors among themselves, 0 to 1."
+    )
+
+
+class QualityWithIntervalsOut(QualityOut):
+    """Quality with a 95 % interval for each measure."""
+
+    intervals: dict[str, tuple[float, float]] = Field(
+        description="95 % interval of each measure over other items, [low, high], by measure."
+    )
+
+
+class HeldOutQualityOut(QualityWithIntervalsOut):
+    """Quality on held-out anchors."""
+
+    index: float = Field(
+        description="Mean number of items that a query searched: the anchors held out with it."
+    )
+
+
+class HeldOutReportOut(BaseModel):
+    """Cross-validation: every anchor is translated by a fit that never saw it."""
+
+    folds: int = Field(description="Number of parts that the anchors were divided into.")
+    translated: HeldOutQualityOut = Field(description="Quality of the translated vectors.")
+    do_nothing: HeldOutQualityOut = Field(
+        description="Quality of the source vectors without translation, cut or padded with zeros."
+    )
+    native: HeldOutQualityOut = Field(
+        description="Quality of the target's own vectors: the upper bound."
+    )
+
+
+class EstimateOut(BaseModel):
+    """An estimate with its 95 % interval."""
+
+    value: float = Field(description="The estimate.")
+    low: float = Field(description="Lower end of the interval.")
+    high: float = Field(description="Upper end of the interval.")
+
+
+class PromiseOut(BaseModel):
+    """The quality to expect from a translator that is fitted to all anchors."""
+
+    anchors: int = Field(description="Number of anchors that the translator is fitted to.")
+    index: int = Field(
+        description="Number of items searched. Recall and MRR are lower in a larger index."
+    )
+    neighbours: int = Field(description="Number of neighbours for recall and the Jaccard indices.")
+    measures: dict[str, EstimateOut] = Field(description="Expected quality, by measure.")
+
+
+class ChanceComparisonOut(BaseModel):
+    """A measure of the true pairs, compared with random pairings of the same items."""
+
+    found: float = Field(description="Mean over the true pairs.")
+    chance: float = Field(description="Mean over all other pairings.")
+    z: float = Field(
+        description="Distance between `found` and `chance`, in standard deviations of the pairings."
+    )
+
+
+class EvidenceOut(BaseModel):
+    """Whether the translation is better than one from shuffled anchors."""
+
+    verdict: Literal["related", "useless"] = Field(
+        description="`useless` if neither cosine nor MRR is clearly above chance."
+    )
+    level: float = Field(description="Probability that unrelated anchors are called related.")
+    items: int = Field(description="Number of anchors compared.")
+    cosine: ChanceComparisonOut = Field(description="Cosine of a translation to its own item.")
+    mrr: ChanceComparisonOut = Field(description="Reciprocal rank of a translation's own item.")
+    skill: float = Field(
+        description="Share of the way from chance to a perfect cosine: 0 is none, 1 is perfect."
+    )
+
+
+class ProjectedGainOut(BaseModel):
+    """What more anchors of the same kind would probably add."""
+
+    anchors: int = Field(description="Number of additional anchors.")
+    gain: dict[str, EstimateOut] = Field(description="Expected increase, by measure.")
+
+
+class LearningCurveOut(BaseModel):
+    """Held-out quality of fits with fewer anchors, and what more anchors would add."""
+
+    anchors: list[float] = Field(description="Mean number of anchors of each fit, ascending.")
+    index: int = Field(description="Number of items that a query searched.")
+    neighbours: int = Field(description="Number of neighbours for recall.")
+    measures: dict[str, list[float]] = Field(
+        description="Held-out quality in the order of `anchors`, by measure."
+    )
+    more: list[ProjectedGainOut] = Field(
+        description="Projections, as far as the curve can be extended."
+    )
+
+
+class HarmfulAnchorOut(BaseModel):
+    """An anchor that lowers the quality of the others."""
+
+    row: int = Field(description="Row of the anchor set, from 0.")
+    gain: float = Field(
+        description="How much the mean cosine of the other anchors would rise without this one."
+    )
+    own: float = Field(description="Cosine of this anchor's own translation, held out.")
+
+
+class InfluenceOut(BaseModel):
+    """Anchors that do more harm than good.
+
+    Check whether both encoders embedded the same item in these rows.
+    """
+
+    hurting: list[HarmfulAnchorOut] = Field(description="The 20 most harmful anchors, worst first.")
+    hurting_count: int = Field(description="Number of harmful anchors.")
+
+
+class CandidateOut(BaseModel):
+    """A method that `auto` tried, with its means over held-out anchors."""
+
+    method: str = Field(description="Name of the method.")
+    options: dict[str, Any] = Field(description="Options of the method that `auto` tried.")
+    recall: float = Field(description="Recall of the nearest neighbours, 0 to 1.")
+    mrr: float = Field(description="Mean reciprocal rank, 0 to 1.")
+    cosine: float = Field(description="Mean cosine to the item's own vector, -1 to 1.")
+    agreement: float = Field(
+        description="Share of anchors whose nearest cluster of the target's anchors is the same."
+    )
+    score: float = Field(
+        description="What the candidates are compared by. "
+        "For `retrieval`, recall plus a weighted MRR."
+    )
+    error: float = Field(
+        description="Standard error of the score's difference from the default method's score."
+    )
+
+
+class ChoiceOut(BaseModel):
+    """Why `auto` chose this translator."""
+
+    prefer: Preference = Field(description="What `auto` optimised.")
+    reason: str = Field(description="The reason in words.")
+    anchors: int = Field(description="Number of distinct anchors that the choice is based on.")
+    folds: int = Field(description="Number of cross-validation folds; 0 with too few anchors.")
+    found: dict[str, float] = Field(
+        description="Unbiased estimate of the chosen method's quality, by measure: "
+        "each fold is measured with the method that the other folds chose. "
+        "Comparable with `candidates`, which search all anchors, but not with `held_out`."
+    )
+    candidates: list[CandidateOut] = Field(description="Candidates, best first.")
+
+
+class TranslatorSpaceOut(BaseModel):
+    """The anchors of one of the two encoders."""
+
+    encoder: str = Field(description="Name of the encoder.")
+    dim: int = Field(description="Dimension of its vectors.")
+    rank: int = Field(description="Rank of the centred anchors.")
+    condition: float = Field(
+        description="Condition number: largest singular value over the smallest one kept."
+    )
+    duplicates: int = Field(description="Number of rows that equal an earlier row.")
+
+
+class TranslatorReportOut(BaseModel):
+    """What to expect of a translator."""
+
+    anchors: int = Field(description="Number of anchors.")
+    distinct: int | None = Field(
+        description="Number of anchors without those that repeat an earlier one on either side. "
+        "Null if too few are distinct."
+    )
+    evidence: EvidenceOut | None = Field(
+        description="Comparison with chance. Null if `held_out` is."
+    )
+    learning: LearningCurveOut | None = Field(
+        description="Learning curve. Null below 25 distinct anchors."
+    )
+    influence: InfluenceOut | None = Field(description="Harmful anchors. Null if `held_out` is.")
+    promise: PromiseOut | None = Field(
+        description="Expected quality, which `min_quality` is compared with. Null if `held_out` is."
+    )
+    held_out: HeldOutReportOut | None = Field(
+        description="Cross-validation. "
+        "Null below 10 distinct anchors, or if a fold has only one distinct vector."
+    )
+    cka: float | None = Field(
+        description="Debiased linear CKA of the two spaces. Null below 4 anchors."
+    )
+    source: TranslatorSpaceOut = Field(description="The source encoder's anchors.")
+    target: TranslatorSpaceOut = Field(description="The target encoder's anchors.")

@@ -1,0 +1,198 @@
+"""Fields and models that every request for a translation shares."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from app.api.schemas.fields import Body, Name
+from app.errors import InvalidRequest
+from app.maths.quality.candidates import Preference
+from app.maths.translators import methods
+from app.services.translators import translators
+
+MethodName = Annotated[
+    Literal[
+        "auto",
+        "irp",
+        "irp-ridge",
+        "graded",
+        "procrustes",
+        "ridge",
+        "toward-procrustes",
+        "reduced-rank",
+        "canonical",
+        "affine",
+    ],
+    Field(
+        description="How the translator is fitted. "
+        "`auto` chooses a method by cross-validation on the anchors."
+    ),
+]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class TranslationOptions(Body):
+    """Options of the method. An option that the method does not have is refused."""
+
+    delta: Share | None = Field(None, description="`irp`: pruning threshold, 0 to 1. Default 0.6.")
+    omega: Annotated[int, Field(ge=1, le=64)] | None = Field(
+        None, description="`irp`: number of subspaces, at most the number of anchors. Default 8."
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(
+        None, description="`irp`: random seed for where the subspaces start. Default 0."
+    )
+    ridge: Annotated[Finite, Field(ge=0, le=1e6)] | None = Field(
+        None,
+        description="Strength of the ridge penalty. Default 1 for `irp-ridge`; "
+        "the other methods choose it from the anchors.",
+    )
+    encode_power: Share | None = Field(
+        None, description="`graded`: exponent of the source's whitening, 0 to 1. Default 1."
+    )
+    decode_power: Share | None = Field(
+        None, description="`graded`: exponent of the target's whitening, 0 to 1. Default 0.25."
+    )
+    centre: bool | None = Field(
+        None, description="Whether to subtract the anchors' mean before the fit. Default true."
+    )
+    rank: Annotated[int, Field(ge=1, le=2**20)] | None = Field(
+        None,
+        description="`reduced-rank`: rank of the map. "
+        "Default: the rank that keeps 99 % of the full map.",
+    )
+    correlation_power: Share | None = Field(
+        None,
+        description="`canonical`: power of the canonical correlations, 0 to 1. Default 0.5.",
+    )
+    dewhiten: Share | None = Field(
+        None,
+        description="`canonical`: how far the target's spectrum is restored, 0 to 1. Default 0.5.",
+    )
+    renormalise: bool | None = Field(
+        None,
+        description="Whether to scale each translated direction to unit length. Default true.",
+    )
+    keep_norms: bool | None = Field(
+        None,
+        description="Whether a vector keeps its relative distance from the mean. "
+        "Useful for decoders. Default false.",
+    )
+
+    def as_dict(self) -> methods.Options:
+        """The options that the client set."""
+        return self.model_dump(exclude_none=True)
+
+
+class MinQuality(Body):
+    """The lowest expected quality that is accepted, as measured on held-out anchors.
+
+    If the translator's promise is lower, the request fails with `quality-below-minimum`.
+    """
+
+    recall: Share | None = Field(
+        None,
+        description="Share of a native query's nearest items that the translated query finds, "
+        "0 to 1. At 10 neighbours, or at fewer below 105 anchors; "
+        "the report's `promise.neighbours` has the number.",
+    )
+    recall_1: Share | None = Field(
+        None, description="Share of queries that find the same nearest item, 0 to 1."
+    )
+    mrr: Share | None = Field(
+        None, description="Mean reciprocal rank of the item's own vector, 0 to 1."
+    )
+    cosine: Share | None = Field(
+        None,
+        description="Mean cosine to the item's own vector after centring on the anchors' mean, "
+        "0 to 1.",
+    )
+    jaccard_target: Share | None = Field(
+        None,
+        description="Mean Jaccard index of the neighbours that translated and native vectors have "
+        "among the target's native vectors, 0 to 1.",
+    )
+    jaccard_own: Share | None = Field(
+        None,
+        description="Mean Jaccard index of the neighbours that translated vectors have among "
+        "themselves and native vectors among themselves, 0 to 1.",
+    )
+
+    def as_dict(self) -> dict[str, float]:
+        """The minimum of each measure that the client named."""
+        return self.model_dump(exclude_none=True)
+
+
+#: One instance for all requests, which never change it: pydantic would copy a plain default.
+NO_OPTIONS = TranslationOptions()
+NO_MINIMUM = MinQuality()
+
+
+@lru_cache(maxsize=1024)
+def _request_without_options(
+    source: str | None, target: str, anchor_set: str, method: str, prefer: Preference
+) -> translators.FitRequest:
+    """A cached request: most requests have no options and repeat an earlier one."""
+    return translators.FitRequest(source, target, anchor_set, method, {}, prefer)
+
+
+def refuse_prefer(method: str) -> None:
+    """Raises InvalidRequest if `method` leaves nothing to choose."""
+    if method != "auto":
+        raise InvalidRequest(
+            "`prefer` only applies to `method: auto`. Remove it, or drop `method`.",
+            field="prefer",
+        )
+
+
+class PairRequest(Body):
+    """A pair of encoders, the anchor set between them, and how to fit the translator."""
+
+    source: Name | None = Field(None, description="Name of the encoder that the vectors come from.")
+    target: Name = Field(description="Name of the encoder whose space is wanted.")
+    anchor_set: Name = Field(description="Name of an anchor set that both encoders embedded.")
+    method: MethodName = "auto"
+    options: TranslationOptions = Field(
+        default_factory=lambda: NO_OPTIONS, description="Options of the method."
+    )
+    prefer: Annotated[
+        Preference, Field(description="What `auto` optimises. Only applies to `method: auto`.")
+    ] = "retrieval"
+    min_quality: MinQuality = Field(
+        default_factory=lambda: NO_MINIMUM, description="Lowest expected quality to accept."
+    )
+
+    def translator_request(self) -> translators.FitRequest:
+        """Raises InvalidRequest for `prefer` with a method other than `auto`."""
+        if "prefer" in self.model_fields_set:
+            refuse_prefer(self.method)
+        if self.options is NO_OPTIONS and self.min_quality is NO_MINIMUM:
+            return _request_without_options(
+                self.source, self.target, self.anchor_set, self.method, self.prefer
+            )
+        return translators.FitRequest(
+            self.source,
+            self.target,
+            self.anchor_set,
+            self.method,
+            self.options.as_dict(),
+            self.prefer,
+            self.min_quality.as_dict(),
+        )
+
+
+class Flag(BaseModel):
+    """A warning about one row of the answer."""
+
+    row: int = Field(description="Index of the row, from 0.")
+    code: Literal[
+        "equals-anchor-mean", "outside-anchors", "input-truncated", "out-of-distribution"
+    ] = Field(
+        description="`equals-anchor-mean`: the vector equals the anchors' mean. "
+        "`outside-anchors`: the anchors do not span its direction. "
+        "`input-truncated`: the encoder read only the beginning of the input. "
+        "`out-of-distribution`: the vector is unlike the anchors (only with `confidence`)."
+    )

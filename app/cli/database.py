@@ -1,0 +1,116 @@
+"""Commands for the database: its schema, and backups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from app.cli.shared import (
+    explain_faults,
+    has_usable_key,
+    lock_data_dir,
+    open_services,
+    read_settings,
+)
+from app.services.request_context import RequestContext
+
+
+def migrate(
+    first_key: Annotated[
+        bool,
+        typer.Option(
+            help="If no API key works, create one with every scope and print it.",
+        ),
+    ] = False,
+) -> None:
+    """Bring the database to the schema of this version.
+
+    The command is safe at any time, also when several processes run it at once.
+    """
+    with explain_faults(), open_services(read_settings()) as services:
+        services.db.migrate()
+        typer.echo("The database has the schema of this version.")
+        if first_key and not has_usable_key(services):
+            from app.services.access.api_keys import create_key
+            from app.types import Scope
+
+            _, key = create_key(
+                services, RequestContext("default"), name="first", scopes=list(Scope)
+            )
+            typer.echo(f"Created the first API key, with every scope. It is shown only now:\n{key}")
+
+
+def backup(
+    folder: Annotated[
+        Path, typer.Argument(help="A new folder for the rows and the vectors that they name.")
+    ],
+) -> None:
+    """Write the database and the stored vectors to a folder. The service may run meanwhile."""
+    from app.services.upkeep.backup import BackupError, back_up
+
+    with explain_faults(), open_services(read_settings()) as services:
+        try:
+            copied = back_up(services, folder)
+        except BackupError as error:
+            raise typer.BadParameter(str(error)) from None
+    typer.echo(f"{copied.rows} rows and {copied.blobs} blobs are in {folder}")
+    if copied.lacking:
+        typer.secho(
+            f"WARNING: {len(copied.lacking)} blobs that rows name are missing in the data dir:",
+            fg="yellow",
+            err=True,
+        )
+        typer.echo("\n".join(copied.lacking), err=True)
+
+
+def restore(
+    folder: Annotated[Path, typer.Argument(help="A folder that `anchorage backup` wrote.")],
+    force: Annotated[
+        bool,
+        typer.Option(
+            help="Replace existing rows, and restore the intact part of a damaged backup."
+        ),
+    ] = False,
+) -> None:
+    """Restore a backup to the database and the data dir. Stop every API and worker first."""
+    from app.services.upkeep.backup import BackupError
+    from app.services.upkeep.backup import restore as restore_backup
+
+    settings = read_settings()
+    with explain_faults(), lock_data_dir(settings), open_services(settings) as services:
+        try:
+            copied = restore_backup(services, folder, force=force)
+        except BackupError as error:
+            raise typer.BadParameter(str(error)) from None
+    typer.echo(
+        f"restored {copied.rows} rows and {copied.blobs} blobs; "
+        f"{len(copied.lacking)} blobs are lacking"
+    )
+
+
+def downgrade(
+    revision: Annotated[
+        str,
+        typer.Argument(help="The newest migration of the older version, such as 0006."),
+    ],
+) -> None:
+    """Bring the database to the schema of an older version, before you install that version.
+
+    Stop every API and worker first. Data that only the newer schema can hold is lost.
+    """
+    from alembic import command
+    from alembic.util import CommandError
+
+    from app.services.upkeep.backup import BackupError, require_alone
+    from app.storage.db import alembic_config
+
+    settings = read_settings()
+    with explain_faults(), lock_data_dir(settings), open_services(settings) as services:
+        try:
+            require_alone(services.db)
+            command.downgrade(alembic_config(services.db.url), revision)
+        except (BackupError, CommandError) as error:
+            raise typer.BadParameter(f"The schema stays as it is: {error}") from None
+    typer.echo(f"The database is at revision {revision}. Install the version that it belongs to.")

@@ -1,0 +1,150 @@
+"""`anchorage keys`: creates, lists and ends API keys, directly in the database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from app.cli.shared import explain_faults, open_services, read_settings
+from app.services.request_context import RequestContext
+from app.types import LONGEST_GRACE_S
+
+if TYPE_CHECKING:
+    from app.services.context import Services
+
+cli = typer.Typer(
+    no_args_is_help=True,
+    help="Manage API keys: who may call, and for which project. Reads the database directly.",
+)
+
+#: columns of `keys list`
+KEY_COLUMNS = ("id", "project", "name", "scopes", "expires", "last used", "state")
+
+
+@cli.command("create")
+def create(
+    name: Annotated[str, typer.Option(help="The purpose of the key.")],
+    project: Annotated[
+        str, typer.Option(help="The project whose encoders, anchor sets and heads the key sees.")
+    ] = "default",
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(help="read, write or admin: each includes the scopes before it."),
+    ] = None,
+    days: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=36_500, help="Days until it expires; default: never.", show_default=False
+        ),
+    ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            help="Its rate limit, such as 600/minute; default: the server's.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Create a key and print it. It cannot be shown again."""
+    from app.services.access.api_keys import create_key
+    from app.storage.tables import now
+    from app.types import Scope
+
+    wrong = [item for item in scope or [] if item not in list(Scope)]
+    if wrong:
+        raise typer.BadParameter(f"There is no scope {wrong[0]!r}. Use read, write or admin.")
+    if not project.strip() or not project.isprintable() or len(project) > 100:
+        raise typer.BadParameter("The name of a project must have 1 to 100 printable characters.")
+    with _open_database() as services:
+        expires_at = None if days is None else now() + timedelta(days=days)
+        scopes = [Scope(item) for item in scope or [Scope.read]]
+        row, key = create_key(
+            services,
+            RequestContext(project),
+            name=name,
+            scopes=scopes,
+            expires_at=expires_at,
+            rate_limit=rate,
+        )
+    typer.echo(
+        f"Created key {row.id} for the project {project} with the scopes {', '.join(row.scopes)}. "
+        "It is shown only now:",
+        err=True,
+    )
+    typer.echo(key)
+
+
+@cli.command("list")
+def list_keys(
+    project: Annotated[
+        str | None, typer.Option(help="List only the keys of this project.", show_default=False)
+    ] = None,
+) -> None:
+    """List the keys, without their secrets."""
+    from app.storage.queries import access
+    from app.storage.tables import now
+
+    with _open_database() as services, services.db.transaction() as session:
+        rows = access.api_keys(session, project)
+    lines = []
+    for row in rows:
+        expired = row.expires_at is not None and row.expires_at <= now()
+        state = "revoked" if row.revoked_at else "expired" if expired else "works"
+        used = f"{row.last_used_at:%Y-%m-%d %H:%M}" if row.last_used_at else "never"
+        expires = f"{row.expires_at:%Y-%m-%d %H:%M}" if row.expires_at else "never"
+        lines.append((row.id, row.project, row.name, ", ".join(row.scopes), expires, used, state))
+    _print_columns([KEY_COLUMNS, *lines])
+
+
+@cli.command("rotate")
+def rotate(
+    key_id: str,
+    grace: Annotated[
+        int,
+        typer.Option(min=0, max=LONGEST_GRACE_S, help="Seconds for which the old key still works."),
+    ] = 0,
+) -> None:
+    """Create a key with the same rights, and end this one."""
+    from app.services.access.api_keys import rotate_key
+
+    with _open_database() as services:
+        context = RequestContext(_project_of(services, key_id))
+        _, key = rotate_key(services, context, key_id, grace_s=grace)
+    typer.echo(key)
+
+
+@cli.command("revoke")
+def revoke(key_id: str) -> None:
+    """End a key. Running servers notice it within two seconds."""
+    from app.services.access.api_keys import revoke_key
+
+    with _open_database() as services:
+        revoke_key(services, RequestContext(_project_of(services, key_id)), key_id)
+    typer.echo(f"{key_id} is revoked")
+
+
+@contextmanager
+def _open_database() -> Iterator[Services]:
+    """Yields the services, if their database has the schema of this version."""
+    with explain_faults(), open_services(read_settings()) as services:
+        services.db.require_schema()
+        yield services
+
+
+def _project_of(services: Services, key_id: str) -> str:
+    """Returns the project of a key. Raises ApiKeyNotFound."""
+    from app.storage.queries import access
+
+    with services.db.transaction() as session:
+        return access.api_key(session, None, key_id).project
+
+
+def _print_columns(rows: Sequence[Sequence[str]]) -> None:
+    """Print one line a row at any width of the terminal, so that grep and cut can read it."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        typer.echo("  ".join(cells).rstrip())

@@ -1,0 +1,96 @@
+"""`anchorage serve` and `anchorage worker`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from app.cli.shared import explain_faults, has_usable_key, lock_data_dir, read_settings
+from app.settings import Settings
+
+if TYPE_CHECKING:
+    from app.services.context import Services
+
+
+def serve(
+    host: Annotated[
+        str | None,
+        typer.Option(help="Address to listen on; default: 127.0.0.1", show_default=False),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on; default: 8080", show_default=False)
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for SQLite and the blobs; default: .anchorage", show_default=False
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes that answer requests; default: 1. More need Redis", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Run the service. It needs no other service: it uses SQLite, and runs jobs in its process.
+
+    With ANCHORAGE_REDIS_URL, workers (`anchorage worker`) run the jobs. Every setting is an
+    environment variable, such as ANCHORAGE_PORT, and an option replaces it.
+    """
+    settings = read_settings(host=host, port=port, data_dir=data_dir, workers=workers)
+    if settings.workers > 1 and settings.redis_url is None:
+        raise typer.BadParameter("Several processes need Redis. Set ANCHORAGE_REDIS_URL.")
+    # Imported here: torch takes seconds to load, and --help and wrong options do not need it.
+    from app import server
+    from app.main import create_app, is_loopback, requires_keys
+
+    with explain_faults(), lock_data_dir(settings):
+        application = create_app(settings)
+        services = application.state.services
+        services.db.migrate()
+        if requires_keys(settings):
+            _require_a_key(services, settings)
+        elif not is_loopback(settings.host):
+            typer.secho(
+                f"WARNING: the server listens on {settings.host} without API keys, because "
+                "ANCHORAGE_AUTH is none: anyone who reaches this port can read and delete "
+                "everything.",
+                fg="yellow",
+                err=True,
+            )
+        listening = server.bind(settings)
+        if settings.workers == 1:
+            server.run(settings, application, listening)
+        else:
+            services.close()
+            server.run_several(settings, listening)
+
+
+def worker() -> None:
+    """Run jobs in one process for each device, until SIGTERM.
+
+    It needs the API's PostgreSQL database and data dir.
+    """
+    settings = read_settings()
+    from workers.processes import NotShared, main
+
+    with explain_faults():
+        try:
+            status = main(settings)
+        except (NotShared, ValueError) as error:
+            raise typer.BadParameter(str(error)) from None
+    raise typer.Exit(status)
+
+
+def _require_a_key(services: Services, settings: Settings) -> None:
+    """Raises typer.BadParameter if callers need keys and none works."""
+    if not has_usable_key(services):
+        where = settings.data_dir if settings.database_url is None else "its database"
+        raise typer.BadParameter(
+            f"A server that is listening on {settings.host} requires API keys, and {where} has "
+            "none. Create one with `anchorage keys create --name first --scope admin` and the same "
+            "ANCHORAGE_ variables, or set ANCHORAGE_AUTH=none to admit every client."
+        )

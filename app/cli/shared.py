@@ -1,0 +1,100 @@
+"""What several commands share: settings, services, and sentences for faults of the machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+from pydantic import ValidationError
+from sqlalchemy.exc import SQLAlchemyError
+
+from app.errors import AnchorageError
+from app.settings import Settings
+
+if TYPE_CHECKING:
+    from app.services.context import Services
+
+
+def read_settings(**options: Any) -> Settings:
+    """Returns the settings, and configures logs; an option replaces the environment's value.
+
+    Raises typer.BadParameter.
+    """
+    from app.observability import logs
+
+    # Before torch is loaded: threads that spin while they wait make a busy machine much slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # numpy only multiplies single rows: a second thread would spin for longer than that takes.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    try:
+        settings = Settings(**{name: value for name, value in options.items() if value is not None})
+    except ValidationError as error:
+        sentences = (
+            _setting_error(item["loc"][0], item["msg"], item["input"]) for item in error.errors()
+        )
+        raise typer.BadParameter("; ".join(sentences)) from None
+    logs.configure(settings.log_format)
+    return settings
+
+
+@contextmanager
+def explain_faults() -> Iterator[None]:
+    """Turn faults of the disk, the database and the settings into typer.BadParameter."""
+    from app.storage.db import SchemaOutdated
+
+    try:
+        yield
+    except OSError as error:
+        raise typer.BadParameter(f"The data dir cannot be used: {error}") from None
+    except (SQLAlchemyError, ImportError) as error:
+        raise typer.BadParameter(f"The database cannot be used: {error}") from None
+    except AnchorageError as error:
+        raise typer.BadParameter(error.detail) from None
+    except SchemaOutdated as error:
+        raise typer.BadParameter(str(error)) from None
+    except ValueError as error:  # only the Redis library can tell that an address is wrong
+        raise typer.BadParameter(f"A setting cannot be used: {error}") from None
+
+
+@contextmanager
+def lock_data_dir(settings: Settings) -> Iterator[None]:
+    """Keep other services out of the data dir; with Redis, services and workers share it."""
+    from app.storage.folder_lock import FolderHeld, exclusive
+
+    if settings.redis_url is not None:
+        yield
+        return
+    try:
+        with exclusive(settings.data_dir):
+            yield
+    except FolderHeld as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+@contextmanager
+def open_services(settings: Settings) -> Iterator[Services]:
+    """Yields the services, and closes them."""
+    from app.wiring import make_services
+
+    services = make_services(settings)
+    try:
+        yield services
+    finally:
+        services.close()
+
+
+def has_usable_key(services: Services) -> bool:
+    """Returns whether any API key works."""
+    from app.storage.queries import access
+    from app.storage.tables import now
+
+    with services.db.transaction() as session:
+        return access.has_usable_key(session, now=now())
+
+
+def _setting_error(setting: object, message: str, value: object) -> str:
+    """Returns what is wrong with a setting, without the value of a URL: it can hold a password."""
+    return f"{setting}: {message}" + ("" if str(setting).endswith("_url") else f", not {value}")

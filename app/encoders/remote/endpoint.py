@@ -1,0 +1,275 @@
+"""An HTTP client for one endpoint: its deadline, its retries, and the limits of its answers."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import random
+import re
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+
+import httpcore2
+import orjson
+
+from app.encoders.options import RemoteOptions
+from app.encoders.remote.dialects import (
+    Dialect,
+    EndpointEmbeddings,
+    TEIDialect,
+    parse_json,
+    parse_matrix,
+    read_label,
+)
+from app.encoders.remote.network import DeadlineBackend, seconds_left, set_deadline
+from app.errors import AnchorageError, EncoderFailed, EncoderUnavailable, InvalidInput
+
+log = logging.getLogger("anchorage.encoders")
+
+ENDPOINT_CONNECT_S = 5.0
+#: attempts after the first, before the deadline
+ENDPOINT_RETRIES = 2
+#: pause before the second attempt; it doubles before the third
+ENDPOINT_BACKOFF_S = 0.25
+#: statuses after which the same request may succeed; every status from 500 on is another
+RETRY_STATUSES = {408, 409, 425, 429}
+KEY_STATUSES = {401, 403}
+INPUT_STATUSES = {400, 413, 422}
+#: `retry_after_s` of a client's error: where the endpoint names none, and at most
+DEFAULT_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 5, 3600
+
+ENDPOINT_MAX_BYTES = 64 * 1024 * 1024
+#: one number in decimal notation, with the white space of an indented list
+ENDPOINT_NUMBER_BYTES = 48
+#: JSON around the numbers of one vector, and around all vectors
+ENDPOINT_ROW_BYTES, ENDPOINT_ENVELOPE_BYTES = 1024, 64 * 1024
+#: part of an error's body that is read, and part of it that is logged
+ERROR_BYTES, ERROR_CHARACTERS = 4096, 200
+
+#: idle connections per model, and how long each stays open
+ENDPOINT_CONNECTIONS = 32
+ENDPOINT_KEEP_ALIVE_S = 30.0
+
+
+@dataclass(frozen=True)
+class EndpointResponse:
+    """The status and the start of the body, or no status and a sentence about the failure."""
+
+    status: int | None
+    body: bytes = b""
+    retry_after_s: float | None = None
+    failure: str = ""
+
+    @property
+    def retryable(self) -> bool:
+        return self.status is None or self.status in RETRY_STATUSES or self.status >= 500
+
+    def to_error(self) -> AnchorageError:
+        """Return the error for the client. It quotes nothing that the endpoint wrote."""
+        if self.status is None:
+            return EncoderFailed(self.failure, retry_after_s=DEFAULT_RETRY_AFTER_S)
+        if self.status in KEY_STATUSES:
+            return EncoderUnavailable(
+                f"The endpoint rejects this server's API key (status {self.status}). "
+                "Ask the operator to check the key.",
+                field="model",
+            )
+        if self.status in INPUT_STATUSES:
+            return InvalidInput(
+                f"The endpoint rejects these inputs (status {self.status}). "
+                "The server's log has the reason.",
+                field="inputs",
+            )
+        detail = f"The endpoint returned status {self.status}."
+        if 300 <= self.status < 400:
+            detail += " The service does not follow redirects."
+        retry_after_s = max(self.retry_after_s or DEFAULT_RETRY_AFTER_S, 1)
+        return EncoderFailed(detail, retry_after_s=math.ceil(min(retry_after_s, MAX_RETRY_AFTER_S)))
+
+
+class Endpoint:
+    """One base URL, its connections and its dialect."""
+
+    def __init__(self, options: RemoteOptions, key_env: str | None, dialect: Dialect) -> None:
+        self.dialect = dialect
+        self._options = options
+        self._key_env = key_env
+        self._host = options.url.split("/")[2]
+        self._pool = httpcore2.ConnectionPool(
+            # Checks certificates against the system's authorities, or those of SSL_CERT_FILE.
+            ssl_context=httpcore2.default_ssl_context()
+            if options.url.startswith("https:")
+            else None,
+            max_connections=ENDPOINT_CONNECTIONS,
+            keepalive_expiry=ENDPOINT_KEEP_ALIVE_S,
+            network_backend=DeadlineBackend(),
+        )
+        weakref.finalize(self, self._pool.close)
+
+    def embed(self, texts: Sequence[str], dim: int) -> EndpointEmbeddings:
+        """Return vectors of at most `dim` numbers; retries until the deadline.
+
+        Raises EncoderFailed, EncoderUnavailable and InvalidInput.
+        """
+        dialect = self.dialect
+        with set_deadline(time.monotonic() + self._options.timeout_s):
+            body = self._post(
+                dialect.path,
+                orjson.dumps(dialect.build_request(texts)),
+                _most_answer_bytes(len(texts), dim),
+            )
+        answer = parse_json(body)
+        vectors = parse_matrix(dialect.read_rows(answer), len(texts))
+        return EndpointEmbeddings(vectors, dialect.read_name(answer))
+
+    def fetch_revision(self) -> str | None:
+        """Return the model's commit, or else its name, from TEI's /info; None without either."""
+        if not isinstance(self.dialect, TEIDialect):
+            return None
+        try:
+            with set_deadline(time.monotonic() + ENDPOINT_CONNECT_S):
+                response = self._request("GET", "/info", None, ENDPOINT_ENVELOPE_BYTES)
+            info = parse_json(response.body) if response.status == 200 else None
+        except EncoderFailed:
+            return None
+        if not isinstance(info, dict):
+            return None
+        return read_label(info.get("model_sha")) or read_label(info.get("model_id"))
+
+    def _post(self, path: str, content: bytes, most_bytes: int) -> bytes:
+        """Return the body of the first response of status 200. Between attempts it waits as long as
+        the endpoint asks, unless the deadline comes first.
+        """
+        for attempt in range(ENDPOINT_RETRIES + 1):
+            response = self._request("POST", path, content, most_bytes)
+            if response.status == 200:
+                return response.body
+            wait_s = response.retry_after_s
+            if wait_s is None:
+                jitter = random.uniform(0.5, 1)  # noqa: S311  # not a secret
+                wait_s = ENDPOINT_BACKOFF_S * 2**attempt * jitter
+            last = attempt == ENDPOINT_RETRIES
+            if not response.retryable or last or wait_s >= seconds_left():
+                break
+            time.sleep(wait_s)
+        raise response.to_error()
+
+    def _request(
+        self, method: str, path: str, content: bytes | None, most_bytes: int
+    ) -> EndpointResponse:
+        headers, key = self._make_headers()
+        timeouts = {"connect": ENDPOINT_CONNECT_S, "pool": max(seconds_left(), 0.0)}
+        url = f"{self._options.url}{path}"
+        try:
+            with self._pool.stream(
+                method, url, headers=headers, content=content, extensions={"timeout": timeouts}
+            ) as stream:
+                response = _read_response(stream, most_bytes)
+        except httpcore2.TimeoutException:
+            response = EndpointResponse(None, failure="The endpoint did not answer in time.")
+        except httpcore2.NetworkError:
+            response = EndpointResponse(None, failure="The connection to the endpoint failed.")
+        except AnchorageError:
+            raise
+        except Exception as error:  # such as UnicodeError for a host
+            response = EndpointResponse(
+                None,
+                failure="The endpoint cannot be found, closes the connection early or does not "
+                f"speak HTTP ({type(error).__name__}).",
+            )
+        if response.status != 200:
+            reason = response.failure or f"{response.status} {_quote_error(response, key)}"
+            log.warning("endpoint request failed: %s %s: %s", method, url, reason)
+        return response
+
+    def _make_headers(self) -> tuple[dict[str | bytes, str | bytes], str]:
+        """Return the request's headers and the key. The key is read for each request, so that the
+        operator may change it. Raises EncoderUnavailable.
+        """
+        headers: dict[str | bytes, str | bytes] = {
+            "Host": self._host,
+            "Accept": "application/json",
+            # A compressed body could expand without limit.
+            "Accept-Encoding": "identity",
+            "Content-Type": "application/json",
+            "User-Agent": "anchorage",
+        }
+        if self._key_env is None:
+            return headers, ""
+        key = os.environ.get(self._key_env, "").strip()
+        # The HTTP library would quote an invalid key in its error.
+        if not re.fullmatch(r"[!-~]+", key):
+            raise EncoderUnavailable(
+                "The key of this endpoint is not set, or is not printable ASCII. "
+                "Ask the operator to set it.",
+                field="model",
+            )
+        return {**headers, "Authorization": f"Bearer {key}"}, key
+
+
+def _most_answer_bytes(count: int, dim: int) -> int:
+    """Return the most bytes that a correct answer takes."""
+    row_bytes = dim * ENDPOINT_NUMBER_BYTES + ENDPOINT_ROW_BYTES
+    return min(ENDPOINT_MAX_BYTES, count * row_bytes + ENDPOINT_ENVELOPE_BYTES)
+
+
+def _read_response(response: httpcore2.Response, most_bytes: int) -> EndpointResponse:
+    """Return the response, or only the start of an error's body.
+
+    Raises EncoderFailed for more than `most_bytes` bytes, and for compression.
+    """
+    headers = {name.lower(): value for name, value in response.headers}
+    retry_after_s = parse_retry_after(headers.get(b"retry-after", b""))
+    if response.status != 200:
+        body = _read_body(response.iter_stream(), ERROR_BYTES)
+        return EndpointResponse(response.status, body, retry_after_s)
+    if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+        raise EncoderFailed(
+            "The endpoint compressed its answer, although the request asked for `identity`."
+        )
+    body = _read_body(response.iter_stream(), most_bytes)
+    if len(body) > most_bytes:
+        raise EncoderFailed(
+            f"The endpoint's answer has more than {most_bytes} bytes, "
+            "far more than its vectors need."
+        )
+    return EndpointResponse(200, body)
+
+
+def _read_body(chunks: Iterable[bytes], most_bytes: int) -> bytes:
+    """Return the whole body, or its start up to the first chunk beyond `most_bytes`."""
+    body = bytearray()
+    for chunk in chunks:
+        body += chunk
+        if len(body) > most_bytes:
+            break
+    return bytes(body)
+
+
+def parse_retry_after(value: bytes) -> float | None:
+    """Return the seconds of a Retry-After header, which holds a number or a date; else None."""
+    if re.fullmatch(rb"[0-9]{1,6}", value):
+        return float(value)
+    if len(value) > 40:
+        return None
+    try:
+        return max(parsedate_to_datetime(value.decode("ascii")).timestamp() - time.time(), 0.0)
+    except (ValueError, TypeError, OverflowError, IndexError, OSError):
+        return None
+
+
+def _quote_error(response: EndpointResponse, key: str) -> str:
+    """Return the start of an error's body for the log, without the key; nothing where the endpoint
+    rejects the key.
+    """
+    if response.status in KEY_STATUSES:
+        return ""
+    text = response.body.decode(errors="replace")
+    if key:
+        text = text.replace(key, "(key)")
+    start = text[:ERROR_CHARACTERS]
+    return "".join(character if character.isprintable() else " " for character in start)

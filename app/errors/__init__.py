@@ -1,0 +1,400 @@
+"""Every error that Anchorage raises on purpose, with its stable `code`.
+
+AnchorageError
+├─ NotFound                  the project has no resource of that name or id
+│  └─ EncoderNotFound, AnchorSetNotFound, PairsNotFound, PoolNotFound, HeadNotFound,
+│     TranslatorNotFound, ContractNotFound, JobNotFound, ApiKeyNotFound
+├─ Conflict                  the request contradicts the present state of the data
+│  └─ NameTaken, InUse, EmbeddingsExist, AnchorCountMismatch, AnchorsNotEmbedded, TooFewAnchors,
+│     InputsNotStored, EncoderChanged, OffsetMismatch, PoolOfAnotherEncoder, JobFinished,
+│     RequestInProgress, ResourceGone, BlobMissing
+├─ Unauthenticated           no API key, or one that is not valid
+├─ Forbidden                 the key, the Host or the Origin does not allow the request
+│  └─ ScopeMissing, HostNotAllowed, OriginNotAllowed
+├─ Later                     the service refuses now; `retry_after_s` says when to try again
+│  ├─ TooManyRequests        a limit of this client
+│  │  └─ RateLimited, TooManyJobs, TooMuchAtOnce
+│  └─ Unavailable            a limit or a fault of the service
+│     └─ Overloaded, QueueFull, DatabaseUnavailable, StorageUnavailable, EncoderFailed, ClientLeft
+├─ TooLarge                  above a limit that the error names
+│  └─ BodyTooLarge, TooManyVectors, TooManyInputs, InputTooLong, ImageTooLarge, HeadTooLarge,
+│     PoolTooLarge
+├─ BodyTooSlow               the body did not arrive in time
+├─ UnsupportedMedia          the route does not read this Content-Type
+├─ NotAcceptable             the route does not write what Accept names
+├─ Malformed                 the body does not parse
+│  └─ MalformedParts, BadNpy, BadArrow
+└─ Invalid                   a value is wrong: the error names its field, and the rows if it can
+   └─ InvalidRequest, MissingField, UnequalAnchors, DimensionMismatch, RaggedRows, NonFinite,
+      OutOfRange, BadShape, BadDtype, BadBase64, BadColumn, EmptyVectors, DegenerateAnchors,
+      InvalidOption, UnknownOption, NotExactlyOne, MethodNotIndependent, EncoderNeedsVectors,
+      EncoderUnavailable, InvalidInput, TokensNotRead, InvalidImage, InvalidHead, HeadTooSlow,
+      InvalidSeeds, SeedsInsufficient, QualityBelowMinimum, IdempotencyKeyReused
+
+No class depends on HTTP: `app.api.http.problems` maps classes to statuses. A failed job stores
+the same code. docs/reference/errors.md explains each code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from app.errors.root import ROWS_SHOWN as ROWS_SHOWN
+from app.errors.root import AnchorageError as AnchorageError
+from app.errors.root import blaming as blaming
+
+
+class NotFound(AnchorageError):
+    code = "not-found"
+
+
+class EncoderNotFound(NotFound):
+    code = "encoder-not-found"
+
+
+class AnchorSetNotFound(NotFound):
+    code = "anchor-set-not-found"
+
+
+class PairsNotFound(NotFound):
+    code = "pairs-not-found"
+
+
+class PoolNotFound(NotFound):
+    code = "pool-not-found"
+
+
+class HeadNotFound(NotFound):
+    code = "head-not-found"
+
+
+class TranslatorNotFound(NotFound):
+    code = "translator-not-found"
+
+
+class ContractNotFound(NotFound):
+    code = "contract-not-found"
+
+
+class JobNotFound(NotFound):
+    code = "job-not-found"
+
+
+class ApiKeyNotFound(NotFound):
+    code = "api-key-not-found"
+
+
+class Conflict(AnchorageError):
+    code = "conflict"
+
+
+class NameTaken(Conflict):
+    code = "name-taken"
+
+
+class InUse(Conflict):
+    code = "in-use"
+
+
+class EmbeddingsExist(Conflict):
+    code = "embeddings-exist"
+
+
+class AnchorCountMismatch(Conflict):
+    code = "anchor-count-mismatch"
+
+
+class AnchorsNotEmbedded(Conflict):
+    code = "anchors-not-embedded"
+
+
+class TooFewAnchors(Conflict):
+    code = "too-few-anchors"
+
+
+class InputsNotStored(Conflict):
+    code = "inputs-not-stored"
+
+
+class EncoderChanged(Conflict):
+    code = "encoder-changed"
+
+
+class OffsetMismatch(Conflict):
+    code = "offset-mismatch"
+
+
+class PoolOfAnotherEncoder(Conflict):
+    code = "pool-of-another-encoder"
+
+
+class JobFinished(Conflict):
+    code = "job-finished"
+
+
+class RequestInProgress(Conflict):
+    code = "request-in-progress"
+
+
+class ResourceGone(Conflict):
+    code = "resource-gone"
+
+
+class BlobMissing(Conflict):
+    code = "blob-missing"
+
+
+class Unauthenticated(AnchorageError):
+    code = "unauthenticated"
+
+
+class Forbidden(AnchorageError):
+    code = "forbidden"
+
+
+class ScopeMissing(Forbidden):
+    code = "scope-missing"
+
+
+class HostNotAllowed(Forbidden):
+    code = "host-not-allowed"
+
+
+class OriginNotAllowed(Forbidden):
+    code = "origin-not-allowed"
+
+
+class Later(AnchorageError):
+    code = "later"
+    usual_wait_s = 1
+
+
+class TooManyRequests(Later):
+    code = "too-many-requests"
+
+
+class RateLimited(TooManyRequests):
+    code = "rate-limited"
+
+
+class TooManyJobs(TooManyRequests):
+    code = "too-many-jobs"
+
+
+class TooMuchAtOnce(TooManyRequests):
+    code = "too-much-at-once"
+
+
+class Unavailable(Later):
+    code = "unavailable"
+
+
+class Overloaded(Unavailable):
+    code = "overloaded"
+
+
+class QueueFull(Unavailable):
+    code = "queue-full"
+
+
+class DatabaseUnavailable(Unavailable):
+    code = "database-unavailable"
+
+
+class StorageUnavailable(Unavailable):
+    code = "storage-unavailable"
+
+
+class EncoderFailed(Unavailable):
+    code = "encoder-failed"
+
+
+class ClientLeft(Unavailable):
+    code = "client-left"
+
+
+class TooLarge(AnchorageError):
+    code = "too-large"
+
+
+class BodyTooLarge(TooLarge):
+    code = "body-too-large"
+
+
+class TooManyVectors(TooLarge):
+    code = "too-many-vectors"
+
+
+class TooManyInputs(TooLarge):
+    code = "too-many-inputs"
+
+
+class InputTooLong(TooLarge):
+    code = "input-too-long"
+
+
+class ImageTooLarge(TooLarge):
+    code = "image-too-large"
+
+
+class HeadTooLarge(TooLarge):
+    code = "head-too-large"
+
+
+class PoolTooLarge(TooLarge):
+    code = "pool-too-large"
+
+
+class BodyTooSlow(AnchorageError):
+    code = "body-too-slow"
+
+
+class UnsupportedMedia(AnchorageError):
+    code = "unsupported-media-type"
+
+
+class NotAcceptable(AnchorageError):
+    code = "not-acceptable"
+
+
+class Malformed(AnchorageError):
+    code = "malformed-json"
+
+
+class BadNpy(Malformed):
+    code = "bad-npy"
+
+
+class BadArrow(Malformed):
+    code = "bad-arrow"
+
+
+class MalformedParts(Malformed):
+    code = "malformed-parts"
+
+
+class Invalid(AnchorageError):
+    code = "invalid"
+
+
+class InvalidRequest(Invalid):
+    code = "invalid-request"
+
+
+class MissingField(Invalid):
+    code = "missing-field"
+
+
+class UnequalAnchors(Invalid):
+    code = "unequal-anchors"
+
+
+class DimensionMismatch(Invalid):
+    code = "dimension-mismatch"
+
+
+class RaggedRows(Invalid):
+    code = "ragged-rows"
+
+
+class NonFinite(Invalid):
+    code = "non-finite"
+
+
+class OutOfRange(Invalid):
+    code = "value-out-of-range"
+
+
+class BadShape(Invalid):
+    code = "bad-shape"
+
+
+class BadDtype(Invalid):
+    code = "bad-dtype"
+
+
+class BadBase64(Invalid):
+    code = "bad-base64"
+
+
+class BadColumn(Invalid):
+    code = "bad-column"
+
+
+class EmptyVectors(Invalid):
+    code = "empty-vectors"
+
+
+class DegenerateAnchors(Invalid):
+    code = "degenerate-anchors"
+
+
+class SeedsInsufficient(Invalid):
+    code = "seeds-insufficient"
+
+
+class InvalidOption(Invalid):
+    code = "invalid-option"
+
+
+class UnknownOption(Invalid):
+    code = "unknown-option"
+
+
+class NotExactlyOne(Invalid):
+    code = "not-exactly-one"
+
+
+class MethodNotIndependent(Invalid):
+    code = "method-not-independent"
+
+
+class EncoderNeedsVectors(Invalid):
+    code = "encoder-needs-vectors"
+
+
+class EncoderUnavailable(Invalid):
+    code = "encoder-unavailable"
+
+
+class InvalidInput(Invalid):
+    code = "invalid-input"
+
+
+class TokensNotRead(Invalid):
+    code = "tokens-not-read"
+
+
+class InvalidImage(Invalid):
+    code = "invalid-image"
+
+
+class InvalidHead(Invalid):
+    code = "invalid-head"
+
+
+class HeadTooSlow(Invalid):
+    code = "head-too-slow"
+
+
+class InvalidSeeds(Invalid):
+    code = "invalid-seeds"
+
+
+class QualityBelowMinimum(Invalid):
+    """The translator promises less than the request or the contract asks for.
+
+    found  what it promises; None: there are too few anchors to promise anything
+    """
+
+    code = "quality-below-minimum"
+
+    def __init__(
+        self, detail: str, *, field: str | None = None, found: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(detail, field=field, more={"found": found})
+
+
+class IdempotencyKeyReused(Invalid):
+    code = "idempotency-key-reused"

@@ -1,0 +1,218 @@
+"""/translators: reports, ids and the list."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+SHAPE = {"renormalise": True, "keep_norms": False}
+METHODS = {
+    "irp": {"delta": 0.6, "omega": 8, "seed": 0, **SHAPE},
+    "irp-ridge": {"ridge": 1.0, **SHAPE},
+    "graded": {"encode_power": 1.0, "decode_power": 0.25, "ridge": None, "centre": True, **SHAPE},
+    "procrustes": {"centre": True, **SHAPE},
+    "ridge": {"ridge": None, "centre": True, **SHAPE},
+    "toward-procrustes": {"ridge": None, "centre": True, **SHAPE},
+    "reduced-rank": {"ridge": None, "rank": None, "centre": True, **SHAPE},
+    "canonical": {
+        "ridge": None,
+        "correlation_power": 0.5,
+        "dewhiten": 0.5,
+        "centre": True,
+        **SHAPE,
+    },
+    "affine": {"ridge": None},
+}
+PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
+
+
+@pytest.fixture
+def ask(stocked, embeddings):
+    """POST /translate of three vectors, or another path; a value of ... leaves a field out."""
+
+    def post(path="/translate", **more):
+        body = {**PAIR, "vectors": embeddings["first"][:3].tolist(), **more}
+        return stocked.post(
+            path, json={key: value for key, value in body.items() if value is not ...}
+        )
+
+    return post
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_report_of_a_translator(ask, method):
+    answer = ask("/translators", vectors=..., method=method)
+    assert answer.status_code == 201
+    made = answer.json()
+    assert answer.headers["location"] == f"/translators/{made['id']}"
+    assert {key: made[key] for key in PAIR} == PAIR
+    assert (made["method"], made["options"]) == (method, METHODS[method])
+    report = made["report"]
+    assert report["anchors"] == 40
+    assert (report["source"]["encoder"], report["source"]["dim"], report["source"]["rank"]) == (
+        "first",
+        8,
+        8,
+    )
+    assert (report["target"]["encoder"], report["target"]["dim"], report["target"]["rank"]) == (
+        "second",
+        6,
+        6,
+    )
+    assert report["source"]["condition"] >= 1
+    assert 0.5 < report["cka"] <= 1
+    held_out = report["held_out"]
+    assert held_out["folds"] == 5
+    for quality in (held_out["translated"], held_out["do_nothing"]):
+        assert (quality["n"], quality["k"], quality["index"]) == (40, 3, 8)
+        assert all(
+            -1 <= quality[name] <= 1
+            for name in ("cosine", "mrr", "recall", "jaccard_target", "jaccard_own")
+        )
+    assert held_out["translated"]["cosine"] > held_out["do_nothing"]["cosine"] + 0.3
+
+
+def test_the_id_of_a_translation_can_be_asked_about(ask, stocked):
+    id_ = ask(method="irp").json()["translator"]
+    first = stocked.get(f"/translators/{id_}")
+    assert first.status_code == 200
+    assert first.json()["id"] == id_
+    assert first.json()["report"]["held_out"]["folds"] == 5
+    assert stocked.get(f"/translators/{id_}").json() == first.json()
+    assert ask("/translators", vectors=..., method="irp").json() == first.json()
+
+
+def test_the_same_recipe_has_the_same_id_and_another_recipe_another(ask):
+    ids = [
+        ask(method="irp", options=options).json()["translator"]
+        for options in ({}, {"seed": 0}, {"delta": 0.6, "omega": 8})
+    ]
+    assert len(set(ids)) == 1
+    others = {ask(method=method).json()["translator"] for method in METHODS}
+    assert len(others) == len(METHODS)
+    assert (
+        ask(source="second", target="first", vectors=[[1.0] * 6]).json()["translator"] not in others
+    )
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_a_few_anchors_have_no_held_out_numbers_and_fewer_no_cka(stocked, size):
+    vectors = {"first": np.eye(8)[:size].tolist(), "second": np.eye(6)[:size].tolist()}
+    stocked.post("/anchor-sets", json={"name": "few", "embeddings": vectors})
+    report = stocked.post("/translators", json={**PAIR, "anchor_set": "few"}).json()["report"]
+    assert (report["anchors"], report["held_out"]) == (size, None)
+    assert (report["cka"] is None) == (size < 5)
+
+
+@pytest.mark.parametrize("what", ["", "/threshold?source=0.5", "/calibration"])
+def test_an_unknown_or_malformed_id_is_refused(client, refused, what):
+    refused(client.get(f"/translators/tr_{'0' * 32}{what}"), 404, "translator-not-found", "id")
+    for id_ in ("x", "tr_", "tr_" + "0" * 31, "tr_" + "g" * 32, "tr_" + "A" * 32):
+        refused(client.get(f"/translators/{id_}{what}"), 422, "invalid-request", "id")
+
+
+def test_a_deleted_set_takes_its_translators_along(ask, stocked, refused):
+    id_ = ask().json()["translator"]
+    stocked.delete("/anchor-sets/items")
+    refused(stocked.get(f"/translators/{id_}"), 404, "translator-not-found", "id")
+    refused(ask(), 404, "anchor-set-not-found", "anchor_set")
+
+
+@pytest.mark.parametrize("sign", [1, -1], ids=["the same vectors", "others"])
+def test_a_set_made_again_serves_the_translator_of_its_vectors_and_no_other(
+    ask, stocked, embeddings, sign
+):
+    old = ask().json()
+    stocked.delete("/anchor-sets/items")
+    vectors = {
+        "first": embeddings["first"].tolist(),
+        "second": (sign * embeddings["second"]).tolist(),
+    }
+    stocked.post("/anchor-sets", json={"name": "items", "embeddings": vectors})
+    new = ask().json()
+    assert (new == old) == (new["translator"] == old["translator"]) == (sign == 1)
+    np.testing.assert_allclose(
+        new["vectors"], sign * np.array(old["vectors"]), rtol=1e-4, atol=1e-4
+    )
+    assert stocked.get(f"/translators/{new['translator']}").json()["id"] == new["translator"]
+
+
+def test_two_sets_of_the_same_vectors_share_an_id_and_either_may_go(ask, stocked, embeddings):
+    body = {
+        "name": "twin",
+        "embeddings": {name: vectors.tolist() for name, vectors in embeddings.items()},
+    }
+    stocked.post("/anchor-sets", json=body)
+    id_ = ask().json()["translator"]
+    assert ask(anchor_set="twin").json()["translator"] == id_
+    for name in ("items", "twin"):
+        report = ask("/translators", vectors=..., anchor_set=name).json()
+        assert (report["id"], report["anchor_set"]) == (id_, name)
+    stocked.delete("/anchor-sets/items")
+    assert stocked.get(f"/translators/{id_}").json()["anchor_set"] == "twin"
+
+
+# --- the list -------------------------------------------------------------------------------------
+
+
+def listed(client, query=""):
+    """The page of GET /translators, and the ids on it."""
+    answer = client.get(f"/translators{query}")
+    assert answer.status_code == 200, answer.text
+    page = answer.json()["translators"]
+    return page, [each["id"] for each in page]
+
+
+def test_the_list_has_each_translator_once_in_the_order_of_ids(ask, stocked):
+    assert listed(stocked) == ([], [])
+    ids = sorted(ask(method=method).json()["translator"] for method in METHODS)
+    page, found = listed(stocked)
+    assert found == ids
+    for each in page:
+        whole = stocked.get(f"/translators/{each['id']}").json()
+        assert each == {name: whole[name] for name in whole if name not in ("report", "choices")}
+        assert {key: each[key] for key in PAIR} == PAIR
+        assert each["options"] == METHODS[each["method"]]
+
+
+def test_the_list_has_pages(ask, stocked):
+    ids = sorted(ask(method=method).json()["translator"] for method in METHODS)
+    pages, after = [], ""
+    while found := listed(stocked, f"?limit=4&after={after}")[1]:
+        assert len(found) <= 4
+        pages += found
+        after = found[-1]
+    assert pages == ids
+
+
+def test_the_list_shows_the_oldest_of_two_pairs_with_one_translator(ask, stocked, embeddings):
+    body = {
+        "name": "twin",
+        "embeddings": {name: vectors.tolist() for name, vectors in embeddings.items()},
+    }
+    stocked.post("/anchor-sets", json=body)
+    id_ = ask().json()["translator"]
+    assert ask(anchor_set="twin").json()["translator"] == id_
+    assert [(each["id"], each["anchor_set"]) for each in listed(stocked)[0]] == [(id_, "items")]
+    stocked.delete("/anchor-sets/items")
+    assert [(each["id"], each["anchor_set"]) for each in listed(stocked)[0]] == [(id_, "twin")]
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", f"after={'t' * 101}"])
+def test_a_wrong_page_is_refused(client, refused, query):
+    refused(client.get(f"/translators?{query}"), 422, "invalid-request", query.partition("=")[0])
+
+
+def test_a_project_sees_only_its_own_translators(locked, new_key, bearing, embeddings):
+    ids = []
+    for project in ("one", "two"):
+        headers = bearing(new_key(locked, "write", project=project))
+        for name, vectors in embeddings.items():
+            locked.post("/encoders", json={"name": name, "dim": vectors.shape[1]}, headers=headers)
+        rows = {name: vectors.tolist() for name, vectors in embeddings.items()}
+        body = {"name": "items", "embeddings": rows}
+        locked.post("/anchor-sets", json=body, headers=headers)
+        body = {**PAIR, "method": "irp" if project == "one" else "ridge"}
+        ids.append(locked.post("/translators", json=body, headers=headers).json()["id"])
+        page = locked.get("/translators", headers=headers).json()["translators"]
+        assert [each["id"] for each in page] == ids[-1:]

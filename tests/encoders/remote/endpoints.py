@@ -1,0 +1,239 @@
+"""Endpoints for the tests, on real sockets: a correct one in both APIs, and faulty ones."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+import torch
+
+from app.encoders.base import EncoderSpec, ModelSources
+from app.encoders.remote.encoder import RemoteEncoder
+from app.encoders.remote.encoder import load as load_encoder
+from app.types import InputRole
+
+DIM = 24
+KEY = "sk-test/0123456789abcdef"
+KEY_ENV = "TEST_REMOTE_KEY"
+TEXTS = [
+    "I lost my card.",
+    "",
+    "Wo ist meine Karte?",
+    "カードをなくしました",
+    'a "quoted"\n\ttext \x00',
+    "x" * 999,
+]
+DOCUMENT = InputRole.document
+
+
+def expected_vector(text: str, dim: int = DIM) -> np.ndarray:
+    """The vector of a correct endpoint: normal numbers, seeded with the text's digest."""
+    seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+    return np.random.default_rng(seed).standard_normal(dim).astype("<f4")
+
+
+def expected_vectors(texts: list[str], dim: int = DIM) -> torch.Tensor:
+    return torch.from_numpy(np.stack([expected_vector(text, dim) for text in texts]))
+
+
+Behaviour = Callable[["Handler"], None]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """OpenAI's API and TEI's, with `expected_vector` as the model."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: FakeEndpoint
+
+    def do_GET(self) -> None:
+        self.note(None)
+        self.reply(
+            200, self.server.info
+        ) if self.path == "/base/info" and self.server.info else self.reply(404, {})
+
+    def do_POST(self) -> None:
+        if self.server.behaviour is not None and self.server.seen:
+            self.note(None)
+            self.close_connection = True
+            self.server.behaviour(self)
+            return
+        body = json.loads(self.body())
+        self.note(body)
+        if self.server.refusals:
+            status, headers, answer = self.server.refusals.pop(0)
+            self.reply(status, answer, headers)
+        elif self.path == "/base/embeddings":
+            self.openai(body)
+        elif self.path == "/base/embed":
+            self.tei(body)
+        else:
+            self.reply(404, {"error": "no such path"})
+
+    def openai(self, body: dict[str, Any]) -> None:
+        as_list = self.server.as_list or body.get("encoding_format") != "base64"
+        if body.get("encoding_format") == "base64" and self.server.refuses_base64:
+            self.reply(400, {"error": {"message": "encoding_format must be float"}})
+            return
+        data = []
+        for index, text in enumerate(body["input"]):
+            vector = expected_vector(text, body.get("dimensions", DIM))
+            embedding = vector.tolist() if as_list else base64.b64encode(vector.tobytes()).decode()
+            data.append({"object": "embedding", "index": index, "embedding": embedding})
+        # In another order than the inputs: `index` names the input.
+        self.reply(
+            200,
+            {
+                "object": "list",
+                "data": data[::-1],
+                "model": self.server.model,
+                "usage": {"prompt_tokens": 1},
+            },
+        )
+
+    def tei(self, body: dict[str, Any]) -> None:
+        assert body["truncate"] is True
+        vectors = [expected_vector(text, body.get("dimensions", DIM)) for text in body["inputs"]]
+        self.reply(
+            200, [(v / np.linalg.norm(v) if body["normalize"] else v).tolist() for v in vectors]
+        )
+
+    def body(self) -> bytes:
+        return self.rfile.read(int(self.headers["Content-Length"]))
+
+    def note(self, body: Any) -> None:
+        self.server.seen.append((self.path, dict(self.headers), body))
+
+    def reply(self, status: int, answer: Any, headers: dict[str, str] | None = None) -> None:
+        content = json.dumps(answer).encode()
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+class FakeEndpoint(ThreadingHTTPServer):
+    """A correct endpoint that records its requests.
+
+    refusals   its answers to the next requests
+    behaviour  replaces its answers to all requests after the first
+    """
+
+    daemon_threads = True
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/base"
+        if tls is not None:
+            self.socket = tls.wrap_socket(
+                self.socket, server_side=True, do_handshake_on_connect=False
+            )
+            self.url = self.url.replace("http:", "https:").replace("127.0.0.1", "localhost")
+        self.model: str | None = "truth-2026-01"
+        self.info: Any = None
+        self.as_list = False
+        self.refuses_base64 = False
+        self.behaviour: Behaviour | None = None
+        self.refusals: list[tuple[int, dict[str, str], Any]] = []
+        self.seen: list[tuple[str, dict[str, str], Any]] = []
+        self.connections = 0
+
+    def __enter__(self) -> FakeEndpoint:
+        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+
+    def get_request(self) -> Any:
+        self.connections += 1
+        return super().get_request()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        with suppress(OSError):
+            super().finish_request(request, client_address)
+
+
+def allow_url(url: str, key_env: str | None = None) -> ModelSources:
+    return ModelSources(remote={url: key_env})
+
+
+def load(url: str, key_env: str | None = None, **options: Any) -> RemoteEncoder:
+    return load_encoder(
+        EncoderSpec("openai", "truth", "r1", {"url": url, **options}),
+        allow_url(url, key_env),
+        "cpu",
+    )
+
+
+def embed(model: RemoteEncoder, texts: list[str]) -> torch.Tensor:
+    return model.run(model.prepare(texts, DOCUMENT))
+
+
+def correct_body(count: int) -> bytes:
+    return embeddings_body(*[expected_vector("anything").tolist()] * count)
+
+
+def http_response(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *headers]
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
+
+
+def openai_body(entries: Any, model: Any = "m") -> bytes:
+    return json.dumps({"data": entries, "model": model}).encode()
+
+
+def embeddings_body(*embeddings: Any, model: Any = "m") -> bytes:
+    return openai_body(
+        [{"index": index, "embedding": embedding} for index, embedding in enumerate(embeddings)],
+        model,
+    )
+
+
+def send_bytes(content: bytes) -> Behaviour:
+    def behave(handler: Handler) -> None:
+        handler.body()
+        handler.connection.sendall(content)
+
+    return behave
+
+
+def send_forever(start: bytes, part: bytes, pause_s: float = 0.0) -> Behaviour:
+    """Send `start`, then repeat `part` until the peer leaves, for at most 5 s."""
+
+    def behave(handler: Handler) -> None:
+        handler.body()
+        handler.connection.sendall(start)
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            handler.connection.sendall(part)
+            time.sleep(pause_s)
+
+    return behave
+
+
+def load_then_break(endpoint: FakeEndpoint, behaviour: Behaviour, **options: Any) -> RemoteEncoder:
+    """Load a model, and let its endpoint behave like this afterwards."""
+    endpoint.model, endpoint.behaviour = "m", behaviour
+    return load(endpoint.url, **options)
+
+
+VECTOR = [float(number) for number in expected_vector("anything")]
+HEAD = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"

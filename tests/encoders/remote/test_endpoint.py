@@ -1,0 +1,262 @@
+"""Retries, refusals, redirects, keys, and answers that are not valid HTTP."""
+
+from __future__ import annotations
+
+import gzip
+import socket
+import time
+
+import pytest
+import torch
+
+from app.errors import AnchorageError, EncoderFailed, EncoderUnavailable, InvalidInput
+from tests.encoders.remote.endpoints import (
+    CHUNKED,
+    DOCUMENT,
+    HEAD,
+    KEY,
+    KEY_ENV,
+    TEXTS,
+    FakeEndpoint,
+    Handler,
+    correct_body,
+    embed,
+    expected_vectors,
+    http_response,
+    load,
+    load_then_break,
+    send_bytes,
+)
+
+
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503])
+def test_temporary_faults_are_retried_without_cookies(endpoint, status):
+    model = load(endpoint.url)
+    endpoint.refusals = [(status, {"Set-Cookie": "a=b; Path=/"}, {})] * 2
+    assert torch.equal(embed(model, TEXTS), expected_vectors(TEXTS))
+    assert len(endpoint.seen) == 4
+    assert all("Cookie" not in headers for _, headers, _ in endpoint.seen)
+
+
+def test_a_retry_waits_as_long_as_the_endpoint_asks(endpoint):
+    model = load(endpoint.url)
+    endpoint.refusals = [(429, {"Retry-After": "1"}, {})]
+    start = time.monotonic()
+    embed(model, TEXTS)
+    assert 1 <= time.monotonic() - start < 3
+    assert len(endpoint.seen) == 3
+
+
+WAITS = [("40", 1, 40), ("999999", 1, 3600), ("Fri, 31 Dec 9999 23:59:59 GMT", 1, 3600)]
+WAITS += [
+    (other, 3, 5)
+    for other in (
+        "Thu, 01 Jan 1970 00:00:00 GMT",
+        "-1",
+        "9" * 400,
+        "31 Foo 99999 99:99",
+        "\xff\xfe",
+    )
+]
+
+
+@pytest.mark.parametrize(("header", "requests", "wait_s"), WAITS)
+def test_a_wait_beyond_the_deadline_goes_to_the_client(endpoint, header, requests, wait_s):
+    model = load(endpoint.url)
+    endpoint.refusals = [(503, {"Retry-After": header}, {})] * 3
+    with pytest.raises(EncoderFailed) as caught:
+        embed(model, TEXTS)
+    assert len(endpoint.seen) - 1 == requests
+    assert caught.value.retry_after_s == wait_s
+
+
+FAULTS = [
+    (503, 4, EncoderFailed, None, 5),
+    *((status, 2, EncoderFailed, None, 5) for status in (204, 206, 404, 424)),
+]
+FAULTS += [(status, 2, InvalidInput, "inputs", None) for status in (400, 413, 422)]
+
+
+@pytest.mark.parametrize(("status", "requests", "error", "field", "wait_s"), FAULTS)
+def test_a_status_decides_about_retries_and_its_body_only_reaches_the_log(
+    endpoint, caplog, status, requests, error, field, wait_s
+):
+    model = load(endpoint.url)
+    endpoint.refusals = [(status, {}, {"error": "too long\x1b\n" + "y" * 300})] * 4
+    with pytest.raises(error, match=f"status {status}") as caught:
+        embed(model, TEXTS)
+    assert (len(endpoint.seen), caught.value.field, caught.value.retry_after_s) == (
+        requests,
+        field,
+        wait_s,
+    )
+    assert "too long" not in caught.value.detail
+    assert ("too long" in caplog.text) == (status != 204)  # 204 has no body
+    assert "y" * 201 not in caplog.text
+
+
+@pytest.mark.parametrize("status", [301, 308])
+def test_redirects_are_not_followed(endpoint, status):
+    with FakeEndpoint() as other:
+        model = load(endpoint.url)
+        endpoint.refusals = [(status, {"Location": f"{other.url}/embeddings"}, {})]
+        with pytest.raises(EncoderFailed, match="does not follow redirects"):
+            embed(model, TEXTS)
+        assert (other.connections, other.seen, len(endpoint.seen)) == (0, [], 2)
+
+
+def test_proxies_of_the_environment_are_not_used(endpoint, monkeypatch):
+    with FakeEndpoint() as other:
+        for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, other.url)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        monkeypatch.delenv("no_proxy", raising=False)
+        assert torch.equal(embed(load(endpoint.url), TEXTS), expected_vectors(TEXTS))
+        assert (other.connections, endpoint.connections) == (0, 1)
+
+
+def test_a_missing_endpoint_is_unavailable_on_load_and_failed_on_run():
+    with FakeEndpoint() as endpoint:
+        model = load(endpoint.url)
+        items = model.prepare(TEXTS, DOCUMENT)
+        model._endpoint._pool.close()
+    with pytest.raises(EncoderFailed, match="connection to the endpoint failed"):
+        model.run(items)
+    with pytest.raises(EncoderUnavailable, match="connection to the endpoint failed") as caught:
+        load(endpoint.url)
+    assert caught.value.field == "model"
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64])
+def test_an_invalid_host_is_unavailable(host):
+    with pytest.raises(EncoderUnavailable, match="UnicodeError"):
+        load(f"http://{host}:9/v1")
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "says"),
+    [
+        (404, {}, "status 404"),
+        (400, {}, "status 400"),
+        (302, {}, "redirects"),
+        (200, None, "no list of embeddings"),
+        (200, {"data": [{"index": 0, "embedding": [1.0] * 8193}]}, "one length from 1 to 8192"),
+    ],
+)
+def test_a_missing_model_is_unavailable(endpoint, status, answer, says):
+    endpoint.refusals = [(status, {}, answer)] * 2
+    with pytest.raises(EncoderUnavailable, match=f"cannot be used.*{says}") as caught:
+        load(endpoint.url)
+    assert caught.value.field == "model"
+
+
+# Keys
+
+
+def test_the_key_is_read_for_each_request(endpoint, monkeypatch):
+    monkeypatch.setenv(KEY_ENV, KEY)
+    model = load(endpoint.url, KEY_ENV, api_key_env=KEY_ENV)
+    monkeypatch.setenv(KEY_ENV, "another")
+    embed(model, TEXTS)
+    assert [headers["Authorization"] for _, headers, _ in endpoint.seen] == [
+        f"Bearer {KEY}",
+        "Bearer another",
+    ]
+
+
+def test_a_request_without_a_bound_variable_has_no_key_and_accepts_no_compression(
+    endpoint, monkeypatch
+):
+    monkeypatch.setenv(KEY_ENV, KEY)
+    load(endpoint.url)
+    assert "Authorization" not in endpoint.seen[0][1]
+    assert endpoint.seen[0][1]["Accept-Encoding"] == "identity"
+
+
+@pytest.mark.parametrize("bound", [None, "OTHER_VARIABLE"])
+def test_a_client_cannot_send_another_variable(endpoint, monkeypatch, bound):
+    monkeypatch.setenv(KEY_ENV, KEY)
+    with pytest.raises(EncoderUnavailable) as caught:
+        load(endpoint.url, bound, api_key_env=KEY_ENV)
+    assert caught.value.field == "options.api_key_env"
+    assert "OTHER_VARIABLE" not in caught.value.detail
+    assert endpoint.connections == 0
+
+
+@pytest.mark.parametrize("value", [None, "", " ", f"{KEY}\nX-Other: 1", f"{KEY} {KEY}", f"{KEY}é"])
+def test_an_invalid_key_is_never_sent(endpoint, monkeypatch, caplog, value):
+    caplog.set_level("DEBUG")
+    monkeypatch.delenv(KEY_ENV, raising=False)
+    if value is not None:
+        monkeypatch.setenv(KEY_ENV, value)
+    with pytest.raises(EncoderUnavailable, match="key of this endpoint is not set") as caught:
+        load(endpoint.url, KEY_ENV)
+    assert endpoint.seen == []
+    assert KEY not in caught.value.detail + caplog.text
+
+
+@pytest.mark.parametrize("status", [200, 400, 401, 403, 500])
+def test_errors_and_logs_never_contain_the_key(endpoint, monkeypatch, caplog, status):
+    caplog.set_level("DEBUG")
+    monkeypatch.setenv(KEY_ENV, KEY)
+    model = load(endpoint.url, KEY_ENV)
+    endpoint.refusals = [(status, {}, {"error": {"message": f"You sent Bearer {KEY}"}})] * 3
+    with pytest.raises(AnchorageError) as caught:
+        embed(model, TEXTS)
+    assert endpoint.seen[-1][1]["Authorization"] == f"Bearer {KEY}"
+    assert KEY not in f"{caught.value!r} {caught.value.detail} {caplog.text}"
+    assert caught.value.__cause__ is None
+    if status in (401, 403):
+        assert isinstance(caught.value, EncoderUnavailable)
+        assert "You sent" not in caplog.text
+        assert len(endpoint.seen) == 2
+
+
+# Broken answers
+
+
+def reset(handler: Handler) -> None:
+    handler.body()
+    handler.connection.setsockopt(
+        socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00"
+    )
+    handler.connection.close()
+
+
+ANSWERS = {
+    "nothing": b"",
+    "no HTTP": b"SSH-2.0-OpenSSH_9.6\r\n",
+    "status 999": http_response(b"", status="999 what"),
+    "switching protocols": b"HTTP/1.1 101 Switching Protocols\r\n"
+    b"Upgrade: x\r\nConnection: upgrade\r\n\r\nabc",
+    "endless head": HEAD + b"X: " + b"y" * 200_000,
+    "length of many digits": HEAD + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n",
+    "an unknown transfer": HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n",
+    "closed midway": HEAD + b"Content-Length: 5000\r\n\r\n{",
+    "closed within a chunk": CHUNKED + b"ff\r\n{",
+    "chunked garbage": CHUNKED + b"zz\r\nwhat\r\n",
+    "gzip": http_response(gzip.compress(correct_body(2)), "Content-Encoding: gzip"),
+    "a gzip bomb": http_response(gzip.compress(b" " * 10_000_000), "Content-Encoding: gzip"),
+    "a gzip bomb on an error": http_response(
+        gzip.compress(b" " * 10_000_000), "Content-Encoding: gzip", status="404 no"
+    ),
+    "a location that is none": http_response(
+        b"", "Location: http://[::1:99999999/\xff", status="302 Found"
+    ),
+    "a cookie that is none": http_response(b"{}", "Set-Cookie: " + "=;" * 2000),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
+def test_an_invalid_response_fails(endpoint, answer):
+    model = load_then_break(endpoint, send_bytes(answer))
+    with pytest.raises(EncoderFailed, match="endpoint"):
+        embed(model, ["a", "b"])
+    assert 2 <= len(endpoint.seen) <= 4
+
+
+def test_a_reset_connection_fails(endpoint):
+    model = load_then_break(endpoint, reset)
+    with pytest.raises(EncoderFailed, match="connection to the endpoint failed"):
+        embed(model, ["a", "b"])
+    assert len(endpoint.seen) == 4
