@@ -28,7 +28,7 @@ STEPS_OF_A_TRY = 20
 def iterate(
     services: Services, job: tables.JobRow, progress: progress.Progress
 ) -> runner.JobResult:
-    """A chaotic sequence with random draws: a step left out or done twice changes every number of its end."""
+    """A chaotic sequence with random draws: each step that is lost or repeated changes its end."""
     hold, total = Path(job.arguments["hold"]), job.arguments["steps"]
     weights = torch.randn(50, 50, generator=torch.Generator().manual_seed(0))
     draws = torch.Generator().manual_seed(1)

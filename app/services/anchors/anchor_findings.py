@@ -190,7 +190,9 @@ def _check_rows(space: SpaceFacts) -> Iterator[AnchorFinding]:
         assert isinstance(rows, list)
         assert isinstance(count, int)
         if count:
-            yield AnchorFinding(code, "warning", text, [space.encoder], rows[:MOST_LISTED_ROWS], count)
+            yield AnchorFinding(
+                code, "warning", text, [space.encoder], rows[:MOST_LISTED_ROWS], count
+            )
     outliers = space.numbers.outliers
     if outliers:
         yield AnchorFinding(

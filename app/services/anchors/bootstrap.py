@@ -28,7 +28,6 @@ from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import JobKind
-from app.maths.bootstrap import attempts
 
 #: anchors that anchor optimisation searches for by default, as in the paper, and the most
 DEFAULT_OPTIMISED, MOST_OPTIMISED = 300, 4_096
@@ -187,7 +186,10 @@ def _read_settings(
     if size is None and kind is not attempts.SelfLearningSettings:
         size = min(DEFAULT_OPTIMISED, most)
     settings = kind(size=size, **options)  # type: ignore[arg-type]
-    if isinstance(settings, soft_plan.SoftPlanSettings) and settings.last_epsilon > settings.first_epsilon:
+    if (
+        isinstance(settings, soft_plan.SoftPlanSettings)
+        and settings.last_epsilon > settings.first_epsilon
+    ):
         field = "options.last_epsilon" if "last_epsilon" in options else "options.first_epsilon"
         detail = (
             f"`last_epsilon` {settings.last_epsilon:g} must not exceed `first_epsilon` "
@@ -234,8 +236,8 @@ def _require_learnable(
     smaller = min(x, y, key=lambda side: side.rows)
     if smaller.rows < self_learning.FEWEST_POOL_ITEMS:
         detail = (
-            f"self-learning needs pools of at least {self_learning.FEWEST_POOL_ITEMS} items; this one has "
-            f"{smaller.rows}"
+            f"self-learning needs pools of at least {self_learning.FEWEST_POOL_ITEMS} items; this "
+            f"one has {smaller.rows}"
         )
         raise InvalidRequest(detail, field=smaller.field)
     if settings.size is not None and settings.size > smaller.rows:

@@ -143,7 +143,9 @@ def _choose_rows(options: DriftOptions, size: int) -> list[int]:
         if options.vectors is not None:
             return list(range(size))
         return sorted(
-            draw_uniformly(size, size=min(size, options.sample or DEFAULT_REEMBEDDED), seed=options.seed)
+            draw_uniformly(
+                size, size=min(size, options.sample or DEFAULT_REEMBEDDED), seed=options.seed
+            )
         )
     rows = list(options.rows)
     if not rows:

@@ -139,7 +139,11 @@ def verify(
 
 def _tolerance(encoder: tables.EncoderRow) -> float:
     """The largest deviation of equal models: batches of another size round differently."""
-    return SAME_DEVIATION if (encoder.identity or {}).get("dtype") in ("float32", None) else HALF_DEVIATION
+    return (
+        SAME_DEVIATION
+        if (encoder.identity or {}).get("dtype") in ("float32", None)
+        else HALF_DEVIATION
+    )
 
 
 def _explain(
@@ -153,7 +157,9 @@ def _explain(
             _find_max_deviation(unit(ours), unit(theirs)),
         )
         yield _explanation(
-            "order", "the vectors are equal, in another order", drift.reorder_deviation(ours, theirs)
+            "order",
+            "the vectors are equal, in another order",
+            drift.reorder_deviation(ours, theirs),
         )
     else:
         yield from _explain_dimensions("dimensions", "", ours, theirs)

@@ -34,7 +34,6 @@ from app.services.upkeep.cache_codecs import DECODER, MATRIX
 from app.storage import tables
 from app.storage.cache import Key
 from app.storage.name_cache import NameKey
-from app.maths.quality import candidates
 
 
 @dataclass(frozen=True)
@@ -287,7 +286,10 @@ class Decoding:
                 field="options.keep_norms",
             )
         if method in ("auto", "graded"):
-            method, overrides = "graded", {**candidates.decoder_options(self.relative_power), **overrides}
+            method, overrides = (
+                "graded",
+                {**candidates.decoder_options(self.relative_power), **overrides},
+            )
         options = methods.resolve(method, overrides, anchors=anchors)
         if methods.METHODS[method].independent and method != "graded" and self.relative_power != 0:
             raise InvalidOption(

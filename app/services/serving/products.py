@@ -18,10 +18,8 @@ from app.maths.translators import decoder
 from app.maths.translators import translator as maths
 from app.maths.translators.decoder import Decoder, TranslatedRows
 from app.maths.translators.relative import relate_into
-from app.maths.translators.decoder import Decoder, TranslatedRows
-from app.maths.translators.translator import RowFlags, ProductPrecision, Translator
+from app.maths.translators.translator import ProductPrecision, RowFlags, Translator
 from app.services.context import Services
-from app.maths.translators import decoder
 
 #: most multiplications of a product that the caller's thread computes at once
 INLINE_MULTIPLICATIONS = 2**23
@@ -60,7 +58,9 @@ class Product(Protocol):
     @property
     def dims(self) -> tuple[int, int]: ...
 
-    def apply_rows(self, vectors: Tensor, out: Tensor, precision: ProductPrecision) -> RowFlags | None:
+    def apply_rows(
+        self, vectors: Tensor, out: Tensor, precision: ProductPrecision
+    ) -> RowFlags | None:
         """Map the rows into `out`; return their flags, None for none.
 
         Raises NonFinite, OutOfRange.
@@ -78,7 +78,9 @@ class TranslateProduct:
     def dims(self) -> tuple[int, int]:
         return self.translator.dims
 
-    def apply_rows(self, vectors: Tensor, out: Tensor, precision: ProductPrecision) -> RowFlags | None:
+    def apply_rows(
+        self, vectors: Tensor, out: Tensor, precision: ProductPrecision
+    ) -> RowFlags | None:
         return maths.apply_into(self.translator, vectors, out, precision=precision)
 
 
@@ -94,7 +96,9 @@ class RelateProduct:
     def dims(self) -> tuple[int, int]:
         return self.projector.shape[0], self.projector.shape[1]
 
-    def apply_rows(self, vectors: Tensor, out: Tensor, precision: ProductPrecision) -> RowFlags | None:
+    def apply_rows(
+        self, vectors: Tensor, out: Tensor, precision: ProductPrecision
+    ) -> RowFlags | None:
         at_mean = relate_into(self.projector, self.mean, vectors, out)
         if self.bits is not None:
             quantise_in_place(out, bits=self.bits)
@@ -111,7 +115,9 @@ class DecodeProduct:
     def dims(self) -> tuple[int, int]:
         return self.decoder.matrix.shape[0], self.decoder.matrix.shape[1]
 
-    def apply_rows(self, vectors: Tensor, out: Tensor, precision: ProductPrecision) -> RowFlags | None:
+    def apply_rows(
+        self, vectors: Tensor, out: Tensor, precision: ProductPrecision
+    ) -> RowFlags | None:
         done = decoder.decode(self.decoder, vectors)
         out.copy_(done.vectors)
         return done.at_mean, done.outside

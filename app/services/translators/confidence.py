@@ -7,7 +7,14 @@ from dataclasses import dataclass
 import torch
 
 from app.errors import blaming
-from app.maths.quality.confidence import FEWEST_FOR_CONFIDENCE, Confidence, ExpectedCosines, expected_cosines, fit_confidence, anchors_needed
+from app.maths.quality.confidence import (
+    FEWEST_FOR_CONFIDENCE,
+    Confidence,
+    ExpectedCosines,
+    anchors_needed,
+    expected_cosines,
+    fit_confidence,
+)
 from app.services import incoming
 from app.services.anchors import spaces
 from app.services.context import Services
@@ -55,8 +62,12 @@ def confidence_of(
     if model is None:
         nans = torch.full((count,), torch.nan, dtype=torch.float64)
         no_rows = torch.zeros(count, dtype=torch.bool)
-        reason = f"needs at least {FEWEST_FOR_CONFIDENCE} distinct anchors that are not nearly all equal"
-        return RowConfidence(ExpectedCosines(nans, nans, nans, nans, no_rows), level, 0, None, reason)
+        reason = (
+            f"needs at least {FEWEST_FOR_CONFIDENCE} distinct anchors that are not nearly all equal"
+        )
+        return RowConfidence(
+            ExpectedCosines(nans, nans, nans, nans, no_rows), level, 0, None, reason
+        )
     with blaming(field):
         expected = expected_cosines(model, answer.vectors, level=level)
     has_cosine = ~(answer.output.at_mean | answer.output.outside)
@@ -84,8 +95,8 @@ def _explain_missing(model: Confidence, level: float) -> str | None:
     if len(model.errors) >= anchors_needed(level):
         return None
     return (
-        f"intervals of level {level:g} need {anchors_needed(level)} anchors for calibration; there are "
-        f"{len(model.errors)}"
+        f"intervals of level {level:g} need {anchors_needed(level)} anchors for calibration; "
+        f"there are {len(model.errors)}"
     )
 
 

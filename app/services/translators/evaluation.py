@@ -107,7 +107,9 @@ class EvaluationTask:
         if self.items is None:
             return within
         corpus = None if self.items.corpus is None else len(self.items.corpus)
-        return within + maths.cosine_count(len(QUERY_KINDS), n, corpus, corrected=self.settings.csls)
+        return within + maths.cosine_count(
+            len(QUERY_KINDS), n, corpus, corrected=self.settings.csls
+        )
 
     @property
     def is_small(self) -> bool:

@@ -12,7 +12,7 @@ from app.maths.quality.crossfit import FEWEST_DISTINCT
 from app.maths.thresholds import calibration
 from app.maths.thresholds.calibration import Calibration, ExpectedScore
 from app.maths.thresholds.decisions import Agreement, threshold_agreement
-from app.maths.thresholds.score_pairs import GivenSide, CalibrationItems, translate_held_out
+from app.maths.thresholds.score_pairs import CalibrationItems, GivenSide, translate_held_out
 from app.services.anchors import spaces
 from app.services.context import Services
 from app.services.translators.translators import canonical_json, find_translator
@@ -55,7 +55,9 @@ def map_score(
 ) -> ScoreMap:
     """Map one score in [-1, 1]. Raises TranslatorNotFound, TooFewAnchors, Overloaded."""
     fitted = _find_calibration(services, project, question)
-    return replace(_map_scores(fitted, [score], question.level), agreement=threshold_agreement(fitted, score))
+    return replace(
+        _map_scores(fitted, [score], question.level), agreement=threshold_agreement(fitted, score)
+    )
 
 
 def map_all_scores(services: Services, project: str, question: ThresholdQuestion) -> ScoreMap:
@@ -103,8 +105,8 @@ def _hold_out(services: Services, row: tables.TranslatorRow) -> CalibrationItems
         items = translate_held_out(row.method, source, target, row.options)
     if items is None:
         raise TooFewAnchors(
-            f"a threshold needs at least {FEWEST_DISTINCT} distinct anchors that are not nearly all equal; "
-            f"anchor set {row.source.anchor_set.name!r} has fewer. Use a larger set",
+            f"a threshold needs at least {FEWEST_DISTINCT} distinct anchors that are not nearly "
+            f"all equal; anchor set {row.source.anchor_set.name!r} has fewer. Use a larger set",
             field="id",
         )
     return items

@@ -30,7 +30,6 @@ from app.storage.cache import Key
 from app.storage.name_cache import NameKey
 from app.storage.queries import resources
 from app.types import JobKind
-from app.maths.quality import candidates
 
 #: cache sizes of an id with its key, of a choice with its candidates, of a report
 CACHED_ID_BYTES = 1024
@@ -255,7 +254,9 @@ def _choose_method(
     def choose() -> selection.Choice:
         x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
         with services.fitting():
-            return selection.choose_method(x.double(), y.double(), prefer=request.prefer, shape=shape)
+            return selection.choose_method(
+                x.double(), y.double(), prefer=request.prefer, shape=shape
+            )
 
     key: Key = ("choice", source.blob, target.blob, request.prefer, canonical_json(shape))
     choice = services.cache.get_or_make(key, choose, lambda _: CACHED_CHOICE_BYTES, shared=CHOICE)

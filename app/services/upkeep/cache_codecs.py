@@ -65,7 +65,9 @@ def _dataclass_codec(kind: type[Value], **parts: type) -> TensorCodec[Value]:
 
 def _load_choice(tensors: dict[str, Tensor]) -> Choice:
     stored = orjson.loads(tensors["json"].numpy().tobytes())
-    return Choice(**{**stored, "candidates": [ScoredCandidate(**each) for each in stored["candidates"]]})
+    return Choice(
+        **{**stored, "candidates": [ScoredCandidate(**each) for each in stored["candidates"]]}
+    )
 
 
 CHOICE: TensorCodec[Choice] = TensorCodec(

@@ -25,7 +25,9 @@ def test_a_confidence_read_back_expects_the_same_to_the_last_bit() -> None:
     again = CONFIDENCE.load(unpack(b"key", pack(b"key", CONFIDENCE.dump(made))))
     asked = torch.randn(20, 9, generator=draw)
     for first, second in zip(
-        vars(expected_cosines(made, asked)).values(), vars(expected_cosines(again, asked)).values(), strict=True
+        vars(expected_cosines(made, asked)).values(),
+        vars(expected_cosines(again, asked)).values(),
+        strict=True,
     ):
         assert torch.equal(first, second)
     assert (again.held_out, again.threshold, again.nbytes) == (
