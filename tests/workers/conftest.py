@@ -17,14 +17,15 @@ from app.services.anchors import bootstrap as bootstrapping
 from app.services.anchors import pools
 from app.services.context import Services
 from app.services.encoders import encoders
+from app.services.request_context import RequestContext
 from app.settings import Settings
 from app.storage import tables
 from app.types import EncoderKind
 from app.wiring import make_services, make_wakeup
-from tests.services.helpers import CONTEXT
 from workers.main import Worker
 
 PROJECT = "default"
+CONTEXT = RequestContext(PROJECT)
 
 
 class Deployment:

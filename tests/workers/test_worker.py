@@ -15,16 +15,17 @@ from sqlalchemy import event, select
 
 from app.services.jobs import submission
 from app.services.jobs.runner import JobResult
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import access, resources
 from app.types import JobState
 from app.wiring import make_wakeup
-from tests.services.helpers import CONTEXT
 from tests.waiting import until
 from workers import main as worker_main
 from workers.runners import RUNNERS
 
 PROJECT = "default"
+CONTEXT = RequestContext(PROJECT)
 
 
 def encoder(name: str) -> tables.EncoderRow:

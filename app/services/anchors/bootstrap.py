@@ -236,8 +236,8 @@ def _require_learnable(
     smaller = min(x, y, key=lambda side: side.rows)
     if smaller.rows < self_learning.FEWEST_POOL_ITEMS:
         detail = (
-            f"self-learning needs pools of at least {self_learning.FEWEST_POOL_ITEMS} items; this one has "
-            f"{smaller.rows}"
+            f"self-learning needs pools of at least {self_learning.FEWEST_POOL_ITEMS} items; this "
+            f"one has {smaller.rows}"
         )
         raise InvalidRequest(detail, field=smaller.field)
     if settings.size is not None and settings.size > smaller.rows:

@@ -95,8 +95,8 @@ def _explain_missing(model: Confidence, level: float) -> str | None:
     if len(model.errors) >= anchors_needed(level):
         return None
     return (
-        f"intervals of level {level:g} need {anchors_needed(level)} anchors for calibration; there are "
-        f"{len(model.errors)}"
+        f"intervals of level {level:g} need {anchors_needed(level)} anchors for calibration; "
+        f"there are {len(model.errors)}"
     )
 
 

@@ -17,9 +17,9 @@ from pyarrow import ipc
 from app.api.codecs import media_types
 from app.services.anchors import anchor_sets, pools
 from app.services.encoders import encoding as encoding_service
+from app.services.request_context import RequestContext
 from app.storage.blobs import BlobStore
 from app.storage.queries import resources
-from tests.services.helpers import CONTEXT
 
 JSON, NPY, ARROW = "application/json", media_types.NPY, media_types.ARROW
 ROWS = np.random.default_rng(11).normal(size=(30, 8)).astype(np.float32)
@@ -599,7 +599,7 @@ def grown(stocked, embeddings):
         pairs={"pairs": pairs, "confidence": confidence},
     )
     with services.db.transaction() as session:
-        anchor_sets.add_anchor_set(session, CONTEXT, row)
+        anchor_sets.add_anchor_set(session, RequestContext("default"), row)
     return stocked, pairs.tolist(), [None if sure != sure else sure for sure in confidence.tolist()]
 
 
