@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 #: most row numbers that one error lists; it counts the others
 ROWS_SHOWN = 20
@@ -46,11 +46,6 @@ class AnchorageError(Exception):
         rows = {"rows": self.rows or None, "row_count": self.row_count or None}
         every = {"field": self.field, **rows, "limit": self.limit, **self.more}
         return {name: value for name, value in every.items() if value is not None}
-
-    def shifted(self, rows: int) -> Self:
-        """Count the rows from another start. Use `blaming` in new code."""
-        self.rows = [row + rows for row in self.rows]
-        return self
 
 
 @contextmanager

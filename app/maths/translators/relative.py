@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 
-from app.errors import AnchorageError
+from app.errors import blaming
 from app.maths.geometry.space import check_vectors, normalise
 from app.maths.translators.translator import ROWS_PER_STEP, SAFE_FARTHEST, least_distance
 
@@ -39,10 +39,8 @@ def relate_into(
             torch.mm(centred, projector, out=out[rows])
             out[rows].div_(norms[:, None])
             continue
-        try:
+        with blaming(rows_from=start):
             check_vectors(vectors[rows])
-        except AnchorageError as error:
-            raise error.shifted(start) from None
         unit, exact = normalise(vectors[rows].float(), mean)
         torch.mm(unit, projector, out=out[rows])
         at_mean[rows] = exact == 0

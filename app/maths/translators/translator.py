@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Float32, Float64
 from torch import Tensor
 
-from app.errors import AnchorageError, OutOfRange
+from app.errors import AnchorageError, OutOfRange, blaming
 from app.maths.geometry.space import (
     LARGEST_MAGNITUDE,
     NOISE_ROUNDINGS,
@@ -174,10 +174,8 @@ def apply_into(
     flagged: RowFlags | None = None
     for start in range(0, count, ROWS_PER_STEP):
         rows = slice(start, min(start + ROWS_PER_STEP, count))
-        try:
+        with blaming(rows_from=start):
             flags = _step(translator, vectors[rows], out[rows], precision)
-        except AnchorageError as error:
-            raise error.shifted(start) from None
         if flags is not None:
             flagged = flagged or (
                 torch.zeros(count, dtype=torch.bool),
