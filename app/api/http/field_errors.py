@@ -114,7 +114,7 @@ def _length(unit: str) -> Callable[[Mapping[str, Any], object], str]:
 
 def _expected(what: str) -> Callable[[Mapping[str, Any], object], str]:
     def write(context: Mapping[str, Any], value: object) -> str:
-        # Every value of a query string is text: its type says nothing.
+        # Every value of a query string is text: the error names no type.
         is_query = context.get("place") == "query string"
         return f"must be {what}" + ("" if is_query else f", not {_kind(value)}")
 
