@@ -85,6 +85,12 @@ def test_orphans_are_the_same_whatever_the_memory_and_the_order_of_the_pools(mem
     assert orphaned(x, y, every(120), memory) == orphaned(x, y[order], moved)
 
 
+def test_a_pair_that_becomes_an_orphan_twice_counts_once():
+    once, often = OrphanTrials(16, 50, 40), OrphanTrials(16, 400, 320)
+    assert often.right_share(50, 0.9) == once.right_share(50, 0.9)
+    assert often.right_share(50, 0.9) < often.right_share(400, 0.9) < DOUBTFUL_SHARE
+
+
 def test_of_pools_of_different_sizes_the_smaller_ones_orphans_count():
     x, y = views(1, 400, 4)
     # An orphan of the smaller pool can choose among three hundred others, one of the larger among
