@@ -45,7 +45,7 @@ def alive(pid: int) -> bool:
 
 
 class Several:
-    """`anchorage serve --workers 2`, in a session of its own, as in a terminal."""
+    """`anchorage serve --workers 2`, in its own session, as in a terminal."""
 
     def __init__(self, folder: Path, **settings: object) -> None:
         self.port = free_port()
@@ -83,7 +83,7 @@ class Several:
         ]
 
     def ready(self, started: int = 2) -> list[int]:
-        """Wait until so many processes have started in all; returns the ids of those that serve."""
+        """Wait until this number of processes has started; returns the ids of those that serve."""
 
         def said() -> bool:
             assert self.process.poll() is None, self.log.read_text()
@@ -94,7 +94,7 @@ class Several:
 
     @contextmanager
     def only(self, pid: int) -> Iterator[None]:
-        """What is asked meanwhile on new connections is answered by this one."""
+        """Let only this process answer requests on new connections."""
         others = [other for other in self.children if other != pid]
         for other in others:
             os.kill(other, signal.SIGSTOP)
@@ -144,7 +144,7 @@ def test_two_processes_are_one_service_and_finish_what_they_began_when_the_first
     def ask(
         method: str, path: str, body: object = None, key: str = own, **more: Any
     ) -> httpx2.Response:
-        """On a connection of its own."""
+        """Asks on a separate connection."""
         headers = {"Authorization": f"Bearer {key}"}
         return httpx2.request(
             method,
@@ -209,7 +209,7 @@ def test_two_processes_are_one_service_and_finish_what_they_began_when_the_first
     assert translations() == asked + 5  # what the killed one had counted is still counted
     with server.only(next(pid for pid in replaced if pid != children[1])):
         assert ask("POST", "/translate", TRANSLATE).status_code == 200
-    # The first is killed, and tells nobody: the others notice, and answer what they have begun.
+    # The first process is killed; the others notice it and finish their answers.
     body = b'{"source": "first", "target": "second", "anchor_set": "items", "vectors": [[1, 2, 3]]}'
     head = (
         "POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\n"

@@ -21,7 +21,7 @@ def test_without_settings_everything_is_in_the_data_folder_and_this_process(tmp_
 
 
 def test_nothing_is_connected_before_it_is_needed(tmp_path):
-    """An API whose PostgreSQL and Redis are still away starts, and says so when asked."""
+    """An API whose PostgreSQL and Redis are away starts, and reports it in /readyz."""
     away = {
         "database_url": "postgresql://nobody@127.0.0.1:1/nothing",
         "redis_url": "redis://127.0.0.1:1/0",

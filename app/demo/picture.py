@@ -11,7 +11,7 @@ from torch import Tensor
 MOST_INTENTS = 8
 
 
-def draw(
+def draw_map(
     path: Path,
     *,
     native: Tensor,

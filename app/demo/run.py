@@ -348,7 +348,7 @@ def draw(
     source, target = "minilm6-384", "static-256"
     mean = pack.vectors[target][pack.anchors].mean(dim=0)
     native = pack.vectors[target][pack.rest] - mean
-    picture.draw(
+    picture.draw_map(
         path,
         native=native,
         translated=translations[source, target] - mean,

@@ -1,4 +1,4 @@
-"""The `anchorage` command. Only commands that serve run in a process of their own."""
+"""The `anchorage` command. Only commands that serve run in a separate process."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_beyond_loopback_without_a_key_the_server_refuses_and_says_what_to_do(
     assert "Traceback" not in text
     assert (
         run(tmp_path, "keys", "create", "--name", "first", "--scope", "admin").exit_code == 0
-    )  # as it was told
+    )  # as the refusal says
 
 
 def test_told_so_in_words_the_server_lets_everyone_in_and_warns(tmp_path: Path) -> None:

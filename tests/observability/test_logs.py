@@ -90,7 +90,7 @@ ODD = {
     "half a surrogate as a key": lambda: {"\ud800": 1},
     "a large number": lambda: 2**70,
     "NaN": lambda: float("nan"),
-    "infinity beside a large number": lambda: [float("inf"), 2**70],
+    "infinity and a large number": lambda: [float("inf"), 2**70],
     "bytes": lambda: b"\xff\x00",
     "a set": lambda: {1, 2},
     "a tuple as a key": lambda: {(1, 2): 3},
@@ -184,7 +184,7 @@ def test_what_a_client_writes_is_neither_a_line_nor_a_command(style, terminal, c
     assert all(line.isprintable() for line in [first, *rest])
     assert r"GET /a\nb\rc\u001b[2Jd\u009b2Je" in first
     assert all(line.startswith("    ") for line in rest), (
-        "a traceback is indented, so that nobody takes its text for a line"
+        "a traceback is indented, so that its text does not look like a line"
     )
     if style == "json":
         assert json.loads(first)["event"] == f"GET /{TRICKS} 200"

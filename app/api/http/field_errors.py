@@ -6,18 +6,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 
 from app.api.schemas.fields import NAME_PATTERN
+from app.types import RATE
 
 #: characters of a field's name that an error shows: a client can send any name
 NAME_SHOWN = 100
 
 #: pydantic's error types that have their own code; every other one is invalid-request
 CODES = {"extra_forbidden": "unknown-field", "missing": "missing-field"}
+
+#: pydantic's message for a field that the model does not have
+_UNKNOWN_FIELD = "Extra inputs are not permitted"
 
 Place = Literal["body", "query string"]
 
@@ -48,7 +53,7 @@ def located(
     for item in error.errors(include_url=False):
         loc, context = item["loc"], dict(item.get("ctx") or {})
         context["place"] = place
-        if item["type"] == "extra_forbidden" and loc:
+        if item["type"] == "extra_forbidden" and item["msg"] == _UNKNOWN_FIELD:
             context["fields"] = _fields_at(model, loc[:-1])
         items.append({**item, "loc": ("body", *below, *loc), "ctx": context})
     return RequestValidationError(items)
@@ -62,20 +67,18 @@ def field_of(item: Mapping[str, Any]) -> str:
 
 def sentence(item: Mapping[str, Any]) -> str:
     """Returns what is wrong with which field."""
-    field = field_of(item)
-    subject = "The body" if field == "body" else f"`{field}`"
-    return f"{subject} {_message(item)}."
-
-
-def _message(item: Mapping[str, Any]) -> str:
-    """Returns the sentence behind the field's name, without its full stop."""
+    field, message = field_of(item), str(item["msg"]).removeprefix("Value error, ")
     write = _MESSAGES.get(item["type"])
-    if item["type"] == "extra_forbidden" and len(item["loc"]) < 2:
-        return str(item["msg"])
+    if item["type"] == "extra_forbidden" and message != _UNKNOWN_FIELD:
+        write = None  # an error of the whole object
     if write is None:
-        message = str(item["msg"]).removeprefix("Value error, ")
-        return f"is not valid: {message[:1].lower()}{message[1:]}"
-    return write(item.get("ctx") or {}, item.get("input"))
+        return f"{message}." if field == "body" else f"`{field}` is not valid: {_lower(message)}."
+    subject = "The body" if field == "body" else f"`{field}`"
+    return f"{subject} {write({**(item.get('ctx') or {}), 'field': field}, item.get('input'))}."
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
 
 
 def _unknown(context: Mapping[str, Any], _value: object) -> str:
@@ -83,7 +86,9 @@ def _unknown(context: Mapping[str, Any], _value: object) -> str:
     if not fields:
         return "is not a field of this request. Remove it"
     names = ", ".join(f"`{name}`" for name in fields)
-    return f"is not a field of this request. The fields here are {names}"
+    similar = get_close_matches(context["field"].rpartition(".")[2], fields, 1)
+    question = f" Did you mean `{similar[0]}`?" if similar else ""
+    return f"is not a field of this request.{question} The fields here are {names}"
 
 
 def _missing(context: Mapping[str, Any], _value: object) -> str:
@@ -108,7 +113,12 @@ def _length(unit: str) -> Callable[[Mapping[str, Any], object], str]:
 
 
 def _expected(what: str) -> Callable[[Mapping[str, Any], object], str]:
-    return lambda _context, value: f"must be {what}, not {_kind(value)}"
+    def write(context: Mapping[str, Any], value: object) -> str:
+        # Every value of a query string is text: its type says nothing.
+        is_query = context.get("place") == "query string"
+        return f"must be {what}" + ("" if is_query else f", not {_kind(value)}")
+
+    return write
 
 
 def _bound(word: str, key: str) -> Callable[[Mapping[str, Any], object], str]:
@@ -121,12 +131,18 @@ def _pattern(context: Mapping[str, Any], _value: object) -> str:
             "must be a name of 1 to 100 letters, digits, dots, hyphens and underscores, "
             "and begin with a letter or a digit"
         )
+    if context["pattern"] == RATE:
+        return "must be a rate such as 600/minute, or several rates separated by `;`"
     return f"must match the pattern {context['pattern']}"
 
 
 def _kind(value: object) -> str:
     """Returns what JSON calls the value's type."""
     return next((name for types, name in _KINDS if isinstance(value, types)), "null")
+
+
+def _moment(_context: Mapping[str, Any], _value: object) -> str:
+    return "must be a time such as 2030-01-01T00:00:00Z"
 
 
 _whole = _expected("a whole number")
@@ -169,6 +185,9 @@ _MESSAGES: dict[str, Callable[[Mapping[str, Any], object], str]] = {
         f"must have the field {context['discriminator'].replace(chr(39), '`')}"
     ),
     "string_pattern_mismatch": _pattern,
+    "datetime_type": _moment,
+    "datetime_parsing": _moment,
+    "datetime_from_date_parsing": _moment,
     "timezone_aware": lambda context, value: (
         "must have an offset from UTC, as in 2030-01-01T00:00:00Z"
     ),

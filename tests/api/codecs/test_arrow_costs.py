@@ -287,8 +287,8 @@ BODIES: dict[str, tuple[Callable[[], bytes], tuple[int, str]]] = {
     "one buffer for many columns": (one_buffer_for_many, BAD),
     "one dictionary for many columns": (one_dictionary_for_many, BAD),
     "a growing dictionary": (growing, BAD),
-    "a dictionary that is replaced beside a large one": (replaced_beside_a_large_one, BAD),
-    "a dictionary of nobody": (lambda: schema(nothing) + words(9, 1) + rows(1), BAD),
+    "a dictionary that is replaced next to a large one": (replaced_beside_a_large_one, BAD),
+    "a dictionary of no column": (lambda: schema(nothing) + words(9, 1) + rows(1), BAD),
     "one name for many columns": (lambda: schema(one_name_for_many), BAD),
     "one time zone for many columns": (lambda: schema(one_timezone_for_many), BAD),
     "one field for many": (lambda: schema(one_field_for_many), BAD),
@@ -313,7 +313,7 @@ BODIES: dict[str, tuple[Callable[[], bytes], tuple[int, str]]] = {
 }
 
 #: those that are found out after a batch
-LATER = {"a growing dictionary", "a dictionary that is replaced beside a large one"}
+LATER = {"a growing dictionary", "a dictionary that is replaced next to a large one"}
 
 
 def null(metadata: Metadata) -> Sequence[int]:
@@ -350,7 +350,7 @@ def test_what_would_cost_more_than_its_bytes_is_refused(service, refused, monkey
 
 
 def test_the_messages_written_here_are_arrow():
-    """What is refused above is refused for what it says, not for how it is written."""
+    """The test's own writer is correct: the bodies above are refused for their contents."""
     whole = (
         schema(two_encoded, (3, 5))
         + words(7, 6)

@@ -107,7 +107,7 @@ def test_a_service_on_loopback_answers_to_its_own_names(client, host):
 )
 @pytest.mark.parametrize("path", ["/encoders", "/metrics", "/docs", "/nothing"])
 def test_a_service_on_loopback_answers_to_no_other_host(client, refused, host, path):
-    """A page of the web can make a browser call loopback under a name of its own."""
+    """A page of the web can make a browser call loopback under its own name."""
     refused(client.get(path, headers={"Host": host}), 403, "host-not-allowed", "Host")
 
 
@@ -396,7 +396,7 @@ def test_answers_take_room_before_they_are_made(listen, encoding):
     body = {**enlarging(address, 2000), "vectors": [[1.5]] * 8, "encoding": encoding}
     slow = [
         Slow(address, ENCODER.ljust(90_000)) for _ in range(2)
-    ]  # beside these, 8 x 2,000 numbers have no room
+    ]  # together with these, 8 x 2,000 numbers exceed the limit
     assert post(address, "/translate", body) == 503
     assert post(address, "/translate", {**body, "vectors": [[1.5]] * 3}) == 200
     assert sorted(one.finish() for one in slow) == [201, 409]

@@ -55,7 +55,7 @@ def test_rows_of_different_lengths_are_refused_by_row():
 
 MIB = 2**20
 
-#: bodies of which each byte costs as much memory as it can
+#: bodies whose bytes cost as much memory as possible
 COSTLY = {
     "numbers": b"[" + b"257," * MIB + b"1]",
     "lists": b"[" + b"[]," * (MIB // 4) + b"1]",

@@ -326,7 +326,7 @@ def test_thousands_of_parts_are_too_many_and_fewer_too_many_inputs(raw, refused)
 
 
 def test_no_bytes_in_place_of_others_are_a_fault_of_the_service(raw, head):
-    """A good body with bytes changed, cut out, doubled: 400 of them, told apart by a seed."""
+    """A good body with bytes changed, cut out, doubled: 400 bodies by their seeds."""
     body = (
         part("request", json.dumps({"encoder": "eye", "head": head}).encode())
         + part("inputs", FILES[0][:60])

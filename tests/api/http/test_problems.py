@@ -146,7 +146,7 @@ def test_at_the_door_they_have_their_shapes_too(locked, serve, complaint):
 
 def test_a_fault_of_the_service_has_the_shape_as_well(serve, complaint):
     client = serve()
-    client.app.state.services = None  # a route's error that nobody foresaw
+    client.app.state.services = None  # an unexpected error of a route
     assert complaint(client.post("/v1/embeddings", json={"model": "x", "input": "x"})) == (
         500,
         "internal",

@@ -65,7 +65,7 @@ class Project:
         name["key"] = self.key.split("_")[1]
 
 
-#: what nobody has: names like those of a project, and ids of the same form
+#: names and ids that do not exist, in the form of those that do
 NOWHERE = {
     **{kind: f"gone-{kind}" for kind in ("first", "second", "set", "pool", "head", "job")},
     "translator": "tr_" + "5" * 32,

@@ -223,7 +223,7 @@ def test_a_stream_is_answered_as_the_same_body_at_once_is(service, media, chunke
 
 @BOTH
 def test_a_stream_may_be_longer_than_a_body(service, media):
-    rows = np.tile(VECTORS, (30, 1))  # 1.4 MB, of which 256 KiB may be in a body
+    rows = np.tile(VECTORS, (30, 1))  # 1.4 MB; a body may have 256 KiB
     body = FORMS[media](rows)
     refused = service.ask(TRANSLATE, pieces(body, 2**16), media, len(body))
     assert (refused.status, refused.problem["code"]) == (413, "body-too-large")
